@@ -1,0 +1,28 @@
+# Sourced by every check: strict mode, the repository as the working directory, and the one way to skip.
+# Does not know any check.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Where rustup puts cargo, for shells that were not told.
+PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
+
+# A check that cannot run says what is missing and why, and ends with 77: `.ci/run` shows that apart from "passed".
+skip() {
+    echo "SKIPPED: $1, $2"
+    exit 77
+}
+
+# A component of the toolchain, installed if it can be.
+need_component() {
+    local component="$1" probe="$2"
+    $probe --version >/dev/null 2>&1 && return
+    if command -v rustup >/dev/null; then
+        rustup component add "$component" || true
+    fi
+    $probe --version >/dev/null 2>&1 || skip "$component" "it is not installed and 'rustup component add $component' did not help"
+}
+
+# A command that README.md promises must stand there word by word.
+promised() {
+    grep -qxF -- "$1" README.md || { echo "README.md has no line '$1': the promise and this check must be one"; exit 1; }
+}

@@ -1,0 +1,216 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU, and no Rust: the tests on the real device, the proof that they can fail, the main job with
+# blocks written and checked by our kernels, and what a call costs beside other allocators.
+#   benches/gpu.sh [quick] [STAGE...]
+#   suite     tests/cuda_backend.rs and tests/on_gpu.rs
+#   flight    the in-flight test, thousands of rounds
+#   planted   the same test in a build with planted bugs, which it must find (benches/planted)
+#   memcheck  compute-sanitizer's memcheck over the suite, fewer rounds
+#   replay    every recorded workload on four streams, every byte of every block checked
+#   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
+#   rows      what plain allocations and what frees by events or host functions cost (examples/gpu_rows.rs)
+#   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
+#   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
+# All of them if none is named. Needs target/gpu, which benches/gpu-pack makes. The peers need CUDA's headers and g++, PyTorch's
+# its Python package; what is missing is said and left out. Every stage has a limit in time and says PASS, FAIL or SKIPPED;
+# ends with 1 if one failed, with 2 if there is no GPU.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+size=""
+if [ "${1:-}" = quick ]; then
+    size=quick
+    shift
+fi
+stages=("$@")
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows rivals bench)
+bin="$PWD/target/gpu"
+[ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
+# A kernel not yet loaded would wait for running ones at its first launch.
+export CUDA_MODULE_LOADING=EAGER
+unset MILLPOND_PLANT
+here="$(mktemp -d)"
+trap 'rm -rf "$here"' EXIT
+shopt -s nullglob
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "no GPU here"; exit 2; }
+# Two threads of one core are not two cores, and a quota is not a machine: the figures for many threads need this line.
+lscpu 2>/dev/null | grep -E '^(Model name|CPU\(s\)|Thread\(s\) per core|Core\(s\) per socket|NUMA node\(s\))' | tr -s ' ' | paste -sd ';'
+echo "cores for this process: $(nproc); quota: $(cat /sys/fs/cgroup/cpu.max 2>/dev/null || echo unknown)"
+
+cuda="${CUDA_HOME:-/usr/local/cuda}"
+[ -d "$cuda/include" ] || cuda="$(dirname "$(dirname "$(command -v nvcc || echo /nowhere/bin/nvcc)")")"
+
+# Seconds, then a command. 124 if it took longer.
+within() {
+    local seconds="$1"
+    shift
+    timeout -k 10 "$seconds" "$@"
+}
+
+stage_suite() {
+    local failed=0 test
+    for test in "$bin"/test-*; do
+        echo "--- $(basename "$test")"
+        within 200 "$test" --test-threads=1 || { echo "$(basename "$test") ended with $?"; failed=1; }
+    done
+    return "$failed"
+}
+
+# Seconds, a test's full name: runs it alone, shows what it says, and fails too if there is no such test or it was skipped.
+one_test() {
+    local log="$here/one.log" status=0
+    within "$1" "$bin/test-on_gpu" --exact "$2" --test-threads=1 --nocapture >"$log" 2>&1 || status=$?
+    cat "$log"
+    [ "$status" = 0 ] && grep -q '1 passed' "$log" && ! grep -q '^SKIPPED' "$log"
+}
+
+in_flight=flight::patterns_survive_while_everything_is_in_flight
+
+stage_flight() {
+    local rounds=3000
+    [ -n "$size" ] && rounds=1000
+    MILLPOND_ROUNDS="$rounds" one_test 150 "$in_flight"
+}
+
+stage_planted() {
+    benches/planted "$bin/mutant-on_gpu" 20 "$in_flight"
+}
+
+stage_memcheck() {
+    local sanitizer found="" failed=0 test log="$here/memcheck.log"
+    for sanitizer in "$(command -v compute-sanitizer)" "$cuda"/bin/compute-sanitizer "$cuda"/compute-sanitizer/compute-sanitizer \
+        /usr/local/cuda*/bin/compute-sanitizer /usr/local/cuda*/compute-sanitizer/compute-sanitizer; do
+        if [ -n "$sanitizer" ] && [ -x "$sanitizer" ]; then
+            found="$sanitizer"
+            break
+        fi
+    done
+    [ -n "$found" ] || { echo "SKIPPED: compute-sanitizer is not installed (it comes with the CUDA toolkit)"; return 77; }
+    "$found" --version | tail -1
+    # Under the tool some calls wait that do not wait otherwise, a stream's destruction above all. These close a gate
+    # beside such a call, or show that it does not wait; `suite` runs them without the tool.
+    local waiting=(--skip habits::a_context_event_covers_every_kind_of_stream --skip habits::a_destroyed_stream_goes_on
+        --skip habits::everything_else_waits_for_nothing --skip reuse::a_free_by_an_unknown_stream_is_respected
+        --skip rows::d03_a_stream_dropped_with_work_pending --skip rows::c07_per_thread_default_streams_are_known_by_their_ids
+        --skip transfers::a_shared_source_lives_until_every_copy_is_done)
+    for test in "$bin"/test-*; do
+        echo "--- $(basename "$test") under memcheck"
+        # Refusals of the driver are what many of the tests ask for: a call's error code is their business. What is judged
+        # is every access by a kernel, every free, and what is left at the end.
+        MILLPOND_ROUNDS=2 within 240 "$found" --tool memcheck --leak-check full --report-api-errors no --error-exitcode 9 \
+            "$test" --test-threads=1 "${waiting[@]}" >"$log" 2>&1
+        local status=$?
+        grep -E '^test result|^test .*FAILED|ERROR SUMMARY|LEAK SUMMARY|panicked at' "$log"
+        if [ "$status" != 0 ] || ! grep -q 'ERROR SUMMARY: 0 errors' "$log"; then
+            echo "ended with $status; the first that was said:"
+            grep -m 40 -E '^=========|panicked at' -A 1 "$log"
+            failed=1
+        fi
+    done
+    return "$failed"
+}
+
+stage_replay() {
+    local failed=0 trace traces=(tests/traces/*.csv.gz)
+    [ "${#traces[@]}" -gt 0 ] || { echo "no traces in tests/traces"; return 1; }
+    for trace in "${traces[@]}"; do
+        within 120 "$bin/millpond" replay "$trace" --device cuda:0 --streams 4 --uses 10% 2>&1 | head -4
+        [ "${PIPESTATUS[0]}" = 0 ] || { echo "FAILED: $trace"; failed=1; }
+    done
+    return "$failed"
+}
+
+# D3. Ours fails the stage; the peer's result is only shown.
+stage_demos() {
+    local runs=80 status=0
+    [ -n "$size" ] && runs=40
+    if ! command -v python3 >/dev/null; then
+        echo "SKIPPED: CuPy, there is no python3"
+    else
+        within 60 python3 benches/peers/d03.py "$runs" || status=$?
+        [ "$status" = 0 ] || [ "$status" = 77 ] || echo "the peer's script ended with $status"
+    fi
+    MILLPOND_DEMO=1 one_test 60 rows::d03_a_stream_dropped_with_work_pending
+}
+
+stage_rows() {
+    local status=0
+    within 60 "$bin/gpu_rows" $size >"$here/rows.txt" || status=$?
+    column -t -s"$(printf '\t')" "$here/rows.txt" 2>/dev/null || cat "$here/rows.txt"
+    return "$status"
+}
+
+stage_rivals() {
+    local failed=0
+    within 60 "$bin/bench-churn" --bench || failed=1
+    within 60 "$bin/bench-traces" --bench --traces tests/traces || failed=1
+    # One lock for sixteen threads takes its time.
+    within 150 "$bin/bench-threads" --bench || failed=1
+    return "$failed"
+}
+
+# Builds benches/peers.cpp into the temporary folder under a name, with what else the compiler is to be told.
+build_peers() {
+    local to="$1"
+    shift
+    g++ -O2 -std=c++20 benches/peers.cpp -I"$cuda/include" -L"$cuda/lib64" -L"$cuda/targets/x86_64-linux/lib" "$@" -lcudart \
+        -lpthread -Wl,-rpath,"$cuda/lib64" -o "$to"
+}
+
+stage_bench() {
+    local failed=0 rows="$here/rows.tsv" torch abi
+    cp "$bin"/work/* "$here" && gunzip -f "$here"/*.gz
+    within 200 "$bin/gpu_bench" run "$here" $size >>"$rows" || failed=1
+    if ! command -v g++ >/dev/null; then
+        echo "SKIPPED: peers, there is no g++"
+    else
+        if build_peers "$here/peers-async"; then
+            within 120 "$here/peers-async" "$here" async $size >>"$rows" || failed=1
+        else
+            echo "SKIPPED: cudaMallocAsync, it does not compile here"
+        fi
+        torch="$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null || true)"
+        if [ -z "$torch" ]; then
+            echo "SKIPPED: PyTorch, python3 has no torch"
+        # Not every build of PyTorch has the same ABI for strings: ask it.
+        elif abi="$(python3 -c 'import torch; print(int(torch.compiled_with_cxx11_abi()))')" &&
+            build_peers "$here/peers-torch" -DWITH_TORCH -D_GLIBCXX_USE_CXX11_ABI="$abi" -I"$torch/include" -L"$torch/lib" -lc10_cuda \
+                -lc10 -Wl,-rpath,"$torch/lib"; then
+            within 120 "$here/peers-torch" "$here" torch $size >>"$rows" || failed=1
+        else
+            echo "SKIPPED: PyTorch, its headers do not compile here"
+        fi
+    fi
+    {
+        printf 'pattern\tallocator\tns/call\tp50\tp99\tworst\tMiB taken, or in all\n'
+        sort -t"$(printf '\t')" -k1,1 -s "$rows"
+    } | column -t -s"$(printf '\t')" 2>/dev/null || sort "$rows"
+    return "$failed"
+}
+
+failed=0
+summary=""
+for stage in "${stages[@]}"; do
+    if ! declare -F "stage_$stage" >/dev/null; then
+        echo "no stage $stage: $(declare -F | sed -n 's/^declare -f stage_//p' | paste -sd ' ')"
+        exit 1
+    fi
+    echo
+    echo "=== $stage"
+    start=$SECONDS status=0
+    "stage_$stage" || status=$?
+    case $status in
+        0) verdict=PASS ;;
+        77) verdict=SKIPPED ;;
+        *)
+            verdict=FAIL
+            failed=1
+            ;;
+    esac
+    line="$verdict $stage ($((SECONDS - start)) s)"
+    echo "$line"
+    summary="$summary$line"$'\n'
+done
+echo
+printf '%s' "$summary"
+exit "$failed"

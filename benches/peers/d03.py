@@ -1,0 +1,73 @@
+"""Row D3 at a peer: a CuPy stream is dropped with work pending that reads a freed array, and a new stream allocates.
+
+CuPy's pool knows streams by their handle values, and the driver gives a destroyed stream's value to the next one: then
+the new stream is handed the bytes with nothing to order it behind the reader. Prints how often the handle value and the
+block came back, and how often the reader read the wrong thing. Needs CuPy; says so and ends with 77 where it is missing.
+tests/suite/rows.rs does the same to millpond; benches/gpu.sh demos prints both.
+    d03.py [RUNS]
+"""
+
+import sys
+
+try:
+    import cupy
+    import numpy
+except ImportError as why:
+    print(f"SKIPPED: CuPy, {why}")
+    sys.exit(77)
+
+SPIN = r"""
+extern "C" __global__ void hold(long long nanoseconds) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while ((long long)(now - start) < nanoseconds);
+}
+"""
+WORDS = 1 << 22
+HOLD = numpy.int64(20_000_000)
+
+
+def stream():
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+def once(hold):
+    """One stream dropped behind a kernel of 20 ms: (handle value back, same block, elements read wrong)."""
+    old = stream()
+    value = old.ptr
+    with old:
+        source = cupy.full(WORDS, 1, cupy.float32)
+        target = cupy.zeros(WORDS, cupy.float32)
+        old.synchronize()
+        hold((1,), (1,), (HOLD,))
+        cupy.add(source, 0, out=target)
+    block = source.data.ptr
+    del source
+    del old
+    new = stream()
+    back = new.ptr == value
+    with new:
+        other = cupy.empty(WORDS, cupy.float32)
+        same = other.data.ptr == block
+        other.fill(7)
+    cupy.cuda.Device().synchronize()
+    return back, same, int((target != 1).sum())
+
+
+def main():
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 80
+    hold = cupy.RawKernel(SPIN, "hold")
+    hold((1,), (1,), (numpy.int64(1000),))
+    once(hold)
+    seen = [once(hold) for _ in range(runs)]
+    back, same, wrong = (sum(1 for run in seen if run[part]) for part in range(3))
+    worst = max(run[2] for run in seen)
+    print(
+        f"D3 CuPy {cupy.__version__}: {runs} streams dropped with work pending; the handle value back {back} times, the "
+        f"same block given away {same} times; wrong in {wrong} runs, at worst {worst} of {WORDS} elements"
+    )
+
+
+main()

@@ -1,0 +1,271 @@
+//! The command line, as clap reads it. It holds texts and values; what they mean is told where they act.
+
+use crate::options::{Setup, parse_bytes, parse_limit, parse_share};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use millpond::{Growth, Limit, Policy, Reuse};
+use std::fmt;
+use std::path::PathBuf;
+
+/// Replays recorded GPU allocations through millpond, and judges the order of things.
+#[derive(Parser, Debug)]
+#[command(name = "millpond", version, propagate_version = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+#[allow(clippy::doc_markdown, reason = "the comments are the help text, where backticks would show")]
+pub(crate) enum Command {
+    /// Run traces through the whole allocator, by default on the simulated device under the ordering oracle
+    ///
+    /// Exit status: 0 if nothing was violated, mismatched or lost and no request failed; 1 if something was; 2 for bad
+    /// input. MILLPOND_LIMIT, MILLPOND_POLICY, MILLPOND_REUSE, MILLPOND_GROWTH and MILLPOND_DETERMINISTIC are read first;
+    /// the options go above them.
+    Replay(Box<ReplayArgs>),
+    /// Look at traces, convert them, make failing ones small
+    Trace {
+        #[command(subcommand)]
+        command: TraceCommand,
+    },
+    /// Time the bookkeeping on the null device: wall time of this machine, not to be compared with another's
+    Bench(BenchArgs),
+}
+
+/// The device to run on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Device {
+    /// The simulated device: contents, streams, virtual time.
+    Sim,
+    /// Addresses only: what the bookkeeping costs.
+    Null,
+    /// An NVIDIA GPU, by its ordinal.
+    Cuda(u32),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Device::Sim => f.write_str("sim"),
+            Device::Null => f.write_str("null"),
+            Device::Cuda(n) => write!(f, "cuda:{n}"),
+        }
+    }
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    match text {
+        "sim" => Ok(Device::Sim),
+        "null" => Ok(Device::Null),
+        "cuda" => Ok(Device::Cuda(0)),
+        _ => text
+            .strip_prefix("cuda:")
+            .and_then(|n| n.parse().ok())
+            .map(Device::Cuda)
+            .ok_or_else(|| "expected sim, null, or cuda:N for the N-th GPU from 0".into()),
+    }
+}
+
+/// On or off.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Switch {
+    /// Yes
+    On,
+    /// No
+    Off,
+}
+
+/// When the simulated device runs what was queued.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum When {
+    /// As soon as it may
+    Earliest,
+    /// Only when the host waits for it
+    Latest,
+    /// By a coin drawn from --seed
+    Random,
+}
+
+#[derive(Args, Debug)]
+#[allow(clippy::doc_markdown, reason = "the comments are the help text, where backticks would show")]
+pub(crate) struct ReplayArgs {
+    /// RMM CSV logs (.gz too), PyTorch memory snapshots as JSON, programs as text or binary; told by their content
+    #[arg(required = true, value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
+    /// The device: sim (simulated, with contents and virtual time), null (addresses only) or cuda:N (a GPU, whose blocks
+    /// our own kernels write and check)
+    #[arg(long, value_name = "sim|null|cuda:N", default_value = "sim", value_parser = device)]
+    pub(crate) device: Device,
+    /// Whether the oracle and the contents judge (simulated device)
+    #[arg(long, value_enum, default_value = "on")]
+    pub(crate) check: Switch,
+    /// Deal the blocks over N streams, in runs; the trace's own streams stay apart [default: the trace's]
+    #[arg(long, value_name = "N")]
+    pub(crate) streams: Option<u32>,
+    /// Deal the calls over T host threads, in runs [default: the trace's]
+    #[arg(long, value_name = "T")]
+    pub(crate) threads: Option<u32>,
+    /// The share of blocks that are used on another stream too, such as 10% or 0.1
+    #[arg(long, value_name = "P", default_value = "0", value_parser = parse_share)]
+    pub(crate) uses: f64,
+    /// The share of those uses in which a wait or a record is left out: the oracle must blame the program
+    #[arg(long = "break", value_name = "P", default_value = "0", value_parser = parse_share)]
+    pub(crate) broken: f64,
+    /// What the dealing, and a random schedule, are drawn from
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// The device work of a call becomes due N calls later (simulated device)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) run_ahead: u64,
+    #[command(flatten)]
+    pub(crate) setup: SetupArgs,
+    /// Run each trace K times on one allocator; the repeats after the first are timed
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    pub(crate) repeat: u32,
+    /// The trace's stream 0 is the legacy default stream instead of a stream like the others
+    #[arg(long)]
+    pub(crate) legacy: bool,
+    /// Let the host threads run freely instead of taking turns in the order of the trace
+    #[arg(long)]
+    pub(crate) racy: bool,
+    /// Plant a bug of the zoo in DESIGN.md, such as z16: the report is to tell of it
+    #[cfg(millpond_mutants)]
+    #[arg(long, value_name = "BUG")]
+    pub(crate) plant: Option<millpond::mutant::Bug>,
+    /// One JSON object a line for each trace instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The device's memory and schedule, and the allocator's options.
+#[derive(Args, Debug)]
+pub(crate) struct SetupArgs {
+    /// When the simulated device runs what was queued
+    #[arg(long, value_enum, default_value = "earliest")]
+    pub(crate) schedule: When,
+    /// The device's memory, such as 80GiB
+    #[arg(long, value_name = "SIZE", default_value = "144GiB", value_parser = parse_bytes)]
+    pub(crate) capacity: u64,
+    /// How much of it may be taken, such as 6GiB, 40% or none
+    #[arg(long, value_name = "SIZE|P%", value_parser = parse_limit)]
+    pub(crate) limit: Option<Limit>,
+    /// What a miss tries first: growing (latency) or other pools' memory (footprint)
+    #[arg(long, value_name = "latency|footprint", value_parser = policy)]
+    pub(crate) policy: Option<Policy>,
+    /// Whether one stream's freed memory serves another: never, only if ordered already, or also behind a wait
+    #[arg(long, value_name = "never|ordered|waits", value_parser = reuse)]
+    pub(crate) reuse: Option<Reuse>,
+    /// How much is taken from the device at once: rounded segments, or exactly the request
+    #[arg(long, value_name = "rounded|exact", value_parser = growth)]
+    pub(crate) growth: Option<Growth>,
+    /// No reuse that depends on when the device happened to finish
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub(crate) deterministic: bool,
+}
+
+fn policy(text: &str) -> Result<Policy, String> {
+    match text {
+        "latency" => Ok(Policy::Latency),
+        "footprint" => Ok(Policy::Footprint),
+        _ => Err("expected latency or footprint".into()),
+    }
+}
+fn reuse(text: &str) -> Result<Reuse, String> {
+    match text {
+        "never" => Ok(Reuse::Never),
+        "ordered" => Ok(Reuse::Ordered),
+        "waits" => Ok(Reuse::WithWaits),
+        _ => Err("expected never, ordered or waits".into()),
+    }
+}
+fn growth(text: &str) -> Result<Growth, String> {
+    match text {
+        "rounded" => Ok(Growth::default()),
+        "exact" => Ok(Growth::Exact),
+        _ => Err("expected rounded or exact".into()),
+    }
+}
+
+impl SetupArgs {
+    pub(crate) fn setup(&self, check: bool, seed: u64) -> Setup {
+        Setup {
+            schedule: self.schedule,
+            capacity: self.capacity,
+            limit: self.limit,
+            policy: self.policy,
+            reuse: self.reuse,
+            growth: self.growth,
+            deterministic: self.deterministic,
+            check,
+            seed,
+        }
+    }
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum TraceCommand {
+    /// What traces amount to, in a table
+    Info {
+        /// Traces of any kind
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// One JSON object a line for each file instead of a table
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a trace in another form
+    ///
+    /// A log becomes a program of allocations and frees; a program becomes a log without its other steps.
+    Convert {
+        /// A trace of any kind
+        #[arg(value_name = "IN")]
+        from: PathBuf,
+        /// Where to; `-` is the standard output
+        #[arg(value_name = "OUT")]
+        to: PathBuf,
+        /// The form [default: by OUT's ending: .trace or .txt, .bin, .csv]
+        #[arg(long = "to", value_name = "FORM", value_enum)]
+        form: Option<Form>,
+    },
+    /// Make a program that fails on the simulated device small, while it keeps failing in the same way
+    Shrink {
+        /// A program, as text or binary
+        #[arg(value_name = "PROGRAM")]
+        program: PathBuf,
+        /// Where to [default: the standard output]
+        #[arg(short, long, value_name = "OUT")]
+        output: Option<PathBuf>,
+        /// What a random schedule is drawn from
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        seed: u64,
+        /// Device work becomes due N `tick` steps later
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        run_ahead: u64,
+        #[command(flatten)]
+        setup: SetupArgs,
+    },
+}
+
+/// A form of trace files.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Form {
+    /// A program as text, one step a line
+    Text,
+    /// A program as bytes
+    Binary,
+    /// A log in RMM's columns
+    Csv,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// Logs to replay warm, beside the two loops that need none
+    #[arg(value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
+    /// Passes over each trace; the first is not timed
+    #[arg(long, value_name = "K", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(crate) repeat: u32,
+    /// Calls of each loop
+    #[arg(long, value_name = "N", default_value_t = 4_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub(crate) calls: u64,
+}

@@ -1,0 +1,352 @@
+//! Live allocations that know who touched them: an operation waits for exactly what it has to come after.
+//!
+//! The simple version: each allocation remembers the last writer and the readers since, as (stream, epoch). A read on
+//! another stream waits for the writer; a write waits for the readers too; a read after a read waits for nobody. Where it
+//! departs from that:
+//!
+//! 1. What happened on the allocation's home stream are two numbers in the handle ([`Tracked`]), without a lock: arrays
+//!    that live on one stream pay two atomic accesses an operation, and their free stays the plain one (law O2). Other
+//!    streams' uses are in the pool's keeping (O6), so that a free needs nothing more.
+//! 2. An operation on one stream is numbered by the stamp loaded behind it (O8), which costs no event: a marker is made when
+//!    somebody has to wait. Such a late marker covers what the stream was given in between, too. So copies record one
+//!    right behind themselves ([`Mark::Each`]), and so does every operation on an allocation that lives on more than
+//!    one stream ([`Mark::Shared`]).
+//! 3. The bytes' former life on the home stream counts as a write before the first (O7).
+//!
+//! Several missing waits become as few as possible: one marker's copy of its stream's clock may cover another. This file
+//! does not know types, extents (two parts of one allocation wait for each other), nor what an operation does.
+
+use super::allocation::Allocation;
+use super::pool::Pool;
+use super::registry::{Line, Registry};
+use super::shared::lost;
+use super::stream::{Event, Stream};
+use crate::driver::{Driver, DriverResult, Note};
+use crate::error::Error;
+use crate::heap::ChunkId;
+use crate::order::{Access, Pending, PendingSet, TimelineId, is_ordered};
+use crate::sync::Ordering;
+use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::units::Epoch;
+use core::fmt;
+use smallvec::SmallVec;
+
+/// An allocation that knows the operations on its data, so that one on another stream waits for what it must.
+pub(crate) struct Tracked<D: Driver> {
+    allocation: Allocation<D>,
+    /// Stamps of the home stream's last write and last read; 0 for none, or none that still says anything.
+    home_written: AtomicU64,
+    home_read: AtomicU64,
+    /// Work on the home stream was declared that nobody stamps: it holds whatever the stream holds when asked.
+    home_open: AtomicBool,
+    /// Other streams' uses may be in the pool's keeping.
+    shared: AtomicBool,
+}
+
+/// What an operation does to an allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Intent {
+    /// Reads some of it.
+    Read,
+    /// May write some of it.
+    Write,
+    /// May write any of it, and nothing else touches it meanwhile: earlier uses say nothing more behind this one.
+    WriteWhole,
+}
+
+impl Intent {
+    fn access(self) -> Access {
+        if self == Intent::Read { Access::Read } else { Access::Write }
+    }
+}
+
+/// One allocation's part in an operation.
+#[derive(Clone)]
+pub(crate) struct Touch<'a, D: Driver> {
+    pub(crate) of: &'a Tracked<D>,
+    pub(crate) intent: Intent,
+}
+
+impl<D: Driver> Copy for Touch<'_, D> {}
+
+/// When an operation records a marker right behind itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mark {
+    /// Always: somebody will wait for it, or it is a copy.
+    Each,
+    /// When one of its allocations lives on more than one stream.
+    Shared,
+}
+
+/// An operation that was queued.
+pub(crate) struct Queued<D: Driver> {
+    /// The event right behind it, if one was to be made. The operation is queued and known either way.
+    pub(crate) event: Result<Option<Event<D>>, Error>,
+}
+
+impl<D: Driver> Tracked<D> {
+    /// A fresh allocation.
+    pub(crate) fn new(allocation: Allocation<D>) -> Tracked<D> {
+        Tracked {
+            allocation,
+            home_written: AtomicU64::new(0),
+            home_read: AtomicU64::new(0),
+            home_open: AtomicBool::new(false),
+            shared: AtomicBool::new(false),
+        }
+    }
+
+    /// An allocation with a past: what its home stream holds by now counts as a write, recorded uses as what they are.
+    pub(crate) fn with_past(allocation: Allocation<D>) -> Tracked<D> {
+        let stamp = allocation.home().map_or(0, |home| home.pool.line.stamp().0);
+        let tracked = Tracked::new(allocation);
+        tracked.home_written.store(stamp, Ordering::Relaxed);
+        tracked.shared.store(true, Ordering::Relaxed);
+        tracked
+    }
+
+    pub(crate) fn allocation(&self) -> &Allocation<D> {
+        &self.allocation
+    }
+    /// Gives up what is known of the data; what the free has to respect stays.
+    pub(crate) fn into_allocation(self) -> Allocation<D> {
+        self.allocation
+    }
+
+    /// A foreign operation on `stream`, queued by now or later, may write: [`Allocation::record_use`], and later
+    /// operations of ours come after whatever that stream holds when they are queued.
+    pub(crate) fn declare(&self, stream: &Stream<D>) -> Result<(), Error> {
+        self.allocation.record_use(stream)?;
+        if self.is_home(stream.line()) {
+            self.home_open.store(true, Ordering::Release);
+        } else {
+            self.shared.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn is_home(&self, line: &Line<D>) -> bool {
+        self.allocation.home().is_none_or(|home| home.pool.line.id == line.id)
+    }
+    fn lives_on_several(&self, with: &Line<D>) -> bool {
+        !self.is_home(with) || self.shared.load(Ordering::Acquire)
+    }
+
+    /// What an access on `to` has to come after, joined into `into`.
+    fn conflicts(&self, to: &Line<D>, access: Access, into: &mut PendingSet) {
+        let Some(home) = self.allocation.home() else { return };
+        let pool = &home.pool;
+        let here = pool.line.id == to.id;
+        if !here {
+            let written = self.home_written.load(Ordering::Acquire);
+            let read = if access == Access::Write { self.home_read.load(Ordering::Acquire) } else { 0 };
+            let open = self.home_open.load(Ordering::Acquire).then(|| pool.line.stamp());
+            join(
+                into,
+                Pending { on: pool.line.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
+            );
+            // Data first, birth last: one wait serves both.
+            join(into, pool.birth(home.chunk, home.generation));
+        }
+        if self.shared.load(Ordering::Acquire) {
+            for pending in pool.conflicts(home.chunk, home.generation, to.id, access) {
+                join(into, pending);
+            }
+        }
+    }
+
+    /// The operation is queued on `on` and ends by `epoch`.
+    fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch) {
+        let Some(home) = self.allocation.home() else { return };
+        let (pool, on) = (&home.pool, stream.line());
+        if pool.line.id == on.id {
+            match intent {
+                Intent::Read => self.home_read.fetch_max(epoch.0, Ordering::AcqRel),
+                Intent::Write | Intent::WriteWhole => self.home_written.fetch_max(epoch.0, Ordering::AcqRel),
+            };
+            if intent == Intent::WriteWhole {
+                self.home_read.store(0, Ordering::Release);
+                if self.shared.load(Ordering::Acquire) && pool.forget_exact(home.chunk, home.generation) {
+                    self.shared.store(false, Ordering::Release);
+                }
+            }
+            return;
+        }
+        self.shared.store(true, Ordering::Release);
+        pool.used(home.chunk, home.generation, on.id, intent, epoch);
+        if intent == Intent::WriteWhole {
+            self.home_written.store(0, Ordering::Release);
+            self.home_read.store(0, Ordering::Release);
+        }
+        pool.core.driver.note(Note::Used { id: home.id(), stream: stream.id(), so_far: true });
+    }
+}
+
+impl<D: Driver> fmt::Debug for Tracked<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.allocation.fmt(f)
+    }
+}
+
+/// Adds a pending use to a set, the maximum a stream. Epoch 0 is complete.
+fn join(into: &mut PendingSet, pending: Pending) {
+    match into.iter_mut().find(|p| p.on == pending.on) {
+        _ if pending.epoch == Epoch::COMPLETE => {}
+        Some(p) => p.epoch = p.epoch.max(pending.epoch),
+        None => into.push(pending),
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    /// What other streams' uses an access on `to` has to come after.
+    fn conflicts(&self, chunk: ChunkId, generation: u32, to: TimelineId, access: Access) -> PendingSet {
+        let mut state = self.lock();
+        let state = &mut *state;
+        match state.heap.view(chunk, generation).tag {
+            0 => PendingSet::new(),
+            tag => {
+                let seen = self.core.registry.seen();
+                let next = |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp());
+                state.uses.get_or_add(tag).1.conflicts(to, access, next)
+            }
+        }
+    }
+
+    /// Another stream's use has a number now.
+    fn used(&self, chunk: ChunkId, generation: u32, on: TimelineId, intent: Intent, epoch: Epoch) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let tag = state.heap.view(chunk, generation).tag;
+        let (tag, uses) = state.uses.get_or_add(tag);
+        if intent == Intent::WriteWhole {
+            uses.replace_exact(on, epoch);
+        } else {
+            uses.exact(on, intent.access(), epoch);
+        }
+        state.heap.set_tag(chunk, tag);
+    }
+
+    /// The home stream wrote the whole of it, behind every use: whether there are none any more.
+    fn forget_exact(&self, chunk: ChunkId, generation: u32) -> bool {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let tag = state.heap.view(chunk, generation).tag;
+        if tag == 0 {
+            return true;
+        }
+        let uses = state.uses.get_or_add(tag).1;
+        uses.forget_exact();
+        let none = uses.is_empty();
+        if none {
+            state.uses.take(tag);
+            state.heap.set_tag(chunk, 0);
+        }
+        none
+    }
+}
+
+impl<D: Driver> Registry<D> {
+    /// Orders later work on `to` after all of `pending`, with as few waits as their markers allow.
+    fn order_after_all(&self, driver: &D, to: &Line<D>, pending: &[Pending]) -> DriverResult<()> {
+        let clock = to.clock();
+        let missing: PendingSet = {
+            let seen = self.seen();
+            pending.iter().copied().filter(|&p| !is_ordered(to.id, &clock, &seen, p)).collect()
+        };
+        match missing[..] {
+            [] => return Ok(()),
+            [one] => return self.order_after(driver, to, one).map(drop),
+            _ => {}
+        }
+        let mut markers = SmallVec::<[_; 2]>::new();
+        for p in missing {
+            if let Some(from) = self.line(p.on)
+                && let Some(marker) = self.marker_for(driver, &from, p.epoch)?
+            {
+                markers.push((p, marker));
+            }
+        }
+        for (i, (p, marker)) in markers.iter().enumerate() {
+            let covers = |(j, (_, other)): (usize, &(Pending, crate::order::Marker<_>))| {
+                j != i && other.copy.get(p.on) >= p.epoch
+            };
+            if !markers.iter().enumerate().any(covers) {
+                self.wait_for(driver, to, p.on, marker)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Seals an operation's touches when it is over, also if it panicked: it may have been queued (O6).
+struct Sealing<'a, D: Driver> {
+    stream: &'a Stream<D>,
+    touches: &'a [Touch<'a, D>],
+    /// The marker right behind it; else a stamp is loaded.
+    marker: Option<Epoch>,
+}
+
+impl<D: Driver> Drop for Sealing<'_, D> {
+    fn drop(&mut self) {
+        let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
+        for touch in self.touches {
+            touch.of.seal(self.stream, touch.intent, epoch);
+        }
+    }
+}
+
+/// Makes later work on a stream come after everything that these touches would have to, on the device.
+///
+/// # Errors
+/// An allocation or a stream of another device; a capturing stream; a wait that could not be inserted.
+pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D>]) -> Result<(), Error> {
+    let (registry, driver, line) = (stream.registry(), stream.driver(), stream.line());
+    for home in touches.iter().filter_map(|t| t.of.allocation.home()) {
+        home.check(stream.info().device, crate::sync::Arc::ptr_eq(home.registry(), registry))?;
+    }
+    stream.refuse_capture()?;
+    if !registry.alive() {
+        return Err(lost());
+    }
+    registry.serve(driver);
+    stream.keeper().serve();
+    let mut pending = PendingSet::new();
+    for touch in touches {
+        touch.of.conflicts(line, touch.intent.access(), &mut pending);
+    }
+    if !pending.is_empty() {
+        registry.order_after_all(driver, line, &pending)?;
+    }
+    for home in touches.iter().filter_map(|t| t.of.allocation.home()).filter(|h| h.pool.line.id != line.id) {
+        driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
+    }
+    Ok(())
+}
+
+/// Queues an operation on a stream behind everything that its touches have to come after, and records them. The
+/// operation queues its work on the native stream it is given, and nothing else; the host does not wait.
+///
+/// # Errors
+/// As [`order_behind`]; the operation's own, which says that nothing was queued. Then nothing is recorded.
+pub(crate) fn operate<D: Driver>(
+    stream: &Stream<D>,
+    touches: &[Touch<'_, D>],
+    mark: Mark,
+    operation: impl FnOnce(&D, &D::Stream) -> DriverResult<()>,
+) -> Result<Queued<D>, Error> {
+    order_behind(stream, touches)?;
+    let line = stream.line();
+    let wanted = mark == Mark::Each || touches.iter().any(|t| t.of.lives_on_several(line));
+    let mut sealing = Sealing { stream, touches, marker: None };
+    if let Err(e) = stream.registry().watch(operation(stream.driver(), stream.native())) {
+        // Nothing was queued, says the driver's contract: withdrawn.
+        core::mem::forget(sealing);
+        return Err(e.into());
+    }
+    let event = if wanted { stream.record().map(Some) } else { Ok(None) };
+    if let Ok(Some(event)) = &event {
+        sealing.marker = Some(event.epoch());
+    }
+    drop(sealing);
+    Ok(Queued { event })
+}

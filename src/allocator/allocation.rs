@@ -1,0 +1,194 @@
+//! An owned range of device memory.
+//!
+//! It knows its pool, its chunk and the chunk's generation; everything else (its uses, its stamps) is in the pool's
+//! hands, so that forgetting one costs memory and never safety.
+
+use super::pool::Pool;
+use super::stream::{Event, Stream};
+use crate::driver::{Driver, Note};
+use crate::error::Error;
+use crate::heap::ChunkId;
+use crate::sync::Arc;
+use crate::units::{Addr, AllocationId, StreamId};
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+/// Bytes on a device, from an [`Allocator`](crate::Allocator). Not readable by the host; no type.
+///
+/// **Ordering.** Work on its own stream, queued after the allocation, may use it at once. Work on another stream needs
+/// to come after the allocation ([`Allocation::share_with`], or the program's own events) and has to be recorded
+/// ([`Allocation::record_use`]). Dropping it, at any time and on any thread, makes no driver call, runs no user code and
+/// waits at most for its pool's lock: the bytes are reused only in order behind every recorded use.
+///
+/// The one exception: if the `Allocator` and all its `Stream`s are gone, the drop of the last allocation waits for the
+/// device and gives everything back to it.
+pub struct Allocation<D: Driver> {
+    /// `None`: no bytes were asked for.
+    pub(super) home: Option<Home<D>>,
+    bytes: u64,
+}
+
+/// What a handle knows of its bytes.
+pub(crate) struct Home<D: Driver> {
+    /// The handle's reference; how it ends is told in `share`.
+    pub(crate) pool: ManuallyDrop<Arc<Pool<D>>>,
+    pub(crate) addr: Addr,
+    pub(crate) chunk: ChunkId,
+    pub(crate) generation: u32,
+}
+
+/// Where an allocation of no bytes "lies": never null, never anybody's.
+const DANGLING: Addr = Addr(512);
+
+impl<D: Driver> Allocation<D> {
+    #[inline]
+    pub(crate) fn new(
+        pool: Arc<Pool<D>>,
+        addr: Addr,
+        chunk: ChunkId,
+        generation: u32,
+        bytes: u64,
+    ) -> Allocation<D> {
+        Allocation { home: Some(Home { pool: ManuallyDrop::new(pool), addr, chunk, generation }), bytes }
+    }
+    pub(crate) fn dangling() -> Allocation<D> {
+        Allocation { home: None, bytes: 0 }
+    }
+    pub(crate) fn pool(&self) -> Option<&Arc<Pool<D>>> {
+        self.home.as_ref().map(|h| &*h.pool)
+    }
+    /// What it knows of its bytes; `None` if there are none.
+    pub(super) fn home(&self) -> Option<&Home<D>> {
+        self.home.as_ref()
+    }
+    /// Takes the handle apart without freeing.
+    pub(crate) fn into_home(mut self) -> Option<Home<D>> {
+        self.home.take()
+    }
+
+    /// The first byte; a multiple of 512, or of the alignment asked for.
+    #[inline]
+    pub fn address(&self) -> Addr {
+        self.home.as_ref().map_or(DANGLING, |h| h.addr)
+    }
+    /// The length in bytes, as asked for.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "is_empty is next to it")]
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+    /// Whether no bytes were asked for.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+    /// The stream it was allocated on; `None` for no bytes, which belong to no stream.
+    pub fn stream_id(&self) -> Option<StreamId> {
+        self.home.as_ref().map(|h| h.pool.line.info.id)
+    }
+    /// Which allocation it is, for launches on the simulator, traces and reports.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.home.as_ref().map(|h| h.pool.id_of(h.chunk, h.generation))
+    }
+
+    /// Says that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are
+    /// then reused only after what that stream holds at the time of the drop. Any stream of the same device will do.
+    /// Orders nothing now: the work itself has to come after the allocation.
+    ///
+    /// # Errors
+    /// A stream of another device; a capturing stream; a marker that had fallen due and could not be made is no error.
+    pub fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
+        let Some(home) = &self.home else { return Ok(()) };
+        home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
+        stream.refuse_capture()?;
+        if stream.line().id == home.pool.line.id {
+            return Ok(());
+        }
+        // Due markers come before the operation that is being recorded (O9).
+        home.pool.core.registry.serve(&home.pool.core.driver);
+        home.pool.declare_use(home.chunk, home.generation, stream.line());
+        home.pool.core.driver.note(Note::Used { id: home.id(), stream: stream.id(), so_far: false });
+        Ok(())
+    }
+
+    /// Says that the uses on the event's stream ended before the event: a precise form of [`Allocation::record_use`],
+    /// so that what that stream is given later delays no reuse.
+    ///
+    /// # Errors
+    /// An event of another device.
+    pub fn record_use_until(&self, event: &Event<D>) -> Result<(), Error> {
+        let Some(home) = &self.home else { return Ok(()) };
+        home.check(event.device(), Arc::ptr_eq(home.registry(), event.registry()))?;
+        if event.timeline() != home.pool.line.id {
+            home.pool.declare_exact(home.chunk, home.generation, event.timeline(), event.epoch());
+            home.pool.core.driver.note(Note::Used { id: home.id(), stream: event.stream(), so_far: true });
+        }
+        Ok(())
+    }
+
+    /// Makes `stream` wait, on the device, for the bytes' former life on the home stream (law O7), and records its use.
+    /// What the program itself queued on the home stream since is ordered too only if it was queued before this call's
+    /// marker was made; for data written there, wait for its event or stream.
+    ///
+    /// # Errors
+    /// As [`Allocation::record_use`]; the driver's, if the wait cannot be inserted: then nothing is recorded.
+    pub fn share_with(&self, stream: &Stream<D>) -> Result<(), Error> {
+        let Some(home) = &self.home else { return Ok(()) };
+        home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
+        stream.refuse_capture()?;
+        if stream.line().id != home.pool.line.id {
+            let core = &home.pool.core;
+            let birth = home.pool.birth(home.chunk, home.generation);
+            core.registry.order_after(&core.driver, stream.line(), birth)?;
+            core.driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
+        }
+        self.record_use(stream)
+    }
+
+    /// Frees it behind everything queued on `stream` so far and until now: [`Allocation::record_use`], then drop.
+    ///
+    /// # Errors
+    /// As [`Allocation::record_use`]; the allocation is then dropped without it, which is safe only if it was recorded
+    /// before.
+    pub fn free_on(self, stream: &Stream<D>) -> Result<(), (Allocation<D>, Error)> {
+        match self.record_use(stream) {
+            Ok(()) => Ok(()),
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    /// Frees it when nobody knows which streams used it: the bytes are reused after everything queued on any stream of
+    /// the context by now, destroyed ones included.
+    pub fn free_unknown(mut self) {
+        let Some(home) = self.home.take() else { return };
+        let core = Arc::clone(&home.pool.core);
+        core.registry.serve(&core.driver);
+        core.driver.note(Note::Freed { id: home.id(), unknown: true });
+        let after = home.pool.free_used(home.pool.lock(), home.chunk, home.generation, true);
+        core.registry.mark_context(&core.driver);
+        core.pool_emptied(&home.pool, after);
+        drop(ManuallyDrop::into_inner(home.pool));
+    }
+}
+
+impl<D: Driver> Home<D> {
+    pub(super) fn id(&self) -> AllocationId {
+        self.pool.id_of(self.chunk, self.generation)
+    }
+    pub(super) fn registry(&self) -> &Arc<super::registry::Registry<D>> {
+        &self.pool.core.registry
+    }
+    pub(super) fn check(&self, found: crate::units::DeviceId, same: bool) -> Result<(), Error> {
+        if same { Ok(()) } else { Err(Error::WrongDevice { found, expected: self.pool.core.device }) }
+    }
+}
+
+impl<D: Driver> fmt::Debug for Allocation<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.home {
+            Some(h) => {
+                write!(f, "Allocation({} {} + {} B on {})", h.id(), h.addr, self.bytes, h.pool.line.info.id)
+            }
+            None => f.write_str("Allocation(empty)"),
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Options: what a user may choose, as a builder and as environment variables.
+//!
+//! It holds values only; what they mean is told where they act.
+
+use crate::error::{Error, OutOfMemory};
+use crate::report::{Size, parse_size};
+use crate::sync::Arc;
+use crate::trace::Sink;
+use crate::units::Granules;
+use core::fmt;
+use core::time::Duration;
+
+/// The user's out-of-memory callback.
+pub(crate) type OutOfMemoryHook = Arc<dyn Fn(&OutOfMemory) -> bool + Send + Sync>;
+
+/// How much may be taken from the device.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub enum Limit {
+    /// Whatever the device has.
+    #[default]
+    None,
+    /// This many bytes. 0 refuses every request that is not empty.
+    Bytes(u64),
+    /// A share of the device's memory, 0 to 1.
+    Fraction(f64),
+}
+
+impl Limit {
+    /// The limit in bytes on a device of `capacity` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a fraction outside 0 to 1.
+    pub fn bytes(self, capacity: u64) -> Result<Option<u64>, Error> {
+        match self {
+            Limit::None => Ok(None),
+            Limit::Bytes(n) => Ok(Some(n)),
+            #[allow(clippy::cast_sign_loss, reason = "the fraction was checked to be between 0 and 1")]
+            Limit::Fraction(f) if (0.0..=1.0).contains(&f) => Ok(Some((capacity as f64 * f) as u64)),
+            Limit::Fraction(f) => Err(Error::Config {
+                name: "limit",
+                found: f.to_string(),
+                expected: "a fraction from 0 to 1 (0% to 100%)",
+            }),
+        }
+    }
+}
+
+/// What a miss tries first.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Policy {
+    /// Grow before making one stream wait for another: a miss is short, memory is spent.
+    #[default]
+    Latency,
+    /// Stay within 1 % of the highest live bytes: wait in stream order for other pools' memory before growing.
+    Footprint,
+}
+
+impl Policy {
+    /// Its name in reports, variables and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Latency => "latency",
+            Policy::Footprint => "footprint",
+        }
+    }
+}
+
+/// Whether one stream's freed memory serves another.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Reuse {
+    /// Never: a pool keeps what it took, as `CuPy` does.
+    Never,
+    /// Only when it is complete, or ordered already.
+    Ordered,
+    /// Also by inserting a wait between the streams.
+    #[default]
+    WithWaits,
+}
+
+/// How much a pool takes from the device at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Growth {
+    /// Exactly the rounded request: no segment serves a second one unless it is freed.
+    Exact,
+    /// Segments that later requests share.
+    Rounded {
+        /// The segment for small requests (≤ 256 KiB), in bytes.
+        small: u64,
+        /// The least segment for large ones, in bytes.
+        large: u64,
+        /// Larger requests are rounded up to a multiple of this, in bytes.
+        multiple: u64,
+    },
+}
+
+impl Default for Growth {
+    /// 2 MiB for small requests; for large ones max(20 MiB, the request rounded up to 2 MiB): DESIGN.md, "Growth".
+    fn default() -> Growth {
+        Growth::Rounded { small: 2 << 20, large: 20 << 20, multiple: 2 << 20 }
+    }
+}
+
+/// The largest request that is served from small segments, in bytes.
+pub const SMALL_BYTES: u64 = 256 << 10;
+
+/// An allocator's options.
+///
+/// ```
+/// use millpond::{Config, Policy, allocator::Limit};
+/// let config = Config::default().limit(Limit::Fraction(0.4)).policy(Policy::Footprint);
+/// # let _ = config;
+/// ```
+#[derive(Clone, Default)]
+pub struct Config {
+    pub(crate) limit: Limit,
+    pub(crate) pinned_limit: Option<u64>,
+    pub(crate) policy: Policy,
+    pub(crate) reuse: Reuse,
+    pub(crate) growth: Growth,
+    pub(crate) deterministic: bool,
+    pub(crate) exact_fit: bool,
+    pub(crate) scrub: bool,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) sinks: Vec<Arc<dyn Sink>>,
+    pub(crate) hook: Option<OutOfMemoryHook>,
+}
+
+impl Config {
+    /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
+    pub fn new() -> Config {
+        Config::default()
+    }
+    /// How much may be taken from the device.
+    #[must_use]
+    pub fn limit(mut self, limit: Limit) -> Config {
+        self.limit = limit;
+        self
+    }
+    /// How many bytes of host memory may be pinned; none by default.
+    #[must_use]
+    pub fn pinned_limit(mut self, bytes: u64) -> Config {
+        self.pinned_limit = Some(bytes);
+        self
+    }
+    /// What a miss tries first.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Config {
+        self.policy = policy;
+        self
+    }
+    /// Whether one stream's freed memory serves another.
+    #[must_use]
+    pub fn reuse(mut self, reuse: Reuse) -> Config {
+        self.reuse = reuse;
+        self
+    }
+    /// How much a pool takes from the device at once.
+    #[must_use]
+    pub fn growth(mut self, growth: Growth) -> Config {
+        self.growth = growth;
+        self
+    }
+    /// No reuse that depends on when the device happened to finish: the same calls give the same addresses relative to
+    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes.
+    #[must_use]
+    pub fn deterministic(mut self, on: bool) -> Config {
+        self.deterministic = on;
+        self
+    }
+    /// A baseline for comparison: a cached chunk serves only a request of its own rounded size, as pools did before
+    /// best fit. Never what one wants otherwise.
+    #[must_use]
+    pub fn exact_fit(mut self, on: bool) -> Config {
+        self.exact_fit = on;
+        self
+    }
+    /// Memory that changes hands shows nothing of its former life: for tenants that must not read each other's bytes. Off
+    /// by default.
+    ///
+    /// Every allocation is filled with zeroes on its stream before it is handed out: work on that stream comes after the
+    /// fill, and so does work on a stream that [`share_with`](crate::Allocation::share_with) ordered, or the program's
+    /// own event recorded after the allocation. The host does not wait; each allocation costs one driver call, and on a
+    /// per-thread default stream is to be made by its own thread. Pinned memory is overwritten by the CPU when it is
+    /// handed out. What goes back to the device or to the host is overwritten before (on NVIDIA GPUs as
+    /// `driver::cuda::Cuda::scrub` says, which waits for the fill).
+    ///
+    /// Nothing happens at the drop itself, which makes no driver call: until the next hand-out the bytes lie in the cache
+    /// as they were, out of reach of everybody who keeps to the allocations it was given.
+    #[must_use]
+    pub fn scrub(mut self, on: bool) -> Config {
+        self.scrub = on;
+        self
+    }
+    /// How long the ladder's last wait for the device may take; 2 s by default.
+    #[must_use]
+    pub fn bounded_wait(mut self, limit: Duration) -> Config {
+        self.wait = Some(limit);
+        self
+    }
+    /// Adds a sink for events. It is called with no lock held, never by a drop, and may call back into the allocator.
+    #[must_use]
+    pub fn sink(mut self, sink: Arc<dyn Sink>) -> Config {
+        self.sinks.push(sink);
+        self
+    }
+    /// Called when a request is about to fail, with no lock held; `true` means "something was freed, try again". It may
+    /// allocate and free; a miss inside it does not call it again.
+    #[must_use]
+    pub fn on_out_of_memory(mut self, hook: impl Fn(&OutOfMemory) -> bool + Send + Sync + 'static) -> Config {
+        self.hook = Some(Arc::new(hook));
+        self
+    }
+
+    /// The defaults, changed by environment variables:
+    ///
+    /// | variable | values |
+    /// |---|---|
+    /// | `MILLPOND_LIMIT` | `40%`, `6GiB`, a number of bytes, `none` |
+    /// | `MILLPOND_PINNED_LIMIT` | a size, `none` |
+    /// | `MILLPOND_POLICY` | `latency`, `footprint` |
+    /// | `MILLPOND_REUSE` | `never`, `ordered`, `waits` |
+    /// | `MILLPOND_GROWTH` | `rounded`, `exact` |
+    /// | `MILLPOND_DETERMINISTIC` | `0`, `1` |
+    /// | `MILLPOND_SCRUB` | `0`, `1` |
+    /// | `MILLPOND_WAIT_MS` | milliseconds of the bounded wait |
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the variable, what it holds and what it may hold.
+    pub fn from_env() -> Result<Config, Error> {
+        Config::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// As [`Config::from_env`], with a look-up of the caller's.
+    ///
+    /// # Errors
+    /// As [`Config::from_env`].
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Config, Error> {
+        let mut c = Config::default();
+        let get = |name: &str| get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        if let Some(v) = get("MILLPOND_LIMIT") {
+            c.limit = parse_limit("MILLPOND_LIMIT", &v)?;
+        }
+        if let Some(v) = get("MILLPOND_PINNED_LIMIT") {
+            c.pinned_limit = match parse_limit("MILLPOND_PINNED_LIMIT", &v)? {
+                Limit::None => None,
+                Limit::Bytes(n) => Some(n),
+                Limit::Fraction(_) => {
+                    return Err(bad("MILLPOND_PINNED_LIMIT", &v, "a size such as 4GiB, or none"));
+                }
+            };
+        }
+        if let Some(v) = get("MILLPOND_POLICY") {
+            c.policy = choose("MILLPOND_POLICY", &v, "latency or footprint", |v| match v {
+                "latency" => Some(Policy::Latency),
+                "footprint" => Some(Policy::Footprint),
+                _ => None,
+            })?;
+        }
+        if let Some(v) = get("MILLPOND_REUSE") {
+            c.reuse = choose("MILLPOND_REUSE", &v, "never, ordered or waits", |v| match v {
+                "never" => Some(Reuse::Never),
+                "ordered" => Some(Reuse::Ordered),
+                "waits" => Some(Reuse::WithWaits),
+                _ => None,
+            })?;
+        }
+        if let Some(v) = get("MILLPOND_GROWTH") {
+            c.growth = choose("MILLPOND_GROWTH", &v, "rounded or exact", |v| match v {
+                "rounded" => Some(Growth::default()),
+                "exact" => Some(Growth::Exact),
+                _ => None,
+            })?;
+        }
+        if let Some(v) = get("MILLPOND_DETERMINISTIC") {
+            c.deterministic = choose("MILLPOND_DETERMINISTIC", &v, "0 or 1", switch)?;
+        }
+        if let Some(v) = get("MILLPOND_SCRUB") {
+            c.scrub = choose("MILLPOND_SCRUB", &v, "0 or 1", switch)?;
+        }
+        if let Some(v) = get("MILLPOND_WAIT_MS") {
+            c.wait = Some(choose("MILLPOND_WAIT_MS", &v, "a number of milliseconds", |v| {
+                v.parse().ok().map(Duration::from_millis)
+            })?);
+        }
+        Ok(c)
+    }
+
+    /// Plans a growth for `len`: sizes to try, largest first.
+    pub(crate) fn growth_sizes(&self, len: Granules, kind: crate::heap::Kind) -> Vec<Granules> {
+        let mut sizes = Vec::with_capacity(3);
+        if let Growth::Rounded { small, large, multiple } = self.growth {
+            let rounded = len.bytes().div_ceil(multiple.max(1)) * multiple.max(1);
+            let planned = match kind {
+                crate::heap::Kind::Small => small.max(len.bytes()),
+                crate::heap::Kind::Large => rounded.max(large),
+            };
+            for bytes in [planned, rounded] {
+                sizes.extend(Granules::holding(bytes).filter(|&g| g > len));
+            }
+        }
+        if !planted!(Z15) {
+            sizes.push(len);
+        }
+        sizes.dedup();
+        sizes
+    }
+}
+
+fn bad(name: &'static str, found: &str, expected: &'static str) -> Error {
+    Error::Config { name, found: found.to_owned(), expected }
+}
+
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+fn choose<T>(
+    name: &'static str,
+    found: &str,
+    expected: &'static str,
+    of: impl Fn(&str) -> Option<T>,
+) -> Result<T, Error> {
+    of(&found.to_ascii_lowercase()).ok_or_else(|| bad(name, found, expected))
+}
+
+fn parse_limit(name: &'static str, text: &str) -> Result<Limit, Error> {
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(Limit::None);
+    }
+    let expected = "a size such as 6GiB, a share such as 40%, or none";
+    match parse_size(text) {
+        Ok(Size::Bytes(n)) => Ok(Limit::Bytes(n)),
+        Ok(Size::Fraction(f)) if (0.0..=1.0).contains(&f) => Ok(Limit::Fraction(f)),
+        _ => Err(bad(name, text, expected)),
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("limit", &self.limit)
+            .field("pinned_limit", &self.pinned_limit)
+            .field("policy", &self.policy)
+            .field("reuse", &self.reuse)
+            .field("growth", &self.growth)
+            .field("deterministic", &self.deterministic)
+            .field("exact_fit", &self.exact_fit)
+            .field("scrub", &self.scrub)
+            .field("wait", &self.wait)
+            .field("sinks", &self.sinks.len())
+            .field("hook", &self.hook.is_some())
+            .finish()
+    }
+}

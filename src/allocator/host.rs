@@ -1,0 +1,499 @@
+//! The pinned pool: page-locked host memory from the same heap, with completion instead of order.
+//!
+//! The CPU is not on a stream: whoever is handed pinned bytes may write them at once. So a freed range with recorded
+//! uses comes back only when every use is complete in the host's view (law O4; Z14 is the bug of being content with
+//! order), each waiting for its own stream: one slow stream keeps back what it uses and nothing else. There is one pool
+//! for all streams. It does not know what is copied where.
+//!
+//! A miss learns what is complete, grows, gives idle segments back to grow elsewhere, and waits; like the ladder of
+//! device memory it fails only after a round in which nothing was in anybody's hand and nothing was freed.
+//!
+//! Cached and write-combined memory never share a segment. The heap keeps two kinds of segment apart anyway, for small and
+//! large requests on a device; there is no such distinction here, so its kinds stand for these two ([`segments_of`]).
+
+use super::Live;
+use super::hands::Hands;
+use super::pinned::PinnedAllocation;
+use super::pool::release_open;
+use super::shared::Core;
+use super::trim::Trimmed;
+use crate::driver::{Driver, HostKind, Note, OwnedHost};
+use crate::error::{DriverError, Error, OutOfMemory};
+use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
+use crate::order::{Completed, Entry, InFlight, Pending, Uses};
+use crate::report::{Counters, Histogram, PoolReport};
+use crate::sync::{Arc, Rank, Ranked, assert_unlocked};
+use crate::units::{AllocationId, Epoch, Granules, SegmentId};
+use core::cell::Cell;
+use core::time::Duration;
+use hashbrown::HashMap;
+
+/// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
+/// itself if it is larger, with no rounding to powers of two.
+const SEGMENT: u64 = 64 << 20;
+/// The unit that larger segments are rounded to.
+const MULTIPLE: u64 = 2 << 20;
+/// A miss looks at most so often.
+const ROUNDS: usize = 32;
+
+/// The heap's kind of the segments that hold this kind of host memory.
+const fn segments_of(kind: HostKind) -> Kind {
+    match kind {
+        HostKind::Cached => Kind::Large,
+        HostKind::WriteCombined => Kind::Small,
+    }
+}
+/// The reverse of [`segments_of`].
+const fn memory_of(kind: Kind) -> HostKind {
+    match kind {
+        Kind::Large => HostKind::Cached,
+        Kind::Small => HostKind::WriteCombined,
+    }
+}
+
+/// An allocator's pinned memory.
+pub(crate) struct HostPool<D: Driver> {
+    number: u32,
+    state: Ranked<HostState<D>>,
+    /// Room claimed and not yet pinned, segments on their way back to the driver.
+    hands: Hands,
+}
+
+struct HostState<D: Driver> {
+    heap: Heap,
+    in_flight: InFlight,
+    uses: HashMap<u32, Uses>,
+    segments: HashMap<SegmentId, OwnedHost<D>>,
+    next: u32,
+    taken: u64,
+    taken_peak: u64,
+    allocated_peak: u64,
+    limit: Option<u64>,
+    live: u64,
+    orphan: bool,
+    counters: Counters,
+    sizes: Histogram,
+}
+
+impl<D: Driver> HostPool<D> {
+    pub(crate) fn new(limit: Option<u64>) -> HostPool<D> {
+        HostPool {
+            number: super::shared::next_pool_number(),
+            hands: Hands::default(),
+            state: Ranked::new(
+                Rank::Pool,
+                HostState {
+                    heap: Heap::new(),
+                    in_flight: InFlight::new(),
+                    uses: HashMap::new(),
+                    segments: HashMap::new(),
+                    next: 0,
+                    taken: 0,
+                    taken_peak: 0,
+                    allocated_peak: 0,
+                    limit,
+                    live: 0,
+                    orphan: false,
+                    counters: Counters::default(),
+                    sizes: Histogram::default(),
+                },
+            ),
+        }
+    }
+
+    /// No owner is left; whether pinned allocations still live.
+    pub(crate) fn abandon(&self) -> bool {
+        let mut state = self.state.lock();
+        state.orphan = true;
+        state.live > 0
+    }
+
+    /// What is complete comes back.
+    pub(crate) fn drain(&self, registry: &super::registry::Registry<D>) {
+        let mut state = self.state.lock();
+        state.drain(&registry.seen());
+    }
+
+    /// Sets the peaks to the present values.
+    pub(crate) fn reset_peaks(&self) {
+        let mut state = self.state.lock();
+        state.taken_peak = state.taken;
+        state.allocated_peak = state.heap.stats().allocated;
+    }
+
+    /// Unpins everything; nothing refers to any of it.
+    pub(crate) fn release_all(&self, driver: &D) {
+        let segments: Vec<OwnedHost<D>> = {
+            let mut state = self.state.lock();
+            state.taken = 0;
+            state.segments.drain().map(|(_, s)| s).collect()
+        };
+        assert_unlocked("pinned memory is given back");
+        for segment in segments {
+            if let Err((range, e)) = segment.release() {
+                driver.unpin_failed(e);
+                drop(range);
+            }
+        }
+    }
+
+    /// Every live allocation, by address.
+    pub(crate) fn live(&self) -> Vec<Live> {
+        let state = self.state.lock();
+        let live = state.heap.allocated().into_iter().map(|(chunk, generation, view)| Live {
+            id: self.id_of(chunk, generation),
+            name: None,
+            addr: view.addr,
+            bytes: view.asked,
+            stream: None,
+        });
+        live.collect()
+    }
+
+    /// Walks the heap.
+    ///
+    /// # Panics
+    /// With the number of the invariant that is broken.
+    pub(crate) fn check(&self) {
+        let state = self.state.lock();
+        state.heap.check();
+        let stats = state.heap.stats();
+        // What is claimed and not yet pinned, or on its way back, is counted as taken.
+        assert!(stats.held <= state.taken, "H5: {} pinned bytes held, {} taken", stats.held, state.taken);
+        assert_eq!(state.live, state.heap.live(), "H5: pinned allocations alive");
+    }
+
+    fn id_of(&self, chunk: ChunkId, generation: u32) -> AllocationId {
+        AllocationId { pool: self.number, chunk: chunk.index(), generation }
+    }
+
+    /// The pinned part of a report, if there is anything to say.
+    pub(crate) fn report(&self) -> Option<PoolReport> {
+        let state = self.state.lock();
+        if state.counters.allocations == 0 {
+            return None;
+        }
+        let stats = state.heap.stats();
+        Some(PoolReport {
+            name: Some("pinned host memory".into()),
+            held: stats.held,
+            allocated: stats.allocated,
+            asked: stats.asked,
+            cached: stats.free,
+            in_flight: stats.in_flight,
+            allocated_peak: state.allocated_peak,
+            held_peak: state.taken_peak,
+            live: state.live,
+            free_chunks: stats.free_chunks,
+            largest_free: state.heap.snapshot().largest_free.bytes(),
+            in_flight_ranges: state.in_flight.len() as u64,
+            counters: Counters { splits: stats.splits, merges: stats.merges, ..state.counters },
+            sizes: state.sizes.clone(),
+            ..PoolReport::default()
+        })
+    }
+
+    /// Adds to the uses of an allocation that is alive.
+    pub(crate) fn with_uses(&self, id: AllocationId, of: impl FnOnce(&mut Uses)) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        // The heap panics if the generation is another's (H7).
+        state.heap.view(ChunkId::from_index(id.chunk), id.generation);
+        of(state.uses.entry(id.chunk).or_default());
+    }
+
+    /// An allocation's bytes come back: at once if every use is complete, else when they are.
+    pub(crate) fn free(&self, core: &Core<D>, id: AllocationId) {
+        let (chunk, generation) = (ChunkId::from_index(id.chunk), id.generation);
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let uses = state.uses.remove(&id.chunk).unwrap_or_default();
+        let (pending, complete) = {
+            let seen = core.registry.seen();
+            let pending = uses.at_free(None, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()));
+            let complete = pending.iter().all(|&p| seen.is_complete(p)) || planted!(PinnedAtOnce);
+            (pending, complete)
+        };
+        state.counters.frees += 1;
+        state.live -= 1;
+        if complete {
+            state.heap.give(chunk, generation, Epoch::COMPLETE);
+        } else {
+            let len = state.heap.view(chunk, generation).len;
+            state.heap.hold(chunk, generation, Epoch::COMPLETE);
+            state.counters.in_flight_frees += 1;
+            for p in &pending {
+                if let Some(line) = core.registry.line(p.on)
+                    && line.note_unmarked(len.bytes())
+                {
+                    core.registry.raise_errand();
+                }
+            }
+            state.in_flight.insert(Entry {
+                chunk: chunk.index(),
+                generation,
+                len,
+                uses: pending,
+                home: Epoch::COMPLETE,
+            });
+        }
+        let last = state.orphan && state.live == 0;
+        drop(guard);
+        release_open(&core.registry, &uses);
+        if last {
+            core.orphan_done();
+        }
+    }
+}
+
+impl<D: Driver> HostState<D> {
+    fn take(&mut self, want: &Want, asked: u64) -> Option<Taken> {
+        let taken = self.heap.take(want, asked)?;
+        self.live += 1;
+        self.counters.allocations += 1;
+        self.counters.bytes_served += asked;
+        self.sizes.add(want.len);
+        self.allocated_peak = self.allocated_peak.max(self.heap.stats().allocated);
+        Some(taken)
+    }
+
+    /// Ranges all of whose uses are complete come back. Returns whether any did.
+    fn drain(&mut self, seen: &impl Completed) -> bool {
+        let done = self.in_flight.drain(|p| seen.is_complete(p) || planted!(Z14));
+        let any = !done.is_empty();
+        for entry in done {
+            self.heap.give(ChunkId::from_index(entry.chunk), entry.generation, Epoch::COMPLETE);
+        }
+        any
+    }
+}
+
+/// Serves a request for pinned memory.
+pub(crate) fn alloc<D: Driver>(
+    core: &Arc<Core<D>>,
+    bytes: u64,
+    kind: HostKind,
+) -> Result<PinnedAllocation<D>, Error> {
+    if bytes == 0 {
+        return Ok(PinnedAllocation::empty());
+    }
+    let Some(len) = Granules::holding(bytes) else {
+        return Err(Error::TooLarge { asked: bytes, most: Granules::MAX.bytes() });
+    };
+    let want = Want { len, align: Granules(1), kind: segments_of(kind) };
+    let taken = {
+        let mut state = core.host.state.lock();
+        let taken = state.take(&want, bytes);
+        state.counters.hits += u64::from(taken.is_some());
+        taken
+    };
+    let taken = match taken {
+        Some(t) => t,
+        None => miss(core, &want, bytes)?,
+    };
+    let id = core.host.id_of(taken.chunk, taken.generation);
+    core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream: None });
+    Ok(PinnedAllocation::new(core, taken.addr, id, bytes))
+}
+
+#[cold]
+fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Error> {
+    if !core.registry.alive() {
+        return Err(super::shared::lost());
+    }
+    core.registry.serve(&core.driver);
+    core.keeper.serve();
+    core.host.state.lock().counters.misses += 1;
+    let hands = &core.host.hands;
+    let own = Cell::new(0);
+    let mut patience = core.config.wait.unwrap_or(Duration::from_secs(2));
+    let mut refusal = None;
+    // The round before found nothing: this one finds out whether that is the truth.
+    let mut checking = false;
+    for _ in 0..ROUNDS {
+        let (landed, before) = (hands.landed(), own.get());
+        let frees = core.host.state.lock().counters.frees;
+        if let Some(t) = fold(core, want, bytes)? {
+            return Ok(t);
+        }
+        match grow(core, want, bytes, &own)? {
+            Ok(t) => return Ok(t),
+            Err(again) => refusal = again,
+        }
+        if trim_idle(core, &own)?.bytes > 0 {
+            match grow(core, want, bytes, &own)? {
+                Ok(t) => return Ok(t),
+                Err(again) => refusal = again.or(refusal),
+            }
+        }
+        let (served, mut progress) = wait(core, want, bytes, &mut patience)?;
+        if let Some(t) = served {
+            return Ok(t);
+        }
+        progress |= hands.others_landed(landed, own.get() - before, patience);
+        progress |= checking && core.host.state.lock().counters.frees != frees;
+        if refusal.as_ref().is_some_and(|e| !e.is_out_of_memory()) || (checking && !progress) {
+            break;
+        }
+        checking = !progress;
+    }
+    Err(refused(core, want, bytes, refusal))
+}
+
+/// A driver that refused for another reason than memory is told as it is.
+fn refused<D: Driver>(core: &Core<D>, want: &Want, bytes: u64, refusal: Option<DriverError>) -> Error {
+    if let Some(e) = refusal.as_ref().filter(|e| !e.is_out_of_memory()) {
+        return e.clone().into();
+    }
+    let mut report = core.report();
+    // The facts of an error about pinned memory are the pinned pool's.
+    report.limit = core.host.state.lock().limit;
+    if let Some(pinned) = &report.pinned {
+        report.taken = pinned.held;
+        report.total = pinned.clone();
+    }
+    let tried = vec!["fold", "grow", "trim", "wait"];
+    OutOfMemory { asked: bytes, rounded: want.len.bytes(), stream: None, tried, driver: refusal, report }
+        .into()
+}
+
+fn fold<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Option<Taken>, DriverError> {
+    if !core.config.deterministic {
+        let waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
+        for p in waiting {
+            if let Some(line) = core.registry.line(p.on) {
+                core.registry.fold(&core.driver, &line)?;
+            }
+        }
+    }
+    let mut state = core.host.state.lock();
+    state.drain(&core.registry.seen());
+    Ok(state.take(want, bytes))
+}
+
+/// The inner result says why there was no growth: the limit (`None`) or the driver.
+fn grow<D: Driver>(
+    core: &Core<D>,
+    want: &Want,
+    bytes: u64,
+    own: &Cell<u64>,
+) -> Result<Result<Taken, Option<DriverError>>, DriverError> {
+    let rounded = want.len.bytes().div_ceil(MULTIPLE).saturating_mul(MULTIPLE);
+    let mut sizes = vec![rounded.max(SEGMENT), rounded, want.len.bytes()];
+    sizes.dedup();
+    let mut refusal = None;
+    for size in sizes {
+        let Some(len) = Granules::exactly(size) else { continue };
+        let _hand = {
+            let mut state = core.host.state.lock();
+            let room = state.limit.unwrap_or(u64::MAX).saturating_sub(state.taken);
+            if size > room {
+                continue;
+            }
+            state.taken += size;
+            core.host.hands.take(own)
+        };
+        assert_unlocked("host memory is pinned");
+        let kind = memory_of(want.kind);
+        let pinned = core.registry.watch(core.driver.relaxed(|| core.driver.pin(size, kind)));
+        let mut state = core.host.state.lock();
+        match pinned {
+            Ok(range) => {
+                let id = SegmentId(state.next);
+                state.next += 1;
+                state.taken_peak = state.taken_peak.max(state.taken);
+                state.heap.add_segment(id, range.addr(), len, want.kind);
+                state.heap.extend(id, Granules::ZERO, len, Epoch::COMPLETE);
+                state.segments.insert(id, range);
+                return Ok(Ok(state.take(want, bytes).expect("a new segment holds the request")));
+            }
+            Err(e) => {
+                state.taken -= size;
+                if e.is_context_lost() {
+                    return Err(e);
+                }
+                refusal = Some(e);
+            }
+        }
+    }
+    Ok(Err(refusal))
+}
+
+/// Waits until something that was in flight fits, as long as there is patience; also whether anything came back.
+fn wait<D: Driver>(
+    core: &Core<D>,
+    want: &Want,
+    bytes: u64,
+    patience: &mut Duration,
+) -> Result<(Option<Taken>, bool), DriverError> {
+    let mut progress = false;
+    loop {
+        let waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
+        if waiting.is_empty() || patience.is_zero() {
+            return Ok((None, progress));
+        }
+        for p in waiting {
+            core.host.state.lock().counters.host_waits += 1;
+            let start = std::time::Instant::now();
+            let done = core.registry.wait_host(&core.driver, p, *patience)?;
+            *patience = patience.saturating_sub(start.elapsed());
+            if !done {
+                return Ok((None, progress));
+            }
+        }
+        let mut state = core.host.state.lock();
+        progress |= state.drain(&core.registry.seen());
+        if let Some(t) = state.take(want, bytes) {
+            return Ok((Some(t), progress));
+        }
+    }
+}
+
+/// Unpins segments all of whose bytes are free; they are complete by the pool's rule.
+pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
+    trim_idle(core, &Cell::new(0))
+}
+
+/// What it has in hand and puts down counts in `own`.
+fn trim_idle<D: Driver>(core: &Core<D>, own: &Cell<u64>) -> Result<Trimmed, DriverError> {
+    let mut trimmed = Trimmed::default();
+    let mut idle = Vec::new();
+    let _hand = {
+        let mut state = core.host.state.lock();
+        state.drain(&core.registry.seen());
+        let wholly: Vec<(SegmentId, Granules, Kind)> =
+            state.heap.segments().filter(|s| s.free == s.len).map(|s| (s.id, s.len, s.kind)).collect();
+        for (id, len, kind) in wholly {
+            state.heap.cut_free_of(id);
+            state.heap.remove_segment(id);
+            if let Some(range) = state.segments.remove(&id) {
+                idle.push((len, kind, range));
+            }
+        }
+        core.host.hands.take(own)
+    };
+    assert_unlocked("host memory is unpinned");
+    let mut failed = None;
+    for (len, kind, range) in idle {
+        match core.driver.relaxed(|| range.release()) {
+            Ok(()) => {
+                core.host.state.lock().taken -= len.bytes();
+                trimmed.bytes += len.bytes();
+                trimmed.segments += 1;
+            }
+            Err((range, e)) => {
+                let mut state = core.host.state.lock();
+                let id = SegmentId(state.next);
+                state.next += 1;
+                state.heap.add_segment(id, range.addr(), len, kind);
+                state.heap.extend(id, Granules::ZERO, len, Epoch::COMPLETE);
+                state.segments.insert(id, range);
+                failed = Some(e);
+            }
+        }
+    }
+    match failed {
+        Some(e) => core.registry.watch(Err(e)),
+        None => Ok(trimmed),
+    }
+}

@@ -1,0 +1,259 @@
+//! Rungs 2 and 4: memory of another pool, or of the own pool in flight, moves to the pool that misses.
+//!
+//! Lending moves the range: it is cut from A and enters B, and from then on it is B's, stamps and all (law O5), a hit for
+//! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Facts are checked before
+//! the entry's stamp is loaded. Whatever fails puts the range back exactly as it was.
+
+use super::hands::Hand;
+use super::miss::{Miss, Step};
+use super::pool::{Handed, Pool, Range, Watch};
+use super::registry::CONTEXT;
+use crate::driver::Driver;
+use crate::error::DriverError;
+use crate::heap::{ChunkId, Cut, Kind, Want};
+use crate::order::{Entry, Pending, PendingSet, is_ordered};
+use crate::sync::{Arc, Ordering};
+use crate::trace::Event;
+use crate::units::{Epoch, Granules};
+
+/// A lend takes at least this much, or the whole chunk if that is less: the next requests are then hits.
+const LEND_LARGE: Granules = Granules((2 << 20) / 512);
+const LEND_SMALL: Granules = Granules((256 << 10) / 512);
+/// How many free chunks of a pool are looked at.
+const STEPS: usize = 64;
+
+/// A range on its way to the pool that misses.
+struct Guest {
+    range: Range,
+    /// What it waits for, its former home's stamp last.
+    pending: PendingSet,
+}
+
+impl<'a, D: Driver> Miss<'a, D> {
+    /// Rung 2: a free range of another pool that is complete, or that this stream is ordered after already.
+    pub(crate) fn lend(&mut self) -> Option<Handed> {
+        // Our clock as it was before we look: what was ordered then still is.
+        let clock = self.pool.line.clock();
+        let to = self.pool.line.id;
+        for from in self.others() {
+            self.learn_of(&from);
+            let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
+                is_ordered(to, &clock, seen, Pending { on: from.line.id, epoch }) || planted!(Z16)
+            };
+            // Small requests leave large ranges alone as long as the pool may grow.
+            let kinds = if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL };
+            if let Some((cut, _hand)) = self.cut_free(&from, kinds, accept) {
+                let stamp = Pending { on: from.line.id, epoch: cut.stamp };
+                let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
+                return Some(self.settle(&from, &guest));
+            }
+        }
+        None
+    }
+
+    /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
+    /// in flight first: they stay at home.
+    pub(crate) fn lend_with_wait(&mut self) -> Step {
+        if self.pool.line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits) {
+            return Ok(None);
+        }
+        if let Some((entry, _hand)) = self.take_in_flight(self.pool) {
+            return self.own_in_flight(entry);
+        }
+        for from in self.others() {
+            // Nobody is made to wait for an independent stream: also its ranges in flight wait for their home last.
+            if from.line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits) {
+                continue;
+            }
+            if let Some((cut, _hand)) = self.cut_free(&from, &Kind::ALL, |_, _| true) {
+                let stamp = Pending { on: from.line.id, epoch: cut.stamp };
+                let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
+                if let Err(e) = self.wait_for_all(&guest.pending) {
+                    self.put_back_free(&from, &cut);
+                    return self.refused(e);
+                }
+                return Ok(Some(self.settle(&from, &guest)));
+            }
+            if let Some((entry, _hand)) = self.take_in_flight(&from) {
+                return self.foreign_in_flight(&from, entry);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Every pool of the allocator but our own.
+    fn others(&self) -> Vec<Arc<Pool<D>>> {
+        let mut pools = self.core.pool_list();
+        pools.retain(|p| p.number != self.pool.number);
+        pools
+    }
+
+    /// What a free range must have: an aligned request may have to skip a front.
+    fn needed(&self) -> Granules {
+        Granules(self.want.len.0.saturating_add(self.want.align.0.saturating_sub(1)))
+    }
+
+    /// How much of a range of `len` moves: enough for the next requests too.
+    fn portion(&self, len: Granules) -> Granules {
+        let least = if self.want.kind == Kind::Small { LEND_SMALL } else { LEND_LARGE };
+        self.needed().max(least).min(len)
+    }
+
+    /// Asks whether markers of a pool's stream that were published are complete, if the pool may hold enough at all.
+    fn learn_of(&mut self, from: &Pool<D>) {
+        if from.longest_hint() >= self.want.len.0 && !self.core.config.deterministic {
+            // An error is no completion: the range is not accepted then, and the next rung meets the error.
+            if let Err(e) = self.core.registry.fold(&self.core.driver, &from.line) {
+                self.refusal = Some(e);
+            }
+        }
+    }
+
+    /// Cuts a free range out of another pool, if one fits and is accepted.
+    fn cut_free(
+        &self,
+        from: &Pool<D>,
+        kinds: &[Kind],
+        accept: impl Fn(&super::registry::Seen<'_, D>, Epoch) -> bool,
+    ) -> Option<(Cut, Hand<'a>)> {
+        if from.longest_hint() < self.want.len.0 {
+            return None;
+        }
+        let mut guard = from.lock();
+        let state = &mut *guard;
+        state.watch.set(Watch::ASKED);
+        let own = self.want.kind;
+        let closed = state.closed;
+        let found = {
+            let seen = self.core.registry.seen();
+            [own, own.other()].into_iter().filter(|kind| kinds.contains(kind)).find_map(|kind| {
+                let want = Want { kind, ..self.want };
+                state.heap.find(&want, STEPS, |stamp| accept(&seen, stamp) || (closed && planted!(Z7)))
+            })
+        };
+        let Some(found) = found else {
+            from.tighten_longest(state);
+            return None;
+        };
+        let cut = state.heap.cut(found.chunk, found.offset, self.portion(found.len));
+        state.counters.lends_out += 1;
+        self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
+        Some((cut, self.hand()))
+    }
+
+    fn put_back_free(&self, from: &Pool<D>, cut: &Cut) {
+        let mut state = from.lock();
+        let stamp = if planted!(PutBackComplete) { Epoch::COMPLETE } else { cut.stamp };
+        from.extend(&mut state, &Range::from(cut), stamp);
+        state.counters.lends_out -= 1;
+        self.core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
+    }
+
+    /// The guest enters our pool and serves us, in one hold of the lock.
+    fn settle(&mut self, from: &Pool<D>, guest: &Guest) -> Handed {
+        let mut guard = self.pool.lock();
+        let state = &mut *guard;
+        let entered = self.pool.enter(state, &guest.range, &guest.pending);
+        assert!(entered, "closing: {:?} takes a lend while closed", self.pool);
+        let taken = state
+            .take(&self.want, self.asked, false)
+            .or_else(|| state.take_across(&self.want, self.asked))
+            .expect("a lend holds at least the request");
+        state.counters.lends_in += 1;
+        self.core.moving.fetch_sub(guest.range.len.bytes(), Ordering::Relaxed);
+        if self.core.is_recording() {
+            self.core.record(Event::Lend {
+                addr: guest.range.base.offset(guest.range.offset),
+                bytes: guest.range.len.bytes(),
+                from: from.line.info.id,
+                to: self.pool.line.info.id,
+            });
+        }
+        // Only now: others take from what is left of the guest, and their events come after the lend's.
+        drop(guard);
+        taken
+    }
+
+    /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
+    /// independent streams still use are left alone.
+    fn take_in_flight(&self, from: &Pool<D>) -> Option<(Entry, Hand<'a>)> {
+        let registry = &self.core.registry;
+        let mut state = from.lock();
+        let entry = state.in_flight.take_at_least(self.needed(), STEPS, |entry| {
+            entry.uses.iter().all(|p| {
+                p.on == CONTEXT || registry.line(p.on).is_none_or(|l| !l.independent.load(Ordering::Relaxed))
+            })
+        })?;
+        Some((entry, self.hand()))
+    }
+
+    fn own_in_flight(&mut self, entry: Entry) -> Step {
+        if !planted!(InFlightAtOnce)
+            && let Err(e) = self.wait_for_all(&entry.uses)
+        {
+            self.pool.lock().in_flight.insert(entry);
+            return self.refused(e);
+        }
+        let mut guard = self.pool.lock();
+        let state = &mut *guard;
+        let mut all = entry.uses.clone();
+        all.push(Pending { on: self.pool.line.id, epoch: entry.home });
+        let stamp = self.pool.entry_stamp(state, &all).expect("an open pool admits what is ordered");
+        let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
+        self.pool.publish_longest(state, given.free_len.0);
+        Ok(self.search_in(state, true))
+    }
+
+    fn foreign_in_flight(&mut self, from: &Pool<D>, entry: Entry) -> Step {
+        // All its uses and its home stamp: the home stream may have read it after the foreign use (Z29).
+        let mut pending = entry.uses.clone();
+        if !planted!(Z29) {
+            pending.push(Pending { on: from.line.id, epoch: entry.home });
+        }
+        if let Err(e) = self.wait_for_all(&pending) {
+            from.lock().in_flight.insert(entry);
+            return self.refused(e);
+        }
+        let len = self.portion(entry.len);
+        let cut = {
+            let mut state = from.lock();
+            let view = state.heap.view(ChunkId::from_index(entry.chunk), entry.generation);
+            let cut = state.heap.cut(ChunkId::from_index(entry.chunk), view.offset, len);
+            if len < entry.len && planted!(Z6) {
+                state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, entry.home);
+            } else if len < entry.len {
+                // The rest stays in flight under its old number, with all its uses.
+                let rest = Granules(entry.len.0 - len.0);
+                state.in_flight.insert(Entry { len: rest, ..entry });
+            }
+            state.counters.lends_out += 1;
+            cut
+        };
+        self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
+        let guest = Guest { range: Range::from(&cut), pending };
+        Ok(Some(self.settle(from, &guest)))
+    }
+
+    /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.
+    fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
+        for &p in pending {
+            let core = self.core;
+            if core.registry.order_after(&core.driver, &self.pool.line, p)?.is_some() {
+                self.pool.lock().counters.waits_inserted += 1;
+                if core.is_recording() {
+                    let on = core.registry.line(p.on).filter(|l| l.id != CONTEXT).map(|l| l.info.id);
+                    core.record(Event::Wait { stream: self.pool.line.info.id, on });
+                }
+            }
+        }
+        debug_assert!(
+            {
+                let seen = self.core.registry.seen();
+                let clock = self.pool.line.clock();
+                pending.iter().all(|&p| is_ordered(self.pool.line.id, &clock, &seen, p))
+            },
+            "O1: a wait returned and the range is not ordered"
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,346 @@
+//! What happens when no cached chunk fits: the miss ladder, one rung a line.
+//!
+//! No lock is held over a driver call, no thread holds two pool locks. A rung either serves, or makes progress, or is not
+//! climbed again; the ladder is repeated while some rung made progress, at most [`ROUNDS`] times, so it ends.
+//! The mechanics of the rungs are in `lend`, `grow` and `trim`; this file decides their order.
+//!
+//! ```text
+//! latency                                      footprint
+//! 1 fold, drain, look again                    1 the same
+//! 2 lend what is complete or ordered           2 the same
+//! 3 grow within the limit                      3 grow within 1 % above the peak of live bytes
+//!   small requests: large segments' space        the same
+//! 4 lend behind an inserted wait               4 the same
+//! 5 (move handles: needs virtual memory)       5 (the same)
+//! 6 -                                          6 grow within the limit
+//! 7 give idle segments back, grow again        7 the same
+//! 8 a bounded wait of the host, then again     8 the same
+//! 9 the user's callback, then again            9 the same
+//! 10 OutOfMemory                               10 the same
+//! ```
+//!
+//! Other threads take and free while the rungs look, one pool after the other, so that a climb may find every pool
+//! empty though at no moment all were: the bytes were in hand, or were freed behind its back while those ahead were
+//! taken. Before it gives up, a climb waits for what is in hand and goes through the rungs once more, counting what is
+//! freed meanwhile; only a round in which nothing moved is an answer.
+
+use super::config::{Policy, Reuse};
+use super::hands::Hand;
+use super::pool::{Handed, Pool, PoolState};
+use super::shared::{Core, lost};
+use crate::driver::Driver;
+use crate::error::{DriverError, Error, OutOfMemory};
+use crate::heap::{Kind, Want};
+use crate::order::Pending;
+use crate::report::{Ladder, Rung};
+use crate::sync::assert_unlocked;
+use crate::trace::Event;
+use core::cell::Cell;
+use core::time::Duration;
+
+/// The ladder is climbed at most so often for one request.
+const ROUNDS: usize = 32;
+/// The callback may ask for another try so often for one request.
+const CALLBACKS: usize = 3;
+/// What rung 8 waits at most, unless the options say otherwise.
+const WAIT: Duration = Duration::from_secs(2);
+
+/// Climbs a rung: returns if it serves, counts it either way.
+macro_rules! rung {
+    ($miss:ident . $name:ident, $climbed:expr) => {{
+        let served: Option<Handed> = $climbed?;
+        $miss.count(stringify!($name), |l| &mut l.$name, served.is_some());
+        if let Some(handed) = served {
+            return Ok(handed);
+        }
+    }};
+}
+
+crate::sync::per_thread! {
+    /// Inside the callback a miss does not call it again: only there to make nested misses end.
+    static IN_HOOK: Cell<bool> = Cell::new(false);
+}
+
+/// One request on its way up.
+pub(crate) struct Miss<'a, D: Driver> {
+    pub(crate) core: &'a Core<D>,
+    pub(crate) pool: &'a Pool<D>,
+    pub(crate) want: Want,
+    pub(crate) asked: u64,
+    tried: Vec<&'static str>,
+    /// What this request had in hand and put down.
+    pub(crate) own: &'a Cell<u64>,
+    /// How long the host may still wait, for the device or for others.
+    patience: Duration,
+    /// Whether ranges may be free whose stamps rung 8 has not waited for.
+    stamps_due: bool,
+    /// The last thing the driver refused.
+    pub(crate) refusal: Option<DriverError>,
+}
+
+/// What a rung came to.
+pub(crate) type Step = Result<Option<Handed>, Error>;
+
+impl<D: Driver> Core<D> {
+    /// Serves a request that the pool could not.
+    ///
+    /// # Errors
+    /// Out of memory with its facts, or the driver's refusal.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn miss(&self, pool: &Pool<D>, want: Want, asked: u64) -> Result<Handed, Error> {
+        assert_unlocked("a miss");
+        pool.lock().counters.misses += 1;
+        let own = Cell::new(0);
+        let mut miss = Miss {
+            core: self,
+            pool,
+            want,
+            asked,
+            tried: Vec::new(),
+            own: &own,
+            patience: self.config.wait.unwrap_or(WAIT),
+            stamps_due: true,
+            refusal: None,
+        };
+        let served = miss.climb();
+        if served.is_err() && self.is_recording() {
+            self.record(Event::OutOfMemory { asked, stream: pool.line.info.id });
+        }
+        served
+    }
+}
+
+impl<'a, D: Driver> Miss<'a, D> {
+    /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.
+    pub(crate) fn hand(&self) -> Hand<'a> {
+        self.core.hands.take(self.own)
+    }
+
+    fn climb(&mut self) -> Result<Handed, Error> {
+        if !self.core.registry.alive() {
+            return Err(lost());
+        }
+        // Markers that fell due come before our own operation (O9).
+        self.core.registry.serve(&self.core.driver);
+        let policy = self.core.config.policy;
+        let reuse = self.core.config.reuse;
+        let mut callbacks = 0;
+        // The round before found nothing: this one finds out whether that is the truth.
+        let mut checking = false;
+        for _ in 0..ROUNDS {
+            if self.is_hopeless() {
+                if callbacks < CALLBACKS && self.callback() {
+                    callbacks += 1;
+                    continue;
+                }
+                break;
+            }
+            let mut progress = false;
+            let (landed, own) = (self.core.hands.landed(), self.own.get());
+            let frees = checking.then(|| self.core.frees());
+            rung!(self.fold, self.fold());
+            if reuse != Reuse::Never {
+                rung!(self.lend, Ok::<_, Error>(self.lend()));
+            }
+            rung!(self.grow, self.grow(policy == Policy::Footprint));
+            // Growth was refused: now the other kind's space serves small requests too.
+            rung!(self.fold, Ok::<_, Error>(self.search(true)));
+            if reuse == Reuse::WithWaits {
+                rung!(self.lend_with_wait, self.lend_with_wait());
+            }
+            if policy == Policy::Footprint {
+                rung!(self.grow, self.grow(false));
+            }
+            rung!(self.trim, self.trim_and_grow());
+            if !checking {
+                rung!(self.wait, self.wait(&mut progress));
+            }
+            progress |= self.core.hands.others_landed(landed, self.own.get() - own, self.patience);
+            progress |= frees.is_some_and(|before| before != self.core.frees());
+            // A driver that fails for other reasons than memory is told at once.
+            let failing = self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory());
+            checking = !checking && !progress && !failing;
+            if progress || checking {
+                continue;
+            }
+            if callbacks < CALLBACKS && self.callback() {
+                callbacks += 1;
+                continue;
+            }
+            break;
+        }
+        Err(self.out_of_memory())
+    }
+
+    /// Whether no amount of waiting and trimming can help: the request alone is above the limit or the device.
+    fn is_hopeless(&self) -> bool {
+        let limit = self.core.backing.lock().limit.unwrap_or(u64::MAX);
+        self.want.len.bytes() > limit.min(self.core.capacity)
+    }
+
+    fn count(&mut self, name: &'static str, of: fn(&mut Ladder) -> &mut Rung, served: bool) {
+        if !self.tried.contains(&name) {
+            self.tried.push(name);
+        }
+        let mut ladder = self.core.ladder.lock();
+        let rung = of(&mut ladder);
+        rung.tried += 1;
+        rung.served += u64::from(served);
+    }
+
+    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
+    /// tried. The rung has put everything back.
+    pub(crate) fn refused(&mut self, error: DriverError) -> Step {
+        if error.is_context_lost() {
+            return Err(Error::Driver(error));
+        }
+        self.refusal = Some(error);
+        Ok(None)
+    }
+
+    /// Looks again in the own pool. A large request may take small segments' space before the pool grows; a small one
+    /// may not take large segments' space: a small segment costs 2 MiB once, while crumbs in large ones would send every
+    /// later small request here too (93 % of them on the recorded token generation) and pin ranges for ever.
+    pub(crate) fn again(&mut self) -> Option<Handed> {
+        self.search(self.want.kind == Kind::Large)
+    }
+
+    /// Looks again, in the other kind's space too if the caller says so.
+    fn search(&mut self, across: bool) -> Option<Handed> {
+        self.search_in(&mut self.pool.lock(), across)
+    }
+
+    /// The same, in a hold of the pool's lock in which something arrived: nobody else can take it first.
+    pub(crate) fn search_in(&self, state: &mut PoolState, across: bool) -> Option<Handed> {
+        let exact = self.core.config.exact_fit;
+        let taken = match state.take(&self.want, self.asked, exact) {
+            Some(t) => Some(t),
+            None if exact || !across => None,
+            None => state.take_across(&self.want, self.asked),
+        };
+        if taken.is_none() {
+            self.pool.tighten_longest(state);
+        }
+        taken
+    }
+
+    /// Rung 1: learn what is complete, drain what is over.
+    fn fold(&mut self) -> Step {
+        // What frees meanwhile, or the other kind, may serve without asking the driver.
+        if let Some(handed) = self.again() {
+            return Ok(Some(handed));
+        }
+        if !self.core.config.deterministic {
+            let waiting: Vec<Pending> = self.pool.lock().in_flight.oldest().collect();
+            for p in waiting {
+                let Some(line) = self.core.registry.line(p.on) else { continue };
+                if let Err(e) = self.core.registry.fold(&self.core.driver, &line) {
+                    return self.refused(e);
+                }
+            }
+        }
+        if self.pool.drain() { Ok(self.again()) } else { Ok(None) }
+    }
+
+    /// Rung 8: the device is given time to finish, at most [`WAIT`] in all; what is over is drained everywhere, and
+    /// idle segments go back. Other pools' bytes count: one of them may be what we need.
+    ///
+    /// Each marker made is one more to wait for, so the stamps of what is free are waited for once, and again only when
+    /// ranges in flight came back since. Otherwise every wait would look like progress, the ladder be climbed in vain up
+    /// to its bound, and the callback never be asked.
+    fn wait(&mut self, progress: &mut bool) -> Step {
+        let core = self.core;
+        if self.patience.is_zero() {
+            return Ok(None);
+        }
+        // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
+        // Its new stamps are older than the markers made next.
+        for pool in core.pool_list() {
+            if pool.drain() {
+                (*progress, self.stamps_due) = (true, true);
+            }
+        }
+        if let Err(e) = core.registry.mark_all(&core.driver) {
+            return self.refused(e);
+        }
+        let stamps = core::mem::replace(&mut self.stamps_due, false);
+        let mut batch: Vec<Pending> = Vec::new();
+        for pool in core.pool_list() {
+            let state = pool.lock();
+            batch.extend(state.in_flight.oldest());
+            if stamps && state.heap.stats().free > 0 {
+                batch.push(Pending { on: pool.line.id, epoch: pool.line.marked() });
+            }
+        }
+        batch.sort_unstable();
+        batch.dedup();
+        batch.retain(|&p| !core.registry.all_complete(&[p]));
+        let start = std::time::Instant::now();
+        for p in batch {
+            let left = self.patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            self.pool.lock().counters.host_waits += 1;
+            if core.is_recording() {
+                let stream = core.registry.line(p.on).map(|l| l.info.id);
+                core.record(Event::HostWait { stream });
+            }
+            match core.registry.wait_host(&core.driver, p, left) {
+                Ok(done) => *progress |= done,
+                Err(e) => return self.refused(e),
+            }
+        }
+        self.patience = self.patience.saturating_sub(start.elapsed());
+        if !*progress {
+            return Ok(None);
+        }
+        for pool in core.pool_list() {
+            self.stamps_due |= pool.drain();
+        }
+        Ok(self.again())
+    }
+
+    /// Rung 9, with no lock held. A panic in it passes through: nothing is held and nothing was taken.
+    fn callback(&mut self) -> bool {
+        struct Inside;
+        impl Drop for Inside {
+            fn drop(&mut self) {
+                IN_HOOK.with(|inside| inside.set(false));
+            }
+        }
+        let Some(hook) = self.core.config.hook.clone() else { return false };
+        if IN_HOOK.with(|inside| inside.replace(true)) {
+            return false;
+        }
+        let _inside = Inside;
+        assert_unlocked("the out-of-memory callback");
+        let facts = self.facts();
+        let again = hook(&facts);
+        self.count("callback", |l| &mut l.callback, again);
+        again
+    }
+
+    fn facts(&self) -> OutOfMemory {
+        OutOfMemory {
+            asked: self.asked,
+            rounded: self.want.len.bytes(),
+            stream: Some(self.pool.line.info.id),
+            tried: self.tried.clone(),
+            driver: self.refusal.clone(),
+            report: self.core.report(),
+        }
+    }
+
+    /// Rung 10. A driver that refused for another reason than memory is told as it is.
+    fn out_of_memory(&mut self) -> Error {
+        match self.refusal.take() {
+            Some(e) if !e.is_out_of_memory() => Error::Driver(e),
+            refusal => {
+                self.refusal = refusal;
+                self.facts().into()
+            }
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The meeting floor: the only place where bookkeeping and device meet.
+//!
+//! An [`Allocator`] hands out device memory in stream order from one pool a stream. Its rooms: `pool` (the hot path),
+//! `miss` (the ladder when nothing cached fits) with `lend`, `grow` and `trim`, `registry` (the device's timelines),
+//! `host` (pinned memory), `shared` (what the handles have in common). Locks and their ranks are in
+//! [`sync::Rank`](crate::sync::Rank): no two pool locks at once, no driver call and no user code under any but a grower's
+//! turn.
+//!
+//! It does not know types, copies, kernels or frameworks.
+
+pub(crate) mod access;
+mod allocation;
+mod backing;
+mod config;
+mod grow;
+mod hands;
+mod host;
+pub(crate) mod keeper;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod kernels;
+mod lend;
+mod miss;
+mod pinned;
+mod pool;
+mod raw;
+mod recorder;
+mod registry;
+mod scrub;
+mod share;
+mod shared;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod trim;
+
+pub use allocation::Allocation;
+pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES};
+pub use pinned::PinnedAllocation;
+pub use raw::RawAllocation;
+pub use stream::{Event, Stream};
+pub use trim::Trimmed;
+
+use crate::driver::{Driver, HostKind, Note, StreamKind, StreamOptions};
+use crate::error::Error;
+use crate::heap::{Kind, Want};
+use crate::report::{Report, Usage};
+use crate::sync::Arc;
+use crate::trace;
+use crate::units::{Addr, AllocationId, DeviceId, Granules, StreamId};
+use core::fmt;
+use pool::{Handed, Pool, Watch};
+use shared::{Core, Owner};
+
+/// The largest alignment that can be asked for, in bytes.
+const MOST_ALIGNMENT: u64 = 1 << 30;
+
+/// A stream-ordered caching allocator on one device. Cheap to clone; `Send` and `Sync`.
+///
+/// ```
+/// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sim = Sim::new(144 * GIB);
+/// let gpu = Allocator::new(sim.clone(), Config::default())?;
+/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
+/// let batch = gpu.alloc(1 << 20, &copy)?;
+/// work.wait_stream(&copy)?;      // `work` comes after the allocation…
+/// batch.record_use(&work)?;      // …and uses the bytes,
+/// drop(batch);                   // so they are reused only after what it holds by now.
+/// println!("{}", gpu.report());
+/// sim.verdict()?;                // the simulated device judges what was done
+/// # Ok(()) }
+/// ```
+pub struct Allocator<D: Driver> {
+    owner: Owner<D>,
+}
+
+impl<D: Driver> Clone for Allocator<D> {
+    fn clone(&self) -> Allocator<D> {
+        Allocator { owner: self.owner.clone() }
+    }
+}
+
+/// Which memory a trim looks at.
+#[derive(Debug)]
+pub enum Trim<'a, D: Driver> {
+    /// Every pool's, and pinned host memory.
+    All,
+    /// Segments that lie wholly in this stream's pool.
+    Stream(&'a Stream<D>),
+}
+
+/// A live allocation, as [`Allocator::live`] lists them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Live {
+    /// Which allocation.
+    pub id: AllocationId,
+    /// Its name, if it was given one.
+    pub name: Option<Arc<str>>,
+    /// First byte.
+    pub addr: Addr,
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// The stream it was allocated on; none for pinned host memory.
+    pub stream: Option<StreamId>,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// An allocator on the driver's device. Takes nothing from the device yet.
+    ///
+    /// # Errors
+    /// The driver's; a limit that is no fraction; a context that was lost.
+    pub fn new(driver: D, config: Config) -> Result<Allocator<D>, Error> {
+        Ok(Allocator { owner: Owner::new(Core::new(driver, config)?) })
+    }
+
+    #[inline]
+    fn core(&self) -> &Arc<Core<D>> {
+        self.owner.core()
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.core().driver
+    }
+    /// The device.
+    pub fn device(&self) -> DeviceId {
+        self.core().device
+    }
+    /// The device's memory in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.core().capacity
+    }
+
+    /// A new non-blocking stream with a pool.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stream(&self) -> Result<Stream<D>, Error> {
+        self.stream_with(StreamOptions::default())
+    }
+
+    /// A new stream with a pool.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stream_with(&self, options: StreamOptions) -> Result<Stream<D>, Error> {
+        let core = self.core();
+        let native = core.registry.watch(core.driver.relaxed(|| core.driver.create_stream(options)))?;
+        self.enlist(native, false)
+    }
+
+    /// A pool on a stream that somebody else made. The native stream is kept until its pool has no live allocation and
+    /// no use is open on it. Adopting one stream twice gives two handles of one pool. A per-thread default stream is to
+    /// be adopted by its own thread; other threads mark it with context-wide events.
+    ///
+    /// # Errors
+    /// A stream of another device; a capturing stream; the driver's.
+    pub fn adopt(&self, native: D::Stream) -> Result<Stream<D>, Error> {
+        let core = self.core();
+        if core.registry.watch(core.driver.is_capturing(&native))? {
+            return Err(Error::Capturing { stream: None });
+        }
+        self.enlist(native, true)
+    }
+
+    fn enlist(&self, native: D::Stream, foreign: bool) -> Result<Stream<D>, Error> {
+        let core = self.core();
+        if !core.registry.alive() {
+            return Err(shared::lost());
+        }
+        let info = core.registry.watch(core.driver.stream_info(&native))?;
+        if info.device != core.device {
+            return Err(Error::WrongDevice { found: info.device, expected: core.device });
+        }
+        let line = core.registry.attach(info, &native);
+        let pool = {
+            let mut pools = core.pools.lock();
+            let known = pools.iter().find(|p| {
+                if p.line.id != line.id {
+                    return false;
+                }
+                let mut state = p.lock();
+                // A pool that is closed stays so, and may stand before the one that took its place.
+                if !state.closed {
+                    state.streams += 1;
+                    state.watch.clear(Watch::LEAVING);
+                }
+                !state.closed
+            });
+            if let Some(pool) = known {
+                // One count a pool, which it had.
+                line.pools.fetch_sub(1, crate::sync::Ordering::AcqRel);
+                Arc::clone(pool)
+            } else {
+                let pool = Arc::new(Pool::new(Arc::clone(core), line, shared::next_pool_number()));
+                pools.push(Arc::clone(&pool));
+                pool
+            }
+        };
+        core.tidy();
+        let foreign = foreign || info.kind != StreamKind::NonBlocking;
+        pool.line.foreign.fetch_or(foreign, crate::sync::Ordering::Relaxed);
+        Ok(Stream::new(self.owner.clone(), pool, native, foreign))
+    }
+
+    /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`]: zeroed in stream order), 512-byte aligned, valid
+    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: one); else it may
+    /// take memory from the device, make the stream wait for another one's last use of the bytes, and, when memory is
+    /// out, block the host for a bounded time.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
+    /// driver's. Nothing is lost.
+    #[inline]
+    pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        self.alloc_plain(bytes, stream)
+    }
+
+    /// As [`Allocator::alloc`], at an address that is a multiple of `align`.
+    ///
+    /// # Errors
+    /// As [`Allocator::alloc`]; [`Error::BadAlignment`] if `align` is no power of two or above 1 GiB.
+    pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        if !align.is_power_of_two() || align > MOST_ALIGNMENT {
+            return Err(Error::BadAlignment { asked: align, most: MOST_ALIGNMENT });
+        }
+        let granules = Granules::holding(align).unwrap_or(Granules(1));
+        self.alloc_rare(bytes, granules, stream)
+    }
+
+    /// As [`Allocator::alloc`], with a name for [`Allocator::live`] to show.
+    ///
+    /// # Errors
+    /// As [`Allocator::alloc`].
+    pub fn alloc_named(
+        &self,
+        bytes: u64,
+        name: impl Into<Arc<str>>,
+        stream: &Stream<D>,
+    ) -> Result<Allocation<D>, Error> {
+        let allocation = self.alloc(bytes, stream)?;
+        if let Some(id) = allocation.id() {
+            stream.pool().lock().set_name(crate::heap::ChunkId::from_index(id.chunk), name.into());
+        }
+        Ok(allocation)
+    }
+
+    /// The hot path: no driver call, one lock, no allocation, some 300 instructions with the free.
+    #[inline]
+    fn alloc_plain(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let pool = stream.pool();
+        if !Arc::ptr_eq(&pool.core, self.core()) || stream.is_watched() {
+            return self.alloc_rare(bytes, Granules(1), stream);
+        }
+        let Some(len) = Granules::holding(bytes).filter(|len| len.0 > 0) else {
+            return self.alloc_rare(bytes, Granules(1), stream);
+        };
+        let kind = if bytes <= pool.small_bytes { Kind::Small } else { Kind::Large };
+        let mut state = pool.lock();
+        let Some(taken) = state.hit(len, kind, bytes) else {
+            drop(state);
+            return Self::miss(pool, Want::new(len, kind), bytes);
+        };
+        let share = state.share(pool);
+        drop(state);
+        Ok(Self::handed(share, taken, bytes))
+    }
+
+    /// The same for what is rare: an alignment, a stream that is watched, no bytes, or a mistake.
+    #[cold]
+    #[inline(never)]
+    fn alloc_rare(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let pool = stream.pool();
+        let core = &pool.core;
+        if !Arc::ptr_eq(core, self.core()) {
+            return Err(self.foreign(stream));
+        }
+        stream.refuse_capture()?;
+        if bytes == 0 {
+            return Ok(Allocation::dangling());
+        }
+        let Some(len) = Granules::holding(bytes) else {
+            return Err(Error::TooLarge { asked: bytes, most: Granules::MAX.bytes() });
+        };
+        let kind = if bytes <= core.small_bytes { Kind::Small } else { Kind::Large };
+        let want = Want { len, align, kind };
+        let taken = pool.lock().hit_rare(&want, bytes, core.config.exact_fit);
+        let allocation = if let Some(taken) = taken {
+            let allocation = Self::handed(Arc::clone(pool), taken, bytes);
+            if core.is_recording() { Self::tell(allocation, len, true) } else { allocation }
+        } else {
+            Self::miss(pool, want, bytes)?
+        };
+        if core.config.scrub { scrub::device(allocation, stream) } else { Ok(allocation) }
+    }
+
+    #[inline]
+    fn handed(pool: Arc<Pool<D>>, taken: Handed, bytes: u64) -> Allocation<D> {
+        let id = pool.id_of(taken.chunk, taken.generation);
+        let stream = Some(pool.line.info.id);
+        pool.core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream });
+        Allocation::new(pool, taken.addr, taken.chunk, taken.generation, bytes)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn miss(pool: &Arc<Pool<D>>, want: Want, bytes: u64) -> Result<Allocation<D>, Error> {
+        let core = &pool.core;
+        let taken = core.miss(pool, want, bytes).inspect_err(|_| core.deliver())?;
+        let allocation = Self::handed(Arc::clone(pool), taken, bytes);
+        Ok(if core.is_recording() { Self::tell(allocation, want.len, false) } else { allocation })
+    }
+
+    /// For the sinks. A panic in one of them frees the allocation again.
+    #[cold]
+    #[inline(never)]
+    fn tell(allocation: Allocation<D>, len: Granules, hit: bool) -> Allocation<D> {
+        if let (Some(pool), Some(id)) = (allocation.pool(), allocation.id()) {
+            pool.core.record(trace::Event::Allocate {
+                id,
+                addr: allocation.address(),
+                asked: allocation.len(),
+                rounded: len.bytes(),
+                stream: pool.line.info.id,
+                hit,
+            });
+            pool.core.deliver();
+        }
+        allocation
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn foreign(&self, stream: &Stream<D>) -> Error {
+        let found = stream.info().device;
+        if found == self.device() {
+            Error::ForeignStream { stream: stream.id(), device: found }
+        } else {
+            Error::WrongDevice { found, expected: self.device() }
+        }
+    }
+
+    /// Pins host memory from the cache of pinned segments: zero-filled only when fresh ([`Config::scrub`]: always),
+    /// 512-byte aligned. It comes back to the cache only when every recorded use is *complete*: the CPU is not on a stream.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] above the pinned limit or when the host has no more, [`Error::TooLarge`], the driver's.
+    pub fn alloc_pinned(&self, bytes: u64) -> Result<PinnedAllocation<D>, Error> {
+        self.alloc_pinned_as(bytes, HostKind::Cached)
+    }
+
+    /// As [`Allocator::alloc_pinned`], cached by the CPU or write-combined. The two come from segments of their own.
+    ///
+    /// # Errors
+    /// As [`Allocator::alloc_pinned`].
+    pub fn alloc_pinned_as(&self, bytes: u64, kind: HostKind) -> Result<PinnedAllocation<D>, Error> {
+        let allocation = host::alloc(self.core(), bytes, kind)?;
+        if self.core().config.scrub {
+            scrub::pinned(&allocation);
+        }
+        Ok(allocation)
+    }
+
+    /// Gives idle segments back to the device: those all of whose bytes are free and complete. It waits for no stream by
+    /// itself ([`Allocator::synchronize`] first, to give back all that is free), but a plain free of the driver waits
+    /// for every kernel on the device.
+    ///
+    /// # Errors
+    /// The driver's; what was given back stays so, the rest is kept.
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "`trim(Trim::All)` reads better than `trim(&Trim::All)`"
+    )]
+    pub fn trim(&self, which: Trim<'_, D>) -> Result<Trimmed, Error> {
+        let core = self.core();
+        core.keeper.serve();
+        let trimmed = match which {
+            Trim::All => {
+                let mut t = core.trim(None)?;
+                let pinned = host::trim(core)?;
+                t.bytes += pinned.bytes;
+                t.segments += pinned.segments;
+                t
+            }
+            Trim::Stream(stream) => {
+                if !Arc::ptr_eq(&stream.pool().core, core) {
+                    return Err(self.foreign(stream));
+                }
+                core.trim(Some(stream.pool()))?
+            }
+        };
+        core.deliver();
+        Ok(trimmed)
+    }
+
+    /// Sets how much may be taken from the device. A limit below what is taken gives idle segments back until it is
+    /// kept, if they suffice; it never fails for what is live, and refuses all growth until enough is free.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's.
+    pub fn set_limit(&self, limit: Limit) -> Result<(), Error> {
+        let core = self.core();
+        let bytes = limit.bytes(core.capacity)?;
+        let above = {
+            let mut backing = core.backing.lock();
+            backing.limit = bytes;
+            backing.taken.saturating_sub(bytes.unwrap_or(u64::MAX))
+        };
+        if above > 0 {
+            core.learn()?;
+            core.trim_segments(None, above, &core::cell::Cell::new(0))?;
+            core.deliver();
+        }
+        Ok(())
+    }
+
+    /// Blocks the host until everything queued on the device is complete; learns that everything is.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let core = self.core();
+        let lines = core.registry.lines();
+        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
+        if !planted!(Z11) {
+            core.registry.watch(core.driver.synchronize_device())?;
+        }
+        for (line, epoch) in lines.iter().zip(promised) {
+            core.registry.proved(line, epoch);
+        }
+        for pool in core.pool_list() {
+            pool.drain();
+        }
+        core.keeper.serve();
+        core.host.drain(&core.registry);
+        core.deliver();
+        Ok(())
+    }
+
+    /// What the pools hold and did.
+    pub fn report(&self) -> Report {
+        self.core().report()
+    }
+
+    /// Sets every peak to the present value.
+    pub fn reset_peaks(&self) {
+        let core = self.core();
+        for pool in core.pool_list() {
+            pool.lock().reset_peaks();
+        }
+        core.allocated_peak.store(core.live_bytes(), crate::sync::Ordering::Relaxed);
+        core.host.reset_peaks();
+        let mut backing = core.backing.lock();
+        backing.taken_peak = backing.taken;
+    }
+
+    /// Every live allocation: the list to look at when something was not freed. In the order of pools and addresses, pinned
+    /// host memory last.
+    pub fn live(&self) -> Vec<Live> {
+        let mut all = Vec::new();
+        for pool in self.core().pool_list() {
+            let state = pool.lock();
+            for (chunk, generation, view) in state.heap.allocated() {
+                all.push(Live {
+                    id: pool.id_of(chunk, generation),
+                    name: state.name(chunk).cloned(),
+                    addr: view.addr,
+                    bytes: view.asked,
+                    stream: Some(pool.line.info.id),
+                });
+            }
+            state.unlock_fair();
+        }
+        all.extend(self.core().host.live());
+        all
+    }
+
+    /// Two counts that only grow, in bytes: handed out to users, and taken from the device. The difference over a scope
+    /// tells how well it reused ([`Profile`](crate::report::Profile)).
+    pub fn usage(&self) -> Usage {
+        let core = self.core();
+        let used = core.pool_list().iter().map(|p| p.lock().heap.stats().bytes_served).sum::<u64>();
+        Usage { used: used + core.departed_bytes(), acquired: core.backing.lock().acquired }
+    }
+
+    /// Hands events that drops have left to the sinks now, instead of at the next allocation.
+    pub fn deliver_events(&self) {
+        self.core().deliver();
+    }
+
+    /// Checks every invariant of every heap by walking it: for tests.
+    ///
+    /// # Panics
+    /// With the invariant's number.
+    pub fn check(&self) {
+        let core = self.core();
+        let mut held = 0;
+        for pool in core.pool_list() {
+            let state = pool.lock();
+            state.heap.check();
+            held += state.heap.stats().held;
+        }
+        let moving = core.moving.load(crate::sync::Ordering::Relaxed);
+        let taken = core.backing.lock().taken;
+        assert_eq!(held + moving, taken, "H5: bytes held by pools and on the move, against bytes taken");
+        core.host.check();
+    }
+}
+
+impl<D: Driver> fmt::Debug for Allocator<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocator({})", self.device())
+    }
+}

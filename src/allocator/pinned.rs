@@ -1,0 +1,117 @@
+//! The owned handle of pinned memory, and what is said about its uses. It does not know where its bytes came from.
+
+use super::shared::Core;
+use super::stream::{Event, Stream};
+use crate::driver::{Driver, Note};
+use crate::error::Error;
+use crate::order::Access;
+use crate::sync::Arc;
+use crate::units::{Addr, AllocationId};
+use core::fmt;
+use core::ptr::NonNull;
+
+/// Page-locked host bytes, from [`Allocator::alloc_pinned`](crate::Allocator::alloc_pinned).
+///
+/// Asynchronous copies from and into it have to be recorded ([`PinnedAllocation::record_use`]) before it is dropped: it
+/// is handed out again only when they are complete. Dropping it makes no driver call and never blocks for the device.
+pub struct PinnedAllocation<D: Driver> {
+    home: Option<Home<D>>,
+    bytes: u64,
+}
+
+struct Home<D: Driver> {
+    core: Arc<Core<D>>,
+    addr: Addr,
+    id: AllocationId,
+}
+
+impl<D: Driver> PinnedAllocation<D> {
+    /// Of no bytes: nothing to give back.
+    pub(crate) fn empty() -> PinnedAllocation<D> {
+        PinnedAllocation { home: None, bytes: 0 }
+    }
+    pub(crate) fn new(core: &Arc<Core<D>>, addr: Addr, id: AllocationId, bytes: u64) -> PinnedAllocation<D> {
+        PinnedAllocation { home: Some(Home { core: Arc::clone(core), addr, id }), bytes }
+    }
+    /// The first byte, as a number; a multiple of 512.
+    pub fn address(&self) -> Addr {
+        self.home.as_ref().map_or(Addr(512), |h| h.addr)
+    }
+    /// The first byte. Valid for reads and writes of [`PinnedAllocation::len`] bytes until the drop, as long as no device
+    /// work touches them. Of no bytes: dangling.
+    ///
+    /// # Panics
+    /// If the driver pinned memory at address 0, which none does.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        let addr = usize::try_from(self.address().0).unwrap_or(usize::MAX);
+        NonNull::new(core::ptr::with_exposed_provenance_mut(addr)).expect("pinned memory is not at address 0")
+    }
+    /// The length in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "is_empty is next to it")]
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+    /// Whether no bytes were asked for.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+    /// Which allocation it is.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.home.as_ref().map(|h| h.id)
+    }
+
+    /// Says that work queued on `stream`, now or until this is dropped, uses the bytes.
+    ///
+    /// # Errors
+    /// A stream of another device; a capturing stream.
+    pub fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
+        stream.refuse_capture()?;
+        let Some(home) = &self.home else { return Ok(()) };
+        if !Arc::ptr_eq(&home.core.registry, &stream.pool().core.registry) {
+            return Err(Error::WrongDevice { found: stream.info().device, expected: home.core.device });
+        }
+        home.core.registry.serve(&home.core.driver);
+        let line = stream.line();
+        home.core.host.with_uses(home.id, |uses| {
+            if uses.declare(line.id) {
+                line.open.fetch_add(1, crate::sync::Ordering::AcqRel);
+            }
+        });
+        home.core.driver.note(Note::Used { id: home.id, stream: stream.id(), so_far: false });
+        Ok(())
+    }
+
+    /// Says that the uses on the event's stream ended before the event.
+    ///
+    /// # Errors
+    /// An event of another device.
+    pub fn record_use_until(&self, event: &Event<D>) -> Result<(), Error> {
+        let Some(home) = &self.home else { return Ok(()) };
+        if !Arc::ptr_eq(&home.core.registry, event.registry()) {
+            return Err(Error::WrongDevice { found: event.device(), expected: home.core.device });
+        }
+        home.core.host.with_uses(home.id, |uses| {
+            uses.exact(event.timeline(), Access::Write, event.epoch());
+        });
+        home.core.driver.note(Note::Used { id: home.id, stream: event.stream(), so_far: true });
+        Ok(())
+    }
+}
+
+impl<D: Driver> fmt::Debug for PinnedAllocation<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.home {
+            Some(h) => write!(f, "PinnedAllocation({} {} + {} B)", h.id, h.addr, self.bytes),
+            None => f.write_str("PinnedAllocation(empty)"),
+        }
+    }
+}
+
+impl<D: Driver> Drop for PinnedAllocation<D> {
+    fn drop(&mut self) {
+        if let Some(Home { core, id, .. }) = self.home.take() {
+            core.driver.note(Note::Freed { id, unknown: false });
+            core.host.free(&core, id);
+        }
+    }
+}

@@ -1,0 +1,639 @@
+//! One stream's memory in one allocator: its heap, the ranges in flight, the uses of its allocations, its counters,
+//! behind one lock.
+//!
+//! The hot path is here in plain sight. A hit takes one lock, walks at most 32 free chunks, makes no driver call and
+//! allocates nothing; a free on the pool's own stream takes one lock and reads one integer (law O2). Nothing here calls
+//! the driver or user code, so that a drop, which may come at any time on any thread, never waits for either (O9).
+//!
+//! It does not know other pools: who lends what to whom is told in `lend`.
+
+use super::registry::{CONTEXT, Line, Registry};
+use super::share::Shares;
+use super::shared::Core;
+use crate::driver::{Driver, Note};
+use crate::heap::{ChunkId, Given, Heap, Kind, Taken, Want};
+use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
+use crate::report::{Counters, Histogram, PoolReport};
+use crate::sync::atomic::AtomicU32;
+use crate::sync::{Arc, Ordering, Quick, Rank, Ranked, RankedGuard};
+use crate::trace::Event;
+use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
+use hashbrown::HashMap;
+
+/// What one stream owns in one allocator.
+pub(crate) struct Pool<D: Driver> {
+    pub(crate) core: Arc<Core<D>>,
+    pub(crate) line: Arc<Line<D>>,
+    /// Its number in this process, never used twice.
+    pub(crate) number: u32,
+    /// [`Core::small_bytes`], so that a hit reads nothing of the core: misses of all threads write there.
+    pub(crate) small_bytes: u64,
+    state: Shared,
+    /// One grower a pool at a time; held over driver calls, and by nobody who frees.
+    pub(crate) grower: Ranked<()>,
+}
+
+/// What other threads touch, on cache lines of its own.
+#[repr(align(128))]
+struct Shared {
+    state: Ranked<PoolState, Quick>,
+    /// At least the longest free range in granules: spares a lender's search a lock. Written under the lock.
+    longest: AtomicU32,
+}
+
+/// A pool, locked.
+pub(crate) type Held<'a> = RankedGuard<'a, PoolState, Quick>;
+
+/// What the pool's lock protects.
+pub(crate) struct PoolState {
+    pub(crate) heap: Heap,
+    pub(crate) watch: Watch,
+    /// References for the handles to come.
+    pub(crate) shares: Shares,
+    /// What [`Pool::longest_hint`] says.
+    longest: u32,
+    /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
+    sizes: [u64; 33],
+    /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
+    pub(crate) counters: Counters,
+    /// Allocations served by misses.
+    missed: u64,
+    held_peak: u64,
+    pub(crate) in_flight: InFlight,
+    pub(super) uses: UseSlab,
+    names: HashMap<u32, Arc<str>>,
+    /// Handles of the stream that users hold.
+    pub(crate) streams: usize,
+    /// The stream is gone: only complete ranges enter, with stamp 0, or ranges that return unchanged.
+    pub(crate) closed: bool,
+}
+
+/// What a free has to look after beside the heap: nothing, nearly always, and then it is one comparison.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Watch(u8);
+
+impl Watch {
+    /// The stream is gone or going: the last free closes the pool.
+    pub(crate) const LEAVING: Watch = Watch(1);
+    /// The allocator and all its streams are gone: the last free here ends the pool.
+    pub(crate) const ORPHAN: Watch = Watch(2);
+    /// Another pool came asking for memory: frees here raise the due flag, so that it can be lent early.
+    pub(crate) const ASKED: Watch = Watch(4);
+    /// Some allocation has a name.
+    const NAMED: Watch = Watch(8);
+    /// Events are wanted.
+    const RECORDING: Watch = Watch(16);
+
+    #[inline]
+    pub(crate) fn set(&mut self, what: Watch) {
+        self.0 |= what.0;
+    }
+    pub(crate) fn clear(&mut self, what: Watch) {
+        self.0 &= !what.0;
+    }
+    fn has(self, what: Watch) -> bool {
+        self.0 & what.0 != 0
+    }
+    #[inline]
+    pub(crate) fn is_calm(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// The uses of allocations that were used by other streams: a side slab, found by the chunk's tag.
+#[derive(Default)]
+pub(super) struct UseSlab {
+    slots: Vec<Uses>,
+    free: Vec<u32>,
+}
+
+impl UseSlab {
+    /// The uses with this tag; tag 0 is none so far, and gets one.
+    pub(super) fn get_or_add(&mut self, tag: u32) -> (u32, &mut Uses) {
+        let tag = if tag != 0 {
+            tag
+        } else if let Some(t) = self.free.pop() {
+            t
+        } else {
+            self.slots.push(Uses::default());
+            u32::try_from(self.slots.len()).expect("2^32 allocations with foreign uses")
+        };
+        (tag, &mut self.slots[tag as usize - 1])
+    }
+    /// The uses with this tag, which is free from here on.
+    pub(super) fn take(&mut self, tag: u32) -> Uses {
+        if tag == 0 {
+            return Uses::default();
+        }
+        self.free.push(tag);
+        core::mem::take(&mut self.slots[tag as usize - 1])
+    }
+}
+
+/// A range that was just taken, for the handle.
+#[derive(Clone, Copy)]
+pub(crate) struct Handed {
+    pub(crate) chunk: ChunkId,
+    pub(crate) generation: u32,
+    pub(crate) addr: Addr,
+}
+
+impl From<Taken> for Handed {
+    #[inline]
+    fn from(t: Taken) -> Handed {
+        Handed { chunk: t.chunk, generation: t.generation, addr: t.addr }
+    }
+}
+
+/// What a free left to do for its caller, once the pool is unlocked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterFree {
+    /// Nothing.
+    Done,
+    /// The pool has no allocation left and its stream is gone: it may close.
+    Empty,
+    /// The pool has no allocation left and the allocator is gone too: one orphan less.
+    Orphaned,
+}
+
+impl PoolState {
+    /// The hot path: a hit at any address, or nothing.
+    #[inline]
+    pub(crate) fn hit(&mut self, len: Granules, kind: Kind, asked: u64) -> Option<Handed> {
+        let taken = self.heap.take_plain(asked, kind)?;
+        self.count_size(len);
+        Some(Handed::from(taken))
+    }
+
+    /// As [`PoolState::hit`], for what is rare: an alignment, or exact fits only.
+    pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Handed> {
+        let taken = if exact { self.heap.take_exact(want, asked) } else { self.heap.take(want, asked) };
+        let taken = taken?;
+        self.count_size(want.len);
+        Some(Handed::from(taken))
+    }
+
+    /// As [`PoolState::hit_rare`], for a miss that looks again or has brought something.
+    pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Handed> {
+        let taken = self.hit_rare(want, asked, exact)?;
+        self.missed += 1;
+        Some(taken)
+    }
+
+    /// The other kind's space: only before the pool would grow.
+    pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Handed> {
+        let taken = self.heap.take_across(want, asked)?;
+        self.count_size(want.len);
+        self.missed += 1;
+        Some(Handed::from(taken))
+    }
+
+    /// As [`Histogram::add`], into an array: the index needs no check and nothing grows.
+    #[inline]
+    fn count_size(&mut self, len: Granules) {
+        self.sizes[(u32::BITS - (len.0 - 1).leading_zeros()) as usize] += 1;
+    }
+
+    fn sizes(&self) -> Histogram {
+        let used = self.sizes.iter().rposition(|&n| n > 0).map_or(0, |last| last + 1);
+        Histogram { counts: self.sizes[..used].to_vec() }
+    }
+
+    /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
+    fn after_free(&self) -> AfterFree {
+        if !self.watch.has(Watch::LEAVING) || self.heap.live() > 0 {
+            AfterFree::Done
+        } else if self.watch.has(Watch::ORPHAN) {
+            AfterFree::Orphaned
+        } else {
+            AfterFree::Empty
+        }
+    }
+
+    /// What the pool did. The heap keeps what every take and give counts.
+    fn counters(&self) -> Counters {
+        let heap = self.heap.stats();
+        Counters {
+            allocations: heap.takes,
+            frees: heap.takes - heap.live,
+            hits: heap.takes - self.missed,
+            bytes_served: heap.bytes_served,
+            splits: heap.splits,
+            merges: heap.merges,
+            ..self.counters
+        }
+    }
+
+    pub(crate) fn note_held(&mut self) {
+        self.held_peak = self.held_peak.max(self.heap.stats().held);
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.heap.reset_peak();
+        self.held_peak = self.heap.stats().held;
+    }
+
+    pub(crate) fn set_name(&mut self, chunk: ChunkId, name: Arc<str>) {
+        self.names.insert(chunk.index(), name);
+        self.watch.set(Watch::NAMED);
+    }
+
+    pub(crate) fn name(&self, chunk: ChunkId) -> Option<&Arc<str>> {
+        self.names.get(&chunk.index())
+    }
+
+    /// The tighter bound on the longest free range, after a search that found nothing.
+    pub(crate) fn longest(&mut self) -> u32 {
+        self.longest = Kind::ALL.into_iter().map(|kind| self.heap.largest_free(kind).0).max().unwrap_or(0);
+        self.longest
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    pub(crate) fn new(core: Arc<Core<D>>, line: Arc<Line<D>>, number: u32) -> Pool<D> {
+        let mut watch = Watch(0);
+        if core.is_recording() {
+            watch.set(Watch::RECORDING);
+        }
+        let state = PoolState {
+            heap: Heap::new(),
+            watch,
+            shares: Shares::default(),
+            longest: 0,
+            sizes: [0; 33],
+            counters: Counters::default(),
+            missed: 0,
+            held_peak: 0,
+            in_flight: InFlight::new(),
+            uses: UseSlab::default(),
+            names: HashMap::new(),
+            streams: 1,
+            closed: false,
+        };
+        Pool {
+            small_bytes: core.small_bytes,
+            core,
+            line,
+            number,
+            state: Shared { state: Ranked::new(Rank::Pool, state), longest: AtomicU32::new(0) },
+            grower: Ranked::new(Rank::Grower, ()),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Held<'_> {
+        self.state.state.lock()
+    }
+
+    pub(crate) fn id_of(&self, chunk: ChunkId, generation: u32) -> AllocationId {
+        AllocationId { pool: self.number, chunk: chunk.index(), generation }
+    }
+
+    /// At least the longest free range, without the lock.
+    pub(crate) fn longest_hint(&self) -> u32 {
+        self.state.longest.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn publish_longest(&self, state: &mut PoolState, longest: u32) {
+        if longest > state.longest && !planted!(HintNeverRaised) {
+            state.longest = longest;
+            self.state.longest.store(longest, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets the hint down to what a search found to be true.
+    pub(crate) fn tighten_longest(&self, state: &mut PoolState) {
+        let longest = state.longest();
+        self.state.longest.store(longest, Ordering::Relaxed);
+    }
+
+    /// Tells a checking device.
+    #[inline]
+    pub(crate) fn note_freed(&self, chunk: ChunkId, generation: u32) {
+        self.core.driver.note(Note::Freed { id: self.id_of(chunk, generation), unknown: false });
+    }
+
+    /// The heap's part of a free; `None`, and nothing is done, if other streams used the range.
+    #[inline]
+    pub(crate) fn give_back(&self, state: &mut PoolState, chunk: ChunkId, generation: u32) -> Option<Given> {
+        if planted!(Z9) {
+            state.heap.set_tag(chunk, 0);
+        }
+        // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says
+        // that other streams used it.
+        state.heap.give_untagged(chunk, generation, self.line.stamp())
+    }
+
+    /// What is to be done beside a free: the watch says that there is something, perhaps.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn settle(
+        &self,
+        state: &mut PoolState,
+        chunk: ChunkId,
+        generation: u32,
+        addr: Addr,
+        len: Granules,
+        in_flight: bool,
+    ) -> AfterFree {
+        if state.watch.has(Watch::NAMED) {
+            state.names.remove(&chunk.index());
+            if state.names.is_empty() {
+                state.watch.clear(Watch::NAMED);
+            }
+        }
+        if state.watch.has(Watch::ASKED) && self.line.note_unmarked(len.bytes()) {
+            state.watch.clear(Watch::ASKED);
+            self.core.registry.raise_errand();
+        }
+        if state.watch.has(Watch::RECORDING) {
+            self.core.record(Event::Free {
+                id: self.id_of(chunk, generation),
+                addr,
+                rounded: len.bytes(),
+                stream: self.line.info.id,
+                in_flight,
+            });
+        }
+        state.after_free()
+    }
+
+    /// A free with uses on other streams, or by nobody knows whom.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn free_used(
+        &self,
+        mut guard: Held<'_>,
+        chunk: ChunkId,
+        generation: u32,
+        unknown: bool,
+    ) -> AfterFree {
+        let registry = &self.core.registry;
+        let state = &mut *guard;
+        let view = state.heap.view(chunk, generation);
+        let uses = state.uses.take(view.tag);
+        state.heap.set_tag(chunk, 0);
+        if planted!(Z38) {
+            release_open(registry, &uses);
+        }
+        point!("unsealed");
+        // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
+        let mut pending: PendingSet = {
+            let seen = registry.seen();
+            uses.at_free(Some(self.line.id), |on| {
+                seen.line(on)
+                    .map_or(Epoch::COMPLETE, |l| if planted!(SealSubmitted) { l.marked() } else { l.stamp() })
+            })
+        };
+        let unknown = unknown && !planted!(UnknownPlain);
+        if unknown {
+            pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
+        }
+        let early = if planted!(Z32) { self.line.stamp() } else { Epoch::COMPLETE };
+        point!("sealed");
+        let clock = self.line.clock();
+        // The facts first, then the stamp (O5): a stamp loaded before could miss a wait made in between.
+        let ordered = !unknown && registry.all_ordered(self.line.id, &clock, &pending);
+        let after = if ordered {
+            let stamp = if planted!(Z32) { early } else { self.line.stamp() };
+            let given = state.heap.give(chunk, generation, stamp);
+            self.publish_longest(state, given.free_len.0);
+            self.settle(state, chunk, generation, view.addr, given.len, false)
+        } else {
+            let home = self.line.stamp();
+            state.heap.hold(chunk, generation, home);
+            for p in &pending {
+                if let Some(line) = registry.line(p.on)
+                    && line.note_unmarked(view.len.bytes())
+                {
+                    registry.raise_errand();
+                }
+            }
+            state.in_flight.insert(Entry {
+                chunk: chunk.index(),
+                generation,
+                len: view.len,
+                uses: pending,
+                home,
+            });
+            state.counters.in_flight_frees += 1;
+            self.settle(state, chunk, generation, view.addr, view.len, true)
+        };
+        drop(guard);
+        // Only now, after seal and home stamp are loaded (closing a stream): the last open use may let it go.
+        if !planted!(Z38) {
+            release_open(registry, &uses);
+        }
+        after
+    }
+
+    /// Registers a use on `on` until the free.
+    pub(crate) fn declare_use(&self, chunk: ChunkId, generation: u32, on: &Line<D>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.heap.view(chunk, generation);
+        let tag = state.heap.tag(chunk);
+        let (tag, uses) = state.uses.get_or_add(tag);
+        if planted!(Z21) {
+            uses.exact(on.id, order::Access::Write, on.stamp());
+        } else if uses.declare(on.id) {
+            on.open.fetch_add(1, Ordering::AcqRel);
+        }
+        state.heap.set_tag(chunk, tag);
+    }
+
+    /// Registers a use that ended before marker `epoch` of `on`.
+    pub(crate) fn declare_exact(&self, chunk: ChunkId, generation: u32, on: TimelineId, epoch: Epoch) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.heap.view(chunk, generation);
+        let tag = state.heap.tag(chunk);
+        let (tag, uses) = state.uses.get_or_add(tag);
+        uses.exact(on, order::Access::Write, epoch);
+        state.heap.set_tag(chunk, tag);
+    }
+
+    /// What a first use on another stream must come after (O7): the bytes' former life on the home stream.
+    pub(crate) fn birth(&self, chunk: ChunkId, generation: u32) -> Pending {
+        let state = self.lock();
+        let stamp = state.heap.view(chunk, generation).stamp;
+        Pending { on: self.line.id, epoch: if planted!(Z20) { Epoch::COMPLETE } else { stamp } }
+    }
+
+    /// Takes the birth stamp anew, behind what was queued on the home stream for an allocation that nobody has yet.
+    pub(crate) fn born_now(&self, chunk: ChunkId, generation: u32) {
+        let mut state = self.lock();
+        state.heap.set_stamp(chunk, generation, self.line.stamp());
+    }
+
+    /// Own ranges in flight whose uses are over enter the free state. Returns whether any did.
+    pub(crate) fn drain(&self) -> bool {
+        let registry = &self.core.registry;
+        let clock = self.line.clock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if state.in_flight.is_empty() {
+            return false;
+        }
+        let closed = state.closed;
+        let done = {
+            let seen = registry.seen();
+            let over = |p: Pending| {
+                if closed {
+                    order::Completed::is_complete(&seen, p)
+                } else {
+                    order::is_ordered(self.line.id, &clock, &seen, p)
+                }
+            };
+            state.in_flight.drain(over)
+        };
+        let mut any = false;
+        for entry in done {
+            any |= self.enter_drained(state, entry);
+        }
+        any
+    }
+
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "the entry left the index and goes back into it or ends here"
+    )]
+    fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
+        let mut all = entry.uses.clone();
+        if !planted!(Z36) {
+            all.push(Pending { on: self.line.id, epoch: entry.home });
+        }
+        let Some(stamp) = self.entry_stamp(state, &all) else {
+            // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
+            let home = Pending { on: self.line.id, epoch: entry.home };
+            state.in_flight.insert(Entry { uses: smallvec::smallvec![home], ..entry });
+            return false;
+        };
+        let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };
+        let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
+        self.publish_longest(state, given.free_len.0);
+        true
+    }
+
+    /// Law O5, the stamp with which a range enters this pool's free state after its ordering facts were checked: 0 if
+    /// all its uses, former home stamps among them, are complete; else the pool's submitted + 1, loaded now. `None`: the
+    /// pool is closed and the range is not complete.
+    pub(crate) fn entry_stamp(&self, state: &PoolState, uses: &[Pending]) -> Option<Epoch> {
+        if planted!(Z19) {
+            return Some(uses.last().map_or(Epoch::COMPLETE, |home| home.epoch));
+        }
+        if self.core.registry.all_complete(uses) {
+            Some(Epoch::COMPLETE)
+        } else if state.closed && !planted!(ClosedAdmits) {
+            None
+        } else {
+            Some(self.line.stamp())
+        }
+    }
+
+    /// A range from another pool, or from the device, enters: facts were checked, `uses` are what it carries. The
+    /// heap merges it with its neighbours. `false` if the pool is closed and the range is not complete.
+    pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> bool {
+        let Some(stamp) = self.entry_stamp(state, uses) else { return false };
+        let stamp = match stamp {
+            Epoch::COMPLETE => stamp,
+            _ if planted!(Z1) => self.line.marked(),
+            _ if planted!(Z2) => Epoch::COMPLETE,
+            _ => stamp,
+        };
+        self.extend(state, range, stamp);
+        true
+    }
+
+    /// A range comes in with this stamp: complete, or returning exactly as it was.
+    pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) {
+        if !state.heap.has_segment(range.segment) {
+            state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
+        }
+        let merged = state.heap.extend(range.segment, range.offset, range.len, stamp);
+        self.publish_longest(state, merged.len.0);
+        state.note_held();
+    }
+
+    /// The pool's part of a report.
+    pub(crate) fn report(&self) -> PoolReport {
+        let mut state = self.lock();
+        let stats = state.heap.stats();
+        let largest_free = state.heap.snapshot().largest_free.bytes();
+        self.tighten_longest(&mut state);
+        let oldest_in_flight = state
+            .in_flight
+            .oldest()
+            .filter_map(|p| {
+                let line = self.core.registry.line(p.on)?;
+                Some(line.stamp().0.saturating_sub(p.epoch.0))
+            })
+            .max();
+        let report = PoolReport {
+            stream: self.line.info.id,
+            name: None,
+            closed: state.closed,
+            held: stats.held,
+            allocated: stats.allocated,
+            asked: stats.asked,
+            cached: stats.free,
+            in_flight: stats.in_flight,
+            allocated_peak: stats.allocated_peak,
+            held_peak: state.held_peak,
+            live: stats.live,
+            free_chunks: stats.free_chunks,
+            largest_free,
+            in_flight_ranges: state.in_flight.len() as u64,
+            oldest_in_flight,
+            counters: state.counters(),
+            sizes: state.sizes(),
+        };
+        state.unlock_fair();
+        report
+    }
+}
+
+/// A range on the move, with all that a heap needs to take it in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) segment: SegmentId,
+    pub(crate) base: Addr,
+    pub(crate) segment_len: Granules,
+    pub(crate) kind: Kind,
+    pub(crate) offset: Granules,
+    pub(crate) len: Granules,
+}
+
+impl From<&crate::heap::Cut> for Range {
+    fn from(c: &crate::heap::Cut) -> Range {
+        Range {
+            segment: c.segment,
+            base: c.base,
+            segment_len: c.segment_len,
+            kind: c.kind,
+            offset: c.offset,
+            len: c.len,
+        }
+    }
+}
+
+/// The open uses of a freed allocation end: the last one on a stream that nobody holds lets it close.
+pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
+    for on in uses.open_on().filter(|_| !planted!(OpenForgotten)) {
+        if let Some(line) = registry.line(on)
+            && line.open.fetch_sub(1, Ordering::AcqRel) == 1
+            // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open`
+            // as this looks at `pools`, and one of the two has to see the other.
+            && line.pools.fetch_add(0, Ordering::AcqRel) == 0
+        {
+            registry.raise_errand();
+        }
+    }
+}
+
+impl<D: Driver> core::fmt::Debug for Pool<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Pool({} of {})", self.number, self.line.info.id)
+    }
+}

@@ -1,0 +1,91 @@
+//! Allocations as plain values, for foreign code that keeps a number and gives it back.
+//!
+//! The pool stays alive through a raw value as through a handle: its share is leaked until `from_raw` takes it up.
+
+#![allow(unsafe_code, reason = "raw values leak and take up a counted reference")]
+
+use super::allocation::Allocation;
+use super::pool::Pool;
+use crate::driver::Driver;
+use crate::heap::ChunkId;
+use crate::sync::Arc;
+use crate::units::Addr;
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+/// An [`Allocation`] taken apart. Dropping it does nothing: the bytes stay allocated until
+/// [`Allocation::from_raw`] takes them up again.
+pub struct RawAllocation<D: Driver> {
+    pool: *const Pool<D>,
+    addr: Addr,
+    chunk: ChunkId,
+    generation: u32,
+    bytes: u64,
+}
+
+// SAFETY: the pointer is an `Arc<Pool<D>>` leaked, and `Pool<D>` is Send and Sync.
+unsafe impl<D: Driver> Send for RawAllocation<D> {}
+// SAFETY: as above; a shared raw value gives only numbers.
+unsafe impl<D: Driver> Sync for RawAllocation<D> {}
+
+#[allow(clippy::expl_impl_clone_on_copy, reason = "a derive would ask for D: Copy")]
+impl<D: Driver> Clone for RawAllocation<D> {
+    fn clone(&self) -> RawAllocation<D> {
+        *self
+    }
+}
+impl<D: Driver> Copy for RawAllocation<D> {}
+
+impl<D: Driver> RawAllocation<D> {
+    /// The first byte.
+    pub fn address(&self) -> Addr {
+        self.addr
+    }
+    /// The length in bytes, as asked for.
+    #[allow(clippy::len_without_is_empty, reason = "a plain value with the handle's two facts")]
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl<D: Driver> fmt::Debug for RawAllocation<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawAllocation({} + {} B)", self.addr, self.bytes)
+    }
+}
+
+impl<D: Driver> Allocation<D> {
+    /// Takes the handle apart. An allocation of no bytes gives a value with no pool.
+    pub fn into_raw(self) -> RawAllocation<D> {
+        let (addr, bytes) = (self.address(), self.len());
+        match self.into_home() {
+            Some(home) => RawAllocation {
+                pool: Arc::into_raw(ManuallyDrop::into_inner(home.pool)),
+                addr,
+                chunk: home.chunk,
+                generation: home.generation,
+                bytes,
+            },
+            None => RawAllocation {
+                pool: core::ptr::null(),
+                addr,
+                chunk: ChunkId::from_index(0),
+                generation: 0,
+                bytes,
+            },
+        }
+    }
+
+    /// Puts a handle together again.
+    ///
+    /// # Safety
+    /// `raw` came from [`Allocation::into_raw`] and is given here once: a copy given twice frees the pool's share twice.
+    pub unsafe fn from_raw(raw: RawAllocation<D>) -> Allocation<D> {
+        if raw.pool.is_null() {
+            return Allocation::dangling();
+        }
+        // SAFETY: by the caller's promise the pointer is an `Arc` that `into_raw` leaked, taken up once.
+        let pool = unsafe { Arc::from_raw(raw.pool) };
+        Allocation::new(pool, raw.addr, raw.chunk, raw.generation, raw.bytes)
+    }
+}

@@ -1,0 +1,378 @@
+//! What all handles of one allocator share: the driver, the options, the list of pools, the backing, the counts.
+//!
+//! Lifetimes are decided here. Users hold `Allocator`s and `Stream`s, counted as owners; pools and this value refer to
+//! each other until the last owner is gone and the last allocation freed, in whichever order: then everything is
+//! waited for and given back ([`Core::shut_down`]). It does not know how memory is found.
+
+use super::backing::Backing;
+use super::config::{Config, Growth, SMALL_BYTES};
+use super::hands::Hands;
+use super::host::HostPool;
+use super::keeper::Keeper;
+use super::pool::{AfterFree, Pool, Watch};
+use super::recorder::Recorder;
+use super::registry::Registry;
+use crate::driver::Driver;
+use crate::error::{DriverError, DriverErrorKind, Error};
+use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
+use crate::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
+use crate::trace::Event;
+use crate::units::{DeviceId, StreamId};
+
+/// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
+static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
+
+/// Lists of pools shorter than this are not swept.
+const SWEEP_LEAST: usize = 16;
+
+/// A pool's number in this process.
+///
+/// # Panics
+/// After 2^32 pools in one process.
+pub(crate) fn next_pool_number() -> u32 {
+    let n = NEXT_POOL.fetch_add(1, Ordering::Relaxed);
+    assert!(n != 0, "2^32 pools in one process");
+    n
+}
+
+/// One allocator, behind its handles.
+pub(crate) struct Core<D: Driver> {
+    pub(crate) driver: D,
+    pub(crate) config: Config,
+    pub(crate) device: DeviceId,
+    pub(crate) capacity: u64,
+    /// Requests up to here are small. With exact growth there are no segments to share, and all are of one kind.
+    pub(crate) small_bytes: u64,
+    pub(crate) registry: Arc<Registry<D>>,
+    pub(crate) pools: Ranked<Vec<Arc<Pool<D>>>>,
+    pub(crate) backing: Ranked<Backing<D>>,
+    pub(crate) host: HostPool<D>,
+    /// What dropped tokens of copies owned.
+    pub(crate) keeper: Arc<Keeper<D>>,
+    recorder: Recorder,
+    pub(crate) ladder: Mutex<Ladder>,
+    /// What pools did that are no more.
+    departed: Mutex<(Counters, Histogram)>,
+    /// Highest sum of live bytes seen on slow paths.
+    pub(crate) allocated_peak: AtomicU64,
+    /// Bytes cut from one pool and not yet in the next.
+    pub(crate) moving: AtomicU64,
+    /// A new pool that makes the list longer than this sweeps it.
+    sweep_above: AtomicUsize,
+    /// Who holds any such bytes.
+    pub(crate) hands: Hands,
+    /// One trim at a time: two that gather one segment would each find it incomplete.
+    pub(crate) trimmer: Ranked<()>,
+    owners: AtomicUsize,
+    /// Pools with live allocations after the last owner went, and one more while they are counted.
+    orphans: AtomicUsize,
+}
+
+impl<D: Driver> Core<D> {
+    pub(crate) fn new(driver: D, config: Config) -> Result<Arc<Core<D>>, Error> {
+        let driver = if config.scrub { driver.scrubbing() } else { driver };
+        let info = driver.memory_info()?;
+        let limit = config.limit.bytes(info.total)?;
+        let registry = driver.slot().get_or_make(|| Registry::new(&driver));
+        if !registry.alive() {
+            return Err(lost());
+        }
+        let host = HostPool::new(config.pinned_limit);
+        let recorder = Recorder::new(config.sinks.clone());
+        Ok(Arc::new(Core {
+            device: driver.device(),
+            capacity: info.total,
+            small_bytes: if config.growth == Growth::Exact { 0 } else { SMALL_BYTES },
+            registry,
+            pools: Ranked::new(Rank::Pools, Vec::new()),
+            backing: Ranked::new(Rank::Backing, Backing::new(limit)),
+            host,
+            keeper: Arc::new(Keeper::new(!config.deterministic)),
+            recorder,
+            ladder: Mutex::new(Ladder::default()),
+            departed: Mutex::new((Counters::default(), Histogram::default())),
+            allocated_peak: AtomicU64::new(0),
+            moving: AtomicU64::new(0),
+            sweep_above: AtomicUsize::new(SWEEP_LEAST),
+            hands: Hands::default(),
+            trimmer: Ranked::new(Rank::Trimmer, ()),
+            owners: AtomicUsize::new(0),
+            orphans: AtomicUsize::new(0),
+            driver,
+            config,
+        }))
+    }
+
+    /// Whether events are wanted.
+    #[inline]
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recorder.is_on()
+    }
+
+    /// Keeps an event. May be called under any lock and in a drop: it only stores.
+    pub(crate) fn record(&self, event: Event) {
+        self.recorder.push(event);
+    }
+
+    /// Hands the kept events to the sinks. Called with no lock held, never in a drop.
+    #[inline]
+    pub(crate) fn deliver(&self) {
+        if self.recorder.is_on() {
+            self.recorder.deliver();
+        }
+    }
+
+    /// Bytes served by pools that are no more.
+    pub(crate) fn departed_bytes(&self) -> u64 {
+        self.departed.lock().0.bytes_served
+    }
+
+    /// How often anything was freed so far, to see whether something was freed in between.
+    pub(crate) fn frees(&self) -> u64 {
+        let now: u64 = self.pool_list().iter().map(|p| p.lock().counters.frees).sum();
+        now + self.departed.lock().0.frees
+    }
+
+    pub(crate) fn pool_list(&self) -> Vec<Arc<Pool<D>>> {
+        self.pools.lock().clone()
+    }
+
+    /// Raises the peak of live bytes (rounded, all pools) to what it is now and `more`, and returns it.
+    pub(crate) fn sample_live(&self, more: u64) -> u64 {
+        let live = self.live_bytes() + more;
+        self.allocated_peak.fetch_max(live, Ordering::Relaxed).max(live)
+    }
+
+    /// Live bytes (rounded) of all pools, one lock at a time.
+    pub(crate) fn live_bytes(&self) -> u64 {
+        self.pool_list().iter().map(|p| p.lock().heap.stats().allocated).sum()
+    }
+
+    /// Sweeps when the list of pools has become twice as long as the last sweep left it: a program that opens a stream
+    /// for each epoch and never trims would keep the pools of all of them.
+    pub(crate) fn tidy(&self) {
+        if self.pools.lock().len() <= self.sweep_above.load(Ordering::Relaxed) {
+            return;
+        }
+        if !self.config.deterministic {
+            for line in self.registry.lines().iter().filter(|l| l.is_closed()) {
+                // An error is no completion (O4); whoever needs the line meets it.
+                let _ = self.registry.fold(&self.driver, line);
+            }
+        }
+        self.sweep();
+        let left = self.pools.lock().len();
+        self.sweep_above.store(SWEEP_LEAST.max(2 * left), Ordering::Relaxed);
+    }
+
+    /// Takes closed and empty pools off the list; what they did stays in the sums.
+    pub(crate) fn sweep(&self) {
+        let mut gone = Vec::new();
+        {
+            let mut pools = self.pools.lock();
+            pools.retain(|pool| {
+                let state = pool.lock();
+                let empty = state.closed
+                    && state.heap.live() == 0
+                    && state.in_flight.is_empty()
+                    && state.heap.stats().held == 0
+                    // What is in hand may have been cut here and come back: under this lock, no hand means never.
+                    && !self.hands.any();
+                drop(state);
+                if empty {
+                    gone.push(Arc::clone(pool));
+                }
+                !empty
+            });
+        }
+        for pool in gone {
+            let r = pool.report();
+            let mut departed = self.departed.lock();
+            departed.0.add(&r.counters);
+            departed.1.merge(&r.sizes);
+        }
+        self.registry.retire();
+    }
+
+    /// The pool's stream is gone and nothing of it is live: only complete ranges enter from here on. Makes no driver
+    /// call; the stream itself closes at the next errand.
+    pub(crate) fn close_pool(&self, pool: &Pool<D>) {
+        {
+            let mut state = pool.lock();
+            if state.closed || state.streams > 0 || state.heap.live() > 0 {
+                return;
+            }
+            // Before the closing marker is reserved (closing a stream).
+            state.closed = !planted!(Z37);
+        }
+        if planted!(Z37) {
+            pool.line.pools.fetch_sub(1, Ordering::AcqRel);
+            let _ = self.registry.close(&self.driver, &pool.line);
+            point!("closing");
+            pool.lock().closed = true;
+            return;
+        }
+        point!("closing");
+        pool.line.pools.fetch_sub(1, Ordering::AcqRel);
+        self.registry.raise_errand();
+    }
+
+    /// A free left its pool without allocations, and the pool is leaving.
+    #[cold]
+    pub(crate) fn pool_emptied(&self, pool: &Pool<D>, after: AfterFree) {
+        match after {
+            AfterFree::Done => {}
+            AfterFree::Empty => self.close_pool(pool),
+            AfterFree::Orphaned => self.orphan_done(),
+        }
+    }
+
+    pub(crate) fn orphan_done(&self) {
+        if self.orphans.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shut_down();
+        }
+    }
+
+    /// The last `Allocator` and `Stream` are gone.
+    fn abandon(&self) {
+        // What is kept may hold pinned memory of ours.
+        self.keeper.close();
+        self.orphans.store(1, Ordering::Release);
+        for pool in self.pool_list() {
+            let mut state = pool.lock();
+            let shares = Pool::<D>::leave(&mut state, Watch::ORPHAN);
+            if state.heap.live() > 0 {
+                self.orphans.fetch_add(1, Ordering::AcqRel);
+            }
+            drop(state);
+            Pool::release(&pool, shares);
+        }
+        if self.host.abandon() {
+            self.orphans.fetch_add(1, Ordering::AcqRel);
+        }
+        self.orphan_done();
+    }
+
+    /// Waits for the device and gives everything back. Nothing refers to any byte any more.
+    fn shut_down(&self) {
+        assert_unlocked("the allocator shuts down");
+        let lines = self.registry.lines();
+        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
+        match self.registry.watch(self.driver.synchronize_device()) {
+            Ok(()) => {
+                for (line, epoch) in lines.iter().zip(promised) {
+                    self.registry.proved(line, epoch);
+                }
+            }
+            // Plain frees wait by themselves; a lost context has nothing left to wait for.
+            Err(e) => self.driver.drop_failed(e),
+        }
+        let pools = core::mem::take(&mut *self.pools.lock());
+        for pool in &pools {
+            let mut state = pool.lock();
+            if !state.closed {
+                state.closed = true;
+                drop(state);
+                pool.line.pools.fetch_sub(1, Ordering::AcqRel);
+                self.registry.raise_errand();
+            }
+        }
+        let segments = self.backing.lock().take_all();
+        for segment in segments {
+            if let Err((range, e)) = segment.release() {
+                self.driver.drop_failed(e);
+                drop(range);
+            }
+        }
+        self.host.release_all(&self.driver);
+        self.registry.serve(&self.driver);
+        self.registry.retire();
+    }
+
+    /// Everything, gathered pool by pool; exact when nothing runs beside it.
+    pub(crate) fn report(&self) -> Report {
+        let allocated_peak = self.sample_live(0);
+        let pools: Vec<PoolReport> = self.pool_list().iter().map(|p| p.report()).collect();
+        let mut total = PoolReport::sum(&pools);
+        {
+            let departed = self.departed.lock();
+            total.counters.add(&departed.0);
+            total.sizes.merge(&departed.1);
+        }
+        total.stream = StreamId(0);
+        let pinned = self.host.report();
+        let driver_calls = self.driver.calls();
+        let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
+        let backing = self.backing.lock();
+        Report {
+            device: self.device,
+            capacity: self.capacity,
+            limit: backing.limit,
+            policy: self.config.policy.name(),
+            taken: backing.taken,
+            taken_peak: backing.taken_peak,
+            segments: backing.segments.len() as u64,
+            moving: self.moving.load(Ordering::Relaxed),
+            growths: backing.growths,
+            releases: backing.releases,
+            allocated_peak,
+            total,
+            pools,
+            ladder: *self.ladder.lock(),
+            pinned,
+            driver_calls,
+            deferred_errors,
+        }
+    }
+}
+
+/// The context is lost: nothing works again, and saying so at once is all that is left to do.
+pub(crate) fn lost() -> Error {
+    Error::Driver(lost_context())
+}
+
+/// As [`lost`], as the driver would have said it.
+pub(crate) fn lost_context() -> DriverError {
+    DriverError::new(
+        "context",
+        0,
+        DriverErrorKind::ContextLost,
+        "the device's context was lost earlier; start a new process",
+    )
+}
+
+impl<D: Driver> core::fmt::Debug for Core<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Core({})", self.device)
+    }
+}
+
+/// A share of an allocator: it stays open while there is one.
+#[derive(Debug)]
+pub(crate) struct Owner<D: Driver>(Arc<Core<D>>);
+
+impl<D: Driver> Owner<D> {
+    pub(crate) fn new(core: Arc<Core<D>>) -> Owner<D> {
+        core.owners.fetch_add(1, Ordering::Relaxed);
+        Owner(core)
+    }
+    #[inline]
+    pub(crate) fn core(&self) -> &Arc<Core<D>> {
+        &self.0
+    }
+}
+
+impl<D: Driver> Clone for Owner<D> {
+    fn clone(&self) -> Owner<D> {
+        Owner::new(Arc::clone(&self.0))
+    }
+}
+
+impl<D: Driver> Drop for Owner<D> {
+    fn drop(&mut self) {
+        if self.0.owners.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.abandon();
+        }
+    }
+}

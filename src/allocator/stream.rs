@@ -1,0 +1,290 @@
+//! Streams and events as users hold them.
+//!
+//! A [`Stream`] is one native stream and its pool in one allocator. Order between streams that is made through it is
+//! known to the allocator; order that is made behind its back (the driver's own calls) holds on the device but is not
+//! known, which costs memory and never safety.
+
+use super::Allocator;
+use super::keeper::Keeper;
+use super::pool::{Pool, Watch};
+use super::registry::{Line, Registry};
+use super::shared::{Owner, lost};
+use crate::driver::{Driver, StreamInfo};
+use crate::error::Error;
+use crate::order::{Marker, TimelineId};
+use crate::sync::{Arc, Ordering};
+use crate::units::{DeviceId, Epoch, StreamId};
+use core::fmt;
+use core::time::Duration;
+
+/// A stream with a pool in an [`Allocator`](crate::Allocator). Cheap to clone; may be dropped before or after its
+/// allocations. The last clone's drop may speak to the driver (it marks the stream's end) and does not wait for it.
+///
+/// There is no current stream: streams are arguments.
+pub struct Stream<D: Driver>(Arc<Inner<D>>);
+
+// Each allocation reads it: on cache lines of its own, away from whatever lies beside.
+#[repr(align(128))]
+struct Inner<D: Driver> {
+    pool: Arc<Pool<D>>,
+    native: D::Stream,
+    /// Somebody else can begin a capture on it, so it is asked.
+    foreign: bool,
+    /// Allocations on it have something to look after beside the heap: one flag for the hot path to look at.
+    watched: bool,
+    owner: Owner<D>,
+}
+
+impl<D: Driver> Clone for Stream<D> {
+    fn clone(&self) -> Stream<D> {
+        Stream(Arc::clone(&self.0))
+    }
+}
+
+impl<D: Driver> Stream<D> {
+    pub(crate) fn new(owner: Owner<D>, pool: Arc<Pool<D>>, native: D::Stream, foreign: bool) -> Stream<D> {
+        let core = owner.core();
+        let watched = foreign || core.is_recording() || core.config.exact_fit || core.config.scrub;
+        Stream(Arc::new(Inner { pool, native, foreign, watched, owner }))
+    }
+
+    #[inline]
+    pub(crate) fn pool(&self) -> &Arc<Pool<D>> {
+        &self.0.pool
+    }
+    pub(crate) fn line(&self) -> &Arc<Line<D>> {
+        &self.0.pool.line
+    }
+    #[inline]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.0.watched
+    }
+    /// The allocator it has its pool in.
+    pub fn allocator(&self) -> Allocator<D> {
+        Allocator { owner: self.0.owner.clone() }
+    }
+    pub(crate) fn keeper(&self) -> &Arc<Keeper<D>> {
+        &self.0.owner.core().keeper
+    }
+    pub(super) fn registry(&self) -> &Arc<Registry<D>> {
+        &self.0.owner.core().registry
+    }
+    pub(crate) fn driver(&self) -> &D {
+        &self.0.owner.core().driver
+    }
+
+    /// The driver's unique id: never reused, unlike the handle's value.
+    pub fn id(&self) -> StreamId {
+        self.info().id
+    }
+    /// Identity, device and kind.
+    pub fn info(&self) -> StreamInfo {
+        self.line().info
+    }
+    /// The driver's stream, to launch on.
+    pub fn native(&self) -> &D::Stream {
+        &self.0.native
+    }
+    /// Its number on the device, as `order` counts.
+    pub fn timeline(&self) -> TimelineId {
+        self.line().id
+    }
+
+    /// Never waited on and never made to wait by the allocator: for streams that depend on each other through flags or
+    /// collectives, where an inserted wait could hang the program. Its memory is then reused by others only when
+    /// complete, or when the program itself ordered them.
+    pub fn set_independent(&self, on: bool) {
+        self.line().independent.store(on, Ordering::Relaxed);
+    }
+    /// As [`Stream::set_independent`], for building.
+    #[must_use]
+    pub fn independent(self) -> Stream<D> {
+        self.set_independent(true);
+        self
+    }
+
+    /// Fails for a stream that is being captured.
+    pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
+        if !self.0.foreign {
+            return Ok(());
+        }
+        let registry = self.registry();
+        if !registry.alive() {
+            return Err(lost());
+        }
+        if registry.watch(self.driver().is_capturing(&self.0.native))? {
+            return Err(Error::Capturing { stream: Some(self.id()) });
+        }
+        Ok(())
+    }
+
+    /// Records an event behind everything queued so far. Orders nothing by itself; the host does not wait.
+    ///
+    /// # Errors
+    /// The driver's; a capturing stream.
+    pub fn record(&self) -> Result<Event<D>, Error> {
+        self.refuse_capture()?;
+        let registry = self.registry();
+        registry.serve(self.driver());
+        let Some(marker) = registry.make_marker(self.driver(), self.line())? else { return Err(lost()) };
+        Ok(Event {
+            registry: Arc::clone(registry),
+            driver: self.driver().clone(),
+            on: Arc::clone(self.line()),
+            marker,
+            queries_teach: !self.0.owner.core().config.deterministic,
+        })
+    }
+
+    /// Makes work queued on this stream from now on wait, on the device, for what the event was recorded behind. The
+    /// host does not wait. What the event's stream had itself waited for by then counts too.
+    ///
+    /// # Errors
+    /// The driver's, and a per-thread default stream of another thread: nothing was ordered then.
+    pub fn wait(&self, event: &Event<D>) -> Result<(), Error> {
+        self.refuse_capture()?;
+        let registry = self.registry();
+        if Arc::ptr_eq(registry, &event.registry) || planted!(Z12) {
+            registry.wait_for(self.driver(), self.line(), event.on.id, &event.marker)?;
+        } else {
+            // Another device's event: ordered on the device, unknown to our clocks.
+            self.line().own_thread("wait")?;
+            registry.watch(self.driver().wait(&self.0.native, &event.marker.event))?;
+        }
+        Ok(())
+    }
+
+    /// Makes this stream wait for everything queued on `other` so far.
+    ///
+    /// # Errors
+    /// As [`Stream::record`] and [`Stream::wait`].
+    pub fn wait_stream(&self, other: &Stream<D>) -> Result<(), Error> {
+        self.wait(&other.record()?)
+    }
+
+    /// Blocks the host until everything queued on this stream is complete. Other streams go on.
+    ///
+    /// # Errors
+    /// The driver's; a per-thread default stream of another thread, whose handle means this thread's own stream here.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let (registry, line) = (self.registry(), self.line());
+        line.own_thread("synchronize")?;
+        // What proves completion is numbered before the call (O8), and what the stream comes after is copied before it.
+        let (promised, clock) = (line.promise(), line.clock());
+        registry.watch(self.driver().synchronize_stream(&self.0.native))?;
+        point!("synchronised");
+        let promised = if planted!(Z18) { line.promise() } else { promised };
+        registry.proved(line, promised);
+        registry.learn(&clock);
+        Ok(())
+    }
+}
+
+impl<D: Driver> fmt::Debug for Stream<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({}, {:?})", self.id().0, self.info().kind)
+    }
+}
+
+impl<D: Driver> Drop for Inner<D> {
+    fn drop(&mut self) {
+        let core = self.owner.core();
+        let (empty, shares) = {
+            let mut state = self.pool.lock();
+            state.streams -= 1;
+            if state.streams > 0 {
+                return;
+            }
+            let shares = Pool::<D>::leave(&mut state, Watch::LEAVING);
+            (state.heap.live() == 0, shares)
+        };
+        Pool::release(&self.pool, shares);
+        if empty {
+            core.close_pool(&self.pool);
+            core.registry.serve(&core.driver);
+        }
+    }
+}
+
+/// A point on a stream: everything queued on it before [`Stream::record`]. Immutable; cheap to clone.
+pub struct Event<D: Driver> {
+    registry: Arc<Registry<D>>,
+    driver: D,
+    on: Arc<Line<D>>,
+    marker: Marker<Arc<D::Event>>,
+    /// Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
+    queries_teach: bool,
+}
+
+impl<D: Driver> Clone for Event<D> {
+    fn clone(&self) -> Event<D> {
+        Event {
+            registry: Arc::clone(&self.registry),
+            driver: self.driver.clone(),
+            on: Arc::clone(&self.on),
+            marker: self.marker.clone(),
+            queries_teach: self.queries_teach,
+        }
+    }
+}
+
+impl<D: Driver> Event<D> {
+    pub(crate) fn registry(&self) -> &Arc<Registry<D>> {
+        &self.registry
+    }
+    /// The stream it was recorded on.
+    pub fn stream(&self) -> StreamId {
+        self.on.info.id
+    }
+    /// The device it was recorded on.
+    pub fn device(&self) -> DeviceId {
+        self.on.info.device
+    }
+    pub(crate) fn timeline(&self) -> TimelineId {
+        self.on.id
+    }
+    /// Its number on its stream.
+    pub fn epoch(&self) -> Epoch {
+        self.marker.number
+    }
+    /// Whether it is known to be complete, without asking.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.on.seen() >= self.marker.number
+    }
+    /// Whether everything it was recorded behind is complete.
+    ///
+    /// # Errors
+    /// The driver's; never to be read as complete.
+    pub fn is_complete(&self) -> Result<bool, Error> {
+        if self.is_seen() {
+            return Ok(true);
+        }
+        let done = self.registry.watch(self.driver.relaxed(|| self.driver.query(&self.marker.event)))?;
+        if done && self.queries_teach {
+            self.registry.marker_complete(&self.on, &self.marker);
+        }
+        Ok(done)
+    }
+    /// Blocks the host until it is complete, at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], or the driver's.
+    pub fn synchronize(&self, limit: Duration) -> Result<(), Error> {
+        if self.is_seen() {
+            return Ok(());
+        }
+        if self.registry.watch(self.driver.relaxed(|| self.driver.wait_event(&self.marker.event, limit)))? {
+            self.registry.marker_complete(&self.on, &self.marker);
+            Ok(())
+        } else {
+            let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            Err(Error::TimedOut { what: "an event", millis })
+        }
+    }
+}
+
+impl<D: Driver> fmt::Debug for Event<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Event({} of {})", self.marker.number.0, self.on.info.id)
+    }
+}

@@ -1,0 +1,170 @@
+//! Memory goes back to the device: whole segments, all of whose bytes are free and complete.
+//!
+//! A segment's bytes may lie in several pools. Each pool is locked once, gives its free pieces up, and is unlocked; if
+//! together they are the whole segment and every stamp is complete in the host's view (law O4), the segment is released;
+//! else each piece returns to where it was, with the stamp it had. It never waits for the device itself, but the
+//! driver's plain free does.
+
+use super::pool::{Pool, Range};
+use super::shared::{Core, lost_context};
+use crate::driver::{Driver, DriverResult};
+use crate::heap::Cut;
+use crate::order::Pending;
+use crate::sync::{Arc, Ordering, assert_unlocked};
+use crate::trace::Event;
+use crate::units::{Granules, SegmentId};
+use core::cell::Cell;
+
+/// What a trim gave back.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Trimmed {
+    /// Bytes given back to the device.
+    pub bytes: u64,
+    /// In how many segments.
+    pub segments: u64,
+}
+
+struct Piece<D: Driver> {
+    pool: Arc<Pool<D>>,
+    cut: Cut,
+}
+
+impl<D: Driver> Core<D> {
+    /// Learns what is complete everywhere, drains every pool, and gives back the idle segments: of one stream's pool,
+    /// or of all.
+    ///
+    /// # Errors
+    /// The driver's, when a marker, a query or a free failed; what had been given back stays so, the rest is kept.
+    pub(crate) fn trim(&self, only: Option<&Pool<D>>) -> DriverResult<Trimmed> {
+        self.learn()?;
+        let trimmed = self.trim_segments(only, u64::MAX, &Cell::new(0))?;
+        self.sweep();
+        Ok(trimmed)
+    }
+
+    /// Makes the markers that are missing, learns what is complete, and drains every pool.
+    ///
+    /// # Errors
+    /// The driver's, when a marker or a query failed.
+    pub(crate) fn learn(&self) -> DriverResult<()> {
+        assert_unlocked("a trim");
+        if !self.registry.alive() {
+            return Err(lost_context());
+        }
+        self.registry.serve(&self.driver);
+        self.registry.mark_all(&self.driver)?;
+        if !self.config.deterministic {
+            for line in self.registry.lines() {
+                self.registry.fold(&self.driver, &line)?;
+            }
+        }
+        for pool in self.pool_list() {
+            if !planted!(Z40) {
+                pool.drain();
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives idle segments back until `enough` bytes are. What it has in hand and puts down counts in `own`.
+    ///
+    /// # Errors
+    /// As [`Core::trim`].
+    pub(crate) fn trim_segments(
+        &self,
+        only: Option<&Pool<D>>,
+        enough: u64,
+        own: &Cell<u64>,
+    ) -> DriverResult<Trimmed> {
+        let _turn = self.trimmer.lock();
+        let mut trimmed = Trimmed::default();
+        let mut ids: Vec<SegmentId> = self.backing.lock().segments.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            if trimmed.bytes >= enough {
+                break;
+            }
+            if let Some(bytes) = self.trim_segment(id, only, own)? {
+                trimmed.bytes += bytes;
+                trimmed.segments += 1;
+            }
+        }
+        Ok(trimmed)
+    }
+
+    fn trim_segment(
+        &self,
+        id: SegmentId,
+        only: Option<&Pool<D>>,
+        own: &Cell<u64>,
+    ) -> DriverResult<Option<u64>> {
+        let Some(len) = self.backing.lock().segments.get(&id).and_then(|r| Granules::exactly(r.bytes()))
+        else {
+            return Ok(None);
+        };
+        let pools = match only {
+            Some(pool) => self.pool_list().into_iter().filter(|p| p.number == pool.number).collect(),
+            None => self.pool_list(),
+        };
+        // First without moving anything: most segments are in use.
+        let free: u64 = pools.iter().map(|p| u64::from(p.lock().heap.free_in(id).0)).sum();
+        if free != u64::from(len.0) && !(free > 0 && planted!(Z13)) {
+            return Ok(None);
+        }
+        let _hand = self.hands.take(own);
+        let pieces = Self::gather(&pools, id);
+        let gathered: u64 = pieces.iter().map(|p| u64::from(p.cut.len.0)).sum();
+        self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
+        let pending: Vec<Pending> =
+            pieces.iter().map(|p| Pending { on: p.pool.line.id, epoch: p.cut.stamp }).collect();
+        let whole = gathered == u64::from(len.0) || planted!(Z13);
+        let result = if whole && (self.registry.all_complete(&pending) || planted!(TrimPending)) {
+            // No heap may know the segment when the device can hand its addresses out again.
+            for pool in self.pool_list() {
+                pool.lock().heap.remove_segment(id);
+            }
+            self.release(id, len)
+        } else {
+            Ok(false)
+        };
+        if !matches!(result, Ok(true)) {
+            for p in &pieces {
+                let mut state = p.pool.lock();
+                p.pool.extend(&mut state, &Range::from(&p.cut), p.cut.stamp);
+            }
+        }
+        self.moving.fetch_sub(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
+        Ok(result?.then_some(len.bytes()))
+    }
+
+    fn gather(pools: &[Arc<Pool<D>>], id: SegmentId) -> Vec<Piece<D>> {
+        let mut pieces = Vec::new();
+        for pool in pools {
+            let mut state = pool.lock();
+            let cuts = state.heap.cut_free_of(id);
+            pool.tighten_longest(&mut state);
+            pieces.extend(cuts.into_iter().map(|cut| Piece { pool: Arc::clone(pool), cut }));
+        }
+        pieces
+    }
+
+    /// Every byte of the segment is in our hands and complete.
+    fn release(&self, id: SegmentId, len: Granules) -> DriverResult<bool> {
+        let Some(range) = self.backing.lock().take_out(id) else { return Ok(false) };
+        let addr = range.addr();
+        assert_unlocked("a segment is given back");
+        match self.driver.relaxed(|| range.release()) {
+            Ok(()) => {
+                self.backing.lock().released(len.bytes());
+                if self.is_recording() {
+                    self.record(Event::Trim { addr, bytes: len.bytes() });
+                }
+                Ok(true)
+            }
+            Err((range, e)) => {
+                self.backing.lock().put_back(id, range);
+                self.registry.watch(Err(e))
+            }
+        }
+    }
+}

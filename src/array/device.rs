@@ -1,0 +1,227 @@
+//! Arrays in device memory.
+
+use super::shape::Shape;
+use super::view::{DeviceView, DeviceViewMut};
+use super::{Element, bytes_of};
+use crate::allocator::access::{Intent, Touch, Tracked, order_behind};
+use crate::allocator::{Allocation, Allocator, Stream};
+use crate::driver::Driver;
+use crate::error::{Error, Mismatch, Side};
+use crate::units::{Addr, AllocationId, StreamId};
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::RangeBounds;
+
+/// Elements on a device, contiguous, with a shape. Not readable by the host.
+///
+/// **Ordering.** Every operation names its stream and is queued behind the operations on this array that it conflicts
+/// with, on whatever streams they were: a read behind the last write, a write behind the reads too, a read behind reads
+/// not at all. Where the stream is not ordered so already, a wait is inserted; the host never waits. Two parts of one
+/// array count as the same array here. Foreign work is declared with [`DeviceArray::record_use`]. Dropping it, at any
+/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that.
+///
+/// ```
+/// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sim = Sim::new(GIB);
+/// let gpu = Allocator::new(sim.clone(), Config::default())?;
+/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
+/// let mut x = gpu.zeros::<f32>([64, 32], &copy)?;
+/// let sent = x.copy_from(gpu.pinned_from_fn([64, 32], |i| i as f32)?, &copy)?;
+/// let back = x.rows(..2).to_pinned(&work)?;                 // `work` waits for the copy, on the device
+/// drop(x);                                                  // at any time
+/// assert_eq!(back.wait()?[63], 63.0);
+/// drop(sent);
+/// sim.verdict()?;
+/// # Ok(()) }
+/// ```
+pub struct DeviceArray<T: Element, D: Driver> {
+    bytes: Tracked<D>,
+    shape: Shape,
+    elements: PhantomData<T>,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// An array with whatever its bytes held before, valid for work on `stream` from now on. `shape` is a number of
+    /// elements or an array of lengths. Ordering as [`Allocator::alloc`]: from the cache it makes no driver call.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`]; as [`Allocator::alloc`].
+    pub fn uninit<T: Element>(
+        &self,
+        shape: impl Into<Shape>,
+        stream: &Stream<D>,
+    ) -> Result<DeviceArray<T, D>, Error> {
+        let shape = shape.into();
+        let bytes = Tracked::new(self.alloc(bytes_of::<T>(shape)?, stream)?);
+        Ok(DeviceArray { bytes, shape, elements: PhantomData })
+    }
+
+    /// An array of zeroes: [`Allocator::uninit`] and a fill, queued on `stream`.
+    ///
+    /// # Errors
+    /// As [`Allocator::uninit`]; the driver's.
+    pub fn zeros<T: Element>(
+        &self,
+        shape: impl Into<Shape>,
+        stream: &Stream<D>,
+    ) -> Result<DeviceArray<T, D>, Error> {
+        let mut array = self.uninit(shape, stream)?;
+        array.fill_bytes(0, stream)?;
+        Ok(array)
+    }
+}
+
+impl<T: Element, D: Driver> DeviceArray<T, D> {
+    /// An array over an allocation, which has at least its bytes. What the allocation's own stream was given by now
+    /// counts as a write before everything; so do uses that were recorded on it.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the allocation is too short, or not aligned for `T`; [`Error::Overflow`].
+    pub fn from_allocation(
+        allocation: Allocation<D>,
+        shape: impl Into<Shape>,
+    ) -> Result<DeviceArray<T, D>, (Allocation<D>, Error)> {
+        let shape = shape.into();
+        let needed = match bytes_of::<T>(shape) {
+            Ok(bytes) => bytes,
+            Err(e) => return Err((allocation, e)),
+        };
+        if needed > allocation.len() {
+            let found =
+                Side { what: "the allocation", element: "u8", shape: vec![allocation.len() as usize] };
+            let asked =
+                Side { what: "the array", element: core::any::type_name::<T>(), shape: shape.to_vec() };
+            let advice = "an array's bytes must lie in its allocation: ask for fewer elements";
+            let mismatch = Mismatch { verb: "from_allocation", one: found, other: asked, advice };
+            return Err((allocation, mismatch.into()));
+        }
+        Ok(DeviceArray { bytes: Tracked::with_past(allocation), shape, elements: PhantomData })
+    }
+    /// The allocation. What later work on it has to come after is then the program's to know; the free still is not.
+    pub fn into_allocation(self) -> Allocation<D> {
+        self.bytes.into_allocation()
+    }
+
+    /// The first byte, for foreign kernels: they are to be declared with [`DeviceArray::record_use`] and ordered by the
+    /// program.
+    pub fn address(&self) -> Addr {
+        self.bytes.allocation().address()
+    }
+    /// How many elements.
+    pub fn len(&self) -> usize {
+        // Checked when the array was made.
+        self.shape.elements().unwrap_or(0)
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The lengths of its dimensions.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+    /// Its bytes.
+    pub fn size_bytes(&self) -> u64 {
+        (self.len() * size_of::<T>()) as u64
+    }
+    /// Which allocation it is; `None` for no bytes.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.bytes.allocation().id()
+    }
+    /// The stream it was allocated on; `None` for no bytes.
+    pub fn stream_id(&self) -> Option<StreamId> {
+        self.bytes.allocation().stream_id()
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if that has another number of elements.
+    pub fn reshape(&mut self, shape: impl Into<Shape>) -> Result<(), Error> {
+        self.shape = self.shape.reshaped::<T>("the device array", shape.into())?;
+        Ok(())
+    }
+
+    /// All of it, to read.
+    pub fn view(&self) -> DeviceView<'_, T, D> {
+        DeviceView::new(&self.bytes, self.address(), self.shape)
+    }
+    /// All of it, to write.
+    pub fn view_mut(&mut self) -> DeviceViewMut<'_, T, D> {
+        DeviceViewMut::new(&self.bytes, self.address(), self.shape)
+    }
+    /// Some elements, to read: a range of indices in memory order, whatever the shape.
+    ///
+    /// # Panics
+    /// If the range does not lie in the array.
+    #[track_caller]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> DeviceView<'_, T, D> {
+        self.view().slice(range)
+    }
+    /// Some elements, to write.
+    ///
+    /// # Panics
+    /// If the range does not lie in the array.
+    #[track_caller]
+    pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceViewMut<'_, T, D> {
+        self.view_mut().slice(range)
+    }
+    /// Some rows, to read: a range of the first dimension; the others stay.
+    ///
+    /// # Panics
+    /// If the range does not lie in the first dimension.
+    #[track_caller]
+    pub fn rows(&self, range: impl RangeBounds<usize>) -> DeviceView<'_, T, D> {
+        self.view().rows(range)
+    }
+    /// Some rows, to write.
+    ///
+    /// # Panics
+    /// If the range does not lie in the first dimension.
+    #[track_caller]
+    pub fn rows_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceViewMut<'_, T, D> {
+        self.view_mut().rows(range)
+    }
+    /// The elements before `middle` and those from it on, to be written apart.
+    ///
+    /// # Panics
+    /// If `middle` is beyond the end.
+    #[track_caller]
+    pub fn split_at_mut(&mut self, middle: usize) -> (DeviceViewMut<'_, T, D>, DeviceViewMut<'_, T, D>) {
+        self.view_mut().split_at(middle)
+    }
+
+    /// Queues a fill of all bytes with one value, on `stream`, behind what it conflicts with.
+    ///
+    /// # Errors
+    /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
+    pub fn fill_bytes(&mut self, value: u8, stream: &Stream<D>) -> Result<(), Error> {
+        self.view_mut().fill_bytes(value, stream)
+    }
+
+    /// Says that foreign work on `stream`, queued by now or before the drop, uses the array and may write it. The bytes
+    /// are then reused behind it; operations of ours on other streams come after whatever `stream` holds when they are
+    /// queued. Orders nothing on `stream` itself: [`DeviceArray::wait_on`] does.
+    ///
+    /// # Errors
+    /// As [`Allocation::record_use`].
+    pub fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
+        self.bytes.declare(stream)
+    }
+
+    /// Makes `stream` wait, on the device, for all operations on the array so far, so that foreign work queued there
+    /// next may read and write it.
+    ///
+    /// # Errors
+    /// As [`DeviceArray::fill_bytes`].
+    pub fn wait_on(&self, stream: &Stream<D>) -> Result<(), Error> {
+        order_behind(stream, &[Touch { of: &self.bytes, intent: Intent::Write }])
+    }
+}
+
+impl<T: Element, D: Driver> fmt::Debug for DeviceArray<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceArray<{}>({:?}, {:?})", core::any::type_name::<T>(), self.shape, self.bytes)
+    }
+}

@@ -1,0 +1,38 @@
+//! Typed memory: arrays on the device and in pinned host memory, their views and shapes.
+//!
+//! A [`DeviceArray`] is an allocation with an element type and a shape that knows which streams touched it. Each operation
+//! on it names a stream; if another stream touched the array before, exactly the missing waits are inserted, on the
+//! device. It may be dropped at any time on any thread, and its bytes are reused only in order. A [`PinnedArray`] is a
+//! slice of page-locked host memory; while the device uses it, it belongs to the copy. Views borrow: what does not
+//! overlap may be written by two operations, what does cannot be named twice.
+//!
+//! It does not know how copies are made or waited for, what a kernel is, chunks or markers. There is no current stream: streams are arguments.
+
+mod device;
+mod element;
+mod pinned;
+mod pinned_view;
+mod shape;
+mod view;
+
+pub use device::DeviceArray;
+pub use element::Element;
+pub use pinned::PinnedArray;
+pub use pinned_view::{PinnedView, PinnedViewMut};
+pub(crate) use shape::resolve;
+pub use shape::{MOST_DIMENSIONS, Shape};
+pub use view::{DeviceView, DeviceViewMut};
+
+use crate::error::Error;
+
+/// The bytes of an array.
+///
+/// # Errors
+/// [`Error::Overflow`].
+fn bytes_of<T: Element>(shape: Shape) -> Result<u64, Error> {
+    // No type that the driver's alignment does not suffice for.
+    const { assert!(align_of::<T>() <= 512, "memory of the device is aligned to 512 bytes") };
+    let bytes = shape.elements().and_then(|n| (n as u64).checked_mul(size_of::<T>() as u64));
+    let overflow = || Error::Overflow { shape: shape.to_vec(), element_bytes: size_of::<T>() };
+    bytes.filter(|&b| isize::try_from(b).is_ok()).ok_or_else(overflow)
+}

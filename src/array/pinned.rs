@@ -1,0 +1,152 @@
+//! Arrays in pinned host memory.
+
+use super::pinned_view::{PinnedView, PinnedViewMut};
+use super::shape::Shape;
+use super::{Element, bytes_of};
+use crate::allocator::{Allocator, PinnedAllocation};
+use crate::driver::{Driver, HostKind};
+use crate::error::Error;
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut};
+
+/// Elements in page-locked host memory, with a shape: a slice that the device can copy from and into on its own.
+///
+/// It is an ordinary `&[T]` and `&mut [T]` to the CPU. To a copy it is given away, and comes back when the copy is
+/// complete, so nothing in flight can be read early or overwritten. Dropped, its memory goes back to the allocator's
+/// cache of pinned memory.
+///
+/// ```
+/// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let mut host = gpu.pinned_from_slice(&[1_u32, 2, 3, 4])?;
+/// host[0] = 7;
+/// host.reshape([2, 2])?;
+/// assert_eq!((host.iter().sum::<u32>(), host.shape().lengths()), (16, &[2, 2][..]));
+/// # Ok(()) }
+/// ```
+pub struct PinnedArray<T: Element, D: Driver> {
+    memory: PinnedAllocation<D>,
+    shape: Shape,
+    elements: PhantomData<T>,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// A pinned array with whatever its bytes held before: plain numbers, so any content is a value. Cached by the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`]; as [`Allocator::alloc_pinned`].
+    pub fn pinned_uninit<T: Element>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
+        self.pinned_uninit_as(shape, HostKind::Cached)
+    }
+    /// As [`Allocator::pinned_uninit`], cached by the CPU or write-combined. Write-combined memory is for sources that
+    /// the CPU only writes, in order: the CPU reads it very slowly.
+    ///
+    /// # Errors
+    /// As [`Allocator::pinned_uninit`].
+    pub fn pinned_uninit_as<T: Element>(
+        &self,
+        shape: impl Into<Shape>,
+        kind: HostKind,
+    ) -> Result<PinnedArray<T, D>, Error> {
+        let shape = shape.into();
+        let memory = self.alloc_pinned_as(bytes_of::<T>(shape)?, kind)?;
+        Ok(PinnedArray { memory, shape, elements: PhantomData })
+    }
+    /// A pinned array of zeroes.
+    ///
+    /// # Errors
+    /// As [`Allocator::pinned_uninit`].
+    #[allow(unsafe_code, reason = "zeroes are made as bytes, since an element has no zero of its own")]
+    pub fn pinned_zeros<T: Element>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
+        let mut array = self.pinned_uninit::<T>(shape)?;
+        let (first, len) = (array.as_mut_ptr(), array.len());
+        // SAFETY: the array has the memory to itself, and zero bytes are a value of every element.
+        unsafe { first.write_bytes(0, len) };
+        Ok(array)
+    }
+    /// A pinned copy of a slice. The CPU copies, now.
+    ///
+    /// # Errors
+    /// As [`Allocator::pinned_uninit`].
+    pub fn pinned_from_slice<T: Element>(&self, from: &[T]) -> Result<PinnedArray<T, D>, Error> {
+        let mut array = self.pinned_uninit(from.len())?;
+        array.copy_from_slice(from);
+        Ok(array)
+    }
+    /// A pinned array whose element at index `i`, in memory order, is `f(i)`.
+    ///
+    /// # Errors
+    /// As [`Allocator::pinned_uninit`].
+    pub fn pinned_from_fn<T: Element>(
+        &self,
+        shape: impl Into<Shape>,
+        mut f: impl FnMut(usize) -> T,
+    ) -> Result<PinnedArray<T, D>, Error> {
+        let mut array = self.pinned_uninit(shape)?;
+        for (i, slot) in array.iter_mut().enumerate() {
+            *slot = f(i);
+        }
+        Ok(array)
+    }
+}
+
+impl<T: Element, D: Driver> PinnedArray<T, D> {
+    /// The lengths of its dimensions.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+    /// Its bytes.
+    pub fn size_bytes(&self) -> u64 {
+        size_of_val(&**self) as u64
+    }
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if that has another number of elements.
+    pub fn reshape(&mut self, shape: impl Into<Shape>) -> Result<(), Error> {
+        self.shape = self.shape.reshaped::<T>("the pinned array", shape.into())?;
+        Ok(())
+    }
+    /// All of it, borrowed for a copy ([`transfer::scope`](crate::transfer::scope)) to read.
+    pub fn view(&self) -> PinnedView<'_, T> {
+        PinnedView::new(self, self.shape)
+    }
+    /// All of it, borrowed for a copy to write.
+    pub fn view_mut(&mut self) -> PinnedViewMut<'_, T> {
+        let shape = self.shape;
+        PinnedViewMut::new(self, shape)
+    }
+    /// The memory behind it.
+    pub(crate) fn memory(&self) -> &PinnedAllocation<D> {
+        &self.memory
+    }
+    fn first(&self) -> *mut T {
+        self.memory.as_ptr().as_ptr().cast()
+    }
+}
+
+impl<T: Element, D: Driver> Deref for PinnedArray<T, D> {
+    type Target = [T];
+    #[allow(unsafe_code, reason = "pinned memory is real memory")]
+    fn deref(&self) -> &[T] {
+        let len = self.shape.elements().unwrap_or(0);
+        // SAFETY: the allocation is ours alone, as long as this, aligned to 512 and initialised (zeroed by the driver,
+        // then written with elements only); no device work writes it while it is an array and not a copy's.
+        unsafe { core::slice::from_raw_parts(self.first(), len) }
+    }
+}
+impl<T: Element, D: Driver> DerefMut for PinnedArray<T, D> {
+    #[allow(unsafe_code, reason = "pinned memory is real memory")]
+    fn deref_mut(&mut self) -> &mut [T] {
+        let len = self.shape.elements().unwrap_or(0);
+        // SAFETY: as for `deref`; and no device work reads it either.
+        unsafe { core::slice::from_raw_parts_mut(self.first(), len) }
+    }
+}
+impl<T: Element + fmt::Debug, D: Driver> fmt::Debug for PinnedArray<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedArray({:?}, {:?})", self.shape, self.memory)
+    }
+}

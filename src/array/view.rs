@@ -1,0 +1,264 @@
+//! Borrowed parts of device arrays. Rust's borrows keep apart what is written: two views to write never overlap.
+//!
+//! Views know their array's uses; they do not know extents: an operation on one part waits for those on another part of the
+//! same array.
+
+use super::Element;
+use super::shape::{Shape, resolve};
+use crate::allocator::Stream;
+use crate::allocator::access::{Intent, Mark, Touch, Tracked, operate};
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::units::{Addr, AllocationId};
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::RangeBounds;
+
+/// Some elements of a [`DeviceArray`](crate::DeviceArray), to read.
+#[derive(Clone)]
+pub struct DeviceView<'a, T: Element, D: Driver> {
+    of: &'a Tracked<D>,
+    addr: Addr,
+    shape: Shape,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// Some elements of a [`DeviceArray`](crate::DeviceArray), to write.
+pub struct DeviceViewMut<'a, T: Element, D: Driver> {
+    of: &'a Tracked<D>,
+    addr: Addr,
+    shape: Shape,
+    /// It is all of its array: nothing else can touch that meanwhile.
+    whole: bool,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Element, D: Driver> Copy for DeviceView<'_, T, D> {}
+
+/// The address of an element.
+fn at<T>(base: Addr, index: usize) -> Addr {
+    Addr(base.0 + (index * size_of::<T>()) as u64)
+}
+
+impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
+    pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape) -> DeviceView<'a, T, D> {
+        DeviceView { of, addr, shape, elements: PhantomData }
+    }
+    /// Its part in an operation.
+    pub(crate) fn touch(&self) -> Touch<'a, D> {
+        Touch { of: self.of, intent: Intent::Read }
+    }
+    /// The first byte.
+    pub fn address(&self) -> Addr {
+        self.addr
+    }
+    /// How many elements.
+    pub fn len(&self) -> usize {
+        self.shape.elements().unwrap_or(0)
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The lengths of its dimensions.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+    /// Its bytes.
+    pub fn size_bytes(&self) -> u64 {
+        (self.len() * size_of::<T>()) as u64
+    }
+    /// Which allocation it lies in; `None` for no bytes.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.of.allocation().id()
+    }
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if that has another number of elements.
+    pub fn reshape(self, shape: impl Into<Shape>) -> Result<DeviceView<'a, T, D>, Error> {
+        let shape = self.shape.reshaped::<T>("the view", shape.into())?;
+        Ok(DeviceView { shape, ..self })
+    }
+    /// Some of its elements, in memory order.
+    ///
+    /// # Panics
+    /// If the range does not lie in the view.
+    #[must_use]
+    #[track_caller]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> DeviceView<'a, T, D> {
+        let range = resolve(&range, self.len());
+        DeviceView { addr: at::<T>(self.addr, range.start), shape: Shape::line(range.len()), ..self }
+    }
+    /// Some of its rows.
+    ///
+    /// # Panics
+    /// If the range does not lie in the first dimension.
+    #[must_use]
+    #[track_caller]
+    pub fn rows(self, range: impl RangeBounds<usize>) -> DeviceView<'a, T, D> {
+        let range = resolve(&range, self.shape.rows());
+        let addr = at::<T>(self.addr, range.start * self.shape.row_elements());
+        DeviceView { addr, shape: self.shape.with_rows(range.len()), ..self }
+    }
+    /// The elements before `middle` and those from it on.
+    ///
+    /// # Panics
+    /// If `middle` is beyond the end.
+    #[must_use]
+    #[track_caller]
+    pub fn split_at(self, middle: usize) -> (DeviceView<'a, T, D>, DeviceView<'a, T, D>) {
+        (self.slice(..middle), self.slice(middle..))
+    }
+}
+
+impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
+    pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape) -> DeviceViewMut<'a, T, D> {
+        DeviceViewMut { of, addr, shape, whole: true, elements: PhantomData }
+    }
+    /// Its part in an operation.
+    pub(crate) fn touch(&self) -> Touch<'_, D> {
+        Touch { of: self.of, intent: if self.whole { Intent::WriteWhole } else { Intent::Write } }
+    }
+    /// As `touch`, for as long as the array is borrowed.
+    pub(crate) fn into_touch(self) -> Touch<'a, D> {
+        Touch { of: self.of, intent: if self.whole { Intent::WriteWhole } else { Intent::Write } }
+    }
+    /// The first byte.
+    pub fn address(&self) -> Addr {
+        self.addr
+    }
+    /// How many elements.
+    pub fn len(&self) -> usize {
+        self.shape.elements().unwrap_or(0)
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The lengths of its dimensions.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+    /// Its bytes.
+    pub fn size_bytes(&self) -> u64 {
+        (self.len() * size_of::<T>()) as u64
+    }
+    /// Which allocation it lies in; `None` for no bytes.
+    pub fn id(&self) -> Option<AllocationId> {
+        self.of.allocation().id()
+    }
+    /// The same, to read.
+    pub fn view(&self) -> DeviceView<'_, T, D> {
+        DeviceView::new(self.of, self.addr, self.shape)
+    }
+    /// The same, for a shorter time.
+    pub fn view_mut(&mut self) -> DeviceViewMut<'_, T, D> {
+        DeviceViewMut {
+            of: self.of,
+            addr: self.addr,
+            shape: self.shape,
+            whole: self.whole,
+            elements: PhantomData,
+        }
+    }
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if that has another number of elements.
+    pub fn reshape(self, shape: impl Into<Shape>) -> Result<DeviceViewMut<'a, T, D>, Error> {
+        let shape = self.shape.reshaped::<T>("the view", shape.into())?;
+        Ok(DeviceViewMut { shape, ..self })
+    }
+    fn part(&self, first: usize, shape: Shape) -> DeviceViewMut<'a, T, D> {
+        DeviceViewMut {
+            of: self.of,
+            addr: at::<T>(self.addr, first),
+            shape,
+            whole: false,
+            elements: PhantomData,
+        }
+    }
+    /// Some of its elements, in memory order.
+    ///
+    /// # Panics
+    /// If the range does not lie in the view.
+    #[must_use]
+    #[track_caller]
+    pub fn slice(self, range: impl RangeBounds<usize>) -> DeviceViewMut<'a, T, D> {
+        let range = resolve(&range, self.len());
+        self.part(range.start, Shape::line(range.len()))
+    }
+    /// Some of its rows.
+    ///
+    /// # Panics
+    /// If the range does not lie in the first dimension.
+    #[must_use]
+    #[track_caller]
+    pub fn rows(self, range: impl RangeBounds<usize>) -> DeviceViewMut<'a, T, D> {
+        let range = resolve(&range, self.shape.rows());
+        self.part(range.start * self.shape.row_elements(), self.shape.with_rows(range.len()))
+    }
+    /// The elements before `middle` and those from it on: they do not overlap, so both may be written.
+    ///
+    /// # Panics
+    /// If `middle` is beyond the end.
+    #[must_use]
+    #[track_caller]
+    pub fn split_at(self, middle: usize) -> (DeviceViewMut<'a, T, D>, DeviceViewMut<'a, T, D>) {
+        let tail = resolve(&(middle..), self.len());
+        (self.part(0, Shape::line(middle)), self.part(middle, Shape::line(tail.len())))
+    }
+
+    /// Queues a fill of all bytes with one value, on `stream`, behind what it conflicts with.
+    ///
+    /// # Errors
+    /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
+    #[allow(unsafe_code, reason = "fills work on raw addresses")]
+    pub fn fill_bytes(&mut self, value: u8, stream: &Stream<D>) -> Result<(), Error> {
+        let (addr, bytes) = (self.addr, self.size_bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        let queued = operate(stream, &[self.touch()], Mark::Shared, |driver, native| {
+            // SAFETY: the range lies in the allocation, which is reused only behind this use; `self` has it alone.
+            unsafe { driver.fill(addr, value, bytes, native) }
+        });
+        queued.map(drop)
+    }
+}
+
+impl<T: Element, D: Driver> fmt::Debug for DeviceView<'_, T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DeviceView<{}>({:?} at {}, {:?})",
+            core::any::type_name::<T>(),
+            self.shape,
+            self.addr,
+            self.of
+        )
+    }
+}
+impl<T: Element, D: Driver> fmt::Debug for DeviceViewMut<'_, T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DeviceViewMut<{}>({:?} at {}, {:?})",
+            core::any::type_name::<T>(),
+            self.shape,
+            self.addr,
+            self.of
+        )
+    }
+}
+impl<'a, T: Element, D: Driver> From<&'a super::DeviceArray<T, D>> for DeviceView<'a, T, D> {
+    fn from(array: &'a super::DeviceArray<T, D>) -> Self {
+        array.view()
+    }
+}
+impl<'a, T: Element, D: Driver> From<&'a mut super::DeviceArray<T, D>> for DeviceViewMut<'a, T, D> {
+    fn from(array: &'a mut super::DeviceArray<T, D>) -> Self {
+        array.view_mut()
+    }
+}

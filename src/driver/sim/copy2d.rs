@@ -1,0 +1,107 @@
+//! Copies of rows, and copies to another device: the rarer half of [`Copies`](crate::driver::Copies).
+//!
+//! A copy of rows is one operation: the oracle is told each row, and the contents move row by row when it runs. One host
+//! side has to be pinned, in one pinned range; a pageable one is refused. This file does not know what the bytes are for.
+
+use super::Sim;
+use super::call::Call;
+use super::copy::touch;
+use super::exec::Action;
+use super::launch::{Kernel, Ranges};
+use super::oracle::AccessKind::{Read, Write};
+use super::rate::Engine;
+use super::stream::{Booking, SimStream};
+use super::world::{World, invalid};
+use crate::driver::{DriverResult, Pitched, Place};
+use crate::units::Addr;
+
+impl World {
+    /// A host side lies in one pinned range, wholly.
+    fn demand_pinned(&self, place: Place, span: u64) -> DriverResult<()> {
+        let call = Call::Memcpy2D;
+        let Place::Pinned(first) = place else { return Ok(()) };
+        if self.is_pinned(first.addr() as u64, span, call)? {
+            return Ok(());
+        }
+        let message =
+            format!("{span} bytes at {first:?} are not pinned: a copy of rows takes pinned host memory");
+        Err(invalid(call, message))
+    }
+}
+
+impl Sim {
+    /// Queues a copy of rows.
+    pub(super) fn queue_rows(&self, copy: &Pitched, stream: &SimStream) -> DriverResult<()> {
+        let call = Call::Memcpy2D;
+        let copy = *copy;
+        let Some((to_span, from_span)) = copy.spans() else {
+            let message =
+                format!("a pitch of {copy:?} is below its width, or the rows end beyond all addresses");
+            return Err(invalid(call, message));
+        };
+        let (name, engine) = match (copy.to, copy.from) {
+            (Place::Pinned(_), Place::Pinned(_)) => {
+                let message = "both sides are host memory: a copy needs the device at one end";
+                return Err(invalid(call, message));
+            }
+            (Place::Device(_), Place::Device(_)) => ("copy of rows", Engine::Compute),
+            (Place::Device(_), Place::Pinned(_)) => ("copy of rows from pinned memory", Engine::In),
+            (Place::Pinned(_), Place::Device(_)) => ("copy of rows to pinned memory", Engine::Out),
+        };
+        // As numbers: the body runs on whichever thread makes the executor reach it.
+        let (rows, to, from): (Vec<_>, _, _) =
+            (copy.each_row().collect(), copy.to.addr().0, copy.from.addr().0);
+        let width = copy.width;
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            w.demand_pinned(copy.to, to_span)?;
+            w.demand_pinned(copy.from, from_span)?;
+            if copy.bytes() == 0 || w.recorded(key, call)? {
+                return Ok(());
+            }
+            let touched: Vec<_> = rows
+                .iter()
+                .flat_map(|(to, from)| [touch(from.0, width, Read), touch(to.0, width, Write)])
+                .collect();
+            w.tell(key, name, &touched);
+            let ranges = Ranges::from_slice(&[touch(from, from_span, Read), touch(to, to_span, Write)]);
+            let body = Box::new(move |memory: &mut super::launch::KernelMemory<'_>| {
+                let mut row = vec![0; width as usize];
+                for (to, from) in rows {
+                    memory.read(from, &mut row);
+                    memory.write(to, &row);
+                }
+            });
+            let booking = Booking::on(engine, engine.nanos(copy.bytes()));
+            w.submit(key, booking, Action::Kernel(Box::new(Kernel { name: name.into(), ranges, body })));
+            Ok(())
+        })
+    }
+
+    /// Queues a copy from this device's memory to another's.
+    pub(super) fn queue_peer(
+        &self,
+        dst: Addr,
+        to: &Sim,
+        src: Addr,
+        bytes: u64,
+        stream: &SimStream,
+    ) -> DriverResult<()> {
+        let call = Call::MemcpyPeer;
+        if !crate::sync::Arc::ptr_eq(self.shared(), to.shared()) {
+            let message = "the devices are of two simulated worlds: make them with one Sim::devices";
+            return Err(invalid(call, message));
+        }
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            if bytes == 0 || w.recorded(key, call)? {
+                return Ok(());
+            }
+            let name = "copy to another device";
+            w.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
+            let booking = Booking::on(Engine::Out, Engine::Out.nanos(bytes));
+            w.submit(key, booking, Action::Copy { name, dst: dst.0, src: src.0, bytes });
+            Ok(())
+        })
+    }
+}

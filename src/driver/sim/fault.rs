@@ -1,0 +1,101 @@
+//! Planted faults: which call fails, and with what.
+//!
+//! A failed call does nothing but be counted. Faults know calls by number and by name; they do not know what a call would
+//! have done.
+
+use super::Sim;
+use super::call::Call;
+use super::event::SimEvent;
+use crate::driver::DriverResult;
+use crate::error::DriverErrorKind;
+
+#[derive(Clone, Copy, Debug)]
+enum When {
+    /// The call with this overall number.
+    Number(u64),
+    /// After this many more calls of one kind, counting down; 1 is the next.
+    Countdown(Call, u64),
+}
+
+/// The faults still to strike.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    planted: Vec<(When, DriverErrorKind)>,
+    not_ready: u32,
+}
+
+impl Faults {
+    /// Whether this call, the `number`th, fails now.
+    pub(super) fn strike(&mut self, call: Call, number: u64) -> Option<DriverErrorKind> {
+        if self.planted.is_empty() {
+            return None;
+        }
+        let mut struck = None;
+        self.planted.retain_mut(|(when, kind)| {
+            let now = match when {
+                When::Number(k) => *k == number,
+                When::Countdown(c, left) if *c == call => {
+                    *left -= 1;
+                    *left == 0
+                }
+                When::Countdown(..) => false,
+            };
+            if now {
+                struck = struck.or(Some(*kind));
+            }
+            !now
+        });
+        struck
+    }
+
+    /// Whether a planted "not ready" is to be answered now.
+    pub(super) fn not_ready(&mut self) -> bool {
+        let yes = self.not_ready > 0;
+        self.not_ready -= u32::from(yes);
+        yes
+    }
+}
+
+/// Faults to plant. They strike whichever device of the world makes the call.
+impl Sim {
+    /// How many calls were made so far that [`fail_call`](Sim::fail_call) can make fail: all but destructors.
+    pub fn call_count(&self) -> u64 {
+        self.lock().borrow().calls_made
+    }
+    /// The call with this overall number fails; the first call of a world is number 1. A test that counted `N` calls in a
+    /// good run can make `N` more, failing call 1, 2 … `N`. A number that has passed never strikes.
+    pub fn fail_call(&self, number: u64, kind: DriverErrorKind) {
+        self.lock().borrow_mut().faults.planted.push((When::Number(number), kind));
+    }
+    /// The `nth` call of this kind from now on fails; 1 is the next. [`DriverErrorKind::ContextLost`] takes the whole
+    /// device with it, as [`lose_context`](Sim::lose_context).
+    ///
+    /// # Panics
+    /// When the call cannot fail, or `nth` is 0.
+    pub fn fail(&self, call: Call, nth: u64, kind: DriverErrorKind) {
+        assert!(call.can_fail(), "{} has nobody to tell of a failure", call.name());
+        assert!(nth > 0, "the next call is number 1");
+        self.lock().borrow_mut().faults.planted.push((When::Countdown(call, nth), kind));
+    }
+    /// The next `times` queries and host waits for events answer "not ready", whatever is true.
+    pub fn not_ready(&self, times: u32) {
+        self.lock().borrow_mut().faults.not_ready += times;
+    }
+    /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever is true.
+    ///
+    /// # Errors
+    /// The event belongs to another world.
+    pub fn not_ready_event(&self, event: &SimEvent, times: u32) -> DriverResult<()> {
+        let guard = self.lock();
+        guard.borrow_mut().event(self, event, Call::EventQuery)?.not_ready += times;
+        Ok(())
+    }
+    /// This device's context is lost: every later call of it fails, destructors excepted.
+    pub fn lose_context(&self) {
+        self.lock().borrow_mut().devices[self.index()].lost = true;
+    }
+    /// Takes back all planted faults that have not struck; a lost context stays lost.
+    pub fn clear_faults(&self) {
+        self.lock().borrow_mut().faults = Faults::default();
+    }
+}

@@ -1,0 +1,379 @@
+//! Whose fault it is.
+
+use super::*;
+
+#[test]
+fn a_use_on_another_stream_never_recorded_is_the_programs() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.order(1, 2);
+    b.write(2, a, 0, 512);
+    b.free(a);
+    let c = b.alloc(1, 0, 512);
+    b.write(1, c, 0, 512);
+    let v = b.convicts(Property::P2, Blame::Program, Fault::MissingRecordUse);
+    assert!(v.to_string().contains("Call record_use with that stream before the free"), "{v}");
+}
+
+#[test]
+fn a_recorded_use_that_nobody_waited_for_is_the_allocators() {
+    for before in [true, false] {
+        let mut b = Bench::new();
+        let a = b.alloc(1, 0, 512);
+        b.order(1, 2);
+        if before {
+            b.used(a, 2);
+        }
+        b.write(2, a, 0, 512);
+        if !before {
+            b.used(a, 2);
+        }
+        b.free(a);
+        let c = b.alloc(1, 0, 512);
+        b.write(1, c, 0, 512);
+        b.convicts_early_reuse();
+    }
+}
+
+#[test]
+fn another_streams_recorded_use_does_not_cover_this_one() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.order(1, 2);
+    b.write(2, a, 0, 512);
+    b.used(a, 3);
+    b.free(a);
+    let c = b.alloc(1, 0, 512);
+    b.write(1, c, 0, 512);
+    b.convicts(Property::P2, Blame::Program, Fault::MissingRecordUse);
+}
+
+#[test]
+fn a_free_of_unknown_uses_makes_them_all_the_allocators() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.order(1, 2);
+    b.write(2, a, 0, 512);
+    b.oracle.freed(HOST, a, true);
+    let c = b.alloc(1, 0, 512);
+    b.write(1, c, 0, 512);
+    b.convicts_early_reuse();
+}
+
+#[test]
+fn a_use_ordered_before_the_free_is_the_allocators_though_never_recorded() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.order(1, 2);
+    b.write(2, a, 0, 512);
+    b.order(2, 1);
+    b.free(a);
+    let c = b.alloc(3, 0, 512);
+    b.write(3, c, 0, 512);
+    b.convicts_early_reuse();
+}
+
+#[test]
+fn both_faults_at_once_are_both_told() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.read(1, a, 0, 512);
+    b.order(1, 2);
+    b.read(2, a, 0, 512);
+    // Stream 3 reads what stream 2 does not dominate, so that both uses are pending.
+    b.read(1, a, 0, 512);
+    b.free(a);
+    let c = b.alloc(3, 0, 512);
+    b.write(3, c, 0, 512);
+    let blames: Vec<_> = b.oracle.violations().iter().map(|v| (v.blame, v.fault)).collect();
+    assert_eq!(blames, [(Blame::Allocator, Fault::EarlyReuse), (Blame::Program, Fault::MissingRecordUse)]);
+}
+
+#[test]
+fn one_missing_edge_is_one_violation() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 0, 512);
+    b.free(a);
+    let c = b.alloc(2, 0, 512);
+    for _ in 0..5 {
+        b.write(2, c, 0, 512);
+    }
+    b.convicts_early_reuse();
+}
+
+#[test]
+fn reuse_of_reuse_still_remembers_the_first_owner() {
+    // The second owner, on stream 2, never touches the bytes; the third reaches those of the first unordered.
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 0, 512);
+    b.free(a);
+    let second = b.alloc(2, 0, 512);
+    b.free(second);
+    let third = b.alloc(2, 0, 512);
+    b.write(2, third, 0, 512);
+    let v = b.convicts_early_reuse();
+    assert_eq!(v.earlier.as_ref().unwrap().allocation.unwrap().id, a);
+}
+
+#[test]
+fn an_untouched_owner_hands_on_what_it_was_given() {
+    // Found by random programs: the second owner is ordered after the first one's write but touches nothing, so that the
+    // third, on another stream, has nothing of the second to come after.
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 0, 512);
+    b.free(a);
+    let untouched = b.alloc(1, 0, 512);
+    b.free(untouched);
+    let last = b.alloc(2, 0, 512);
+    b.write(2, last, 0, 512);
+    let v = b.convicts_early_reuse();
+    assert_eq!(v.earlier.as_ref().unwrap().allocation.unwrap().id, a);
+}
+
+#[test]
+fn an_overrun_is_the_programs_and_names_the_neighbour() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    let n = b.alloc(1, 512, 512);
+    b.write(1, a, 256, 512);
+    let v = b.convicts(Property::P3, Blame::Program, Fault::Overrun);
+    assert_eq!(v.later.allocation.unwrap().id, a);
+    assert_eq!(v.earlier.as_ref().unwrap().allocation.unwrap().id, n);
+    assert_eq!(v.place, Some(Place { phys: SEGMENT, offset: 256, bytes: 512 }));
+}
+
+#[test]
+fn an_overrun_into_padding_counts_although_nobody_lives_there() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 1000);
+    b.write(1, a, 0, 1024);
+    assert_eq!(b.convicts(Property::P3, Blame::Program, Fault::Overrun).earlier, None);
+}
+
+#[test]
+fn an_access_wholly_outside_its_allocation_is_an_overrun() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 1024, 512);
+    b.convicts(Property::P3, Blame::Program, Fault::Overrun);
+}
+
+#[test]
+fn the_part_of_an_overrun_that_is_inside_is_judged_too() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 0, 512);
+    b.free(a);
+    let c = b.alloc(2, 0, 512);
+    b.write(2, c, 256, 512);
+    let faults: Vec<_> = b.oracle.violations().iter().map(|v| v.fault).collect();
+    assert_eq!(faults, [Fault::Overrun, Fault::EarlyReuse]);
+}
+
+#[test]
+fn an_allocation_of_several_pieces_is_whole() {
+    let mut b = Bench::new();
+    b.oracle.memory_created(PhysKey(5), Space::Device, 1024);
+    let a = b.id();
+    let pieces = [(SEGMENT, 0, 512), (SEGMENT, 512, 512), (PhysKey(5), 0, 256)];
+    b.oracle.allocated(HOST, a, Addr(BASE), &pieces, Some(StreamKey(1)));
+    b.write(1, a, 256, 512);
+    let op = b.submit(1);
+    b.oracle.access(op, None, PhysKey(5), 0, 256, Write, Some(a));
+    b.passes();
+    b.oracle.access(op, None, PhysKey(5), 0, 257, Write, Some(a));
+    let v = b.convicts(Property::P3, Blame::Program, Fault::Overrun);
+    assert_eq!(v.later.allocation.unwrap().range, Some((Addr(BASE), 1280)));
+}
+
+#[test]
+fn conflicting_accesses_of_one_generation_race() {
+    for (first, second) in [(Write, Write), (Write, Read), (Read, Write)] {
+        let mut b = Bench::new();
+        let a = b.alloc(1, 0, 512);
+        b.touch(2, first, a, 0, 512);
+        b.touch(3, second, a, 256, 512 - 256);
+        let v = b.convicts(Property::Race, Blame::Program, Fault::Race);
+        assert_eq!(v.place, Some(Place { phys: SEGMENT, offset: 256, bytes: 256 }));
+    }
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.read(2, a, 0, 512);
+    b.read(3, a, 0, 512);
+    b.write(2, a, 0, 0);
+    b.passes();
+}
+
+#[test]
+fn a_race_is_found_behind_reads_that_were_ordered() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 0, 512);
+    b.order(1, 2);
+    b.read(2, a, 0, 512);
+    b.read(2, a, 0, 512);
+    // Stream 1 read nothing; its next write is ordered after its first, not after stream 2's reads.
+    b.write(1, a, 0, 512);
+    let v = b.convicts(Property::Race, Blame::Program, Fault::Race);
+    assert_eq!(v.earlier.as_ref().unwrap().at, Point::Stream { id: StreamId(2), position: 2 });
+}
+
+#[test]
+fn disjoint_bytes_do_not_race() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.write(2, a, 0, 256);
+    b.write(3, a, 256, 256);
+    b.passes();
+}
+
+#[test]
+fn two_mappings_of_one_handle_are_the_same_bytes() {
+    let mut b = Bench::new();
+    b.oracle.mapped(MapKey(7), SEGMENT);
+    let a = b.alloc(1, 0, 512);
+    b.write(1, a, 0, 512);
+    b.free(a);
+    let c = b.id();
+    b.oracle.allocated(HOST, c, Addr(0x90_0000), &[(SEGMENT, 0, 512)], Some(StreamKey(2)));
+    let op = b.submit(2);
+    b.oracle.access(op, Some(MapKey(7)), SEGMENT, 0, 512, Write, Some(c));
+    b.convicts_early_reuse();
+}
+
+#[test]
+fn unmapping_needs_only_the_uses_through_that_mapping() {
+    let mut b = Bench::new();
+    b.oracle.mapped(MapKey(7), SEGMENT);
+    let a = b.alloc(1, 0, 512);
+    let op = b.submit(1);
+    b.oracle.access(op, Some(MapKey(7)), SEGMENT, 0, 512, Write, Some(a));
+    b.oracle.unmapped(HOST, MAP);
+    b.passes();
+    b.oracle.unmapped(HOST, MapKey(7));
+    b.convicts(Property::P4, Blame::Allocator, Fault::UnmappedWhilePending);
+}
+
+#[test]
+fn releasing_needs_the_uses_through_every_mapping() {
+    let mut b = Bench::new();
+    b.oracle.mapped(MapKey(7), SEGMENT);
+    for (stream, map) in [(1, MAP), (2, MapKey(7))] {
+        let op = b.submit(stream);
+        b.oracle.access(op, Some(map), SEGMENT, 0, 512, Read, None);
+    }
+    b.synchronize(1);
+    b.oracle.memory_released(HOST, SEGMENT);
+    let v = b.convicts(Property::P4, Blame::Allocator, Fault::ReleasedWhilePending);
+    assert_eq!(v.earlier.as_ref().unwrap().at, Point::Stream { id: StreamId(2), position: 1 });
+}
+
+#[test]
+fn release_under_a_use_that_the_allocator_was_never_told_of_is_the_programs() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.order(1, 2);
+    b.write(2, a, 0, 512);
+    b.free(a);
+    b.synchronize(1);
+    b.oracle.memory_released(HOST, SEGMENT);
+    b.convicts(Property::P4, Blame::Program, Fault::MissingRecordUse);
+}
+
+#[test]
+fn memory_going_away_under_a_live_allocation_is_the_allocators() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.oracle.unmapped(HOST, MAP);
+    b.oracle.memory_released(HOST, SEGMENT);
+    let v = b.convicts(Property::P4, Blame::Allocator, Fault::ReleasedWhileOwned);
+    assert_eq!(v.earlier.as_ref().unwrap().allocation.unwrap().id, a);
+}
+
+#[test]
+fn managed_bytes_that_nobody_was_given_are_nobodys_to_touch() {
+    let mut b = Bench::new();
+    b.alloc(1, 0, 512);
+    let op = b.submit(1);
+    b.oracle.access(op, Some(MAP), SEGMENT, 1024, 512, Write, None);
+    b.convicts(Property::P3, Blame::Program, Fault::NotHandedOut);
+}
+
+#[test]
+fn an_unnamed_access_counts_for_the_owner() {
+    let mut b = Bench::new();
+    b.submit(1);
+    b.alloc(1, 0, 512);
+    let op = b.submit(2);
+    b.oracle.access(op, Some(MAP), SEGMENT, 0, 512, Write, None);
+    b.convicts(Property::P3, Blame::Program, Fault::BeforeAllocation);
+}
+
+#[test]
+fn nothing_mapped_is_the_programs_unless_a_live_allocation_is_there() {
+    let mut b = Bench::new();
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(0xdead_0000), 16);
+    b.convicts(Property::P3, Blame::Program, Fault::NothingMapped);
+
+    let mut b = Bench::new();
+    b.alloc(1, 0, 512);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.convicts(Property::P3, Blame::Allocator, Fault::NoMemory);
+
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.free(a);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.convicts(Property::P3, Blame::Program, Fault::AfterFree);
+}
+
+#[test]
+fn handing_out_memory_that_is_gone_is_the_allocators() {
+    let mut b = Bench::new();
+    b.oracle.unmapped(HOST, MAP);
+    b.oracle.memory_released(HOST, SEGMENT);
+    b.alloc(1, 0, 512);
+    b.convicts(Property::P3, Blame::Allocator, Fault::NoMemory);
+}
+
+#[test]
+fn names_never_told_are_the_programs_fault() {
+    let stranger = AllocationId { pool: 9, chunk: 9, generation: 9 };
+    let mut b = Bench::new();
+    b.write(1, stranger, 0, 512);
+    b.convicts(Property::P3, Blame::Program, Fault::UnknownAllocation);
+    let mut b = Bench::new();
+    b.free(stranger);
+    b.convicts(Property::P3, Blame::Program, Fault::BadFree);
+    let mut b = Bench::new();
+    b.used(stranger, 1);
+    b.convicts(Property::P3, Blame::Program, Fault::BadUse);
+}
+
+#[test]
+fn pinned_reuse_under_a_use_never_recorded_is_the_programs() {
+    let mut b = Bench::new();
+    let a = b.pin(0, 512);
+    b.touch_pinned(1, Read, a, 0, 512);
+    b.free(a);
+    b.pin(0, 512);
+    b.convicts(Property::P2, Blame::Program, Fault::MissingRecordUse);
+}
+
+#[test]
+fn a_host_write_under_a_running_read_races() {
+    let mut b = Bench::new();
+    let a = b.pin(0, 512);
+    b.touch_pinned(1, Read, a, 0, 512);
+    b.cpu(Read, a, 0, 512);
+    b.passes();
+    b.cpu(Write, a, 0, 512);
+    let v = b.convicts(Property::Race, Blame::Program, Fault::Race);
+    assert_eq!(v.missing.unwrap().to, Point::Host { thread: None });
+}

@@ -1,0 +1,442 @@
+//! What can go wrong, shaped for the caller: one enum, an out-of-memory error with its facts, a driver error with its
+//! code and call.
+//!
+//! Every message says what was asked, what was found and what to do. A broken invariant is never an error: it panics
+//! with its number. This module knows none of the mechanics that fail.
+
+use crate::report::{Report, bytes};
+use crate::units::{AllocationId, DeviceId, StreamId};
+use core::fmt;
+use std::borrow::Cow;
+
+/// What a driver's failure means to an allocator.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DriverErrorKind {
+    /// The device or the host has no memory left.
+    OutOfMemory,
+    /// An argument, an address or a size was refused.
+    InvalidValue,
+    /// A handle names nothing alive.
+    InvalidHandle,
+    /// The call is not allowed while a stream is being captured.
+    Capturing,
+    /// The device or driver cannot do this.
+    NotSupported,
+    /// The context is lost: nothing will work again in this process.
+    ContextLost,
+    /// Anything else.
+    Other,
+}
+
+/// A driver call that failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DriverError {
+    /// The call, by its name in the driver's interface.
+    pub call: &'static str,
+    /// The driver's number for the failure.
+    pub code: u32,
+    /// What it means.
+    pub kind: DriverErrorKind,
+    /// The driver's words, or ours.
+    pub message: Cow<'static, str>,
+}
+
+impl DriverError {
+    /// An error of `call`.
+    pub fn new(
+        call: &'static str,
+        code: u32,
+        kind: DriverErrorKind,
+        message: impl Into<Cow<'static, str>>,
+    ) -> DriverError {
+        DriverError { call, code, kind, message: message.into() }
+    }
+    /// Whether the device or the host had no memory left.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.kind == DriverErrorKind::OutOfMemory
+    }
+    /// Whether nothing will work again in this process.
+    pub fn is_context_lost(&self) -> bool {
+        self.kind == DriverErrorKind::ContextLost
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with code {}: {}", self.call, self.code, self.message)
+    }
+}
+impl std::error::Error for DriverError {}
+
+/// Why a device cannot be had at all. Nothing was opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No driver library could be loaded on this machine.
+    DriverMissing {
+        /// The names tried, each with the loader's words.
+        tried: Vec<String>,
+    },
+    /// The driver is older than what this crate was made for. Versions as the driver counts: 12040 is 12.4.
+    DriverTooOld {
+        /// The oldest that will do.
+        need: u32,
+        /// What was found.
+        have: u32,
+    },
+    /// The driver's library lacks a function that every driver of its version has.
+    SymbolMissing {
+        /// The function.
+        name: &'static str,
+    },
+    /// There is no such device.
+    NoDevice {
+        /// The ordinal asked for.
+        asked: u32,
+        /// How many devices there are, from 0.
+        found: u32,
+    },
+    /// The driver is there and failed.
+    Driver(DriverError),
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = |v: &u32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        match self {
+            Unavailable::DriverMissing { tried } => write!(
+                f,
+                "no NVIDIA driver on this machine (tried {}): install one, or use the simulated device",
+                tried.join(", ")
+            ),
+            Unavailable::DriverTooOld { need, have } => write!(
+                f,
+                "the NVIDIA driver supports CUDA {}, {} is needed: install a newer driver",
+                version(have),
+                version(need)
+            ),
+            Unavailable::SymbolMissing { name } => write!(
+                f,
+                "the NVIDIA driver's library has no function {name}: its installation is damaged, or it is a stand-in"
+            ),
+            Unavailable::NoDevice { asked, found: 0 } => write!(
+                f,
+                "device {asked} was asked for and the NVIDIA driver sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES"
+            ),
+            Unavailable::NoDevice { asked, found } => write!(
+                f,
+                "device {asked} was asked for, there are {found}, numbered from 0: check nvidia-smi and CUDA_VISIBLE_DEVICES"
+            ),
+            Unavailable::Driver(e) => e.fmt(f),
+        }
+    }
+}
+impl std::error::Error for Unavailable {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Unavailable::Driver(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+impl From<DriverError> for Unavailable {
+    fn from(e: DriverError) -> Unavailable {
+        Unavailable::Driver(e)
+    }
+}
+
+/// No memory: what was asked, what there is, what was tried, and what to do.
+#[derive(Clone, Debug)]
+pub struct OutOfMemory {
+    /// Bytes asked for.
+    pub asked: u64,
+    /// Bytes after rounding.
+    pub rounded: u64,
+    /// The stream it was asked on; `None` for pinned host memory.
+    pub stream: Option<StreamId>,
+    /// The rungs of the miss ladder that were climbed, in order.
+    pub tried: Vec<&'static str>,
+    /// The driver's last refusal, if it was the driver that refused.
+    pub driver: Option<DriverError>,
+    /// What the pools held at that moment.
+    pub report: Report,
+}
+
+impl OutOfMemory {
+    /// One sentence on what to do, from the facts.
+    pub fn advice(&self) -> String {
+        let r = &self.report;
+        let t = &r.total;
+        if r.limit.is_some_and(|l| self.rounded > l) {
+            return format!(
+                "The request alone is above the limit of {}: raise the limit (set_limit, MILLPOND_LIMIT) or ask for less.",
+                bytes(r.limit.unwrap_or(0))
+            );
+        }
+        if t.cached >= self.rounded && t.largest_free < self.rounded {
+            return format!(
+                "{} are cached but the largest free range is {}: the pools are fragmented; trim(), or allocate the large blocks first.",
+                bytes(t.cached),
+                bytes(t.largest_free)
+            );
+        }
+        if t.in_flight >= self.rounded {
+            return format!(
+                "{} were freed while other streams still use them: synchronise those streams, or let cross-stream reuse wait.",
+                bytes(t.in_flight)
+            );
+        }
+        match r.limit {
+            Some(l) if r.taken + self.rounded > l => {
+                format!(
+                    "{} of the limit of {} are taken: raise the limit or free something.",
+                    bytes(r.taken),
+                    bytes(l)
+                )
+            }
+            _ => format!("{} are live: free something, or use a smaller batch.", bytes(t.allocated)),
+        }
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let r = &self.report;
+        let t = &r.total;
+        write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.asked), bytes(self.rounded))?;
+        match self.stream {
+            Some(s) => write!(f, " on {s} of {}", r.device)?,
+            None => write!(f, " of pinned host memory")?,
+        }
+        write!(
+            f,
+            "; taken {}, live {}, cached {}, largest free {}, in flight {}, limit {}",
+            bytes(r.taken),
+            bytes(t.allocated),
+            bytes(t.cached),
+            bytes(t.largest_free),
+            bytes(t.in_flight),
+            r.limit.map_or("none".into(), bytes)
+        )?;
+        if !self.tried.is_empty() {
+            write!(f, "; tried {}", self.tried.join(", "))?;
+        }
+        if let Some(d) = &self.driver {
+            write!(f, "; {d}")?;
+        }
+        write!(f, ". {}", self.advice())
+    }
+}
+impl std::error::Error for OutOfMemory {}
+
+/// One side of an operation on two arrays.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Side {
+    /// What it is, such as "the target, a device array".
+    pub what: &'static str,
+    /// The name of its elements' type.
+    pub element: &'static str,
+    /// A length for each dimension.
+    pub shape: Vec<usize>,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let elements: usize = self.shape.iter().product();
+        write!(f, "{} has shape {:?} of {} ({elements} elements)", self.what, self.shape, self.element)
+    }
+}
+
+/// Two arrays that do not fit together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    /// What was to be done, such as `copy_from`.
+    pub verb: &'static str,
+    /// One side: the target, or what is.
+    pub one: Side,
+    /// The other side: the source, or what was asked for.
+    pub other: Side,
+    /// What to do.
+    pub advice: &'static str,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}, {}: {}", self.verb, self.one, self.other, self.advice)
+    }
+}
+impl std::error::Error for Mismatch {}
+
+/// What the allocator's verbs return when they cannot do what was asked. Nothing is lost when one does.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The request is above what a range can ever be.
+    TooLarge {
+        /// Bytes asked for.
+        asked: u64,
+        /// The most that can be asked.
+        most: u64,
+    },
+    /// The alignment is no power of two, or above what a range can have.
+    BadAlignment {
+        /// Bytes asked for.
+        asked: u64,
+        /// The most that can be asked.
+        most: u64,
+    },
+    /// No memory, with the facts.
+    OutOfMemory(Box<OutOfMemory>),
+    /// The stream belongs to another allocator.
+    ForeignStream {
+        /// The stream given.
+        stream: StreamId,
+        /// The device of this allocator.
+        device: DeviceId,
+    },
+    /// The stream belongs to another device.
+    WrongDevice {
+        /// The device of the stream or the range.
+        found: DeviceId,
+        /// The device of this allocator.
+        expected: DeviceId,
+    },
+    /// The stream is recording a graph: it would replay into these bytes long after they are reused.
+    Capturing {
+        /// The stream, if its id was known before the capture began: asking for it would end the capture.
+        stream: Option<StreamId>,
+    },
+    /// A raw allocation or an address that this allocator does not know, or no longer knows.
+    UnknownAllocation {
+        /// What was given.
+        id: AllocationId,
+    },
+    /// Two arrays do not fit together: their shapes, lengths or element types differ.
+    Mismatch(Box<Mismatch>),
+    /// An array of this many elements has more bytes than any address.
+    Overflow {
+        /// The elements asked for, a length for each dimension.
+        shape: Vec<usize>,
+        /// Bytes of one element.
+        element_bytes: usize,
+    },
+    /// A setting cannot be read.
+    Config {
+        /// The setting's or the variable's name.
+        name: &'static str,
+        /// What was found.
+        found: String,
+        /// What is accepted.
+        expected: &'static str,
+    },
+    /// A bounded wait for the device ran out.
+    TimedOut {
+        /// What was waited for.
+        what: &'static str,
+        /// For how long, in milliseconds.
+        millis: u64,
+    },
+    /// There is no device to work on.
+    Unavailable(Unavailable),
+    /// The driver failed.
+    Driver(DriverError),
+}
+
+impl Error {
+    /// The facts, when this is an out-of-memory error.
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            Error::OutOfMemory(o) => Some(o),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::TooLarge { asked, most } => {
+                write!(f, "asked for {asked} bytes; one allocation holds at most {most}: split the request")
+            }
+            Error::BadAlignment { asked, most } => {
+                write!(f, "asked for an alignment of {asked} bytes; it must be a power of two up to {most}")
+            }
+            Error::OutOfMemory(o) => o.fmt(f),
+            Error::ForeignStream { stream, device } => write!(
+                f,
+                "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
+            ),
+            Error::WrongDevice { found, expected } => {
+                write!(
+                    f,
+                    "the stream is on {found}, this allocator on {expected}: use an allocator of that device"
+                )
+            }
+            Error::Capturing { stream } => write!(
+                f,
+                "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",
+                stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
+            ),
+            Error::UnknownAllocation { id } => {
+                write!(
+                    f,
+                    "allocation {id} is not alive in this allocator: it was freed, or belongs to another one"
+                )
+            }
+            Error::Mismatch(m) => m.fmt(f),
+            Error::Overflow { shape, element_bytes } => write!(
+                f,
+                "an array of shape {shape:?} with {element_bytes} bytes an element has more bytes than 64 bits can count: split it"
+            ),
+            Error::Config { name, found, expected } => {
+                write!(f, "{name} is {found:?}; expected {expected}")
+            }
+            Error::TimedOut { what, millis } => {
+                write!(
+                    f,
+                    "gave up after {millis} ms waiting for {what}: the device is stuck or the wait is too short"
+                )
+            }
+            Error::Unavailable(u) => u.fmt(f),
+            Error::Driver(d) => d.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::OutOfMemory(o) => Some(o),
+            Error::Mismatch(m) => Some(m),
+            Error::Unavailable(u) => Some(u),
+            Error::Driver(d) => Some(d),
+            _ => None,
+        }
+    }
+}
+
+impl From<Unavailable> for Error {
+    /// A driver that is there and failed becomes [`Error::Driver`].
+    fn from(u: Unavailable) -> Error {
+        match u {
+            Unavailable::Driver(e) => Error::Driver(e),
+            other => Error::Unavailable(other),
+        }
+    }
+}
+impl From<DriverError> for Error {
+    fn from(e: DriverError) -> Error {
+        Error::Driver(e)
+    }
+}
+impl From<Mismatch> for Error {
+    fn from(m: Mismatch) -> Error {
+        Error::Mismatch(Box::new(m))
+    }
+}
+impl From<OutOfMemory> for Error {
+    fn from(e: OutOfMemory) -> Error {
+        Error::OutOfMemory(Box::new(e))
+    }
+}

@@ -1,0 +1,310 @@
+//! Where ranges arrive and leave: segments become known and forgotten, `extend` lets bytes in, `cut` lets them out.
+//!
+//! Growing, lending, borrowing, trimming and going home are these verbs and no others. A range that leaves becomes
+//! Away here; whoever receives it extends with it there. This module does not know who that is, whether the order of
+//! streams allows it, or what a segment costs. It is cold: it alone touches the index of Away chunks.
+
+use super::bins::Sought;
+use super::chunk::{ChunkId, ChunkState, NIL};
+use super::segment::Segment;
+use super::{FreeChunk, Heap, Kind, SegmentView, Want};
+use crate::units::{Addr, Epoch, Granules, SegmentId};
+
+/// A free chunk that would serve, still in its heap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// The slot, valid until the next verb that changes the heap.
+    pub chunk: ChunkId,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Where the chunk begins in the segment.
+    pub offset: Granules,
+    /// How long the chunk is.
+    pub len: Granules,
+    /// Its stamp.
+    pub stamp: Epoch,
+    /// Its segment's kind.
+    pub kind: Kind,
+    /// Where in the segment the wanted range would begin: `offset`, or the first aligned address behind it.
+    pub at: Granules,
+}
+
+/// A range that left a heap, with what another heap must know to receive it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// The segment.
+    pub segment: SegmentId,
+    /// The segment's first address.
+    pub base: Addr,
+    /// The segment's whole length.
+    pub segment_len: Granules,
+    /// The segment's kind.
+    pub kind: Kind,
+    /// Where the range begins in the segment.
+    pub offset: Granules,
+    /// How long it is.
+    pub len: Granules,
+    /// Its first address.
+    pub addr: Addr,
+    /// Its stamp in the heap it left: an epoch of that heap's stream.
+    pub stamp: Epoch,
+}
+
+impl Heap {
+    /// Makes a segment known. None of it is here yet: [`Heap::extend`] brings its bytes.
+    ///
+    /// # Panics
+    /// H6, when `base` or `len` are no whole granules, the segment is known already, leaves the address space or
+    /// overlaps another one.
+    pub fn add_segment(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
+        let slot = self.segments.insert(Segment { id, base, len: len.0, kind, first: NIL, free: 0, here: 0 });
+        let first = self.chunks.fresh(slot, 0, len.0, ChunkState::Away, Epoch::COMPLETE);
+        self.segments[slot].first = first;
+        self.away.insert((id, 0), first);
+    }
+
+    /// Whether the segment is known here.
+    pub fn has_segment(&self, id: SegmentId) -> bool {
+        self.segments.slot(id).is_some()
+    }
+
+    /// Forgets a segment, if all of it is Away. Returns whether it is unknown now: `false` means that bytes of it are
+    /// still here.
+    pub fn remove_segment(&mut self, id: SegmentId) -> bool {
+        let Some(slot) = self.segments.slot(id) else { return true };
+        let segment = &self.segments[slot];
+        if segment.here != 0 {
+            return false;
+        }
+        let only = segment.first;
+        law!(H2, self.chunks[only].len == segment.len, "segment {} is all Away but in pieces", id.0);
+        self.away.remove(&(id, 0));
+        self.chunks.vacate(only);
+        self.segments.remove(id);
+        true
+    }
+
+    /// The segments known here, by id.
+    pub fn segments(&self) -> impl ExactSizeIterator<Item = SegmentView> {
+        self.segments.iter().map(Segment::view)
+    }
+
+    /// How much of a segment is free here; nothing, if it is not known.
+    pub fn free_in(&self, id: SegmentId) -> Granules {
+        self.segments.slot(id).map_or(Granules::ZERO, |slot| Granules(self.segments[slot].free))
+    }
+
+    /// A range arrives: it is free, with `stamp`, and merges as in [`Heap::give`].
+    ///
+    /// # Panics
+    /// H1, when the segment is unknown, the range is empty or leaves the segment, or any of it is here already.
+    pub fn extend(&mut self, segment: SegmentId, offset: Granules, len: Granules, stamp: Epoch) -> FreeChunk {
+        let (offset, len) = (offset.0, len.0);
+        let found = self.away.range(..=(segment, offset)).next_back().map(|(&key, &id)| (key.0, id));
+        let id = match found {
+            Some((s, id)) if s == segment && self.covers(id, offset, len) => id,
+            _ => self.not_away(segment, offset, len),
+        };
+        let start = self.chunks[id].offset;
+        let id = if offset == start {
+            self.away.remove(&(segment, start));
+            id
+        } else {
+            self.chunks.split(id, offset - start)
+        };
+        if self.chunks[id].len > len {
+            let tail = self.chunks.split(id, len);
+            self.away.insert((segment, offset + len), tail);
+        }
+        let chunk = &mut self.chunks[id];
+        chunk.stamp = stamp;
+        self.segments[chunk.segment].here += len;
+        self.totals.held += u64::from(len);
+        let free = self.settle(id).free;
+        self.free_chunk(free)
+            .unwrap_or_else(|| super::broken("H4", format_args!("{free} arrived but is not free")))
+    }
+
+    /// A free chunk, or `None` if the slot holds none now.
+    pub fn free_chunk(&self, chunk: ChunkId) -> Option<FreeChunk> {
+        let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free))?;
+        Some(FreeChunk {
+            chunk,
+            segment: self.segments[free.segment].id,
+            offset: Granules(free.offset),
+            len: Granules(free.len),
+            stamp: free.stamp,
+        })
+    }
+
+    /// Whether a chunk has all of `[offset, offset + len)`, and that is something.
+    fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
+        let chunk = &self.chunks[id];
+        len > 0 && offset >= chunk.offset && u64::from(offset) + u64::from(len) <= u64::from(chunk.end())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_away(&self, segment: SegmentId, offset: u32, len: u32) -> ! {
+        let known = match self.segments.slot(segment) {
+            None => "this heap does not know the segment",
+            Some(_) if len == 0 => "the range is empty",
+            Some(slot) if u64::from(offset) + u64::from(len) > u64::from(self.segments[slot].len) => {
+                "the range leaves the segment"
+            }
+            Some(_) => "some of it is here already",
+        };
+        super::broken(
+            "H1",
+            format_args!("extend of segment {} at {offset} by {len} granules: {known}", segment.0),
+        )
+    }
+
+    /// The tightest free chunk of `want`'s kind that fits and whose stamp is accepted, looking at no more than `steps`
+    /// chunks: for lending. Changes nothing. Of equals in length the lowest segment and offset, as in [`Heap::take`];
+    /// `accept` is asked only about chunks that fit.
+    ///
+    /// # Panics
+    /// When `want.len` is zero or `want.align` is no power of two.
+    pub fn find(&self, want: &Want, steps: usize, accept: impl FnMut(Epoch) -> bool) -> Option<Found> {
+        let sought: Sought<'_> = want.sought(&self.segments);
+        let id = self.bins[want.kind as usize].sweep(self.chunks.all(), &sought, steps, accept).0?;
+        let chunk = &self.chunks[id];
+        Some(Found {
+            chunk: ChunkId(id),
+            segment: self.segments[chunk.segment].id,
+            offset: Granules(chunk.offset),
+            len: Granules(chunk.len),
+            stamp: chunk.stamp,
+            kind: want.kind,
+            at: Granules(chunk.offset + sought.skip(chunk)),
+        })
+    }
+
+    /// A range leaves: `[offset, offset + len)` of its segment, a piece of `chunk`, becomes Away.
+    ///
+    /// Of a free chunk any piece may leave; what is before and behind stays free with its stamp. Of a chunk in flight
+    /// only the front, or all of it; the rest stays in flight under the same id and generation, with its stamp and tag.
+    ///
+    /// # Panics
+    /// H4, when the chunk is neither free nor in flight; H1, when the piece is empty, not inside the chunk, or not the
+    /// front of a chunk in flight.
+    pub fn cut(&mut self, chunk: ChunkId, offset: Granules, len: Granules) -> Cut {
+        let (offset, len) = (offset.0, len.0);
+        let state = self.chunks.get(chunk).and_then(|c| c.state);
+        let id = chunk.0;
+        match state {
+            Some(ChunkState::Free | ChunkState::InFlight) => {}
+            _ => super::broken(
+                "H4",
+                format_args!(
+                    "cut of {chunk}, which is {}: only free ranges and ranges in flight may leave",
+                    state.map_or("vacant", ChunkState::name)
+                ),
+            ),
+        }
+        law!(
+            H1,
+            self.covers(id, offset, len),
+            "cut of {len} granules at {offset} from {chunk}, which has {} at {}",
+            self.chunks[id].len,
+            self.chunks[id].offset
+        );
+        let piece = if state == Some(ChunkState::Free) {
+            self.detach_free(id, offset, len)
+        } else {
+            self.detach_in_flight(id, offset, len)
+        };
+        self.depart(piece)
+    }
+
+    /// Every free piece of a segment leaves, in the order of their offsets.
+    pub fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
+        let Some(slot) = self.segments.slot(segment) else { return Vec::new() };
+        let mut cuts = Vec::new();
+        let mut at = self.segments[slot].first;
+        while self.segments[slot].free > 0 && at != NIL {
+            let chunk = &self.chunks[at];
+            let (next, free) = (chunk.next, chunk.is(ChunkState::Free));
+            if free {
+                let (offset, len) = (Granules(chunk.offset), Granules(chunk.len));
+                // The chunk behind may be Away and merge into this one: by H2 the one behind that is not, so
+                // it is where to go on.
+                let beyond = if next != NIL && self.chunks[next].is(ChunkState::Away) {
+                    self.chunks[next].next
+                } else {
+                    next
+                };
+                cuts.push(self.cut(ChunkId(at), offset, len));
+                at = beyond;
+            } else {
+                at = next;
+            }
+        }
+        cuts
+    }
+
+    /// The piece of a free chunk as a chunk of its own, in no bin; head and tail are back in theirs.
+    fn detach_free(&mut self, id: u32, offset: u32, len: u32) -> u32 {
+        let (slot, start) = (self.chunks[id].segment, self.chunks[id].offset);
+        let segment = &mut self.segments[slot];
+        segment.free -= len;
+        let kind = segment.kind;
+        self.detach(kind, id, offset - start, len)
+    }
+
+    /// The front of a chunk in flight as a chunk of its own; the rest keeps its id.
+    fn detach_in_flight(&mut self, id: u32, offset: u32, len: u32) -> u32 {
+        let chunk = &self.chunks[id];
+        law!(
+            H1,
+            chunk.offset == offset,
+            "chunk {id} is in flight from {} on: a piece at {offset} is not its front",
+            chunk.offset
+        );
+        self.totals.in_flight -= u64::from(len);
+        if chunk.len == len {
+            self.totals.in_flight_chunks -= 1;
+            return id;
+        }
+        let front = self.chunks.shear(id, len);
+        let segment = &mut self.segments[self.chunks[front].segment];
+        if segment.first == id {
+            segment.first = front;
+        }
+        front
+    }
+
+    /// A chunk in no bin becomes Away and merges with what is Away around it.
+    fn depart(&mut self, id: u32) -> Cut {
+        let chunk = &mut self.chunks[id];
+        let segment = &mut self.segments[chunk.segment];
+        let cut = Cut {
+            segment: segment.id,
+            base: segment.base,
+            segment_len: Granules(segment.len),
+            kind: segment.kind,
+            offset: Granules(chunk.offset),
+            len: Granules(chunk.len),
+            addr: segment.base.offset(Granules(chunk.offset)),
+            stamp: chunk.stamp,
+        };
+        chunk.state = Some(ChunkState::Away);
+        chunk.stamp = Epoch::COMPLETE;
+        chunk.asked = 0;
+        chunk.tag = 0;
+        segment.here -= chunk.len;
+        self.totals.held -= u64::from(chunk.len);
+        let (prev, next) = (chunk.prev, chunk.next);
+        if next != NIL && self.chunks[next].is(ChunkState::Away) {
+            self.away.remove(&(cut.segment, self.chunks[next].offset));
+            self.chunks.absorb(id, next);
+        }
+        if prev != NIL && self.chunks[prev].is(ChunkState::Away) {
+            self.chunks.absorb(prev, id);
+        } else {
+            self.away.insert((cut.segment, cut.offset.0), id);
+        }
+        cut
+    }
+}

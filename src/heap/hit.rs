@@ -1,0 +1,339 @@
+//! The hot path: a take that hits, and a give.
+//!
+//! Budget: no allocation (the slab's growth aside), no hashing, no tree, at most 32 chunks looked at, a few hundred
+//! instructions for both; `benches/hit.rs` counts them. What is rare is out of line: alignment above a granule, the other
+//! kind's space, the sweep behind the sixteenth chunk, ranges that were in flight.
+//!
+//! Three departures from the simple version (take a chunk out of its bin, cut it, put the rest back; give: take the
+//! neighbours out of their bins, join, put the whole in):
+//!
+//! 1. A take gets the *front* of a longer chunk as a new record, and the rest keeps its own; a give hands the range to the
+//!    free neighbour, which keeps its own. So a chunk whose length stays in its bin's width stays in its bin: cutting
+//!    and joining small ranges at a long chunk touches no bin at all.
+//! 2. A verb gets the slab as one slice: each look is then one comparison, which finds the end of a list, too.
+//! 3. What can be told from other counts is not counted: free granules, live allocations.
+//!
+//! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
+
+use super::bins::{Bin, SWEEP, Sought, WALK};
+use super::chunk::{ChunkId, ChunkState, OUT};
+use super::segment::Segments;
+use super::{Given, Heap, Kind, Taken, Want};
+use crate::units::{Epoch, Granules};
+
+impl Heap {
+    /// Hands out `want` from the free chunks of its kind, or `None` if none fits: a miss. `asked` is the request in
+    /// bytes before rounding, for the statistics.
+    ///
+    /// Which chunk: of the first 16 of the request's own bin, and failing that of the next occupied bin, the shortest
+    /// that fits; of equals the one with the lowest segment and offset; an exact fit at once. If those do not fit, the
+    /// tightest of up to 1024 from the own bin up; then, for an aligned want, any that is long enough wherever it
+    /// begins. So `None` means that nothing fits, unless more than 1024 near misses stood in the way. The range begins
+    /// at the lowest aligned address of the chunk; what is left before and behind stays free with the chunk's stamp.
+    ///
+    /// # Panics
+    /// When `want.len` is zero, `want.align` is no power of two, or `asked` is more than `want.len`.
+    #[inline]
+    pub fn take(&mut self, want: &Want, asked: u64) -> Option<Taken> {
+        if want.align.0 == 1 {
+            assert_holds(want.len, asked);
+            self.take_front(want.len.0, want.kind, asked)
+        } else {
+            self.take_from(want.kind, want, asked)
+        }
+    }
+
+    /// As [`Heap::take`], but from the free chunks of the *other* kind: the last resort before a pool grows.
+    ///
+    /// # Panics
+    /// As [`Heap::take`].
+    pub fn take_across(&mut self, want: &Want, asked: u64) -> Option<Taken> {
+        self.take_from(want.kind.other(), want, asked)
+    }
+
+    /// Hands out a free chunk of exactly `want.len`, or nothing: no best fit, no split. How pools were before best fit;
+    /// a baseline for comparison.
+    ///
+    /// # Panics
+    /// As [`Heap::take`].
+    pub fn take_exact(&mut self, want: &Want, asked: u64) -> Option<Taken> {
+        assert_holds(want.len, asked);
+        let sought = want.sought(&self.segments);
+        let fit = self.bins[want.kind as usize].exact(self.chunks.all(), &sought, SWEEP)?;
+        let id = self.carve(want.kind, fit, want);
+        Some(self.hand_out(id, asked))
+    }
+
+    /// As [`Heap::take`], the fewest granules that hold `asked` bytes, at any address: the hot path.
+    ///
+    /// # Panics
+    /// When `asked` is zero or more than a segment holds.
+    #[inline]
+    pub fn take_plain(&mut self, asked: u64, kind: Kind) -> Option<Taken> {
+        match Granules::holding(asked) {
+            Some(len) if len.0 > 0 => self.take_front(len.0, kind, asked),
+            _ => panic!(
+                "a want of {asked} bytes: whoever allocates answers zero-byte and hopeless requests itself"
+            ),
+        }
+    }
+
+    /// An exact fit at the head of its bin, the last of this length that was given back, needs no search.
+    #[inline]
+    fn take_front(&mut self, len: u32, kind: Kind, asked: u64) -> Option<Taken> {
+        let own = Bin::of(len);
+        let bins = &mut self.bins[kind as usize];
+        let chunks = self.chunks.all_mut();
+        let head = bins.head(own);
+        let id = if chunks.get(head as usize).is_some_and(|first| first.len == len) {
+            bins.pop(chunks, head, own);
+            self.totals.free_chunks -= 1;
+            self.totals.searched(1);
+            head
+        } else {
+            self.search(kind, len, own)?
+        };
+        Some(self.hand_out(id, asked))
+    }
+
+    /// A hit all the same: the best of two bins, its front cut off if it is longer. The chunk is free and in no bin.
+    #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
+    #[inline(always)]
+    fn search(&mut self, kind: Kind, len: u32, own: Bin) -> Option<u32> {
+        let bins = &mut self.bins[kind as usize];
+        let (hit, steps) = bins.best_fit(self.chunks.all(), len, own, &self.segments);
+        self.totals.searched(steps);
+        let Some((id, bin)) = hit else {
+            if steps < WALK {
+                // The own bin was seen to its end, and there is none above.
+                self.totals.failed += 1;
+                return None;
+            }
+            return self.sweep(kind, &Want::new(Granules(len), kind));
+        };
+        let whole = self.chunks[id].len;
+        if whole == len {
+            bins.unlink(self.chunks.all_mut(), id, bin);
+            self.totals.free_chunks -= 1;
+            return Some(id);
+        }
+        self.totals.splits += 1;
+        Some(self.cut_front(kind, id, whole, len))
+    }
+
+    /// The first `len` granules of a longer free chunk as a chunk in no bin; the rest stays free, and in its bin if it can.
+    #[allow(
+        clippy::inline_always,
+        reason = "it has two callers: as a call it costs the hot one 25 instructions"
+    )]
+    #[inline(always)]
+    fn cut_front(&mut self, kind: Kind, id: u32, whole: u32, len: u32) -> u32 {
+        let (front, before) = self.chunks.front(id, whole, len);
+        let chunks = self.chunks.all_mut();
+        self.bins[kind as usize].resized(chunks, id, whole, whole - len);
+        if before.is_none() {
+            let slot = chunks[id as usize].segment;
+            self.segments[slot].first = front;
+        }
+        front
+    }
+
+    /// `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
+    /// stays free: the lower piece in its bin if it can, the other one enters its own.
+    pub(super) fn detach(&mut self, kind: Kind, id: u32, skip: u32, len: u32) -> u32 {
+        let whole = self.chunks[id].len;
+        if skip == 0 && len < whole {
+            return self.cut_front(kind, id, whole, len);
+        }
+        let bins = &mut self.bins[kind as usize];
+        self.totals.free_chunks -= 1;
+        if skip == 0 {
+            law!(H1, len == whole, "{len} granules are cut from chunk {id}, which has {whole}");
+            bins.leave(self.chunks.all_mut(), id);
+            return id;
+        }
+        let piece = self.chunks.split(id, skip);
+        bins.resized(self.chunks.all_mut(), id, whole, skip);
+        self.totals.free_chunks += 1;
+        if self.chunks[piece].len > len {
+            let tail = self.chunks.split(piece, len);
+            bins.enter(self.chunks.all_mut(), tail);
+            self.totals.free_chunks += 1;
+        }
+        piece
+    }
+
+    /// A chunk in no bin, of the length wanted, becomes an allocation.
+    #[inline]
+    fn hand_out(&mut self, id: u32, asked: u64) -> Taken {
+        let chunk = &mut self.chunks[id];
+        let (state, len) = (chunk.state, chunk.len);
+        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
+        law!(H4, chunk.bin_prev == OUT, "chunk {id} is handed out while in a bin");
+        chunk.state = Some(ChunkState::Allocated);
+        chunk.generation = chunk.generation.wrapping_add(1);
+        chunk.asked = asked;
+        let segment = &mut self.segments[chunk.segment];
+        segment.free -= len;
+        self.totals.handed_out(len, asked);
+        Taken {
+            chunk: ChunkId(id),
+            generation: chunk.generation,
+            addr: segment.base.offset(Granules(chunk.offset)),
+        }
+    }
+
+    /// Takes a range back, allocated or in flight: it is free, with `stamp`, and merges with free neighbours; the
+    /// merged chunk has the latest stamp. The caller has made sure that whatever other streams do to these bytes is
+    /// complete or ordered before `stamp`.
+    ///
+    /// # Panics
+    /// H7, when `chunk` and `generation` name nothing that is allocated or in flight: a double free.
+    pub fn give(&mut self, chunk: ChunkId, generation: u32, stamp: Epoch) -> Given {
+        let id = self.alive(chunk, generation, "give");
+        let record = &mut self.chunks[id];
+        record.tag = 0;
+        if record.is(ChunkState::Allocated) {
+            self.totals.ended(record.len, record.asked);
+        } else {
+            self.totals.in_flight -= u64::from(record.len);
+            self.totals.in_flight_chunks -= 1;
+        }
+        record.stamp = stamp;
+        self.settle(id)
+    }
+
+    /// As [`Heap::give`], for an allocation with no tag; `None`, and nothing is done, if it has one.
+    ///
+    /// # Panics
+    /// As [`Heap::give`].
+    #[inline]
+    pub fn give_untagged(&mut self, chunk: ChunkId, generation: u32, stamp: Epoch) -> Option<Given> {
+        let Some(record) = self.chunks.all_mut().get_mut(chunk.0 as usize) else {
+            self.stale(chunk, generation, "give")
+        };
+        if record.generation != generation || !record.is(ChunkState::Allocated) {
+            return Some(self.give(chunk, generation, stamp));
+        }
+        if record.tag != 0 {
+            return None;
+        }
+        record.stamp = stamp;
+        self.totals.ended(record.len, record.asked);
+        Some(self.settle(chunk.0))
+    }
+
+    /// A chunk in no bin becomes free with the stamp it has: it enters a bin, or a free neighbour takes it in.
+    #[inline]
+    pub(super) fn settle(&mut self, id: u32) -> Given {
+        let chunks = self.chunks.all_mut();
+        let chunk = &mut chunks[id as usize];
+        law!(H4, chunk.bin_prev == OUT, "chunk {id} becomes free but is in a bin");
+        chunk.state = Some(ChunkState::Free);
+        let (slot, prev, next, len) = (chunk.segment, chunk.prev, chunk.next, chunk.len);
+        let segment = &mut self.segments[slot];
+        segment.free += len;
+        let kind = segment.kind;
+        let is_free = |id: u32| chunks.get(id as usize).is_some_and(|c| c.is(ChunkState::Free));
+        let (free, free_len) = match (is_free(prev), is_free(next)) {
+            (false, false) => {
+                self.bins[kind as usize].enter(chunks, id);
+                self.totals.free_chunks += 1;
+                (id, len)
+            }
+            (false, true) => (next, self.join_next(kind, id, next, len)),
+            (true, false) => (prev, self.join_prev(kind, prev, id, len)),
+            (true, true) => {
+                self.bins[kind as usize].leave(chunks, next);
+                let both = len + chunks[next as usize].len;
+                self.chunks.absorb(id, next);
+                self.totals.free_chunks -= 1;
+                self.totals.merges += 1;
+                (prev, self.join_prev(kind, prev, id, both))
+            }
+        };
+        Given { len: Granules(len), free: ChunkId(free), free_len: Granules(free_len) }
+    }
+
+    /// The free chunk before takes this one of `len` granules in. Returns how long it is then.
+    #[inline]
+    fn join_prev(&mut self, kind: Kind, low: u32, id: u32, len: u32) -> u32 {
+        let chunks = self.chunks.all_mut();
+        let old = chunks[low as usize].len;
+        self.bins[kind as usize].resized(chunks, low, old, old + len);
+        self.chunks.append(low, id, old);
+        self.totals.merges += 1;
+        old + len
+    }
+
+    /// The free chunk behind takes this one of `len` granules in, and begins where this one began. Returns how long it is
+    /// then.
+    #[inline]
+    fn join_next(&mut self, kind: Kind, id: u32, high: u32, len: u32) -> u32 {
+        let chunks = self.chunks.all_mut();
+        let old = chunks[high as usize].len;
+        self.bins[kind as usize].resized(chunks, high, old, old + len);
+        if self.chunks.prepend(high, id, len).is_none() {
+            let slot = self.chunks[high].segment;
+            self.segments[slot].first = high;
+        }
+        self.totals.merges += 1;
+        old + len
+    }
+
+    /// What the hot search did not see: chunks behind the sixteenth, and for aligned wants the bins above the next.
+    #[cold]
+    #[inline(never)]
+    fn sweep(&mut self, kind: Kind, want: &Want) -> Option<u32> {
+        let sought = want.sought(&self.segments);
+        let bins = &self.bins[kind as usize];
+        let (fit, steps) = bins.sweep(self.chunks.all(), &sought, SWEEP, |_| true);
+        let fit = fit.or_else(|| bins.certain(self.chunks.all(), &sought));
+        self.totals.swept(steps);
+        let Some(fit) = fit else {
+            self.totals.failed += 1;
+            return None;
+        };
+        Some(self.carve(kind, fit, want))
+    }
+
+    /// A take at an address to be sought, or from the bins of the other kind.
+    #[cold]
+    #[inline(never)]
+    fn take_from(&mut self, kind: Kind, want: &Want, asked: u64) -> Option<Taken> {
+        assert_holds(want.len, asked);
+        let sought = want.sought(&self.segments);
+        let (fit, steps) = self.bins[kind as usize].best_fit_at(self.chunks.all(), &sought);
+        self.totals.searched(steps);
+        let id = match fit {
+            Some(id) => self.carve(kind, id, want),
+            None => self.sweep(kind, want)?,
+        };
+        Some(self.hand_out(id, asked))
+    }
+
+    /// A free chunk that fits leaves its bin; what is too much of it, before and behind, stays free.
+    fn carve(&mut self, kind: Kind, id: u32, want: &Want) -> u32 {
+        let skip = self.segments.skip(&self.chunks[id], want.align.0);
+        let behind = self.chunks[id].len.checked_sub(skip).and_then(|left| left.checked_sub(want.len.0));
+        law!(H1, behind.is_some(), "chunk {id} is too short, by a skip of {skip}");
+        self.totals.splits += u64::from(skip > 0) + u64::from(behind != Some(0));
+        self.detach(kind, id, skip, want.len.0)
+    }
+}
+
+impl Want {
+    /// What the bins search for, at an address to be sought.
+    pub(super) fn sought<'a>(&self, segments: &'a Segments) -> Sought<'a> {
+        assert!(self.len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
+        assert!(self.align.0.is_power_of_two(), "the alignment of a want is a power of two, 1 at least");
+        Sought { len: self.len.0, align: self.align.0, segments }
+    }
+}
+
+/// The rounded request holds what was asked for, and is something.
+#[inline]
+fn assert_holds(len: Granules, asked: u64) {
+    assert!(len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
+    assert!(asked <= len.bytes(), "a take of fewer granules than were asked for");
+}

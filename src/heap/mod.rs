@@ -1,0 +1,235 @@
+//! The ranges of one pool: which bytes of which segments are free, handed out, in flight or away.
+//!
+//! The heap hands out ranges of segments that it was told of, takes them back, merges them, and lets ranges arrive and
+//! leave. It has one owner (`&mut self`). It never sees a driver, a stream or a clock: a stamp is a number of its
+//! pool's own stream that it keeps, returns and takes the maximum of. It cannot fail except by a bug, its own or its
+//! caller's, and then it panics with the number of the broken law.
+//!
+//! # The picture
+//!
+//! A segment is one contiguous range of device memory. Several heaps may have a record of the same one; in each of them
+//! chunks tile the *whole* segment, with `Away` for the bytes that are not here. So a lender and a borrower are alike,
+//! a guest merges with its neighbours for nothing, and a segment goes back to the device when every heap's part of it
+//! is cut out.
+//!
+//! ```text
+//!              0        16          48   64                    128
+//!   heap A     | alloc  |  Free     | in flight | ···· Away ···· |
+//!   heap B     | ···········  Away  ············|  Free  | alloc |
+//! ```
+//!
+//! A chunk is always in one of these states:
+//!
+//! ```text
+//!   Vacant ─► Free ─take─► Allocated ─give─► Free
+//!              ▲ │              └─────hold─► InFlight ─give─► Free
+//!        extend│ │cut                           └──────cut──► Away
+//!              Away
+//! ```
+//!
+//! # Laws
+//!
+//! With `c` a chunk, `s` a segment, lengths and offsets in granules of 512 bytes:
+//!
+//! * **H1** chunks tile: `offset(first(s)) = 0`, `offset(next(c)) = offset(c) + len(c)`, `prev(next(c)) = c`,
+//!   `len(c) > 0`, `Σ len(c in s) = len(s)`.
+//! * **H2** neighbours differ: no `c` with `state(c) = state(next(c)) = Free`, nor both Away.
+//! * **H3** `state(c) = Free ⇔ c` is in the bin of `len(c)` of its segment's kind, once, and in no other;
+//!   `bit(b) = 1 ⇔ b` is not empty.
+//! * **H4** `c` in a bin `⇒ state(c) = Free`: what is allocated, in flight or away is in none.
+//! * **H5** `free + allocated + in flight = held`, each the sum of its chunks' lengths; `here(s)` and `free(s)` likewise,
+//!   segment by segment.
+//! * **H6** `base(s)` and `len(s)` are whole granules, inside the address space, and no two segments overlap.
+//! * **H7** a handle's generation is its slot's, and its chunk is allocated or in flight: checked wherever one is shown.
+//! * **H8** `largest_free(kind) ≥ len(c)` for every Free `c` of that kind, and one such `c` is in the same bin.
+//! * **H9** a vacant slot is linked nowhere but in the list of vacant slots, once; an Away chunk has no bytes here, and
+//!   the index of Away chunks has exactly those, each under its segment and offset.
+//!
+//! [`Heap::check`] walks all of them. The O(1) parts whose breach would give one byte two owners (H1 at splits and
+//! merges, H3 and H4 at each bin's door, H7 at each handle) are checked in release builds too.
+//!
+//! # Cost
+//!
+//! A take and a give together: a few hundred instructions, no allocation (the slab's growth aside), no hashing, at most
+//! 32 chunks looked at. Arriving and leaving, and segments, are cold: they use a tree.
+
+/// Asserts a law by its number; the words are put together out of line. What they name is copied there, not referred to:
+/// a reference would keep it in memory on the hot path.
+macro_rules! law {
+    ($number:ident, $holds:expr, $($what:tt)+) => {
+        if !$holds {
+            $crate::heap::broken_by(stringify!($number), move || format!($($what)+));
+        }
+    };
+}
+
+mod bins;
+mod border;
+mod check;
+mod chunk;
+mod handle;
+mod hit;
+mod segment;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+pub use border::{Cut, Found};
+pub use chunk::{ChunkId, ChunkState};
+pub use handle::ChunkView;
+pub use segment::SegmentView;
+pub use snapshot::{RangeMap, SegmentMap, Snapshot, Stats};
+
+use crate::units::{Addr, Epoch, Granules, SegmentId};
+use bins::Bins;
+use chunk::Slab;
+use core::fmt;
+use segment::Segments;
+use snapshot::Totals;
+use std::collections::BTreeMap;
+
+/// Which requests a segment serves. Small ones live apart, so that long-lived small chunks do not pin large ranges.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub enum Kind {
+    /// Small requests.
+    Small,
+    /// Large requests.
+    Large,
+}
+
+impl Kind {
+    /// Both, in the order of their bins.
+    pub const ALL: [Kind; 2] = [Kind::Small, Kind::Large];
+
+    /// The one that is not this one.
+    #[must_use]
+    pub const fn other(self) -> Kind {
+        match self {
+            Kind::Small => Kind::Large,
+            Kind::Large => Kind::Small,
+        }
+    }
+}
+
+/// What is asked of a heap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Want {
+    /// How much; not zero.
+    pub len: Granules,
+    /// What the address shall be a multiple of, in granules: a power of two, 1 if nothing special.
+    pub align: Granules,
+    /// Which segments.
+    pub kind: Kind,
+}
+
+impl Want {
+    /// `len` granules of `kind`, aligned to a granule.
+    pub const fn new(len: Granules, kind: Kind) -> Want {
+        Want { len, align: Granules(1), kind }
+    }
+}
+
+/// A range that a heap handed out: exactly what was wanted. [`Heap::view`] tells the rest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// The slot.
+    pub chunk: ChunkId,
+    /// Which use of the slot: to be shown with `chunk` at every later verb.
+    pub generation: u32,
+    /// The first address.
+    pub addr: Addr,
+}
+
+/// A free chunk, as it is after ranges merged into it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FreeChunk {
+    /// The slot, valid until the next verb that changes the heap.
+    pub chunk: ChunkId,
+    /// The segment.
+    pub segment: SegmentId,
+    /// Where in the segment.
+    pub offset: Granules,
+    /// How long, neighbours included.
+    pub len: Granules,
+    /// The latest stamp of all that merged.
+    pub stamp: Epoch,
+}
+
+/// What came back with a give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Given {
+    /// The range's own length.
+    pub len: Granules,
+    /// The free chunk that the range is part of now: valid until the next verb that changes the heap.
+    pub free: ChunkId,
+    /// How long that is, neighbours included.
+    pub free_len: Granules,
+}
+
+/// The ranges of one pool.
+#[derive(Clone)]
+pub struct Heap {
+    chunks: Slab,
+    /// One set for each kind.
+    bins: [Bins; 2],
+    segments: Segments,
+    /// The Away chunks by place: for [`Heap::extend`] to find the one that an offset lies in.
+    away: BTreeMap<(SegmentId, u32), u32>,
+    totals: Totals,
+}
+
+impl Heap {
+    /// A heap that knows no segment.
+    pub const fn new() -> Heap {
+        Heap {
+            chunks: Slab::new(),
+            bins: [Bins::new(), Bins::new()],
+            segments: Segments::new(),
+            away: BTreeMap::new(),
+            totals: Totals::new(),
+        }
+    }
+
+    /// Takes a range back that other streams may still use: it is in flight, in no bin, with its home `stamp`, until a
+    /// [`give`](Heap::give) or a [`cut`](Heap::cut). Its id and generation stay.
+    ///
+    /// # Panics
+    /// H7, when `chunk` and `generation` name nothing that is allocated: a double free.
+    pub fn hold(&mut self, chunk: ChunkId, generation: u32, stamp: Epoch) {
+        let id = self.alive(chunk, generation, "hold");
+        let chunk = &mut self.chunks[id];
+        law!(H7, chunk.is(ChunkState::Allocated), "chunk {id}.{generation} is held twice: it is in flight");
+        chunk.state = Some(ChunkState::InFlight);
+        chunk.stamp = stamp;
+        self.totals.ended(chunk.len, chunk.asked);
+        self.totals.in_flight += u64::from(chunk.len);
+        self.totals.in_flight_chunks += 1;
+    }
+}
+
+impl Default for Heap {
+    fn default() -> Heap {
+        Heap::new()
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heap").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// As [`broken`], with words that are still to be put together.
+#[cold]
+#[inline(never)]
+fn broken_by(number: &str, what: impl FnOnce() -> String) -> ! {
+    panic!("heap law {number} is broken: {}", what())
+}
+
+/// A law does not hold: the program must not go on to hand out memory.
+#[cold]
+#[inline(never)]
+fn broken(number: &str, what: fmt::Arguments<'_>) -> ! {
+    panic!("heap law {number} is broken: {what}")
+}

@@ -1,0 +1,169 @@
+//! The segments a heap has records of: where each lies, how much of it is here and how much of that is free.
+//!
+//! A segment is one contiguous range of device memory. Nobody in particular owns it: several heaps may have a record
+//! of the same one, each with the others' bytes marked Away. This table does not know who the others are, nor how the
+//! range was had from the device; it never reads a chunk.
+
+use super::Kind;
+use super::chunk::Chunk;
+use crate::units::{Addr, GRANULE_BYTES, Granules, SegmentId};
+use core::ops::{Index, IndexMut};
+
+/// One segment, as this heap sees it. Every hit writes one, so that it has a cache line to itself: the tables of two pools
+/// may lie side by side in memory while two threads write them.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+pub(super) struct Segment {
+    pub(super) id: SegmentId,
+    pub(super) base: Addr,
+    pub(super) len: u32,
+    pub(super) kind: Kind,
+    /// The chunk at offset 0.
+    pub(super) first: u32,
+    /// Granules that are free here.
+    pub(super) free: u32,
+    /// Granules that are here at all: not Away.
+    pub(super) here: u32,
+}
+
+/// A segment as this heap sees it, copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentView {
+    /// Its number in the allocator.
+    pub id: SegmentId,
+    /// Its first address.
+    pub base: Addr,
+    /// Its whole length, wherever its bytes are.
+    pub len: Granules,
+    /// Which requests it serves.
+    pub kind: Kind,
+    /// Granules that are free here.
+    pub free: Granules,
+    /// Granules that are here: free, allocated or in flight.
+    pub here: Granules,
+}
+
+/// Slots that chunks refer to, and the order of the ids.
+#[derive(Clone, Debug)]
+pub(super) struct Segments {
+    slots: Vec<Segment>,
+    vacant: Vec<u32>,
+    /// Sorted by id. Only cold verbs look here; chunks know the slot.
+    by_id: Vec<(SegmentId, u32)>,
+}
+
+impl Index<u32> for Segments {
+    type Output = Segment;
+    #[inline]
+    fn index(&self, slot: u32) -> &Segment {
+        &self.slots[slot as usize]
+    }
+}
+impl IndexMut<u32> for Segments {
+    #[inline]
+    fn index_mut(&mut self, slot: u32) -> &mut Segment {
+        &mut self.slots[slot as usize]
+    }
+}
+
+impl Segments {
+    pub(super) const fn new() -> Segments {
+        Segments { slots: Vec::new(), vacant: Vec::new(), by_id: Vec::new() }
+    }
+
+    /// The slot of a segment.
+    pub(super) fn slot(&self, id: SegmentId) -> Option<u32> {
+        self.by_id.binary_search_by_key(&id, |e| e.0).ok().map(|at| self.by_id[at].1)
+    }
+
+    /// A new segment; its `first` is still to be set.
+    pub(super) fn insert(&mut self, segment: Segment) -> u32 {
+        law!(
+            H6,
+            segment.base.0.is_multiple_of(GRANULE_BYTES) && segment.len > 0,
+            "segment {} at {} of {} granules does not consist of whole granules",
+            segment.id.0,
+            segment.base,
+            segment.len
+        );
+        law!(
+            H6,
+            segment.end() <= 1 << 64,
+            "segment {} at {} of {} granules leaves the address space",
+            segment.id.0,
+            segment.base,
+            segment.len
+        );
+        if let Some(other) = self.iter().find(|s| s.overlaps(&segment)) {
+            super::broken(
+                "H6",
+                format_args!(
+                    "segment {} at {} of {} granules overlaps segment {} at {} of {}",
+                    segment.id.0, segment.base, segment.len, other.id.0, other.base, other.len
+                ),
+            );
+        }
+        let id = segment.id;
+        let Err(at) = self.by_id.binary_search_by_key(&id, |e| e.0) else {
+            super::broken("H6", format_args!("segment {} is in this heap already", id.0))
+        };
+        let slot = if let Some(slot) = self.vacant.pop() {
+            self[slot] = segment;
+            slot
+        } else {
+            self.slots.push(segment);
+            self.slots.len() as u32 - 1
+        };
+        self.by_id.insert(at, (id, slot));
+        slot
+    }
+
+    /// Forgets a segment that no chunk refers to any more.
+    pub(super) fn remove(&mut self, id: SegmentId) {
+        if let Ok(at) = self.by_id.binary_search_by_key(&id, |e| e.0) {
+            self.vacant.push(self.by_id.remove(at).1);
+        }
+    }
+
+    /// All segments by id.
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Segment> {
+        self.by_id.iter().map(|&(_, slot)| &self[slot])
+    }
+    /// The slots of all segments, by id.
+    pub(super) fn slots(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.by_id.iter().map(|e| e.1)
+    }
+
+    /// Of two chunks of one length, whether `a` is preferred: the lower (segment, offset), so that long ranges form at the
+    /// high end.
+    #[cold]
+    pub(super) fn is_before(&self, a: &Chunk, b: &Chunk) -> bool {
+        (self[a.segment].id, a.offset) < (self[b.segment].id, b.offset)
+    }
+
+    /// Granules to skip at the front of `chunk` so that its address is a multiple of `align` granules.
+    pub(super) fn skip(&self, chunk: &Chunk, align: u32) -> u32 {
+        let granule = self[chunk.segment].base.0 / GRANULE_BYTES + u64::from(chunk.offset);
+        (granule.wrapping_neg() & u64::from(align - 1)) as u32
+    }
+}
+
+impl Segment {
+    /// One past its last byte; 2^64 at most.
+    pub(super) fn end(&self) -> u128 {
+        u128::from(self.base.0) + u128::from(Granules(self.len).bytes())
+    }
+    pub(super) fn overlaps(&self, other: &Segment) -> bool {
+        u128::from(self.base.0) < other.end() && u128::from(other.base.0) < self.end()
+    }
+    pub(super) fn view(&self) -> SegmentView {
+        SegmentView {
+            id: self.id,
+            base: self.base,
+            len: Granules(self.len),
+            kind: self.kind,
+            free: Granules(self.free),
+            here: Granules(self.here),
+        }
+    }
+}

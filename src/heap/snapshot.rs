@@ -1,0 +1,287 @@
+//! What a heap holds, as plain data: running totals at no cost, and a map of every segment when asked.
+//!
+//! This module does not know how the data is shown. A snapshot is a copy: it refers to nothing, and ids of chunks are
+//! left out of it, because they would be stale.
+
+use super::chunk::{ChunkState, NIL};
+use super::{Heap, Kind};
+use crate::report::Histogram;
+use crate::units::{Addr, Epoch, Granules, SegmentId};
+
+/// The running totals, in granules. What follows from others is not kept: see the methods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    pub(super) held: u64,
+    pub(super) allocated: u64,
+    pub(super) in_flight: u64,
+    /// Highest `allocated` since the heap was made, or since the peak was reset.
+    pub(super) allocated_peak: u64,
+    /// Allocations that began, and those that ended.
+    pub(super) taken: u64,
+    pub(super) ended: u64,
+    /// The bytes that were asked for by them.
+    pub(super) taken_bytes: u64,
+    pub(super) ended_bytes: u64,
+    pub(super) free_chunks: u64,
+    pub(super) in_flight_chunks: u64,
+    pub(super) splits: u64,
+    pub(super) merges: u64,
+    /// Takes that found nothing.
+    pub(super) failed: u64,
+    pub(super) steps: u64,
+    pub(super) steps_max: u32,
+    pub(super) sweeps: u64,
+    pub(super) sweep_steps: u64,
+}
+
+/// The totals of a heap, in bytes where not said otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Stats {
+    /// All bytes here: `free + allocated + in_flight`.
+    pub held: u64,
+    /// Free bytes.
+    pub free: u64,
+    /// Bytes handed out, in whole granules.
+    pub allocated: u64,
+    /// Highest `allocated` so far, or since [`Heap::reset_peak`].
+    pub allocated_peak: u64,
+    /// Bytes given back while another stream may still use them.
+    pub in_flight: u64,
+    /// Bytes handed out, as asked for.
+    pub asked: u64,
+    /// Allocations alive.
+    pub live: u64,
+    /// Allocations handed out in all.
+    pub takes: u64,
+    /// Bytes handed out in all, as asked for.
+    pub bytes_served: u64,
+    /// Free chunks.
+    pub free_chunks: u64,
+    /// Chunks in flight.
+    pub in_flight_chunks: u64,
+    /// At least the largest free range, at most 1/16 more: see [`Heap::largest_free`].
+    pub largest_free_bound: u64,
+    /// Times a take left a piece of a chunk free.
+    pub splits: u64,
+    /// Times a range that became free was joined with a neighbour; both neighbours count two.
+    pub merges: u64,
+    /// Takes, and takes that found nothing.
+    pub searches: u64,
+    /// Chunks looked at by their hot searches, in all.
+    pub steps: u64,
+    /// Chunks looked at by one of them, at most.
+    pub steps_max: u32,
+    /// Sweeps: takes whose hot search found nothing.
+    pub sweeps: u64,
+    /// Chunks looked at by sweeps, in all.
+    pub sweep_steps: u64,
+}
+
+/// One range of a segment, with one state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RangeMap {
+    /// Where it begins in the segment.
+    pub offset: Granules,
+    /// How long it is.
+    pub len: Granules,
+    /// What it is.
+    pub state: ChunkState,
+    /// Its stamp; of Away ranges 0.
+    pub stamp: Epoch,
+}
+
+/// A segment, range by range: no hole, no overlap.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SegmentMap {
+    /// Its number.
+    pub id: SegmentId,
+    /// Its first address.
+    pub base: Addr,
+    /// Its whole length.
+    pub len: Granules,
+    /// Which requests it serves.
+    pub kind: Kind,
+    /// The ranges by offset.
+    pub ranges: Vec<RangeMap>,
+}
+
+/// Everything a heap holds, at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    /// The totals.
+    pub stats: Stats,
+    /// The largest free range, exactly.
+    pub largest_free: Granules,
+    /// The sizes of the free chunks.
+    pub free_sizes: Histogram,
+    /// The segments by id.
+    pub segments: Vec<SegmentMap>,
+}
+
+impl Totals {
+    pub(super) const fn new() -> Totals {
+        Totals {
+            held: 0,
+            allocated: 0,
+            in_flight: 0,
+            allocated_peak: 0,
+            taken: 0,
+            ended: 0,
+            taken_bytes: 0,
+            ended_bytes: 0,
+            free_chunks: 0,
+            in_flight_chunks: 0,
+            splits: 0,
+            merges: 0,
+            failed: 0,
+            steps: 0,
+            steps_max: 0,
+            sweeps: 0,
+            sweep_steps: 0,
+        }
+    }
+    /// H5.
+    #[inline]
+    pub(super) fn free(&self) -> u64 {
+        self.held - self.allocated - self.in_flight
+    }
+    pub(super) fn live(&self) -> u64 {
+        self.taken - self.ended
+    }
+    pub(super) fn asked(&self) -> u64 {
+        self.taken_bytes - self.ended_bytes
+    }
+    #[inline]
+    pub(super) fn handed_out(&mut self, len: u32, asked: u64) {
+        self.taken += 1;
+        self.taken_bytes += asked;
+        self.allocated += u64::from(len);
+        if self.allocated > self.allocated_peak {
+            self.allocated_peak = self.allocated;
+        }
+    }
+    #[inline]
+    pub(super) fn ended(&mut self, len: u32, asked: u64) {
+        self.ended += 1;
+        self.ended_bytes += asked;
+        self.allocated -= u64::from(len);
+    }
+    #[inline]
+    pub(super) fn searched(&mut self, steps: u32) {
+        self.steps += u64::from(steps);
+        if steps > self.steps_max {
+            self.steps_max = steps;
+        }
+    }
+    pub(super) fn swept(&mut self, steps: usize) {
+        self.sweeps += 1;
+        self.sweep_steps += steps as u64;
+    }
+}
+
+impl ChunkState {
+    /// The state in a word or two.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ChunkState::Free => "free",
+            ChunkState::Allocated => "allocated",
+            ChunkState::InFlight => "in flight",
+            ChunkState::Away => "away",
+        }
+    }
+}
+
+impl Heap {
+    /// The totals. They are kept as the heap changes: asking costs nothing.
+    pub fn stats(&self) -> Stats {
+        let t = &self.totals;
+        let bytes = |granules: u64| granules * Granules(1).bytes();
+        Stats {
+            held: bytes(t.held),
+            free: bytes(t.free()),
+            allocated: bytes(t.allocated),
+            allocated_peak: bytes(t.allocated_peak),
+            in_flight: bytes(t.in_flight),
+            asked: t.asked(),
+            live: t.live(),
+            takes: t.taken,
+            bytes_served: t.taken_bytes,
+            free_chunks: t.free_chunks,
+            in_flight_chunks: t.in_flight_chunks,
+            largest_free_bound: Kind::ALL
+                .map(|k| self.largest_free(k).bytes())
+                .into_iter()
+                .max()
+                .unwrap_or(0),
+            splits: t.splits,
+            merges: t.merges,
+            searches: t.taken + t.failed,
+            steps: t.steps,
+            steps_max: t.steps_max,
+            sweeps: t.sweeps,
+            sweep_steps: t.sweep_steps,
+        }
+    }
+
+    /// Allocations alive.
+    #[inline]
+    pub fn live(&self) -> u64 {
+        self.totals.live()
+    }
+
+    /// Sets the peak of what is handed out to what is handed out now.
+    pub fn reset_peak(&mut self) {
+        self.totals.allocated_peak = self.totals.allocated;
+    }
+
+    /// An upper bound of the largest free range of a kind, from the bitmap (H8): the longest length of the highest
+    /// occupied bin, so at most 1/16 too much. No take of that kind above it can hit. [`Heap::snapshot`] is exact.
+    #[inline]
+    pub fn largest_free(&self, kind: Kind) -> Granules {
+        match self.bins[kind as usize].highest() {
+            Some(bin) => Granules(u64::from(bin.high()).min(self.totals.free()) as u32),
+            None => Granules::ZERO,
+        }
+    }
+
+    /// A copy of everything, range by range.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut largest_free = Granules::ZERO;
+        let mut counts = Vec::new();
+        let segments: Vec<SegmentMap> = self
+            .segments
+            .iter()
+            .map(|s| {
+                let next = |id: u32| (id != NIL).then_some(id);
+                let ids = core::iter::successors(next(s.first), |&id| next(self.chunks[id].next));
+                let ranges = ids.filter_map(|id| {
+                    let chunk = &self.chunks[id];
+                    let (offset, len) = (Granules(chunk.offset), Granules(chunk.len));
+                    chunk.state.map(|state| RangeMap { offset, len, state, stamp: chunk.stamp })
+                });
+                SegmentMap {
+                    id: s.id,
+                    base: s.base,
+                    len: Granules(s.len),
+                    kind: s.kind,
+                    ranges: ranges.collect(),
+                }
+            })
+            .collect();
+        for range in segments.iter().flat_map(|s| &s.ranges).filter(|r| r.state == ChunkState::Free) {
+            largest_free = largest_free.max(range.len);
+            let power = power_above(range.len.0);
+            if counts.len() <= power {
+                counts.resize(power + 1, 0);
+            }
+            counts[power] += 1;
+        }
+        Snapshot { stats: self.stats(), largest_free, free_sizes: Histogram { counts }, segments }
+    }
+}
+
+/// The least `k` with `n ≤ 2^k`.
+const fn power_above(n: u32) -> usize {
+    (u32::BITS - n.saturating_sub(1).leading_zeros()) as usize
+}

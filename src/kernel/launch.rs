@@ -1,0 +1,86 @@
+//! The launch of a kernel with its operands. It does not know what the kernel does: whoever launches it promises.
+
+use super::operand::{Arguments, Parameter, collect};
+use crate::allocator::Stream;
+use crate::allocator::access::{Mark, Touch, operate};
+use crate::driver::{Argument, Driver, Grid, Kernel, KernelLaunch, KernelRange, Kernels};
+use crate::error::Error;
+use smallvec::SmallVec;
+
+impl Kernel {
+    /// Queues the kernel on `stream`, behind what it conflicts with on whatever streams that was; the host does not wait.
+    /// Later operations on its operands come after it. What it shares with other work by plain addresses is not ordered.
+    ///
+    /// `grid` is a number of threads (at least so many run, in blocks of 256) or a [`Grid`]; with none nothing is queued.
+    /// `arguments` is a tuple of numbers and of operands, each of which is passed as its address. The first launch in a
+    /// context loads the kernel, which may wait for running ones ([`Kernels::load_kernel`]).
+    ///
+    /// ```
+    /// use millpond::kernel::{Argument, Kernel, TwinMemory};
+    /// use millpond::{Allocator, Config, driver::sim::Sim, units::{Addr, GIB}};
+    ///
+    /// // On a GPU the text runs, on the simulated device the twin.
+    /// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").twin(negate);
+    /// fn negate(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+    ///     let &[at, n] = arguments else { panic!("negate(int *at, unsigned n)") };
+    ///     for i in 0..u64::from(n.as_u32()) {
+    ///         let (at, mut bytes) = (Addr(at.as_addr().0 + 4 * i), [0; 4]);
+    ///         memory.read(at, &mut bytes);
+    ///         memory.write(at, &(-i32::from_le_bytes(bytes)).to_le_bytes());
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+    /// let (s, t) = (gpu.stream()?, gpu.stream()?);
+    /// let (mut x, sent) = gpu.array_from_pinned(gpu.pinned_from_slice(&[1_i32, -2, 3])?, &s)?;
+    /// // SAFETY: `negate` takes these two, touches 3 elements of `x`, and ends.
+    /// unsafe { NEGATE.launch(&t, 3, (x.write(), 3_u32))? };
+    /// assert_eq!(&x.to_pinned(&s)?.wait()?[..], &[-1, 2, -3]);
+    /// # drop(sent);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// An array or a stream of another device, a capturing stream; a text or a grid that the driver refuses, no twin where
+    /// one is needed: nothing was then queued.
+    ///
+    /// # Safety
+    /// The kernel takes these arguments, in number, order and type, and grids such as this. It touches the bytes of its
+    /// operands and no others of anybody's; those of a [`read`](crate::DeviceArray::read) operand it does not write. It
+    /// comes to an end. Where it gets memory in another way, by an address in a number or in memory, the program keeps
+    /// that alive and in order ([`DeviceArray::wait_on`](crate::DeviceArray::wait_on),
+    /// [`DeviceArray::record_use`](crate::DeviceArray::record_use)).
+    #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+    pub unsafe fn launch<'a, D: Driver + Kernels>(
+        &self,
+        stream: &Stream<D>,
+        grid: impl Into<Grid>,
+        arguments: impl Arguments<'a, D>,
+    ) -> Result<(), Error> {
+        let (grid, parameters) = (grid.into(), collect(arguments));
+        if grid.is_empty() {
+            return Ok(());
+        }
+        let mut words = SmallVec::<[Argument; 6]>::new();
+        let mut touches = SmallVec::<[Touch<'_, D>; 4]>::new();
+        let mut ranges = SmallVec::<[KernelRange; 4]>::new();
+        for parameter in &parameters {
+            match parameter {
+                Parameter::Number(number) => words.push(*number),
+                Parameter::Operand(operand) => {
+                    words.push(operand.range.addr.into());
+                    touches.push(operand.touch);
+                    ranges.push(operand.range);
+                }
+            }
+        }
+        let launch = KernelLaunch { kernel: self, grid, arguments: &words, ranges: &ranges };
+        // A marker behind the kernel where an operand lives on several streams, as for any operation that is no copy.
+        let queued = operate(stream, &touches, Mark::Shared, |driver, native| {
+            // SAFETY: the caller's promise; operands lie in allocations that are reused only behind this use.
+            unsafe { driver.launch_kernel(&launch, native) }
+        });
+        queued.map(drop)
+    }
+}

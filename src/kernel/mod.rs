@@ -1,0 +1,41 @@
+//! Kernels on arrays: a few of the house's own behind safe verbs, and anybody's behind one unsafe one.
+//!
+//! [`fill`], [`iota`], [`saxpy`], [`reduce_sum`], [`gather`] and [`scatter`] check lengths and queue kernels that touch
+//! nothing else. [`Kernel::launch`] queues a kernel of the program's with its operands named: [`read`](DeviceArray::read)
+//! and [`write`](DeviceArray::write) say which arrays it uses and how. Either way the launch comes after whatever it
+//! conflicts with, on whatever streams that was, and is known to everything that comes after it; the host never waits.
+//! On the simulated device a kernel's twin runs on the contents, and the oracle judges what was named.
+//!
+//! It does not know how waits are found or made (the allocator does), nor how a device loads and runs code.
+//!
+//! ```
+//! use millpond::{Allocator, Config, driver::sim::Sim, kernel, units::GIB};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let sim = Sim::new(GIB);
+//! let gpu = Allocator::new(sim.clone(), Config::default())?;
+//! let (s, t) = (gpu.stream()?, gpu.stream()?);
+//! let (mut x, mut y) = (gpu.uninit::<f32>(1000, &s)?, gpu.zeros::<f32>(1000, &t)?);
+//! let mut total = gpu.uninit::<f32>(1, &t)?;
+//! kernel::iota(&mut x, 0.0, 1.0, &s)?;
+//! kernel::saxpy(2.0, &x, &mut y, &t)?;                      // `t` waits for `s`, on the device
+//! kernel::reduce_sum(&y, &mut total, &t)?;
+//! assert_eq!(total.to_pinned(&t)?.wait()?[0], 999_000.0);
+//! sim.verdict()?;
+//! # Ok(()) }
+//! ```
+
+mod house;
+mod launch;
+mod number;
+mod operand;
+mod twins;
+mod verbs;
+
+pub use crate::driver::{Argument, Grid, Kernel, Kernels, Twin, TwinMemory};
+pub use house::house;
+pub use number::Number;
+pub use operand::{Arguments, Operand, Parameter};
+pub use verbs::{fill, gather, iota, reduce_sum, saxpy, scatter};
+
+#[cfg(doc)]
+use crate::array::DeviceArray;

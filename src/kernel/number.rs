@@ -1,0 +1,44 @@
+//! The types that the house's kernels compute with. It does not know kernels, only which of them a type picks.
+
+use crate::array::Element;
+use crate::driver::Argument;
+
+/// Which of four kernels computes with a type: the index into the house's tables. Integers wrap round, so that both signs
+/// share one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Integers of 4 bytes.
+    Word,
+    /// Integers of 8 bytes.
+    Long,
+    /// `f32`.
+    Single,
+    /// `f64`.
+    Double,
+}
+
+mod sealed {
+    /// Nobody else's types: there are kernels for these.
+    pub trait Sealed {
+        /// Which kernels.
+        const KIND: super::Kind;
+    }
+}
+
+/// A number that the house's kernels compute with: integers of 4 and 8 bytes, which wrap round, and `f32` and `f64`.
+pub trait Number: Element + Into<Argument> + sealed::Sealed {}
+
+/// Which of a table's kernels computes with `T`.
+pub(super) fn index<T: Number>() -> usize {
+    T::KIND as usize
+}
+
+macro_rules! numbers {
+    ($($number:ty: $kind:ident,)*) => {$(
+        impl sealed::Sealed for $number {
+            const KIND: Kind = Kind::$kind;
+        }
+        impl Number for $number {}
+    )*};
+}
+numbers! { u32: Word, i32: Word, u64: Long, i64: Long, f32: Single, f64: Double, }

@@ -1,0 +1,216 @@
+//! The safe verbs: lengths are compared, then kernels of the house are queued that touch nothing but their operands.
+//!
+//! Each is queued on the stream it is given, behind what it conflicts with; the host does not wait; an array of nothing is
+//! left alone without a driver call. It does not know waits, nor how a device runs code.
+
+use super::house;
+use super::number::{Number, index};
+use super::twins::PART;
+use crate::allocator::Stream;
+use crate::array::{DeviceView, DeviceViewMut, Element, Shape};
+use crate::driver::{Driver, Grid, Kernels};
+use crate::error::{Error, Mismatch, Side};
+
+/// Blocks of a launch, at most, where each thread takes several elements: enough to fill every GPU seen.
+const MOST_BLOCKS: u32 = 1056;
+
+/// Threads for so many steps of a kernel whose threads take more than one.
+fn grid_for(steps: u64) -> Grid {
+    let grid = Grid::from(usize::try_from(steps).unwrap_or(usize::MAX));
+    Grid::new(grid.blocks[0].min(MOST_BLOCKS), Grid::BLOCK)
+}
+
+/// Fails unless both have as many elements.
+fn same_length<T, U>(
+    verb: &'static str,
+    (one, a): (&'static str, Shape),
+    (other, b): (&'static str, Shape),
+    advice: &'static str,
+) -> Result<(), Error> {
+    if a.elements() == b.elements() {
+        return Ok(());
+    }
+    let side = |what, element, shape: Shape| Side { what, element, shape: shape.to_vec() };
+    let one = side(one, core::any::type_name::<T>(), a);
+    let other = side(other, core::any::type_name::<U>(), b);
+    Err(Mismatch { verb, one, other, advice }.into())
+}
+
+/// Fills with one value, of a type of 1, 2, 4 or 8 bytes; another type does not compile. [`DeviceArray::fill_bytes`] is
+/// the fill of any type with one byte.
+///
+/// [`DeviceArray::fill_bytes`]: crate::DeviceArray::fill_bytes
+///
+/// # Errors
+/// A stream of another device, a capturing stream, the driver's: nothing was then queued.
+#[allow(unsafe_code, reason = "a kernel of the house, and the bytes of an element")]
+pub fn fill<'a, T: Element, D: Driver + Kernels>(
+    into: impl Into<DeviceViewMut<'a, T, D>>,
+    value: T,
+    stream: &Stream<D>,
+) -> Result<(), Error> {
+    const { assert!(matches!(size_of::<T>(), 1 | 2 | 4 | 8), "a fill's element has 1, 2, 4 or 8 bytes") };
+    let into = into.into();
+    let bytes = into.size_bytes();
+    if bytes == 0 {
+        return Ok(());
+    }
+    let mut word = [0_u8; 8];
+    // SAFETY: an element is plain bytes without padding, and is as long as said.
+    let element = unsafe { core::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
+    for place in word.chunks_exact_mut(element.len()) {
+        place.copy_from_slice(element);
+    }
+    let arguments = (into.into_write(), bytes, u64::from_le_bytes(word));
+    // SAFETY: kernels/fill.cu takes these, and writes the operand's bytes only.
+    unsafe { house::FILL.launch(stream, grid_for(bytes.div_ceil(8)), arguments) }
+}
+
+/// Counts up: element `i`, in memory order, becomes `first + i * step`. Integers wrap round; floats are rounded once, with
+/// `i` itself rounded to the type.
+///
+/// # Errors
+/// As [`fill`].
+#[allow(unsafe_code, reason = "a kernel of the house")]
+pub fn iota<'a, T: Number, D: Driver + Kernels>(
+    into: impl Into<DeviceViewMut<'a, T, D>>,
+    first: T,
+    step: T,
+    stream: &Stream<D>,
+) -> Result<(), Error> {
+    let into = into.into();
+    let n = into.len() as u64;
+    let arguments = (into.into_write(), n, first.into(), step.into());
+    // SAFETY: kernels/iota.cu takes these, and writes `n` elements of the operand.
+    unsafe { house::IOTA[index::<T>()].launch(stream, grid_for(n), arguments) }
+}
+
+/// Adds a multiple: each element of `y` becomes `a * x + y`. Integers wrap round; floats are rounded once.
+///
+/// # Errors
+/// [`Error::Mismatch`] unless both shapes are equal; arrays of another device; as [`fill`].
+#[allow(unsafe_code, reason = "a kernel of the house")]
+pub fn saxpy<'x, 'y, T: Number, D: Driver + Kernels>(
+    a: T,
+    x: impl Into<DeviceView<'x, T, D>>,
+    y: impl Into<DeviceViewMut<'y, T, D>>,
+    stream: &Stream<D>,
+) -> Result<(), Error> {
+    let (x, y) = (x.into(), y.into());
+    if x.shape() != y.shape() {
+        let element = core::any::type_name::<T>();
+        let one = Side { what: "y, which is added to,", element, shape: y.shape().to_vec() };
+        let other = Side { what: "x", element, shape: x.shape().to_vec() };
+        let advice = "both shapes must be equal: slice or reshape one of them";
+        return Err(Mismatch { verb: "saxpy", one, other, advice }.into());
+    }
+    let n = x.len() as u64;
+    // SAFETY: kernels/saxpy.cu takes these; both operands have `n` elements; borrows keep them apart.
+    unsafe { house::SAXPY[index::<T>()].launch(stream, grid_for(n), (y.into_write(), x.read(), n, a.into())) }
+}
+
+/// Sums up: the one element of `into` becomes the sum of `x`, 0 for no elements. Integers wrap round. Floats are added in
+/// an order that depends on the length only, so the sum is the same on every device and each time: in parts of 8,192
+/// elements, whose sums are summed up in the same way. What that needs for the meantime (an 8,192th of `x`) is allocated
+/// on `stream`.
+///
+/// # Errors
+/// [`Error::Mismatch`] unless `into` has one element; as [`Allocator::alloc`](crate::Allocator::alloc); arrays of another
+/// device; as [`fill`]. After one of several launches failed, `into` may be as it was.
+#[allow(unsafe_code, reason = "a kernel of the house")]
+pub fn reduce_sum<'x, 'y, T: Number, D: Driver + Kernels>(
+    x: impl Into<DeviceView<'x, T, D>>,
+    into: impl Into<DeviceViewMut<'y, T, D>>,
+    stream: &Stream<D>,
+) -> Result<(), Error> {
+    let (x, mut into) = (x.into(), into.into());
+    let sides = (("the target", into.shape()), ("a sum", Shape::line(1)));
+    same_length::<T, T>("reduce_sum", sides.0, sides.1, "a sum is one element: slice the target")?;
+    if x.is_empty() {
+        return into.fill_bytes(0, stream);
+    }
+    let kernel = &house::REDUCE[index::<T>()];
+    let parts = |n: usize| n.div_ceil(PART);
+    // One block a part. More parts than a grid has blocks would be more than 2^44 elements.
+    let blocks = |n: usize| Grid::new(u32::try_from(parts(n)).unwrap_or(u32::MAX), Grid::BLOCK);
+    let mut sums = None;
+    loop {
+        let source = sums.as_ref().map_or(x, crate::array::DeviceArray::view);
+        let n = source.len();
+        if parts(n) == 1 {
+            // SAFETY: kernels/reduce.cu takes these, in blocks of 256 threads; one block writes one element.
+            return unsafe { kernel.launch(stream, blocks(n), (into.write(), source.read(), n)) };
+        }
+        let mut next = stream.allocator().uninit::<T>(parts(n), stream)?;
+        // SAFETY: as above; a block for each element of `next`.
+        unsafe { kernel.launch(stream, blocks(n), (next.write(), source.read(), n))? };
+        sums = Some(next);
+    }
+}
+
+/// The pieces of an element that one thread moves: the index of the kernel, and how many make an element.
+fn pieces<T>() -> (usize, u64) {
+    let piece = align_of::<T>().min(8);
+    (piece.ilog2() as usize, (size_of::<T>() / piece) as u64)
+}
+
+/// Picks: element `i` of `into` becomes element `at[i]` of `from`, in memory order. Where an index is beyond the end of
+/// `from`, the element of `into` stays as it is.
+///
+/// # Errors
+/// [`Error::Mismatch`] unless `into` has as many elements as `at`; arrays of another device; as [`fill`].
+#[allow(unsafe_code, reason = "a kernel of the house")]
+pub fn gather<'f, 'i, 't, T: Element, D: Driver + Kernels>(
+    from: impl Into<DeviceView<'f, T, D>>,
+    at: impl Into<DeviceView<'i, u32, D>>,
+    into: impl Into<DeviceViewMut<'t, T, D>>,
+    stream: &Stream<D>,
+) -> Result<(), Error> {
+    let (from, at, into) = (from.into(), at.into(), into.into());
+    let sides = (("the target", into.shape()), ("the indices", at.shape()));
+    same_length::<T, u32>(
+        "gather",
+        sides.0,
+        sides.1,
+        "a gather takes one index for each element of the target",
+    )?;
+    if into.size_bytes() == 0 || from.is_empty() {
+        return Ok(());
+    }
+    let ((kernel, pieces), n) = (pieces::<T>(), at.len() as u64);
+    let arguments = (into.into_write(), from.read(), from.len(), at.read(), n, pieces);
+    // SAFETY: kernels/gather.cu takes these, of elements cut into such pieces; it reads `n` indices, writes `n` elements,
+    // and no index leads it beyond the source's length.
+    unsafe { house::GATHER[kernel].launch(stream, grid_for(n * pieces), arguments) }
+}
+
+/// Spreads: element `at[i]` of `into` becomes element `i` of `from`, in memory order. Where an index is beyond the end of
+/// `into`, nothing is written. Of several elements for one place any one may win, of an element longer than its alignment
+/// or than 8 bytes also some pieces of each.
+///
+/// # Errors
+/// [`Error::Mismatch`] unless `from` has as many elements as `at`; arrays of another device; as [`fill`].
+#[allow(unsafe_code, reason = "a kernel of the house")]
+pub fn scatter<'f, 'i, 't, T: Element, D: Driver + Kernels>(
+    from: impl Into<DeviceView<'f, T, D>>,
+    at: impl Into<DeviceView<'i, u32, D>>,
+    into: impl Into<DeviceViewMut<'t, T, D>>,
+    stream: &Stream<D>,
+) -> Result<(), Error> {
+    let (from, at, into) = (from.into(), at.into(), into.into());
+    let sides = (("the source", from.shape()), ("the indices", at.shape()));
+    same_length::<T, u32>(
+        "scatter",
+        sides.0,
+        sides.1,
+        "a scatter takes one index for each element of the source",
+    )?;
+    if into.size_bytes() == 0 || from.is_empty() {
+        return Ok(());
+    }
+    let ((kernel, pieces), n, length) = (pieces::<T>(), at.len() as u64, into.len());
+    let arguments = (into.into_write(), length, from.read(), at.read(), n, pieces);
+    // SAFETY: kernels/scatter.cu takes these, of elements cut into such pieces; it reads `n` indices and `n` elements, and
+    // no index leads it beyond the target's length.
+    unsafe { house::SCATTER[kernel].launch(stream, grid_for(n * pieces), arguments) }
+}

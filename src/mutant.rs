@@ -1,0 +1,257 @@
+//! Planted bugs, one at a time, so that the suite can be seen to notice each: only in builds with
+//! `--cfg millpond_mutants`, of which ordinary builds hold no trace.
+//!
+//! `planted!(Z19)` stands at the one place where right code and bug differ; it is the constant `false` in ordinary
+//! builds. Which bug is planted is chosen for a thread ([`plant`]), for the process ([`plant_everywhere`]), or by the
+//! variable `MILLPOND_PLANT`. `point!("sealed")` marks a place where some bugs need a thread to stand still while others
+//! go on: [`at`] has a closure run there, on a thread of its own that is waited for, so that the freezing is exact.
+//!
+//! It does not know what any bug does to anybody, nor which test is to find it. DESIGN.md's zoo says that.
+
+use core::fmt;
+use core::str::FromStr;
+use std::cell::{Cell, RefCell};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+macro_rules! zoo {
+    ($($bug:ident $name:literal $what:literal)+; cuda: $($cuda:ident $cuda_name:literal $cuda_what:literal)+) => {
+        /// A bug that can be planted.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u8)]
+        #[allow(missing_docs, reason = "each is described by `Bug::what`")]
+        pub enum Bug { $($bug,)+ $($cuda,)+ }
+
+        impl Bug {
+            /// Every bug that has a room, in the order of DESIGN.md's tables.
+            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+];
+            /// Those of the heap, the laws and the allocator, which the simulated device shows.
+            pub const CORE: &[Bug] = &[$(Bug::$bug,)+];
+            /// Those of the CUDA backend, which only a driver shows.
+            pub const CUDA: &[Bug] = &[$(Bug::$cuda,)+];
+
+            /// Its name, as it is selected.
+            pub const fn name(self) -> &'static str {
+                match self { $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ }
+            }
+            /// What is wrong with the code when it is planted.
+            pub const fn what(self) -> &'static str {
+                match self { $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ }
+            }
+        }
+    };
+}
+
+zoo! {
+    Z1 "z1" "a lent range is guarded by the borrower's last marker, recorded before the wait, instead of the next"
+    Z2 "z2" "memory from a stream-ordered source, which another pool is, enters with no stamp"
+    Z3 "z3" "a marker is published before its event is recorded"
+    Z4 "z4" "a stream is known by its native handle"
+    Z5 "z5" "all per-thread default streams are one, since they share a handle"
+    Z6 "z6" "what a lend leaves of a range in flight is free"
+    Z7 "z7" "a closed pool's memory goes to others without any order"
+    Z8 "z8" "one event for all uses of an allocation: a use on a second stream forgets the first"
+    Z9 "z9" "a free looks at the home stream only, whatever else used the bytes"
+    Z10 "z10" "a query that fails counts as complete"
+    Z11 "z11" "synchronize does not synchronize"
+    Z12 "z12" "another device's event is taken for one of this device"
+    Z13 "z13" "a trim takes a segment whose pieces are not the whole of it"
+    Z14 "z14" "pinned memory comes back when its uses are ordered, not complete"
+    Z15 "z15" "the sizes tried for a growth never shrink to the request"
+    Z16 "z16" "a lend takes any free range, complete or ordered or not"
+    Z17 "z17" "a marker is counted after it was recorded"
+    Z18 "z18" "what a synchronise proves is read after the call"
+    Z19 "z19" "a drained or lent range keeps its old stamp"
+    Z20 "z20" "an allocation has no birth stamp"
+    Z21 "z21" "record_use is sealed at the call instead of at the free"
+    Z22 "z22" "one last write: a second stream's replaces the first's"
+    Z23 "z23" "merged chunks keep the lesser stamp"
+    Z26 "z26" "a stream counts as ordered before its wait has succeeded"
+    Z27 "z27" "a range in flight comes back when one of its uses is over"
+    Z28 "z28" "a stream closes while a use is open on it"
+    Z29 "z29" "a range in flight is lent without its home stamp"
+    Z30 "z30" "a wait learns the source's clock of now"
+    Z32 "z32" "the stamp of a free is loaded before the ordering facts are checked"
+    Z33 "z33" "two operations share one open use"
+    Z34 "z34" "of two exact uses on one stream the last published wins"
+    Z36 "z36" "a drained range is complete when its foreign uses are, whatever the home stream does"
+    Z37 "z37" "a pool's closed flag is set after the closing marker"
+    Z38 "z38" "the count of open uses falls before the seal"
+    Z39 "z39" "a native stream is not held while a marker is made on it"
+    Z40 "z40" "a trim drains no pool: what an idle stream had in flight stays there"
+    OrderOffByOne "order-off-by-one" "an epoch counts as ordered one marker too early (O1)"
+    CompleteOffByOne "complete-off-by-one" "an epoch counts as complete one marker too early (O4)"
+    StampSubmitted "stamp-submitted" "a stamp is the newest number reserved, not the next (O8)"
+    SealSubmitted "seal-submitted" "a use is sealed with the newest number reserved, not the next (O6)"
+    SplitUnstamped "split-unstamped" "the rest of a split has no stamp"
+    DrainedComplete "drained-complete" "what was drained because it is ordered enters as complete (O5)"
+    PutBackComplete "put-back-complete" "a range that returns after a failed wait is complete"
+    InFlightAtOnce "in-flight-at-once" "the own pool's ranges in flight serve with no wait (O1)"
+    WaitDropped "wait-dropped" "an inserted wait is learnt from and never made"
+    WaitUnlearnt "wait-unlearnt" "nothing is learnt from a wait"
+    WaitWrongLine "wait-wrong-line" "a wait is learnt for the neighbouring timeline"
+    CoverOlder "cover-older" "the marker before the one that covers an epoch is waited for"
+    CopyEmpty "copy-empty" "a marker carries no copy of its stream's clock"
+    FailedRecord "failed-record" "a marker whose record failed is published"
+    MarkersRetiredEarly "markers-retired-early" "a line's markers are forgotten before they are complete"
+    LineRetiredEarly "line-retired-early" "a closed line leaves the table before it is complete"
+    FoldOffByOne "fold-off-by-one" "the bisection of markers ends one too high"
+    WaitProvesNewest "wait-proves-newest" "a host wait for a marker proves the newest one"
+    CompleteJoinsNow "complete-joins-now" "a complete marker completes what its stream waited for later"
+    TrimPending "trim-pending" "a segment is given back without a look at completion (O4)"
+    PinnedAtOnce "pinned-at-once" "pinned memory comes back at the free, whatever its uses"
+    UnknownPlain "unknown-plain" "free_unknown is a plain free"
+    ContextDueLost "context-due-lost" "a context-wide marker that could not be made is not made later"
+    DueDropped "due-dropped" "a marker that fell due and failed is not due any more"
+    ClosedAdmits "closed-admits" "a closed pool admits ranges that are not complete"
+    IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
+    HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
+    OpenForgotten "open-forgotten" "the count of open uses never falls"
+    UnclaimForgotten "unclaim-forgotten" "a refused growth keeps its room under the limit"
+;
+cuda:
+    CudaRecordElsewhere "cuda-record-elsewhere" "an event is recorded on the legacy stream, whatever the stream"
+    CudaWaitDropped "cuda-wait-dropped" "a stream is not made to wait for an event"
+    CudaPendingDone "cuda-pending-done" "an event that is not ready counts as complete"
+    CudaErrorPending "cuda-error-pending" "a query that fails counts as not ready, for ever"
+    CudaNeverRelaxed "cuda-never-relaxed" "a batch runs in the thread's own capture mode"
+    CudaStaysRelaxed "cuda-stays-relaxed" "a batch leaves the thread's capture mode relaxed"
+    CudaNobodySuspect "cuda-nobody-suspect" "a context-wide event is recorded whoever captures"
+    CudaHandleIsId "cuda-handle-is-id" "a stream's identity is its handle, which comes back"
+    CudaAnyThread "cuda-any-thread" "another thread's default stream is used as this thread's"
+    CudaContextLeft "cuda-context-left" "the last reference to an adopted stream leaves its context current"
+    CudaDirtyPages "cuda-dirty-pages" "pinned pages are handed out as the driver left them"
+    CudaScrubbedNot "cuda-scrubbed-not" "freed memory is not overwritten where that was asked for"
+    CudaPartFreed "cuda-part-freed" "a free of a part of a range frees the whole"
+    CudaMappingKept "cuda-mapping-kept" "addresses that were unmapped still count as memory of ours"
+    CudaBlockingStream "cuda-blocking-stream" "streams of ours are blocking: the legacy stream waits for them"
+}
+
+impl fmt::Display for Bug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no bug's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownBug(String);
+
+impl fmt::Display for UnknownBug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no bug is called {:?}; there are", self.0)?;
+        Bug::ALL.iter().try_for_each(|bug| write!(f, " {bug}"))
+    }
+}
+impl std::error::Error for UnknownBug {}
+
+impl FromStr for Bug {
+    type Err = UnknownBug;
+    fn from_str(name: &str) -> Result<Bug, UnknownBug> {
+        let found = Bug::ALL.iter().find(|bug| bug.name().eq_ignore_ascii_case(name.trim()));
+        found.copied().ok_or_else(|| UnknownBug(name.to_owned()))
+    }
+}
+
+/// No bug, as a number.
+const NONE: u8 = u8::MAX;
+static EVERYWHERE: AtomicU8 = AtomicU8::new(NONE);
+
+/// What a thread chose.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    /// What the process has.
+    Everywhere,
+    /// A bug, or none.
+    Here(Option<Bug>),
+}
+
+type Frozen = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static HERE: Cell<Choice> = const { Cell::new(Choice::Everywhere) };
+    static POINTS: RefCell<Vec<(&'static str, u32, Frozen)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Restores a thread's former choice and forgets its points when dropped.
+#[derive(Debug)]
+#[must_use = "the bug is planted for as long as this lives"]
+pub struct Planted(Choice);
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        HERE.set(self.0);
+        forget_points();
+    }
+}
+
+/// Plants a bug, or none, for the calls of this thread.
+pub fn plant(bug: Option<Bug>) -> Planted {
+    Planted(HERE.replace(Choice::Here(bug)))
+}
+
+/// Plants a bug, or none, for every thread that has not chosen for itself.
+pub fn plant_everywhere(bug: Option<Bug>) {
+    EVERYWHERE.store(bug.map_or(NONE, |b| b as u8), Ordering::Relaxed);
+}
+
+/// What is planted for this thread.
+///
+/// # Panics
+/// When `MILLPOND_PLANT` names no bug.
+pub fn current() -> Option<Bug> {
+    static FROM_ENV: OnceLock<()> = OnceLock::new();
+    FROM_ENV.get_or_init(|| {
+        if let Ok(name) = std::env::var("MILLPOND_PLANT") {
+            plant_everywhere(Some(name.parse().unwrap_or_else(|e| panic!("MILLPOND_PLANT: {e}"))));
+        }
+    });
+    match HERE.get() {
+        Choice::Here(bug) => bug,
+        Choice::Everywhere => Bug::ALL.get(usize::from(EVERYWHERE.load(Ordering::Relaxed))).copied(),
+    }
+}
+
+/// Whether this bug is the one: what `planted!` asks.
+pub fn is(bug: Bug) -> bool {
+    current() == Some(bug)
+}
+
+/// The `nth` time that this thread comes to a point, 1 being the next, `then` runs on a thread of its own, with the same
+/// bug planted, while this one stands still.
+pub fn at(point: &'static str, nth: u32, then: impl FnOnce() + Send + 'static) {
+    POINTS.with_borrow_mut(|points| points.push((point, nth, Box::new(then))));
+}
+
+/// How many closures of [`at`] have not run yet on this thread: a scenario that never reached its point proved nothing.
+pub fn waiting() -> usize {
+    POINTS.with_borrow(Vec::len)
+}
+
+/// Forgets the closures of [`at`] that have not run yet on this thread.
+pub fn forget_points() {
+    let gone = POINTS.take();
+    drop(gone);
+}
+
+/// A place where a thread may be made to stand still: what `point!` calls.
+///
+/// # Panics
+/// With what the closure panicked with.
+pub fn point(name: &'static str) {
+    let due = POINTS.with_borrow_mut(|points| {
+        for (_, left, _) in points.iter_mut().filter(|(point, _, _)| *point == name) {
+            *left = left.saturating_sub(1);
+        }
+        points.iter().position(|(_, left, _)| *left == 0).map(|i| points.remove(i).2)
+    });
+    let Some(then) = due else { return };
+    let bug = current();
+    let other = std::thread::spawn(move || {
+        let _planted = plant(bug);
+        then();
+    });
+    if let Err(panic) = other.join() {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -1,0 +1,73 @@
+//! What one stream is already ordered after: for each other timeline the newest marker.
+//!
+//! The simple version is an array indexed by timeline, copied at every marker. A program with a thousand streams would
+//! copy 8 KiB a marker, so: entries are sorted pairs of those timelines only that were ever waited for, shared until
+//! written (a copy is one reference count), and entries that are complete are dropped when the clock is next written.
+
+use super::{Completed, TimelineId};
+use crate::units::Epoch;
+use std::sync::Arc;
+
+/// `K_t`: for each timeline u the newest marker of u that t is known to be ordered after.
+#[derive(Clone, Default, Debug)]
+pub struct Clock(Option<Arc<Vec<(TimelineId, Epoch)>>>);
+
+impl Clock {
+    /// Ordered after nothing.
+    pub const EMPTY: Clock = Clock(None);
+
+    fn entries(&self) -> &[(TimelineId, Epoch)] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+
+    /// The newest marker of `on` that the owner is ordered after; 0 if none.
+    pub fn get(&self, on: TimelineId) -> Epoch {
+        let entries = self.entries();
+        entries.binary_search_by_key(&on, |e| e.0).map_or(Epoch(0), |i| entries[i].1)
+    }
+
+    /// Every timeline that the owner is ordered after, with its marker.
+    pub fn iter(&self) -> impl Iterator<Item = (TimelineId, Epoch)> + '_ {
+        self.entries().iter().copied()
+    }
+
+    /// Learns that the owner is ordered after marker `epoch` of `on`. Never shrinks (law O3).
+    pub fn raise(&mut self, on: TimelineId, epoch: Epoch) {
+        if self.get(on) >= epoch {
+            return;
+        }
+        let entries = Arc::make_mut(self.0.get_or_insert_default());
+        match entries.binary_search_by_key(&on, |e| e.0) {
+            Ok(i) => entries[i].1 = epoch,
+            Err(i) => entries.insert(i, (on, epoch)),
+        }
+    }
+
+    /// Joins all that another clock knows, except about `but`, the owner itself.
+    pub fn join(&mut self, other: &Clock, but: TimelineId) {
+        for (on, epoch) in other.iter() {
+            if on != but {
+                self.raise(on, epoch);
+            }
+        }
+    }
+
+    /// Drops entries that say no more than `seen` does, so that dead streams leave no trace.
+    pub fn retire(&mut self, seen: &impl Completed) {
+        let done = |e: &(TimelineId, Epoch)| seen.completed(e.0) >= e.1;
+        if self.entries().iter().any(done) {
+            let entries = Arc::make_mut(self.0.get_or_insert_default());
+            entries.retain(|e| !done(e));
+        }
+    }
+
+    /// How many timelines it names.
+    pub fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    /// Whether it names none.
+    pub fn is_empty(&self) -> bool {
+        self.entries().is_empty()
+    }
+}

@@ -1,0 +1,139 @@
+//! Freed ranges that a foreign stream may still touch.
+//!
+//! The simple version is a list of (range, uses) scanned at every miss. With one slow stream among many it is scanned in
+//! vain each time. So a range waits on **one** use at a time, in a list per stream and epoch: when that use is over it
+//! moves to its next unfinished one, or leaves. Epochs of one stream end in order, so a drain looks only at the oldest
+//! epoch of each stream and stops at the first that is not over: one slow stream blocks nobody else. A second index by
+//! size serves lends with an inserted wait.
+//!
+//! It does not know what is over (the caller says), nor what a chunk is.
+
+use super::{Pending, PendingSet, TimelineId};
+use crate::units::{Epoch, Granules};
+use hashbrown::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A range in flight.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// The chunk's index in its heap.
+    pub chunk: u32,
+    /// Its generation.
+    pub generation: u32,
+    /// Its length.
+    pub len: Granules,
+    /// Every foreign use, sealed.
+    pub uses: PendingSet,
+    /// The stamp of the pool's own stream at the free: the home stream may have read the bytes after the foreign use.
+    pub home: Epoch,
+}
+
+/// The ranges in flight of one pool.
+#[derive(Default, Debug)]
+pub struct InFlight {
+    entries: HashMap<u32, Entry>,
+    waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<u32>>>,
+    by_len: BTreeSet<(Granules, u32)>,
+}
+
+impl InFlight {
+    /// None in flight.
+    pub fn new() -> InFlight {
+        InFlight::default()
+    }
+    /// How many ranges.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+    /// Every range.
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// A freed range enters, waiting on its first use that is not over.
+    ///
+    /// # Panics
+    /// When the chunk is in flight already, or has no use.
+    pub fn insert(&mut self, entry: Entry) {
+        assert!(!entry.uses.is_empty(), "O6: chunk {} in flight with no foreign use", entry.chunk);
+        let first = entry.uses[0];
+        self.wait_on(entry.chunk, first);
+        self.by_len.insert((entry.len, entry.chunk));
+        let before = self.entries.insert(entry.chunk, entry);
+        assert!(before.is_none(), "H4: {before:?} is in flight already");
+    }
+
+    fn wait_on(&mut self, chunk: u32, pending: Pending) {
+        self.waiting.entry(pending.on).or_default().entry(pending.epoch).or_default().push(chunk);
+    }
+
+    /// Takes out every range all of whose uses `over` says are over. `over` must be monotone in the epoch of one stream.
+    pub fn drain(&mut self, mut over: impl FnMut(Pending) -> bool) -> Vec<Entry> {
+        let mut out = Vec::new();
+        let streams: Vec<TimelineId> = self.waiting.keys().copied().collect();
+        for on in streams {
+            while let Some(oldest) = self.waiting.get_mut(&on).and_then(BTreeMap::first_entry) {
+                if !over(Pending { on, epoch: *oldest.key() }) {
+                    break;
+                }
+                for chunk in oldest.remove() {
+                    // Vacated entries (taken for a lend) left their id here.
+                    let Some(entry) = self.entries.get(&chunk) else { continue };
+                    match entry.uses.iter().copied().find(|&p| !over(p) && !planted!(Z27)) {
+                        Some(next) => self.wait_on(chunk, next),
+                        None => out.extend(self.remove(chunk)),
+                    }
+                }
+            }
+            if self.waiting.get(&on).is_some_and(BTreeMap::is_empty) {
+                self.waiting.remove(&on);
+            }
+        }
+        out
+    }
+
+    /// Takes out the shortest range of at least `len` that `fits` accepts, looking at no more than `steps`.
+    pub fn take_at_least(
+        &mut self,
+        len: Granules,
+        steps: usize,
+        mut fits: impl FnMut(&Entry) -> bool,
+    ) -> Option<Entry> {
+        let found = self
+            .by_len
+            .range((len, 0)..)
+            .take(steps)
+            .map(|&(_, chunk)| chunk)
+            .find(|chunk| fits(&self.entries[chunk]))?;
+        self.remove(found)
+    }
+
+    /// Takes one range out.
+    pub fn remove(&mut self, chunk: u32) -> Option<Entry> {
+        let entry = self.entries.remove(&chunk)?;
+        self.by_len.remove(&(entry.len, chunk));
+        for p in &entry.uses {
+            if let Some(list) = self.waiting.get_mut(&p.on) {
+                if let Some(chunks) = list.get_mut(&p.epoch) {
+                    chunks.retain(|&c| c != chunk);
+                    if chunks.is_empty() {
+                        list.remove(&p.epoch);
+                    }
+                }
+                if list.is_empty() {
+                    self.waiting.remove(&p.on);
+                }
+            }
+        }
+        Some(entry)
+    }
+
+    /// The uses that ranges wait on now, the oldest of each stream.
+    pub fn oldest(&self) -> impl Iterator<Item = Pending> + '_ {
+        self.waiting.iter().filter_map(|(&on, list)| Some(Pending { on, epoch: *list.first_key_value()?.0 }))
+    }
+}

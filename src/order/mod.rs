@@ -1,0 +1,64 @@
+//! When may memory touched by one stream be given to another?
+//!
+//! Streams are timelines; a marker is an event recorded on one, numbered. This room keeps the numbers: what a stream is
+//! already ordered after ([`Clock`]), which markers of a timeline are published ([`Timeline`]), which streams used an
+//! allocation ([`Uses`]), and which freed ranges still wait for whom ([`InFlight`]). It decides by comparing numbers and
+//! never by asking anybody.
+//!
+//! It does not know a driver, an event's type, a lock, a chunk's bytes or a heap: chunks are opaque ids here, events
+//! are a type parameter. It can fail only by a bug.
+//!
+//! The laws O1–O9, each with the interleaving that it forbids, are told in DESIGN.md ("The ordering argument").
+
+mod clock;
+mod inflight;
+mod timeline;
+mod uses;
+
+#[cfg(test)]
+mod tests;
+
+pub use clock::Clock;
+pub use inflight::{Entry, InFlight};
+pub use timeline::{Marker, Timeline};
+pub use uses::{Access, Operation, Use, UseKind, Uses};
+
+use crate::units::Epoch;
+use smallvec::SmallVec;
+
+/// A stream's number in its device's registry. Never used twice, so that a clock entry never means another stream.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TimelineId(pub u32);
+
+/// Something that must have happened before bytes may be touched: all work on a timeline up to an epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Pending {
+    /// Whose work.
+    pub on: TimelineId,
+    /// Up to where.
+    pub epoch: Epoch,
+}
+
+/// The pending uses of one range. Two streams cover nearly every range ever seen.
+pub type PendingSet = SmallVec<[Pending; 2]>;
+
+/// What the host knows to be complete.
+pub trait Completed {
+    /// The newest epoch of a timeline seen complete. A timeline that is no more is complete for ever.
+    fn completed(&self, on: TimelineId) -> Epoch;
+
+    /// Whether work is known complete in the host's view (law O4).
+    fn is_complete(&self, pending: Pending) -> bool {
+        pending.epoch == Epoch::COMPLETE
+            || self.completed(pending.on) >= pending.epoch
+            || (planted!(CompleteOffByOne) && self.completed(pending.on).0 + 1 == pending.epoch.0)
+    }
+}
+
+/// Law O1: bytes with this use pending may be given to `to`, whose clock is `clock`, with no further wait.
+pub fn is_ordered(to: TimelineId, clock: &Clock, seen: &impl Completed, pending: Pending) -> bool {
+    pending.on == to
+        || clock.get(pending.on) >= pending.epoch
+        || seen.is_complete(pending)
+        || (planted!(OrderOffByOne) && clock.get(pending.on).0 + 1 == pending.epoch.0)
+}

@@ -1,0 +1,197 @@
+//! The numbers of the laws, one rule at a time. What they mean on a device is tested under the oracle, in tests/.
+
+use super::*;
+use hashbrown::HashMap;
+
+const S: TimelineId = TimelineId(1);
+const T: TimelineId = TimelineId(2);
+const U: TimelineId = TimelineId(3);
+
+/// What was seen complete; a timeline that is not named is at 0.
+#[derive(Default)]
+struct Seen(HashMap<TimelineId, Epoch>);
+impl Completed for Seen {
+    fn completed(&self, on: TimelineId) -> Epoch {
+        self.0.get(&on).copied().unwrap_or_default()
+    }
+}
+fn seen(all: &[(TimelineId, u64)]) -> Seen {
+    Seen(all.iter().map(|&(on, e)| (on, Epoch(e))).collect())
+}
+fn pending(on: TimelineId, epoch: u64) -> Pending {
+    Pending { on, epoch: Epoch(epoch) }
+}
+
+#[test]
+fn o1_a_use_is_over_by_identity_by_clock_or_by_completion_and_not_otherwise() {
+    let mut clock = Clock::EMPTY;
+    clock.raise(S, Epoch(5));
+    assert!(is_ordered(T, &Clock::EMPTY, &seen(&[]), pending(T, 9)), "the own stream");
+    assert!(is_ordered(T, &clock, &seen(&[]), pending(S, 5)));
+    assert!(!is_ordered(T, &clock, &seen(&[]), pending(S, 6)), "the clock stops at 5");
+    assert!(is_ordered(T, &clock, &seen(&[(S, 6)]), pending(S, 6)), "complete");
+    assert!(
+        !is_ordered(T, &clock, &seen(&[(S, 99)]), pending(U, 1)),
+        "another stream's completion says nothing"
+    );
+    assert!(is_ordered(T, &Clock::EMPTY, &seen(&[]), pending(S, 0)), "epoch 0 is complete");
+}
+
+#[test]
+fn o3_a_clock_only_grows() {
+    let mut clock = Clock::EMPTY;
+    clock.raise(S, Epoch(5));
+    clock.raise(S, Epoch(3));
+    assert_eq!(clock.get(S), Epoch(5));
+}
+
+#[test]
+fn o8_what_travels_with_a_marker_is_the_clock_copied_when_it_was_made() {
+    let mut s: Timeline<&str> = Timeline::new(S);
+    let mut t: Timeline<&str> = Timeline::new(T);
+    s.waited(U, &Marker { number: Epoch(4), event: "u4", copy: Clock::EMPTY });
+    let marker = Marker { number: Epoch(1), event: "s1", copy: s.clock().clone() };
+    // Learnt after the copy: must not leak into it.
+    s.waited(U, &Marker { number: Epoch(9), event: "u9", copy: Clock::EMPTY });
+    t.waited(S, &marker);
+    assert_eq!(
+        (t.clock().get(S), t.clock().get(U)),
+        (Epoch(1), Epoch(4)),
+        "A after B after C counts, no more"
+    );
+    assert_eq!(t.clock().get(T), Epoch(0), "a stream needs no entry for itself");
+}
+
+#[test]
+fn o8_markers_published_out_of_order_are_found_by_number() {
+    let mut s: Timeline<u64> = Timeline::new(S);
+    for n in [3, 1, 2, 7] {
+        s.publish(Marker { number: Epoch(n), event: n, copy: Clock::EMPTY });
+    }
+    assert_eq!(s.covering(Epoch(2)).map(|m| m.event), Some(2), "the one that waits for least");
+    assert_eq!(s.covering(Epoch(4)).map(|m| m.event), Some(7), "a failed number is covered by the next");
+    assert!(s.covering(Epoch(8)).is_none());
+    assert_eq!(s.above(Epoch(2)).map(|m| m.event).collect::<Vec<_>>(), [3, 7]);
+    assert_eq!(s.retire(Epoch(3)).map(|m| m.event).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!(s.newest(), Epoch(7));
+}
+
+#[test]
+#[should_panic(expected = "O8: marker Epoch(1) of TimelineId(1) published twice")]
+fn o8_a_number_is_published_once() {
+    let mut s: Timeline<u64> = Timeline::new(S);
+    s.publish(Marker { number: Epoch(1), event: 0, copy: Clock::EMPTY });
+    s.publish(Marker { number: Epoch(1), event: 0, copy: Clock::EMPTY });
+}
+
+#[test]
+fn a_clock_forgets_what_is_complete() {
+    let mut clock = Clock::EMPTY;
+    clock.raise(S, Epoch(5));
+    clock.raise(U, Epoch(2));
+    clock.retire(&seen(&[(S, 5), (U, 1)]));
+    assert_eq!(clock.iter().collect::<Vec<_>>(), [(U, Epoch(2))]);
+}
+
+#[test]
+fn o6_a_declared_use_is_sealed_at_the_free_and_not_at_the_call() {
+    let mut uses = Uses::default();
+    assert!(uses.declare(S));
+    assert!(!uses.declare(S), "one a stream");
+    let at_free = uses.at_free(Some(T), |_| Epoch(8));
+    assert_eq!(at_free.as_slice(), [pending(S, 8)]);
+}
+
+#[test]
+fn o6_uses_of_the_home_stream_need_no_entry() {
+    let mut uses = Uses::default();
+    uses.declare(S);
+    assert!(uses.at_free(Some(S), |_| Epoch(8)).is_empty());
+    assert_eq!(uses.at_free(None, |_| Epoch(8)).len(), 1, "pinned memory has no home");
+}
+
+#[test]
+fn o6_an_open_use_belongs_to_one_operation() {
+    let mut uses = Uses::default();
+    let first = uses.open(S, Access::Write);
+    let second = uses.open(S, Access::Write);
+    assert!(uses.seal(first, Epoch(3)));
+    assert!(!uses.seal(first, Epoch(4)), "sealed once");
+    assert_eq!(uses.open_on().count(), 1, "the second is still open");
+    assert_eq!(uses.at_free(Some(T), |_| Epoch(9)).as_slice(), [pending(S, 9)]);
+    assert!(uses.withdraw(second));
+    assert_eq!(uses.at_free(Some(T), |_| Epoch(9)).as_slice(), [pending(S, 3)]);
+}
+
+#[test]
+fn o6_exact_uses_of_one_stream_keep_the_maximum_whichever_was_published_last() {
+    let mut uses = Uses::default();
+    uses.exact(S, Access::Write, Epoch(7));
+    uses.exact(S, Access::Write, Epoch(4));
+    assert_eq!(uses.at_free(Some(T), |_| Epoch(0)).as_slice(), [pending(S, 7)]);
+}
+
+#[test]
+fn o6_a_whole_write_replaces_exact_uses_and_leaves_open_ones() {
+    let mut uses = Uses::default();
+    uses.exact(S, Access::Write, Epoch(7));
+    let open = uses.open(U, Access::Read);
+    uses.replace_exact(T, Epoch(2));
+    let set = uses.at_free(Some(TimelineId(99)), |_| Epoch(5));
+    assert_eq!(set.as_slice(), [pending(U, 5), pending(T, 2)]);
+    assert!(uses.withdraw(open));
+}
+
+#[test]
+fn a_read_conflicts_with_writes_only() {
+    let mut uses = Uses::default();
+    uses.exact(S, Access::Read, Epoch(3));
+    uses.exact(U, Access::Write, Epoch(4));
+    assert_eq!(uses.conflicts(T, Access::Read, |_| Epoch(0)).as_slice(), [pending(U, 4)]);
+    assert_eq!(uses.conflicts(T, Access::Write, |_| Epoch(0)).len(), 2);
+    assert!(uses.conflicts(U, Access::Read, |_| Epoch(0)).is_empty(), "the own stream needs no wait");
+}
+
+fn entry(chunk: u32, len: u32, uses: &[Pending]) -> Entry {
+    Entry { chunk, generation: 0, len: Granules(len), uses: uses.iter().copied().collect(), home: Epoch(1) }
+}
+use crate::units::Granules;
+
+#[test]
+fn a_range_leaves_when_every_use_is_over_whatever_the_order() {
+    for order in [[(S, 1), (T, 1)], [(T, 1), (S, 1)]] {
+        let mut flight = InFlight::new();
+        flight.insert(entry(1, 4, &[pending(S, 1), pending(T, 1)]));
+        let first = seen(&order[..1]);
+        assert!(flight.drain(|p| first.is_complete(p)).is_empty(), "one of two is not enough (Z27)");
+        let both = seen(&order);
+        assert_eq!(flight.drain(|p| both.is_complete(p)).len(), 1);
+        assert!(flight.is_empty() && flight.oldest().next().is_none());
+    }
+}
+
+#[test]
+fn a_slow_stream_holds_back_what_it_uses_and_nothing_else() {
+    let mut flight = InFlight::new();
+    for chunk in 0..100 {
+        let on = if chunk % 10 == 0 { S } else { T };
+        flight.insert(entry(chunk, 4, &[pending(on, u64::from(chunk) + 1)]));
+    }
+    let done = seen(&[(T, 100)]);
+    assert_eq!(flight.drain(|p| done.is_complete(p)).len(), 90);
+    assert_eq!(flight.len(), 10);
+    assert_eq!(flight.oldest().collect::<Vec<_>>(), [pending(S, 1)]);
+}
+
+#[test]
+fn the_shortest_that_fits_is_taken_and_leaves_no_trace() {
+    let mut flight = InFlight::new();
+    for (chunk, len) in [(1, 16), (2, 4), (3, 8)] {
+        flight.insert(entry(chunk, len, &[pending(S, 1)]));
+    }
+    assert_eq!(flight.take_at_least(Granules(5), 8, |_| true).map(|e| e.chunk), Some(3));
+    assert_eq!(flight.take_at_least(Granules(5), 8, |_| true).map(|e| e.chunk), Some(1));
+    assert!(flight.take_at_least(Granules(5), 8, |_| true).is_none());
+    assert_eq!(flight.remove(2).map(|e| e.len), Some(Granules(4)));
+    assert_eq!(flight.oldest().count(), 0);
+}

@@ -1,0 +1,97 @@
+//! One stream's published markers and its clock (laws O3 and O8).
+//!
+//! To make marker m on u: reserve its number, copy `K_u`, record the event, publish. The reserving is an atomic that the
+//! registry keeps, because stamps are loaded on the hot path without this structure's lock; the other steps that touch
+//! shared state are here. Two makers may publish out of order: numbers, not the order of publishing, say what a marker
+//! covers, because whatever carries stamp e was queued before any marker numbered e or higher was reserved.
+//!
+//! It does not know what an event is, nor whether one is complete.
+
+use super::{Clock, TimelineId};
+use crate::units::Epoch;
+use std::collections::VecDeque;
+
+/// A recorded marker: everything queued on its stream before its number was reserved, and all that the stream was
+/// ordered after by then.
+#[derive(Clone, Debug)]
+pub struct Marker<E> {
+    /// Its number.
+    pub number: Epoch,
+    /// The recorded event.
+    pub event: E,
+    /// `K` of the stream, copied after the number was reserved and before the event was recorded.
+    pub copy: Clock,
+}
+
+/// The lock-protected part of a timeline.
+#[derive(Debug)]
+pub struct Timeline<E> {
+    id: TimelineId,
+    clock: Clock,
+    published: VecDeque<Marker<E>>,
+}
+
+impl<E: Clone> Timeline<E> {
+    /// A stream that nothing was done on yet.
+    pub fn new(id: TimelineId) -> Timeline<E> {
+        Timeline { id, clock: Clock::EMPTY, published: VecDeque::new() }
+    }
+
+    /// `K_t`.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Publishes a recorded marker (the last step of O8). One that failed to record is never published and its number
+    /// covers nothing.
+    ///
+    /// # Panics
+    /// When the number was published before.
+    pub fn publish(&mut self, marker: Marker<E>) {
+        let at = self.published.partition_point(|m| m.number < marker.number);
+        assert!(
+            self.published.get(at).is_none_or(|m| m.number != marker.number),
+            "O8: marker {:?} of {:?} published twice",
+            marker.number,
+            self.id
+        );
+        self.published.insert(at, marker);
+    }
+
+    /// The oldest published marker that covers `epoch`: the one that waits for least.
+    pub fn covering(&self, epoch: Epoch) -> Option<&Marker<E>> {
+        let at = self.published.partition_point(|m| m.number < epoch);
+        self.published.get(at.saturating_sub(usize::from(planted!(CoverOlder))))
+    }
+
+    /// A wait on a marker of `on` returned: joins its number and the copy that travels with it (O8). Never called before
+    /// the wait has returned.
+    pub fn waited(&mut self, on: TimelineId, marker: &Marker<E>) {
+        if on != self.id {
+            self.clock.raise(on, marker.number);
+        }
+        self.clock.join(&marker.copy, self.id);
+    }
+
+    /// Published markers above `seen`, oldest first.
+    pub fn above(&self, seen: Epoch) -> impl DoubleEndedIterator<Item = &Marker<E>> + ExactSizeIterator {
+        let at = self.published.partition_point(|m| m.number <= seen);
+        self.published.range(at..)
+    }
+
+    /// Takes out the markers up to `seen`, which are complete and will be waited for no more.
+    pub fn retire(&mut self, seen: Epoch) -> impl Iterator<Item = Marker<E>> + '_ {
+        let n = self.published.partition_point(|m| m.number <= seen || planted!(MarkersRetiredEarly));
+        self.published.drain(..n)
+    }
+
+    /// The newest published number; 0 if none.
+    pub fn newest(&self) -> Epoch {
+        self.published.back().map_or(Epoch(0), |m| m.number)
+    }
+
+    /// Mutable `K_t`, to drop what is complete.
+    pub fn clock_mut(&mut self) -> &mut Clock {
+        &mut self.clock
+    }
+}

@@ -1,0 +1,182 @@
+//! Which streams touched an allocation (laws O6 and O7): a small set, kept under its pool's lock.
+//!
+//! An **exact** use has a marker that was reserved and recorded after the operation. An **open** use has only a stream:
+//! it belongs to one operation, which alone seals or withdraws it; a raw `record_use` keeps one open use a stream until
+//! the free, because nobody says when the foreign kernel was queued. What is open at the free is sealed there with the
+//! number that the next marker of that stream will have.
+//!
+//! It does not know the allocation, the pool or who waits.
+
+use super::{Pending, PendingSet, TimelineId};
+use crate::units::Epoch;
+use smallvec::SmallVec;
+
+/// What a use did to the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Only read.
+    Read,
+    /// Wrote, or may have.
+    Write,
+}
+
+/// One operation's number in its allocation: only its owner seals or withdraws what it opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Operation(u32);
+
+/// How well the end of a use is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UseKind {
+    /// Declared by `record_use`: open until the free.
+    Declared,
+    /// Open, owned by one operation.
+    Open(Operation),
+    /// Ends at or before this marker.
+    Exact(Epoch),
+}
+
+/// One use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// The stream.
+    pub on: TimelineId,
+    /// What it did.
+    pub access: Access,
+    /// How well its end is known.
+    pub kind: UseKind,
+}
+
+impl Use {
+    fn is_open(&self) -> bool {
+        !matches!(self.kind, UseKind::Exact(_))
+    }
+}
+
+/// The uses of one allocation.
+#[derive(Clone, Default, Debug)]
+pub struct Uses {
+    all: SmallVec<[Use; 2]>,
+    operations: u32,
+}
+
+impl Uses {
+    /// Whether nobody but the home stream is known to have touched it.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Every use.
+    pub fn iter(&self) -> impl Iterator<Item = &Use> {
+        self.all.iter()
+    }
+
+    /// A raw `record_use`: `true` if it is new, `false` if that stream had declared one (which stays open anyway).
+    pub fn declare(&mut self, on: TimelineId) -> bool {
+        if self.all.iter().any(|u| u.on == on && u.kind == UseKind::Declared) {
+            return false;
+        }
+        self.all.push(Use { on, access: Access::Write, kind: UseKind::Declared });
+        true
+    }
+
+    /// An operation is about to be queued: registers its use first, so that an error after the launch finds it.
+    pub fn open(&mut self, on: TimelineId, access: Access) -> Operation {
+        if planted!(Z33)
+            && let Some(&Use { kind: UseKind::Open(shared), .. }) = self.all.iter().find(|u| u.on == on)
+        {
+            return shared;
+        }
+        let operation = Operation(self.operations);
+        self.operations += 1;
+        self.all.push(Use { on, access, kind: UseKind::Open(operation) });
+        operation
+    }
+
+    /// The operation was never queued: its use is gone. `false` if it was not open.
+    pub fn withdraw(&mut self, operation: Operation) -> bool {
+        let before = self.all.len();
+        self.all.retain(|u| u.kind != UseKind::Open(operation));
+        self.all.len() != before
+    }
+
+    /// The operation's own marker, reserved and recorded after it, succeeded: its use becomes exact. `false` if it was
+    /// not open.
+    pub fn seal(&mut self, operation: Operation, epoch: Epoch) -> bool {
+        let Some(i) = self.all.iter().position(|u| u.kind == UseKind::Open(operation)) else { return false };
+        let Use { on, access, .. } = self.all.swap_remove(i);
+        self.exact(on, access, epoch);
+        true
+    }
+
+    /// A use that ends at or before marker `epoch`. On one stream the maximum counts (law O6): whichever of two exact
+    /// uses was published last, the higher number covers both.
+    pub fn exact(&mut self, on: TimelineId, access: Access, epoch: Epoch) {
+        if planted!(Z22) {
+            self.all.retain(|u| u.access != access);
+        }
+        for u in &mut self.all {
+            if let UseKind::Exact(e) = &mut u.kind
+                && u.on == on
+                && u.access == access
+            {
+                *e = if planted!(Z34) { epoch } else { (*e).max(epoch) };
+                return;
+            }
+        }
+        self.all.push(Use { on, access, kind: UseKind::Exact(epoch) });
+    }
+
+    /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
+    /// nothing more. Open ones stay, they belong to their operations.
+    pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) {
+        self.all.retain(|u| u.is_open());
+        self.exact(on, Access::Write, epoch);
+    }
+
+    /// As [`Uses::replace_exact`] by the home stream, whose own uses need no entry.
+    pub fn forget_exact(&mut self) {
+        self.all.retain(|u| u.is_open());
+    }
+
+    /// What an access on `to` has to be ordered after: writes for a read, everything for a write. Open uses are given the
+    /// number that `next` says their stream's next marker will have, and stay open.
+    pub fn conflicts(
+        &self,
+        to: TimelineId,
+        access: Access,
+        mut next: impl FnMut(TimelineId) -> Epoch,
+    ) -> PendingSet {
+        let of = |u: &Use| u.on != to && (access == Access::Write || u.access == Access::Write);
+        self.pending(of, &mut next)
+    }
+
+    /// At the free: every use on another stream than `home`, if there is one, open ones sealed with the number that `next` says their
+    /// stream's next marker will have, one a stream, the maximum.
+    pub fn at_free(&self, home: Option<TimelineId>, mut next: impl FnMut(TimelineId) -> Epoch) -> PendingSet {
+        let mut all = self.pending(|u| Some(u.on) != home, &mut next);
+        if planted!(Z8) {
+            all.drain(..all.len().saturating_sub(1));
+        }
+        all
+    }
+
+    /// Streams that hold a use open, one entry a use: each falls at the free.
+    pub fn open_on(&self) -> impl Iterator<Item = TimelineId> + '_ {
+        self.all.iter().filter(|u| u.is_open()).map(|u| u.on)
+    }
+
+    fn pending(&self, of: impl Fn(&Use) -> bool, next: &mut impl FnMut(TimelineId) -> Epoch) -> PendingSet {
+        let mut set = PendingSet::new();
+        for u in self.all.iter().filter(|u| of(u)) {
+            let epoch = match u.kind {
+                UseKind::Exact(e) => e,
+                UseKind::Declared | UseKind::Open(_) => next(u.on),
+            };
+            match set.iter_mut().find(|p: &&mut Pending| p.on == u.on) {
+                Some(p) => p.epoch = p.epoch.max(epoch),
+                None => set.push(Pending { on: u.on, epoch }),
+            }
+        }
+        set
+    }
+}

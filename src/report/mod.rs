@@ -1,0 +1,257 @@
+//! What the pools hold, as plain data: per pool and in total, with peaks, counters and histograms.
+//!
+//! A report is a copy: it holds no lock and refers to nothing. Its `Display` is the text a person reads, its JSON the data
+//! for programs. This module does not know how the numbers were gathered.
+
+mod histogram;
+mod profile;
+mod render;
+mod size;
+
+#[cfg(test)]
+mod tests;
+
+pub use histogram::Histogram;
+pub use profile::{Profile, ProfileRow, Scope, Usage};
+pub use size::{Size, SizeError, Unit, bytes, parse_size};
+
+use crate::units::{DeviceId, StreamId};
+
+/// What a pool did, since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Counters {
+    /// Allocations served.
+    pub allocations: u64,
+    /// Allocations given back.
+    pub frees: u64,
+    /// Served from the pool's own free chunks, with no driver call.
+    pub hits: u64,
+    /// Had to climb the miss ladder.
+    pub misses: u64,
+    /// Ranges that came from another pool.
+    pub lends_in: u64,
+    /// Ranges that went to another pool.
+    pub lends_out: u64,
+    /// Waits inserted between streams, for reuse.
+    pub waits_inserted: u64,
+    /// Times the host waited for the device.
+    pub host_waits: u64,
+    /// Chunks split.
+    pub splits: u64,
+    /// Chunks merged.
+    pub merges: u64,
+    /// Frees that had to wait for another stream.
+    pub in_flight_frees: u64,
+    /// Bytes handed out in all, as asked for.
+    pub bytes_served: u64,
+}
+
+impl Counters {
+    /// Adds another's counts to these.
+    pub fn add(&mut self, other: &Counters) {
+        let Counters {
+            allocations,
+            frees,
+            hits,
+            misses,
+            lends_in,
+            lends_out,
+            waits_inserted,
+            host_waits,
+            splits,
+            merges,
+            in_flight_frees,
+            bytes_served,
+        } = other;
+        self.allocations += allocations;
+        self.frees += frees;
+        self.hits += hits;
+        self.misses += misses;
+        self.lends_in += lends_in;
+        self.lends_out += lends_out;
+        self.waits_inserted += waits_inserted;
+        self.host_waits += host_waits;
+        self.splits += splits;
+        self.merges += merges;
+        self.in_flight_frees += in_flight_frees;
+        self.bytes_served += bytes_served;
+    }
+}
+
+/// One pool: what one stream owns in one allocator. In `Report::total`, the sum.
+#[derive(Clone, PartialEq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct PoolReport {
+    /// The stream; in the total, stream 0.
+    pub stream: StreamId,
+    /// A name given to the stream, if any.
+    pub name: Option<String>,
+    /// Its stream is gone: the pool only waits to be emptied.
+    pub closed: bool,
+    /// All bytes in the pool: `allocated + cached + in_flight`.
+    pub held: u64,
+    /// Bytes handed out (rounded up to granules).
+    pub allocated: u64,
+    /// Bytes handed out, as asked for.
+    pub asked: u64,
+    /// Free bytes kept for reuse. Cached, not leaked.
+    pub cached: u64,
+    /// Bytes freed while another stream still used them.
+    pub in_flight: u64,
+    /// Highest `allocated` so far.
+    pub allocated_peak: u64,
+    /// Highest `held` so far.
+    pub held_peak: u64,
+    /// Allocations alive.
+    pub live: u64,
+    /// Free chunks.
+    pub free_chunks: u64,
+    /// The largest free range, in bytes.
+    pub largest_free: u64,
+    /// Ranges in flight.
+    pub in_flight_ranges: u64,
+    /// How many markers the oldest in-flight use lies behind its stream's newest.
+    pub oldest_in_flight: Option<u64>,
+    /// What it did.
+    pub counters: Counters,
+    /// Sizes of all requests.
+    pub sizes: Histogram,
+}
+
+impl PoolReport {
+    /// 1 − largest free / free: 0 when the free bytes are one range, near 1 when they are crumbs.
+    pub fn fragmentation(&self) -> f64 {
+        if self.cached == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.cached as f64 }
+    }
+    /// Pools together: everything is added up, but for `largest_free`, which is the largest of all, and
+    /// `oldest_in_flight`, which is the oldest of all.
+    ///
+    /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above;
+    /// [`Report::allocated_peak`] and [`Report::taken_peak`] are the peaks of the sums. The stream is 0, the name none.
+    pub fn sum<'a>(pools: impl IntoIterator<Item = &'a PoolReport>) -> PoolReport {
+        let mut t = PoolReport::default();
+        for p in pools {
+            t.held += p.held;
+            t.allocated += p.allocated;
+            t.asked += p.asked;
+            t.cached += p.cached;
+            t.in_flight += p.in_flight;
+            t.allocated_peak += p.allocated_peak;
+            t.held_peak += p.held_peak;
+            t.live += p.live;
+            t.free_chunks += p.free_chunks;
+            t.largest_free = t.largest_free.max(p.largest_free);
+            t.in_flight_ranges += p.in_flight_ranges;
+            t.oldest_in_flight = t.oldest_in_flight.max(p.oldest_in_flight);
+            t.counters.add(&p.counters);
+            t.sizes.merge(&p.sizes);
+        }
+        t
+    }
+    /// Allocations served with no driver call, of all.
+    pub fn hit_rate(&self) -> f64 {
+        if self.counters.allocations == 0 {
+            0.0
+        } else {
+            self.counters.hits as f64 / self.counters.allocations as f64
+        }
+    }
+}
+
+/// How often each rung of the miss ladder was climbed, and how often it served.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Rung {
+    /// Tried.
+    pub tried: u64,
+    /// Ended the miss.
+    pub served: u64,
+}
+
+/// The miss ladder's counts, in the order of the rungs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Ladder {
+    /// Completed markers folded in, own in-flight ranges drained.
+    pub fold: Rung,
+    /// A range of another pool, ordered already.
+    pub lend: Rung,
+    /// Memory from the device.
+    pub grow: Rung,
+    /// A range of another pool, or one in flight, behind an inserted wait.
+    pub lend_with_wait: Rung,
+    /// Idle memory given back to make room, then growth.
+    pub trim: Rung,
+    /// A bounded wait of the host for the device.
+    pub wait: Rung,
+    /// The user's out-of-memory callback.
+    pub callback: Rung,
+}
+
+impl Ladder {
+    /// The rungs by name, in their order.
+    pub fn rungs(&self) -> [(&'static str, Rung); 7] {
+        [
+            ("fold", self.fold),
+            ("lend", self.lend),
+            ("grow", self.grow),
+            ("lend with wait", self.lend_with_wait),
+            ("trim", self.trim),
+            ("wait", self.wait),
+            ("callback", self.callback),
+        ]
+    }
+}
+
+/// Everything an allocator holds and did.
+#[derive(Clone, PartialEq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Report {
+    /// The device.
+    pub device: DeviceId,
+    /// The device's memory in bytes, as it was when the allocator was made.
+    pub capacity: u64,
+    /// The limit in bytes, if one is set.
+    pub limit: Option<u64>,
+    /// The growth policy's name.
+    pub policy: &'static str,
+    /// Bytes taken from the device now: every segment.
+    pub taken: u64,
+    /// Highest `taken` so far.
+    pub taken_peak: u64,
+    /// Segments alive.
+    pub segments: u64,
+    /// Bytes between two pools at the moment of the report.
+    pub moving: u64,
+    /// Segments taken from the device so far.
+    pub growths: u64,
+    /// Segments given back so far.
+    pub releases: u64,
+    /// Highest sum of live bytes (rounded), sampled on slow paths.
+    pub allocated_peak: u64,
+    /// The sum over pools.
+    pub total: PoolReport,
+    /// One a stream, in the order of their creation.
+    pub pools: Vec<PoolReport>,
+    /// The miss ladder.
+    pub ladder: Ladder,
+    /// The pinned host pool, if it was used: held, allocated, cached, in flight of host memory.
+    pub pinned: Option<PoolReport>,
+    /// Driver calls by name, if the driver counts.
+    pub driver_calls: Vec<(&'static str, u64)>,
+    /// Errors that destructors met and could not return.
+    pub deferred_errors: Vec<String>,
+}
+
+impl Report {
+    /// The total as the sum over the pools; see [`PoolReport::sum`] for what is no sum.
+    pub fn sum_pools(&mut self) {
+        self.total = PoolReport::sum(&self.pools);
+    }
+
+    /// Peak bytes taken from the device over peak live bytes: 1 is perfect. `None` before the first allocation.
+    pub fn taken_over_live(&self) -> Option<f64> {
+        (self.allocated_peak > 0).then(|| self.taken_peak as f64 / self.allocated_peak as f64)
+    }
+}

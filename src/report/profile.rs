@@ -1,0 +1,178 @@
+//! How many bytes each part of a program used, and how many of them the device had to be asked for (rows T7 and H13).
+//!
+//! A profile watches two counters that only grow: bytes handed out, and bytes taken from the device. Each scope is
+//! charged what the counters grew by while it was the innermost one, so that the rows add up to the total and nothing
+//! is counted twice, however scopes nest or call themselves. Used over acquired is the reuse factor: how often each byte
+//! from the device was handed out.
+//!
+//! One profile follows one line of nested scopes; threads that are to be told apart need one each. This module does not
+//! know where the counters come from.
+
+use super::Unit;
+use core::fmt;
+
+/// Two counters that only grow, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Usage {
+    /// Bytes handed out so far, rounded up to granules.
+    pub used: u64,
+    /// Bytes taken from the device so far.
+    pub acquired: u64,
+}
+
+/// One name's share.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct ProfileRow {
+    /// The scopes' name.
+    pub name: String,
+    /// Bytes handed out in scopes of this name, those in scopes inside them left out.
+    pub used: u64,
+    /// Bytes taken from the device likewise.
+    pub acquired: u64,
+    /// Bytes handed out between the beginning and the end of these scopes, whoever asked; a scope inside another of the
+    /// same name adds nothing. Rows do not add up to the total by this.
+    pub used_within: u64,
+    /// Bytes taken from the device likewise.
+    pub acquired_within: u64,
+    /// How many scopes of this name were entered.
+    pub occurrences: u64,
+}
+
+impl ProfileRow {
+    /// Bytes handed out for each byte taken from the device; infinite when none was taken.
+    pub fn reuse(&self) -> f64 {
+        reuse(self.used, self.acquired)
+    }
+}
+
+fn reuse(used: u64, acquired: u64) -> f64 {
+    match (used, acquired) {
+        (0, 0) => 1.0,
+        (_, 0) => f64::INFINITY,
+        _ => used as f64 / acquired as f64,
+    }
+}
+
+/// An entered scope, to be given back to [`Profile::exit`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scope(u64);
+
+/// Shares by name, in the order in which the names were first entered.
+#[derive(Clone, Default, Debug)]
+pub struct Profile {
+    rows: Vec<ProfileRow>,
+    open: Vec<Open>,
+    entered: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    scope: Scope,
+    row: usize,
+    start: Usage,
+    /// Where the charge of this scope was brought up to date.
+    charged: Usage,
+}
+
+impl Profile {
+    /// A profile with no rows.
+    pub fn new() -> Profile {
+        Profile::default()
+    }
+
+    /// Enters a scope inside those that are open.
+    pub fn enter(&mut self, name: &str, now: Usage) -> Scope {
+        self.charge(now);
+        let row = self.rows.iter().position(|r| r.name == name).unwrap_or_else(|| {
+            let row = ProfileRow {
+                name: name.to_owned(),
+                used: 0,
+                acquired: 0,
+                used_within: 0,
+                acquired_within: 0,
+                occurrences: 0,
+            };
+            self.rows.push(row);
+            self.rows.len() - 1
+        });
+        self.rows[row].occurrences += 1;
+        let scope = Scope(self.entered);
+        self.entered += 1;
+        self.open.push(Open { scope, row, start: now, charged: now });
+        scope
+    }
+
+    /// Leaves a scope. Scopes inside it that are still open end with it; leaving one that has ended does nothing, so that
+    /// guards may be dropped in any order.
+    pub fn exit(&mut self, scope: Scope, now: Usage) {
+        let Some(depth) = self.open.iter().position(|o| o.scope == scope) else { return };
+        self.charge(now);
+        while self.open.len() > depth {
+            let Some(ended) = self.open.pop() else { return };
+            // Inside a scope of its own name, that one will count these bytes.
+            if self.open.iter().all(|o| o.row != ended.row) {
+                let row = &mut self.rows[ended.row];
+                row.used_within += now.used.saturating_sub(ended.start.used);
+                row.acquired_within += now.acquired.saturating_sub(ended.start.acquired);
+            }
+        }
+        // The time inside was charged to those who ended.
+        if let Some(outer) = self.open.last_mut() {
+            outer.charged = now;
+        }
+    }
+
+    /// Charges the innermost open scope up to now.
+    fn charge(&mut self, now: Usage) {
+        if let Some(top) = self.open.last_mut() {
+            let row = &mut self.rows[top.row];
+            row.used += now.used.saturating_sub(top.charged.used);
+            row.acquired += now.acquired.saturating_sub(top.charged.acquired);
+            top.charged = now;
+        }
+    }
+
+    /// The rows, in the order in which the names were first entered. Open scopes are charged up to the last enter or exit.
+    pub fn rows(&self) -> &[ProfileRow] {
+        &self.rows
+    }
+
+    /// The sum of all rows: what was handed out and taken inside any scope.
+    pub fn total(&self) -> Usage {
+        let sum = |of: fn(&ProfileRow) -> u64| self.rows.iter().map(of).sum();
+        Usage { used: sum(|r| r.used), acquired: sum(|r| r.acquired) }
+    }
+
+    /// A table with one line a name and one for the total.
+    pub fn render(&self, unit: Unit) -> String {
+        let total = self.total();
+        let column = |of: fn(&ProfileRow) -> u64, total: u64| {
+            let all: Vec<u64> = self.rows.iter().map(of).chain([total]).collect();
+            unit.column(&all)
+        };
+        let used = column(|r| r.used, total.used);
+        let acquired = column(|r| r.acquired, total.acquired);
+        let mut table = super::render::Table::new(&["scope", "used", "acquired", "reuse", "occurrences"]);
+        for (k, row) in self.rows.iter().enumerate() {
+            let (used, acquired) = (used[k].clone(), acquired[k].clone());
+            table.row([row.name.clone(), used, acquired, factor(row.reuse()), row.occurrences.to_string()]);
+        }
+        let k = self.rows.len();
+        let times: u64 = self.rows.iter().map(|r| r.occurrences).sum();
+        let reuse = factor(reuse(total.used, total.acquired));
+        table.row(["total".into(), used[k].clone(), acquired[k].clone(), reuse, times.to_string()]);
+        table.to_string()
+    }
+}
+
+fn factor(x: f64) -> String {
+    if x.is_finite() { format!("{x:.1}x") } else { "all".into() }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(Unit::Auto))
+    }
+}

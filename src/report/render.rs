@@ -1,0 +1,209 @@
+//! Reports as text and as JSON.
+//!
+//! The text is for a person at a terminal: one line with what matters most, a sentence on cached bytes, since everybody
+//! takes them for a leak once, a table of the pools, the miss ladder, the driver calls. `{}` ends there; `{:#}` adds the
+//! sizes. Nothing here computes what the data does not hold.
+
+use super::{PoolReport, Report, Rung, bytes};
+use core::fmt;
+
+/// Pools shown one by one; the rest share a line.
+const POOLS_SHOWN: usize = 20;
+
+/// Columns as wide as their widest cell: the first to the left, the others to the right.
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(super) fn new(header: &[&str]) -> Table {
+        Table { rows: vec![header.iter().map(|h| (*h).to_owned()).collect()] }
+    }
+    pub(super) fn row(&mut self, cells: impl Into<Vec<String>>) {
+        self.rows.push(cells.into());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |k: usize| self.rows.iter().map(|r| r[k].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..self.rows[0].len()).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (k, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+                let cell = if k == 0 { format!("{cell:<width$}") } else { format!("   {cell:>width$}") };
+                line.push_str(&cell);
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A part of a whole, with two digits.
+fn part(x: f64) -> String {
+    format!("{x:.2}")
+}
+
+fn pool_name(pool: &PoolReport) -> String {
+    let mut name = match &pool.name {
+        // A name with line ends or escapes must not break the table or the terminal.
+        Some(n) => format!("{} ({})", pool.stream, n.chars().filter(|c| !c.is_control()).collect::<String>()),
+        None => pool.stream.to_string(),
+    };
+    if pool.closed {
+        name += " closed";
+    }
+    name
+}
+
+const HEADER: [&str; 10] =
+    ["pool", "live", "cached", "in flight", "peak", "allocs", "hits", "lends", "waits", "fragmentation"];
+
+fn pool_cells(name: String, p: &PoolReport) -> [String; 10] {
+    let c = &p.counters;
+    let hits = if c.allocations == 0 { "-".into() } else { format!("{:.1} %", 100.0 * p.hit_rate()) };
+    [
+        name,
+        bytes(p.allocated),
+        bytes(p.cached),
+        bytes(p.in_flight),
+        bytes(p.allocated_peak),
+        c.allocations.to_string(),
+        hits,
+        c.lends_in.to_string(),
+        c.waits_inserted.to_string(),
+        part(p.fragmentation()),
+    ]
+}
+
+impl Report {
+    fn head(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let t = &self.total;
+        let of = match self.capacity {
+            0 => String::new(),
+            capacity => format!(" of {}", bytes(capacity)),
+        };
+        let limit = self.limit.map_or("none".into(), bytes);
+        let ratio = self.taken_over_live().map_or("-".into(), |r| format!("{r:.3}"));
+        writeln!(
+            f,
+            "{}    taken {} (peak {})   peak live {}   ratio {ratio}   limit {limit}{of}   largest free {}   in flight {}",
+            self.device,
+            bytes(self.taken),
+            bytes(self.taken_peak),
+            bytes(self.allocated_peak),
+            bytes(t.largest_free),
+            bytes(t.in_flight),
+        )?;
+        writeln!(
+            f,
+            "cached      {} kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device",
+            bytes(t.cached)
+        )?;
+        if self.moving > 0 {
+            writeln!(f, "moving      {} on the way from one pool to another", bytes(self.moving))?;
+        }
+        Ok(())
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(&HEADER);
+        // The largest first when there are many, else in the order in which they were made.
+        let mut order: Vec<&PoolReport> = self.pools.iter().collect();
+        if order.len() > POOLS_SHOWN {
+            order.sort_by_key(|p| core::cmp::Reverse(p.held));
+        }
+        let (shown, rest) = order.split_at(order.len().min(POOLS_SHOWN));
+        for pool in shown {
+            table.row(pool_cells(pool_name(pool), pool));
+        }
+        if !rest.is_empty() {
+            let name = format!("{} smaller pools", rest.len());
+            table.row(pool_cells(name, &PoolReport::sum(rest.iter().copied())));
+        }
+        if self.pools.len() > 1 {
+            table.row(pool_cells("total".into(), &self.total));
+        }
+        if let Some(pinned) = &self.pinned {
+            table.row(pool_cells("pinned host".into(), pinned));
+        }
+        table
+    }
+
+    fn work(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "miss ladder")?;
+        for (name, Rung { tried, served }) in self.ladder.rungs() {
+            write!(f, "   {name} {served}/{tried}")?;
+        }
+        writeln!(f, "   (served/tried)")?;
+        let t = &self.total;
+        writeln!(
+            f,
+            "work        {} splits, {} merges, {} growths, {} releases, {} segments now, {} host waits",
+            t.counters.splits,
+            t.counters.merges,
+            self.growths,
+            self.releases,
+            self.segments,
+            t.counters.host_waits
+        )?;
+        if let Some(markers) = t.oldest_in_flight {
+            let (ranges, bytes) = (t.in_flight_ranges, bytes(t.in_flight));
+            writeln!(f, "in flight   {ranges} ranges, {bytes}; the oldest use lies {markers} markers back")?;
+        }
+        let all: u64 = self.driver_calls.iter().map(|(_, n)| n).sum();
+        if all > 0 {
+            let mut calls: Vec<_> = self.driver_calls.iter().filter(|(_, n)| *n > 0).collect();
+            calls.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+            let calls: Vec<String> = calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
+            writeln!(f, "driver      {all} calls: {}", calls.join(", "))?;
+        }
+        self.deferred_errors.iter().try_for_each(|e| writeln!(f, "error       met by a drop: {e}"))
+    }
+}
+
+impl fmt::Display for Report {
+    /// Text for a person. `{:#}` adds the histogram of sizes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.head(f)?;
+        if self.pools.is_empty() && self.pinned.is_none() {
+            writeln!(f, "no pools yet: nothing was allocated")?;
+        } else {
+            write!(f, "{}", self.table())?;
+        }
+        self.work(f)?;
+        if f.alternate() {
+            write!(f, "sizes of all requests\n{}", self.total.sizes)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl Report {
+    /// The report as one JSON object on one line: every field by its name, and the ratios that the text shows
+    /// (`taken_over_live`, and in each pool `fragmentation` and `hit_rate`).
+    pub fn to_json(&self) -> String {
+        self.to_value().to_string()
+    }
+
+    /// The same as a value, to be put inside another.
+    pub fn to_value(&self) -> serde_json::Value {
+        use serde_json::{Value, json};
+        let pool = |p: &PoolReport| {
+            let mut v = json!(p);
+            v["fragmentation"] = json!(p.fragmentation());
+            v["hit_rate"] = json!(p.hit_rate());
+            v
+        };
+        let mut v = json!(self);
+        v["taken_over_live"] = json!(self.taken_over_live());
+        v["total"] = pool(&self.total);
+        v["pools"] = self.pools.iter().map(pool).collect();
+        v["pinned"] = self.pinned.as_ref().map_or(Value::Null, pool);
+        v["driver_calls"] =
+            self.driver_calls.iter().map(|(name, n)| ((*name).to_owned(), json!(n))).collect();
+        v
+    }
+}

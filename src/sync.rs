@@ -1,0 +1,169 @@
+//! The one switch between real locks and atomics and the ones of a model checker.
+//!
+//! Everything that takes part in a protocol between threads comes from here. An ordinary build gets `parking_lot` and the
+//! atomics of `core`; under `--cfg loom` the same names are loom's, which tries every interleaving and every value that
+//! a load may return; under `--cfg shuttle` they are shuttle's, which tries random interleavings of larger programs.
+//!
+//! [`Ranked`] is a mutex that knows its place in the order of locks: a debug build asserts that a thread takes ranks
+//! upwards only and never two of one rank, which is how "one pool lock at a time" is kept true. This module knows
+//! nothing of what the locks protect.
+
+#[path = "sync/quick.rs"]
+mod quick;
+
+#[cfg(any(loom, shuttle))]
+#[path = "sync/model.rs"]
+mod imp;
+#[cfg(not(any(loom, shuttle)))]
+#[path = "sync/real.rs"]
+mod imp;
+
+pub use core::sync::atomic::Ordering;
+pub use imp::ThreadId;
+pub(crate) use imp::per_thread;
+pub use imp::{Condvar, Mutex, MutexGuard, Reentrant, ReentrantGuard, atomic, current_thread, yield_now};
+pub use imp::{Lock, LockGuard, LockKind, Parking};
+pub use quick::Flag as Quick;
+// Counts that are never part of a race: loom's own have neither `Weak` nor unsized values.
+pub use std::sync::{Arc, Weak};
+
+/// Counters that are no part of any protocol, such as numbers given out once in a process: never explored, so that a
+/// model checker spends nothing on them.
+pub mod plain {
+    pub use core::sync::atomic::{AtomicU32, AtomicU64};
+}
+
+/// The order in which locks may be taken: a thread that holds one may only take a higher one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Rank {
+    /// One trim of an allocator at a time. Held over driver calls; nobody frees or takes a hit under it.
+    Trimmer = 0,
+    /// One grower per pool at a time. Held over driver calls; nobody frees under it.
+    Grower = 1,
+    /// The list of an allocator's pools.
+    Pools = 2,
+    /// A pool's heap, queues and counters.
+    Pool = 4,
+    /// Segments, limits and what has been taken from the device.
+    Backing = 5,
+    /// The table of a device's timelines.
+    Registry = 6,
+    /// One timeline's clock and markers.
+    Timeline = 7,
+    /// The recorder of events and other leaves.
+    Leaf = 8,
+}
+
+/// The turns that may be held over driver calls, as a set of ranks.
+#[cfg(debug_assertions)]
+const TURNS: u16 = 1 << (Rank::Trimmer as u8) | 1 << (Rank::Grower as u8);
+
+#[cfg(debug_assertions)]
+imp::per_thread! {
+    static HELD: core::cell::Cell<u16> = core::cell::Cell::new(0);
+}
+
+/// A mutex with a rank: one whose waiters sleep ([`Parking`]), or one for what is held for microseconds ([`Quick`]).
+pub struct Ranked<T, K: LockKind = Parking> {
+    rank: Rank,
+    inner: Lock<K, T>,
+}
+
+impl<T, K: LockKind> Ranked<T, K> {
+    /// A mutex of this rank.
+    pub fn new(rank: Rank, value: T) -> Ranked<T, K> {
+        Ranked { rank, inner: Lock::new(value) }
+    }
+    /// Locks it.
+    ///
+    /// # Panics
+    /// In debug builds, when this thread holds a lock of the same or a higher rank.
+    #[inline]
+    pub fn lock(&self) -> RankedGuard<'_, T, K> {
+        #[cfg(debug_assertions)]
+        HELD.with(|h| {
+            assert!(
+                h.get() >> (self.rank as u8) == 0,
+                "lock rank {:?} taken while a lock of its rank or above is held (held set {:#b})",
+                self.rank,
+                h.get()
+            );
+            h.set(h.get() | 1 << (self.rank as u8));
+        });
+        let held = Held { rank: self.rank };
+        RankedGuard { guard: self.inner.lock(), held }
+    }
+    /// The value, without locking: nobody else can hold it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+}
+
+impl<T, K: LockKind> core::fmt::Debug for Ranked<T, K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Ranked({:?})", self.rank)
+    }
+}
+
+/// A [`Ranked`] lock, held.
+pub struct RankedGuard<'a, T, K: LockKind = Parking> {
+    guard: LockGuard<'a, K, T>,
+    held: Held,
+}
+
+impl<T, K: LockKind> core::fmt::Debug for RankedGuard<'_, T, K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "RankedGuard({:?})", self.held.rank)
+    }
+}
+
+/// A rank in this thread's set of held ranks, until dropped.
+#[derive(Debug)]
+struct Held {
+    #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "only debug builds check ranks"))]
+    rank: Rank,
+}
+
+impl<T, K: LockKind> RankedGuard<'_, T, K> {
+    /// Hands the lock to whoever waits, for holders that work in slices.
+    pub fn unlock_fair(self) {
+        let RankedGuard { guard, held } = self;
+        LockGuard::unlock_fair(guard);
+        drop(held);
+    }
+}
+impl<T, K: LockKind> core::ops::Deref for RankedGuard<'_, T, K> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+impl<T, K: LockKind> core::ops::DerefMut for RankedGuard<'_, T, K> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+#[cfg(debug_assertions)]
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.with(|h| h.set(h.get() & !(1 << (self.rank as u8))));
+    }
+}
+
+/// Asserts, in debug builds, that this thread holds no ranked lock but a turn: before every driver call and every callback.
+///
+/// # Panics
+/// In debug builds, when it does.
+#[inline]
+pub fn assert_unlocked(what: &str) {
+    #[cfg(debug_assertions)]
+    HELD.with(|h| {
+        let held = h.get() & !TURNS;
+        assert!(held == 0, "{what} while a lock is held (held set {held:#b})");
+    });
+    #[cfg(not(debug_assertions))]
+    let _ = what;
+}

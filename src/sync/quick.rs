@@ -1,0 +1,122 @@
+//! A lock whose release is a plain store, for the pools: each allocation and each free takes one and releases it.
+//!
+//! A lock that wakes sleepers has to look for them in the same atomic step in which it is released, and on the
+//! measured machine such a step costs as much as half an allocation (DESIGN.md, decisions). Here nobody is woken: who
+//! finds the lock taken looks again, first at once, then after letting other threads run, then after short sleeps. That
+//! is right only for what is held for microseconds: a pool's lock is never held over a driver call, a callback or
+//! another lock's wait. There is no fairness, and no protection of data: `lock_api` adds that.
+
+use super::atomic::AtomicBool;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+
+/// Looks before the first yield: some microseconds, longer than any hit.
+const SPINS: u32 = 7;
+/// Yields before the first sleep.
+const YIELDS: u32 = 64;
+/// How long a sleep is: the holder lost its processor, which it gets back in milliseconds.
+const SLEEP: Duration = Duration::from_micros(100);
+
+/// Whether the lock is held.
+#[derive(Debug)]
+pub struct Flag(AtomicBool);
+
+impl Flag {
+    /// Not held.
+    #[cfg(not(any(loom, shuttle)))]
+    #[allow(clippy::declare_interior_mutable_const, reason = "what a lock begins as, copied into each")]
+    pub const FREE: Flag = Flag(AtomicBool::new(false));
+
+    /// Not held.
+    #[cfg(any(loom, shuttle))]
+    #[allow(clippy::new_without_default, reason = "the ordinary build has a constant instead")]
+    pub fn new() -> Flag {
+        Flag(AtomicBool::new(false))
+    }
+
+    /// Takes the lock if nobody has it. What its last holder did is seen then.
+    #[inline]
+    pub fn try_take(&self) -> bool {
+        self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes the lock, as soon as nobody has it.
+    #[inline]
+    pub fn take(&self) {
+        if !self.try_take() {
+            self.take_contended();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_contended(&self) {
+        let mut looks = 0;
+        // Only looking keeps the line shared between those who wait.
+        while self.0.load(Ordering::Relaxed) || !self.try_take() {
+            wait(looks);
+            looks += 1;
+        }
+    }
+
+    /// Gives the lock back: the holder's last access to the flag, and to what it protects.
+    #[inline]
+    pub fn release(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    /// Whether anybody has it.
+    pub fn is_held(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+// SAFETY: `take` and `try_take` return while nobody else holds the flag: it turns from false to true in one atomic step,
+// and only the holder turns it back. The step acquires what `release` released.
+#[allow(unsafe_code, reason = "the contract that lock_api's guards rest on")]
+unsafe impl parking_lot::lock_api::RawMutex for Flag {
+    const INIT: Flag = Flag::FREE;
+    // As parking_lot's: a lock is released by the thread that took it.
+    type Guard = parking_lot::lock_api::GuardNoSend;
+    #[inline]
+    fn lock(&self) -> Self::Guard {
+        self.take();
+        Self::Guard::new()
+    }
+    #[inline]
+    fn try_lock(&self) -> Option<Self::Guard> {
+        self.try_take().then(Self::Guard::new)
+    }
+    #[inline]
+    unsafe fn unlock(&self, _guard: Self::Guard) {
+        self.release();
+    }
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.is_held()
+    }
+}
+
+#[cfg(not(any(loom, shuttle)))]
+// SAFETY: as above. Those who wait get the chance to take it, and no promise.
+#[allow(unsafe_code, reason = "the contract that lock_api's guards rest on")]
+unsafe impl parking_lot::lock_api::RawMutexFair for Flag {
+    unsafe fn unlock_fair(&self, _guard: Self::Guard) {
+        self.release();
+        super::yield_now();
+    }
+}
+
+/// Longer the more often it was in vain.
+fn wait(looks: u32) {
+    if looks < SPINS {
+        for _ in 0..1 << looks {
+            core::hint::spin_loop();
+        }
+    } else if looks < SPINS + YIELDS || cfg!(any(loom, shuttle)) {
+        super::yield_now();
+    } else {
+        std::thread::sleep(SLEEP);
+    }
+}

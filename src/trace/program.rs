@@ -1,0 +1,278 @@
+//! A program: a header and steps, with the rules that make the steps make sense.
+//!
+//! The rules, checked by [`Program::check`] and restored by [`Program::normalise`]:
+//!
+//! * **W1** a block is allocated only while its number is not alive;
+//! * **W2** a block is freed, used or copied only while it is alive;
+//! * **W3** a stream is named only while it is open, and opened only while it is not; streams `0 .. streams` are open at
+//!   the start; closing one leaves its blocks alive;
+//! * **W4** pinned memory is freed by a plain free; a copy has two different blocks, one of them device memory, and is no
+//!   longer than either.
+//!
+//! Events need no rule: one never recorded is legal everywhere. Sizes, alignments and limits need none either: absurd
+//! requests are part of the language, the allocator answers them with an error.
+//!
+//! The rules say nothing about order between streams. A well-formed program may well be wrong; finding that out is the
+//! oracle's business, and this module does not know how.
+
+use super::op::{BlockNo, Op, Operand, Step, StreamNo, ThreadNo};
+use core::fmt;
+use hashbrown::{HashMap, HashSet};
+
+/// Operations in the order in which the host issues them.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Program {
+    /// A name for reports; may be empty.
+    pub name: String,
+    /// How many streams are open at the start, numbered from 0.
+    pub streams: u16,
+    /// The operations.
+    pub steps: Vec<Step>,
+}
+
+/// The first step that breaks a rule, and which.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// The step, counted from 0.
+    pub step: usize,
+    /// What is wrong with it.
+    pub reason: Reason,
+}
+
+/// How a step breaks the rules of a well-formed program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Reason {
+    /// W1: the block is alive, allocated by this step.
+    BlockAlive {
+        /// The block.
+        block: BlockNo,
+        /// The step that allocated it.
+        since: usize,
+    },
+    /// W2: the block was never allocated, or was freed by this step.
+    BlockNotAlive {
+        /// The block.
+        block: BlockNo,
+        /// The step that freed it, if any did.
+        freed: Option<usize>,
+    },
+    /// W3: the stream is not open.
+    StreamNotOpen {
+        /// The stream.
+        stream: StreamNo,
+    },
+    /// W3: the stream is open already.
+    StreamOpen {
+        /// The stream.
+        stream: StreamNo,
+    },
+    /// W4: pinned memory belongs to no stream's pool.
+    PinnedFree {
+        /// The block.
+        block: BlockNo,
+    },
+    /// W4: source and target are one block, or both are pinned.
+    CopyKinds {
+        /// The target.
+        to: BlockNo,
+        /// The source.
+        from: BlockNo,
+    },
+    /// W4: the copy is longer than the shorter block.
+    CopyTooLong {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes there are.
+        most: u64,
+    },
+}
+
+impl Reason {
+    /// The sentence, with steps named by `place`: by their number, or by the line they were written on.
+    pub(super) fn describe(&self, place: &dyn Fn(usize) -> String) -> String {
+        match self {
+            Reason::BlockAlive { block, since } => {
+                format!("{block} is alive since {}: free it first, or give another number", place(*since))
+            }
+            Reason::BlockNotAlive { block, freed: Some(at) } => {
+                format!("{block} is not alive: {} freed it", place(*at))
+            }
+            Reason::BlockNotAlive { block, freed: None } => {
+                format!("{block} is not alive: nothing before this allocates it")
+            }
+            Reason::StreamNotOpen { stream } => {
+                format!("{stream} is not open: open it, or raise the header's count of streams")
+            }
+            Reason::StreamOpen { stream } => format!("{stream} is open already: close it first"),
+            Reason::PinnedFree { block } => {
+                format!("{block} is pinned memory, which no stream's pool owns: free it with a plain free")
+            }
+            Reason::CopyKinds { to, from } => {
+                format!("a copy from {from} to {to} needs two different blocks, one of them device memory")
+            }
+            Reason::CopyTooLong { bytes, most } => {
+                format!("a copy of {bytes} bytes; the shorter block has {most}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe(&|step| format!("step {step}")))
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {}: {}", self.step, self.reason)
+    }
+}
+impl std::error::Error for Fault {}
+
+/// What is alive and open at one point of a program.
+#[derive(Default)]
+struct State {
+    alive: HashMap<BlockNo, Block>,
+    freed: HashMap<BlockNo, usize>,
+    open: HashSet<StreamNo>,
+}
+
+#[derive(Clone, Copy)]
+struct Block {
+    bytes: u64,
+    pinned: bool,
+    since: usize,
+}
+
+impl State {
+    fn new(streams: u16) -> State {
+        State { open: (0..streams).map(StreamNo).collect(), ..State::default() }
+    }
+
+    fn block(&self, block: BlockNo) -> Result<Block, Reason> {
+        let freed = || self.freed.get(&block).copied();
+        self.alive.get(&block).copied().ok_or_else(|| Reason::BlockNotAlive { block, freed: freed() })
+    }
+
+    /// Judges one step and, if it keeps the rules, carries it out.
+    fn step(&mut self, number: usize, op: &Op) -> Result<(), Reason> {
+        let operands = op.operands();
+        for stream in [operands.stream, operands.on].into_iter().flatten() {
+            match (op, self.open.contains(&stream)) {
+                (Op::OpenStream { .. }, true) => return Err(Reason::StreamOpen { stream }),
+                (Op::OpenStream { .. }, false) | (_, true) => {}
+                (_, false) => return Err(Reason::StreamNotOpen { stream }),
+            }
+        }
+        match *op {
+            Op::Alloc { block, bytes, .. } | Op::AllocPinned { block, bytes } => {
+                if let Some(b) = self.alive.get(&block) {
+                    return Err(Reason::BlockAlive { block, since: b.since });
+                }
+                let pinned = matches!(op, Op::AllocPinned { .. });
+                self.alive.insert(block, Block { bytes, pinned, since: number });
+            }
+            Op::Free { block } | Op::FreeOn { block, .. } | Op::FreeUnknown { block } => {
+                if self.block(block)?.pinned && !matches!(op, Op::Free { .. }) {
+                    return Err(Reason::PinnedFree { block });
+                }
+                self.alive.remove(&block);
+                self.freed.insert(block, number);
+            }
+            Op::Use { block, .. } | Op::RecordUse { block, .. } => {
+                self.block(block)?;
+            }
+            Op::Copy { to, from, bytes, .. } => {
+                let (t, s) = (self.block(to)?, self.block(from)?);
+                if to == from || (t.pinned && s.pinned) {
+                    return Err(Reason::CopyKinds { to, from });
+                }
+                let most = t.bytes.min(s.bytes);
+                if bytes > most {
+                    return Err(Reason::CopyTooLong { bytes, most });
+                }
+            }
+            Op::OpenStream { stream } => {
+                self.open.insert(stream);
+            }
+            Op::CloseStream { stream } => {
+                self.open.remove(&stream);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    /// A program with no steps.
+    pub fn new(name: impl Into<String>, streams: u16) -> Program {
+        Program { name: name.into(), streams, steps: Vec::new() }
+    }
+
+    /// Adds an operation of thread 0.
+    pub fn push(&mut self, op: Op) -> &mut Program {
+        self.steps.push(Step::of(op));
+        self
+    }
+
+    /// Whether the rules W1 to W4 hold.
+    ///
+    /// # Errors
+    /// The first step that breaks one, and how.
+    pub fn check(&self) -> Result<(), Fault> {
+        let mut state = State::new(self.streams);
+        for (step, s) in self.steps.iter().enumerate() {
+            state.step(step, &s.op).map_err(|reason| Fault { step, reason })?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`Program::check`] finds nothing.
+    pub fn is_well_formed(&self) -> bool {
+        self.check().is_ok()
+    }
+
+    /// The nearest well-formed program: steps that break a rule are left out, blocks, events and threads are numbered
+    /// again in the order in which they appear, and the header counts no stream that nothing names.
+    ///
+    /// Doing it twice changes nothing more. A well-formed program keeps all its steps.
+    #[must_use]
+    pub fn normalise(&self) -> Program {
+        let mut state = State::new(self.streams);
+        let (mut blocks, mut events, mut threads) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let mut steps = Vec::with_capacity(self.steps.len());
+        let mut streams = 0;
+        // Later lives of one number become blocks of their own: a reader follows one number through one life.
+        let mut next_block = 0u32;
+        for (number, s) in self.steps.iter().enumerate() {
+            if state.step(number, &s.op).is_err() {
+                continue;
+            }
+            if let Op::Alloc { block, .. } | Op::AllocPinned { block, .. } = s.op {
+                blocks.insert(block, BlockNo(next_block));
+                next_block += 1;
+            }
+            let op = s.op.clone_with(&mut |operand| match operand {
+                // W2 holds here, so an allocation came first and the number is in the table.
+                Operand::Block(b) | Operand::Source(b) => *b = blocks[&*b],
+                Operand::Event(e) => {
+                    let next = events.len() as u16;
+                    e.0 = *events.entry(*e).or_insert(next);
+                }
+                Operand::Stream(s) | Operand::On(s) => {
+                    if s.0 < self.streams {
+                        streams = streams.max(s.0 + 1);
+                    }
+                }
+            });
+            let next = threads.len() as u16;
+            let thread = ThreadNo(*threads.entry(s.thread).or_insert(next));
+            steps.push(Step { thread, op });
+        }
+        Program { name: self.name.clone(), streams, steps }
+    }
+}

@@ -1,0 +1,53 @@
+//! Copies between arrays: to the device, from it, inside it, between devices, of rows; and the tokens that own what is in
+//! flight.
+//!
+//! A copy to the device takes its pinned source by value and gives it back when it is done ([`Transfer`]); a copy to the
+//! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
+//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's keeper.
+//! Forgetting one costs memory and nothing else. [`scope`] is the borrowed form, which waits before it returns.
+//! Memory that is not pinned goes through pinned slots, by verbs that say so (`copy_from_pageable`, `copy_to_pageable`).
+//!
+//! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind
+//! itself: later operations wait for the copy and for nothing that came after it. Shapes of both sides are compared.
+//!
+//! It does not know markers, uses or chunks: arrays do the waiting. It does not know what the data are for.
+
+#![allow(
+    clippy::result_large_err,
+    reason = "the error gives back the host's memory, which is moved and not copied"
+)]
+
+mod copy;
+mod peer;
+mod rows;
+mod scope;
+mod source;
+mod staged;
+mod token;
+
+pub use rows::{Plane, PlaneMut};
+pub use scope::{Scope, scope};
+pub use source::{Part, StableSource};
+pub use token::{Download, Refused, Transfer};
+
+use crate::array::Shape;
+use crate::error::{Error, Mismatch, Side};
+
+/// Fails unless the two sides of a copy have the same shape.
+fn same_shape<T>(
+    verb: &'static str,
+    (target, to): (&'static str, Shape),
+    (source, from): (&'static str, Shape),
+) -> Result<(), Error> {
+    if to == from {
+        return Ok(());
+    }
+    let element = core::any::type_name::<T>();
+    Err(Mismatch {
+        verb,
+        one: Side { what: target, element, shape: to.to_vec() },
+        other: Side { what: source, element, shape: from.to_vec() },
+        advice: "the shapes of a copy's sides must be equal: slice or reshape one of them",
+    }
+    .into())
+}

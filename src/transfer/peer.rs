@@ -1,0 +1,72 @@
+//! Copies between the memories of two devices, each with its own allocator.
+//!
+//! One device's allocator knows nothing of another's streams, so each side names one of its own: the copy runs on the
+//! source's stream, behind an event of the target's; the target's stream waits for it. Each side then records a use on a
+//! stream that it knows. What is queued on either stream later comes after the copy.
+
+use super::same_shape;
+use crate::allocator::Stream;
+use crate::allocator::access::{Mark, operate, order_behind};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
+use crate::driver::Driver;
+use crate::error::Error;
+use core::time::Duration;
+
+impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
+    /// Queues a copy from an array of another device; the host does not wait. It runs on `from_stream`, a stream of the
+    /// source's device; `stream`, of this array's device, waits for it. Both ends may be dropped at once.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] unless both shapes are equal; a stream of the wrong device; a capturing stream; the driver's,
+    /// "not supported" where the devices cannot reach each other. If the copy was queued before an error, it was waited
+    /// for.
+    #[allow(unsafe_code, reason = "copies work on raw addresses")]
+    pub fn copy_from_peer<'s>(
+        &mut self,
+        stream: &Stream<D>,
+        source: impl Into<DeviceView<'s, T, D>>,
+        from_stream: &Stream<D>,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        let sides = (("the target", self.shape()), ("the source", source.shape()));
+        same_shape::<T>("copy_from_peer", sides.0, sides.1)?;
+        let (to, from, bytes) = (self.address(), source.address(), self.size_bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        order_behind(stream, &[self.touch()])?;
+        from_stream.wait(&stream.record()?)?;
+        let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {
+            // SAFETY: the source lies in an allocation that is reused only behind this use; the target's stream waits for
+            // the copy before the target's use is recorded, and `self` has it alone until then.
+            unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
+        })?;
+        let arrived = queued.event.and_then(|event| {
+            event.as_ref().map_or(Ok(()), |e| {
+                stream.wait(e).or_else(|error| {
+                    // Nothing on this side comes after the copy: only a wait of the host does.
+                    e.synchronize(Duration::MAX).and(Err(error))
+                })
+            })
+        });
+        if arrived.is_err() {
+            from_stream.synchronize()?;
+        }
+        operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).and(arrived)
+    }
+}
+
+impl<T: Element, D: Driver> DeviceArray<T, D> {
+    /// As [`DeviceViewMut::copy_from_peer`], into all of it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_from_peer<'s>(
+        &mut self,
+        stream: &Stream<D>,
+        source: impl Into<DeviceView<'s, T, D>>,
+        from_stream: &Stream<D>,
+    ) -> Result<(), Error> {
+        self.view_mut().copy_from_peer(stream, source, from_stream)
+    }
+}

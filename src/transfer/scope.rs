@@ -1,0 +1,159 @@
+//! Copies with borrowed host memory: a closure queues them, and they are waited for before the borrows end.
+//!
+//! A guard that waits when it is dropped would not do: it can be forgotten, and the borrows would end with the copies
+//! under way. So the waiting is in the frame of [`scope`] itself, which nobody can forget, also when the closure panics.
+
+use super::same_shape;
+use crate::allocator::access::{Mark, Queued, operate};
+use crate::allocator::{Event, Stream};
+use crate::array::{DeviceView, DeviceViewMut, Element, PinnedView, PinnedViewMut};
+use crate::driver::Driver;
+use crate::error::Error;
+use core::cell::RefCell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::time::Duration;
+
+/// Where copies with borrowed host memory are queued: see [`scope`].
+pub struct Scope<'scope, D: Driver> {
+    stream: &'scope Stream<D>,
+    last: RefCell<Last<D>>,
+    // Invariant: neither longer nor shorter borrows will do.
+    borrows: PhantomData<&'scope mut &'scope ()>,
+}
+
+/// What has to be waited for.
+enum Last<D: Driver> {
+    Nothing,
+    /// The event behind the newest copy; all are on one stream.
+    Event(Event<D>),
+    /// A copy was queued, and perhaps no event behind it.
+    Unknown,
+}
+
+/// Runs a closure that queues copies between device arrays and *borrowed* pinned memory on `stream`, and blocks the host
+/// until they are done. What the copies borrow stays borrowed for the whole call: it can neither be read early, nor
+/// changed, nor dropped. The host waits also if the closure panics.
+///
+/// ```
+/// use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let mut x = gpu.zeros::<i32>(6, &stream)?;
+/// let (from, mut to) = (gpu.pinned_from_fn(4, |i| i as i32)?, gpu.pinned_zeros::<i32>(6)?);
+/// transfer::scope(&stream, |copies| {
+///     copies.upload(x.slice_mut(1..5), from.view())?;
+///     copies.download(&x, to.view_mut())
+/// })??;
+/// assert_eq!(to[..], [0, 0, 1, 2, 3, 0]);
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// The driver's, for the wait. If it is not only that the context is lost, and waiting for the device fails too, the
+/// process ends: the borrows cannot be given back.
+pub fn scope<'scope, D: Driver, R>(
+    stream: &'scope Stream<D>,
+    copies: impl FnOnce(&Scope<'scope, D>) -> R,
+) -> Result<R, Error> {
+    let scope = Scope { stream, last: RefCell::new(Last::Nothing), borrows: PhantomData };
+    let closing = Closing(&scope);
+    let result = copies(&scope);
+    core::mem::forget(closing);
+    scope.close().map(|()| result)
+}
+
+/// Closes the scope when the closure panics.
+struct Closing<'a, 'scope, D: Driver>(&'a Scope<'scope, D>);
+
+impl<D: Driver> Drop for Closing<'_, '_, D> {
+    fn drop(&mut self) {
+        // The panic is on its way: there is nobody to tell.
+        let _ = self.0.close();
+    }
+}
+
+impl<'scope, D: Driver> Scope<'scope, D> {
+    /// Queues a copy to the device, as [`DeviceViewMut::copy_from`]; the source is borrowed.
+    ///
+    /// # Errors
+    /// As there.
+    #[allow(unsafe_code, reason = "copies work on raw addresses")]
+    pub fn upload<'t, T: Element>(
+        &self,
+        target: impl Into<DeviceViewMut<'t, T, D>>,
+        source: PinnedView<'scope, T>,
+    ) -> Result<(), Error> {
+        let target = target.into();
+        same_shape::<T>("upload", ("the target", target.shape()), ("the source", source.shape()))?;
+        let (to, from, bytes) = (target.address(), source.first(), target.size_bytes());
+        self.queue(bytes, || {
+            operate(self.stream, &[target.touch()], Mark::Each, |driver, native| {
+                // SAFETY: the source is borrowed until the scope has waited; the target lies in an allocation that is
+                // reused only behind this use, and the view has it alone.
+                unsafe { driver.copy_h2d(to, from.cast(), bytes, native) }
+            })
+        })
+    }
+
+    /// Queues a copy to the host, as [`DeviceView::copy_to`]; the target is borrowed, and can be read after the scope.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn download<'s, T: Element>(
+        &self,
+        source: impl Into<DeviceView<'s, T, D>>,
+        target: PinnedViewMut<'scope, T>,
+    ) -> Result<(), Error> {
+        let source = source.into();
+        same_shape::<T>("download", ("the target", target.shape()), ("the source", source.shape()))?;
+        self.queue(source.size_bytes(), || source.read_into(target.first(), self.stream))
+    }
+
+    fn queue(&self, bytes: u64, copy: impl FnOnce() -> Result<Queued<D>, Error>) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let before = self.last.replace(Last::Unknown);
+        match copy() {
+            Err(e) => {
+                // Nothing was queued.
+                self.last.replace(before);
+                Err(e)
+            }
+            Ok(Queued { event: Ok(Some(event)) }) => {
+                self.last.replace(Last::Event(event));
+                Ok(())
+            }
+            Ok(Queued { event }) => event.map(drop),
+        }
+    }
+
+    /// Waits for all copies.
+    fn close(&self) -> Result<(), Error> {
+        let waited = match self.last.replace(Last::Nothing) {
+            Last::Nothing => return Ok(()),
+            Last::Event(event) => event.synchronize(Duration::MAX),
+            Last::Unknown => self.stream.synchronize(),
+        };
+        let Err(error) = waited else { return Ok(()) };
+        match self.stream.driver().synchronize_device() {
+            Ok(()) => Err(error),
+            // A lost context runs nothing any more.
+            Err(e) if e.is_context_lost() => Err(error),
+            Err(e) => {
+                eprintln!(
+                    "millpond: copies of borrowed memory cannot be waited for ({error}; {e}): the process ends"
+                );
+                std::process::abort()
+            }
+        }
+    }
+}
+
+impl<D: Driver> fmt::Debug for Scope<'_, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Scope({:?})", self.stream)
+    }
+}

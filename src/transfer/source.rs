@@ -1,0 +1,136 @@
+//! What a copy to the device may read from: pinned memory that stays where it is and as it is until the copy is done.
+
+use crate::allocator::Event;
+use crate::array::{Element, PinnedArray, Shape};
+use crate::driver::Driver;
+use core::any::Any;
+use core::fmt;
+use core::ops::{Deref, Range, RangeBounds};
+use std::sync::Arc;
+
+/// A source that a copy can own: page-locked memory at a fixed address, unchanged while it is owned.
+///
+/// [`PinnedArray`] is one; `Arc` of one, which nobody can write to; and [`Part`] of one.
+///
+/// # Safety
+/// From [`StableSource::first`], the elements of [`StableSource::shape`] are readable, and neither move nor change nor go
+/// away while the value is only moved, until it is dropped or given to somebody who has it mutably. The memory is
+/// page-locked: a device may read it by itself.
+#[allow(unsafe_code, reason = "a promise that copies rest on")]
+pub unsafe trait StableSource: Send + Sized + 'static {
+    /// The type of its elements.
+    type Item: Element;
+    /// The first element.
+    fn first(&self) -> *const Self::Item;
+    /// How many there are.
+    fn shape(&self) -> Shape;
+
+    /// Drops the source behind an event, if whoever owns its memory respects events; else gives it back.
+    #[doc(hidden)]
+    fn drop_behind<D: Driver>(self, event: &Event<D>) -> Result<(), Self> {
+        let _ = event;
+        Err(self)
+    }
+}
+
+#[allow(unsafe_code, reason = "the promise is kept: a pinned array's memory is its own until it is dropped")]
+// SAFETY: the address is the allocation's, which does not move with the handle; only `&mut` writes to it.
+unsafe impl<T: Element, D: Driver> StableSource for PinnedArray<T, D> {
+    type Item = T;
+    fn first(&self) -> *const T {
+        self.as_ptr()
+    }
+    fn shape(&self) -> Shape {
+        PinnedArray::shape(self)
+    }
+    fn drop_behind<E: Driver>(self, event: &Event<E>) -> Result<(), Self> {
+        // The pinned pool keeps the bytes until the event is complete. It knows events of its own device only.
+        match (event as &dyn Any).downcast_ref::<Event<D>>() {
+            Some(event) if self.memory().record_use_until(event).is_ok() => Ok(()),
+            _ => Err(self),
+        }
+    }
+}
+
+#[allow(
+    unsafe_code,
+    reason = "the promise is kept: an `Arc` moves nothing, and nobody has its value mutably"
+)]
+// SAFETY: the value stays where it is while a counted reference lives, and is shared, so nobody writes to it.
+unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
+    type Item = S::Item;
+    fn first(&self) -> *const S::Item {
+        (**self).first()
+    }
+    fn shape(&self) -> Shape {
+        (**self).shape()
+    }
+}
+
+/// Some elements of a source, which it owns.
+///
+/// ```
+/// use millpond::{Allocator, Config, driver::sim::Sim, transfer::Part, units::GIB};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let copy = gpu.stream()?;
+/// let mut x = gpu.zeros::<u16>(100, &copy)?;
+/// let host = gpu.pinned_from_fn(1000, |i| i as u16)?;
+/// let sent = x.copy_from(Part::new(host, 200..300), &copy)?;
+/// let host = sent.wait()?.into_inner();
+/// assert_eq!(x.to_vec(&copy)?, &host[200..300]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Part<S> {
+    source: S,
+    range: Range<usize>,
+}
+
+impl<S: StableSource> Part<S> {
+    /// The elements of a range, in memory order.
+    ///
+    /// # Panics
+    /// If the range does not lie in the source.
+    #[track_caller]
+    pub fn new(source: S, range: impl RangeBounds<usize>) -> Part<S> {
+        let range = crate::array::resolve(&range, source.shape().elements().unwrap_or(0));
+        Part { source, range }
+    }
+    /// The whole source again.
+    pub fn into_inner(self) -> S {
+        self.source
+    }
+    /// Which elements.
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+}
+
+#[allow(unsafe_code, reason = "the promise is kept: it is its source's")]
+// SAFETY: elements inside those of a source that is owned.
+unsafe impl<S: StableSource> StableSource for Part<S> {
+    type Item = S::Item;
+    fn first(&self) -> *const S::Item {
+        self.source.first().wrapping_add(self.range.start)
+    }
+    fn shape(&self) -> Shape {
+        Shape::line(self.range.len())
+    }
+    fn drop_behind<D: Driver>(self, event: &Event<D>) -> Result<(), Self> {
+        let Part { source, range } = self;
+        source.drop_behind(event).map_err(|source| Part { source, range })
+    }
+}
+
+impl<S: Deref<Target = [T]>, T> Deref for Part<S> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.source[self.range.clone()]
+    }
+}
+impl<S: fmt::Debug> fmt::Debug for Part<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Part({:?} of {:?})", self.range, self.source)
+    }
+}

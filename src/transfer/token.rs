@@ -1,0 +1,243 @@
+//! Tokens: who owns the host's side of a copy while it is in flight.
+
+use super::source::StableSource;
+use crate::allocator::access::Queued;
+use crate::allocator::keeper::Keeper;
+use crate::allocator::{Event, Stream};
+use crate::array::{Element, PinnedArray};
+use crate::driver::Driver;
+use crate::error::Error;
+use core::fmt;
+use core::mem::ManuallyDrop;
+use core::time::Duration;
+use std::sync::Arc;
+
+/// A copy to the device that is under way. It owns its source.
+///
+/// The device's work on the target comes after the copy by itself: this token is only about the source. Dropping it never
+/// blocks and makes no driver call; the source's memory is then free when the copy is done. Forgetting it is harmless.
+#[must_use = "it owns the source: wait() gives it back, dropping it lets it go behind the copy"]
+pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
+
+/// A copy to the host that is under way. It owns its target, whose data can be reached only through
+/// [`wait`](Download::wait).
+///
+/// Dropping it never blocks; the memory is then reused when the copy is done. Forgetting it is harmless.
+#[must_use = "its data can be reached only through wait()"]
+pub struct Download<T: Element, D: Driver>(Flight<PinnedArray<T, D>, D>);
+
+/// Host memory that the device uses until an event.
+struct Flight<P: StableSource, D: Driver> {
+    host: Option<P>,
+    /// `None`: nothing was to be copied.
+    event: Option<Event<D>>,
+    keeper: Arc<Keeper<D>>,
+}
+
+impl<P: StableSource, D: Driver> Flight<P, D> {
+    fn is_done(&self) -> Result<bool, Error> {
+        self.event.as_ref().map_or(Ok(true), Event::is_complete)
+    }
+    fn wait_for(&self, limit: Duration) -> Result<(), Error> {
+        self.event.as_ref().map_or(Ok(()), |e| e.synchronize(limit))
+    }
+    /// The host's memory, which is the device's no more.
+    fn into_inner(mut self) -> P {
+        self.host.take().expect("taken only here and in the drop, which both end it")
+    }
+    fn wait(self) -> Result<P, Error> {
+        self.wait_for(Duration::MAX)?;
+        Ok(self.into_inner())
+    }
+    fn try_into_inner(self) -> Result<P, Self> {
+        if matches!(self.is_done(), Ok(true)) { Ok(self.into_inner()) } else { Err(self) }
+    }
+    fn fmt(&self, what: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.host, &self.event) {
+            (Some(host), Some(e)) => write!(f, "{what}({:?} elements until {e:?})", host.shape()),
+            _ => write!(f, "{what}(nothing)"),
+        }
+    }
+}
+
+impl<P: StableSource, D: Driver> Drop for Flight<P, D> {
+    fn drop(&mut self) {
+        if let (Some(host), Some(event)) = (self.host.take(), &self.event)
+            && let Err(host) = host.drop_behind(event)
+        {
+            self.keeper.keep(event.clone(), Box::new(host));
+        }
+    }
+}
+
+impl<P: StableSource, D: Driver> Transfer<P, D> {
+    /// Blocks the host until the copy is done; the source again, ready for the next batch.
+    ///
+    /// # Errors
+    /// The driver's: then the source is let go as by a drop.
+    pub fn wait(self) -> Result<P, Error> {
+        self.0.wait()
+    }
+    /// As [`Transfer::wait`], for at most `limit`, and the token stays.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], or the driver's.
+    pub fn wait_for(&self, limit: Duration) -> Result<(), Error> {
+        self.0.wait_for(limit)
+    }
+    /// Whether the copy is done.
+    ///
+    /// # Errors
+    /// The driver's; never to be read as done.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.0.is_done()
+    }
+    /// The source, if the copy is known to be done; else the token again. The host does not wait.
+    ///
+    /// # Errors
+    /// The token: the copy is under way, or the driver failed to say.
+    pub fn try_into_inner(self) -> Result<P, Transfer<P, D>> {
+        self.0.try_into_inner().map_err(Transfer)
+    }
+    /// The event right behind the copy, for other streams to wait for; `None` if there was nothing to copy.
+    pub fn event(&self) -> Option<&Event<D>> {
+        self.0.event.as_ref()
+    }
+}
+
+impl<T: Element, D: Driver> Download<T, D> {
+    /// Blocks the host until the copy is done; its data.
+    ///
+    /// # Errors
+    /// The driver's: then the memory is let go as by a drop.
+    pub fn wait(self) -> Result<PinnedArray<T, D>, Error> {
+        self.0.wait()
+    }
+    /// As [`Download::wait`], for at most `limit`, and the token stays.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], or the driver's.
+    pub fn wait_for(&self, limit: Duration) -> Result<(), Error> {
+        self.0.wait_for(limit)
+    }
+    /// Whether the copy is done.
+    ///
+    /// # Errors
+    /// The driver's; never to be read as done.
+    pub fn is_done(&self) -> Result<bool, Error> {
+        self.0.is_done()
+    }
+    /// The data, if the copy is known to be done; else the token again. The host does not wait.
+    ///
+    /// # Errors
+    /// The token: the copy is under way, or the driver failed to say.
+    pub fn try_into_inner(self) -> Result<PinnedArray<T, D>, Download<T, D>> {
+        self.0.try_into_inner().map_err(Download)
+    }
+    /// The event right behind the copy; `None` if there was nothing to copy.
+    pub fn event(&self) -> Option<&Event<D>> {
+        self.0.event.as_ref()
+    }
+}
+
+impl<P: StableSource, D: Driver> fmt::Debug for Transfer<P, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt("Transfer", f)
+    }
+}
+impl<T: Element, D: Driver> fmt::Debug for Download<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt("Download", f)
+    }
+}
+
+/// A copy that could not be made, with the host's memory that was given to it.
+///
+/// It turns into an [`Error`] by `?`, which drops the memory.
+pub struct Refused<P> {
+    /// What was given to the copy. `None` if the device may still use it, because the driver failed behind the copy: then
+    /// it is never dropped.
+    pub host: Option<P>,
+    /// Why.
+    pub error: Error,
+}
+
+impl<P> Refused<P> {
+    pub(super) fn unused(host: P, error: impl Into<Error>) -> Refused<P> {
+        Refused { host: Some(host), error: error.into() }
+    }
+}
+impl<P> fmt::Debug for Refused<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+impl<P> fmt::Display for Refused<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+impl<P> std::error::Error for Refused<P> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+impl<P> From<Refused<P>> for Error {
+    fn from(refused: Refused<P>) -> Error {
+        refused.error
+    }
+}
+
+/// Runs a copy that uses `host` on the device's own account. Whatever becomes of it, a panic included, `host` is not
+/// dropped before the device is done with it.
+fn fly<P: StableSource, D: Driver>(
+    host: P,
+    stream: &Stream<D>,
+    copy: impl FnOnce(&P) -> Result<Queued<D>, Error>,
+) -> Result<Flight<P, D>, Refused<P>> {
+    let host = ManuallyDrop::new(host);
+    let queued = copy(&host);
+    let event = match queued {
+        Err(error) => return Err(Refused::unused(ManuallyDrop::into_inner(host), error)),
+        Ok(queued) => queued.event,
+    };
+    match event {
+        Ok(event) => {
+            let keeper = Arc::clone(stream.keeper());
+            Ok(Flight { host: Some(ManuallyDrop::into_inner(host)), event, keeper })
+        }
+        // It is queued, and no event says when it is done: waiting for the whole stream does, or nothing.
+        Err(error) => match stream.synchronize() {
+            Ok(()) => Err(Refused::unused(ManuallyDrop::into_inner(host), error)),
+            Err(_) => Err(Refused { host: None, error }),
+        },
+    }
+}
+
+impl<P: StableSource, D: Driver> Transfer<P, D> {
+    pub(super) fn fly(
+        source: P,
+        stream: &Stream<D>,
+        copy: impl FnOnce(&P) -> Result<Queued<D>, Error>,
+    ) -> Result<Transfer<P, D>, Refused<P>> {
+        fly(source, stream, copy).map(Transfer)
+    }
+    /// Nothing to copy.
+    pub(super) fn of_nothing(source: P, stream: &Stream<D>) -> Transfer<P, D> {
+        Transfer(Flight { host: Some(source), event: None, keeper: Arc::clone(stream.keeper()) })
+    }
+}
+
+impl<T: Element, D: Driver> Download<T, D> {
+    pub(super) fn fly(
+        target: PinnedArray<T, D>,
+        stream: &Stream<D>,
+        copy: impl FnOnce(&PinnedArray<T, D>) -> Result<Queued<D>, Error>,
+    ) -> Result<Download<T, D>, Refused<PinnedArray<T, D>>> {
+        fly(target, stream, copy).map(Download)
+    }
+    /// Nothing to copy.
+    pub(super) fn of_nothing(target: PinnedArray<T, D>, stream: &Stream<D>) -> Download<T, D> {
+        Download(Flight { host: Some(target), event: None, keeper: Arc::clone(stream.keeper()) })
+    }
+}

@@ -1,0 +1,292 @@
+//! The house keeps its walls: who may import whom, where unsafe code may live, how long a file may grow, and that every
+//! path the documents name is there.
+//!
+//! The table below is DESIGN.md's. A wall may be moved: change the table in the same commit, and say why there.
+
+mod house;
+
+use house::{code_only, is_word, read, root, rust_files};
+use std::fmt;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Each room and the rooms it may use, itself apart.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("units", &[]),
+    ("sync", &[]),
+    // Planted bugs, reached by the front door's two macros: a cellar, absent from ordinary builds.
+    ("mutant", &[]),
+    ("error", &["units", "report"]),
+    ("report", &["units"]),
+    ("trace", &["units", "error", "sync"]),
+    ("driver", &["units", "error", "sync", "report"]),
+    ("heap", &["units", "report"]),
+    ("order", &["units"]),
+    ("allocator", &["units", "error", "sync", "report", "trace", "driver", "heap", "order"]),
+    ("array", &["allocator", "driver", "units", "error"]),
+    ("kernel", &["array", "allocator", "driver", "units", "error"]),
+    ("transfer", &["array", "allocator", "driver", "units", "error"]),
+    ("feed", &["transfer", "kernel", "array", "allocator", "driver", "units", "error"]),
+    ("replay", &["allocator", "driver", "trace", "report", "units", "error", "sync"]),
+];
+
+/// Where `allow(unsafe_code)` may stand.
+const UNSAFE_ROOMS: &[&str] = &[
+    "src/driver/",
+    "src/sync/quick.rs",
+    "src/allocator/raw.rs",
+    "src/allocator/scrub.rs",
+    "src/allocator/share.rs",
+    "src/array",
+    "src/transfer",
+    "src/kernel",
+    "plug/src/",
+];
+
+/// The longest file in `src`, in lines. About 500 is the habit; past this a second idea has moved in.
+const LONGEST: usize = 700;
+
+/// Documents whose paths must exist, and what a path in them begins with.
+const DOCUMENTS: &[&str] = &["DESIGN.md", "README.md", "CONTRIBUTING.md"];
+const PATH_PREFIXES: &[&str] =
+    &["src/", "tests/", "cli/", "benches/", ".ci/", "kernels/", "examples/", "fuzz/", "plug/"];
+
+/// One import that the table does not allow.
+#[derive(PartialEq, Eq)]
+struct Arrow {
+    file: PathBuf,
+    line: usize,
+    from: String,
+    to: String,
+}
+
+impl fmt::Display for Arrow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} {} -> {}", self.file.display(), self.line, self.from, self.to)
+    }
+}
+
+/// The code of a file without its tests: each item behind `#[cfg(test)]` is blanked, lines stay where they were.
+fn without_tests(source: &str) -> String {
+    let mut code = code_only(source);
+    while let Some(start) = code.find("#[cfg(test)]") {
+        let item = &code[start..];
+        // The item ends with its braces, or with a semicolon before any.
+        let (mut depth, mut end) = (0_usize, item.len());
+        for (i, c) in item.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 && (c == '}' || c == ';') {
+                end = i + 1;
+                break;
+            }
+        }
+        let blank: String = item[..end].chars().map(|c| if c == '\n' { '\n' } else { ' ' }).collect();
+        code.replace_range(start..start + end, &blank);
+    }
+    code
+}
+
+/// What follows `crate::`: one name, or the first names of a group in braces; each with its offset.
+fn names_after(path: &str) -> Vec<(usize, String)> {
+    let name_at = |start: usize| {
+        let start = start + path[start..].len() - path[start..].trim_start().len();
+        (start, path[start..].chars().take_while(|&c| is_word(c)).collect::<String>())
+    };
+    if !path.trim_start().starts_with('{') {
+        return vec![name_at(0)];
+    }
+    let (mut names, mut depth) = (Vec::new(), 0);
+    for (i, c) in path.char_indices() {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        if depth == 1 && (c == '{' || c == ',') {
+            names.push(name_at(i + 1));
+        } else if depth == 0 && c == '}' {
+            break;
+        }
+    }
+    names.retain(|(_, n)| !n.is_empty());
+    names
+}
+
+/// The rooms that a file names by `crate::` paths, or by `super::` paths that climb out of its room, with lines.
+fn rooms_named(file: &Path, source: &str) -> Vec<(usize, String)> {
+    let code = without_tests(source);
+    let in_src = file.strip_prefix("src").unwrap_or(file);
+    // How many `super::` lead from this file to the crate's root: heap.rs and heap/mod.rs one, heap/bins.rs two.
+    let climb = in_src.components().count() - usize::from(in_src.ends_with("mod.rs"));
+    let up = "super::".repeat(climb);
+    let mut named = Vec::new();
+    for (prefix, by_super) in [("crate::", false), (up.as_str(), true)] {
+        for (at, _) in code.match_indices(prefix) {
+            let before = &code[..at];
+            if before.ends_with(is_word) || (by_super && before.ends_with("::")) {
+                continue;
+            }
+            let start = at + prefix.len();
+            for (offset, name) in names_after(&code[start..]) {
+                if !by_super || MAY_USE.iter().any(|(room, _)| *room == name) {
+                    named.push((code[..start + offset].matches('\n').count() + 1, name));
+                }
+            }
+        }
+    }
+    named.sort_by_key(|(line, _)| *line);
+    named
+}
+
+/// The room of a file in `src`, and none for the front door.
+fn room_of(file: &Path) -> Option<String> {
+    let first = file.strip_prefix("src").ok()?.components().next()?;
+    let name = Path::new(first.as_os_str()).file_stem()?.to_str()?.to_owned();
+    (name != "lib").then_some(name)
+}
+
+/// The arrows of one file that the table does not allow.
+fn offending_arrows(file: &Path, source: &str) -> Vec<Arrow> {
+    let Some(from) = room_of(file) else { return Vec::new() };
+    let arrow = |line, to: String| Arrow { file: file.to_path_buf(), line, from: from.clone(), to };
+    let Some((_, allowed)) = MAY_USE.iter().find(|(room, _)| *room == from) else {
+        return vec![arrow(1, "(a room that the table in tests/architecture.rs does not know)".into())];
+    };
+    rooms_named(file, source)
+        .into_iter()
+        .filter(|(_, to)| *to != from && !allowed.contains(&to.as_str()))
+        .map(|(line, to)| arrow(line, to))
+        .collect()
+}
+
+/// Sources of the library that are not tests.
+fn library() -> Vec<PathBuf> {
+    rust_files(&["src"]).into_iter().filter(|f| !f.ends_with("tests.rs")).collect()
+}
+
+fn assert_none<T: fmt::Display>(what: &str, found: &[T]) {
+    let list: Vec<String> = found.iter().map(|f| format!("  {f}")).collect();
+    assert!(found.is_empty(), "{what}:\n{}\n", list.join("\n"));
+}
+
+#[test]
+fn rooms_import_only_what_the_table_allows() {
+    let files = library();
+    assert!(files.iter().any(|f| f.ends_with("driver/mod.rs")), "the sources are not where this test looks");
+    let arrows: Vec<Arrow> = files.iter().flat_map(|f| offending_arrows(f, &read(f))).collect();
+    assert_none(
+        "imports that the table does not allow (name the room a thing lives in, not its re-export at the root)",
+        &arrows,
+    );
+}
+
+#[test]
+fn unsafe_code_is_allowed_in_its_rooms_only() {
+    let outside = |f: &&PathBuf| !UNSAFE_ROOMS.iter().any(|room| f.to_str().unwrap().starts_with(room));
+    let mut files = library();
+    files.extend(rust_files(&["cli/src", "plug/src"]));
+    let found: Vec<_> =
+        files.iter().filter(outside).filter(|f| opens_unsafe(&read(f))).map(|f| f.display()).collect();
+    assert_none("files that allow unsafe_code outside its rooms", &found);
+    assert!(
+        opens_unsafe(&read("src/driver/mod.rs")),
+        "the search finds no `allow(unsafe_code` where there is one"
+    );
+}
+
+/// Whether a lint attribute other than `deny` or `forbid` names `unsafe_code`.
+fn opens_unsafe(source: &str) -> bool {
+    let code: String = without_tests(source).split_whitespace().collect();
+    code.match_indices("unsafe_code").any(|(at, _)| {
+        let attribute = code[..at].rfind("#[").max(code[..at].rfind("#![")).map_or("", |i| &code[i..at]);
+        ["allow(", "expect(", "warn("].iter().any(|level| attribute.contains(level))
+    })
+}
+
+#[test]
+fn files_stay_short() {
+    let long: Vec<String> = rust_files(&["src"])
+        .iter()
+        .map(|f| (f, read(f).lines().count()))
+        .filter(|&(_, lines)| lines > LONGEST)
+        .map(|(f, lines)| format!("{}: {lines} lines", f.display()))
+        .collect();
+    assert_none(&format!("files longer than {LONGEST} lines: which second idea has moved in?"), &long);
+}
+
+/// The paths in backticks, cut at what may follow one: a space, a line number, an item.
+fn paths_named(markdown: &str) -> Vec<String> {
+    let mut in_code = false;
+    let prose = markdown.lines().filter(|l| {
+        let fence = l.trim_start().starts_with("```");
+        in_code ^= fence;
+        !in_code && !fence
+    });
+    prose
+        .flat_map(|l| l.split('`').skip(1).step_by(2))
+        .filter(|p| PATH_PREFIXES.iter().any(|prefix| p.starts_with(prefix)))
+        .map(|p| p.split([' ', ':', '#']).next().unwrap_or(p).to_owned())
+        .collect()
+}
+
+#[test]
+fn every_path_that_the_documents_name_exists() {
+    let mut missing = Vec::new();
+    for document in DOCUMENTS {
+        if !root().join(document).exists() {
+            // Past the test harness, which shows what a passing test prints to nobody.
+            let _ = writeln!(std::io::stderr(), "{document} is not written yet: its paths were not checked");
+            continue;
+        }
+        let gone = paths_named(&read(document)).into_iter().filter(|p| !root().join(p).exists());
+        missing.extend(gone.map(|p| format!("{document}: {p}")));
+    }
+    assert_none("paths that are not there (spell every path out: no `*`, no `{a,b}`)", &missing);
+}
+
+#[test]
+fn a_planted_import_is_reported() {
+    let source = r##"
+//! crate::order in a comment, and "crate::order" quoted in one.
+use crate::units::Addr;
+use crate::{
+    report::{bytes, Report},
+    driver::{sim::{self, Sim}, Driver},
+    heap::chunk,
+};
+/* crate::trace /* nested */ crate::trace */
+const TEXT: &str = "crate::trace \" crate::trace";
+const RAW: &str = r#"crate::trace"#;
+fn inline<'a>(quote: char) -> bool { quote == '"' && crate::order::CLOCK == 'a' }
+#[cfg(test)]
+mod tests {
+    use crate::allocator::Allocator;
+}
+pub(in crate::heap) fn climbs() { super::super::sync::assert_unlocked(super::units_of_heap()) }
+fn through_the_front_door() -> crate::Error { todo() }
+"##;
+    let found = |file: &str| -> Vec<String> {
+        offending_arrows(Path::new(file), source).iter().map(ToString::to_string).collect()
+    };
+    let expected = [
+        "src/heap/bins.rs:6 heap -> driver",
+        "src/heap/bins.rs:12 heap -> order",
+        "src/heap/bins.rs:17 heap -> sync",
+        "src/heap/bins.rs:18 heap -> Error",
+    ];
+    assert_eq!(found("src/heap/bins.rs"), expected);
+    assert_eq!(found("src/order/clock.rs").len(), 6, "report, driver, heap twice, Error, sync");
+    assert_eq!(found("src/lib.rs"), [""; 0], "the front door may name every room");
+    assert!(found("src/attic.rs")[0].contains("does not know"));
+}
+
+#[test]
+fn a_planted_permission_and_a_planted_path_are_reported() {
+    assert!(opens_unsafe("#![allow(\n    clippy::pedantic,\n    unsafe_code\n)]"));
+    assert!(opens_unsafe("#[cfg_attr(not(loom), expect(unsafe_code, reason = \"so\"))] fn f() {}"));
+    assert!(!opens_unsafe(
+        "#![deny(unsafe_code)]\n// #[allow(unsafe_code)]\n#[cfg(test)]\n#[allow(unsafe_code)]\nmod t {}"
+    ));
+    let text = "See `src/heap/bins.rs:12`, `tests/rows.rs::ids`, `.ci/run fmt` and `cargo test`.\n```\n`src/no.rs`\n```\n";
+    assert_eq!(paths_named(text), ["src/heap/bins.rs", "tests/rows.rs", ".ci/run"]);
+}

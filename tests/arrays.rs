@@ -1,0 +1,297 @@
+//! Random programs of arrays, views, copies, kernels, drops and forgotten tokens over several streams. Whatever streams they name,
+//! the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
+//! inserted are counted. What holds on every device is in `tests/suite/arrays.rs`.
+
+use millpond::driver::sim::{Schedule, Sim};
+use millpond::transfer::Part;
+use millpond::units::GIB;
+use millpond::{
+    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Transfer, kernel,
+};
+use proptest::prelude::*;
+use std::mem::ManuallyDrop;
+
+const STREAMS: usize = 3;
+/// Elements of an array.
+const LEN: usize = 512;
+
+/// One step. Numbers choose among what there is at the time.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// A new array on a stream, of zeroes.
+    New {
+        on: usize,
+    },
+    Fill {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+        value: u8,
+    },
+    Upload {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+        value: u8,
+    },
+    /// From one array into another.
+    Copy {
+        what: usize,
+        from: usize,
+        on: usize,
+        part: (usize, usize),
+    },
+    /// A kernel of the house's on a part.
+    Launch {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+        value: u8,
+    },
+    /// A kernel that picks elements of one array for another, by indices in an array of the stream's.
+    Gather {
+        what: usize,
+        from: usize,
+        on: usize,
+        value: u8,
+    },
+    /// From one half of an array into the other.
+    Fold {
+        what: usize,
+        on: usize,
+    },
+    Download {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+    },
+    /// A token ends: waited for, dropped, forgotten.
+    End {
+        what: usize,
+        how: usize,
+    },
+    Drop {
+        what: usize,
+    },
+    Synchronize {
+        on: usize,
+    },
+    /// The device runs something.
+    Advance {
+        on: usize,
+    },
+}
+
+fn step(whole_only: bool) -> impl Strategy<Value = Step> {
+    let part = if whole_only {
+        Just((0, LEN)).boxed()
+    } else {
+        prop_oneof![Just((0, LEN)), (0..LEN, 0..LEN).prop_map(|(a, b)| (a.min(b), a.max(b))),].boxed()
+    };
+    let (what, on) = (0..16_usize, 0..STREAMS);
+    let writes = prop_oneof![
+        (what.clone(), on.clone(), part.clone(), any::<u8>())
+            .prop_map(|(what, on, part, value)| Step::Fill { what, on, part, value }),
+        (what.clone(), on.clone(), part.clone(), any::<u8>())
+            .prop_map(|(what, on, part, value)| Step::Launch { what, on, part, value }),
+        (what.clone(), what.clone(), on.clone(), any::<u8>())
+            .prop_map(|(what, from, on, value)| Step::Gather { what, from, on, value }),
+    ];
+    prop_oneof![
+        3 => on.clone().prop_map(|on| Step::New { on }),
+        9 => writes,
+        3 => (what.clone(), on.clone(), part.clone(), any::<u8>())
+            .prop_map(|(what, on, part, value)| Step::Upload { what, on, part, value }),
+        3 => (what.clone(), what.clone(), on.clone(), part.clone())
+            .prop_map(|(what, from, on, part)| Step::Copy { what, from, on, part }),
+        u32::from(!whole_only) => (what.clone(), on.clone()).prop_map(|(what, on)| Step::Fold { what, on }),
+        3 => (what.clone(), on.clone(), part).prop_map(|(what, on, part)| Step::Download { what, on, part }),
+        3 => (what.clone(), 0..8_usize).prop_map(|(what, how)| Step::End { what, how }),
+        2 => what.prop_map(|what| Step::Drop { what }),
+        1 => on.clone().prop_map(|on| Step::Synchronize { on }),
+        2 => on.prop_map(|on| Step::Advance { on }),
+    ]
+}
+
+type Pinned = PinnedArray<u8, Sim>;
+
+/// A token, and what it must bring.
+enum Token {
+    Up(Transfer<Part<Pinned>, Sim>, u8),
+    Down(Download<u8, Sim>, Vec<u8>),
+}
+
+impl Token {
+    fn check(up: &[u8], value: u8) {
+        assert!(up.iter().all(|&v| v == value), "the source is as it was");
+    }
+    fn end(self, how: usize, forgotten: &mut Vec<ManuallyDrop<Token>>) {
+        match (how, self) {
+            (0..3, Token::Up(t, value)) => Token::check(&t.wait().unwrap(), value),
+            (0..3, Token::Down(t, expected)) => assert!(t.wait().unwrap()[..] == expected[..]),
+            (3, Token::Up(t, value)) => {
+                if let Ok(source) = t.try_into_inner() {
+                    Token::check(&source, value);
+                }
+            }
+            (3, Token::Down(t, expected)) => {
+                if let Ok(data) = t.try_into_inner() {
+                    assert!(data[..] == expected[..]);
+                }
+            }
+            // Forgotten while the program runs; found again at its end, so that leaks can be told from losses.
+            (4, token) => forgotten.push(ManuallyDrop::new(token)),
+            (_, token) => drop(token),
+        }
+    }
+}
+
+/// The arrays of a program, each beside what it holds if everything is done in order.
+struct Machine {
+    sim: Sim,
+    gpu: Allocator<Sim>,
+    streams: Vec<Stream<Sim>>,
+    /// One a stream, as long as an array has elements.
+    indices: Vec<DeviceArray<u32, Sim>>,
+    arrays: Vec<(DeviceArray<u8, Sim>, Vec<u8>)>,
+    tokens: Vec<Token>,
+    forgotten: Vec<ManuallyDrop<Token>>,
+}
+
+impl Machine {
+    fn new(schedule: Schedule) -> Machine {
+        let sim = Sim::new(GIB).schedule(schedule);
+        // Room for few arrays, so that bytes are used again soon, and by other streams.
+        let config = Config::default()
+            .growth(Growth::Exact)
+            .limit(Limit::Bytes((24 + 4 * STREAMS as u64) * LEN as u64));
+        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        let streams: Vec<_> = (0..STREAMS).map(|_| gpu.stream().unwrap()).collect();
+        let indices = streams.iter().map(|s| gpu.uninit(LEN, s).unwrap()).collect();
+        Machine { sim, gpu, streams, indices, arrays: Vec::new(), tokens: Vec::new(), forgotten: Vec::new() }
+    }
+
+    fn step(&mut self, step: Step) {
+        let Machine { sim, gpu, streams, indices, arrays, tokens, forgotten } = self;
+        let n = arrays.len();
+        match step {
+            Step::New { on } => {
+                if n < 8 {
+                    arrays.push((gpu.zeros(LEN, &streams[on]).unwrap(), vec![0; LEN]));
+                }
+            }
+            Step::End { what, how } => {
+                if !tokens.is_empty() {
+                    tokens.swap_remove(what % tokens.len()).end(how, forgotten);
+                }
+            }
+            Step::Synchronize { on } => streams[on].synchronize().unwrap(),
+            Step::Advance { on } => drop(sim.advance(streams[on].native()).unwrap()),
+            _ if n == 0 => {}
+            Step::Fill { what, on, part: (a, b), value } => {
+                let (x, model) = &mut arrays[what % n];
+                if (a, b) == (0, LEN) {
+                    x.fill_bytes(value, &streams[on]).unwrap();
+                } else {
+                    x.slice_mut(a..b).fill_bytes(value, &streams[on]).unwrap();
+                }
+                model[a..b].fill(value);
+            }
+            Step::Upload { what, on, part: (a, b), value } => {
+                let (x, model) = &mut arrays[what % n];
+                let mut host = gpu.pinned_uninit::<u8>(b - a).unwrap();
+                host.fill(value);
+                let mut target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
+                tokens.push(Token::Up(target.copy_from(Part::new(host, ..), &streams[on]).unwrap(), value));
+                model[a..b].fill(value);
+            }
+            Step::Copy { what, from, on, part: (a, b) } => {
+                let (what, from) = (what % n, from % n);
+                if let Ok([(x, to), (y, from)]) = arrays.get_disjoint_mut([what, from]) {
+                    let mut target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
+                    target.copy_from_device(y.slice(a..b), &streams[on]).unwrap();
+                    to[a..b].copy_from_slice(&from[a..b]);
+                }
+            }
+            Step::Launch { what, on, part: (a, b), value } => {
+                let (x, model) = &mut arrays[what % n];
+                let target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
+                kernel::fill(target, value, &streams[on]).unwrap();
+                model[a..b].fill(value);
+            }
+            Step::Gather { what, from, on, value } => {
+                let (what, from) = (what % n, from % n);
+                if let Ok([(x, to), (y, from)]) = arrays.get_disjoint_mut([what, from]) {
+                    // Every element but a few, beginning somewhere.
+                    let at = &mut indices[on];
+                    kernel::iota(&mut *at, value.into(), 1, &streams[on]).unwrap();
+                    kernel::gather(&*y, &*at, &mut *x, &streams[on]).unwrap();
+                    let picked = LEN - usize::from(value);
+                    to[..picked].copy_from_slice(&from[LEN - picked..]);
+                }
+            }
+            Step::Fold { what, on } => {
+                let (x, model) = &mut arrays[what % n];
+                let (mut low, high) = x.split_at_mut(LEN / 2);
+                low.copy_from_device(high.view(), &streams[on]).unwrap();
+                model.copy_within(LEN / 2.., 0);
+            }
+            Step::Download { what, on, part: (a, b) } => {
+                let (x, model) = &arrays[what % n];
+                let down = x.slice(a..b).to_pinned(&streams[on]).unwrap();
+                tokens.push(Token::Down(down, model[a..b].to_vec()));
+            }
+            Step::Drop { what } => drop(arrays.swap_remove(what % n)),
+        }
+    }
+
+    /// Everything is read once more, and judged. How many waits there were, and how many nobody needed.
+    fn finish(mut self) -> (u64, u64) {
+        for token in self.tokens {
+            token.end(0, &mut self.forgotten);
+        }
+        for (x, model) in &self.arrays {
+            assert!(x.to_vec(&self.streams[0]).unwrap() == *model);
+        }
+        for token in self.forgotten {
+            drop(ManuallyDrop::into_inner(token));
+        }
+        self.gpu.check();
+        drop((self.arrays, self.indices, self.streams, self.gpu));
+        let tally = self.sim.verdict().unwrap_or_else(|v| panic!("{v}"));
+        assert_eq!(tally.waits_implied, 0, "a wait for what the stream came after already");
+        assert!(self.sim.leaks().is_empty(), "{:?}", self.sim.leaks());
+        (tally.waits, tally.waits_beyond_need)
+    }
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    prop_oneof![Just(Schedule::Latest), any::<u64>().prop_map(Schedule::Random), Just(Schedule::Earliest)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_program_comes_to_what_it_comes_to_in_order(
+        schedule in schedule(),
+        steps in proptest::collection::vec(step(false), 1..120),
+    ) {
+        let mut machine = Machine::new(schedule);
+        for step in steps {
+            machine.step(step);
+        }
+        machine.finish();
+    }
+
+    /// Without parts, which wait for each other needlessly, nearly every wait was needed.
+    #[test]
+    fn no_wait_is_inserted_that_nobody_needs(steps in proptest::collection::vec(step(true), 60..120)) {
+        let mut machine = Machine::new(Schedule::Latest);
+        for step in steps {
+            machine.step(step);
+        }
+        let (waits, beyond) = machine.finish();
+        prop_assert!(beyond * 20 <= waits, "{beyond} of {waits} waits were beyond need");
+    }
+}

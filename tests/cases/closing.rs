@@ -1,0 +1,178 @@
+//! Streams that end: their closing marker covers every stamp there is, and nothing is stranded behind it.
+
+use super::{Case, Outcome, World, at, ensure, said};
+use millpond::driver::sim::Launch;
+use millpond::{DriverErrorKind, Trim};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "memory of a closed pool", kills: &["z7"], run: memory_of_a_closed_pool },
+    Case { name: "a launch behind the stream's end", kills: &["z28"], run: launch_behind_the_end },
+    Case { name: "a drain while a pool closes", kills: &["z37"], run: drain_while_closing },
+    Case { name: "a close before the seal", kills: &["z38"], run: close_before_the_seal },
+    Case { name: "a close while a marker is made", kills: &["z39"], run: close_while_marking },
+    Case {
+        name: "a range that is not complete in a closed pool",
+        kills: &["closed-admits"],
+        run: closed_admits,
+    },
+    Case {
+        name: "the closing marker is kept",
+        kills: &["markers-retired-early"],
+        run: closing_marker_is_kept,
+    },
+    Case { name: "a closed line is kept", kills: &["line-retired-early"], run: closed_line_is_kept },
+    Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
+    Case { name: "a context marker that fails", kills: &["context-due-lost"], run: context_marker_fails },
+];
+
+/// s is gone, its work is not.
+fn memory_of_a_closed_pool() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    w.written_and_freed(4, &s)?;
+    drop(s);
+    let y = w.claim(4, &t)?;
+    drop((y, t));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// The last `Stream` of an adopted stream is dropped while a use is open on it; then its owner launches that use.
+fn launch_behind_the_end() -> Outcome {
+    let w = World::at(4);
+    let s = w.stream();
+    let native = w.sim.stream().map_err(said)?;
+    let t = w.gpu.adopt(native.clone()).map_err(said)?;
+    let x = w.claim(4, &s)?;
+    t.wait_stream(&s).map_err(said)?;
+    x.record_use(&t).map_err(said)?;
+    drop(t);
+    let launch = Launch::new("late").writes(x.address(), x.len()).tag(x.id().expect("bytes"));
+    w.sim.launch(&native, launch).map_err(said)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((y, s, native));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// While s closes, a trim drains its pool: a range that is ordered and not complete may not enter any more.
+fn drain_while_closing() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(x);
+    s.wait_stream(&t).map_err(said)?;
+    let gpu = w.gpu.clone();
+    at("closing", 1, move || {
+        gpu.trim(Trim::All).expect("a trim");
+    });
+    drop(s);
+    w.whole_limit()?;
+    w.all_back()?;
+    drop(t);
+    w.end()
+}
+
+/// t is gone but for the use that a free is about to seal: it may close only behind the seal.
+fn close_before_the_seal() -> Outcome {
+    let w = World::at(4);
+    let [s, t, u] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(t);
+    at("unsealed", 1, move || drop(u.record().expect("a marker")));
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((y, s));
+    w.whole_limit()?;
+    w.all_back()?;
+    w.end()
+}
+
+/// t needs a marker of s; while it is made, the last `Stream` of s is dropped.
+fn close_while_marking() -> Outcome {
+    let w = World::hasty(4);
+    let [s, t] = w.streams();
+    w.written_and_freed(4, &s)?;
+    at("numbered", 1, move || drop(s));
+    let y = w.claim(4, &t)?;
+    drop((y, t));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// s is closed and still reads what t has done with: the range stays in flight until s is complete.
+fn closed_admits() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    w.read(&x, &s)?;
+    drop(x);
+    t.synchronize().map_err(said)?;
+    drop(s);
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let in_flight = w.gpu.report().total.in_flight;
+    ensure!(in_flight > 0, "a closed pool took in what is not complete");
+    w.whole_limit()?;
+    w.all_back()?;
+    drop(t);
+    w.end()
+}
+
+/// An older marker of a closed stream completes: the closing marker is not complete by that.
+fn closing_marker_is_kept() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.alloc(4, &s)?;
+    let early = s.record().map_err(said)?;
+    w.write(&x, &s)?;
+    drop(x);
+    drop(s);
+    early.synchronize(Duration::from_secs(1)).map_err(said)?;
+    let y = w.claim(4, &t)?;
+    drop((early, y, t));
+    w.end()
+}
+
+/// Closed is not complete: the line stays known.
+fn closed_line_is_kept() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    w.written_and_freed(4, &s)?;
+    drop(s);
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let y = w.claim(4, &t)?;
+    drop((y, t));
+    w.end()
+}
+
+/// t is dropped before the free of a block that it uses: with that free it can go.
+fn ends_with_last_use() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(t);
+    ensure!(w.sim.ledger().streams == 2, "a use is open on t: it has to stay");
+    drop(x);
+    w.gpu.trim(Trim::All).map_err(said)?;
+    ensure!(w.sim.ledger().streams == 1, "nothing needs t any more and it is still there");
+    drop(s);
+    w.end()
+}
+
+/// The context could not be marked at a `free_unknown`: it is marked later.
+fn context_marker_fails() -> Outcome {
+    let w = World::at(4);
+    let s = w.stream();
+    let x = w.claim(4, &s)?;
+    w.sim.fail(millpond::driver::sim::Call::CtxRecordEvent, 1, DriverErrorKind::Other);
+    x.free_unknown();
+    w.all_back()?;
+    drop(s);
+    w.end()
+}

@@ -1,0 +1,124 @@
+//! The miss ladder: growth, trims, and who may be made to wait.
+
+use super::{Case, Outcome, World, ensure, said};
+use millpond::driver::sim::Call;
+use millpond::units::MIB;
+use millpond::{Config, DriverErrorKind, Limit, Trim};
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "a segment in use is kept", kills: &["z13"], run: segment_in_use },
+    Case { name: "a growth down to the request", kills: &["z15"], run: growth_shrinks },
+    Case { name: "a refused growth", kills: &["unclaim-forgotten"], run: refused_growth },
+    Case { name: "a trim of idle pools", kills: &["z40"], run: trim_of_idle_pools },
+    Case { name: "a trim waits for nothing", kills: &["trim-pending"], run: trim_waits_for_nothing },
+    Case { name: "deterministic, and given back", kills: &[], run: deterministic_goes_back },
+    Case { name: "known complete, and drained", kills: &[], run: known_complete_is_drained },
+    Case { name: "independent streams", kills: &["independent-waits"], run: independent },
+];
+
+/// Half a segment is free and complete: a trim leaves it.
+fn segment_in_use() -> Outcome {
+    let w = World::new(Config::default());
+    let s = w.stream();
+    let (x, y) = (w.claim(4, &s)?, w.claim(4, &s)?);
+    drop(x);
+    w.gpu.synchronize().map_err(said)?;
+    w.gpu.trim(Trim::All).map_err(said)?;
+    w.read(&y, &s)?;
+    drop((y, s));
+    w.all_back()?;
+    w.end()
+}
+
+/// Room for the request and not for the segment one would like: the request is served.
+fn growth_shrinks() -> Outcome {
+    let w = World::new(Config::default().limit(Limit::Bytes(5 * MIB)));
+    let s = w.stream();
+    let x = w.claim(5, &s)?;
+    drop((x, s));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// The device refused once: the room under the limit is there for the next try.
+fn refused_growth() -> Outcome {
+    let w = World::at(4);
+    let s = w.stream();
+    w.sim.fail(Call::MemAlloc, 1, DriverErrorKind::OutOfMemory);
+    // The ladder may ask the device again, or leave that to the next request.
+    drop(w.alloc(4, &s));
+    w.gpu.check();
+    let x = w.claim(4, &s)?;
+    drop((x, s));
+    w.end()
+}
+
+/// What an idle stream's pool has in flight is complete some time, though nobody allocates there.
+fn trim_of_idle_pools() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(x);
+    w.all_back()?;
+    drop((s, t));
+    w.end()
+}
+
+/// Freed and still written: a trim lets it be.
+fn trim_waits_for_nothing() -> Outcome {
+    let w = World::at(4);
+    let s = w.stream();
+    w.written_and_freed(4, &s)?;
+    let before = w.sim.ledger().host_waits;
+    let trimmed = w.gpu.trim(Trim::All).map_err(said)?;
+    ensure!(trimmed.bytes == 0, "a trim gave back what is still written");
+    ensure!(w.sim.ledger().host_waits == before, "a trim waited for the device");
+    drop(s);
+    w.all_back()?;
+    w.end()
+}
+
+/// Neither is an independent stream waited for, nor made to wait.
+fn independent() -> Outcome {
+    for borrower in [false, true] {
+        let w = World::hasty(4);
+        let [s, t] = w.streams();
+        if borrower { &t } else { &s }.set_independent(true);
+        w.written_and_freed(4, &s)?;
+        ensure!(w.alloc(4, &t).is_err(), "an independent stream's memory was lent behind a wait");
+        w.gpu.synchronize().map_err(said)?;
+        let y = w.claim(4, &t)?;
+        drop((y, s, t));
+        w.end()?;
+    }
+    Ok(())
+}
+
+/// In deterministic mode too, what is complete by a wait of the caller's goes back, ranges that were in flight included.
+fn deterministic_goes_back() -> Outcome {
+    let w = World::new(World::config(4).deterministic(true));
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(x);
+    w.gpu.synchronize().map_err(said)?;
+    let trimmed = w.gpu.trim(Trim::All).map_err(said)?;
+    ensure!(trimmed.bytes == 4 * MIB, "{} bytes went back after a synchronize", trimmed.bytes);
+    drop((s, t));
+    w.end()
+}
+
+/// A foreign use is known complete and its range still in flight, in a pool where nobody allocates: when memory is out,
+/// it is drained all the same.
+fn known_complete_is_drained() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.write_on(&x, &s, &t)?;
+    drop(x);
+    t.synchronize().map_err(said)?;
+    w.whole_limit()?;
+    drop((s, t));
+    w.end()
+}

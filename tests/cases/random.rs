@@ -1,0 +1,747 @@
+//! Random programs that are correct themselves, on an allocator that is kept short of memory: few streams, a small
+//! limit, every block touched as soon as it is allocated, streams that close, faults, and threads that stand still.
+//!
+//! The simple version of "correct" would be to order every use behind everything; then no bug would ever show. So the
+//! program keeps a clock a stream and a place for every access, and puts in the one wait that a use needs, or leaves the
+//! use out. What the allocator does in order to be right stays its own business.
+
+use super::{Block, Outcome, World, at, ensure, said};
+use millpond::driver::sim::{Call, Launch, Schedule, Sim, SimStream};
+use millpond::units::{GIB, MIB};
+use millpond::{
+    Config, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream, Trim,
+};
+use std::mem::ManuallyDrop;
+use std::time::Duration;
+
+/// Operations of one program: in short ones little is known to be ordered, in long ones memory has been everywhere.
+const LENGTHS: [usize; 3] = [40, 80, 160];
+
+/// The verbs of a program; 0 is to allocate.
+const FREE: usize = 1;
+const FOREIGN: usize = 2;
+const HOME: usize = 3;
+const UNKNOWN: usize = 4;
+const REBIRTH: usize = 5;
+const WAIT: usize = 6;
+const EVENTS: usize = 7;
+const SYNC: usize = 8;
+const CLOSE: usize = 9;
+const TRIM: usize = 10;
+const FAULT: usize = 11;
+const ADVANCE: usize = 12;
+const PIN: usize = 13;
+const LATE: usize = 14;
+/// How often each is drawn, in the order of the verbs, before a seed has its preferences.
+const WEIGHTS: [usize; 15] = [30, 20, 18, 6, 2, 3, 7, 5, 5, 4, 2, 4, 6, 4, 2];
+
+/// A small seeded generator (splitmix64).
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0xD134_2543_DE82_EF95) ^ 0x5851_F42D_4C95_7F2D)
+    }
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+/// How much of each stream lies before something.
+#[derive(Clone, Default)]
+struct Clock(Vec<u32>);
+
+impl Clock {
+    fn of(&self, on: usize) -> u32 {
+        self.0.get(on).copied().unwrap_or(0)
+    }
+    fn join(&mut self, other: &Clock) {
+        self.0.resize(self.0.len().max(other.0.len()), 0);
+        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+}
+
+struct Line {
+    stream: Option<Stream<Sim>>,
+    /// Where foreign code keeps the stream that it lent us.
+    native: Option<SimStream>,
+    clock: Clock,
+}
+
+struct Live {
+    block: Block,
+    home: usize,
+    /// Every access, its allocation first: the stream, the position, whether it wrote.
+    places: Vec<(usize, u32, bool)>,
+    declared: Vec<usize>,
+}
+
+struct Run {
+    w: World,
+    dice: Dice,
+    page: u64,
+    limit: u64,
+    /// The host never waits for memory: at rest, only a trim makes the markers that are missing.
+    hasty: bool,
+    /// Faults are planted.
+    faulty: bool,
+    /// Completion is learnt from waits only.
+    deterministic: bool,
+    weights: [usize; 15],
+    lines: Vec<Line>,
+    live: Vec<Live>,
+    pinned: Vec<PinnedAllocation<Sim>>,
+    /// With what lies before each, and its stream.
+    events: Vec<(Event<Sim>, Clock, usize)>,
+    host: Clock,
+}
+
+/// Runs the program of a seed: how many operations were made, and what came of it.
+pub fn run(seed: u64) -> (usize, Outcome) {
+    let mut made = 0;
+    let outcome = super::judge(|| {
+        // What went wrong cannot always be dropped.
+        let mut run = ManuallyDrop::new(Run::new(seed));
+        for _ in 0..LENGTHS[seed as usize % 3] {
+            made += 1;
+            run.step()?;
+            // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
+            super::forget_points();
+            if let Some(v) = run.w.sim.violations().first() {
+                return Err(v.to_string());
+            }
+        }
+        run.w.gpu.check();
+        ManuallyDrop::into_inner(run).finish()
+    });
+    (made, outcome.map_err(|e| format!("seed {seed}, operation {made}: {e}")))
+}
+
+impl Run {
+    fn new(seed: u64) -> Run {
+        let mut dice = Dice::new(seed);
+        let page = *dice.of(&[4096, 64 << 10, MIB, 2 * MIB]);
+        let pages = 4 + dice.below(10) as u64;
+        let growth = if dice.one_in(2) {
+            Growth::Exact
+        } else {
+            Growth::Rounded { small: 4 * page, large: 6 * page, multiple: page }
+        };
+        let deterministic = dice.one_in(8);
+        let mut config = Config::default()
+            .limit(Limit::Bytes(pages * page))
+            .pinned_limit(2 * MIB)
+            .growth(growth)
+            .policy(if dice.one_in(3) { Policy::Footprint } else { Policy::Latency })
+            .deterministic(deterministic);
+        let hasty = !dice.one_in(3);
+        if hasty {
+            config = config.bounded_wait(Duration::ZERO);
+        }
+        let schedule = if dice.one_in(5) { Schedule::Random(seed) } else { Schedule::Latest };
+        let w = World::on(Sim::new(GIB).schedule(schedule), config);
+        let streams = 2 + dice.below(3);
+        // Programs that never do this and mostly that meet what evenly mixed ones do not.
+        let mut weights = WEIGHTS;
+        for w in &mut weights[FOREIGN..] {
+            *w *= *dice.of(&[0, 1, 1, 4]);
+        }
+        let mut run = Run {
+            w,
+            page,
+            limit: pages * page,
+            hasty,
+            faulty: dice.one_in(2),
+            deterministic,
+            dice,
+            weights,
+            lines: Vec::new(),
+            live: Vec::new(),
+            pinned: Vec::new(),
+            events: Vec::new(),
+            host: Clock::default(),
+        };
+        for _ in 0..streams {
+            run.open();
+        }
+        run
+    }
+
+    fn open(&mut self) {
+        let native = self.dice.one_in(3).then(|| self.w.sim.stream().expect("a stream"));
+        let stream = match &native {
+            Some(native) => insist(|| self.w.gpu.adopt(native.clone())).expect("a stream of ours"),
+            None => self.w.stream(),
+        };
+        self.lines.push(Line { stream: Some(stream), native, clock: Clock::default() });
+    }
+
+    /// An open stream.
+    fn any(&mut self) -> (usize, Stream<Sim>) {
+        loop {
+            let i = self.dice.below(self.lines.len());
+            if let Some(s) = &self.lines[i].stream {
+                return (i, s.clone());
+            }
+        }
+    }
+
+    fn tick(&mut self, on: usize) -> (usize, u32) {
+        let host = self.host.clone();
+        let clock = &mut self.lines[on].clock;
+        clock.join(&host);
+        if clock.0.len() <= on {
+            clock.0.resize(on + 1, 0);
+        }
+        clock.0[on] += 1;
+        (on, clock.0[on])
+    }
+
+    fn knows(&self, on: usize, place: (usize, u32, bool)) -> bool {
+        self.lines[on].clock.of(place.0).max(self.host.of(place.0)) >= place.1
+    }
+
+    /// Whether a use of the block on this stream can come after all that it conflicts with, waits put in.
+    fn order(&mut self, i: usize, on: usize, writes: bool) -> Result<bool, String> {
+        for place in self.live[i].places.clone() {
+            if self.knows(on, place) || !(writes || place.2) {
+                continue;
+            }
+            if self.lines[place.0].stream.is_none() || self.lines[on].stream.is_none() {
+                return Ok(false);
+            }
+            self.wait_stream(on, place.0)?;
+        }
+        Ok(true)
+    }
+
+    fn wait_stream(&mut self, on: usize, other: usize) -> Outcome {
+        let (Some(s), Some(o)) = (&self.lines[on].stream, &self.lines[other].stream) else { return Ok(()) };
+        insist(|| s.wait_stream(o)).map_err(said)?;
+        let known = self.lines[other].clock.clone();
+        self.lines[on].clock.join(&known);
+        Ok(())
+    }
+
+    fn launch(&mut self, i: usize, on: usize, writes: bool) -> Outcome {
+        let (address, len, id) = {
+            let b = &self.live[i].block;
+            (b.address(), b.len(), b.id().expect("bytes"))
+        };
+        let launch = Launch::new(if writes { "write" } else { "read" });
+        let launch = if writes { launch.writes(address, len) } else { launch.reads(address, len) }.tag(id);
+        let line = &self.lines[on];
+        let native = line.stream.as_ref().map(Stream::native).or(line.native.as_ref()).expect("a stream");
+        self.w.sim.launch(native, launch).map_err(said)?;
+        let (on, position) = self.tick(on);
+        self.live[i].places.push((on, position, writes));
+        Ok(())
+    }
+
+    fn step(&mut self) -> Outcome {
+        let mut at = self.dice.below(self.weights.iter().sum());
+        let verb = self.weights.iter().position(|&w| {
+            let here = at < w;
+            at = at.saturating_sub(w);
+            here
+        });
+        let block = if self.live.is_empty() { None } else { Some(self.dice.below(self.live.len())) };
+        match (verb.expect("a verb"), block) {
+            (FREE, Some(i)) => self.free(i),
+            (FOREIGN, Some(i)) => self.foreign_use(i),
+            (HOME, Some(i)) => {
+                let (home, writes) = (self.live[i].home, self.dice.one_in(2));
+                if self.lines[home].stream.is_some() && self.order(i, home, writes)? {
+                    self.launch(i, home, writes)?;
+                }
+                Ok(())
+            }
+            (UNKNOWN, Some(i)) => self.free_unknown(i),
+            (REBIRTH, _) => self.rebirth(),
+            (WAIT, _) => {
+                let ((a, _), (b, _)) = (self.any(), self.any());
+                self.wait_stream(a, b)
+            }
+            (EVENTS, _) => self.events(),
+            (SYNC, _) => self.synchronise(),
+            (CLOSE, _) => self.close(),
+            (TRIM, _) => {
+                self.w.gpu.trim(Trim::All).or_else(planted_fault)?;
+                Ok(())
+            }
+            (FAULT, _) => self.fault(),
+            (ADVANCE, _) => self.advance(),
+            (PIN, _) => self.pin(),
+            (LATE, _) => self.late_launch(),
+            _ => self.alloc(),
+        }
+    }
+
+    fn free(&mut self, i: usize) -> Outcome {
+        let gone = self.live.swap_remove(i);
+        let (home, bytes) = (gone.home, gone.block.len());
+        match gone.declared.first().copied() {
+            Some(user) if self.lines[user].stream.is_some() && self.dice.one_in(3) => {
+                // The use ends for the home stream, or for the host; the range comes back, and is shared out.
+                let (other, b) = self.any();
+                drop(gone);
+                if self.dice.one_in(2) {
+                    self.wait_stream(home, user)?;
+                } else {
+                    let s = self.lines[user].stream.clone().expect("open");
+                    insist(|| s.synchronize()).map_err(said)?;
+                    let known = self.lines[user].clock.clone();
+                    self.host.join(&known);
+                }
+                if let Some(s) = self.lines[home].stream.clone() {
+                    self.alloc_of(self.page, home, &s)?;
+                }
+                self.alloc_of(self.page, other, &b)
+            }
+            Some(user) if self.lines[user].stream.is_some() && self.dice.one_in(2) => {
+                // Another stream comes to know the home stream as it is, the home stream its user, and then the other
+                // wants the bytes.
+                let (other, b) = self.any();
+                let (s, a) = (self.lines[home].stream.clone(), self.lines[user].stream.clone());
+                if let (Some(s), Some(a)) = (s, a) {
+                    at("sealed", 1, move || {
+                        drop(insist(|| b.wait_stream(&s)));
+                        drop(insist(|| s.wait_stream(&a)));
+                    });
+                }
+                drop(gone);
+                let s = self.lines[other].stream.clone().expect("open");
+                self.alloc_of(bytes, other, &s)
+            }
+            _ => {
+                self.freeze(home, &["sealed", "unsealed", "closing"]);
+                let used = !gone.declared.is_empty();
+                drop(gone);
+                if used && self.dice.one_in(2) {
+                    // A part of it for another, a part for its home.
+                    let (other, b) = self.any();
+                    self.alloc_of(self.page, other, &b)?;
+                    if let Some(s) = self.lines[home].stream.clone() {
+                        self.alloc_of(self.page, home, &s)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn alloc(&mut self) -> Outcome {
+        let (home, s) = self.any();
+        let bytes = (1 + self.dice.below(4) as u64) * self.page;
+        if self.dice.one_in(4) {
+            self.freeze(home, &["numbered", "recorded"]);
+        } else if self.dice.one_in(6) {
+            self.end_at("numbered", home);
+        }
+        self.alloc_of(bytes, home, &s)
+    }
+
+    fn alloc_of(&mut self, bytes: u64, home: usize, s: &Stream<Sim>) -> Outcome {
+        let block = match self.w.gpu.alloc(bytes, s) {
+            Ok(block) => block,
+            // A wish may fail for want of memory; for a fault, only where one was planted.
+            Err(Error::Driver(e)) if !self.faulty => return Err(said(e)),
+            Err(_) => return Ok(()),
+        };
+        self.live.push(Live { block, home, places: Vec::new(), declared: Vec::new() });
+        self.launch(self.live.len() - 1, home, true)
+    }
+
+    /// A use on another stream: declared before or after the launch, or exact; now and then only declared.
+    fn foreign_use(&mut self, i: usize) -> Outcome {
+        let (on, s) = self.any();
+        let home = self.live[i].home;
+        let writes = self.dice.one_in(2);
+        if on == home || !self.order(i, on, writes)? {
+            return Ok(());
+        }
+        let declared = self.live[i].declared.contains(&on);
+        match self.dice.below(6) {
+            0 => {
+                insist(|| self.live[i].block.record_use(&s)).map_err(said)?;
+                self.live[i].declared.push(on);
+                Ok(())
+            }
+            1 if !declared => {
+                self.launch(i, on, writes)?;
+                let first = insist(|| s.record()).map_err(said)?;
+                self.launch(i, on, writes)?;
+                let second = insist(|| s.record()).map_err(said)?;
+                self.live[i].block.record_use_until(&second).map_err(said)?;
+                self.live[i].block.record_use_until(&first).map_err(said)?;
+                self.events.push((first, Clock::default(), on));
+                Ok(())
+            }
+            2 if !declared => {
+                self.launch(i, on, writes)?;
+                let until = insist(|| s.record()).map_err(said)?;
+                self.live[i].block.record_use_until(&until).map_err(said)
+            }
+            _ => {
+                insist(|| self.live[i].block.record_use(&s)).map_err(said)?;
+                self.live[i].declared.push(on);
+                self.launch(i, on, writes)?;
+                if !writes && self.lines[home].stream.is_some() && self.dice.one_in(2) {
+                    // The home stream reads on.
+                    if self.order(i, home, false)? {
+                        self.launch(i, home, false)?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Used by somebody who says nothing, and freed as such.
+    fn free_unknown(&mut self, i: usize) -> Outcome {
+        let (on, _) = self.any();
+        if self.order(i, on, true)? {
+            self.launch(i, on, true)?;
+        }
+        let gone = self.live.swap_remove(i);
+        if self.faulty && self.dice.one_in(2) {
+            self.w.sim.fail(Call::CtxRecordEvent, 1, DriverErrorKind::Other);
+        }
+        gone.block.free_unknown();
+        Ok(())
+    }
+
+    /// Freed and allocated again on one stream, with no marker in between, and first used on another.
+    fn rebirth(&mut self) -> Outcome {
+        let ((home, s), (on, t)) = (self.any(), self.any());
+        if home == on {
+            return Ok(());
+        }
+        let bytes = (1 + self.dice.below(3) as u64) * self.page;
+        let live = self.live.len();
+        self.alloc_of(bytes, home, &s)?;
+        if self.live.len() == live {
+            return Ok(());
+        }
+        let records = |w: &World| w.sim.ledger().calls_of(Call::EventRecord);
+        let before = records(&self.w);
+        self.launch(live, home, true)?;
+        let address = self.live.pop().expect("just allocated").block.address();
+        let Ok(block) = self.w.gpu.alloc(bytes, &s) else { return Ok(()) };
+        if block.address() != address || records(&self.w) != before {
+            return Ok(());
+        }
+        insist(|| block.share_with(&t)).map_err(said)?;
+        let known = self.lines[home].clock.clone();
+        self.lines[on].clock.join(&known);
+        self.live.push(Live { block, home, places: Vec::new(), declared: vec![on] });
+        self.launch(live, on, true)
+    }
+
+    fn events(&mut self) -> Outcome {
+        let (on, s) = self.any();
+        if self.events.len() < 4 || self.dice.one_in(2) {
+            let known = self.lines[on].clock.clone();
+            let freed = self.freeze(on, &["numbered", "recorded"]);
+            let event = insist(|| s.record()).map_err(said)?;
+            if self.events.len() >= 4 {
+                self.events.remove(0);
+            }
+            self.events.push((event, known, on));
+            return match freed {
+                Some(bytes) => self.hear_of(self.events.len() - 1, bytes),
+                None => Ok(()),
+            };
+        }
+        let e = self.dice.below(self.events.len());
+        let from = self.events[e].2;
+        if self.dice.one_in(2) && self.lines[from].stream.is_some() {
+            // What its stream learns later is not the event's.
+            let (other, _) = self.any();
+            self.wait_stream(from, other)?;
+        }
+        self.hear_of(e, self.page)
+    }
+
+    /// A stream waits for an event, or the host asks or waits; then somebody wants memory.
+    fn hear_of(&mut self, e: usize, bytes: u64) -> Outcome {
+        let (on, s) = self.any();
+        let (event, known, _) = &self.events[e];
+        let complete = match self.dice.below(6) {
+            0 => insist(|| event.is_complete()).map_err(said)?,
+            1 => insist(|| event.synchronize(Duration::from_secs(1))).is_ok(),
+            _ => {
+                insist(|| s.wait(event)).map_err(said)?;
+                let known = known.clone();
+                self.lines[on].clock.join(&known);
+                false
+            }
+        };
+        if complete {
+            self.host.join(known);
+        }
+        self.alloc_of(bytes, on, &s)
+    }
+
+    fn synchronise(&mut self) -> Outcome {
+        let (on, s) = self.any();
+        if self.dice.one_in(8) {
+            insist(|| self.w.gpu.synchronize()).map_err(said)?;
+            for line in &self.lines {
+                self.host.join(&line.clock);
+            }
+        } else {
+            let known = self.lines[on].clock.clone();
+            let freed = self.freeze(on, &["synchronised"]);
+            insist(|| s.synchronize()).map_err(said)?;
+            self.host.join(&known);
+            if let Some(bytes) = freed {
+                let (other, s) = self.any();
+                return self.alloc_of(bytes, other, &s);
+            }
+        }
+        Ok(())
+    }
+
+    /// A stream ends, and another begins.
+    fn close(&mut self) -> Outcome {
+        let (on, s) = self.any();
+        drop(s);
+        if self.dice.one_in(2) {
+            // With nothing live, its pool closes with it.
+            let gone = self.take_of(on);
+            drop(gone);
+            let (other, _) = self.any();
+            self.wait_stream(on, other)?;
+        }
+        if self.dice.one_in(2) {
+            let gpu = self.w.gpu.clone();
+            at("closing", 1, move || drop(gpu.trim(Trim::All)));
+        } else {
+            self.freeze(on, &["closing"]);
+        }
+        self.lines[on].stream = None;
+        self.open();
+        Ok(())
+    }
+
+    /// The live blocks of a stream.
+    fn take_of(&mut self, home: usize) -> Vec<Live> {
+        self.live.extract_if(.., |l| l.home == home).collect()
+    }
+
+    fn fault(&mut self) -> Outcome {
+        if !self.faulty {
+            self.w.sim.not_ready(1 + self.dice.below(3) as u32);
+            return Ok(());
+        }
+        let call = *self.dice.of(&[
+            Call::EventRecord,
+            Call::StreamWaitEvent,
+            Call::StreamWaitEvent,
+            Call::StreamWaitEvent,
+            Call::EventQuery,
+            Call::EventQuery,
+            Call::MemAlloc,
+            Call::CtxRecordEvent,
+        ]);
+        if self.dice.one_in(3) {
+            self.w.sim.not_ready(1 + self.dice.below(3) as u32);
+        } else {
+            let kind =
+                if call == Call::MemAlloc { DriverErrorKind::OutOfMemory } else { DriverErrorKind::Other };
+            self.w.sim.fail(call, 1, kind);
+            if !self.dice.one_in(3) {
+                // A wish that meets it, and the same wish again.
+                let (on, s) = self.any();
+                let bytes = (1 + self.dice.below(4) as u64) * self.page;
+                self.alloc_of(bytes, on, &s)?;
+                return self.alloc_of(bytes, on, &s);
+            }
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Outcome {
+        let (_, s) = self.any();
+        for _ in 0..=self.dice.below(6) {
+            self.w.sim.advance(s.native()).map_err(said)?;
+        }
+        Ok(())
+    }
+
+    /// Pinned blocks: written by the CPU when handed out, read by a stream, dropped.
+    fn pin(&mut self) -> Outcome {
+        if !self.pinned.is_empty() && self.dice.one_in(2) {
+            let i = self.dice.below(self.pinned.len());
+            self.pinned.swap_remove(i);
+            return Ok(());
+        }
+        let (_, s) = self.any();
+        self.pin_one(&s)?;
+        if self.dice.one_in(2) {
+            // As many as may be pinned, in flight on one stream; and the same again.
+            self.pinned.clear();
+            for _ in 0..2 {
+                self.pin_one(&s)?;
+                self.pin_one(&s)?;
+                self.pinned.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn pin_one(&mut self, s: &Stream<Sim>) -> Outcome {
+        let Ok(p) = self.w.gpu.alloc_pinned(MIB) else { return Ok(()) };
+        self.w.sim.host_writes(p.address(), p.len()).map_err(said)?;
+        let launch = || Launch::new("pinned").reads(p.address(), p.len()).tag(p.id().expect("bytes"));
+        if self.dice.one_in(2) {
+            insist(|| p.record_use(s)).map_err(said)?;
+            self.w.sim.launch(s.native(), launch()).map_err(said)?;
+        } else {
+            self.w.sim.launch(s.native(), launch()).map_err(said)?;
+            p.record_use_until(&insist(|| s.record()).map_err(said)?).map_err(said)?;
+        }
+        self.pinned.push(p);
+        Ok(())
+    }
+
+    /// Foreign code goes on with a stream that it had lent us, on a block whose use there was declared.
+    fn late_launch(&mut self) -> Outcome {
+        for i in 0..self.live.len() {
+            for on in self.live[i].declared.clone() {
+                let line = &self.lines[on];
+                let open = line.stream.is_some();
+                if (open || line.native.is_some()) && self.order(i, on, true)? {
+                    return self.launch(i, on, true);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Now and then the next operation, on a stream, is stopped on its way, and another thread goes on. What that one
+    /// orders, the program does not count on. If it frees a block of the stream: how many bytes.
+    fn freeze(&mut self, on: usize, points: &[&'static str]) -> Option<u64> {
+        if self.dice.one_in(2) {
+            return None;
+        }
+        let point = *self.dice.of(points);
+        // There the stopped thread holds its pool's lock: nobody may want one.
+        let locked = matches!(point, "sealed" | "unsealed");
+        let ((_, a), (_, b)) = (self.any(), self.any());
+        let gpu = self.w.gpu.clone();
+        let at_home = |l: &Live| l.home == on && l.places.iter().all(|p| p.0 == l.home);
+        let mine = (0..self.live.len()).find(|&i| at_home(&self.live[i]));
+        let here = self.lines[on].stream.clone();
+        match (self.dice.below(if locked { 2 } else { 6 }), mine, here) {
+            (0, _, Some(s)) => at(point, 1, move || {
+                // What others know of the stream, and then what it comes to know.
+                drop(insist(|| b.wait_stream(&s)));
+                drop(insist(|| s.wait_stream(&a)));
+            }),
+            (0 | 1, _, _) => at(point, 1, move || drop(insist(|| b.wait_stream(&a)))),
+            (2, _, _) => at(point, 1, move || drop(gpu.trim(Trim::All))),
+            (3, Some(i), Some(s)) if self.live.len() > 1 => {
+                let Live { block, .. } = self.live.swap_remove(i);
+                let (sim, bytes) = (self.w.sim.clone(), block.len());
+                self.tick(on);
+                at(point, 1, move || {
+                    drop(World { sim, gpu }.write(&block, &s));
+                    drop(block);
+                });
+                return Some(bytes);
+            }
+            (4, _, _) => {
+                drop((a, b));
+                self.end_at(point, on);
+            }
+            // Where the host waits for memory, it would wait for what the stopped thread has in hand.
+            _ if self.hasty => {
+                let (sim, bytes) = (self.w.sim.clone(), self.page);
+                at(point, 1, move || {
+                    if let Ok(x) = gpu.alloc(bytes, &a) {
+                        drop(World { sim, gpu }.write(&x, &a));
+                    }
+                });
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Another stream than this one ends at a point, with all that lives there.
+    fn end_at(&mut self, point: &'static str, but: usize) {
+        let (other, s) = self.any();
+        drop(s);
+        if other == but {
+            return;
+        }
+        let (gone, ends) = (self.take_of(other), self.lines[other].stream.take());
+        self.open();
+        at(point, 1, move || {
+            drop(gone);
+            drop(ends);
+        });
+    }
+
+    /// Everything goes; then the two checks of liveness at rest, in either order, and the verdict.
+    fn finish(mut self) -> Outcome {
+        self.w.sim.clear_faults();
+        let keep = self.dice.one_in(2);
+        let rest_first = self.hasty || self.dice.one_in(2);
+        let Run { w, mut lines, live, pinned, events, limit, deterministic, .. } = self;
+        drop((live, pinned, events));
+        if !keep {
+            lines.clear();
+            w.gpu.trim(Trim::All).map_err(said)?;
+            let streams = w.sim.ledger().streams;
+            ensure!(streams == 0, "{streams} streams are left that nobody holds and nothing uses");
+        }
+        w.sim.clear_faults();
+        if deterministic {
+            w.gpu.synchronize().map_err(said)?;
+        }
+        if rest_first {
+            w.all_back()?;
+        }
+        w.whole_limit()?;
+        ensure!(w.gpu.report().taken <= limit, "{} bytes taken, the limit is {limit}", w.gpu.report().taken);
+        if deterministic {
+            w.gpu.synchronize().map_err(said)?;
+        }
+        w.all_back()?;
+        drop(lines);
+        w.end()
+    }
+}
+
+/// A planted fault strikes once and the program does not go on without what it asked for.
+fn insist<T>(mut verb: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    let mut left = 4;
+    loop {
+        match verb() {
+            Err(Error::Driver(_)) if left > 0 => left -= 1,
+            done => return done,
+        }
+    }
+}
+
+/// A trim that met a fault has kept everything.
+fn planted_fault<T: Default>(e: Error) -> Result<T, String> {
+    if matches!(e, Error::Driver(_)) { Ok(T::default()) } else { Err(said(e)) }
+}

@@ -1,0 +1,175 @@
+//! Uses on other streams, from the use to the end of the range in flight (O1, O6).
+
+use super::{Case, Outcome, World, ensure, said};
+use millpond::driver::sim::Launch;
+use millpond::order::{self, Access, TimelineId, Uses};
+use millpond::units::Epoch;
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "used elsewhere, freed at home", kills: &["z9", "in-flight-at-once"], run: used_elsewhere },
+    Case { name: "two readers", kills: &["z8"], run: two_readers },
+    Case { name: "two readers, one of them done", kills: &["z27"], run: one_reader_done },
+    Case { name: "work between record_use and the free", kills: &["z21", "seal-submitted"], run: late_work },
+    Case { name: "two exact uses on two streams", kills: &["z22"], run: two_exact_streams },
+    Case { name: "two exact uses on one stream", kills: &["z34"], run: two_exact_on_one },
+    Case { name: "two operations on one stream", kills: &["z33"], run: two_operations },
+    Case { name: "a lend of a range in flight that its home still reads", kills: &["z29"], run: home_reads },
+    Case { name: "the rest of a range in flight", kills: &["z6"], run: rest_in_flight },
+    Case { name: "used by nobody knows whom", kills: &["unknown-plain"], run: used_by_unknown },
+];
+
+/// t still uses what s freed: s gets it back behind t.
+fn used_elsewhere() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((y, s, t));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// t and u read one block: it serves behind both.
+fn two_readers() -> Outcome {
+    let w = World::at(4);
+    let [s, t, u] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    w.read_on(&x, &s, &u)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((y, s, t, u));
+    w.end()
+}
+
+/// The one that is done does not answer for the other.
+fn one_reader_done() -> Outcome {
+    let w = World::at(4);
+    let [s, t, u] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    w.read_on(&x, &s, &u)?;
+    drop(x);
+    t.synchronize().map_err(said)?;
+    let y = w.claim(4, &s)?;
+    drop((y, s, t, u));
+    w.end()
+}
+
+/// A use recorded, the stream marked, and only then the work queued: the marker does not cover it.
+fn late_work() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    t.wait_stream(&s).map_err(said)?;
+    x.record_use(&t).map_err(said)?;
+    let early = t.record().map_err(said)?;
+    w.write(&x, &t)?;
+    s.wait(&early).map_err(said)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((early, y, s, t));
+    w.end()
+}
+
+/// Two streams used two halves of a block, each until an event: it serves behind both events.
+fn two_exact_streams() -> Outcome {
+    let w = World::at(4);
+    let [s, t, u] = w.streams();
+    let x = w.claim(4, &s)?;
+    for (i, on) in [&t, &u].into_iter().enumerate() {
+        on.wait_stream(&s).map_err(said)?;
+        let half = x.len() / 2;
+        let launch =
+            Launch::new("half").writes(x.address().offset(millpond::units::Granules(i as u32 * 4096)), half);
+        w.sim.launch(on.native(), launch.tag(x.id().expect("bytes"))).map_err(said)?;
+        x.record_use_until(&on.record().map_err(said)?).map_err(said)?;
+    }
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((y, s, t, u));
+    w.end()
+}
+
+/// Two uses on one stream, told in the wrong order: the later one counts.
+fn two_exact_on_one() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    t.wait_stream(&s).map_err(said)?;
+    w.read(&x, &t)?;
+    let first = t.record().map_err(said)?;
+    w.read(&x, &t)?;
+    let second = t.record().map_err(said)?;
+    x.record_use_until(&second).map_err(said)?;
+    x.record_use_until(&first).map_err(said)?;
+    s.wait(&first).map_err(said)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((first, second, y, s, t));
+    w.end()
+}
+
+/// Arrays are owed; their uses are not: each of two operations seals its own.
+fn two_operations() -> Outcome {
+    let t = TimelineId(7);
+    let mut uses = Uses::default();
+    let first = uses.open(t, Access::Read);
+    let second = uses.open(t, Access::Read);
+    ensure!(uses.seal(first, Epoch(1)), "the first was open");
+    let at_free = uses.at_free(None, |_| Epoch(5));
+    ensure!(
+        at_free[..] == [order::Pending { on: t, epoch: Epoch(5) }],
+        "the second is still open, so the free seals it with 5: {at_free:?}"
+    );
+    ensure!(uses.withdraw(second), "the second was open");
+    let at_free = uses.at_free(None, |_| Epoch(5));
+    ensure!(
+        at_free[..] == [order::Pending { on: t, epoch: Epoch(1) }],
+        "only the first is left: {at_free:?}"
+    );
+    Ok(())
+}
+
+/// t's use, and a later one of the home stream: a lend to u comes behind both.
+fn home_reads() -> Outcome {
+    let w = World::at(4);
+    let [s, t, u] = w.streams();
+    let x = w.claim(4, &s)?;
+    w.read_on(&x, &s, &t)?;
+    w.read(&x, &s)?;
+    drop(x);
+    let y = w.claim(4, &u)?;
+    drop((y, s, t, u));
+    w.end()
+}
+
+/// Half of a range in flight is lent; the other half stays in flight.
+fn rest_in_flight() -> Outcome {
+    let w = World::at(8);
+    let [s, t, u] = w.streams();
+    let x = w.claim(8, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(x);
+    let y = w.claim(4, &u)?;
+    let z = w.claim(4, &s)?;
+    drop((y, z, s, t, u));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// Freed with a use that nobody recorded: it serves behind everything in the context.
+fn used_by_unknown() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    t.wait_stream(&s).map_err(said)?;
+    w.read(&x, &t)?;
+    x.free_unknown();
+    let y = w.claim(4, &s)?;
+    drop((y, s, t));
+    w.whole_limit()?;
+    w.end()
+}

@@ -1,0 +1,149 @@
+//! A test's hand on the stand-in driver: loads it by its path, so that whoever asks the loader for `libcuda.so` later
+//! gets it, and steers it by its control functions. Included by the tests that need it; knows no test.
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
+
+use libloading::{Library, Symbol};
+use std::ffi::{CStr, CString, c_char};
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// When the stand-in's device runs what is queued.
+#[derive(Clone, Copy, Debug)]
+pub enum When {
+    /// At once.
+    Earliest,
+    /// As late as legal.
+    Latest,
+    /// By a seeded coin.
+    Random(u64),
+}
+
+/// The stand-in, held by one test at a time: there is one driver in a process.
+pub struct Fake {
+    library: &'static Library,
+    _turn: MutexGuard<'static, ()>,
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+static LIBRARY: LazyLock<Option<Library>> = LazyLock::new(|| {
+    let path = path()?;
+    // millpond's backend is told where its driver is, so that it takes this one also where there is a real one.
+    #[allow(unsafe_code, reason = "the environment belongs to all threads")]
+    // SAFETY: Rust's own accesses to the environment take a lock, and nothing else in a test reads it.
+    unsafe {
+        std::env::set_var("MILLPOND_LIBCUDA", &path);
+    }
+    #[allow(unsafe_code, reason = "loading a library runs its initialisers")]
+    // SAFETY: the stand-in has none of its own beyond Rust's.
+    let library = unsafe { Library::new(path) };
+    Some(library.expect("the stand-in is there and must load"))
+});
+
+impl Drop for Fake {
+    /// Leaves nothing of a test to the next one, nor to whoever looks for leaks of the process.
+    fn drop(&mut self) {
+        self.reset(0, 0, When::Earliest);
+    }
+}
+
+/// Where the stand-in is: named by `MILLPOND_FAKE_LIBCUDA`, or beside this test, where cargo builds it.
+pub fn path() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("MILLPOND_FAKE_LIBCUDA") {
+        return Some(named.into());
+    }
+    let exe = std::env::current_exe().ok()?;
+    let beside = exe.parent()?;
+    [beside.join("libfake_libcuda.so"), beside.join("../libfake_libcuda.so")].into_iter().find(|p| p.exists())
+}
+
+/// The stand-in with fresh devices, or `None` where it was not built.
+pub fn fake(capacity: u64, devices: u32, when: When) -> Option<Fake> {
+    let library = LIBRARY.as_ref()?;
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let fake = Fake { library, _turn: turn };
+    fake.reset(capacity, devices, when);
+    Some(fake)
+}
+
+#[allow(unsafe_code, reason = "functions found by name")]
+impl Fake {
+    fn symbol<T>(&self, name: &str) -> Symbol<'static, T> {
+        // SAFETY: every caller below names a function of the stand-in with its own type.
+        unsafe { self.library.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+    fn text(&self, name: &str) -> Option<String> {
+        let found = self.symbol::<extern "C" fn() -> *const c_char>(name)();
+        Fake::read(found)
+    }
+    fn read(text: *const c_char) -> Option<String> {
+        // SAFETY: null, or a text that stays until the function is called again; this test has the driver to itself.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    }
+    /// Begins again with fresh devices.
+    pub fn reset(&self, capacity: u64, devices: u32, when: When) {
+        let (schedule, seed) = match when {
+            When::Earliest => (0, 0),
+            When::Latest => (1, 0),
+            When::Random(seed) => (2, seed),
+        };
+        self.symbol::<extern "C" fn(u64, u32, u32, u64)>("millpond_fake_reset")(
+            capacity, devices, schedule, seed,
+        );
+    }
+    /// What was violated, if anything.
+    pub fn verdict(&self) -> Option<String> {
+        self.text("millpond_fake_verdict")
+    }
+    /// What was not given back, a line each.
+    pub fn leaks(&self) -> Option<String> {
+        self.text("millpond_fake_leaks")
+    }
+    /// Why the last call that failed did.
+    pub fn last_refusal(&self) -> Option<String> {
+        self.text("millpond_fake_last_refusal")
+    }
+    /// How often a function was called.
+    pub fn calls(&self, name: &str) -> u64 {
+        let name = CString::new(name).expect("a name");
+        self.symbol::<extern "C" fn(*const c_char) -> u64>("millpond_fake_calls")(name.as_ptr())
+    }
+    /// How many calls there were.
+    pub fn calls_total(&self) -> u64 {
+        self.symbol::<extern "C" fn(*const c_char) -> u64>("millpond_fake_calls")(std::ptr::null())
+    }
+    /// The name of the call with this number.
+    pub fn call_name(&self, number: u64) -> Option<String> {
+        Fake::read(self.symbol::<extern "C" fn(u64) -> *const c_char>("millpond_fake_call_name")(number))
+    }
+    /// The call with this number fails.
+    pub fn fail_call(&self, number: u64, code: u32) {
+        self.symbol::<extern "C" fn(u64, u32)>("millpond_fake_fail_call")(number, code);
+    }
+    /// The `nth` call of a function from now on fails.
+    pub fn fail_next(&self, name: &str, nth: u64, code: u32) {
+        let name = CString::new(name).expect("a name");
+        let plant = self.symbol::<extern "C" fn(*const c_char, u64, u32)>("millpond_fake_fail_next");
+        plant(name.as_ptr(), nth, code);
+    }
+    /// The next queries answer "not ready".
+    pub fn not_ready(&self, times: u32) {
+        self.symbol::<extern "C" fn(u32)>("millpond_fake_not_ready")(times);
+    }
+    /// How patient a program must be with a device that runs late.
+    pub fn patience(&self, times: u32) {
+        self.symbol::<extern "C" fn(u32)>("millpond_fake_patience")(times);
+    }
+    /// The context is lost.
+    pub fn lose_context(&self, code: u32) {
+        self.symbol::<extern "C" fn(u32)>("millpond_fake_lose_context")(code);
+    }
+    /// Takes planted faults back.
+    pub fn clear_faults(&self) {
+        self.symbol::<extern "C" fn()>("millpond_fake_clear_faults")();
+    }
+    /// The version that the driver says it is.
+    pub fn driver_version(&self, version: u32) {
+        self.symbol::<extern "C" fn(u32)>("millpond_fake_driver_version")(version);
+    }
+}

@@ -1,0 +1,68 @@
+//! Captures: what streams record instead of running, and which calls destroy a recording.
+//!
+//! All captures are as strict as a global one; only a thread's relaxed mode spares them. There is nothing to launch at the
+//! end: a graph can only be destroyed. This file does not know what was recorded.
+
+use crate::door::{self, Fail};
+use crate::raw::Out;
+use crate::state::{state, stream};
+use millpond::driver::Fences;
+use std::ffi::c_uint;
+
+driver_calls! {
+    /// Begins a capture; its mode is taken for global whatever it is.
+    fn cuStreamBeginCapture_v2(value: u64, mode: c_uint) {
+        if mode > 2 {
+            return Err(Fail::invalid(format!("capture mode {mode} is not known")));
+        }
+        let (sim, _, on) = stream(value)?;
+        Ok(sim.begin_capture(&on)?)
+    }
+    /// Ends a capture and answers its graph, or why there is none.
+    fn cuStreamEndCapture(value: u64, graph: Out<u64>) {
+        let (sim, _, on) = stream(value)?;
+        graph.put(0)?;
+        let captured = sim.end_capture(&on)?;
+        graph.put(state().graphs.insert(captured))
+    }
+    /// Whether a stream is recording: 0 no, 1 yes, a destroyed recording included until it is ended. Harmless at any time.
+    fn cuStreamIsCapturing(value: u64, status: Out<c_uint>) {
+        let (sim, _, on) = stream(value)?;
+        status.put(c_uint::from(sim.is_capturing(&on)?))
+    }
+    /// As `cuStreamIsCapturing`, with a number of the capture; what it depends on is not told.
+    fn cuStreamGetCaptureInfo_v2(value: u64, status: Out<c_uint>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, count: Out<usize>) {
+        let (sim, _, on) = stream(value)?;
+        let capturing = sim.is_capturing(&on)?;
+        status.put(c_uint::from(capturing))?;
+        id.put_if_wanted(if capturing { value | 1 << 63 } else { 0 });
+        graph.put_if_wanted(0);
+        dependencies.put_if_wanted(0);
+        count.put_if_wanted(0);
+        Ok(())
+    }
+    /// Exchanges this thread's capture mode: 0 global, 1 thread-local (taken for global), 2 relaxed.
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) {
+        let wanted = mode.get()?;
+        if wanted > 2 {
+            return Err(Fail::invalid(format!("capture mode {wanted} is not known")));
+        }
+        mode.put(door::exchange_capture_mode(wanted))
+    }
+    /// Destroys a graph.
+    fn cuGraphDestroy(graph: u64) {
+        state().graphs.remove(graph).map(|_| ())
+    }
+    /// Refused: graphs cannot run here.
+    fn cuGraphInstantiateWithFlags(exec: Out<u64>, graph: u64, flags: u64) {
+        let _ = (exec, flags);
+        state().graphs.get(graph)?;
+        Err(Fail::unsupported("a captured graph cannot be launched on the stand-in"))
+    }
+    /// How many nodes a graph has, where no list of them is wanted.
+    fn cuGraphGetNodes(graph: u64, nodes: Out<u64>, count: Out<usize>) {
+        let _ = nodes;
+        let operations = state().graphs.get(graph)?.operations;
+        count.put(operations as usize)
+    }
+}

@@ -1,0 +1,109 @@
+//! The test's side: setting the stage, planting faults, asking for the judgement.
+//!
+//! These functions are not the driver's; a test finds them in the loaded library by name. Nothing here is counted. Texts
+//! that they answer stay valid until the same function is called again. They do not know what programs are for.
+
+use crate::door::{Code, is_sticky};
+use crate::raw::Text;
+use crate::state::{State, state};
+use millpond::driver::sim::Schedule;
+use std::ffi::{CString, c_char, c_uint};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+/// A text that was answered, kept alive.
+static ANSWERS: Mutex<[Option<CString>; 4]> = Mutex::new([const { None }; 4]);
+
+/// Keeps a text and answers a pointer to it; null for no text.
+fn answer(slot: usize, text: Option<String>) -> *const c_char {
+    let text = text.map(|t| CString::new(t.replace('\0', " ")).unwrap_or_default());
+    let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    answers[slot] = text;
+    answers[slot].as_ref().map_or(ptr::null(), |t| t.as_ptr())
+}
+
+/// Functions of the test's side.
+macro_rules! control_calls {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => {$(
+        $(#[$meta])*
+        #[allow(unsafe_code, reason = "a name that tests find; there is one of each")]
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) $(-> $ret)? $body
+    )*};
+}
+
+control_calls! {
+    /// Begins again with fresh devices: everything that programs had is forgotten. `schedule` is 0 for work that runs at
+    /// once, 1 for as late as legal, 2 for a coin with this seed. No device at all is possible.
+    fn millpond_fake_reset(capacity: u64, devices: c_uint, schedule: c_uint, seed: u64) {
+        let schedule = match schedule {
+            0 => Schedule::Earliest,
+            1 => Schedule::Latest,
+            _ => Schedule::Random(seed),
+        };
+        let mut fresh = State::new(capacity, devices.min(64), schedule);
+        let mut state = state();
+        // A process initialises its driver once.
+        fresh.initialised = state.initialised;
+        let old = std::mem::replace(&mut *state, fresh);
+        drop(state);
+        crate::host::forget(&old);
+    }
+    /// Runs what is queued and can run, then judges: null if nothing was violated, else what was.
+    fn millpond_fake_verdict() -> *const c_char {
+        crate::spin::poll();
+        let sims = state().sims.clone();
+        let judged = sims.first().and_then(|sim| sim.verdict().err());
+        answer(0, judged.map(|v| v.to_string()))
+    }
+    /// What programs have not given back, a line each; null if nothing.
+    fn millpond_fake_leaks() -> *const c_char {
+        let found = state().leaks();
+        answer(1, (!found.is_empty()).then(|| found.join("\n")))
+    }
+    /// Why the last call that failed did, in words; null if none did.
+    fn millpond_fake_last_refusal() -> *const c_char {
+        let last = state().last_refusal.clone();
+        answer(2, last)
+    }
+    /// How often a function was called since the reset, failed calls included; of all with a null name.
+    fn millpond_fake_calls(name: Text) -> u64 {
+        let state = state();
+        name.get().map_or_else(|_| state.log.total(), |n| state.log.of(&n))
+    }
+    /// The name of the call with this number, from 1; null if there was none yet. The first million are kept.
+    fn millpond_fake_call_name(number: u64) -> *const c_char {
+        let name = state().log.name(number);
+        answer(3, name.map(str::to_owned))
+    }
+    /// The call with this number since the reset, from 1, fails with a code. A sticky code loses the context.
+    fn millpond_fake_fail_call(number: u64, code: Code) {
+        state().faults.plant_number(number, code);
+    }
+    /// The `nth` call of a function from now on fails; 1 is the next.
+    fn millpond_fake_fail_next(name: Text, nth: u64, code: Code) {
+        if let Ok(name) = name.get() {
+            state().faults.plant_name(name, nth, code);
+        }
+    }
+    /// The next so many queries answer "not ready", whatever is true.
+    fn millpond_fake_not_ready(times: c_uint) {
+        state().faults.not_ready = times;
+    }
+    /// How many answers "not ready" in a row a program must hear before the device gets on by itself: 16 unless said.
+    fn millpond_fake_patience(times: c_uint) {
+        state().patience = times.max(1);
+    }
+    /// The context is lost with a sticky code (any other counts as 700): every later call answers it.
+    fn millpond_fake_lose_context(code: Code) {
+        state().lost = Some(if is_sticky(code) { code } else { 700 });
+    }
+    /// Takes planted faults back; a lost context stays lost.
+    fn millpond_fake_clear_faults() {
+        state().faults = crate::state::Faults::default();
+    }
+    /// The version that the driver says it is.
+    fn millpond_fake_driver_version(version: c_uint) {
+        state().version = version;
+    }
+}

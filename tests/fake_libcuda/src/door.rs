@@ -1,0 +1,166 @@
+//! The door: how every call of a program comes in.
+//!
+//! A call is counted and written down, refused if the driver is not initialised, a context is lost, a fault was planted
+//! or the thread is inside a host function; then its body runs, behind a net that lets no panic into C. Its code goes
+//! back, and the words for a refusal are kept for [`control`](crate::control). The door does not know what calls do.
+
+use crate::spin;
+use crate::state::{State, state};
+use millpond::DriverError;
+use millpond::driver::Fences;
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What the driver answers: 0 is success.
+pub type Code = u32;
+
+/// What a body answers.
+pub(crate) type Outcome<T = ()> = Result<T, Fail>;
+
+/// A refusal: its code, and why in words that a real driver would keep to itself.
+#[derive(Debug)]
+pub(crate) struct Fail {
+    pub(crate) code: Code,
+    pub(crate) why: Cow<'static, str>,
+}
+
+impl Fail {
+    pub(crate) fn new(code: Code, why: impl Into<Cow<'static, str>>) -> Fail {
+        Fail { code, why: why.into() }
+    }
+    pub(crate) fn invalid(why: impl Into<Cow<'static, str>>) -> Fail {
+        Fail::new(INVALID_VALUE, why)
+    }
+    pub(crate) fn unsupported(why: impl Into<Cow<'static, str>>) -> Fail {
+        Fail::new(NOT_SUPPORTED, why)
+    }
+}
+
+impl From<DriverError> for Fail {
+    fn from(e: DriverError) -> Fail {
+        Fail::new(e.code, e.message)
+    }
+}
+
+/// `CUDA_ERROR_INVALID_VALUE`
+pub(crate) const INVALID_VALUE: Code = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`
+pub(crate) const OUT_OF_MEMORY: Code = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`
+pub(crate) const NOT_INITIALIZED: Code = 3;
+/// `CUDA_ERROR_NO_DEVICE`
+pub(crate) const NO_DEVICE: Code = 100;
+/// `CUDA_ERROR_INVALID_DEVICE`
+pub(crate) const INVALID_DEVICE: Code = 101;
+/// `CUDA_ERROR_INVALID_CONTEXT`
+pub(crate) const INVALID_CONTEXT: Code = 201;
+/// `CUDA_ERROR_INVALID_HANDLE`
+pub(crate) const INVALID_HANDLE: Code = 400;
+/// `CUDA_ERROR_NOT_FOUND`
+pub(crate) const NOT_FOUND: Code = 500;
+/// `CUDA_ERROR_NOT_READY`
+pub(crate) const NOT_READY: Code = 600;
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`
+pub(crate) const CONTEXT_IS_DESTROYED: Code = 709;
+/// `CUDA_ERROR_NOT_PERMITTED`
+pub(crate) const NOT_PERMITTED: Code = 800;
+/// `CUDA_ERROR_NOT_SUPPORTED`
+pub(crate) const NOT_SUPPORTED: Code = 801;
+/// `CUDA_ERROR_UNKNOWN`
+pub(crate) const UNKNOWN: Code = 999;
+
+/// Codes after which nothing works again in the process.
+pub(crate) fn is_sticky(code: Code) -> bool {
+    matches!(code, 46 | 214 | 220 | 226 | 700 | 702 | 710 | 714..=719)
+}
+
+/// Calls that answer before the driver is initialised.
+const BEFORE_INIT: &[&str] = &["cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"];
+/// Calls that only look at the process and answer although a context is lost.
+const AFTER_LOSS: &[&str] = &[
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+thread_local! {
+    /// Whether this thread runs a host function, from which no driver call is permitted.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// This thread's capture mode: 0 global, 1 thread-local, 2 relaxed.
+    static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Runs a host function: driver calls in it are refused.
+pub(crate) fn host_function(function: impl FnOnce()) {
+    let before = IN_HOST_FUNCTION.replace(true);
+    function();
+    IN_HOST_FUNCTION.set(before);
+}
+
+/// Changes this thread's capture mode and answers the one it had.
+pub(crate) fn exchange_capture_mode(mode: u32) -> u32 {
+    CAPTURE_MODE.replace(mode)
+}
+
+/// What stands in a call's way, if anything. Counts it.
+fn refusal(state: &mut State, name: &'static str) -> Option<Fail> {
+    let number = state.log.write(name);
+    let planted = state.faults.strike(name, number);
+    if let Some(code) = state.lost
+        && !AFTER_LOSS.contains(&name)
+    {
+        return Some(Fail::new(code, "the context is lost: nothing works again"));
+    }
+    if let Some(code) = planted {
+        if is_sticky(code) {
+            state.lost = Some(code);
+        }
+        return Some(Fail::new(code, "a planted fault"));
+    }
+    if !state.initialised && !BEFORE_INIT.contains(&name) {
+        return Some(Fail::new(NOT_INITIALIZED, "cuInit was not called"));
+    }
+    None
+}
+
+/// One call of the driver.
+pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    let run = || {
+        if IN_HOST_FUNCTION.get() {
+            return Err(Fail::new(NOT_PERMITTED, "no driver call is permitted in a host function"));
+        }
+        if let Some(fail) = refusal(&mut state(), name) {
+            return Err(fail);
+        }
+        spin::poll();
+        if CAPTURE_MODE.get() == 2 {
+            let any = state().sims.first().cloned();
+            return match any {
+                Some(sim) => sim.relaxed(body),
+                None => body(),
+            };
+        }
+        body()
+    };
+    let fail = match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(())) => return 0,
+        Ok(Err(fail)) => fail,
+        Err(_) => Fail::new(UNKNOWN, "a panic in the stand-in: see standard error"),
+    };
+    // A poll's "not ready" is an answer, not a refusal worth keeping.
+    if fail.code != NOT_READY {
+        state().last_refusal = Some(format!("{name}: {} ({})", fail.why, fail.code));
+    }
+    fail.code
+}

@@ -1,0 +1,91 @@
+//! Pinned host memory. Memory of the program's own cannot be registered here: the call is missing.
+//!
+//! Unpinning waits for the whole device, as the driver does. Pinned memory is at the same address for the device as for
+//! the CPU. This file does not know copies.
+
+use crate::door::{Fail, Outcome};
+use crate::memory::rounded;
+use crate::raw::Out;
+use crate::spin;
+use crate::state::{Kind, State, give_back, here, state};
+use millpond::DriverError;
+use millpond::driver::sim::Sim;
+use millpond::driver::{Fences, Host, HostKind};
+use std::ffi::c_uint;
+use std::ptr::NonNull;
+
+/// Whether an address lies in pinned memory.
+pub(crate) fn is_pinned(addr: u64) -> bool {
+    let found = state().range_around(addr);
+    found.is_some_and(|(_, r)| matches!(r.kind, Kind::Pinned { .. }))
+}
+
+#[allow(unsafe_code, reason = "pinned memory is real")]
+fn unpin(sim: &Sim, addr: u64, bytes: u64) -> Result<(), DriverError> {
+    let ptr = NonNull::new(addr as *mut u8).ok_or_else(|| {
+        DriverError::new(
+            "cuMemFreeHost",
+            1,
+            millpond::DriverErrorKind::InvalidValue,
+            "a null pointer is not pinned",
+        )
+    })?;
+    // SAFETY: the range came whole from `pin_raw`, by the table of ranges; no reference of ours is left, and for the
+    // program's own the driver's contract answers.
+    unsafe { sim.unpin_raw(ptr, bytes) }
+}
+
+/// Frees the pinned memory that programs left: what they had is forgotten, and it is memory of this process.
+pub(crate) fn forget(old: &State) {
+    for (&addr, range) in old.ranges.iter().filter(|(_, r)| matches!(r.kind, Kind::Pinned { .. })) {
+        // A spin kernel that was never opened stands in its way: then it stays.
+        let _ = unpin(&old.sims[range.device], addr, range.bytes);
+    }
+}
+
+fn allocate(bytes: usize, flags: c_uint) -> Outcome<u64> {
+    if flags & !7 != 0 {
+        return Err(Fail::invalid(format!("host memory flags {flags:#x} are not known")));
+    }
+    let (sim, device) = here()?;
+    let rounded = rounded(bytes)?;
+    let kind = if flags & 4 != 0 { HostKind::WriteCombined } else { HostKind::Cached };
+    let addr = sim.pin_raw(rounded, kind)?.addr().get() as u64;
+    state().add_range(addr, rounded, device, Kind::Pinned { flags });
+    Ok(addr)
+}
+
+driver_calls! {
+    /// Allocates pinned memory: flag 1 portable, 2 mapped, 4 write-combined.
+    fn cuMemHostAlloc(address: Out<u64>, bytes: usize, flags: c_uint) {
+        address.put(allocate(bytes, flags)?)
+    }
+    /// Allocates pinned memory.
+    fn cuMemAllocHost_v2(address: Out<u64>, bytes: usize) {
+        address.put(allocate(bytes, 0)?)
+    }
+    /// Frees pinned memory; waits for every kernel on the device.
+    fn cuMemFreeHost(address: u64) {
+        here()?;
+        let range = state().range_at(address, "pinned allocation", |k| matches!(k, Kind::Pinned { .. }))?;
+        let owner = state().sims[range.device].clone();
+        // Cells of spin kernels may lie in it: they end before it leaves the table.
+        spin::blocking(|| owner.synchronize_device())?;
+        give_back(address, range, || spin::blocking(|| unpin(&owner, address, range.bytes)))
+    }
+    /// Where the device finds pinned memory: where the CPU does.
+    fn cuMemHostGetDevicePointer_v2(device: Out<u64>, host: u64, flags: c_uint) {
+        here()?;
+        if flags != 0 || !is_pinned(host) {
+            return Err(Fail::invalid(format!("{host:#x} is not pinned, or there are flags")));
+        }
+        device.put(host)
+    }
+    /// The flags that pinned memory was made with.
+    fn cuMemHostGetFlags(flags: Out<c_uint>, host: u64) {
+        match state().range_around(host).map(|(_, r)| r.kind) {
+            Some(Kind::Pinned { flags: f }) => flags.put(f),
+            _ => Err(Fail::invalid(format!("{host:#x} is not pinned"))),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Kernels behind millpond's safe verbs: what a launch touches, by its arguments, and its twin on the contents.
+//!
+//! A driver is told addresses and not what lies there, so the ranges are worked out again from the kernels' sources, apart
+//! from what the library declares: a verb that passed a wrong length would touch what it does not own, and be judged. It
+//! does not know who launches.
+
+use crate::door::{Fail, Outcome};
+use millpond::driver::sim::{Launch, Sim, SimStream};
+use millpond::kernel::{Argument, Kernel, house};
+use millpond::units::Addr;
+
+/// The kernel of this name that has its twin in the library.
+pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
+    house().find(|k| k.name().to_bytes() == name.as_bytes())
+}
+
+/// The kernel's plain name, and the bytes that the last part of it says.
+fn parts(name: &str) -> Option<(&str, u64)> {
+    let (plain, kind) = name.strip_prefix("millpond_")?.rsplit_once('_')?;
+    let bytes = match kind {
+        "f32" | "u32" => 4,
+        "f64" | "u64" => 8,
+        pieces => pieces.parse().ok()?,
+    };
+    Some((plain, bytes))
+}
+
+/// What a launch touches: address, bytes, and whether it may write.
+fn touched(name: &str, p: &[u64], blocks: u64) -> Outcome<Vec<(u64, u64, bool)>> {
+    let Some((plain, bytes)) = parts(name) else {
+        return Err(Fail::unsupported(format!("nothing says what the kernel {name:?} touches")));
+    };
+    let long = |elements: u64| {
+        elements.checked_mul(bytes).ok_or_else(|| Fail::invalid(format!("{elements} elements are too many")))
+    };
+    Ok(match (plain, p) {
+        ("iota", &[out, n, _, _]) => vec![(out, long(n)?, true)],
+        ("saxpy", &[y, x, n, _]) => vec![(y, long(n)?, true), (x, long(n)?, false)],
+        ("reduce", &[out, x, n]) => {
+            if n.div_ceil(8192) != blocks {
+                return Err(Fail::invalid(format!(
+                    "{blocks} blocks for a sum of {n} elements, 8192 a block"
+                )));
+            }
+            vec![(out, long(blocks)?, true), (x, long(n)?, false)]
+        }
+        ("gather", &[out, from, length, at, n, pieces]) => {
+            vec![(out, long(n * pieces)?, true), (from, long(length * pieces)?, false), (at, n * 4, false)]
+        }
+        ("scatter", &[out, length, from, at, n, pieces]) => {
+            vec![(out, long(length * pieces)?, true), (from, long(n * pieces)?, false), (at, n * 4, false)]
+        }
+        _ => return Err(Fail::unsupported(format!("{name} does not take {} parameters here", p.len()))),
+    })
+}
+
+/// Queues the twin.
+pub(crate) fn launch(sim: &Sim, on: &SimStream, kernel: &Kernel, p: &[u64], blocks: u64) -> Outcome {
+    let name = kernel.name().to_string_lossy().into_owned();
+    let twin = kernel.on_cpu()?;
+    let mut launch = Launch::new(name.clone());
+    for (addr, bytes, writes) in touched(&name, p, blocks)? {
+        if addr.checked_add(bytes).is_none() {
+            return Err(Fail::invalid(format!("{bytes} bytes at {addr:#x} end beyond 2^64")));
+        }
+        // The write first, as the simulated device itself tells it.
+        if writes {
+            launch = launch.writes(Addr(addr), bytes);
+        }
+        launch = launch.reads(Addr(addr), bytes);
+    }
+    let arguments: Vec<Argument> = p.iter().map(|&bits| Argument::from_bits(bits)).collect();
+    Ok(sim.launch(on, launch.body(move |memory| twin(memory, &arguments)))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_launch_touches_is_worked_out_from_its_arguments() {
+        let saxpy = touched("millpond_saxpy_f64", &[0x1000, 0x2000, 10, 0], 1).expect("known");
+        assert_eq!(saxpy, [(0x1000, 80, true), (0x2000, 80, false)]);
+        let gather = touched("millpond_gather_2", &[0x1000, 0x2000, 7, 0x3000, 5, 3], 1).expect("known");
+        assert_eq!(gather, [(0x1000, 30, true), (0x2000, 42, false), (0x3000, 20, false)]);
+        assert!(touched("millpond_reduce_f32", &[0x1000, 0x2000, 8193], 1).is_err(), "a block too few");
+        assert!(touched("millpond_saxpy_f64", &[0x1000, 0x2000], 1).is_err(), "two arguments too few");
+        assert!(touched("millpond_unheard_f32", &[], 1).is_err());
+    }
+
+    #[test]
+    fn every_kernel_with_a_twin_is_known_here() {
+        for kernel in house().filter(|k| k.name() != c"millpond_fill") {
+            let name = kernel.name().to_str().expect("plain text");
+            assert!(parts(name).is_some(), "{name}");
+            let known = (3..=6).any(|n| touched(name, &vec![0; n], 0).is_ok());
+            assert!(known, "{name}");
+        }
+    }
+}

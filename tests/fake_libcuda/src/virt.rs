@@ -1,0 +1,198 @@
+//! Virtual memory: reservations, physical handles, mappings, access.
+//!
+//! The rules are the simulated device's: 2 MiB granularity, a handle is whole, access must be given after every map. A
+//! handle that is released while mapped lives until it is unmapped. Nothing here waits for anything. This file does not
+//! know what lies in the memory.
+
+use crate::door::{Fail, Outcome};
+use crate::raw::{In, Out};
+use crate::state::{Kind, Physical, here, state};
+use millpond::driver::Mapping;
+use millpond::driver::sim::Sim;
+use millpond::units::Addr;
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+/// Where memory lies: a kind (1 is a device) and a number.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Location {
+    kind: c_uint,
+    id: c_int,
+}
+
+/// How physical memory is to be made. What the driver's structure has beyond this is not read.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Properties {
+    /// 1: pinned, the only kind there is.
+    kind: c_uint,
+    shareable: c_uint,
+    location: Location,
+}
+
+/// Who may use mapped memory, and how: 3 is reading and writing.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Access {
+    location: Location,
+    flags: c_uint,
+}
+
+fn device_of(location: Location) -> Outcome<(Sim, usize)> {
+    let state = state();
+    let found = usize::try_from(location.id).ok().and_then(|d| Some((state.sims.get(d)?.clone(), d)));
+    found
+        .filter(|_| location.kind == 1)
+        .ok_or_else(|| Fail::invalid(format!("{location:?} is no device that memory can lie on")))
+}
+
+fn check(properties: In<Properties>) -> Outcome<(Sim, usize)> {
+    let p = properties.get()?;
+    if p.kind != 1 || p.shareable != 0 {
+        return Err(Fail::unsupported(format!("only plain pinned memory can be made, not {p:?}")));
+    }
+    device_of(p.location)
+}
+
+/// The device that properties name.
+pub(crate) fn device(properties: In<Properties>) -> Outcome<usize> {
+    check(properties).map(|(_, device)| device)
+}
+
+/// The device that reserved an address.
+fn reserved(address: u64) -> Outcome<Sim> {
+    let state = state();
+    let found =
+        state.reservations.range(..=address).next_back().filter(|(s, (bytes, _))| address - **s < *bytes);
+    let device =
+        found.map(|(_, &(_, d))| d).ok_or_else(|| Fail::invalid(format!("{address:#x} is not reserved")))?;
+    Ok(state.sims[device].clone())
+}
+
+/// Reserves addresses that are a multiple of `alignment`.
+fn reserve(sim: &Sim, bytes: u64, alignment: u64, wanted: Option<Addr>) -> Outcome<u64> {
+    let granularity = sim.granularity();
+    if !bytes.is_multiple_of(granularity) || bytes == 0 || (alignment != 0 && !alignment.is_power_of_two()) {
+        return Err(Fail::invalid(format!("{bytes} addresses aligned to {alignment} cannot be reserved")));
+    }
+    let found = sim.reserve(bytes, wanted)?.0;
+    if alignment <= granularity || found.is_multiple_of(alignment) {
+        return Ok(found);
+    }
+    unreserve(sim, found, bytes)?;
+    let wide = bytes.checked_add(alignment).ok_or_else(|| Fail::invalid("more addresses than there are"))?;
+    let scout = sim.reserve(wide, None)?.0;
+    unreserve(sim, scout, wide)?;
+    let aligned = scout.next_multiple_of(alignment);
+    Ok(sim.reserve(bytes, Some(Addr(aligned)))?.0)
+}
+
+#[allow(unsafe_code, reason = "addresses of the simulated device")]
+fn unreserve(sim: &Sim, addr: u64, bytes: u64) -> Outcome {
+    // SAFETY: addresses of the simulated device only: it refuses what is not so.
+    Ok(unsafe { sim.unreserve(Addr(addr), bytes) }?)
+}
+#[allow(unsafe_code, reason = "addresses of the simulated device")]
+fn map(sim: &Sim, addr: u64, handle: &millpond::driver::sim::SimHandle) -> Outcome {
+    // SAFETY: as for `unreserve`.
+    Ok(unsafe { sim.map(Addr(addr), handle) }?)
+}
+#[allow(unsafe_code, reason = "addresses of the simulated device")]
+fn set_access(sim: &Sim, addr: u64, bytes: u64) -> Outcome {
+    // SAFETY: as for `unreserve`.
+    Ok(unsafe { sim.set_access(Addr(addr), bytes) }?)
+}
+#[allow(unsafe_code, reason = "addresses of the simulated device")]
+fn unmap(sim: &Sim, addr: u64, bytes: u64) -> Outcome {
+    // SAFETY: as for `unreserve`.
+    Ok(unsafe { sim.unmap(Addr(addr), bytes) }?)
+}
+#[allow(unsafe_code, reason = "handles of the simulated device")]
+fn release(sim: &Sim, handle: &millpond::driver::sim::SimHandle) -> Outcome {
+    // SAFETY: as for `unreserve`.
+    Ok(unsafe { sim.release(handle) }?)
+}
+
+driver_calls! {
+    /// The unit of sizes and addresses.
+    fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<Properties>, option: c_uint) {
+        if option > 1 {
+            return Err(Fail::invalid(format!("granularity option {option} is not known")));
+        }
+        bytes.put(check(properties)?.0.granularity() as usize)
+    }
+    /// Reserves addresses, at a wanted place if that is free.
+    fn cuMemAddressReserve(address: Out<u64>, bytes: usize, alignment: usize, wanted: u64, flags: c_ulonglong) {
+        let (sim, device) = here()?;
+        if flags != 0 {
+            return Err(Fail::invalid("a reservation takes no flags"));
+        }
+        let wanted = (wanted != 0).then_some(Addr(wanted));
+        let found = reserve(&sim, bytes as u64, alignment as u64, wanted)?;
+        state().reservations.insert(found, (bytes as u64, device));
+        address.put(found)
+    }
+    /// Gives addresses back, whole.
+    fn cuMemAddressFree(address: u64, bytes: usize) {
+        let sim = reserved(address)?;
+        // Out of the table first: the addresses may be another thread's before the call returns.
+        let entry = state().reservations.remove(&address);
+        unreserve(&sim, address, bytes as u64).inspect_err(|_| {
+            state().reservations.extend(entry.map(|e| (address, e)));
+        })
+    }
+    /// Makes physical memory.
+    fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: In<Properties>, flags: c_ulonglong) {
+        if flags != 0 {
+            return Err(Fail::invalid("physical memory takes no flags"));
+        }
+        let (sim, device) = check(properties)?;
+        let made = sim.create(bytes as u64)?;
+        handle.put(state().physical.insert(Physical { sim: made, device }))
+    }
+    /// Gives physical memory back; it lives while it is mapped.
+    fn cuMemRelease(handle: u64) {
+        let (sim, physical) = {
+            let state = state();
+            let p = state.physical.get(handle)?.clone();
+            (state.sims[p.device].clone(), p)
+        };
+        release(&sim, &physical.sim)?;
+        state().physical.remove(handle).map(|_| ())
+    }
+    /// Maps a whole handle.
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) {
+        let physical = state().physical.get(handle)?.clone();
+        if offset != 0 || bytes as u64 != physical.sim.bytes() || flags != 0 {
+            return Err(Fail::invalid(format!(
+                "{bytes} bytes from {offset} of a handle of {}: a handle is mapped whole", physical.sim.bytes()
+            )));
+        }
+        map(&reserved(address)?, address, &physical.sim)?;
+        state().add_range(address, bytes as u64, physical.device, Kind::Mapped { handle });
+        Ok(())
+    }
+    /// Makes mapped memory usable; needed after every map.
+    fn cuMemSetAccess(address: u64, bytes: usize, rights: In<Access>, count: usize) {
+        let sim = reserved(address)?;
+        for index in 0..count {
+            let right = rights.nth(index)?;
+            device_of(right.location)?;
+            if right.flags != 3 {
+                return Err(Fail::unsupported(format!("only reading and writing can be given, not {right:?}")));
+            }
+        }
+        if count == 0 {
+            return Err(Fail::invalid("rights for nobody"));
+        }
+        set_access(&sim, address, bytes as u64)
+    }
+    /// Takes mappings away.
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        // The addresses stay reserved, so that nobody else can map there meanwhile without a race of the program's own.
+        unmap(&reserved(address)?, address, bytes as u64)?;
+        let end = address + bytes as u64;
+        state().ranges.retain(|start, _| !(address..end).contains(start));
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! Every driver call may fail. For each scenario that makes N calls, N runs more: in run k call k fails, with each kind of
+//! failure in turn. No panic, a typed error or none, invariants and both oracles content, the same verb works when asked
+//! again, and nothing is left on the device. A lost context fails fast and for good.
+
+#![allow(clippy::many_single_char_names, reason = "streams a, b and blocks x, y, as in the traces")]
+
+#[path = "faults/directed.rs"]
+mod directed;
+mod rig;
+#[path = "faults/scenarios.rs"]
+mod scenarios;
+#[path = "faults/stage.rs"]
+mod stage;
+
+use millpond::driver::sim::Schedule;
+use millpond::{DriverErrorKind as Kind, Error, Trim};
+use scenarios::{SCENARIOS, Scenario};
+use stage::{End, Stage, Stop};
+use std::collections::BTreeSet;
+
+const KINDS: [Kind; 4] = [Kind::OutOfMemory, Kind::InvalidValue, Kind::Other, Kind::NotSupported];
+
+/// A scenario to its end. `Err`: it stopped at a lost context.
+fn play(scenario: &Scenario, stage: &mut Stage) -> Result<(), Stop> {
+    (scenario.play)(stage)
+}
+
+/// The run in which nothing fails: how many calls it makes, and that it gets where it claims to.
+fn good_run(scenario: &Scenario, schedule: Schedule) -> u64 {
+    let mut stage = Stage::new((scenario.config)(), schedule);
+    assert!(play(scenario, &mut stage).is_ok(), "{}: the good run stopped", scenario.name);
+    let report = stage.gpu().report();
+    assert!((scenario.reached)(&report), "{}: does not get where it claims to:\n{report}", scenario.name);
+    assert_eq!(stage.errors, 0, "{}: errors in the good run", scenario.name);
+    let sim = stage.sim.clone();
+    assert_eq!(stage.end(scenario.name), End::default());
+    sim.call_count()
+}
+
+/// Call `k` of a run fails; afterwards everything is as it should be. Gives what destructors met.
+fn faulty_run(scenario: &Scenario, k: u64, kind: Kind) -> End {
+    let mut stage = Stage::new((scenario.config)(), Schedule::Latest);
+    stage.story = format!("{}: call {k} fails with {kind:?}", scenario.name);
+    stage.planted = Some(kind);
+    stage.sim.fail_call(k, kind);
+    assert!(play(scenario, &mut stage).is_ok(), "{}: stopped", stage.story);
+    let story = stage.story.clone();
+    stage.end(&story)
+}
+
+#[test]
+fn every_call_fails_once_with_every_kind() {
+    let mut met = BTreeSet::new();
+    let mut runs = 0;
+    for scenario in SCENARIOS {
+        let calls = good_run(scenario, Schedule::Latest);
+        for k in 1..=calls + 1 {
+            for kind in KINDS {
+                let end = faulty_run(scenario, k, kind);
+                // One failure leaves nothing behind: a free that fails in a destructor is tried again.
+                assert_eq!(end.leaks, [], "{}: call {k} fails with {kind:?}", scenario.name);
+                met.extend(end.drop_errors.iter().map(|e| e.call));
+                runs += 1;
+            }
+        }
+    }
+    println!("{runs} runs");
+    // What nobody could be told of is kept: each kind of call that an allocator's end makes is among it.
+    for call in ["cuCtxSynchronize", "cuMemFree", "cuMemFreeHost"] {
+        assert!(met.contains(call), "a failed {call} at the end was told to nobody: {met:?}");
+    }
+}
+
+/// The same where the device finishes at once: other rungs serve, other calls are made.
+#[test]
+fn good_runs_on_a_quick_device() {
+    for scenario in SCENARIOS {
+        let mut stage = Stage::new((scenario.config)(), Schedule::Earliest);
+        assert!(play(scenario, &mut stage).is_ok());
+        assert_eq!((stage.errors, stage.end(scenario.name)), (0, End::default()));
+    }
+}
+
+/// Events that say "not ready" though they are, some times over: no error but a time-out or no memory, and then it works.
+#[test]
+fn events_that_are_not_ready_for_a_while() {
+    let mut errors = 0;
+    for scenario in SCENARIOS {
+        for times in [1, 2, 3, 5, 8, 1000] {
+            for schedule in [Schedule::Latest, Schedule::Earliest] {
+                let mut stage = Stage::new((scenario.config)(), schedule);
+                stage.story = format!("{}: {times} times not ready under {schedule:?}", scenario.name);
+                stage.unready = true;
+                stage.sim.not_ready(times);
+                assert!(play(scenario, &mut stage).is_ok(), "{}: stopped", stage.story);
+                errors += stage.errors;
+                let story = stage.story.clone();
+                assert_eq!(stage.end(&story), End::default());
+            }
+        }
+    }
+    assert!(errors > 0, "some wait was in vain");
+}
+
+/// The context is lost at call `k`: from then on every error says so, a miss fails with no further call, and dropping
+/// everything is quiet.
+#[test]
+fn a_context_lost_at_every_call() {
+    for scenario in SCENARIOS {
+        let calls = good_run(scenario, Schedule::Latest);
+        for k in 1..=calls {
+            let mut stage = Stage::new((scenario.config)(), Schedule::Latest);
+            stage.story = format!("{}: the context is lost at call {k}", scenario.name);
+            stage.planted = Some(Kind::ContextLost);
+            stage.sim.fail_call(k, Kind::ContextLost);
+            if play(scenario, &mut stage).is_err() {
+                stage.is_lost_for_good();
+            }
+            stage.end_lost();
+        }
+    }
+}
+
+/// Two calls fail, not only one: for the scenarios of one rung each it is every pair.
+#[test]
+fn pairs_of_calls_fail() {
+    for scenario in SCENARIOS.iter().filter(|s| s.pairs) {
+        let calls = good_run(scenario, Schedule::Latest);
+        for first in 1..calls {
+            for second in first + 1..=calls + 2 {
+                let mut stage = Stage::new((scenario.config)(), Schedule::Latest);
+                stage.story = format!("{}: calls {first} and {second} fail", scenario.name);
+                stage.planted = Some(Kind::Other);
+                stage.keep_faults = true;
+                stage.sim.fail_call(first, Kind::Other);
+                stage.sim.fail_call(second, Kind::Other);
+                assert!(play(scenario, &mut stage).is_ok(), "{}: stopped", stage.story);
+                let story = stage.story.clone();
+                let end = stage.end(&story);
+                // A free that fails twice in a destructor gives up, and says so.
+                let frees = end.drop_errors.iter().filter(|e| e.call.starts_with("cuMemFree")).count();
+                assert!(end.leaks.len() <= usize::from(frees == 2), "{story}: {end:?}");
+            }
+        }
+    }
+}
+
+/// Whatever was planted, a typed error has words that help.
+fn is_typed(e: &Error) -> bool {
+    !e.to_string().is_empty()
+}
+
+#[test]
+fn an_allocator_is_not_made_on_a_failing_device() {
+    for kind in KINDS {
+        let sim = rig::late();
+        sim.fail_call(1, kind);
+        let e = millpond::Allocator::new(sim.clone(), millpond::Config::default()).unwrap_err();
+        assert!(is_typed(&e) && matches!(&e, Error::Driver(d) if d.kind == kind), "{e}");
+        let gpu = rig::on(&sim, millpond::Config::default());
+        assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0);
+        rig::all_clean(&sim, gpu);
+    }
+}

@@ -1,0 +1,402 @@
+//! What is played: together the scenarios climb every rung of the ladder and use every verb.
+
+use crate::stage::{Stage, Stop};
+use millpond::report::Report;
+use millpond::units::MIB;
+use millpond::{Config, Growth, Limit, Policy, Reuse, Trim};
+use std::sync::{Arc, Mutex};
+
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) config: fn() -> Config,
+    pub(crate) play: fn(&mut Stage) -> Result<(), Stop>,
+    /// Whether a good run got where the name says.
+    pub(crate) reached: fn(&Report) -> bool,
+    /// Short enough to fail every pair of its calls.
+    pub(crate) pairs: bool,
+}
+
+/// Room for one block of 64 MiB.
+fn tight() -> Config {
+    Config::default().limit(Limit::Bytes(64 * MIB))
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "miss, grow, hit",
+        config: Config::default,
+        play: |st| {
+            st.open("s")?;
+            st.alloc_touch("x", 3, "s")?;
+            st.free("x");
+            st.alloc_touch("y", 3, "s")?;
+            st.alloc_touch("z", 30, "s")
+        },
+        reached: |r| (r.growths, r.total.counters.hits) == (2, 1),
+        pairs: true,
+    },
+    Scenario {
+        name: "grow by less than planned",
+        config: || Config::default().limit(Limit::Bytes(8 * MIB)),
+        play: |st| {
+            st.open("s")?;
+            st.alloc_touch("x", 5, "s")
+        },
+        reached: |r| r.taken == 6 * MIB,
+        pairs: true,
+    },
+    Scenario {
+        name: "lend what is complete",
+        config: tight,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.record("e", "a")?;
+            st.free("x");
+            st.act("synchronize", |st| st.gpu().synchronize())?;
+            st.alloc_touch("y", 64, "b")
+        },
+        reached: |r| r.ladder.lend.served == 1,
+        pairs: true,
+    },
+    Scenario {
+        name: "lend what is ordered",
+        config: tight,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.free("x");
+            st.act("wait_stream", |st| st.streams["b"].wait_stream(&st.streams["a"]))?;
+            st.alloc_touch("y", 64, "b")
+        },
+        reached: |r| r.ladder.lend.served == 1 && r.total.counters.waits_inserted == 0,
+        pairs: false,
+    },
+    Scenario {
+        name: "lend with a wait",
+        config: tight,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.free("x");
+            st.alloc_touch("y", 64, "b")
+        },
+        reached: |r| r.ladder.lend_with_wait.served == 1,
+        pairs: true,
+    },
+    Scenario {
+        name: "lend with waits a piece of a range in flight",
+        config: tight,
+        play: |st| {
+            for s in ["a", "b", "c"] {
+                st.open(s)?;
+            }
+            st.alloc_touch("x", 64, "a")?;
+            st.use_on("x", "a", "b")?;
+            st.free("x");
+            st.alloc_touch("y", 8, "c")?;
+            st.alloc_touch("z", 56, "a")
+        },
+        reached: |r| r.ladder.lend_with_wait.served == 2 && r.total.counters.waits_inserted == 3,
+        pairs: false,
+    },
+    Scenario {
+        name: "the own range in flight behind a wait",
+        config: tight,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.use_on("x", "a", "b")?;
+            st.free("x");
+            st.alloc_touch("y", 64, "a")
+        },
+        reached: |r| r.ladder.lend_with_wait.served == 1,
+        pairs: false,
+    },
+    Scenario {
+        name: "footprint waits before it grows",
+        config: || Config::default().policy(Policy::Footprint).growth(Growth::Exact),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.free("x");
+            st.alloc_touch("y", 64, "b")?;
+            st.alloc_touch("z", 32, "a")
+        },
+        reached: |r| (r.ladder.lend_with_wait.served, r.ladder.grow.served) == (1, 2),
+        pairs: false,
+    },
+    Scenario {
+        name: "trim and grow",
+        config: || tight().reuse(Reuse::Never).growth(Growth::Exact),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            for (x, mib) in [("x", 16), ("y", 16), ("z", 32)] {
+                st.alloc_touch(x, mib, "a")?;
+            }
+            for x in ["x", "y", "z"] {
+                st.free(x);
+            }
+            st.act("synchronize", |st| st.gpu().synchronize())?;
+            st.alloc_touch("w", 40, "b")
+        },
+        reached: |r| r.ladder.trim.served == 1,
+        pairs: false,
+    },
+    Scenario {
+        name: "wait for several uses",
+        config: || tight().reuse(Reuse::Ordered),
+        play: |st| {
+            for s in ["a", "b", "c"] {
+                st.open(s)?;
+            }
+            st.alloc_touch("x", 64, "a")?;
+            st.use_on("x", "a", "b")?;
+            st.use_on("x", "b", "c")?;
+            st.free("x");
+            st.alloc_touch("y", 64, "b")
+        },
+        reached: |r| r.total.counters.host_waits >= 2,
+        pairs: false,
+    },
+    Scenario {
+        name: "the callback makes room",
+        config: || {
+            // Each refusal but the first gives up: the first block is there to be freed by the user.
+            let asked = Arc::new(Mutex::new(0));
+            tight().growth(Growth::Exact).on_out_of_memory(move |_| {
+                let mut asked = asked.lock().unwrap();
+                *asked += 1;
+                *asked == 1
+            })
+        },
+        play: |st| {
+            st.open("a")?;
+            st.alloc_touch("x", 32, "a")?;
+            let x = st.blocks.remove("x");
+            let refused = st.gpu().alloc(64 * MIB, &st.streams["a"]);
+            match refused.map(drop).unwrap_err() {
+                e if e.out_of_memory().is_some() => {}
+                millpond::Error::Driver(d) if d.is_context_lost() => return Err(Stop),
+                millpond::Error::Driver(d) if Some(d.kind) == st.planted => st.sim.clear_faults(),
+                e => panic!("{}: {e}", st.story),
+            }
+            drop(x);
+            st.alloc_touch("y", 64, "a")
+        },
+        reached: |r| r.ladder.callback.tried >= 2,
+        pairs: false,
+    },
+    Scenario {
+        name: "trim and limits",
+        config: || Config::default().growth(Growth::Exact),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            for (x, s) in [("x", "a"), ("y", "a"), ("z", "b"), ("w", "b")] {
+                st.alloc_touch(x, 8, s)?;
+            }
+            for x in ["x", "y", "z"] {
+                st.free(x);
+            }
+            st.act("trim too early", |st| st.gpu().trim(Trim::All).map(drop))?;
+            st.act("synchronize", |st| st.streams["a"].synchronize())?;
+            st.act("trim a", |st| st.gpu().trim(Trim::Stream(&st.streams["a"])).map(drop))?;
+            st.act("synchronize", |st| st.gpu().synchronize())?;
+            st.act("set_limit", |st| st.gpu().set_limit(Limit::Bytes(9 * MIB)))?;
+            st.act("no limit", |st| st.gpu().set_limit(Limit::None))?;
+            st.alloc_touch("x", 8, "a")?;
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))
+        },
+        reached: |r| (r.releases, r.taken) == (3, 16 * MIB),
+        pairs: false,
+    },
+    Scenario {
+        name: "streams come and go",
+        config: || Config::default().limit(Limit::Bytes(40 * MIB)),
+        play: |st| {
+            st.open("home")?;
+            st.alloc_touch("x", 10, "home")?;
+            for (s, y) in [("a", "ya"), ("b", "yb"), ("c", "yc")] {
+                st.open(s)?;
+                st.alloc_touch(y, 15, s)?;
+                st.use_on("x", "home", s)?;
+                st.free(y);
+                st.close(s);
+            }
+            st.free("x");
+            st.alloc_touch("z", 15, "home")?;
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))
+        },
+        reached: |r| r.total.counters.in_flight_frees == 1,
+        pairs: false,
+    },
+    Scenario {
+        name: "adopted streams",
+        config: tight,
+        play: |st| {
+            let sim = st.sim.clone();
+            let natives = Mutex::new(Vec::new());
+            st.act("native stream", |_| {
+                natives.lock().unwrap().push(sim.stream()?);
+                Ok(())
+            })?;
+            let native = natives.lock().unwrap().remove(0);
+            for _ in 0..2 {
+                st.act("adopt", |st| {
+                    let stream = st.gpu().adopt(native.clone())?;
+                    st.streams.insert("a", stream);
+                    Ok(())
+                })?;
+                st.act("adopt the default", |st| {
+                    let stream = st.gpu().adopt(st.sim.per_thread_stream())?;
+                    st.streams.insert("t", stream);
+                    Ok(())
+                })?;
+                st.alloc_touch("x", 64, "a")?;
+                st.free("x");
+                st.close("a");
+                st.alloc_touch("y", 64, "t")?;
+                st.free("y");
+            }
+            Ok(())
+        },
+        reached: |r| r.growths == 1,
+        pairs: false,
+    },
+    Scenario {
+        name: "uses, events, sharing",
+        config: tight,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.free("x");
+            st.alloc("x", 64, "a")?;
+            st.act("share_with", |st| st.blocks["x"].share_with(&st.streams["b"]))?;
+            st.touch("x", "b")?;
+            st.record("e", "b")?;
+            st.act("record_use_until", |st| st.blocks["x"].record_use_until(&st.events["e"]))?;
+            st.act("is_complete", |st| st.events["e"].is_complete().map(drop))?;
+            st.act("wait", |st| st.streams["a"].wait(&st.events["e"]))?;
+            st.touch("x", "a")?;
+            let x = Mutex::new(st.blocks.remove("x"));
+            st.act("free_on", |st| {
+                let mut slot = x.lock().unwrap();
+                slot.take().expect("handed back").free_on(&st.streams["b"]).map_err(|(back, e)| {
+                    *slot = Some(back);
+                    e
+                })
+            })?;
+            st.alloc_touch("y", 64, "b")?;
+            st.record("f", "b")?;
+            st.act("synchronize", |st| st.events["f"].synchronize(core::time::Duration::from_secs(1)))
+        },
+        reached: |r| r.growths == 1 && r.total.counters.waits_inserted >= 1,
+        pairs: false,
+    },
+    Scenario {
+        name: "a use by nobody knows whom",
+        config: tight,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.blocks.remove("x").expect("made above").free_unknown();
+            st.alloc_touch("y", 64, "b")?;
+            st.blocks.remove("y").expect("made above").free_unknown();
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
+            st.alloc_touch("z", 64, "b")
+        },
+        reached: |r| r.total.counters.in_flight_frees == 2,
+        pairs: false,
+    },
+    Scenario {
+        name: "markers that fall due",
+        config: || Config::default().limit(Limit::Bytes(20 * MIB)),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 2, "a")?;
+            for i in 0..17 {
+                st.alloc_touch("y", 1, "a")?;
+                st.use_on("y", "a", "b")?;
+                st.free("y");
+                if i % 8 == 7 {
+                    st.act("stream synchronize", |st| st.streams["b"].synchronize())?;
+                }
+            }
+            st.alloc_touch("z", 18, "b")
+        },
+        reached: |r| r.total.counters.in_flight_frees > 8,
+        pairs: false,
+    },
+    Scenario {
+        name: "pinned memory",
+        config: || Config::default().pinned_limit(96 * MIB),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.pin("p", 40)?;
+            st.pin("q", 8)?;
+            st.read_pinned("p", "a")?;
+            st.read_pinned("p", "b")?;
+            st.read_pinned("q", "a")?;
+            st.record("e", "a")?;
+            st.act("record_use_until", |st| st.pinned["q"].record_use_until(&st.events["e"]))?;
+            st.unpin("p");
+            st.unpin("q");
+            // Does not fit beside what is in flight: the copies are waited for.
+            st.pin("r", 60)?;
+            st.unpin("r");
+            // Needs a segment of its own: the first is given back.
+            st.pin("s", 90)?;
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
+            st.unpin("s");
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
+            st.pin("t", 2)
+        },
+        reached: |r| r.pinned.as_ref().is_some_and(|p| p.counters.host_waits >= 1 && p.held == 64 * MIB),
+        pairs: false,
+    },
+    Scenario {
+        name: "deterministic",
+        config: || tight().deterministic(true),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 64, "a")?;
+            st.use_on("x", "a", "b")?;
+            st.free("x");
+            st.alloc_touch("y", 64, "b")?;
+            st.free("y");
+            st.act("synchronize", |st| st.gpu().synchronize())?;
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
+            st.alloc_touch("z", 64, "a")
+        },
+        reached: |r| (r.growths, r.releases) == (2, 1),
+        pairs: false,
+    },
+    Scenario {
+        name: "the allocator goes first, with everything pending",
+        config: Config::default,
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            st.alloc_touch("x", 3, "a")?;
+            st.use_on("x", "a", "b")?;
+            st.alloc_touch("y", 30, "b")?;
+            st.pin("p", 1)?;
+            st.read_pinned("p", "b")?;
+            st.record("e", "b")
+        },
+        reached: |r| (r.total.live, r.growths) == (2, 2),
+        pairs: false,
+    },
+];

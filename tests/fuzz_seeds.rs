@@ -1,0 +1,55 @@
+//! The fuzz targets' bodies over their committed seeds, with no fuzzer: what one once found stays found.
+
+#![allow(dead_code, unreachable_pub, reason = "the bodies are a library of the fuzz package too")]
+
+#[path = "../fuzz/src/heap_ops.rs"]
+mod heap_ops;
+#[path = "../fuzz/src/stream_ops.rs"]
+mod stream_ops;
+#[path = "../fuzz/src/trace_codec.rs"]
+mod trace_codec;
+#[path = "../fuzz/src/trace_import.rs"]
+mod trace_import;
+
+use std::path::Path;
+
+fn each_seed(target: &str, run: fn(&[u8])) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let mut seeds: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+    seeds.sort();
+    assert!(seeds.len() >= 3, "{} seeds in {}", seeds.len(), folder.display());
+    for seed in seeds {
+        // Shown when the run below panics.
+        println!("seed {}", seed.display());
+        run(&std::fs::read(seed).unwrap());
+    }
+}
+
+#[test]
+fn heap_ops_seeds() {
+    each_seed("heap_ops", heap_ops::run);
+}
+
+/// Each seed with every combination of options; the device has another temper with each policy and mode.
+#[test]
+fn stream_ops_seeds() {
+    each_seed("stream_ops", |data| {
+        let program = millpond::trace::Program::from_fuzz(&data[2..]);
+        let options: &[u8] = if cfg!(miri) { &[0] } else { &[0, 1, 2, 3] };
+        for &low in options {
+            for high in (0..0x80).step_by(if cfg!(miri) { 0x40 } else { 4 }) {
+                stream_ops::run_with([0, 64, 97, 98][usize::from(low)], high | low, &program);
+            }
+        }
+    });
+}
+
+#[test]
+fn trace_codec_seeds() {
+    each_seed("trace_codec", trace_codec::run);
+}
+
+#[test]
+fn trace_import_seeds() {
+    each_seed("trace_import", trace_import::run);
+}

@@ -1,0 +1,252 @@
+//! A pool's verbs, called with its lock held: insert and merge, enter (O5), cut, take (O7); and the judge of accesses.
+//!
+//! Knows stamps and ranges, but makes no marker and waits for nothing.
+
+use crate::mutants::*;
+use crate::{truth::*, world::*};
+
+impl World {
+    // --- order
+    /// Whether the host knows epoch `e` of `u` to be complete.
+    pub fn is_complete(&self, u: usize, e: Epoch) -> bool {
+        e == 0 || self.timelines[u].complete >= e
+    }
+    /// O1: whether `t`, with clock `k`, is ordered after epoch `e` of `u`.
+    pub fn ordered(&self, t: usize, k: &Known, u: usize, e: Epoch) -> bool {
+        u == t || k[u] >= e || self.is_complete(u, e)
+    }
+    /// The stamp of now: one above the newest number reserved.
+    pub fn next(&self, u: usize) -> Epoch {
+        let frozen = self.is(Mutant::CloseEarly) && u < self.cfg.ns && self.pools[u].closed;
+        self.timelines[u].submitted + if self.is(Mutant::StampNotPlusOne) || frozen { 0 } else { 1 }
+    }
+    /// Variant: the stamp that the ordering facts need: the first number reserved after they were learnt.
+    pub fn learned(&self, t: usize, needs: &[(usize, Epoch)]) -> Epoch {
+        needs
+            .iter()
+            .filter(|n| !self.is_complete(n.0, n.1))
+            .map(|n| if n.0 == t { n.1 } else { self.timelines[t].learned[n.0] + 1 })
+            .max()
+            .unwrap_or(0)
+    }
+    // --- addresses
+    /// The handle mapped at an address.
+    pub fn handle_at(&self, va: usize) -> Option<usize> {
+        match self.slots[va / self.cfg.h].st {
+            SlotState::Mapped(h) => Some(h),
+            SlotState::Deferred(h, _) => Some(h),
+            _ => None,
+        }
+    }
+    /// The physical cell at an address.
+    pub fn cell(&self, va: usize) -> Option<usize> {
+        self.handle_at(va).map(|h| h * self.cfg.h + va % self.cfg.h)
+    }
+    /// The handles that a range touches.
+    pub fn handles_of(&self, lo: usize, hi: usize) -> Vec<usize> {
+        let h = self.cfg.h;
+        (lo / h..=(hi - 1) / h).filter_map(|s| self.handle_at(s * h)).collect()
+    }
+    /// Ground truth: everything that the range's next owner must be ordered after.
+    pub fn need_clock(&self, lo: usize, hi: usize) -> Clock {
+        let mut v = [0; N];
+        for va in lo..hi {
+            if let Some(c) = self.cell(va) {
+                join(&mut v, &self.phys[c].prev);
+                join(&mut v, &self.phys[c].cur)
+            }
+        }
+        v
+    }
+    // --- heap verbs (pool lock held)
+    /// Insert and merge; no stamp law here.
+    pub fn put(&mut self, p: usize, lo: usize, hi: usize, st: Epoch) {
+        let res = self.cfg.h * self.cfg.spp;
+        let (mut lo, mut hi, mut st) = (lo, hi, st);
+        let mut i = 0;
+        while i < self.pools[p].free.len() {
+            let f = self.pools[p].free[i];
+            if (f.hi == lo || f.lo == hi) && f.lo / res == lo / res {
+                let left = f.hi == lo;
+                st = if self.is(Mutant::MergeMin) {
+                    st.min(f.st)
+                } else if self.is(Mutant::MergeLeft) {
+                    if left { f.st } else { st }
+                } else {
+                    st.max(f.st)
+                };
+                lo = lo.min(f.lo);
+                hi = hi.max(f.hi);
+                self.pools[p].free.swap_remove(i);
+                i = 0;
+            } else {
+                i += 1
+            }
+        }
+        self.pools[p].free.push(Free { lo, hi, st });
+    }
+    /// A range with a stamp of pool p's stream arrives or is freed: handle stamps first, then merge.
+    pub fn give(&mut self, p: usize, lo: usize, hi: usize, st: Epoch, at_free: bool) {
+        if at_free || !self.is(Mutant::HandleStampAtFreeOnly) {
+            for h in self.handles_of(lo, hi) {
+                if self.is(Mutant::HandleOneStamp) {
+                    self.handles[h].hs = [0; N]
+                }
+                let x = &mut self.handles[h].hs[p];
+                *x = (*x).max(st);
+            }
+        }
+        self.put(p, lo, hi, st)
+    }
+    /// O5. `old`: what it carried before (only mutants look at it); `pre`: submitted+1 read before the ordering fact.
+    pub fn enter(
+        &mut self,
+        p: usize,
+        lo: usize,
+        hi: usize,
+        complete: bool,
+        old: Epoch,
+        pre: Option<Epoch>,
+    ) -> Epoch {
+        let st = if (complete && (!self.is(Mutant::NeverZero) || self.pools[p].closed))
+            || self.is(Mutant::ZeroIfOrdered)
+        {
+            0
+        } else if let Some(e) = pre {
+            e
+        } else if old != 0 {
+            old
+        } else {
+            self.next(p)
+        };
+        self.give(p, lo, hi, st, false);
+        st
+    }
+    /// Cuts `lo..hi` out of a free range; head and tail stay.
+    pub fn cut_free(&mut self, p: usize, i: usize, lo: usize, hi: usize) {
+        let f = self.pools[p].free.swap_remove(i);
+        let rest = if self.is(Mutant::SplitRemainderZero) { 0 } else { f.st };
+        if f.lo < lo {
+            self.pools[p].free.push(Free { lo: f.lo, hi: lo, st: rest })
+        }
+        if hi < f.hi {
+            self.pools[p].free.push(Free { lo: hi, hi: f.hi, st: rest })
+        }
+    }
+    /// Upper bound of the stamps of a part of a free chunk: chunk stamp and handle stamps are both bounds.
+    pub fn eff(&self, p: usize, f: &Free, lo: usize, hi: usize) -> Epoch {
+        if self.is(Mutant::HandleOneStamp) || self.is(Mutant::HandleDropOnLend) {
+            return f.st;
+        }
+        f.st.min(self.handles_of(lo, hi).iter().map(|&h| self.handles[h].hs[p]).max().unwrap_or(0))
+    }
+    /// Take n cells from a free chunk of p (lock held); birth stamp O7; ground truth: new owner.
+    pub fn take(&mut self, p: usize, n: usize, array: bool, pre_birth: Epoch) -> Option<usize> {
+        let c: Vec<usize> = (0..self.pools[p].free.len())
+            .filter(|&i| self.pools[p].free[i].hi - self.pools[p].free[i].lo >= n)
+            .collect();
+        if c.is_empty() {
+            return None;
+        }
+        let i = c[self.choose(c.len())];
+        let f = self.pools[p].free[i];
+        let lo = if self.choose(2) == 0 { f.lo } else { f.hi - n };
+        let est = self.eff(p, &f, lo, lo + n);
+        self.cut_free(p, i, lo, lo + n);
+        let id = self.allocs.len();
+        for va in lo..lo + n {
+            let Some(c) = self.cell(va) else {
+                self.bad(format!("P3 alloc {id} got unmapped address {va}"));
+                return None;
+            };
+            if self.phys[c].owner != 0 {
+                let o = self.phys[c].owner - 1;
+                self.bad(format!("P1 cell {c}: owners {o} and {id}"))
+            }
+            let cell = &mut self.phys[c];
+            let cur = cell.cur;
+            join(&mut cell.prev, &cur);
+            cell.cur = [0; N];
+            cell.owner = id as u32 + 1;
+        }
+        self.pools[p].live += 1;
+        let birth = if self.is(Mutant::NoBirth) {
+            0
+        } else if self.is(Mutant::BirthBeforeWait) {
+            pre_birth
+        } else if self.is(Mutant::VBirthIsChunkStamp) || self.is(Mutant::VBirthAndMax) {
+            if self.is_complete(p, est) { 0 } else { est }
+        } else {
+            self.next(p)
+        };
+        let mut born = self.dev.clock[p];
+        let h = self.dev.host;
+        join(&mut born, &h);
+        self.allocs.push(Alloc {
+            pool: p,
+            lo,
+            hi: lo + n,
+            birth,
+            uses: vec![],
+            born,
+            live: true,
+            array,
+            unknown: false,
+            acts: vec![],
+            hist: vec![],
+            regs: [false; N],
+        });
+        self.st.allocs += 1;
+        self.say(|| {
+            format!("  alloc #{id} = [{lo},{}) on s{p}, birth {birth}, chunk stamp {}", lo + n, f.st)
+        });
+        Some(id)
+    }
+    /// Ground truth: one access by stream t.
+    pub fn access(&mut self, id: usize, t: usize, w: bool, lo: usize, hi: usize) -> u16 {
+        let (alo, born) = (self.allocs[id].lo, self.allocs[id].born);
+        if self.dev.gone[t] {
+            self.bad(format!("launch on destroyed stream s{t}"))
+        }
+        let pos = self.dev.submit(t, true);
+        let c = self.dev.clock[t];
+        self.say(|| {
+            format!("  access #{id}[{lo},{hi}) on s{t} at position {pos}{}", if w { " write" } else { "" })
+        });
+        if !le(&born, &c) {
+            self.bad(format!("P3 use of #{id} on s{t} not ordered after its allocation"))
+        }
+        for va in alo + lo..alo + hi {
+            let Some(p) = self.cell(va) else {
+                self.bad(format!("P3 access to unmapped address {va}"));
+                return pos;
+            };
+            if self.phys[p].owner != id as u32 + 1 {
+                self.bad(format!("P1/P3 cell {p} not owned by #{id}"))
+            }
+            if !le(&self.phys[p].prev, &c) {
+                let q = self.phys[p].prev;
+                self.bad(format!(
+                    "P2 #{id} on s{t} clock {c:?} reaches cell {p} unordered against former owners {q:?}"
+                ))
+            }
+            self.phys[p].cur[t] = pos;
+            let s = va / self.cfg.h;
+            self.slots[s].acc[t] = pos;
+            let h = self.handle_at(va).unwrap();
+            self.handles[h].acc[t] = pos;
+        }
+        if self.allocs[id].array {
+            for &(s, p, hw, l, r) in &self.allocs[id].hist {
+                if l < hi && lo < r && (w || hw) && p > c[s] {
+                    self.bad(format!(
+                        "P2' array #{id} on s{t}: conflicting access ({s},{p}) not ordered before"
+                    ));
+                    break;
+                }
+            }
+            self.allocs[id].hist.push((t, pos, w, lo, hi));
+        }
+        pos
+    }
+}

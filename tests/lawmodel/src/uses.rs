@@ -1,0 +1,207 @@
+//! The uses of an allocation (O6): recorded raw, or by an operation of ours that inserts the waits it needs.
+
+use crate::mutants::*;
+use crate::{markers::*, reach::*, truth::*, world::*};
+
+/// The user says that its own work on `t` uses the allocation: one open raw entry a stream.
+pub async fn record_use(mut w: WorldRef, id: usize, t: usize) {
+    serve_due(w, t).await;
+    let p = w.allocs[id].pool;
+    lock(w, p).await;
+    if !w.allocs[id].uses.iter().any(|u| u.s == t && u.raw && u.e.is_none()) {
+        let (n, sealed) = (w.allocs[id].hi - w.allocs[id].lo, w.next(t));
+        w.allocs[id].uses.push(Use { s: t, e: None, w: true, lo: 0, hi: n, raw: true, sealed, op: 0 });
+        w.timelines[t].open += 1;
+        w.allocs[id].regs[t] = true;
+        w.say(|| format!("record_use #{id} s{t}"));
+    }
+    unlock(w, p);
+}
+
+/// An operation that the library launches: it inserts the missing waits. copy: own marker right behind it.
+pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize, copy: bool) {
+    if !w.is(Mutant::DueAfterLaunch) {
+        serve_due(w, t).await
+    }
+    let p = w.allocs[id].pool;
+    let whole = lo == 0 && hi == w.allocs[id].hi - w.allocs[id].lo;
+    lock(w, p).await;
+    w.say(|| {
+        format!(
+            "array {} #{id}[{lo},{hi}) on s{t}{}",
+            if wr { "write" } else { "read" },
+            if copy { " (copy)" } else { "" }
+        )
+    });
+    let mut needs: Vec<(usize, Epoch, Clock)> = vec![];
+    for i in 0..w.allocs[id].uses.len() {
+        let u = w.allocs[id].uses[i].clone();
+        if u.s != t && u.lo < hi && lo < u.hi && (wr || u.w) {
+            let e = u.e.unwrap_or_else(|| w.next(u.s));
+            let mut v = [0; N];
+            for &(s, pos, hw, l, r) in &w.allocs[id].hist {
+                if s == u.s && l < u.hi && u.lo < r && (hw || wr) {
+                    v[s] = v[s].max(pos)
+                }
+            }
+            needs.push((u.s, e, v));
+            if u.e.is_none() && w.is(Mutant::NeedClosesOpen) {
+                w.allocs[id].uses[i].e = Some(e);
+                w.timelines[u.s].open -= 1
+            }
+        }
+    }
+    let mine = Use {
+        s: t,
+        e: None,
+        w: wr,
+        lo,
+        hi,
+        raw: false,
+        sealed: w.next(t),
+        op: {
+            w.next_op += 1;
+            w.next_op
+        },
+    };
+    let (shared, op) = (w.is(Mutant::SharedOpenEntry), w.next_op); // F1: an open entry belongs to one operation
+    let same = move |u: &Use| {
+        u.s == t && u.w == wr && u.lo == lo && u.hi == hi && u.e.is_none() && !u.raw && (shared || u.op == op)
+    };
+    let kind = move |u: &Use| u.s == t && u.e.is_some() && u.w == wr && u.lo == lo && u.hi == hi;
+    let had = w.allocs[id].uses.iter().any(same);
+    if !had && !w.is(Mutant::RegisterAfterOp) {
+        w.allocs[id].uses.push(mine.clone());
+        w.timelines[t].open += 1
+    }
+    unlock(w, p);
+    let mut ok = true;
+    if w.is(Mutant::VMaxPerStream) || w.is(Mutant::VBirthAndMax) {
+        needs.sort_by_key(|n| (n.0, std::cmp::Reverse(n.1)));
+        if let Some(i) = needs.iter().position(|n| n.0 == p) {
+            let x = needs.remove(i);
+            ok = wait_for(w, t, x.0, x.1, x.2, 2).await
+        }
+    }
+    if ok && t != p {
+        let mut v = [0; N];
+        for va in w.allocs[id].lo + lo..w.allocs[id].lo + hi {
+            if let Some(c) = w.cell(va) {
+                join(&mut v, &w.phys[c].prev)
+            }
+        }
+        let b = w.allocs[id].birth;
+        ok = wait_for(w, t, p, b, v, 1).await;
+    }
+    for (u, e, v) in needs {
+        ok = ok && wait_for(w, t, u, e, v, 2).await
+    }
+    pause().await;
+    let drop_mine = |mut w: WorldRef| {
+        if let Some(i) = w.allocs[id].uses.iter().position(same) {
+            w.allocs[id].uses.swap_remove(i);
+            w.timelines[t].open -= 1
+        }
+    };
+    if !ok || w.fault() {
+        if !had {
+            lock(w, p).await;
+            drop_mine(w);
+            unlock(w, p)
+        }
+        return;
+    }
+    if w.is(Mutant::VBirthIsChunkStamp) || w.is(Mutant::VBirthAndMax) || w.is(Mutant::NoBirth) {
+        // judge by the bytes' former life only, not by the position of the allocation
+        let (c, h) = (w.dev.clock[t], w.dev.host);
+        let mut c = c;
+        join(&mut c, &h);
+        let prev_ok = (w.allocs[id].lo + lo..w.allocs[id].lo + hi)
+            .all(|va| w.cell(va).is_none_or(|x| le(&w.phys[x].prev, &c)));
+        if prev_ok {
+            let b = w.allocs[id].born;
+            w.allocs[id].born = {
+                let mut x = b;
+                for i in 0..N {
+                    x[i] = x[i].min(c[i])
+                }
+                x
+            };
+        }
+    }
+    let pre = if w.is(Mutant::ExactReservedBeforeOp) && copy {
+        w.timelines[t].submitted += 1;
+        let n = w.timelines[t].submitted;
+        pause().await;
+        Some(n)
+    } else {
+        None
+    };
+    w.access(id, t, wr, lo, hi);
+    pause().await;
+    if w.fault() {
+        w.say(|| "  the call returns an error after its launch".into());
+        return;
+    }
+    if w.is(Mutant::DueAfterLaunch) {
+        serve_due(w, t).await
+    }
+    if w.is(Mutant::RegisterAfterOp) && !had {
+        lock(w, p).await;
+        w.allocs[id].uses.push(mine.clone());
+        w.timelines[t].open += 1;
+        unlock(w, p)
+    }
+    let multi = t != p || w.allocs[id].uses.iter().any(|u| u.s != p);
+    if w.is(Mutant::OneLastWrite) && wr {
+        let l: Vec<Use> = w.allocs[id].uses.iter().filter(|u| u.w && !same(u)).cloned().collect();
+        for u in l {
+            if u.e.is_none() {
+                w.timelines[u.s].open -= 1
+            }
+        }
+        w.allocs[id].uses.retain(|u| !u.w || same(u))
+    }
+    if copy || (wr && multi) {
+        let replace = |mut w: WorldRef| {
+            if (whole && (wr || w.is(Mutant::ReplaceUnordered))) || (wr && w.is(Mutant::SubviewReplaces)) {
+                if w.is(Mutant::WholeReplacesOpen) {
+                    let l = std::mem::take(&mut w.allocs[id].uses);
+                    for u in l {
+                        if u.e.is_none() {
+                            if same(&u) { w.allocs[id].uses.push(u) } else { w.timelines[u.s].open -= 1 }
+                        }
+                    }
+                } else {
+                    w.allocs[id].uses.retain(|u| u.e.is_none())
+                }
+            }
+        };
+        let mk = make_marker(w, t).await.map(|m| Mark { n: pre.unwrap_or(m.n), ..m });
+        lock(w, p).await;
+        match mk {
+            Some(m) => {
+                replace(w);
+                // another operation of the same kind may still be open under the same entry: only the last one seals it
+                let acts = w.allocs[id].acts.iter().filter(|a| **a == (lo, hi, wr)).count();
+                if acts <= 1 || !shared {
+                    drop_mine(w);
+                    let n = if w.is(Mutant::ExactLastWins) {
+                        m.n
+                    } else {
+                        w.allocs[id].uses.iter().filter(|u| kind(u)).fold(m.n, |a, u| a.max(u.e.unwrap()))
+                    };
+                    w.allocs[id].uses.retain(|u| !kind(u));
+                    w.allocs[id].uses.push(Use { e: Some(n), ..mine })
+                }
+            }
+            None => {
+                if w.is(Mutant::ReplaceOnMarkFail) {
+                    replace(w);
+                    drop_mine(w)
+                }
+            }
+        }
+        unlock(w, p);
+    }
+}

@@ -1,0 +1,221 @@
+//! Sinks and out-of-memory callbacks are user code: they may panic, and they may call back in.
+
+use crate::rig::{all_clean, late, on, write};
+use millpond::driver::sim::Sim;
+use millpond::trace::{Event as Happening, Sink};
+use millpond::units::MIB;
+use millpond::{Allocation, Allocator, Config, Error, Limit, Stream, Trim};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Runs something that is to panic with this word, and keeps the report off the test's output.
+fn panics(with: &str, run: impl FnOnce()) {
+    let said = catch_unwind(AssertUnwindSafe(run)).expect_err("a panic");
+    let said = said.downcast_ref::<&str>().copied().unwrap_or_default();
+    assert_eq!(said, with);
+}
+
+/// What a callback needs to call back in; filled in once the allocator is there.
+type Back = Arc<Mutex<Option<(Allocator<Sim>, Stream<Sim>)>>>;
+
+struct Panics(AtomicBool);
+impl Sink for Panics {
+    fn event(&self, _: u64, _: &Happening) {
+        assert!(!self.0.load(Ordering::Relaxed), "a sink");
+    }
+}
+
+/// A sink that panics passes its panic on from the verb that delivers; nothing is lost, and the next call works.
+#[test]
+fn a_panicking_sink_leaves_the_state_intact() {
+    let sim = late();
+    let sink = Arc::new(Panics(AtomicBool::new(false)));
+    let gpu = on(&sim, Config::default().sink(sink.clone()));
+    let s = gpu.stream().unwrap();
+    let kept = gpu.alloc(MIB, &s).unwrap();
+    write(&sim, &kept, &s);
+    sink.0.store(true, Ordering::Relaxed);
+    panics("a sink", || drop(gpu.alloc(MIB, &s)));
+    assert_eq!(gpu.report().total.live, 1, "what the caller never got is free again");
+    gpu.check();
+    // The drop on the way out left an event, which it delivered to nobody; each of these does.
+    for verb in [
+        &(|| drop(gpu.synchronize())) as &dyn Fn(),
+        &|| drop(gpu.trim(Trim::All)),
+        &|| gpu.deliver_events(),
+        &|| drop(gpu.alloc(1 << 33, &s)),
+    ] {
+        panics("a sink", verb);
+        panics("a sink", || drop(gpu.alloc(MIB, &s)));
+        gpu.check();
+    }
+    sink.0.store(false, Ordering::Relaxed);
+    drop(kept);
+    gpu.deliver_events();
+    let again = gpu.alloc(MIB, &s).unwrap();
+    write(&sim, &again, &s);
+    drop((again, s));
+    all_clean(&sim, gpu);
+}
+
+struct Recurses {
+    back: Back,
+    seen: AtomicUsize,
+    kept: Mutex<Vec<Allocation<Sim>>>,
+}
+impl Sink for Recurses {
+    fn event(&self, _: u64, event: &Happening) {
+        self.seen.fetch_add(1, Ordering::Relaxed);
+        let back = self.back.lock().unwrap().clone();
+        let Some((gpu, s)) = back else { return };
+        if let Happening::Allocate { asked: 1000, .. } = event {
+            let inner = gpu.alloc(2000, &s).unwrap();
+            drop(gpu.alloc(3000, &s).unwrap());
+            gpu.trim(Trim::All).unwrap();
+            self.kept.lock().unwrap().push(inner);
+        }
+    }
+}
+
+/// A sink may allocate, free and trim; the events of that come to it too, after the one it is given.
+#[test]
+fn a_sink_may_call_back_in() {
+    let sim = late();
+    let back = Back::default();
+    let sink = Arc::new(Recurses {
+        back: Arc::clone(&back),
+        seen: AtomicUsize::new(0),
+        kept: Mutex::new(Vec::new()),
+    });
+    let gpu = on(&sim, Config::default().sink(sink.clone()));
+    let s = gpu.stream().unwrap();
+    *back.lock().unwrap() = Some((gpu.clone(), s.clone()));
+    let x = gpu.alloc(1000, &s).unwrap();
+    // Grow and Allocate; inside: Allocate, Allocate, Free.
+    assert_eq!(sink.seen.load(Ordering::Relaxed), 5);
+    assert_eq!(gpu.report().total.live, 2);
+    *back.lock().unwrap() = None;
+    sink.kept.lock().unwrap().clear();
+    drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+fn tight() -> Config {
+    Config::default().limit(Limit::Bytes(64 * MIB))
+}
+
+/// The callback frees something and asks for another try.
+#[test]
+fn an_out_of_memory_callback_makes_room() {
+    let sim = late();
+    let hoard: Arc<Mutex<Vec<Allocation<Sim>>>> = Arc::default();
+    let mine = Arc::clone(&hoard);
+    let gpu = on(
+        &sim,
+        tight().on_out_of_memory(move |facts| {
+            assert_eq!((facts.asked, facts.report.limit), (64 * MIB, Some(64 * MIB)));
+            mine.lock().unwrap().pop().is_some()
+        }),
+    );
+    let s = gpu.stream().unwrap();
+    hoard.lock().unwrap().push(gpu.alloc(64 * MIB, &s).unwrap());
+    let x = gpu.alloc(64 * MIB, &s).unwrap();
+    write(&sim, &x, &s);
+    assert_eq!(gpu.report().ladder.callback.served, 1);
+    let refused = gpu.alloc(64 * MIB, &s).unwrap_err();
+    assert!(refused.out_of_memory().unwrap().tried.contains(&"callback"), "{refused}");
+    drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+/// A callback that always promises more ends in an error all the same, also where nothing can ever help.
+#[test]
+fn a_callback_that_lies_is_asked_a_few_times() {
+    for bytes in [64 * MIB, 65 * MIB] {
+        let sim = late();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let gpu = on(
+            &sim,
+            tight().on_out_of_memory(move |_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                true
+            }),
+        );
+        let s = gpu.stream().unwrap();
+        let x = gpu.alloc(MIB, &s).unwrap();
+        assert!(gpu.alloc(bytes, &s).unwrap_err().out_of_memory().is_some());
+        let n = asked.load(Ordering::Relaxed);
+        assert!((1..=3).contains(&n), "asked {n} times");
+        drop((x, s));
+        all_clean(&sim, gpu);
+    }
+}
+
+/// It may allocate itself; a miss in there does not call it again but fails like any other.
+#[test]
+fn a_callback_may_call_back_in() {
+    let sim = late();
+    let back = Back::default();
+    let (inner, calls) = (Arc::clone(&back), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&calls);
+    let gpu = on(
+        &sim,
+        tight().on_out_of_memory(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let back = inner.lock().unwrap().clone();
+            let (gpu, s) = back.expect("filled in below");
+            // A hit, a miss that fails, a stream that comes and goes, a trim.
+            drop(gpu.alloc(512, &s).unwrap());
+            assert!(matches!(gpu.alloc(64 * MIB, &s), Err(Error::OutOfMemory(_))));
+            drop(gpu.stream().unwrap());
+            gpu.synchronize().unwrap();
+            gpu.trim(Trim::All).unwrap();
+            false
+        }),
+    );
+    let s = gpu.stream().unwrap();
+    *back.lock().unwrap() = Some((gpu.clone(), s.clone()));
+    let x = gpu.alloc(1000, &s).unwrap();
+    assert!(gpu.alloc(64 * MIB, &s).unwrap_err().out_of_memory().is_some());
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    *back.lock().unwrap() = None;
+    drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+/// It may panic: nothing was taken, nothing is held, and the next miss calls it again.
+#[test]
+fn a_panicking_callback_leaves_the_state_intact() {
+    let sim = late();
+    let gpu = on(&sim, tight().on_out_of_memory(|_| panic!("a callback")));
+    let (s, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let x = gpu.alloc(64 * MIB, &s).unwrap();
+    for _ in 0..2 {
+        panics("a callback", || drop(gpu.alloc(MIB, &other)));
+        gpu.check();
+        assert_eq!(gpu.report().total.live, 1);
+    }
+    write(&sim, &x, &s);
+    drop(x);
+    let y = gpu.alloc(64 * MIB, &other).unwrap();
+    write(&sim, &y, &other);
+    drop((y, s, other));
+    all_clean(&sim, gpu);
+}
+
+/// A callback that owns the allocator's last handles but one, and drops them: the caller's own keep it open.
+#[test]
+fn a_callback_may_drop_handles() {
+    let sim = late();
+    let back = Back::default();
+    let inner = Arc::clone(&back);
+    let gpu = on(&sim, tight().on_out_of_memory(move |_| inner.lock().unwrap().take().is_some()));
+    let s = gpu.stream().unwrap();
+    *back.lock().unwrap() = Some((gpu.clone(), gpu.stream().unwrap()));
+    let x = gpu.alloc(64 * MIB, &s).unwrap();
+    assert!(gpu.alloc(MIB, &s).is_err());
+    drop((x, s));
+    all_clean(&sim, gpu);
+}

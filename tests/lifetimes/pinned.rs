@@ -1,0 +1,161 @@
+//! Pinned host memory: its limit, its trim, absurd sizes, and one slow stream that keeps back only its own.
+
+use crate::rig::{all_clean, late, on};
+use millpond::driver::sim::{Launch, Sim};
+use millpond::units::MIB;
+use millpond::{Config, Error, PinnedAllocation, Stream, Trim};
+
+/// Work on a stream that reads pinned memory, recorded.
+fn read(sim: &Sim, p: &PinnedAllocation<Sim>, s: &Stream<Sim>) {
+    p.record_use(s).unwrap();
+    sim.launch(s.native(), Launch::new("read pinned").reads(p.address(), p.len())).unwrap();
+}
+
+/// The CPU fills it, which it may at any time while it owns it.
+fn fill(sim: &Sim, p: &PinnedAllocation<Sim>) {
+    sim.host_writes(p.address(), p.len()).unwrap();
+}
+
+/// D8 at this level: 200 quick copies of 4 MiB beside one that does not end.
+#[test]
+fn d08_one_slow_stream_keeps_back_only_its_own() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let (slow, quick) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let stuck = gpu.alloc_pinned(4 * MIB).unwrap();
+    fill(&sim, &stuck);
+    let gate = sim.gate(slow.native()).unwrap();
+    read(&sim, &stuck, &slow);
+    let at = stuck.address();
+    drop(stuck);
+    for _ in 0..200 {
+        let p = gpu.alloc_pinned(4 * MIB).unwrap();
+        assert_ne!(p.address(), at, "a copy still reads it");
+        fill(&sim, &p);
+        read(&sim, &p, &quick);
+        drop(p);
+        quick.synchronize().unwrap();
+    }
+    gpu.trim(Trim::All).unwrap();
+    let pinned = gpu.report().pinned.unwrap();
+    assert_eq!((pinned.held, pinned.in_flight), (64 * MIB, 4 * MIB));
+    assert_eq!(pinned.held_peak, 64 * MIB);
+    gate.open();
+    gpu.synchronize().unwrap();
+    assert_eq!(gpu.report().pinned.unwrap().in_flight, 0);
+    drop((slow, quick));
+    all_clean(&sim, gpu);
+}
+
+/// At the limit the ladder gives idle segments back, waits for copies, and then says what there is.
+#[test]
+fn the_limit_of_pinned_memory() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().pinned_limit(8 * MIB));
+    let s = gpu.stream().unwrap();
+    let a = gpu.alloc_pinned(6 * MIB).unwrap();
+    let refused = gpu.alloc_pinned(4 * MIB).unwrap_err();
+    let live: Vec<_> = gpu.live().into_iter().map(|l| (Some(l.id), l.addr, l.bytes, l.stream)).collect();
+    assert_eq!(live, [(a.id(), a.address(), 6 * MIB, None)]);
+    gpu.check();
+    let facts = refused.out_of_memory().expect("out of memory");
+    assert_eq!((facts.asked, facts.stream, facts.report.limit), (4 * MIB, None, Some(8 * MIB)));
+    assert!(refused.to_string().contains("pinned"), "{refused}");
+    // In use by the device: waited for.
+    fill(&sim, &a);
+    read(&sim, &a, &s);
+    drop(a);
+    let b = gpu.alloc_pinned(6 * MIB).unwrap();
+    fill(&sim, &b);
+    assert_eq!(gpu.report().pinned.unwrap().counters.host_waits, 1);
+    drop(b);
+    // Too small a segment is in the way: given back.
+    let c = gpu.alloc_pinned(8 * MIB).unwrap();
+    fill(&sim, &c);
+    assert_eq!(gpu.report().pinned.unwrap().held, 8 * MIB);
+    drop((c, s));
+    all_clean(&sim, gpu);
+}
+
+/// What the wait brings back may be segments that are each too short: they are given back and a longer one is pinned.
+#[test]
+fn short_segments_make_room_for_a_long_one_after_the_wait() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().pinned_limit(60 * MIB));
+    let s = gpu.stream().unwrap();
+    let (a, b) = (gpu.alloc_pinned(30 * MIB).unwrap(), gpu.alloc_pinned(30 * MIB).unwrap());
+    for p in [&a, &b] {
+        fill(&sim, p);
+        read(&sim, p, &s);
+    }
+    drop((a, b));
+    let long = gpu.alloc_pinned(60 * MIB).unwrap();
+    fill(&sim, &long);
+    drop((long, s));
+    all_clean(&sim, gpu);
+}
+
+/// A trim unpins what is idle and complete, and nothing else.
+#[test]
+fn trim_unpins_what_is_complete() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let (idle, busy) = (gpu.alloc_pinned(64 * MIB).unwrap(), gpu.alloc_pinned(64 * MIB).unwrap());
+    fill(&sim, &busy);
+    read(&sim, &busy, &s);
+    drop((idle, busy));
+    let trimmed = gpu.trim(Trim::All).unwrap();
+    assert_eq!((trimmed.bytes, trimmed.segments), (64 * MIB, 1));
+    // Unpinning waited for the whole device, as the driver does; the next trim knows.
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 64 * MIB);
+    assert_eq!(sim.ledger().bytes_pinned, 0);
+    drop(s);
+    all_clean(&sim, gpu);
+}
+
+/// Uses end at events; a stream that goes away takes nothing with it.
+#[test]
+fn pinned_uses_until_events_and_on_streams_that_are_gone() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().pinned_limit(64 * MIB));
+    let (home, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let p = gpu.alloc_pinned(64 * MIB).unwrap();
+    fill(&sim, &p);
+    sim.launch(home.native(), Launch::new("read pinned").reads(p.address(), p.len())).unwrap();
+    let until = home.record().unwrap();
+    p.record_use_until(&until).unwrap();
+    read(&sim, &p, &other);
+    drop(other);
+    // Later work on the first stream delays nothing.
+    let gate = sim.gate(home.native()).unwrap();
+    drop(p);
+    let q = gpu.alloc_pinned(64 * MIB).expect("both uses end without the gate");
+    fill(&sim, &q);
+    gate.open();
+    drop((q, home, until));
+    all_clean(&sim, gpu);
+}
+
+#[test]
+fn absurd_pinned_sizes() {
+    let sim = late().pinned_capacity(128 * MIB);
+    let gpu = on(&sim, Config::default());
+    assert!(gpu.alloc_pinned(0).unwrap().is_empty());
+    for bytes in [1 << 63, u64::MAX, 1 << 41] {
+        assert!(matches!(gpu.alloc_pinned(bytes), Err(Error::TooLarge { asked, .. }) if asked == bytes));
+    }
+    let refused = gpu.alloc_pinned((1 << 41) - 512).unwrap_err();
+    assert!(refused.out_of_memory().is_some_and(|o| o.driver.is_some()), "{refused}");
+    // The planned segment does not fit, the rounded one neither; exactly what was asked does.
+    let most = gpu.alloc_pinned(128 * MIB - 512).unwrap();
+    let one = gpu.alloc_pinned(1).unwrap();
+    assert_eq!(one.address().0 % 512, 0);
+    drop((most, one));
+    gpu.check();
+    for limit in [0, 1, 511] {
+        let none = on(&sim, Config::default().pinned_limit(limit));
+        assert!(none.alloc_pinned(1).unwrap_err().out_of_memory().is_some());
+    }
+    all_clean(&sim, gpu);
+}

@@ -1,0 +1,126 @@
+//! The tests of the CUDA backend against planted bugs of its own, over the stand-in driver: each bug is found by each of
+//! the tests that stand beside it here, and right code passes them.
+//!
+//! A bug may hang or abort what it is planted in, and there is one driver in a process: each test runs in a process of
+//! its own, of the executables that `.ci/mutants` builds and names in `MILLPOND_CUDA_TESTS`. It does not know what the
+//! tests do.
+
+#![cfg(all(millpond_mutants, feature = "cuda"))]
+
+use millpond::mutant::Bug;
+use std::io::Write as _;
+use std::process::Command;
+
+/// Which tests find which bug, as `executable::test`.
+const KILLERS: &[(Bug, &[&str])] = &[
+    (
+        Bug::CudaRecordElsewhere,
+        &["on_fake_cuda::early::order::a_wait_orders", "cuda_backend::every_kind_of_stream_has_one_identity"],
+    ),
+    (Bug::CudaWaitDropped, &["on_fake_cuda::early::order::a_later_record_moves_no_wait"]),
+    (
+        Bug::CudaPendingDone,
+        &[
+            "on_fake_cuda::early::order::a_later_record_moves_no_wait",
+            "cuda_backend::a_gate_holds_its_stream_until_it_is_opened_or_its_time_is_over",
+        ],
+    ),
+    (Bug::CudaErrorPending, &["on_fake_cuda::early::capture::calls_outside_a_relaxed_batch_end_it"]),
+    (
+        Bug::CudaNeverRelaxed,
+        &[
+            "on_fake_cuda::early::capture::relaxed_batches_break_no_capture",
+            "on_fake_cuda::early::capture::somebody_elses_capture_survives_the_allocator",
+        ],
+    ),
+    (Bug::CudaStaysRelaxed, &["on_fake_cuda::early::capture::calls_outside_a_relaxed_batch_end_it"]),
+    (
+        Bug::CudaNobodySuspect,
+        &["cuda_backend::somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator"],
+    ),
+    (
+        Bug::CudaHandleIsId,
+        &[
+            "on_fake_cuda::early::habits::handle_values_come_back_and_ids_do_not",
+            "cuda_backend::every_kind_of_stream_has_one_identity",
+        ],
+    ),
+    (Bug::CudaAnyThread, &["cuda_backend::every_kind_of_stream_has_one_identity"]),
+    (
+        Bug::CudaContextLeft,
+        &["cuda_backend::the_last_reference_to_an_adopted_stream_leaves_no_context_behind"],
+    ),
+    (Bug::CudaDirtyPages, &["cuda_backend::memory_is_aligned_and_wrong_frees_are_refused_in_words"]),
+    (Bug::CudaScrubbedNot, &["cuda_backend::options_say_where_segments_come_from_and_wipe_them"]),
+    (Bug::CudaPartFreed, &["cuda_backend::memory_is_aligned_and_wrong_frees_are_refused_in_words"]),
+    (
+        Bug::CudaMappingKept,
+        &[
+            "cuda_backend::a_handle_keeps_its_contents_from_address_to_address",
+            "on_fake_cuda::early::mapping::contents_survive_a_move",
+        ],
+    ),
+    (
+        Bug::CudaBlockingStream,
+        &["on_fake_cuda::early::order::the_legacy_stream_waits_for_blocking_streams_only"],
+    ),
+];
+
+/// Runs one test with a bug planted, or none: whether it passed, and what it said. It must be there.
+fn run(executables: &[String], named: &str, bug: Option<Bug>) -> (bool, String) {
+    let (executable, test) = named.split_once("::").expect("executable::test");
+    let is = |path: &&String| {
+        let file = std::path::Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        file.strip_prefix(executable).is_some_and(|rest| rest.starts_with('-'))
+    };
+    let path =
+        executables.iter().find(is).unwrap_or_else(|| panic!("{executable} is not among {executables:?}"));
+    let mut command = Command::new(path);
+    command
+        .args(["--exact", test, "--test-threads", "1"])
+        .env_remove("MILLPOND_PLANT")
+        .env("RUST_BACKTRACE", "0");
+    if let Some(bug) = bug {
+        command.env("MILLPOND_PLANT", bug.name());
+    }
+    let output = command.output().expect("an executable of .ci/mutants");
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("running 1 test\n"), "{named} is not there:\n{said}");
+    assert!(!said.contains("SKIPPED"), "{named} found no driver:\n{said}");
+    (output.status.success(), said)
+}
+
+#[test]
+fn every_bug_of_the_backend_is_found() {
+    let unlisted: Vec<_> = Bug::CUDA.iter().filter(|b| KILLERS.iter().all(|(k, _)| k != *b)).collect();
+    assert!(unlisted.is_empty(), "no test is named for {unlisted:?}");
+    let Ok(executables) = std::env::var("MILLPOND_CUDA_TESTS") else {
+        // Past the test harness, which shows what a passing test prints to nobody.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: bugs of the CUDA backend, which .ci/mutants plants");
+        return;
+    };
+    let executables: Vec<String> = executables.split(':').map(str::to_owned).collect();
+    let mut missed = Vec::new();
+    let mut tests: Vec<&str> = KILLERS.iter().flat_map(|(_, tests)| *tests).copied().collect();
+    tests.sort_unstable();
+    tests.dedup();
+    for test in tests {
+        let (passed, said) = run(&executables, test, None);
+        if !passed {
+            missed.push(format!("right code fails {test}:\n{said}"));
+        }
+    }
+    let mut table = String::from("\n| bug | what is wrong | found by |\n|---|---|---|\n");
+    for (bug, tests) in KILLERS {
+        for test in *tests {
+            if run(&executables, test, Some(*bug)).0 {
+                missed.push(format!("{bug} ({}) passes {test}", bug.what()));
+            }
+        }
+        let tests: Vec<_> = tests.iter().map(|t| format!("`{t}`")).collect();
+        table += &format!("| {bug} | {} | {} |\n", bug.what(), tests.join(", "));
+    }
+    let _ = std::io::stderr().write_all(table.as_bytes());
+    assert!(missed.is_empty(), "{} misses:\n{}", missed.len(), missed.join("\n"));
+}

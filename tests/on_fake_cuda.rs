@@ -1,0 +1,45 @@
+//! The conformance suite on the CUDA backend over the stand-in driver, unsafe code and all, with no GPU: judged by the
+//! backend's own checks, by the simulated device's oracle, and by what is left in the driver.
+//!
+//! The stand-in is built by `cargo test --workspace` or `.ci/fake-cuda`; where it is not, this says so.
+#![cfg(feature = "cuda")]
+
+mod cuda_bench;
+#[path = "fake_libcuda/remote.rs"]
+mod remote;
+#[macro_use]
+mod suite;
+
+use cuda_bench::{Judge, OnCuda};
+use millpond::driver::cuda::Cuda;
+use remote::{Fake, When};
+
+impl Judge for Fake {
+    fn finish(self) -> Result<(), String> {
+        match (self.verdict(), self.leaks()) {
+            (None, None) => Ok(()),
+            (verdict, leaks) => {
+                Err(format!("{}\nleft: {}", verdict.unwrap_or_default(), leaks.unwrap_or_default()))
+            }
+        }
+    }
+}
+
+/// A device of 4 GiB with this schedule, if the stand-in was built.
+fn bench(when: When) -> Option<OnCuda<Fake>> {
+    let Some(fake) = remote::fake(4 << 30, 1, when) else {
+        suite::say("SKIPPED: the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
+        return None;
+    };
+    Some(OnCuda::new(Cuda::new(0).expect("the stand-in's device"), fake))
+}
+
+mod early {
+    conformance!(crate::bench(crate::When::Earliest));
+}
+mod late {
+    conformance!(crate::bench(crate::When::Latest));
+}
+mod random {
+    conformance!(crate::bench(crate::When::Random(7)));
+}

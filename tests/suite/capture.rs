@@ -1,0 +1,165 @@
+//! What a graph capture survives, and what ends it.
+
+use super::*;
+use millpond::driver::Memory;
+use millpond::{DriverErrorKind, Error, Trim};
+use verbs::{free, map, pin, release, set_access, unmap, unpin, unreserve};
+
+/// A stream that captures a kernel on memory of its own.
+fn capturing<T: Bench>(b: &T) -> (StreamOf<T>, Addr) {
+    let (s, addr) = (stream(b), b.device().allocate_raw(MIB).expect("memory"));
+    // What loads when first used does so now.
+    b.write(&s, addr, MIB, A);
+    finish_stream(b, &s);
+    b.begin_capture(&s);
+    b.write(&s, addr, MIB, A);
+    (s, addr)
+}
+
+/// Whether a call, made while a stream captures, ends the capture.
+fn ends<T: Bench>(b: &T, call: impl FnOnce(&StreamOf<T>)) -> bool {
+    let (s, addr) = capturing(b);
+    call(&s);
+    let ended = match b.end_capture(&s) {
+        Ok(()) => false,
+        Err(901) => true,
+        Err(code) => panic!("the capture ended with {code}"),
+    };
+    // The stream works again either way.
+    b.write(&s, addr, MIB, B);
+    b.check(&s, addr, MIB, B);
+    finish_stream(b, &s);
+    free(b, addr, MIB).expect("freed");
+    ended
+}
+
+fn refused_for_it(result: DriverResult<impl Sized>) {
+    match result {
+        Ok(_) => panic!("it was let through"),
+        Err(e) => assert_eq!(e.kind, DriverErrorKind::Capturing, "{e}"),
+    }
+}
+
+pub fn asking_whether_a_stream_captures_is_harmless<T: Bench>(b: &T) {
+    let idle = stream(b);
+    let ended = ends(b, |s| {
+        assert!(b.device().is_capturing(s).expect("an answer"));
+        assert!(!b.device().is_capturing(&idle).expect("an answer"));
+    });
+    assert!(!ended);
+}
+
+pub fn asking_a_captured_stream_for_its_id_ends_the_capture<T: Bench>(b: &T) {
+    let s = b.per_thread();
+    drop(s);
+    assert!(ends(b, |s| assert_eq!(b.ask_id(s), Err(900))));
+}
+
+pub fn relaxed_batches_break_no_capture<T: Bench>(b: &T) {
+    let d = b.device();
+    let (other, event) = (stream(b), d.create_event().expect("an event"));
+    d.record(&event, &other).expect("recorded");
+    let mut taken = None;
+    let ended = ends(b, |_| {
+        d.relaxed(|| {
+            let addr = d.allocate_raw(MIB).expect("memory");
+            let host = pin(b, 4096);
+            d.query(&event).expect("an answer");
+            let more = stream(b);
+            d.record(&event, &more).expect("recorded");
+            taken = Some((addr, host));
+        });
+    });
+    assert!(!ended);
+    let (addr, host) = taken.expect("the batch ran");
+    free(b, addr, MIB).expect("freed");
+    unpin(b, &host).expect("unpinned");
+}
+
+pub fn calls_outside_a_relaxed_batch_end_it<T: Bench>(b: &T) {
+    let d = b.device();
+    let (other, event) = (stream(b), d.create_event().expect("an event"));
+    d.record(&event, &other).expect("recorded");
+    finish_stream(b, &other);
+    assert!(ends(b, |_| refused_for_it(d.query(&event))), "an event query");
+    assert!(ends(b, |_| refused_for_it(d.allocate_raw(MIB))), "an allocation");
+}
+
+pub fn virtual_memory_calls_break_no_capture<T: Bench>(b: &T) {
+    let d = b.device();
+    let unit = d.granularity();
+    let ended = ends(b, |_| {
+        let (addr, handle) = (d.reserve(unit, None).expect("addresses"), d.create(unit).expect("a handle"));
+        map(b, addr, &handle).expect("mapped");
+        set_access(b, addr, unit).expect("usable");
+        unmap(b, addr, unit).expect("unmapped");
+        release(b, &handle);
+        unreserve(b, addr, unit);
+        d.memory_info().expect("an answer");
+    });
+    assert!(!ended);
+}
+
+pub fn a_wait_on_outside_work_ends_the_capture<T: Bench>(b: &T) {
+    let other = stream(b);
+    let event = mark(b, &other);
+    assert!(ends(b, |s| refused_for_it(b.device().wait(s, &event))));
+}
+
+pub fn a_context_event_ends_the_capture<T: Bench>(b: &T) {
+    assert!(ends(b, |_| assert_eq!(b.raw_context_event(), 900)));
+    assert_eq!(b.raw_context_event(), 0, "allowed again");
+}
+
+/// The device's own verb refuses it; a backend that knows of the capture may spare it.
+pub fn a_context_event_is_refused_during_a_capture<T: Bench>(b: &T) {
+    let event = b.device().create_event().expect("an event");
+    ends(b, |_| refused_for_it(b.device().record_context(&event)));
+    b.device().record_context(&event).expect("allowed again");
+    assert!(done(b, &event));
+}
+
+/// An allocator that grows, lends, trims and waits beside somebody's capture breaks it not.
+pub fn somebody_elses_capture_survives_the_allocator<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let ended = ends(b, |_| {
+        let blocks: Vec<_> = (1..6).map(|i| gpu.alloc(i * 3 * MIB, &s).expect("memory")).collect();
+        for block in &blocks {
+            let word = own(b, block, &s);
+            t.wait_stream(&s).expect("ordered");
+            block.record_use(&t).expect("recorded");
+            still(b, block, &t, word);
+        }
+        drop(blocks);
+        let again = gpu.alloc(9 * MIB, &t).expect("memory");
+        let host = gpu.alloc_pinned(64 * KIB).expect("pinned memory");
+        drop((again, host));
+        let late = gpu.stream().expect("a stream");
+        drop(gpu.alloc(MIB, &late).expect("memory"));
+        drop(late);
+        gpu.trim(Trim::All).expect("trimmed");
+        // Looks at queries and markers; waits for nothing that is not there.
+        let _ = gpu.report();
+    });
+    assert!(!ended, "the allocator has ended somebody's capture");
+    gpu.synchronize().expect("waited");
+    gpu.check();
+}
+
+/// The first version refuses to allocate on a capturing stream, and the capture survives the refusal.
+pub fn a_capturing_stream_is_refused<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let native = stream(b);
+    let s = gpu.adopt(native.clone()).expect("adopted");
+    let block = gpu.alloc(MIB, &s).expect("memory");
+    b.write(&native, block.address(), MIB, A);
+    finish_stream(b, &native);
+    b.begin_capture(&native);
+    b.write(&native, block.address(), MIB, B);
+    assert!(matches!(gpu.alloc(MIB, &s), Err(Error::Capturing { .. })));
+    assert!(matches!(block.record_use(&s), Err(Error::Capturing { .. })));
+    assert!(matches!(gpu.adopt(native.clone()), Err(Error::Capturing { .. })));
+    b.end_capture(&native).expect("it survived");
+    drop(gpu.alloc(MIB, &s).expect("allowed again"));
+}

@@ -1,0 +1,166 @@
+//! A driver's habits: who waits for kernels, whose values come back, what a context event covers, when copies return.
+
+use super::*;
+use millpond::driver::Memory;
+use std::collections::HashSet;
+use verbs::{d2d, d2h, fill, free, h2d, map, pin, read, release, set_access, unmap, unpin, unreserve};
+
+/// A plain free waits for every kernel of the device, whichever stream it runs on.
+pub fn a_plain_free_waits_for_running_kernels<T: Bench>(b: &T) {
+    let s = stream(b);
+    let addr = b.device().allocate_raw(MIB).expect("memory");
+    assert!(b.waits(&s, &mut || free(b, addr, MIB)));
+    finish_stream(b, &s);
+}
+
+/// So does unpinning.
+pub fn unpinning_waits_for_running_kernels<T: Bench>(b: &T) {
+    let s = stream(b);
+    let host = pin(b, 64 << 10);
+    assert!(b.waits(&s, &mut || unpin(b, &host)));
+    finish_stream(b, &s);
+}
+
+/// Allocating, pinning, streams, events and all of virtual memory wait for nothing.
+pub fn everything_else_waits_for_nothing<T: Bench>(b: &T) {
+    let d = b.device();
+    let (s, unit) = (stream(b), d.granularity());
+    let gate = b.gate(&s);
+    let behind = mark(b, &s);
+    let (plain, host) = (d.allocate_raw(MIB).expect("memory"), pin(b, 64 << 10));
+    let (addr, handle) = (d.reserve(unit, None).expect("addresses"), d.create(unit).expect("a handle"));
+    map(b, addr, &handle).expect("mapped");
+    set_access(b, addr, unit).expect("usable");
+    let other = stream(b);
+    b.write(&other, addr, unit, A);
+    assert!(done(b, &mark(b, &other)), "another stream's work ends meanwhile");
+    unmap(b, addr, unit).expect("unmapped");
+    release(b, &handle);
+    unreserve(b, addr, unit);
+    drop(other);
+    d.memory_info().expect("an answer");
+    assert!(pending(b, &behind), "none of it waited");
+    b.open(gate);
+    finish_stream(b, &s);
+    unpin(b, &host).expect("unpinned");
+    free(b, plain, MIB).expect("freed");
+}
+
+/// E7: a stream is destroyed at once, and its work goes on.
+pub fn a_destroyed_stream_goes_on<T: Bench>(b: &T) {
+    let (s, t, range) = (stream(b), stream(b), b.device().allocate(MIB).expect("memory"));
+    let gate = b.gate(&s);
+    b.write(&s, range.addr(), MIB, A);
+    let written = mark(b, &s);
+    drop(s);
+    assert!(pending(b, &written), "the destroy did not wait");
+    b.open(gate);
+    b.device().wait(&t, &written).expect("the event outlives the stream");
+    b.check(&t, range.addr(), MIB, A);
+    finish_stream(b, &t);
+}
+
+/// E7: a destroyed stream's value is another stream's soon; its id is nobody's ever again.
+pub fn handle_values_come_back_and_ids_do_not<T: Bench>(b: &T) {
+    let (mut values, mut ids) = (HashSet::new(), HashSet::new());
+    for _ in 0..40 {
+        let s = stream(b);
+        values.insert(b.handle(&s));
+        ids.insert(b.device().stream_info(&s).expect("its id").id);
+    }
+    assert_eq!(ids.len(), 40);
+    assert!(values.len() < 40, "40 streams, and no value came back");
+}
+
+/// A context event covers streams of every kind, destroyed ones included.
+pub fn a_context_event_covers_every_kind_of_stream<T: Bench>(b: &T) {
+    type Make<T> = fn(&T) -> StreamOf<T>;
+    let kinds: [(&str, Make<T>); 4] = [
+        ("non-blocking", stream),
+        ("blocking", blocking_stream),
+        ("legacy", T::legacy),
+        ("per-thread", T::per_thread),
+    ];
+    for (kind, make) in kinds {
+        for destroyed in [false, true] {
+            let s = make(b);
+            let gate = b.gate(&s);
+            let kept = (!destroyed).then_some(s);
+            let event = b.device().create_event().expect("an event");
+            b.device().record_context(&event).expect("recorded");
+            assert!(pending(b, &event), "{kind}, destroyed {destroyed}");
+            b.open(gate);
+            assert!(done(b, &event), "{kind}, destroyed {destroyed}");
+            drop(kept);
+        }
+    }
+}
+
+/// A context event holds nothing back that comes later.
+pub fn a_context_event_holds_nothing_back<T: Bench>(b: &T) {
+    let (s, t) = (stream(b), stream(b));
+    let gate = b.gate(&s);
+    let event = b.device().create_event().expect("an event");
+    b.device().record_context(&event).expect("recorded");
+    assert!(done(b, &mark(b, &t)));
+    b.device().wait(&t, &event).expect("a wait");
+    let behind = mark(b, &t);
+    assert!(pending(b, &behind), "but who waits for it, waits");
+    b.open(gate);
+    assert!(done(b, &behind));
+}
+
+/// A small copy from pageable memory has read its source when it returns.
+pub fn a_pageable_source_is_free_at_return<T: Bench>(b: &T) {
+    let (s, range) = (stream(b), b.device().allocate(4 * KIB).expect("memory"));
+    let gate = b.gate(&s);
+    let mut source = vec![7_u8; 4096];
+    h2d(b, range.addr(), source.as_ptr(), source.len(), &s);
+    source.fill(9);
+    b.open(gate);
+    assert_eq!(read(b, range.addr(), 4096, &s), vec![7; 4096]);
+}
+
+/// A copy from pinned memory reads its source when it runs: it must be left alone until then.
+pub fn a_pinned_source_is_read_when_the_copy_runs<T: Bench>(b: &T) {
+    let (s, range, source) = (stream(b), b.device().allocate(4 * KIB).expect("memory"), pin(b, 4096));
+    source.fill(7);
+    let gate = b.gate(&s);
+    h2d(b, range.addr(), source.as_ptr(), 4096, &s);
+    source.fill(9);
+    b.open(gate);
+    assert_eq!(read(b, range.addr(), 4096, &s), vec![9; 4096]);
+    unpin(b, &source).expect("unpinned");
+}
+
+/// A copy to pageable memory is done when it returns, without any other wait; one to pinned memory only in stream order.
+pub fn a_pageable_target_is_full_at_return<T: Bench>(b: &T) {
+    let (s, range, target) = (stream(b), b.device().allocate(4 * KIB).expect("memory"), pin(b, 4096));
+    b.write(&s, range.addr(), 4 * KIB, A);
+    assert_eq!(read(b, range.addr(), 4096, &s), A.to_le_bytes().repeat(512));
+    target.fill(0);
+    let gate = b.gate(&s);
+    d2h(b, &target, range.addr(), 4096, &s);
+    assert_eq!(target.to_vec(), vec![0; 4096], "not yet");
+    b.open(gate);
+    finish_stream(b, &s);
+    assert_eq!(target.to_vec(), A.to_le_bytes().repeat(512));
+    unpin(b, &target).expect("unpinned");
+}
+
+/// Copies and fills move their bytes and touch nothing else, at odd addresses and lengths too.
+pub fn copies_and_fills_move_their_bytes<T: Bench>(b: &T) {
+    let (s, range) = (stream(b), b.device().allocate(64 * KIB).expect("memory"));
+    let base = range.addr();
+    let data: Vec<u8> = (0..20_000_u32).map(|i| (i * 7 % 251) as u8).collect();
+    fill(b, base, 0x11, 64 * KIB, &s);
+    h2d(b, base.plus(3), data.as_ptr(), data.len(), &s);
+    d2d(b, base.plus(40_001), base.plus(3), 20_000, &s);
+    fill(b, base.plus(40_101), 0x22, 77, &s);
+    let all = read(b, base, 64 << 10, &s);
+    let mut expected = vec![0x11; 64 << 10];
+    expected[3..20_003].copy_from_slice(&data);
+    expected[40_001..60_001].copy_from_slice(&data);
+    expected[40_101..40_178].fill(0x22);
+    assert!(all == expected, "first difference at {:?}", all.iter().zip(&expected).position(|(a, b)| a != b));
+}

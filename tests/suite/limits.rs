@@ -1,0 +1,115 @@
+//! The allocator and the end of memory: limits, out of memory, trims, closing.
+
+use super::*;
+use millpond::{Error, Growth, Limit, Reuse, Trim};
+
+fn exact() -> Config {
+    Config::default().growth(Growth::Exact).bounded_wait(Duration::from_millis(20))
+}
+
+fn is_out_of_memory<X>(result: Result<X, Error>) -> bool {
+    match result {
+        Ok(_) => false,
+        Err(e) => {
+            let facts = e.out_of_memory().unwrap_or_else(|| panic!("it failed with {e}"));
+            assert!(!facts.advice().is_empty() && facts.rounded >= facts.asked);
+            true
+        }
+    }
+}
+
+pub fn a_limit_refuses_and_recovers<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().limit(Limit::Bytes(8 * MIB)));
+    let s = gpu.stream().expect("a stream");
+    let first = gpu.alloc(6 * MIB, &s).expect("within the limit");
+    let word = own(b, &first, &s);
+    assert!(is_out_of_memory(gpu.alloc(4 * MIB, &s)));
+    still(b, &first, &s, word);
+    drop(first);
+    let second = gpu.alloc(6 * MIB, &s).expect("the cached bytes");
+    own(b, &second, &s);
+    gpu.set_limit(Limit::Bytes(16 * MIB)).expect("raised");
+    let third = gpu.alloc(8 * MIB, &s).expect("within the new limit");
+    own(b, &third, &s);
+    assert!(gpu.report().taken <= 16 * MIB);
+}
+
+pub fn limits_of_nothing<T: Bench>(b: &T) {
+    for limit in [0, 1] {
+        let gpu = allocator(b, exact().limit(Limit::Bytes(limit)));
+        let s = gpu.stream().expect("a stream");
+        assert!(is_out_of_memory(gpu.alloc(1, &s)));
+        let empty = gpu.alloc(0, &s).expect("nothing is always to be had");
+        assert!(empty.is_empty());
+        assert_eq!(gpu.report().taken, 0);
+    }
+}
+
+pub fn requests_beyond_the_device<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact());
+    let s = gpu.stream().expect("a stream");
+    assert!(is_out_of_memory(gpu.alloc(gpu.capacity() + MIB, &s)));
+    for absurd in [u64::MAX, u64::MAX - 511, 1 << 63] {
+        assert!(matches!(gpu.alloc(absurd, &s), Err(Error::TooLarge { .. })), "{absurd}");
+    }
+    let block = gpu.alloc(MIB, &s).expect("all is well");
+    own(b, &block, &s);
+    gpu.check();
+}
+
+pub fn a_trim_gives_everything_back<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact());
+    let streams = [gpu.stream().expect("s"), gpu.stream().expect("t")];
+    for s in &streams {
+        for bytes in [3 * MIB, 100 * KIB, 7 * MIB] {
+            let block = gpu.alloc(bytes, s).expect("memory");
+            let word = own(b, &block, s);
+            still(b, &block, s, word);
+        }
+    }
+    let taken = gpu.report().taken;
+    assert!(taken >= 10 * MIB);
+    gpu.synchronize().expect("waited");
+    let trimmed = gpu.trim(Trim::All).expect("trimmed");
+    assert_eq!((trimmed.bytes, gpu.report().taken), (taken, 0));
+    let again = gpu.alloc(MIB, &streams[0]).expect("memory");
+    own(b, &again, &streams[0]);
+}
+
+/// O4: what may still be in use is not given back, however idle it looks.
+pub fn memory_in_flight_is_not_trimmed<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().reuse(Reuse::Ordered));
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let block = gpu.alloc(4 * MIB, &s).expect("memory");
+    let word = own(b, &block, &s);
+    t.wait_stream(&s).expect("ordered");
+    let gate = b.gate(t.native());
+    block.record_use(&t).expect("recorded");
+    still(b, &block, &t, word);
+    drop(block);
+    let trimmed = gpu.trim(Trim::All).expect("nothing to give, and nothing waited for");
+    assert_eq!((trimmed.bytes, gpu.report().taken), (0, 4 * MIB));
+    assert!(pending(b, &mark(b, t.native())));
+    b.open(gate);
+    gpu.synchronize().expect("waited");
+    assert_eq!(gpu.trim(Trim::All).expect("now it goes").bytes, 4 * MIB);
+}
+
+/// Everything the allocator made is gone with the last thing that refers to it; the judgement looks for what is not.
+pub fn nothing_lasts_beyond_the_last_drop<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let streams: Vec<_> = (0..4).map(|_| gpu.stream().expect("a stream")).collect();
+    let mut blocks = Vec::new();
+    for (i, s) in streams.iter().enumerate() {
+        let block = gpu.alloc((1 + i as u64) * 700 * KIB, s).expect("memory");
+        let word = own(b, &block, s);
+        let reader = &streams[(i + 1) % 4];
+        reader.wait_stream(s).expect("ordered");
+        block.record_use(reader).expect("recorded");
+        still(b, &block, reader, word);
+        blocks.push(block);
+    }
+    let events: Vec<_> = streams.iter().map(|s| s.record().expect("an event")).collect();
+    let host = gpu.alloc_pinned(MIB).expect("pinned memory");
+    drop((gpu, streams, events, host, blocks));
+}

@@ -1,0 +1,203 @@
+//! Virtual memory, as the allocator's footprint rests on it.
+
+use super::*;
+use millpond::DriverErrorKind;
+use verbs::{HandleOf, map, read, release, set_access, unmap, unreserve};
+
+/// A reservation of so many units.
+fn reserve<T: Bench>(b: &T, units: u64) -> Addr {
+    b.device().reserve(units * b.device().granularity(), None).expect("addresses")
+}
+
+/// A handle of one unit, mapped and usable.
+fn mapped<T: Bench>(b: &T, addr: Addr) -> HandleOf<T> {
+    let handle = b.device().create(b.device().granularity()).expect("a handle");
+    map(b, addr, &handle).expect("mapped");
+    set_access(b, addr, b.device().granularity()).expect("usable");
+    handle
+}
+
+fn gone<T: Bench>(b: &T, addr: Addr, units: u64) {
+    unreserve(b, addr, units * b.device().granularity());
+}
+
+fn is_refused(result: DriverResult<impl Sized>) -> bool {
+    match result {
+        Ok(_) => false,
+        Err(e) if e.kind == DriverErrorKind::InvalidValue => true,
+        Err(e) => panic!("refused, but with {e}"),
+    }
+}
+
+pub fn the_unit_is_2_mib_and_odd_sizes_are_refused<T: Bench>(b: &T) {
+    let d = b.device();
+    assert_eq!(d.granularity(), 2 * MIB);
+    for odd in [MIB, 3 * MIB, 2 * MIB + 512] {
+        assert!(is_refused(d.create(odd)), "a handle of {odd} bytes");
+        assert!(is_refused(d.reserve(odd, None)), "a reservation of {odd} bytes");
+    }
+    let (addr, handle) = (reserve(b, 2), d.create(2 * MIB).expect("a handle"));
+    assert!(is_refused(map(b, addr.plus(MIB), &handle)), "an odd address");
+    release(b, &handle);
+    gone(b, addr, 2);
+}
+
+pub fn one_handle_at_two_addresses_is_the_same_memory<T: Bench>(b: &T) {
+    let (unit, s) = (b.device().granularity(), stream(b));
+    let (first, second) = (reserve(b, 1), reserve(b, 1));
+    let handle = mapped(b, first);
+    map(b, second, &handle).expect("mapped again");
+    set_access(b, second, unit).expect("usable");
+    for word in [A, B] {
+        b.write(&s, first, unit, word);
+        b.check(&s, second, unit, word);
+        b.write(&s, second, unit, !word);
+        b.check(&s, first, unit, !word);
+    }
+    finish_stream(b, &s);
+    unmap(b, first, unit).expect("unmapped");
+    b.check(&s, second, unit, !B);
+    finish_stream(b, &s);
+    unmap(b, second, unit).expect("unmapped");
+    release(b, &handle);
+    gone(b, first, 1);
+    gone(b, second, 1);
+}
+
+pub fn access_is_given_again_after_every_map<T: Bench>(b: &T) {
+    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 2));
+    let handle = mapped(b, addr);
+    assert!(is_refused(set_access(b, addr.plus(unit), unit)), "nothing is mapped there to give access to");
+    b.write(&s, addr, unit, A);
+    finish_stream(b, &s);
+    for _ in 0..2 {
+        unmap(b, addr, unit).expect("unmapped");
+        assert!(is_refused(set_access(b, addr, unit)), "nor here now");
+        map(b, addr, &handle).expect("mapped again");
+        set_access(b, addr, unit).expect("usable again");
+        b.check(&s, addr, unit, A);
+        finish_stream(b, &s);
+    }
+    unmap(b, addr, unit).expect("unmapped");
+    release(b, &handle);
+    gone(b, addr, 2);
+}
+
+pub fn a_handle_is_mapped_whole<T: Bench>(b: &T) {
+    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 4));
+    let handle = b.device().create(2 * unit).expect("a handle");
+    map(b, addr, &handle).expect("mapped");
+    assert!(is_refused(set_access(b, addr, unit)), "access to a part");
+    set_access(b, addr, 2 * unit).expect("usable");
+    assert!(is_refused(unmap(b, addr, unit)), "a part unmapped");
+    assert!(is_refused(map(b, addr.plus(unit), &handle)), "something is mapped there");
+    // Reaching beyond the reservation is not asked: an H200 did not refuse it where more reserved addresses followed.
+    b.write(&s, addr, 2 * unit, A);
+    b.check(&s, addr, 2 * unit, A);
+    finish_stream(b, &s);
+    unmap(b, addr, 2 * unit).expect("whole");
+    release(b, &handle);
+    gone(b, addr, 4);
+}
+
+pub fn one_call_may_span_handles_and_holes<T: Bench>(b: &T) {
+    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 4));
+    let d = b.device();
+    let handles = [d.create(unit).expect("a handle"), d.create(unit).expect("a handle")];
+    map(b, addr, &handles[0]).expect("mapped");
+    map(b, addr.plus(unit), &handles[1]).expect("mapped");
+    set_access(b, addr, 2 * unit).expect("two handles in one call");
+    b.write(&s, addr, 2 * unit, A);
+    b.check(&s, addr, 2 * unit, A);
+    finish_stream(b, &s);
+    unmap(b, addr.plus(unit), unit).expect("unmapped");
+    map(b, addr.plus(2 * unit), &handles[1]).expect("mapped behind a hole");
+    set_access(b, addr.plus(2 * unit), unit).expect("usable");
+    b.check(&s, addr.plus(2 * unit), unit, A);
+    finish_stream(b, &s);
+    unmap(b, addr, 3 * unit).expect("two handles and a hole in one call");
+    for handle in &handles {
+        release(b, handle);
+    }
+    gone(b, addr, 4);
+}
+
+pub fn contents_survive_a_move<T: Bench>(b: &T) {
+    let (unit, s) = (b.device().granularity(), stream(b));
+    let (from, to) = (reserve(b, 1), reserve(b, 1));
+    let handle = mapped(b, from);
+    b.write(&s, from, unit, A);
+    finish_stream(b, &s);
+    unmap(b, from, unit).expect("unmapped");
+    map(b, to, &handle).expect("mapped elsewhere");
+    set_access(b, to, unit).expect("usable");
+    b.check(&s, to, unit, A);
+    finish_stream(b, &s);
+    unmap(b, to, unit).expect("unmapped");
+    release(b, &handle);
+    gone(b, from, 1);
+    gone(b, to, 1);
+}
+
+pub fn fresh_memory_is_zero<T: Bench>(b: &T) {
+    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 1));
+    for _ in 0..3 {
+        let handle = mapped(b, addr);
+        b.check(&s, addr, unit, 0);
+        b.write(&s, addr, unit, A);
+        finish_stream(b, &s);
+        unmap(b, addr, unit).expect("unmapped");
+        release(b, &handle);
+    }
+    gone(b, addr, 1);
+}
+
+pub fn a_released_handle_lives_while_it_is_mapped<T: Bench>(b: &T) {
+    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 1));
+    let handle = mapped(b, addr);
+    b.write(&s, addr, unit, A);
+    release(b, &handle);
+    b.check(&s, addr, unit, A);
+    assert_eq!(read(b, addr, 8, &s), A.to_le_bytes());
+    unmap(b, addr, unit).expect("unmapped, and gone");
+    gone(b, addr, 1);
+}
+
+pub fn a_reservation_can_be_continued<T: Bench>(b: &T) {
+    let (unit, s) = (b.device().granularity(), stream(b));
+    let first = reserve(b, 8);
+    // Addresses that were ours a moment ago are free to be asked for.
+    let tail = first.plus(4 * unit);
+    gone(b, first, 8);
+    assert_eq!(b.device().reserve(4 * unit, Some(first)).expect("addresses"), first);
+    assert_eq!(b.device().reserve(4 * unit, Some(tail)).expect("addresses"), tail, "right behind the last");
+    let seam = tail.0 - unit;
+    let handles = [mapped(b, Addr(seam)), mapped(b, tail)];
+    b.write(&s, Addr(seam), 2 * unit, A);
+    b.check(&s, Addr(seam), 2 * unit, A);
+    finish_stream(b, &s);
+    unmap(b, Addr(seam), unit).expect("unmapped");
+    unmap(b, tail, unit).expect("unmapped");
+    for handle in &handles {
+        release(b, handle);
+    }
+    gone(b, first, 4);
+    gone(b, tail, 4);
+}
+
+pub fn work_runs_across_the_seam_of_two_handles<T: Bench>(b: &T) {
+    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 2));
+    let handles = [mapped(b, addr), mapped(b, addr.plus(unit))];
+    let seam = addr.plus(unit - 4096);
+    let data: Vec<u8> = (0..8192_u32).map(|i| (i * 13 % 241) as u8).collect();
+    verbs::h2d(b, seam, data.as_ptr(), data.len(), &s);
+    verbs::d2d(b, addr, seam, 8192, &s);
+    assert!(read(b, addr, 8192, &s) == data);
+    verbs::fill(b, seam, 0x77, 8192, &s);
+    assert!(read(b, seam, 8192, &s) == vec![0x77; 8192]);
+    unmap(b, addr, 2 * unit).expect("unmapped");
+    for handle in &handles {
+        release(b, handle);
+    }
+    gone(b, addr, 2);
+}

@@ -1,0 +1,318 @@
+//! One conformance suite for every device: what the allocator does on streams, and the facts of a driver that the
+//! simulated device relies on, so that hardware checks the simulator.
+//!
+//! A [`Bench`] is a device and what a test needs beyond the driver's traits: kernels that write and check a pattern, a
+//! gate that holds a stream, and a judgement at the end. `tests/on_sim.rs` and its siblings make one each and say
+//! `conformance!`. A test knows no device: it uses gates, so that work behind them is provably pending, never time.
+//!
+//! | file | what it holds against a device |
+//! |---|---|
+//! | `order` | E1 to E8: streams, events, the legacy and per-thread streams |
+//! | `habits` | who waits for kernels, values that come back, context events, copies |
+//! | `capture` | what a capture survives |
+//! | `mapping` | virtual memory |
+//! | `reuse` | the allocator: who gets freed bytes, and when |
+//! | `limits` | the allocator: limits, out of memory, trims, closing |
+//! | `pinned` | the allocator: host memory |
+//! | `scrub` | the allocator: memory that changes hands shows nothing |
+//! | `rows` | rows of tests/rows.rs that are shown on every device |
+//! | `arrays`, `transfers` | typed arrays, copies and their tokens |
+//! | `kernels` | kernels on arrays |
+//! | `flight` | reuse while everything is provably in flight; and that this test can fail |
+
+#![allow(dead_code, unreachable_pub, reason = "each bench uses some of it")]
+
+pub mod arrays;
+pub mod capture;
+pub mod deaf;
+pub mod flight;
+pub mod habits;
+pub mod kernels;
+pub mod limits;
+pub mod mapping;
+pub mod order;
+pub mod pinned;
+pub mod reuse;
+pub mod rows;
+pub mod scrub;
+pub mod transfers;
+pub mod verbs;
+
+use millpond::driver::{Driver, DriverResult, Fences, Kernels, Mapping};
+use millpond::units::Addr;
+use millpond::{Allocation, Allocator, Config, Stream};
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A bench's streams and events.
+pub type StreamOf<B> = <<B as Bench>::Device as Fences>::Stream;
+/// As [`StreamOf`].
+pub type EventOf<B> = <<B as Bench>::Device as Fences>::Event;
+
+/// A device on the bench.
+pub trait Bench: Sized + Sync {
+    /// The driver's type.
+    type Device: Driver + Mapping + Kernels;
+    /// A closed gate.
+    type Gate;
+
+    /// The driver.
+    fn device(&self) -> &Self::Device;
+    /// Puts a kernel on a stream that runs until it is told to end.
+    fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
+    /// Ends it.
+    fn open(&self, gate: Self::Gate);
+    /// Whether a call waits for a kernel that runs on a stream. The call is made, and succeeds, either way.
+    fn waits(&self, on: &StreamOf<Self>, call: &mut dyn FnMut() -> DriverResult<()>) -> bool;
+    /// Puts a kernel on a stream that fills a range with a word.
+    fn write(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
+    /// Puts a kernel on a stream that checks that a range holds a word; the judgement tells if it did not.
+    fn check(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
+    /// Waits for everything, and tells what checks have found so far. A bench whose checks must wait at times does it
+    /// here: a test that makes very many of them calls this while nothing is behind a gate.
+    fn tally(&self) -> Result<(), String> {
+        Ok(())
+    }
+    /// The legacy default stream.
+    fn legacy(&self) -> StreamOf<Self>;
+    /// The calling thread's default stream.
+    fn per_thread(&self) -> StreamOf<Self>;
+    /// The value of a stream's native handle.
+    fn handle(&self, stream: &StreamOf<Self>) -> u64;
+    /// Asks the driver for a stream's id, whatever is known already; the error's code.
+    fn ask_id(&self, stream: &StreamOf<Self>) -> Result<u64, u32>;
+    /// Records an event of its own behind everything in the context, whatever the backend thinks of it; the driver's code.
+    fn raw_context_event(&self) -> u32;
+    /// Begins a global capture.
+    fn begin_capture(&self, stream: &StreamOf<Self>);
+    /// Ends a capture; the error's code if it was destroyed.
+    fn end_capture(&self, stream: &StreamOf<Self>) -> Result<(), u32>;
+    /// Waits for everything, judges, and looks for what was left. Everything of the test's own is gone.
+    fn finish(self) -> Result<(), String>;
+}
+
+/// How long a wait for something that must come may take before a test gives up. Only a failure takes this long.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const MIB: u64 = 1 << 20;
+pub const KIB: u64 = 1 << 10;
+
+/// Words that tell operations apart.
+pub const A: u64 = 0xAAAA_0001_AAAA_0001;
+pub const B: u64 = 0xBBBB_0002_BBBB_0002;
+
+/// An address further on.
+pub trait Plus {
+    fn plus(self, bytes: u64) -> Addr;
+}
+impl Plus for Addr {
+    fn plus(self, bytes: u64) -> Addr {
+        Addr(self.0 + bytes)
+    }
+}
+
+/// Says something past the test harness, which shows what a passing test prints to nobody.
+pub fn say(what: &str) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
+/// Runs a test on a bench, if there is one, and judges.
+pub fn run<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
+    let Some(bench) = bench else { return };
+    test(&bench);
+    if let Err(why) = bench.finish() {
+        panic!("{name}: {why}");
+    }
+}
+
+/// Runs a test that a bench must convict.
+pub fn run_guilty<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
+    let Some(bench) = bench else { return };
+    test(&bench);
+    assert!(bench.finish().is_err(), "{name}: the bench found nothing, so it proves nothing");
+}
+
+/// A word that nobody else has.
+pub fn fresh_word() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
+}
+
+/// A small seeded generator (splitmix64).
+#[derive(Debug)]
+pub struct Seeded(pub u64);
+
+impl Seeded {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 16) as usize % n
+    }
+}
+
+// What most tests say.
+
+/// A non-blocking stream.
+pub fn stream<T: Bench>(b: &T) -> StreamOf<T> {
+    b.device().create_stream(millpond::driver::StreamOptions::default()).expect("a stream")
+}
+
+/// A stream that is ordered with the legacy default stream.
+pub fn blocking_stream<T: Bench>(b: &T) -> StreamOf<T> {
+    let options = millpond::driver::StreamOptions { blocking: true, ..Default::default() };
+    b.device().create_stream(options).expect("a stream")
+}
+
+/// A new event, recorded on a stream.
+pub fn mark<T: Bench>(b: &T, on: &StreamOf<T>) -> EventOf<T> {
+    let event = b.device().create_event().expect("an event");
+    b.device().record(&event, on).expect("recorded");
+    event
+}
+
+/// Whether what an event captured is pending, as a query says.
+pub fn pending<T: Bench>(b: &T, event: &EventOf<T>) -> bool {
+    !b.device().query(event).expect("an answer")
+}
+
+/// Whether what an event captured comes to its end.
+pub fn done<T: Bench>(b: &T, event: &EventOf<T>) -> bool {
+    b.device().wait_event(event, PATIENCE).expect("an answer")
+}
+
+/// Waits for a stream.
+pub fn finish_stream<T: Bench>(b: &T, stream: &StreamOf<T>) {
+    b.device().synchronize_stream(stream).expect("waited");
+}
+
+/// An allocator on a bench.
+pub fn allocator<T: Bench>(b: &T, config: Config) -> Allocator<T::Device> {
+    Allocator::new(b.device().clone(), config).expect("an allocator")
+}
+
+/// Fills a block with a word of its own, and answers the word.
+pub fn own<T: Bench>(b: &T, block: &Allocation<T::Device>, on: &Stream<T::Device>) -> u64 {
+    let word = fresh_word();
+    b.write(on.native(), block.address(), block.len(), word);
+    word
+}
+
+/// Checks a block for its word, on a stream.
+pub fn still<T: Bench>(b: &T, block: &Allocation<T::Device>, on: &Stream<T::Device>, word: u64) {
+    b.check(on.native(), block.address(), block.len(), word);
+}
+
+/// Whether two blocks share bytes.
+pub fn overlap<D: Driver>(a: &Allocation<D>, b: &Allocation<D>) -> bool {
+    let (x, y) = (a.address().0, b.address().0);
+    x < y + b.len() && y < x + a.len()
+}
+
+/// Tests for one bench: `conformance!(bench())`, where `bench` answers `Option<impl Bench>`.
+macro_rules! conformance {
+    ($bench:expr) => {
+        conformance! { @ $bench, run;
+            order: [
+                stream_order, gated_work_is_pending, a_wait_orders, an_event_never_recorded_is_empty,
+                a_later_record_moves_no_wait, a_wait_before_the_record_waits_for_nothing,
+                a_record_forgets_what_was_captured_before, what_the_host_saw_complete_is_there,
+                the_legacy_stream_waits_for_blocking_streams_only,
+                blocking_streams_wait_for_the_legacy_stream, per_thread_streams_are_blocking_and_one_a_thread,
+            ]
+            habits: [
+                a_plain_free_waits_for_running_kernels, unpinning_waits_for_running_kernels,
+                everything_else_waits_for_nothing, a_destroyed_stream_goes_on,
+                handle_values_come_back_and_ids_do_not, a_context_event_covers_every_kind_of_stream,
+                a_context_event_holds_nothing_back, a_pageable_source_is_free_at_return,
+                a_pinned_source_is_read_when_the_copy_runs, a_pageable_target_is_full_at_return,
+                copies_and_fills_move_their_bytes,
+            ]
+            capture: [
+                asking_whether_a_stream_captures_is_harmless, asking_a_captured_stream_for_its_id_ends_the_capture,
+                relaxed_batches_break_no_capture, calls_outside_a_relaxed_batch_end_it,
+                virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,
+                a_context_event_ends_the_capture,
+                a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,
+                a_capturing_stream_is_refused,
+            ]
+            mapping: [
+                the_unit_is_2_mib_and_odd_sizes_are_refused, one_handle_at_two_addresses_is_the_same_memory,
+                access_is_given_again_after_every_map, a_handle_is_mapped_whole, one_call_may_span_handles_and_holes,
+                contents_survive_a_move, fresh_memory_is_zero, a_released_handle_lives_while_it_is_mapped,
+                a_reservation_can_be_continued, work_runs_across_the_seam_of_two_handles,
+            ]
+            reuse: [
+                a_hit_makes_no_driver_call, the_same_stream_reuses_at_once, an_ordered_stream_is_lent_the_bytes,
+                an_unordered_stream_gets_other_bytes, a_wait_is_inserted_when_memory_is_short,
+                a_recorded_use_is_respected, a_free_by_an_unknown_stream_is_respected,
+                streams_and_allocations_end_in_any_order, allocations_are_freed_from_other_threads,
+                default_streams_are_adopted, a_seeded_churn_keeps_every_pattern, threads_with_a_stream_each_keep_theirs,
+            ]
+            limits: [
+                a_limit_refuses_and_recovers, limits_of_nothing, requests_beyond_the_device,
+                a_trim_gives_everything_back, memory_in_flight_is_not_trimmed, nothing_lasts_beyond_the_last_drop,
+            ]
+            pinned: [
+                bytes_go_there_and_back, a_source_in_flight_is_nobody_elses, a_pinned_limit_refuses_and_recovers,
+            ]
+            scrub: [
+                a_new_tenant_reads_zeroes, a_borrower_reads_zeroes, a_first_use_elsewhere_comes_after_the_fill,
+                pinned_bytes_are_zero,
+            ]
+            rows: [
+                d03_a_stream_dropped_with_work_pending, c07_per_thread_default_streams_are_known_by_their_ids,
+            ]
+            arrays: [
+                shapes_and_sizes, no_elements_are_an_array_too, zeros_are_zero_and_pinned_too,
+                pinned_kinds_never_share_a_segment, views_name_their_elements, each_stream_waits_for_the_last_write,
+                dropped_in_flight_is_reused_in_order, an_array_has_a_life_as_an_allocation,
+                a_stream_of_another_device_is_refused,
+            ]
+            transfers: [
+                a_source_comes_back_and_its_elements_arrive, later_work_waits_for_the_copy_and_the_host_does_not,
+                what_comes_after_a_copy_holds_nobody_back, reads_wait_for_no_reads_and_writes_for_reads,
+                a_dropped_token_keeps_its_memory, a_forgotten_token_costs_memory_and_nothing_else,
+                a_shared_source_lives_until_every_copy_is_done, the_shapes_of_both_sides_are_compared,
+                nothing_is_copied_too, pageable_memory_goes_through_slots, a_staged_source_is_free_at_return,
+                arrays_are_copied_inside_the_device, rows_that_lie_apart, borrowed_memory_is_waited_for,
+                tokens_outlive_everything, a_capturing_stream_copies_nothing,
+            ]
+            kernels: [
+                iota_counts_up, saxpy_adds_a_multiple, a_fill_writes_every_element, a_sum_is_the_sum,
+                a_sum_of_floats_is_the_same_everywhere, elements_are_picked_and_spread, lengths_are_compared,
+                a_launch_waits_for_exactly_what_it_must, arrays_dropped_behind_a_launch_are_reused_in_order,
+                a_named_kernel_takes_operands,
+            ]
+            flight: [patterns_survive_while_everything_is_in_flight]
+        }
+        conformance! { @ $bench, run_guilty;
+            guilty: [a_wrong_pattern_is_found]
+        }
+        conformance! { @ $bench, run_guilty;
+            guilty_flight: [a_driver_that_forgets_waits_is_found]
+        }
+        conformance! { @ $bench, run_guilty;
+            guilty_scrub: [without_scrubbing_the_former_word_is_there]
+        }
+    };
+    (@ $bench:expr, $run:ident; $($room:ident: [$($test:ident),* $(,)?])*) => {$(
+        mod $room {
+            $(
+                #[test]
+                fn $test() {
+                    crate::suite::$run($bench, stringify!($test), conformance!(@path $room $test));
+                }
+            )*
+        }
+    )*};
+    (@path guilty $test:ident) => { crate::suite::order::$test };
+    (@path guilty_scrub $test:ident) => { crate::suite::scrub::$test };
+    (@path guilty_flight $test:ident) => { crate::suite::flight::$test };
+    (@path $room:ident $test:ident) => { crate::suite::$room::$test };
+}

@@ -1,0 +1,288 @@
+//! The allocator on streams: who gets freed bytes, and when. Every block holds a word of its own from birth to free, so
+//! that bytes given away too early are found by their contents on any device.
+
+use super::*;
+use millpond::{Growth, Limit, Reuse};
+use std::sync::mpsc;
+
+fn exact() -> Config {
+    Config::default().growth(Growth::Exact)
+}
+
+/// Driver calls so far. Questions which context is current are not counted: they ask nothing of the device.
+fn calls<T: Bench>(b: &T) -> u64 {
+    let bookkeeping = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"];
+    b.device().calls().iter().filter(|(name, _)| !bookkeeping.contains(name)).map(|&(_, n)| n).sum()
+}
+
+pub fn a_hit_makes_no_driver_call<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let s = gpu.stream().expect("a stream");
+    drop(gpu.alloc(MIB, &s).expect("warm"));
+    let before = calls(b);
+    assert!(before > 0, "the device counts");
+    for _ in 0..50 {
+        let pair = [gpu.alloc(MIB, &s).expect("hit"), gpu.alloc(300 * KIB, &s).expect("hit")];
+        drop(pair);
+    }
+    assert_eq!(calls(b), before);
+}
+
+/// O2: on one stream freed bytes serve again at once, whatever still runs.
+pub fn the_same_stream_reuses_at_once<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact());
+    let s = gpu.stream().expect("a stream");
+    let gate = b.gate(s.native());
+    let mut first = None;
+    for _ in 0..5 {
+        let block = gpu.alloc(MIB, &s).expect("memory");
+        assert_eq!(*first.get_or_insert(block.address()), block.address());
+        let word = own(b, &block, &s);
+        still(b, &block, &s, word);
+    }
+    assert!(pending(b, &mark(b, s.native())));
+    b.open(gate);
+    s.synchronize().expect("waited");
+}
+
+/// A stream that is ordered behind the free is lent the bytes, without growing and without a wait.
+pub fn an_ordered_stream_is_lent_the_bytes<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().reuse(Reuse::Ordered));
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let gate = b.gate(s.native());
+    let block = gpu.alloc(4 * MIB, &s).expect("memory");
+    let (at, word) = (block.address(), own(b, &block, &s));
+    still(b, &block, &s, word);
+    drop(block);
+    t.wait_stream(&s).expect("ordered");
+    let next = gpu.alloc(4 * MIB, &t).expect("memory");
+    assert_eq!(next.address(), at);
+    let word = own(b, &next, &t);
+    still(b, &next, &t, word);
+    assert!(pending(b, &mark(b, t.native())), "it comes behind s");
+    b.open(gate);
+    t.synchronize().expect("waited");
+    let report = gpu.report();
+    assert_eq!((report.growths, report.total.counters.waits_inserted), (1, 0));
+}
+
+/// A stream that is not ordered behind the free gets other bytes, and does not wait.
+pub fn an_unordered_stream_gets_other_bytes<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().reuse(Reuse::Ordered));
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let gate = b.gate(s.native());
+    let block = gpu.alloc(4 * MIB, &s).expect("memory");
+    let (at, word) = (block.address(), own(b, &block, &s));
+    still(b, &block, &s, word);
+    drop(block);
+    let next = gpu.alloc(4 * MIB, &t).expect("memory");
+    assert_ne!(next.address(), at, "s may still use them");
+    let word = own(b, &next, &t);
+    still(b, &next, &t, word);
+    assert!(done(b, &mark(b, t.native())), "t waits for nobody");
+    b.open(gate);
+    s.synchronize().expect("waited");
+}
+
+/// When there is no other memory, the stream is made to wait for the bytes' last use, on the device.
+pub fn a_wait_is_inserted_when_memory_is_short<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().limit(Limit::Bytes(4 * MIB)));
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let gate = b.gate(s.native());
+    let block = gpu.alloc(4 * MIB, &s).expect("memory");
+    let word = own(b, &block, &s);
+    still(b, &block, &s, word);
+    drop(block);
+    let next = gpu.alloc(4 * MIB, &t).expect("the same memory, in order");
+    let word = own(b, &next, &t);
+    still(b, &next, &t, word);
+    assert!(pending(b, &mark(b, t.native())), "t waits for s, the host does not");
+    assert_eq!(gpu.report().total.counters.waits_inserted, 1);
+    b.open(gate);
+    t.synchronize().expect("waited");
+}
+
+/// Bytes that another stream was recorded to use are not the home stream's before that use is over.
+pub fn a_recorded_use_is_respected<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().reuse(Reuse::Ordered));
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let block = gpu.alloc(4 * MIB, &s).expect("memory");
+    let (at, word) = (block.address(), own(b, &block, &s));
+    t.wait_stream(&s).expect("ordered");
+    let gate = b.gate(t.native());
+    block.record_use(&t).expect("recorded");
+    still(b, &block, &t, word);
+    drop(block);
+    let next = gpu.alloc(4 * MIB, &s).expect("memory");
+    assert_ne!(next.address(), at, "t still reads them");
+    let word = own(b, &next, &s);
+    still(b, &next, &s, word);
+    assert!(done(b, &mark(b, s.native())), "s waits for nobody");
+    b.open(gate);
+    gpu.synchronize().expect("waited");
+    let growths = gpu.report().growths;
+    let again = gpu.alloc(4 * MIB, &s).expect("memory");
+    assert_eq!((again.address(), gpu.report().growths), (at, growths), "now they serve again");
+}
+
+/// So are bytes that were freed by somebody who does not know their streams.
+pub fn a_free_by_an_unknown_stream_is_respected<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().reuse(Reuse::Ordered));
+    let s = gpu.stream().expect("s");
+    let foreign = stream(b);
+    let block = gpu.alloc(4 * MIB, &s).expect("memory");
+    let (at, word) = (block.address(), own(b, &block, &s));
+    s.synchronize().expect("written");
+    let gate = b.gate(&foreign);
+    b.check(&foreign, at, 4 * MIB, word);
+    drop(foreign);
+    block.free_unknown();
+    let next = gpu.alloc(4 * MIB, &s).expect("memory");
+    assert_ne!(next.address(), at, "a stream that is gone still reads them");
+    own(b, &next, &s);
+    b.open(gate);
+    gpu.synchronize().expect("waited");
+}
+
+/// Streams before their allocations, allocations before their streams, the allocator before both.
+pub fn streams_and_allocations_end_in_any_order<T: Bench>(b: &T) {
+    for order in 0..6 {
+        let gpu = allocator(b, Config::default());
+        let s = gpu.stream().expect("a stream");
+        let block = gpu.alloc(MIB, &s).expect("memory");
+        let gate = b.gate(s.native());
+        let word = own(b, &block, &s);
+        still(b, &block, &s, word);
+        // The last drop of a pool waits for its stream.
+        b.open(gate);
+        let (mut gpu, mut s, mut block) = (Some(gpu), Some(s), Some(block));
+        let first = order % 3;
+        let second = (first + 1 + order / 3) % 3;
+        for which in [first, second, 3 - first - second] {
+            match which {
+                0 => drop(gpu.take()),
+                1 => drop(s.take()),
+                _ => drop(block.take()),
+            }
+        }
+    }
+}
+
+/// A block is freed on whichever thread drops it last.
+pub fn allocations_are_freed_from_other_threads<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact());
+    let s = gpu.stream().expect("a stream");
+    let (send, receive) = mpsc::channel();
+    let at = std::thread::scope(|scope| {
+        scope.spawn(move || receive.into_iter().for_each(drop));
+        let mut at = None;
+        for _ in 0..20 {
+            let block = gpu.alloc(MIB, &s).expect("memory");
+            let word = own(b, &block, &s);
+            still(b, &block, &s, word);
+            at = Some(block.address());
+            send.send(block).expect("the other thread listens");
+        }
+        drop(send);
+        at
+    });
+    assert!(gpu.report().total.live == 0 && at.is_some());
+    let again = gpu.alloc(MIB, &s).expect("memory");
+    own(b, &again, &s);
+    gpu.check();
+}
+
+/// The default streams have pools as others do, and their implicit order is the device's own.
+pub fn default_streams_are_adopted<T: Bench>(b: &T) {
+    let gpu = allocator(b, exact().reuse(Reuse::Ordered));
+    for native in [b.legacy(), b.per_thread()] {
+        let (s, again) = (gpu.adopt(native.clone()).expect("adopted"), gpu.adopt(native).expect("twice"));
+        assert_eq!(s.id(), again.id());
+        let block = gpu.alloc(MIB, &s).expect("memory");
+        let (at, word) = (block.address(), own(b, &block, &s));
+        still(b, &block, &again, word);
+        drop(block);
+        let next = gpu.alloc(MIB, &again).expect("memory");
+        assert_eq!(next.address(), at, "one pool");
+        own(b, &next, &again);
+    }
+}
+
+/// A block of the churn, its word, and its home.
+struct Tenant<T: Bench> {
+    block: millpond::Allocation<T::Device>,
+    word: u64,
+    home: usize,
+}
+
+fn sizes(random: &mut Seeded) -> u64 {
+    match random.below(4) {
+        0 => 512 * (1 + random.below(16)) as u64,
+        1 => 64 * KIB + 512 * random.below(64) as u64,
+        2 => 512 * KIB,
+        _ => MIB + 64 * KIB * random.below(8) as u64,
+    }
+}
+
+/// Allocations, foreign uses, waits and frees by a seed, on a tight limit; every block keeps its word.
+pub fn a_seeded_churn_keeps_every_pattern<T: Bench>(b: &T) {
+    for (seed, policy) in [(1, millpond::Policy::Latency), (2, millpond::Policy::Footprint)] {
+        let gpu = allocator(b, Config::default().policy(policy).limit(Limit::Bytes(64 * MIB)));
+        let streams: Vec<_> = (0..3).map(|_| gpu.stream().expect("a stream")).collect();
+        let mut random = Seeded(seed);
+        let mut tenants: Vec<Tenant<T>> = Vec::new();
+        for _ in 0..300 {
+            let at = random.below(3);
+            if tenants.len() < 12 && random.below(2) == 0 {
+                let block = gpu.alloc(sizes(&mut random), &streams[at]).expect("memory");
+                let word = own(b, &block, &streams[at]);
+                tenants.push(Tenant { block, word, home: at });
+            } else if let Some(pick) = (!tenants.is_empty()).then(|| random.below(tenants.len())) {
+                let t = &tenants[pick];
+                if random.below(3) == 0 {
+                    streams[at].wait_stream(&streams[t.home]).expect("ordered");
+                    t.block.record_use(&streams[at]).expect("recorded");
+                    still(b, &t.block, &streams[at], t.word);
+                } else {
+                    still(b, &t.block, &streams[t.home], t.word);
+                    tenants.swap_remove(pick);
+                }
+            }
+            if random.below(40) == 0 {
+                streams[at].synchronize().expect("waited");
+            }
+        }
+        gpu.check();
+        let counters = gpu.report().total.counters;
+        assert!(counters.hits > 0 && counters.in_flight_frees > 0, "{counters:?}");
+    }
+}
+
+/// Threads with a stream each, one allocator; some blocks are freed by the next thread.
+pub fn threads_with_a_stream_each_keep_theirs<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default().limit(Limit::Bytes(256 * MIB)));
+    let (sends, receives): (Vec<_>, Vec<_>) = (0..4).map(|_| mpsc::channel()).unzip();
+    std::thread::scope(|scope| {
+        for (i, inbox) in receives.into_iter().enumerate() {
+            let (gpu, next) = (gpu.clone(), sends[(i + 1) % 4].clone());
+            scope.spawn(move || {
+                let s = gpu.stream().expect("a stream");
+                let mut random = Seeded(i as u64);
+                for _ in 0..60 {
+                    let block = gpu.alloc(sizes(&mut random), &s).expect("memory");
+                    let word = own(b, &block, &s);
+                    still(b, &block, &s, word);
+                    if random.below(3) == 0 {
+                        // Nobody may listen any more: then it is freed here.
+                        let _ = next.send(block);
+                    }
+                    inbox.try_iter().for_each(drop);
+                }
+                s.synchronize().expect("waited");
+            });
+        }
+        drop(sends);
+    });
+    gpu.check();
+    assert_eq!(gpu.report().total.live, 0);
+}

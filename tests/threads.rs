@@ -1,0 +1,258 @@
+//! Real threads on a real machine: streams, blocks and pinned buffers handed between threads through channels, with
+//! everything else going on beside. Counts are fixed and nothing sleeps; what can go wrong is a panic with an invariant's
+//! number, a verdict, or something left on the device. The interleavings that a machine seldom shows are tried in
+//! `tests/threads_shuttle.rs` and `tests/threads_loom.rs`.
+
+mod rig;
+
+use millpond::driver::Driver;
+use millpond::driver::null::Null;
+use millpond::driver::sim::{Schedule, Sim};
+use millpond::units::{KIB, MIB};
+use millpond::{Allocation, Allocator, Config, Growth, Limit, PinnedAllocation, Policy, Stream, Trim};
+use rig::all_clean;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+
+/// What is handed from one thread to the next.
+struct Parcel<D: Driver> {
+    block: Allocation<D>,
+    pinned: Option<PinnedAllocation<D>>,
+    writer: Stream<D>,
+}
+
+/// What a test's device can do with a block beside the allocator.
+trait Device: Driver {
+    fn write(&self, block: &Allocation<Self>, on: &Stream<Self>);
+    fn check(&self, block: &Allocation<Self>, on: &Stream<Self>);
+}
+impl Device for Sim {
+    fn write(&self, block: &Allocation<Sim>, on: &Stream<Sim>) {
+        rig::write(self, block, on);
+    }
+    fn check(&self, block: &Allocation<Sim>, on: &Stream<Sim>) {
+        rig::check(self, block, on);
+    }
+}
+impl Device for Null {
+    fn write(&self, _: &Allocation<Null>, _: &Stream<Null>) {}
+    fn check(&self, _: &Allocation<Null>, _: &Stream<Null>) {}
+}
+
+/// Parcels that wait for one thread, and blocks that it keeps, at most: so that what is alive has a bound, however
+/// unfairly the threads are run.
+const INBOX: usize = 4;
+const KEPT: usize = 8;
+
+/// A sequence of numbers that is the same in every run.
+struct Numbers(u64);
+impl Numbers {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// One thread of a ring: makes blocks, hands them on, uses what comes in, and does now and then what others must survive.
+fn member<D: Device>(
+    gpu: &Allocator<D>,
+    seed: u64,
+    rounds: u64,
+    next: &SyncSender<Parcel<D>>,
+    inbox: &Receiver<Parcel<D>>,
+) {
+    let device = gpu.driver().clone();
+    let mut numbers = Numbers(seed);
+    let mut stream = gpu.stream().unwrap();
+    let mut kept: Vec<Allocation<D>> = Vec::new();
+    for round in 0..rounds {
+        let bytes = [512, 4096, 100 * KIB, 300 * KIB, 2 * MIB][usize::try_from(numbers.below(5)).unwrap()];
+        let block =
+            gpu.alloc(bytes + numbers.below(1024), &stream).expect("memory for a few blocks a thread");
+        device.write(&block, &stream);
+        match numbers.below(3) {
+            0 => drop(block),
+            1 => kept.push(block),
+            _ => {
+                let pinned = (numbers.below(8) == 0).then(|| gpu.alloc_pinned(4096).unwrap());
+                if let Some(pinned) = &pinned {
+                    pinned.record_use(&stream).unwrap();
+                }
+                // A member that is done hangs up, and one that lags has a full inbox: the block is then dropped here.
+                drop(next.try_send(Parcel { block, pinned, writer: stream.clone() }));
+            }
+        }
+        while let Ok(Parcel { block, pinned, writer }) = inbox.try_recv() {
+            stream.wait_stream(&writer).unwrap();
+            block.record_use(&stream).unwrap();
+            device.check(&block, &stream);
+            match numbers.below(4) {
+                0 => kept.push(block),
+                1 => block.free_on(&stream).unwrap(),
+                2 => block.free_unknown(),
+                _ => drop(block),
+            }
+            drop(pinned);
+        }
+        if kept.len() > KEPT {
+            kept.swap_remove(usize::try_from(numbers.below(KEPT as u64)).unwrap());
+        }
+        match (round + seed) % 97 {
+            13 => {
+                gpu.trim(Trim::All).unwrap();
+            }
+            29 => gpu.synchronize().unwrap(),
+            41 => assert!(gpu.report().total.allocated <= gpu.report().capacity),
+            59 => stream = gpu.stream().unwrap(),
+            71 => stream.synchronize().unwrap(),
+            83 => {
+                gpu.trim(Trim::Stream(&stream)).unwrap();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A ring of threads; afterwards nothing is alive, and the allocator comes back for the last look.
+fn ring<D: Device>(gpu: Allocator<D>, threads: u64, rounds: u64) -> Allocator<D> {
+    let (senders, inboxes): (Vec<_>, Vec<_>) = (0..threads).map(|_| sync_channel(INBOX)).unzip();
+    let mut nexts = senders;
+    nexts.rotate_left(1);
+    let members: Vec<_> = nexts
+        .into_iter()
+        .zip(inboxes)
+        .zip(1..)
+        .map(|((next, inbox), seed)| {
+            let gpu = gpu.clone();
+            thread::spawn(move || member(&gpu, seed, rounds, &next, &inbox))
+        })
+        .collect();
+    for m in members {
+        m.join().expect("a member of the ring");
+    }
+    let total = gpu.report().total;
+    assert_eq!((total.live, total.allocated), (0, 0), "every block was freed");
+    assert_eq!(total.counters.allocations, total.counters.frees);
+    assert!(total.counters.allocations >= threads * rounds, "{total:?}");
+    gpu
+}
+
+#[test]
+fn blocks_go_round_on_the_simulator_under_its_oracles() {
+    for (schedule, policy) in [(Schedule::Latest, Policy::Latency), (Schedule::Random(7), Policy::Footprint)]
+    {
+        let sim = Sim::new(256 * MIB).schedule(schedule);
+        let gpu = rig::on(&sim, Config::default().policy(policy).limit(Limit::Bytes(192 * MIB)));
+        let gpu = ring(gpu, 4, 400);
+        assert!(sim.tally().accesses_checked > 1600, "{:?}", sim.tally());
+        all_clean(&sim, gpu);
+    }
+}
+
+#[test]
+fn blocks_go_round_on_the_simulator_by_contents_alone() {
+    // Eight threads with thirteen blocks of 2 MiB at most, and as much again for what lies between them.
+    let sim = Sim::new(512 * MIB).schedule(Schedule::Random(3)).oracle(false);
+    let gpu = ring(rig::on(&sim, Config::default()), 8, 600);
+    all_clean(&sim, gpu);
+}
+
+#[test]
+fn blocks_go_round_on_null() {
+    let null = Null::default();
+    let gpu = ring(Allocator::new(null.clone(), Config::default()).unwrap(), 8, 4000);
+    gpu.check();
+    drop(gpu);
+    assert_eq!(null.outstanding(), (0, 0));
+}
+
+/// As many blocks as fit, one a thread and one on its way: who asks within its share is served, whatever the others do.
+#[test]
+fn nobody_runs_out_of_memory_within_its_share() {
+    const THREADS: u64 = 6;
+    let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(THREADS * MIB));
+    let gpu = rig::on(&sim, config);
+    let threads: Vec<_> = (0..THREADS)
+        .map(|i| {
+            let gpu = gpu.clone();
+            thread::spawn(move || {
+                let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+                for round in 0..120 {
+                    let stream = &streams[round % 2];
+                    let block = gpu.alloc(MIB, stream).expect("one block a thread fits");
+                    rig::write(gpu.driver(), &block, stream);
+                    drop(block);
+                    if (round as u64 + i).is_multiple_of(7) {
+                        gpu.trim(Trim::All).unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for t in threads {
+        t.join().expect("a thread within its share");
+    }
+    all_clean(&sim, gpu);
+}
+
+/// The same of pinned memory: segments of one are unpinned while another looks for room.
+#[test]
+fn nobody_runs_out_of_pinned_memory_within_its_share() {
+    const THREADS: u64 = 6;
+    let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);
+    let gpu = rig::on(&sim, Config::default().pinned_limit(THREADS * MIB));
+    let threads: Vec<_> = (0..THREADS)
+        .map(|i| {
+            let gpu = gpu.clone();
+            thread::spawn(move || {
+                let stream = gpu.stream().unwrap();
+                for round in 0..120 {
+                    // One or two granules less than the share, so that segments of several lengths get in the way.
+                    let block = gpu.alloc_pinned(MIB - 512 * (round % 3)).expect("one block a thread fits");
+                    block.record_use(&stream).unwrap();
+                    gpu.driver().host_writes(block.address(), block.len()).unwrap();
+                    drop(block);
+                    if (round + i).is_multiple_of(7) {
+                        gpu.trim(Trim::All).unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for t in threads {
+        t.join().expect("a thread within its share");
+    }
+    gpu.check();
+    all_clean(&sim, gpu);
+}
+
+/// Everything is dropped at once, on as many threads as there are things: the last one closes the allocator.
+#[test]
+fn handles_are_dropped_all_at_once() {
+    for _ in 0..60 {
+        let sim = Sim::new(256 * MIB).schedule(Schedule::Latest);
+        let gpu = rig::on(&sim, Config::default());
+        let streams: Vec<_> = (0..4).map(|_| gpu.stream().unwrap()).collect();
+        let blocks: Vec<_> = streams
+            .iter()
+            .map(|s| {
+                let block = gpu.alloc(MIB, s).unwrap();
+                rig::write(&sim, &block, s);
+                block
+            })
+            .collect();
+        let pinned = gpu.alloc_pinned(4096).unwrap();
+        pinned.record_use(&streams[0]).unwrap();
+        thread::scope(|scope| {
+            for (block, stream) in blocks.into_iter().zip(streams) {
+                scope.spawn(move || drop(block));
+                scope.spawn(move || drop(stream));
+            }
+            scope.spawn(move || drop(pinned));
+            scope.spawn(move || drop(gpu));
+        });
+        sim.verdict().unwrap();
+        assert_eq!(sim.leaks(), [], "left on the device");
+    }
+}

@@ -1,0 +1,359 @@
+//! Copies on the simulated device, under its oracle and in its virtual time: the rows of others' texts about copies, and
+//! copies between devices. What holds on every device is in `tests/suite/transfers.rs`.
+
+#![allow(clippy::many_single_char_names, reason = "s, t are streams; x, y, z arrays")]
+
+use millpond::driver::sim::{Launch, Schedule, Sim};
+use millpond::transfer::Part;
+use millpond::units::{GIB, MIB};
+use millpond::{Allocator, Config, DeviceArray, Error, Stream};
+use std::sync::Arc;
+
+/// A device that runs nothing before it must, and an allocator on it.
+fn late() -> (Sim, Allocator<Sim>) {
+    let sim = Sim::new(16 * GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    (sim, gpu)
+}
+
+/// The same without contents, for its virtual time.
+fn weightless() -> (Sim, Allocator<Sim>) {
+    let sim = Sim::new(16 * GIB).contents(false);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    (sim, gpu)
+}
+
+/// Both oracles are content, and somebody needed each wait. How many there were.
+#[track_caller]
+fn all_needed(sim: &Sim) -> u64 {
+    let tally = sim.verdict().unwrap_or_else(|v| panic!("{v}"));
+    assert_eq!(tally.waits_implied, 0, "waits for what was known: {tally:?}");
+    assert_eq!(tally.waits_beyond_need, 0, "waits that no access needed: {tally:?}");
+    tally.waits
+}
+
+fn two(gpu: &Allocator<Sim>) -> (Stream<Sim>, Stream<Sim>) {
+    (gpu.stream().unwrap(), gpu.stream().unwrap())
+}
+
+/// A kernel of this many virtual nanoseconds that reads and writes an array.
+fn kernel(sim: &Sim, x: &DeviceArray<f32, Sim>, on: &Stream<Sim>, nanos: u64) {
+    x.wait_on(on).unwrap();
+    x.record_use(on).unwrap();
+    let (at, bytes) = (x.address(), x.size_bytes());
+    sim.launch(on.native(), Launch::new("kernel").reads(at, bytes).writes(at, bytes).takes(nanos)).unwrap();
+}
+
+/// S3: from pinned memory the second copy runs beside the kernel on the first array; on one stream it does not (S4).
+#[test]
+fn s03_pinned_copies_overlap_a_kernel() {
+    let n = 10_000 * 10_000;
+    let leg = |streams: usize| {
+        let (sim, gpu) = weightless();
+        let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
+        let (copy, work) = (&streams[0], streams.last().unwrap());
+        let [mut x, mut y] = [copy, copy].map(|s| gpu.uninit::<f32>(n, s).unwrap());
+        let [one, other] = [0, 1].map(|_| gpu.pinned_uninit::<f32>(n).unwrap());
+        let start = sim.host_time();
+        let sent = x.copy_from(one, copy).unwrap();
+        kernel(&sim, &x, work, 7_000_000);
+        let also = y.copy_from(other, copy).unwrap();
+        gpu.synchronize().unwrap();
+        let time = sim.device_time().saturating_sub(start);
+        all_needed(&sim);
+        drop((sent, also));
+        time.as_secs_f64()
+    };
+    let (apart, together) = (leg(2), leg(1));
+    // 400 MB take 7.2 ms each way over the bus: the kernel's 7 ms vanish behind the second copy.
+    assert!(apart < 0.0152 && together > 0.0212, "{apart} s on two streams, {together} s on one");
+}
+
+/// S5: pinned memory is an array with a shape, made and filled at once.
+#[test]
+fn s05_pinned_arrays_have_a_shape() {
+    let (_, gpu) = late();
+    let mut a = gpu.pinned_from_fn([3, 4], |i| i as f64).unwrap();
+    assert_eq!((a.shape().lengths(), a.len(), a.size_bytes()), (&[3, 4][..], 12, 96));
+    a.reshape([2, 6]).unwrap();
+    a[11] = -1.0;
+    assert!(a.iter().sum::<f64>() < 55.0 && a.reshape([5, 2]).is_err());
+}
+
+/// S10: an array from host data, and the host goes on at once.
+#[test]
+fn s10_an_array_from_host_data_without_blocking() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let (x, sent) = gpu.array_from_pinned(gpu.pinned_from_fn([2, 5], |i| i as u64).unwrap(), &s).unwrap();
+    assert_eq!((sim.ledger().host_waits, sent.is_done().unwrap()), (0, false));
+    assert_eq!(x.shape().lengths(), [2, 5]);
+    assert_eq!(x.to_vec(&s).unwrap(), sent.wait().unwrap()[..]);
+}
+
+/// S11: a copy into an array checks its shape; that the types are the same the compiler does (tests/ui).
+#[test]
+fn s11_a_copy_checks_the_shape() {
+    let (_, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let mut x = gpu.zeros::<f32>([10, 10], &s).unwrap();
+    let refused = x.copy_from(gpu.pinned_zeros::<f32>(100).unwrap(), &s).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "copy_from: the target, on the device, has shape [10, 10] of f32 (100 elements), \
+         the source, in host memory, has shape [100] of f32 (100 elements): \
+         the shapes of a copy's sides must be equal: slice or reshape one of them"
+    );
+    drop(x.view_mut().reshape(100).unwrap().copy_from(refused.host.unwrap(), &s).unwrap());
+}
+
+/// S12, S13: to pinned memory the host does not wait; to pageable memory it does.
+#[test]
+fn s12_a_copy_to_the_host_without_blocking() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let x = gpu.zeros::<u8>(MIB as usize, &s).unwrap();
+    let back = x.to_pinned(&s).unwrap();
+    assert_eq!(sim.ledger().host_waits, 0);
+    assert!(back.wait().unwrap().iter().all(|&b| b == 0));
+}
+
+/// S13: see above.
+#[test]
+fn s13_a_copy_to_pageable_memory_blocks() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let x = gpu.zeros::<u8>(MIB as usize, &s).unwrap();
+    let mut there = vec![1; MIB as usize];
+    x.copy_to_pageable(&mut there, &s).unwrap();
+    assert_eq!((sim.ledger().host_waits, there), (1, vec![0; MIB as usize]));
+}
+
+/// T9: copies both ways and a kernel at the same time, each on its stream.
+#[test]
+fn t09_both_copies_and_a_kernel_at_once() {
+    let (sim, gpu) = weightless();
+    let streams: [_; 3] = core::array::from_fn(|_| gpu.stream().unwrap());
+    let n = 64 << 20;
+    let mut x: Vec<_> = streams.iter().map(|s| gpu.uninit::<f32>(n, s).unwrap()).collect();
+    let host = gpu.pinned_uninit::<f32>(n).unwrap();
+    drop(gpu.pinned_uninit::<f32>(n).unwrap());
+    let start = sim.host_time();
+    let sent = x[0].copy_from(host, &streams[0]).unwrap();
+    let back = x[1].to_pinned(&streams[1]).unwrap();
+    kernel(&sim, &x[2], &streams[2], 4_800_000);
+    gpu.synchronize().unwrap();
+    // 256 MiB take 4.84 ms over the bus.
+    let time = sim.device_time().saturating_sub(start).as_secs_f64();
+    assert!(time < 0.006, "{time} s, not three times as long");
+    assert_eq!(all_needed(&sim), 0, "three streams that share nothing wait for nobody");
+    drop((sent, back));
+}
+
+/// P2: a blocking copy is an asynchronous one and a wait: the waits are the program's to count.
+#[test]
+fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait() {
+    for blocking in [true, false] {
+        let (sim, gpu) = late();
+        let s = gpu.stream().unwrap();
+        let mut sent = Vec::new();
+        let mut all: Vec<_> = (0..100).map(|_| gpu.uninit::<f32>(1000, &s).unwrap()).collect();
+        for x in &mut all {
+            let transfer = x.copy_from(gpu.pinned_uninit::<f32>(1000).unwrap(), &s).unwrap();
+            if blocking {
+                transfer.wait().unwrap();
+            } else {
+                sent.push(transfer);
+            }
+        }
+        s.synchronize().unwrap();
+        assert_eq!(sim.ledger().host_waits, if blocking { 101 } else { 1 });
+        assert!(sent.into_iter().all(|t| t.try_into_inner().is_ok()), "one wait served all");
+    }
+}
+
+/// P7: the tutorial's array, 100 × 999,999 doubles whose mean is 500,000, and smaller here: its data exist for the program
+/// only behind the wait. That an early read does not compile is in tests/ui.
+#[test]
+fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {
+    let (_, gpu) = late();
+    let (s, t) = two(&gpu);
+    for attempt in 0..20 {
+        let (x, sent) =
+            gpu.array_from_pinned(gpu.pinned_from_fn(9_999, |i| (i + 1) as f64).unwrap(), &s).unwrap();
+        let back = x.to_pinned(if attempt % 2 == 0 { &s } else { &t }).unwrap().wait().unwrap();
+        let mean = back.iter().sum::<f64>() / 9_999.0;
+        assert!((mean - 5_000.0).abs() < 1e-6, "attempt {attempt}: {mean}");
+        drop(sent);
+    }
+}
+
+/// P8: after a copy to the device, work on the same stream needs nothing more.
+#[test]
+fn p08_work_on_the_copys_stream_comes_after_it() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let mut x = gpu.uninit::<f32>(1 << 20, &s).unwrap();
+    let sent = x.copy_from(gpu.pinned_uninit(1 << 20).unwrap(), &s).unwrap();
+    kernel(&sim, &x, &s, 1000);
+    assert_eq!(all_needed(&sim), 0);
+    drop(sent);
+}
+
+/// P9: the source changed or dropped too early: it is the token's, and what is dropped with the token waits for the copy.
+#[test]
+fn p09_a_source_cannot_change_while_it_is_read() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let mut x = gpu.uninit::<u32>(1000, &s).unwrap();
+    drop(x.copy_from(gpu.pinned_from_fn(1000, |_| 7).unwrap(), &s).unwrap());
+    let mut next = gpu.pinned_uninit::<u32>(1000).unwrap();
+    next.fill(8);
+    assert!(x.to_vec(&s).unwrap().iter().all(|&v| v == 7));
+    all_needed(&sim);
+}
+
+/// G7: batches in pinned memory, copied without blocking, their memory used again and again.
+#[test]
+fn g07_pinned_batches_without_blocking() {
+    let (sim, gpu) = late();
+    let (copy, work) = two(&gpu);
+    let mut x = gpu.uninit::<f32>([32, 100], &copy).unwrap();
+    let mut spare = vec![gpu.pinned_uninit::<f32>([32, 100]).unwrap(), gpu.pinned_uninit([32, 100]).unwrap()];
+    let mut sent = std::collections::VecDeque::new();
+    for batch in 0..10 {
+        let mut host = match spare.pop() {
+            Some(host) => host,
+            None => sent.pop_front().map(millpond::Transfer::wait).unwrap().unwrap(),
+        };
+        host.fill(batch as f32);
+        sent.push_back(x.copy_from(host, &copy).unwrap());
+        kernel(&sim, &x, &work, 1000);
+    }
+    assert_eq!(gpu.report().pinned.unwrap().counters.allocations, 2);
+    sim.verdict().unwrap();
+}
+
+/// H1: a pinned buffer lives until its copy is complete, whoever forgot it.
+#[test]
+fn h01_a_pinned_buffer_lives_until_its_copy_is_done() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let mut x = gpu.uninit::<u16>(500, &s).unwrap();
+    let host = Arc::new(gpu.pinned_from_fn(500, |i| i as u16).unwrap());
+    drop(x.copy_from(Part::new(Arc::clone(&host), ..), &s).unwrap());
+    assert_eq!(Arc::strong_count(&host), 2, "kept");
+    assert_eq!(x.to_vec(&s).unwrap(), host[..]);
+    gpu.synchronize().unwrap();
+    assert_eq!(Arc::strong_count(&host), 1, "let go");
+    all_needed(&sim);
+}
+
+/// H2: a copy between devices keeps both ends: dropped at once, their bytes are reused behind it.
+#[test]
+fn h02_a_copy_between_devices_keeps_both_ends() {
+    let sims = Sim::devices(2, 4 * GIB);
+    sims[0].set_schedule(Schedule::Latest);
+    let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), Config::default()).unwrap());
+    let (a, b) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap());
+    let (side, other) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap());
+    let n = 100_000;
+    let mut x = gpus[0].array_from_slice(&vec![7_u32; n], &a).unwrap();
+    let mut y = gpus[1].zeros::<u32>(n, &b).unwrap();
+    // The target is still read, the source still written, by others.
+    let before = y.to_pinned(&other).unwrap();
+    let gate = sims[0].gate(a.native()).unwrap();
+    x.slice_mut(..n / 2).fill_bytes(1, &a).unwrap();
+    y.copy_from_peer(&b, &x, &side).unwrap();
+    let back = y.to_pinned(&other).unwrap();
+    drop(y);
+    // A use by another stream than its own: the bytes are in flight, these are others.
+    let mut z = gpus[0].zeros::<u32>(n, &side).unwrap();
+    z.fill_bytes(9, &side).unwrap();
+    x.fill_bytes(2, &a).unwrap();
+    drop(x);
+    let mut again = gpus[1].zeros::<u32>(n, &b).unwrap();
+    again.fill_bytes(3, &b).unwrap();
+    gate.open();
+    assert!(before.wait().unwrap().iter().all(|&v| v == 0));
+    let back = back.wait().unwrap();
+    assert!(back[..n / 2].iter().all(|&v| v == 0x0101_0101) && back[n / 2..].iter().all(|&v| v == 7));
+    sims[0].verdict().unwrap();
+    // Each side has a stream of its own device.
+    let refused = again.copy_from_peer(&b, &z, &b).unwrap_err();
+    assert!(matches!(refused, Error::WrongDevice { .. }), "{refused}");
+    let worlds = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
+    let far = worlds.stream().unwrap();
+    let w = worlds.zeros::<u32>(n, &far).unwrap();
+    assert!(again.copy_from_peer(&b, &w, &far).is_err(), "no copy reaches from one world to another");
+}
+
+/// D2: an array from one stream read by a slow kernel on another, dropped; its first stream allocates and fills.
+#[test]
+fn d02_an_array_dropped_under_a_reader() {
+    let (sim, gpu) = late();
+    let (s, t) = two(&gpu);
+    for round in 0..40 {
+        let x = gpu.array_from_slice(&vec![round; 5000], &s).unwrap();
+        let gate = sim.gate(t.native()).unwrap();
+        let back = x.to_pinned(&t).unwrap();
+        drop(x);
+        let mut y = gpu.uninit::<u32>(5000, &s).unwrap();
+        y.fill_bytes(0xEE, &s).unwrap();
+        s.synchronize().unwrap();
+        gate.open();
+        assert!(back.wait().unwrap().iter().all(|&v| v == round), "round {round}");
+    }
+    sim.verdict().unwrap();
+}
+
+/// D3: streams dropped with work pending, whose handles' values come back at once.
+#[test]
+fn d03_a_stream_dropped_with_work_pending() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let mut x = gpu.zeros::<u32>(5000, &s).unwrap();
+    let mut values = std::collections::HashSet::new();
+    for round in 1..41_u8 {
+        let t = gpu.stream().unwrap();
+        values.insert(t.native().handle());
+        x.fill_bytes(round, &t).unwrap();
+        let back = x.to_pinned(&t).unwrap();
+        drop(t);
+        let u = gpu.stream().unwrap();
+        values.insert(u.native().handle());
+        let mut y = x.duplicate(&u).unwrap();
+        y.fill_bytes(0, &s).unwrap();
+        assert!(back.wait().unwrap().iter().all(|&v| v == u32::from_le_bytes([round; 4])), "round {round}");
+    }
+    assert!(values.len() < 20, "handles' values come back: {}", values.len());
+    sim.verdict().unwrap();
+}
+
+/// D7: pinned memory takes what is asked, with no rounding to a power of two.
+#[test]
+fn d07_a_pinned_request_takes_what_was_asked() {
+    let gpu = Allocator::new(Sim::new(GIB).contents(false), Config::default()).unwrap();
+    let _a = gpu.alloc_pinned(130 * MIB + 1).unwrap();
+    assert_eq!(gpu.report().pinned.unwrap().held, 132 * MIB);
+}
+
+/// D8: one slow stream keeps back what it reads, and two hundred quick copies of 4 MiB share a few slots.
+#[test]
+fn d08_one_slow_stream_does_not_grow_the_pinned_pool() {
+    let sim = Sim::new(4 * GIB).contents(false);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    let (slow, quick) = two(&gpu);
+    let n = (4 * MIB) as usize;
+    let mut x = gpu.uninit::<u8>(n, &slow).unwrap();
+    let gate = sim.gate(slow.native()).unwrap();
+    drop(x.copy_from(gpu.pinned_uninit(n).unwrap(), &slow).unwrap());
+    let mut y = gpu.uninit::<u8>(n, &quick).unwrap();
+    for _ in 0..200 {
+        drop(y.copy_from(gpu.pinned_uninit(n).unwrap(), &quick).unwrap());
+    }
+    let pinned = gpu.report().pinned.unwrap();
+    assert_eq!(pinned.held_peak, 64 * MIB, "one segment");
+    gate.open();
+    sim.verdict().unwrap();
+}
