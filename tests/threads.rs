@@ -196,20 +196,25 @@ fn nobody_runs_out_of_memory_within_its_share() {
     all_clean(&sim, gpu);
 }
 
-/// The same of pinned memory: segments of one are unpinned while another looks for room.
+/// The same of pinned memory: segments of one are unpinned while another looks for room. A share is a promise only where
+/// no block can lie in another's way: a large one fills its segment, and the small ones, whatever they leave of theirs,
+/// keep no more than a share each from being idle. (With blocks a granule apart in one segment it is none: a hole
+/// between two neighbours fits the one that left it and not the next.)
 #[test]
 fn nobody_runs_out_of_pinned_memory_within_its_share() {
     const THREADS: u64 = 6;
     let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);
-    let gpu = rig::on(&sim, Config::default().pinned_limit(THREADS * MIB));
+    const SHARE: u64 = 4 * MIB;
+    let gpu = rig::on(&sim, Config::default().pinned_limit(THREADS * SHARE));
     let threads: Vec<_> = (0..THREADS)
         .map(|i| {
             let gpu = gpu.clone();
             thread::spawn(move || {
                 let stream = gpu.stream().unwrap();
                 for round in 0..120 {
-                    // One or two granules less than the share, so that segments of several lengths get in the way.
-                    let block = gpu.alloc_pinned(MIB - 512 * (round % 3)).expect("one block a thread fits");
+                    // Segments of the wrong length get in the way and have to be given back first.
+                    let bytes = if round % 3 == 0 { SHARE } else { SHARE / 2 - 512 * (round % 3) };
+                    let block = gpu.alloc_pinned(bytes).expect("one block a thread fits");
                     block.record_use(&stream).unwrap();
                     gpu.driver().host_writes(block.address(), block.len()).unwrap();
                     drop(block);

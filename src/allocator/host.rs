@@ -13,6 +13,7 @@
 
 use super::Live;
 use super::hands::Hands;
+use super::miss::ROUNDS;
 use super::pinned::PinnedAllocation;
 use super::pool::release_open;
 use super::shared::Core;
@@ -33,9 +34,6 @@ use hashbrown::HashMap;
 const SEGMENT: u64 = 64 << 20;
 /// The unit that larger segments are rounded to.
 const MULTIPLE: u64 = 2 << 20;
-/// A miss looks at most so often.
-const ROUNDS: usize = 32;
-
 /// The heap's kind of the segments that hold this kind of host memory.
 const fn segments_of(kind: HostKind) -> Kind {
     match kind {
@@ -310,7 +308,11 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
     let mut refusal = None;
     // The round before found nothing: this one finds out whether that is the truth.
     let mut checking = false;
-    for _ in 0..ROUNDS {
+    let (start, whole) = (std::time::Instant::now(), patience);
+    for round in 0.. {
+        if round >= ROUNDS && start.elapsed() >= whole {
+            break;
+        }
         let (landed, before) = (hands.landed(), own.get());
         let frees = core.host.state.lock().counters.frees;
         if let Some(t) = fold(core, want, bytes)? {

@@ -1,7 +1,7 @@
 //! What happens when no cached chunk fits: the miss ladder, one rung a line.
 //!
 //! No lock is held over a driver call, no thread holds two pool locks. A rung either serves, or makes progress, or is not
-//! climbed again; the ladder is repeated while some rung made progress, at most [`ROUNDS`] times, so it ends.
+//! climbed again; the ladder is repeated while some rung made progress, [`ROUNDS`] times or for as long as the host may wait.
 //! The mechanics of the rungs are in `lend`, `grow` and `trim`; this file decides their order.
 //!
 //! ```text
@@ -38,8 +38,9 @@ use crate::trace::Event;
 use core::cell::Cell;
 use core::time::Duration;
 
-/// The ladder is climbed at most so often for one request.
-const ROUNDS: usize = 32;
+/// The ladder is climbed so often for one request before time counts: while others make progress and patience is left, a
+/// request that loses every race for what they free goes on.
+pub(crate) const ROUNDS: usize = 32;
 /// The callback may ask for another try so often for one request.
 const CALLBACKS: usize = 3;
 /// What rung 8 waits at most, unless the options say otherwise.
@@ -128,7 +129,11 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut callbacks = 0;
         // The round before found nothing: this one finds out whether that is the truth.
         let mut checking = false;
-        for _ in 0..ROUNDS {
+        let (start, whole) = (std::time::Instant::now(), self.patience);
+        for round in 0.. {
+            if round >= ROUNDS && start.elapsed() >= whole {
+                break;
+            }
             if self.is_hopeless() {
                 if callbacks < CALLBACKS && self.callback() {
                     callbacks += 1;
