@@ -351,6 +351,13 @@ impl Error {
             _ => None,
         }
     }
+    /// Whether the device's context is lost: nothing runs on it any more, nothing will work again in this process.
+    pub fn is_context_lost(&self) -> bool {
+        match self {
+            Error::Driver(e) | Error::Unavailable(Unavailable::Driver(e)) => e.is_context_lost(),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for Error {

@@ -4,6 +4,8 @@
 
 #![allow(clippy::many_single_char_names, reason = "streams a, b and blocks x, y, as in the traces")]
 
+#[path = "faults/copies.rs"]
+mod copies;
 #[path = "faults/directed.rs"]
 mod directed;
 mod rig;
@@ -12,8 +14,9 @@ mod scenarios;
 #[path = "faults/stage.rs"]
 mod stage;
 
-use millpond::driver::sim::Schedule;
-use millpond::{DriverErrorKind as Kind, Error, Trim};
+use millpond::driver::sim::{Leak, Schedule, Sim};
+use millpond::units::GIB;
+use millpond::{Config, DriverErrorKind as Kind, Error, Trim};
 use scenarios::{SCENARIOS, Scenario};
 use stage::{End, Stage, Stop};
 use std::collections::BTreeSet;
@@ -160,5 +163,47 @@ fn an_allocator_is_not_made_on_a_failing_device() {
         let gpu = rig::on(&sim, millpond::Config::default());
         assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0);
         rig::all_clean(&sim, gpu);
+    }
+}
+
+/// Arrays and copies of every kind: nothing is lost but what a lost context keeps.
+#[test]
+fn copies_survive_every_fault() {
+    let run = |k: u64, kind: Kind| {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let gpu = rig::on(&sim, Config::default());
+        sim.fail_call(k, kind);
+        let result = copies::program(&gpu).map(drop);
+        let late = sim.call_count() < k;
+        sim.clear_faults();
+        gpu.check();
+        if kind != Kind::ContextLost {
+            copies::program(&gpu).unwrap_or_else(|e| panic!("after call {k} had failed with {kind:?}: {e}"));
+        }
+        drop(gpu);
+        sim.run_until_idle();
+        sim.verdict().unwrap_or_else(|e| panic!("call {k} failed with {kind:?}: {e}"));
+        let kept =
+            |l: &Leak| kind == Kind::ContextLost && matches!(l, Leak::Plain { .. } | Leak::Pinned { .. });
+        let leaks = sim.leaks();
+        assert!(leaks.iter().all(kept), "call {k} failed with {kind:?}, {result:?}: {leaks:?}");
+        (result, late)
+    };
+    for kind in KINDS.into_iter().chain([Kind::ContextLost]) {
+        let mut failed = 0;
+        for k in 1.. {
+            let (result, late) = run(k, kind);
+            match result {
+                Ok(()) if late => break,
+                Ok(()) => {}
+                Err(Error::Driver(e)) => {
+                    assert_eq!(e.kind, kind, "call {k}: {e}");
+                    failed += 1;
+                }
+                Err(Error::OutOfMemory(e)) => assert_eq!(kind, Kind::OutOfMemory, "call {k}: {e}"),
+                Err(e) => panic!("call {k} failed with {kind:?}: {e}"),
+            }
+        }
+        assert!(failed > 20, "{failed} of {kind:?} were told");
     }
 }

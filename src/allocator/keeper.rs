@@ -86,10 +86,11 @@ impl<D: Driver> Keeper<D> {
     }
 }
 
-/// Drops a value behind an event that is waited for; forgets it if that cannot be had.
+/// Drops a value behind an event that is waited for; forgets it if that cannot be had. A lost context runs nothing any
+/// more, so that nothing uses the value.
 fn let_go<D: Driver>(until: &Event<D>, value: Box<dyn Send>) {
     match until.synchronize(Duration::MAX) {
-        Ok(()) => drop(value),
-        Err(_) => core::mem::forget(value),
+        Err(e) if !e.is_context_lost() => core::mem::forget(value),
+        _ => drop(value),
     }
 }

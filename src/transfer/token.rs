@@ -206,10 +206,11 @@ fn fly<P: StableSource, D: Driver>(
             let keeper = Arc::clone(stream.keeper());
             Ok(Flight { host: Some(ManuallyDrop::into_inner(host)), event, keeper })
         }
-        // It is queued, and no event says when it is done: waiting for the whole stream does, or nothing.
+        // It is queued, and no event says when it is done: waiting for the whole stream does, or nothing. A lost context
+        // runs nothing any more.
         Err(error) => match stream.synchronize() {
-            Ok(()) => Err(Refused::unused(ManuallyDrop::into_inner(host), error)),
-            Err(_) => Err(Refused { host: None, error }),
+            Err(e) if !e.is_context_lost() => Err(Refused { host: None, error }),
+            _ => Err(Refused::unused(ManuallyDrop::into_inner(host), error)),
         },
     }
 }
