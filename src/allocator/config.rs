@@ -327,6 +327,15 @@ fn choose<T>(
     of(&found.to_ascii_lowercase()).ok_or_else(|| bad(name, found, expected))
 }
 
+/// `40%`, `6GiB`, a number of bytes, `none`.
+impl core::str::FromStr for Limit {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Limit, Error> {
+        parse_limit("limit", text.trim())
+    }
+}
+
 fn parse_limit(name: &'static str, text: &str) -> Result<Limit, Error> {
     if text.eq_ignore_ascii_case("none") {
         return Ok(Limit::None);

@@ -218,6 +218,15 @@ impl<D: Driver> Allocator<D> {
         self.alloc_plain(bytes, stream)
     }
 
+    /// As [`Allocator::alloc`], for a caller who has just seen that the stream does not capture: on an adopted stream that
+    /// spares the question to the driver.
+    ///
+    /// # Errors
+    /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that others have then.
+    pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        self.alloc_checked(bytes, Granules(1), stream)
+    }
+
     /// As [`Allocator::alloc`], at an address that is a multiple of `align`.
     ///
     /// # Errors
@@ -272,12 +281,19 @@ impl<D: Driver> Allocator<D> {
     #[cold]
     #[inline(never)]
     fn alloc_rare(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        if Arc::ptr_eq(&stream.pool().core, self.core()) {
+            stream.refuse_capture()?;
+        }
+        self.alloc_checked(bytes, align, stream)
+    }
+
+    /// The rest of it, once the stream is known not to capture.
+    fn alloc_checked(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let pool = stream.pool();
         let core = &pool.core;
         if !Arc::ptr_eq(core, self.core()) {
             return Err(self.foreign(stream));
         }
-        stream.refuse_capture()?;
         if bytes == 0 {
             return Ok(Allocation::dangling());
         }

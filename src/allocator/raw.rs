@@ -46,6 +46,29 @@ impl<D: Driver> RawAllocation<D> {
     pub fn len(&self) -> u64 {
         self.bytes
     }
+    /// All but the address as three words, for tables that are kept by address. The first is 0 only for no bytes.
+    pub fn to_words(&self) -> [u64; 3] {
+        let pool = self.pool.expose_provenance() as u64;
+        [pool, u64::from(self.chunk.index()) << 32 | u64::from(self.generation), self.bytes]
+    }
+    /// From [`RawAllocation::to_words`] and [`RawAllocation::address`].
+    ///
+    /// # Safety
+    /// All four came from one raw value of this driver type. (The value itself does nothing yet:
+    /// [`Allocation::from_raw`] asks for more.)
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "two halves of a word, and an address of this machine"
+    )]
+    pub unsafe fn from_words(addr: Addr, [pool, chunk, bytes]: [u64; 3]) -> RawAllocation<D> {
+        RawAllocation {
+            pool: core::ptr::with_exposed_provenance(pool as usize),
+            addr,
+            chunk: ChunkId::from_index((chunk >> 32) as u32),
+            generation: chunk as u32,
+            bytes,
+        }
+    }
 }
 
 impl<D: Driver> fmt::Debug for RawAllocation<D> {

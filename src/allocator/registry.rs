@@ -128,6 +128,10 @@ impl<D: Driver> Line<D> {
     fn is_here(&self) -> bool {
         self.owner.is_none_or(|t| t == current_thread())
     }
+    /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place.
+    fn is_marked_by_handle(&self) -> bool {
+        self.is_here() && !self.info.mortal
+    }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
     /// the clocks say that it acted on this one.
     pub(crate) fn own_thread(&self, call: &'static str) -> DriverResult<()> {
@@ -231,8 +235,12 @@ fn refuse_captured<D: Driver>(driver: &D, line: &Line<D>, native: &D::Stream) ->
 
 impl<D: Driver> Registry<D> {
     pub(crate) fn new(driver: &D) -> Registry<D> {
-        let info =
-            StreamInfo { id: StreamId(u64::MAX), device: driver.device(), kind: StreamKind::LegacyDefault };
+        let info = StreamInfo {
+            id: StreamId(u64::MAX),
+            device: driver.device(),
+            kind: StreamKind::LegacyDefault,
+            mortal: false,
+        };
         let context = new_line(CONTEXT, info, None);
         let mut by_id = HashMap::new();
         by_id.insert(CONTEXT, Arc::clone(&context));
@@ -370,10 +378,11 @@ impl<D: Driver> Registry<D> {
         let frees = line.unmarked_frees.swap(0, Ordering::Relaxed);
         let bytes = line.unmarked_bytes.swap(0, Ordering::Relaxed);
         let recorded = match &native {
-            Some(native) if line.is_here() => {
+            Some(native) if line.is_marked_by_handle() => {
                 refuse_captured(driver, line, native).and_then(|()| driver.record(&event, native))
             }
-            // A per-thread default stream may be marked by its own thread only; a context-wide event covers it too.
+            // A per-thread default stream may be marked by its own thread only, a mortal one by nobody; a context-wide event
+            // covers them too.
             _ => driver.record_context(&event),
         };
         drop(native);
@@ -642,8 +651,11 @@ impl<D: Driver> Registry<D> {
         let proof = made.or_else(|_| {
             // The record failed: completion of the whole stream, asked for after the number was reserved, proves as much;
             // or of the device, where the handle means another stream here.
-            let waited =
-                if line.is_here() { driver.synchronize_stream(&native) } else { driver.synchronize_device() };
+            let waited = if line.is_marked_by_handle() {
+                driver.synchronize_stream(&native)
+            } else {
+                driver.synchronize_device()
+            };
             self.watch(waited).map(|()| self.proved(line, last))
         });
         let mut state = line.state.lock();

@@ -271,6 +271,9 @@ pub struct StreamInfo {
     pub device: DeviceId,
     /// Its kind.
     pub kind: StreamKind,
+    /// Whoever made it destroys it when they like: it may be named only in a call that names it itself. What it holds is
+    /// marked by context-wide events, which cover streams that are gone, too.
+    pub mortal: bool,
 }
 
 /// How to make a stream.

@@ -164,7 +164,12 @@ impl Null {
 
     /// The default stream: number 0, ordered with blocking streams on devices that order anything.
     pub fn default_stream(&self) -> NullStream {
-        NullStream(StreamInfo { id: StreamId(0), device: self.0.device, kind: StreamKind::LegacyDefault })
+        NullStream(StreamInfo {
+            id: StreamId(0),
+            device: self.0.device,
+            kind: StreamKind::LegacyDefault,
+            mortal: false,
+        })
     }
 
     fn count(&self, call: Call) {
@@ -327,7 +332,7 @@ unsafe impl Fences for Null {
         self.count(Call::CreateStream);
         let id = StreamId(self.0.next_stream.fetch_add(1, Ordering::Relaxed));
         let kind = if options.blocking { StreamKind::Blocking } else { StreamKind::NonBlocking };
-        Ok(NullStream(StreamInfo { id, device: self.0.device, kind }))
+        Ok(NullStream(StreamInfo { id, device: self.0.device, kind, mortal: false }))
     }
 
     /// Not counted: the stream itself says who it is.

@@ -125,7 +125,12 @@ unsafe impl Fences for Toy {
         Ok(self.queue())
     }
     fn stream_info(&self, stream: &Queue) -> DriverResult<StreamInfo> {
-        Ok(StreamInfo { id: StreamId(stream.id), device: DeviceId(0), kind: StreamKind::NonBlocking })
+        Ok(StreamInfo {
+            id: StreamId(stream.id),
+            device: DeviceId(0),
+            kind: StreamKind::NonBlocking,
+            mortal: false,
+        })
     }
     fn is_capturing(&self, _: &Queue) -> DriverResult<bool> {
         Ok(false)

@@ -5,6 +5,7 @@
 //! | [`Fences::create_stream`](crate::driver::Fences::create_stream) | destroyed with the last clone, pending work or not | the driver's id |
 //! | [`Cuda::adopt`] | kept alive by their `Arc` | the driver's id |
 //! | [`Cuda::raw_stream`], [`Cuda::permanent_stream`] | not at all; the caller promises | the driver's id at the time of the call |
+//! | [`Cuda::mortal_stream`] | not at all; only calls that name it may use it | the same |
 //! | [`Cuda::legacy_stream`] | never gone | the context's |
 //! | [`Cuda::per_thread_stream`] | the thread's | one a thread and context: never the handle, which is 0x2 for all |
 //!
@@ -43,6 +44,8 @@ enum Whose {
     Adopted(Option<Arc<CudaStream>>),
     /// Somebody's, by their promise.
     Promised,
+    /// Somebody's, alive only in calls that name it.
+    Mortal,
     /// The legacy default stream.
     Legacy,
     /// The default stream of this thread.
@@ -102,7 +105,11 @@ impl GpuStream {
     }
     /// Whether somebody else could have begun a capture on it.
     fn may_capture(&self) -> bool {
-        let here = !matches!(self.0.whose, Whose::PerThread(t) if t != std::thread::current().id());
+        // A mortal stream may be gone: it cannot be asked.
+        let here = match self.0.whose {
+            Whose::PerThread(owner) => owner == std::thread::current().id(),
+            ref whose => !matches!(whose, Whose::Mortal),
+        };
         here && (!matches!(self.0.whose, Whose::Ours) || self.0.exposed.load(Ordering::Relaxed))
     }
 }
@@ -127,7 +134,7 @@ impl Drop for Inner {
                     Err(e) => self.device.defer(e),
                 }
             }
-            Whose::Promised | Whose::Legacy | Whose::PerThread(_) => {}
+            Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(_) => {}
         }
     }
 }
@@ -284,7 +291,7 @@ impl Cuda {
                 return Err(e);
             }
         };
-        Ok(self.reference(handle.0, StreamInfo { id, device: device.id, kind }, Whose::Ours))
+        Ok(self.reference(handle.0, StreamInfo { id, device: device.id, kind, mortal: false }, Whose::Ours))
     }
 
     fn reference(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
@@ -358,6 +365,49 @@ impl Cuda {
         }
     }
 
+    /// As [`Cuda::raw_stream`], a stream that whoever made it may destroy at any time, work pending or not: Python objects.
+    /// The reference outlives it without harm. Use the reference only in calls that name the stream while it is alive; what
+    /// it holds is marked by context-wide events, so that its memory serves others even after its end. Who it is then is
+    /// [`Cuda::raw_id`]'s to tell: another stream may have its handle.
+    ///
+    /// # Errors
+    /// As [`Cuda::raw_stream`]; not supported where the driver has no context-wide events.
+    ///
+    /// # Safety
+    /// The handle names a stream that is alive during this call and during every later call that is given the reference.
+    pub unsafe fn mortal_stream(&self, handle: CUstream) -> DriverResult<GpuStream> {
+        match handle.addr() {
+            0 | LEGACY => self.legacy_stream(),
+            PER_THREAD => self.per_thread_stream(),
+            _ if self.device.table().stream_get_id.is_none() || !self.has_context_events() => Err(lacking(
+                Call::stream_get_id,
+                "this driver has no stream ids or no context-wide events, so that a stream that ends unannounced cannot be followed: declare it permanent",
+            )),
+            // SAFETY: passed on from the caller.
+            _ => unsafe { self.borrow(handle, Whose::Mortal) },
+        }
+    }
+
+    /// Who a raw stream is: two calls of the driver, whether it captures and its id.
+    ///
+    /// # Errors
+    /// It captures, and asking would destroy that; not supported where the driver has no stream ids; the driver's.
+    ///
+    /// # Safety
+    /// The handle names a stream that is alive, and means this thread's if it is a per-thread default stream.
+    pub unsafe fn raw_id(&self, handle: CUstream) -> DriverResult<StreamId> {
+        // SAFETY: alive, as the caller promises.
+        if unsafe { self.device.captures(handle)? } {
+            return Err(capturing(
+                Call::stream_get_id,
+                "the stream is capturing a graph, and asking who it is would destroy that",
+            ));
+        }
+        // SAFETY: alive and not capturing.
+        let id = unsafe { self.device.driver_id(handle)? };
+        id.ok_or_else(|| lacking(Call::stream_get_id, "this driver has no stream ids"))
+    }
+
     /// # Safety
     /// The stream is alive, no default stream, and stays alive as `whose` says.
     unsafe fn borrow(&self, handle: CUstream, whose: Whose) -> DriverResult<GpuStream> {
@@ -387,7 +437,8 @@ impl Cuda {
         };
         // SAFETY: alive and not capturing.
         let kind = unsafe { device.kind(handle)? };
-        Ok(self.reference(handle, StreamInfo { id, device: home, kind }, whose))
+        let mortal = matches!(whose, Whose::Mortal);
+        Ok(self.reference(handle, StreamInfo { id, device: home, kind, mortal }, whose))
     }
 
     /// The legacy default stream of this context: ordered with all blocking streams, in both directions.
@@ -426,6 +477,6 @@ impl Cuda {
         }
         // SAFETY: as above, and it does not capture.
         let id = unsafe { device.driver_id(handle)? }.unwrap_or_else(|| device.known.number(numbered));
-        Ok(self.reference(handle, StreamInfo { id, device: device.id, kind }, whose))
+        Ok(self.reference(handle, StreamInfo { id, device: device.id, kind, mortal: false }, whose))
     }
 }

@@ -162,7 +162,7 @@ unsafe impl Fences for Sim {
             #[cfg(millpond_mutants)]
             let key = w.key_by_handle(key);
             let s = w.stream(key);
-            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind })
+            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind, mortal: false })
         })
     }
 

@@ -1,0 +1,8 @@
+//! Programs that link the library ask for it by the name it is installed under.
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libmillpond.so");
+    }
+}

@@ -1,0 +1,213 @@
+/* The C interface of millpond, a stream-ordered caching GPU memory allocator. Made by cbindgen from plug/src: a test compares.
+ *
+ * A stream is a CUstream, which is a cudaStream_t; null is the legacy default stream. A pointer from here is device memory.
+ * Every function but millpond_torch_alloc may be called from any thread at any time, and none lets a panic through. A code
+ * other than MILLPOND_STATUS_OK says that nothing was changed; millpond_last_error has the words. */
+
+#ifndef MILLPOND_H
+#define MILLPOND_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed.
+ */
+typedef enum {
+  /*
+   It was done.
+   */
+  MILLPOND_STATUS_OK = 0,
+  /*
+   Out of memory: `millpond_last_error` has the report.
+   */
+  MILLPOND_STATUS_OUT_OF_MEMORY = 1,
+  /*
+   The pointer is no live allocation: freed, never ours, or inside one.
+   */
+  MILLPOND_STATUS_UNKNOWN_POINTER = 2,
+  /*
+   The allocation, or the stream, is another allocator's or on another device.
+   */
+  MILLPOND_STATUS_WRONG_ALLOCATOR = 3,
+  /*
+   A null pointer, an absurd size, an option that is none.
+   */
+  MILLPOND_STATUS_BAD_ARGUMENT = 4,
+  /*
+   No such allocator, or it was destroyed.
+   */
+  MILLPOND_STATUS_UNKNOWN_ALLOCATOR = 5,
+  /*
+   The stream captures a graph.
+   */
+  MILLPOND_STATUS_CAPTURING = 6,
+  /*
+   No driver, too old a driver, or no such device.
+   */
+  MILLPOND_STATUS_NO_DEVICE = 7,
+  /*
+   The driver failed.
+   */
+  MILLPOND_STATUS_DRIVER = 8,
+  /*
+   A defect of millpond: nothing is known of what was changed.
+   */
+  MILLPOND_STATUS_PANIC = 9,
+} millpond_status;
+
+/*
+ The name of an allocator; 0 is none.
+ */
+typedef uint32_t millpond_allocator;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
+ growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+ */
+millpond_status millpond_create(int device,
+                                const char *options,
+                                millpond_allocator *out);
+
+/*
+ Ends an allocator: waits for the device, and gives back what nobody has. What is alive can still be freed; everything else
+ fails from now on.
+ */
+millpond_status millpond_destroy(millpond_allocator allocator);
+
+/*
+ Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
+ The stream must be alive. From the cache it makes no driver call but the stream's identity, and waits for nothing.
+ */
+millpond_status millpond_alloc(millpond_allocator allocator,
+                               size_t bytes,
+                               void *stream,
+                               void **out);
+
+/*
+ Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device. Null is nothing.
+ */
+millpond_status millpond_free(millpond_allocator allocator,
+                              void *ptr);
+
+/*
+ As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's.
+ */
+millpond_status millpond_free_on(millpond_allocator allocator, void *ptr, void *stream);
+
+/*
+ As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it.
+ */
+millpond_status millpond_free_unknown(millpond_allocator allocator, void *ptr);
+
+/*
+ Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
+ */
+millpond_status millpond_record_use(millpond_allocator allocator, void *ptr, void *stream);
+
+/*
+ The stream is never destroyed while the process lives: its handle alone says who it is, and no call asks the driver.
+ */
+millpond_status millpond_declare_permanent(millpond_allocator allocator, void *stream);
+
+/*
+ The live allocation that an address lies in: its first byte and its length as asked for. Slow.
+ */
+millpond_status millpond_find(millpond_allocator allocator, const void *ptr, void **begin, size_t *bytes);
+
+/*
+ Gives idle memory back to the device. `freed`, if not null, is how many bytes that was. May wait for the device.
+ */
+millpond_status millpond_trim(millpond_allocator allocator, size_t *freed);
+
+/*
+ How much may be taken of the device: `6GiB`, a number of bytes, `40%`, `none`.
+ */
+millpond_status millpond_set_limit(millpond_allocator allocator, const char *limit);
+
+/*
+ Waits for the device, and takes back what it is done with.
+ */
+millpond_status millpond_synchronize(millpond_allocator allocator);
+
+/*
+ Sets the peaks of the report to the present values.
+ */
+millpond_status millpond_reset_peaks(millpond_allocator allocator);
+
+/*
+ What the pools hold, as JSON. Writes at most `room` bytes, the last of them a zero; `needed`, if not null, is how many the
+ whole takes, its zero included.
+ */
+millpond_status millpond_stats_json(millpond_allocator allocator,
+                                    char *to,
+                                    size_t room,
+                                    size_t *needed);
+
+/*
+ What the pools hold, for people. As millpond_stats_json.
+ */
+millpond_status millpond_report(millpond_allocator allocator, char *to, size_t room, size_t *needed);
+
+/*
+ What the calling thread's last failure was, in words: asked, found, what to do. Valid until its next failure; never null.
+ */
+const char *millpond_last_error(void);
+
+/*
+ The library's version.
+ */
+const char *millpond_version(void);
+
+/*
+ The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
+ then it may not exist yet.
+ */
+millpond_status millpond_torch_allocator(int device,
+                                         const char *options,
+                                         millpond_allocator *out);
+
+/*
+ PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report.
+ */
+void *millpond_torch_alloc(size_t size, int device, void *stream);
+
+/*
+ PyTorch's `free`, on the stream of the allocation.
+ */
+void millpond_torch_free(void *ptr, size_t _size, int device, void *stream);
+
+/*
+ PyTorch's `record_stream`.
+ */
+void millpond_torch_record_stream(void *ptr, void *stream);
+
+/*
+ PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does.
+ */
+void millpond_torch_empty_cache(void);
+
+/*
+ PyTorch's `set_per_process_memory_fraction`.
+ */
+void millpond_torch_memory_fraction(double fraction, int device);
+
+/*
+ PyTorch's `getBaseAllocation`: where the allocation of an address begins, and how long it is.
+ */
+void *millpond_torch_base(void *ptr, size_t *size);
+
+/*
+ How many calls failed with nobody to tell: millpond_last_error on their thread had the words.
+ */
+uint64_t millpond_torch_untold(void);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* MILLPOND_H */

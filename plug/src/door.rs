@@ -1,0 +1,387 @@
+//! An allocator with its streams by handle, and what callers ask of it.
+//!
+//! A handle's value is the next stream's after a destroy, so a stream is known by handle and id together, unless it was
+//! declared permanent: then by its handle. What a thread found last it remembers, so that a hit takes no lock but its
+//! pool's. A stream that was not declared may end unannounced; it is followed as mortal (`Cuda::mortal_stream`).
+//!
+//! Doors are never freed: a number names one for the life of the process, and a destroyed one says that it is.
+
+#![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
+
+use crate::index::{Entry, Hold, index};
+use crate::status::{Failure, MillpondStatus as Status};
+use core::ffi::c_void;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use pond::driver::cuda::Cuda;
+use pond::units::{Addr, StreamId};
+use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
+
+/// So many allocators a process.
+const MOST: usize = 4096;
+/// The calling thread's default stream: one handle for as many streams as there are threads.
+const PER_THREAD: usize = 2;
+/// How many streams a thread remembers.
+const REMEMBERED: usize = 16;
+
+static DOORS: [OnceLock<Box<Door>>; MOST] = [const { OnceLock::new() }; MOST];
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// An allocator behind a number.
+pub(crate) struct Door {
+    number: u32,
+    gpu: Allocator<Cuda>,
+    closed: AtomicBool,
+    lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
+}
+
+/// A stream as callers name it.
+pub(crate) struct Lane {
+    stream: Stream<Cuda>,
+    handle: usize,
+    /// The handle alone says who it is, for this thread at least.
+    lasting: bool,
+}
+
+/// The stream that a thread met last in a place of its list, and whose it is.
+type Seen = Option<(u32, Arc<Lane>)>;
+
+thread_local! {
+    static SEEN: RefCell<[Seen; REMEMBERED]> = const { RefCell::new([const { None }; REMEMBERED]) };
+}
+
+/// Facts of an allocation, in a word: its door, whether its stream's handle alone says who that is, whether it has uses that
+/// could not be recorded, and the handle.
+#[derive(Clone, Copy)]
+struct Tag(u64);
+
+impl Tag {
+    const HANDLE: u64 = (1 << 48) - 1;
+    const LASTING: u64 = 1 << 48;
+    const UNKNOWN: u64 = 1 << 49;
+    const DOOR: u32 = 50;
+
+    fn new(door: u32, lane: &Lane) -> Tag {
+        let handle = lane.handle as u64;
+        // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
+        let lasting = lane.lasting && handle <= Tag::HANDLE && lane.handle != PER_THREAD;
+        Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle } else { 0 })
+    }
+    fn door(self) -> u32 {
+        (self.0 >> Tag::DOOR) as u32
+    }
+    fn is_home(self, handle: usize) -> bool {
+        self.0 & Tag::LASTING != 0 && self.0 & Tag::HANDLE == handle as u64
+    }
+    fn is_unknown(self) -> bool {
+        self.0 & Tag::UNKNOWN != 0
+    }
+}
+
+/// An allocation of a held slot, which stays in the slot.
+fn peek(addr: u64, entry: Entry) -> ManuallyDrop<Allocation<Cuda>> {
+    // SAFETY: the slot was filled from `to_words` of an allocation at this address, and is held; the allocation is not
+    // dropped unless its slot ends.
+    ManuallyDrop::new(unsafe { Allocation::from_raw(RawAllocation::from_words(Addr(addr), entry.words)) })
+}
+
+fn unknown(ptr: *const c_void) -> Failure {
+    let message = format!("{ptr:p} is no live allocation: it was freed, never was one, or points inside one");
+    Failure::new(Status::UnknownPointer, message)
+}
+
+/// Options in words, `limit=40%,policy=footprint`, over the environment's.
+fn config(options: &str) -> Result<Config, Failure> {
+    const NAMES: [&str; 8] =
+        ["limit", "pinned_limit", "policy", "reuse", "growth", "deterministic", "scrub", "wait_ms"];
+    let mut given = HashMap::new();
+    for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        let name = name.trim().to_ascii_lowercase();
+        if !NAMES.contains(&name.as_str()) || value.trim().is_empty() {
+            let known = NAMES.join(", ");
+            let message = format!(
+                "{option:?} is no option: options are NAME=VALUE, separated by commas; the names are {known}"
+            );
+            return Err(Failure::new(Status::BadArgument, message));
+        }
+        given.insert(format!("MILLPOND_{}", name.to_ascii_uppercase()), value.trim().to_owned());
+    }
+    let look_up = |name: &str| given.get(name).cloned().or_else(|| std::env::var(name).ok());
+    Ok(Config::from_variables(look_up)?)
+}
+
+impl Door {
+    /// A new one for a device.
+    pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
+        let config = config(options)?;
+        let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
+        let gpu = Allocator::new(cuda, config)?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let Some(place) = DOORS.get(number as usize) else {
+            NEXT.fetch_sub(1, Ordering::Relaxed);
+            let message =
+                format!("{MOST} allocators were made in this process, which is as many as there can be");
+            return Err(Failure::new(Status::BadArgument, message));
+        };
+        let lanes = Mutex::new(HashMap::new());
+        let door = Door { number, gpu, closed: AtomicBool::new(false), lanes };
+        Ok(place.get_or_init(|| Box::new(door)))
+    }
+
+    /// The one with this name, closed or not.
+    pub(crate) fn any(name: u32) -> Result<&'static Door, Failure> {
+        let door = name.checked_sub(1).and_then(|n| DOORS.get(n as usize)?.get());
+        door.map(|d| &**d).ok_or_else(|| {
+            Failure::new(
+                Status::UnknownAllocator,
+                format!("there is no allocator {name}: millpond_create gives their names"),
+            )
+        })
+    }
+
+    /// The one with this name, open.
+    pub(crate) fn find(name: u32) -> Result<&'static Door, Failure> {
+        Door::any(name)?.opened()
+    }
+
+    /// Fails if it was destroyed.
+    pub(crate) fn opened(&self) -> Result<&Door, Failure> {
+        if self.closed.load(Ordering::Relaxed) {
+            let message = format!("allocator {} was destroyed", self.name());
+            return Err(Failure::new(Status::UnknownAllocator, message));
+        }
+        Ok(self)
+    }
+
+    /// The name of the one that has the live allocation that begins here.
+    pub(crate) fn of(ptr: *const c_void) -> Option<u32> {
+        index().hold(ptr.addr() as u64).map(|hold| Tag(hold.entry().tag).door() + 1)
+    }
+
+    /// What callers call it; never 0.
+    pub(crate) fn name(&self) -> u32 {
+        self.number + 1
+    }
+    pub(crate) fn gpu(&self) -> &Allocator<Cuda> {
+        &self.gpu
+    }
+
+    /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
+    pub(crate) fn close(&self) -> Result<(), Failure> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        drop(core::mem::take(&mut *self.lanes.lock()));
+        self.gpu.synchronize()?;
+        self.gpu.trim(Trim::All)?;
+        Ok(())
+    }
+
+    /// Runs `then` on the stream that a handle means now.
+    #[inline]
+    fn on<R>(&self, handle: usize, then: impl FnOnce(&Lane) -> Result<R, Failure>) -> Result<R, Failure> {
+        let place = (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED;
+        let mut then = Some(then);
+        let met = SEEN.try_with(|seen| {
+            let seen = seen.try_borrow().ok()?;
+            let (door, lane) = seen[place].as_ref()?;
+            if *door != self.number || lane.handle != handle {
+                return None;
+            }
+            if !lane.lasting {
+                // SAFETY: whoever names a stream in a call promises that it is alive.
+                match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
+                    Ok(id) if id == lane.stream.id() => {}
+                    Ok(_) => return None,
+                    Err(e) => return Some(Err(e.into())),
+                }
+            }
+            then.take().map(|then| then(lane))
+        });
+        if let Ok(Some(result)) = met {
+            return result;
+        }
+        let lane = self.find_lane(handle)?;
+        let _ = SEEN.try_with(|seen| {
+            let replaced = seen.try_borrow_mut().ok()?[place].replace((self.number, Arc::clone(&lane)));
+            // Its drop may speak to the driver: not while the list is borrowed.
+            drop(replaced);
+            Some(())
+        });
+        then.take().map_or_else(|| Err(Failure::new(Status::Panic, "asked twice")), |then| then(&lane))
+    }
+
+    /// As [`Door::on`], for a stream that this thread has not met lately.
+    #[cold]
+    fn find_lane(&self, handle: usize) -> Result<Arc<Lane>, Failure> {
+        let native = (handle as *mut c_void).cast();
+        let lasting = StreamId(u64::MAX);
+        let cuda = self.gpu.driver();
+        if handle > PER_THREAD
+            && let Some(lane) = self.lanes.lock().get(&(handle, lasting))
+        {
+            return Ok(Arc::clone(lane));
+        }
+        // SAFETY: whoever names a stream in a call promises that it is alive, and every later use of this reference is in
+        // a call that names it.
+        let stream = unsafe { cuda.mortal_stream(native) }?;
+        let id = stream.info().id;
+        // Default streams are never gone; a per-thread one is lasting for its own thread, which alone remembers it.
+        let key = (handle, if handle < PER_THREAD { lasting } else { id });
+        if let Some(lane) = self.lanes.lock().get(&key) {
+            return Ok(Arc::clone(lane));
+        }
+        let stream = self.gpu.adopt(stream)?;
+        let lane = Arc::new(Lane { stream, handle, lasting: handle <= PER_THREAD });
+        let mut gone = Vec::new();
+        let lane = {
+            let mut lanes = self.lanes.lock();
+            if handle > PER_THREAD {
+                // The handle is another stream's now, so the one that had it has ended.
+                gone.extend(lanes.extract_if(|&(h, i), _| h == handle && i != id && i != lasting));
+            }
+            Arc::clone(lanes.entry(key).or_insert(lane))
+        };
+        drop(gone);
+        Ok(lane)
+    }
+
+    /// The stream lives as long as the process: its handle alone says who it is.
+    pub(crate) fn declare_permanent(&self, handle: usize) -> Result<(), Failure> {
+        if handle <= PER_THREAD {
+            return self.find_lane(handle).map(drop);
+        }
+        // SAFETY: the caller's promise.
+        let stream = unsafe { self.gpu.driver().permanent_stream((handle as *mut c_void).cast()) }?;
+        let stream = self.gpu.adopt(stream)?;
+        let lane = Arc::new(Lane { stream, handle, lasting: true });
+        let replaced = self.lanes.lock().insert((handle, StreamId(u64::MAX)), lane);
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Bytes on a stream; null for none.
+    #[inline]
+    pub(crate) fn alloc(&self, bytes: usize, handle: usize) -> Result<*mut c_void, Failure> {
+        self.opened()?;
+        if bytes == 0 {
+            return Ok(core::ptr::null_mut());
+        }
+        self.on(handle, |lane| {
+            let allocation = if lane.lasting {
+                self.gpu.alloc(bytes as u64, &lane.stream)?
+            } else {
+                // It was asked for its id just now, and so whether it captures.
+                self.gpu.alloc_not_capturing(bytes as u64, &lane.stream)?
+            };
+            let raw = allocation.into_raw();
+            let (addr, words) = (raw.address().0, raw.to_words());
+            if !index().insert(addr, Entry { words, tag: Tag::new(self.number, lane).0 }) {
+                // SAFETY: taken apart above, and in no slot.
+                drop(unsafe { Allocation::from_raw(raw) });
+                let message = format!("the device gave an address that cannot be kept: {addr:#x}");
+                return Err(Failure::new(Status::Driver, message));
+            }
+            Ok(addr as *mut c_void)
+        })
+    }
+
+    fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
+        let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
+        let tag = Tag(hold.entry().tag);
+        if tag.door() != self.number {
+            let message =
+                format!("{ptr:p} is an allocation of allocator {}, not of {}", tag.door() + 1, self.name());
+            return Err(Failure::new(Status::WrongAllocator, message));
+        }
+        Ok((hold, tag))
+    }
+
+    /// Ends an allocation. Its slot first: the bytes may be another's at once.
+    fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) -> Result<(), Failure> {
+        let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
+        hold.end();
+        if by_unknown {
+            allocation.free_unknown();
+        } else {
+            drop(allocation);
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            self.gpu.trim(Trim::All)?;
+        }
+        Ok(())
+    }
+
+    /// Frees in the order of the allocation's own stream and of all recorded uses.
+    pub(crate) fn free(&self, ptr: *mut c_void) -> Result<(), Failure> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let (hold, tag) = self.hold(ptr)?;
+        self.end(ptr, hold, tag.is_unknown())
+    }
+
+    /// Frees behind what `handle` holds, too.
+    #[inline]
+    pub(crate) fn free_on(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let (hold, tag) = self.hold(ptr)?;
+        if !tag.is_home(handle) {
+            let allocation = peek(ptr.addr() as u64, hold.entry());
+            self.on(handle, |lane| Ok(allocation.record_use(&lane.stream)?))?;
+        }
+        self.end(ptr, hold, tag.is_unknown())
+    }
+
+    /// Frees behind everything that any stream holds.
+    pub(crate) fn free_unknown(&self, ptr: *mut c_void) -> Result<(), Failure> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let (hold, _) = self.hold(ptr)?;
+        self.end(ptr, hold, true)
+    }
+
+    /// Work on `handle`, queued by now or before the free, uses the bytes.
+    pub(crate) fn record_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+        let (hold, tag) = self.hold(ptr)?;
+        if tag.is_home(handle) {
+            return Ok(());
+        }
+        let allocation = peek(ptr.addr() as u64, hold.entry());
+        self.on(handle, |lane| Ok(allocation.record_use(&lane.stream)?))
+    }
+
+    /// Somebody uses the bytes, and nobody could say who: they come back behind everything.
+    pub(crate) fn use_unknown(&self, ptr: *mut c_void) -> Result<(), Failure> {
+        let (mut hold, tag) = self.hold(ptr)?;
+        hold.set_tag(tag.0 | Tag::UNKNOWN);
+        Ok(())
+    }
+
+    /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.
+    pub(crate) fn around(&self, ptr: *const c_void) -> Result<(u64, u64), Failure> {
+        let at = ptr.addr() as u64;
+        let live = self.gpu.live();
+        let within = live.iter().find(|l| l.stream.is_some() && l.addr.0 <= at && at - l.addr.0 < l.bytes);
+        within.map(|l| (l.addr.0, l.bytes)).ok_or_else(|| unknown(ptr))
+    }
+
+    /// Gives idle memory back to the device: how many bytes.
+    pub(crate) fn trim(&self) -> Result<u64, Failure> {
+        Ok(self.gpu.trim(Trim::All)?.bytes)
+    }
+
+    /// A size, a share or none, in words.
+    pub(crate) fn set_limit(&self, limit: &str) -> Result<(), Failure> {
+        let limit: Limit = limit.parse()?;
+        Ok(self.gpu.set_limit(limit)?)
+    }
+}

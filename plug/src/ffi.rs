@@ -1,0 +1,218 @@
+//! The C functions. Each is one line of Rust behind a check of its pointers.
+#![allow(unsafe_code, reason = "functions for C: exported by name, and pointers are as the caller promises")]
+#![allow(
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "C has no unsafe functions; the header says what pointers must be"
+)]
+
+use crate::door::Door;
+use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+/// The name of an allocator; 0 is none.
+pub type MillpondAllocator = u32;
+
+fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Ok("");
+    }
+    // SAFETY: a text that ends with a zero byte, by the header.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Failure::new(Status::BadArgument, format!("{text:?} is no UTF-8")))
+}
+
+fn put<T>(to: *mut T, value: T) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::new(Status::BadArgument, "the place for the result is null"));
+    }
+    // SAFETY: not null, and by the header a place for one value.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// As `snprintf`: as much as fits with a zero behind it, and how long the whole is.
+pub(crate) fn copy_out(whole: &str, to: *mut c_char, room: usize) -> usize {
+    if !to.is_null() && room > 0 {
+        let fits = whole.len().min(room - 1);
+        // SAFETY: by the header there is room for `room` bytes.
+        unsafe {
+            core::ptr::copy_nonoverlapping(whole.as_ptr(), to.cast(), fits);
+            to.add(fits).write(0);
+        }
+    }
+    whole.len()
+}
+
+/// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
+/// growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_create(
+    device: c_int,
+    options: *const c_char,
+    out: *mut MillpondAllocator,
+) -> MillpondStatus {
+    call(|| {
+        put(out, 0)?;
+        let device = u32::try_from(device).map_err(|_| {
+            Failure::new(Status::BadArgument, format!("{device} is no device: they count from 0"))
+        })?;
+        put(out, Door::open(device, text(options)?)?.name())
+    })
+}
+
+/// Ends an allocator: waits for the device, and gives back what nobody has. What is alive can still be freed; everything else
+/// fails from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
+    call(|| Door::find(allocator)?.close())
+}
+
+/// Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
+/// The stream must be alive. From the cache it makes no driver call but the stream's identity, and waits for nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_alloc(
+    allocator: MillpondAllocator,
+    bytes: usize,
+    stream: *mut c_void,
+    out: *mut *mut c_void,
+) -> MillpondStatus {
+    call(|| {
+        put(out, core::ptr::null_mut())?;
+        put(out, Door::find(allocator)?.alloc(bytes, stream.addr())?)
+    })
+}
+
+/// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device. Null is nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
+    call(|| Door::any(allocator)?.free(ptr))
+}
+
+/// As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_free_on(
+    allocator: MillpondAllocator,
+    ptr: *mut c_void,
+    stream: *mut c_void,
+) -> MillpondStatus {
+    call(|| Door::any(allocator)?.free_on(ptr, stream.addr()))
+}
+
+/// As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
+    call(|| Door::any(allocator)?.free_unknown(ptr))
+}
+
+/// Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_record_use(
+    allocator: MillpondAllocator,
+    ptr: *mut c_void,
+    stream: *mut c_void,
+) -> MillpondStatus {
+    call(|| Door::find(allocator)?.record_use(ptr, stream.addr()))
+}
+
+/// The stream is never destroyed while the process lives: its handle alone says who it is, and no call asks the driver.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_declare_permanent(
+    allocator: MillpondAllocator,
+    stream: *mut c_void,
+) -> MillpondStatus {
+    call(|| Door::find(allocator)?.declare_permanent(stream.addr()))
+}
+
+/// The live allocation that an address lies in: its first byte and its length as asked for. Slow.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_find(
+    allocator: MillpondAllocator,
+    ptr: *const c_void,
+    begin: *mut *mut c_void,
+    bytes: *mut usize,
+) -> MillpondStatus {
+    call(|| {
+        let (at, len) = Door::any(allocator)?.around(ptr)?;
+        put(begin, at as *mut c_void)?;
+        put(bytes, len as usize)
+    })
+}
+
+/// Gives idle memory back to the device. `freed`, if not null, is how many bytes that was. May wait for the device.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_trim(allocator: MillpondAllocator, freed: *mut usize) -> MillpondStatus {
+    call(|| {
+        let bytes = Door::find(allocator)?.trim()?;
+        if freed.is_null() { Ok(()) } else { put(freed, bytes as usize) }
+    })
+}
+
+/// How much may be taken of the device: `6GiB`, a number of bytes, `40%`, `none`.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_set_limit(allocator: MillpondAllocator, limit: *const c_char) -> MillpondStatus {
+    call(|| Door::find(allocator)?.set_limit(text(limit)?))
+}
+
+/// Waits for the device, and takes back what it is done with.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_synchronize(allocator: MillpondAllocator) -> MillpondStatus {
+    call(|| Ok(Door::find(allocator)?.gpu().synchronize()?))
+}
+
+/// Sets the peaks of the report to the present values.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_reset_peaks(allocator: MillpondAllocator) -> MillpondStatus {
+    call(|| {
+        Door::find(allocator)?.gpu().reset_peaks();
+        Ok(())
+    })
+}
+
+/// What the pools hold, as JSON. Writes at most `room` bytes, the last of them a zero; `needed`, if not null, is how many the
+/// whole takes, its zero included.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_stats_json(
+    allocator: MillpondAllocator,
+    to: *mut c_char,
+    room: usize,
+    needed: *mut usize,
+) -> MillpondStatus {
+    report(allocator, to, room, needed, pond::report::Report::to_json)
+}
+
+/// What the pools hold, for people. As millpond_stats_json.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_report(
+    allocator: MillpondAllocator,
+    to: *mut c_char,
+    room: usize,
+    needed: *mut usize,
+) -> MillpondStatus {
+    report(allocator, to, room, needed, ToString::to_string)
+}
+
+fn report(
+    allocator: MillpondAllocator,
+    to: *mut c_char,
+    room: usize,
+    needed: *mut usize,
+    words: impl FnOnce(&pond::report::Report) -> String,
+) -> MillpondStatus {
+    call(|| {
+        let whole = words(&Door::any(allocator)?.gpu().report());
+        let len = copy_out(&whole, to, room);
+        if needed.is_null() { Ok(()) } else { put(needed, len + 1) }
+    })
+}
+
+/// What the calling thread's last failure was, in words: asked, found, what to do. Valid until its next failure; never null.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_last_error() -> *const c_char {
+    last()
+}
+
+/// The library's version.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

@@ -1,0 +1,28 @@
+//! The door for programs that are not written in Rust: a C interface, and the pair of functions that PyTorch takes as its
+//! allocator. The header is `plug/millpond.h`.
+//!
+//! A pointer names an allocation, a handle names a stream. Pointers are looked up in an index by address, so that one that
+//! was freed, never was ours, or points into the middle is an error code and changes nothing. Streams are looked up by
+//! handle *and* the driver's id, because handles come back; those declared permanent by their handle alone. No panic
+//! crosses the boundary. It does not know how memory is found, nor what order is: it is the public interface, spelt in C.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `index` | addresses to allocations, without a lock that all share |
+//! | `door` | an allocator, its streams, and what is asked of it |
+//! | `status` | codes, and the words behind the last one |
+//! | `ffi` | the C functions |
+//! | `torch` | PyTorch's pair and its hooks |
+//! | `throw` | an exception that PyTorch knows as out of memory |
+
+#![allow(
+    clippy::doc_markdown,
+    reason = "the words of the C header, which know no markdown; names of products"
+)]
+
+mod door;
+pub mod ffi;
+mod index;
+pub mod status;
+mod throw;
+pub mod torch;

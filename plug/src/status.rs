@@ -1,0 +1,101 @@
+//! What a call came to: a code, and the words behind the thread's last failure.
+
+use core::ffi::c_char;
+use pond::Error;
+use std::cell::RefCell;
+use std::ffi::CString;
+
+/// What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MillpondStatus {
+    /// It was done.
+    Ok = 0,
+    /// Out of memory: `millpond_last_error` has the report.
+    OutOfMemory = 1,
+    /// The pointer is no live allocation: freed, never ours, or inside one.
+    UnknownPointer = 2,
+    /// The allocation, or the stream, is another allocator's or on another device.
+    WrongAllocator = 3,
+    /// A null pointer, an absurd size, an option that is none.
+    BadArgument = 4,
+    /// No such allocator, or it was destroyed.
+    UnknownAllocator = 5,
+    /// The stream captures a graph.
+    Capturing = 6,
+    /// No driver, too old a driver, or no such device.
+    NoDevice = 7,
+    /// The driver failed.
+    Driver = 8,
+    /// A defect of millpond: nothing is known of what was changed.
+    Panic = 9,
+}
+
+use MillpondStatus as Status;
+
+/// A failure on its way out.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) status: Status,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(status: Status, message: impl Into<String>) -> Failure {
+        Failure { status, message: message.into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Failure {
+        let status = match &e {
+            Error::OutOfMemory(_) => Status::OutOfMemory,
+            Error::WrongDevice { .. } | Error::ForeignStream { .. } => Status::WrongAllocator,
+            Error::Capturing { .. } => Status::Capturing,
+            Error::Driver(e) if e.kind == pond::DriverErrorKind::Capturing => Status::Capturing,
+            Error::Unavailable(_) => Status::NoDevice,
+            Error::Driver(_) | Error::TimedOut { .. } => Status::Driver,
+            Error::UnknownAllocation { .. } => Status::UnknownPointer,
+            _ => Status::BadArgument,
+        };
+        Failure::new(status, e.to_string())
+    }
+}
+impl From<pond::DriverError> for Failure {
+    fn from(e: pond::DriverError) -> Failure {
+        Error::Driver(e).into()
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// The words of the thread's last failure, until its next one.
+pub(crate) fn last() -> *const c_char {
+    LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
+}
+
+fn remember(message: &str) {
+    let text = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    let _ = LAST.try_with(|last| last.replace(text));
+}
+
+/// Runs a call; a panic stops here.
+pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    match std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::Ok,
+        Ok(Err(failure)) => failed(&failure),
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
+            failed(&Failure::new(Status::Panic, format!("a defect of millpond: {said}")))
+        }
+    }
+}
+
+#[cold]
+fn failed(failure: &Failure) -> Status {
+    remember(&failure.message);
+    failure.status
+}

@@ -1,0 +1,127 @@
+//! An exception that PyTorch knows as out of memory, with our words in it.
+//!
+//! It cannot be made in Rust as such: it is a C++ object of a class of PyTorch's. But a class is a constructor, a table of
+//! virtual functions and a description, and those are found by name in the libraries that the process has loaded. The object
+//! is made by the constructor of its base `c10::Error(SourceLocation, std::string)`, and given the table and the description
+//! of `c10::OutOfMemoryError`, which adds nothing to it. Nothing of PyTorch is needed to build this; where it is not
+//! loaded, or made otherwise one day, `std::bad_alloc` is thrown, and where there is no C++ at all, null is the answer.
+
+#![allow(unsafe_code, reason = "C++ by hand")]
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use libloading::os::unix::Library;
+
+/// The loader gives what is loaded, and loads nothing.
+const NO_LOAD: c_int = 4;
+const LAZY: c_int = 1;
+/// Room for the exception object, which is smaller than 300 bytes.
+const ROOM: usize = 2048;
+
+/// `c10::SourceLocation`, passed by value.
+#[repr(C)]
+struct Location {
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+}
+
+/// `std::string` of the C++11 ABI: a text of more than 15 bytes lies in memory from `operator new`.
+#[repr(C)]
+struct Text {
+    begin: *mut c_char,
+    len: usize,
+    room: usize,
+    _inside: usize,
+}
+
+type Constructor = unsafe extern "C-unwind" fn(*mut c_void, Location, *mut Text);
+type Destructor = unsafe extern "C-unwind" fn(*mut c_void);
+
+struct Cpp {
+    allocate: unsafe extern "C" fn(usize) -> *mut c_void,
+    throw: unsafe extern "C-unwind" fn(*mut c_void, *const c_void, Option<Destructor>) -> !,
+    new: unsafe extern "C-unwind" fn(usize) -> *mut c_void,
+    bad_alloc: unsafe extern "C-unwind" fn() -> !,
+}
+
+struct Torch {
+    construct: Constructor,
+    table: *const usize,
+    description: *const c_void,
+    destroy: Option<Destructor>,
+}
+
+fn loaded(name: &str) -> Option<Library> {
+    // SAFETY: nothing is loaded, so nothing is initialised.
+    unsafe { Library::open(Some(name), NO_LOAD | LAZY) }.ok()
+}
+
+/// A symbol of the first library that has it. Every library stays loaded: handles are not closed.
+fn symbol<T: Copy>(libraries: &[Library], name: &CStr) -> Option<T> {
+    const { assert!(size_of::<T>() == size_of::<*const c_void>()) };
+    let found = libraries.iter().find_map(|l| {
+        // SAFETY: a symbol's address as a pointer; what it is, its name says.
+        unsafe { l.get::<*const c_void>(name.to_bytes_with_nul()) }
+            .ok()
+            .map(libloading::os::unix::Symbol::into_raw)
+    })?;
+    // SAFETY: of the size of a pointer, and not null.
+    (!found.is_null()).then(|| unsafe { core::mem::transmute_copy(&found) })
+}
+
+fn cpp() -> Option<Cpp> {
+    let libraries: Vec<Library> =
+        ["libstdc++.so.6", "libc++abi.so.1"].into_iter().filter_map(loaded).collect();
+    let found = Cpp {
+        allocate: symbol(&libraries, c"__cxa_allocate_exception")?,
+        throw: symbol(&libraries, c"__cxa_throw")?,
+        new: symbol(&libraries, c"_Znwm")?,
+        bad_alloc: symbol(&libraries, c"_ZSt17__throw_bad_allocv")?,
+    };
+    core::mem::forget(libraries);
+    Some(found)
+}
+
+fn torch() -> Option<Torch> {
+    let libraries: Vec<Library> = ["libc10.so", "libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so"]
+        .into_iter()
+        .filter_map(loaded)
+        .collect();
+    let constructor =
+        c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+    let base = c"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+    let found = Torch {
+        construct: symbol(&libraries, constructor).or_else(|| symbol(&libraries, base))?,
+        table: symbol(&libraries, c"_ZTVN3c1016OutOfMemoryErrorE")?,
+        description: symbol(&libraries, c"_ZTIN3c1016OutOfMemoryErrorE")?,
+        destroy: symbol(&libraries, c"_ZN3c1016OutOfMemoryErrorD1Ev"),
+    };
+    core::mem::forget(libraries);
+    Some(found)
+}
+
+/// Throws out of memory with these words. Returns only where there is no C++.
+pub(crate) fn throw(words: *const c_char) {
+    let Some(cpp) = cpp() else { return };
+    let Some(torch) = torch() else {
+        // SAFETY: it throws, and every frame up to the caller lets it pass.
+        unsafe { (cpp.bad_alloc)() }
+    };
+    // SAFETY: an object of the class is made as its own constructor makes one, in room that is larger than it; the text lies
+    // in memory that its destructor gives back; every frame up to the caller lets the exception pass.
+    unsafe {
+        let words = CStr::from_ptr(words).to_bytes();
+        let room = words.len().max(31);
+        let begin = (cpp.new)(room + 1).cast::<c_char>();
+        core::ptr::copy_nonoverlapping(words.as_ptr().cast(), begin, words.len());
+        begin.add(words.len()).write(0);
+        let mut text = Text { begin, len: words.len(), room, _inside: 0 };
+        let object = (cpp.allocate)(ROOM);
+        object.cast::<u8>().write_bytes(0, ROOM);
+        let at = Location { function: c"millpond_torch_alloc".as_ptr(), file: c"millpond".as_ptr(), line: 0 };
+        (torch.construct)(object, at, &raw mut text);
+        // What the constructor left of the text: a short one inside itself, which needs no end.
+        object.cast::<*const usize>().write(torch.table.add(2));
+        (cpp.throw)(object, torch.description, torch.destroy)
+    }
+}

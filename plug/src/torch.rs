@@ -1,0 +1,180 @@
+//! PyTorch's pair of functions and its hooks, over one allocator a device.
+//!
+//! PyTorch takes no for an answer badly: a null pointer becomes a null tensor, and a free cannot fail. So an allocation that
+//! fails throws what PyTorch knows as out of memory, and a free that cannot be ordered is ordered behind everything. What
+//! went wrong without anybody to tell is counted.
+
+#![allow(unsafe_code, reason = "functions for C: exported by name, and pointers are as the caller promises")]
+#![allow(clippy::not_unsafe_ptr_arg_deref, reason = "C has no unsafe functions")]
+
+use crate::door::Door;
+use crate::ffi::MillpondAllocator;
+use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
+use crate::throw::throw;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicU64, Ordering};
+use parking_lot::Mutex;
+use std::sync::OnceLock;
+
+/// So many devices at most.
+const DEVICES: usize = 64;
+static OF_DEVICE: [OnceLock<&'static Door>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+static OPENING: Mutex<()> = Mutex::new(());
+/// Frees and uses of pointers that are none of ours, and of streams that could not be asked.
+static UNTOLD: AtomicU64 = AtomicU64::new(0);
+
+fn door(device: c_int) -> Result<&'static Door, Failure> {
+    let place = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
+    let place = place.ok_or_else(|| Failure::new(Status::BadArgument, format!("{device} is no device")))?;
+    match place.get() {
+        Some(door) => Ok(door),
+        None => open(device, place, None),
+    }
+}
+
+#[cold]
+fn open(
+    device: c_int,
+    place: &OnceLock<&'static Door>,
+    options: Option<&str>,
+) -> Result<&'static Door, Failure> {
+    let _one = OPENING.lock();
+    if let Some(door) = place.get() {
+        return match options {
+            None => Ok(door),
+            Some(_) => Err(Failure::new(
+                Status::BadArgument,
+                format!(
+                    "device {device} has its allocator already: configure it before the first allocation"
+                ),
+            )),
+        };
+    }
+    let door = Door::open(device.cast_unsigned(), options.unwrap_or_default())?;
+    Ok(place.get_or_init(|| door))
+}
+
+/// The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
+/// then it may not exist yet.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_allocator(
+    device: c_int,
+    options: *const c_char,
+    out: *mut MillpondAllocator,
+) -> MillpondStatus {
+    call(|| {
+        // SAFETY: a text that ends with a zero byte, by the header.
+        let options = (!options.is_null()).then(|| unsafe { CStr::from_ptr(options) }.to_string_lossy());
+        let place = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
+        let found = match (&options, place) {
+            (Some(options), Some(place)) => open(device, place, Some(options))?,
+            _ => door(device)?,
+        };
+        if out.is_null() {
+            return Err(Failure::new(Status::BadArgument, "the place for the result is null"));
+        }
+        // SAFETY: not null, and by the header a place for one value.
+        unsafe { out.write(found.name()) };
+        Ok(())
+    })
+}
+
+/// PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn millpond_torch_alloc(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let mut ptr = core::ptr::null_mut();
+    let status = call(|| {
+        ptr = door(device)?.alloc(size, stream.addr())?;
+        Ok(())
+    });
+    if status != Status::Ok {
+        // Nothing here is left to drop: a foreign exception passes through.
+        throw(last());
+    }
+    ptr
+}
+
+/// PyTorch's `free`, on the stream of the allocation.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_int, stream: *mut c_void) {
+    untold(call(|| {
+        let door = door(device)?;
+        door.free_on(ptr, stream.addr()).or_else(|e| match e.status {
+            Status::UnknownPointer | Status::WrongAllocator => Err(e),
+            // The stream captures or cannot be asked: behind everything, then.
+            _ => door.free_unknown(ptr),
+        })
+    }));
+}
+
+/// PyTorch's `record_stream`.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
+    untold(call(|| {
+        let door = owner(ptr)?;
+        door.record_use(ptr, stream.addr()).or_else(|e| match e.status {
+            Status::UnknownPointer | Status::WrongAllocator => Err(e),
+            _ => door.use_unknown(ptr),
+        })
+    }));
+}
+
+/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_empty_cache() {
+    for door in OF_DEVICE.iter().filter_map(OnceLock::get) {
+        untold(call(|| {
+            door.gpu().synchronize()?;
+            door.trim().map(drop)
+        }));
+    }
+}
+
+/// PyTorch's `set_per_process_memory_fraction`.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_memory_fraction(fraction: f64, device: c_int) {
+    untold(call(|| door(device)?.set_limit(&format!("{}%", fraction * 100.0))));
+}
+
+/// PyTorch's `getBaseAllocation`: where the allocation of an address begins, and how long it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
+    let mut begin = core::ptr::null_mut();
+    untold(call(|| {
+        let doors = || OF_DEVICE.iter().filter_map(OnceLock::get);
+        let (at, bytes) = doors().find_map(|d| d.around(ptr).ok()).ok_or_else(|| foreign(ptr))?;
+        begin = at as *mut c_void;
+        if !size.is_null() {
+            // SAFETY: not null, and a place for one value.
+            unsafe { size.write(bytes as usize) };
+        }
+        Ok(())
+    }));
+    begin
+}
+
+/// How many calls failed with nobody to tell: millpond_last_error on their thread had the words.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_torch_untold() -> u64 {
+    UNTOLD.load(Ordering::Relaxed)
+}
+
+fn untold(status: Status) {
+    if status != Status::Ok {
+        UNTOLD.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn foreign(ptr: *const c_void) -> Failure {
+    Failure::new(Status::UnknownPointer, format!("{ptr:p} is no allocation that PyTorch has from here"))
+}
+
+/// The allocator that a pointer is of, among PyTorch's.
+fn owner(ptr: *const c_void) -> Result<&'static Door, Failure> {
+    let name = Door::of(ptr).ok_or_else(|| foreign(ptr))?;
+    Door::find(name)
+}

@@ -1,0 +1,523 @@
+//! The C interface as a program meets it: the built library, opened, over the stand-in driver and its oracle. Pointers that
+//! were freed, never were, or are another allocator's; streams that end; many threads; and calls after the end.
+
+#![allow(unsafe_code, reason = "functions of a library, found by name")]
+#![allow(clippy::many_single_char_names, reason = "streams s, t and blocks x, y, as in the traces")]
+
+#[path = "../../tests/fake_libcuda/remote.rs"]
+mod remote;
+
+use cudarc::driver::sys;
+use libloading::{Library, Symbol};
+use pond::driver::Fences;
+use pond::driver::cuda::{Cuda, GpuStream};
+use remote::{Fake, When};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::LazyLock;
+
+const MIB: usize = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+const OK: c_int = 0;
+const OUT_OF_MEMORY: c_int = 1;
+const UNKNOWN_POINTER: c_int = 2;
+const WRONG_ALLOCATOR: c_int = 3;
+const BAD_ARGUMENT: c_int = 4;
+const UNKNOWN_ALLOCATOR: c_int = 5;
+const CAPTURING: c_int = 6;
+const NO_DEVICE: c_int = 7;
+
+static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
+    let exe = std::env::current_exe().expect("a test has a path");
+    let name = "libmillpond_plug.so";
+    let deps = exe.parent().expect("it lies in a folder");
+    let path = [deps.join("..").join(name), deps.join(name)].into_iter().find(|p| p.exists());
+    // SAFETY: the library's initialisers are Rust's own.
+    unsafe { Library::new(path.expect("cargo builds the library before its tests")) }.expect("it loads")
+});
+
+fn function<T>(name: &str) -> Symbol<'static, T> {
+    // SAFETY: every caller names a function of the header with its own type.
+    unsafe { LIBRARY.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// An allocator of the library, by its number.
+#[derive(Clone, Copy)]
+struct Door(u32);
+
+type Two = extern "C" fn(u32, *mut c_void) -> c_int;
+type Three = extern "C" fn(u32, *mut c_void, *mut c_void) -> c_int;
+
+impl Door {
+    fn new(options: &str) -> Door {
+        Door::on(0, options).expect("an allocator")
+    }
+    fn on(device: c_int, options: &str) -> Result<Door, c_int> {
+        let create = function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_create");
+        let options = CString::new(options).expect("words");
+        let mut number = 99;
+        match create(device, options.as_ptr(), &raw mut number) {
+            OK => Ok(Door(number)),
+            code => {
+                assert_eq!(number, 0, "a failure leaves no number");
+                Err(code)
+            }
+        }
+    }
+    fn try_alloc(self, bytes: usize, s: &GpuStream) -> Result<*mut c_void, c_int> {
+        let alloc =
+            function::<extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int>("millpond_alloc");
+        let mut ptr = null_mut();
+        match alloc(self.0, bytes, s.handle().cast(), &raw mut ptr) {
+            OK => Ok(ptr),
+            code => {
+                assert!(ptr.is_null() && !last().is_empty(), "a failure has words and no pointer");
+                Err(code)
+            }
+        }
+    }
+    fn alloc(self, bytes: usize, s: &GpuStream) -> *mut c_void {
+        self.try_alloc(bytes, s).unwrap_or_else(|code| panic!("{code}: {}", last()))
+    }
+    fn free(self, ptr: *mut c_void) -> c_int {
+        function::<Two>("millpond_free")(self.0, ptr)
+    }
+    fn free_on(self, ptr: *mut c_void, s: &GpuStream) -> c_int {
+        function::<Three>("millpond_free_on")(self.0, ptr, s.handle().cast())
+    }
+    fn free_unknown(self, ptr: *mut c_void) -> c_int {
+        function::<Two>("millpond_free_unknown")(self.0, ptr)
+    }
+    fn record_use(self, ptr: *mut c_void, s: &GpuStream) -> c_int {
+        function::<Three>("millpond_record_use")(self.0, ptr, s.handle().cast())
+    }
+    fn declare_permanent(self, s: &GpuStream) {
+        assert_eq!(
+            function::<Two>("millpond_declare_permanent")(self.0, s.handle().cast()),
+            OK,
+            "{}",
+            last()
+        );
+    }
+    fn one(self, name: &str) -> c_int {
+        function::<extern "C" fn(u32) -> c_int>(name)(self.0)
+    }
+    fn trim(self) -> c_int {
+        function::<extern "C" fn(u32, *mut usize) -> c_int>("millpond_trim")(self.0, null_mut())
+    }
+    fn stats(self) -> String {
+        let stats =
+            function::<extern "C" fn(u32, *mut c_char, usize, *mut usize) -> c_int>("millpond_stats_json");
+        let mut needed = 0;
+        assert_eq!(stats(self.0, null_mut(), 0, &raw mut needed), OK);
+        let mut text = vec![b'x'; needed];
+        assert_eq!(stats(self.0, text.as_mut_ptr().cast(), needed, null_mut()), OK);
+        assert_eq!(text.pop(), Some(0), "it ends with a zero");
+        String::from_utf8(text).expect("text")
+    }
+    /// The value of the first field of this name.
+    fn stat(self, name: &str) -> u64 {
+        let stats = self.stats();
+        let at = stats.find(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name} in {stats}"))
+            + name.len()
+            + 3;
+        stats[at..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+    }
+    fn destroy(self) {
+        assert_eq!(self.one("millpond_destroy"), OK, "{}", last());
+    }
+}
+
+fn last() -> String {
+    let text = function::<extern "C" fn() -> *const c_char>("millpond_last_error")();
+    // SAFETY: never null, and it stays until the thread's next failure.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Runs a test in a process of its own: the library's allocators last as long as a process, and so would their driver.
+fn alone(test: &str, body: impl FnOnce(&Fake)) {
+    const HERE: &str = "MILLPOND_ALONE";
+    if std::env::var(HERE).is_ok_and(|t| t == test) {
+        body(&fake(When::Latest).expect("it was there a moment ago"));
+    } else if fake(When::Latest).is_some() {
+        let exe = std::env::current_exe().expect("a test has a path");
+        let run =
+            std::process::Command::new(exe).args(["--exact", test, "--nocapture"]).env(HERE, test).output();
+        let run = run.expect("it runs");
+        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success() && said.contains("1 passed"), "{said}");
+    }
+}
+
+fn fake(when: When) -> Option<Fake> {
+    let fake = remote::fake(GIB, 2, when);
+    if fake.is_none() {
+        eprintln!("SKIPPED: the stand-in driver is not built: cargo test --workspace");
+    }
+    fake
+}
+
+/// The program's own half: streams and kernels, by another copy of the backend.
+fn program() -> Cuda {
+    Cuda::new(0).expect("the stand-in")
+}
+fn stream(cuda: &Cuda) -> GpuStream {
+    cuda.create_stream(pond::driver::StreamOptions::default()).expect("a stream")
+}
+/// Queues work of the program's own that writes the bytes.
+fn write(cuda: &Cuda, s: &GpuStream, ptr: *mut c_void, bytes: usize, word: u64) {
+    bind(cuda);
+    let set = function_of_driver::<extern "C" fn(u64, u8, usize, sys::CUstream) -> c_int>("cuMemsetD8Async");
+    assert_eq!(set(ptr.addr() as u64, word as u8, bytes, s.handle()), 0, "queued");
+}
+/// Queues work that reads them, into memory of the program's own that is never given back.
+fn read(cuda: &Cuda, s: &GpuStream, ptr: *mut c_void, bytes: usize) {
+    bind(cuda);
+    let alloc = function_of_driver::<extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2");
+    let copy =
+        function_of_driver::<extern "C" fn(u64, u64, usize, sys::CUstream) -> c_int>("cuMemcpyDtoDAsync_v2");
+    let mut own = 0;
+    assert_eq!(alloc(&raw mut own, bytes), 0, "room");
+    assert_eq!(copy(own, ptr.addr() as u64, bytes, s.handle()), 0, "queued");
+}
+fn bind(cuda: &Cuda) {
+    let bind = function_of_driver::<extern "C" fn(*mut c_void) -> c_int>("cuCtxSetCurrent");
+    assert_eq!(bind(cuda.context().cast()), 0);
+}
+
+#[test]
+fn wrong_pointers_are_codes_and_change_nothing() {
+    alone("wrong_pointers_are_codes_and_change_nothing", |_fake| {
+        let cuda = program();
+        let (s, door, other) = (stream(&cuda), Door::new(""), Door::new(""));
+        let x = door.alloc(MIB, &s);
+        let freed = door.alloc(MIB, &s);
+        assert_eq!(door.free(freed), OK);
+        let before = door.stats();
+        let inside = x.wrapping_byte_add(512);
+        let wrong = [
+            freed,
+            inside,
+            x.wrapping_byte_add(1),
+            0x1234_5600 as *mut c_void,
+            !0 as *mut c_void,
+            512 as *mut c_void,
+        ];
+        for ptr in wrong {
+            for code in
+                [door.free(ptr), door.free_on(ptr, &s), door.free_unknown(ptr), door.record_use(ptr, &s)]
+            {
+                assert_eq!(code, UNKNOWN_POINTER, "{ptr:p}");
+                assert!(last().contains("no live allocation"), "{}", last());
+            }
+        }
+        for code in [other.free(x), other.free_on(x, &s), other.free_unknown(x), other.record_use(x, &s)] {
+            assert_eq!(code, WRONG_ALLOCATOR);
+        }
+        assert_eq!(door.stats(), before);
+        // Null is nothing, as with free().
+        assert_eq!(
+            [door.free(null_mut()), door.free_on(null_mut(), &s), door.free_unknown(null_mut())],
+            [OK; 3]
+        );
+        assert_eq!(door.record_use(null_mut(), &s), UNKNOWN_POINTER);
+        assert_eq!(door.free(x), OK);
+        assert_eq!(door.free(x), UNKNOWN_POINTER, "a double free");
+        door.destroy();
+        other.destroy();
+    });
+}
+
+#[test]
+fn wrong_arguments_are_codes() {
+    alone("wrong_arguments_are_codes", |_fake| {
+        let cuda = program();
+        let s = stream(&cuda);
+        assert_eq!(Door::on(-1, "").err(), Some(BAD_ARGUMENT));
+        assert_eq!(Door::on(7, "").err(), Some(NO_DEVICE), "{}", last());
+        for options in ["limit", "size=3", "limit=much", "policy=best", "limit=10%,,x=1"] {
+            assert_eq!(Door::on(0, options).err(), Some(BAD_ARGUMENT), "{options}: {}", last());
+        }
+        let create = function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_create");
+        assert_eq!(create(0, null(), null_mut()), BAD_ARGUMENT);
+        let door = Door::new("limit=64MiB, policy=footprint");
+        assert_eq!(door.try_alloc(0, &s), Ok(null_mut()), "no bytes are a null pointer");
+        for bytes in [usize::MAX, usize::MAX - 511, 1 << 62] {
+            assert_eq!(door.try_alloc(bytes, &s), Err(BAD_ARGUMENT), "{}", last());
+        }
+        assert_eq!(door.try_alloc(65 * MIB, &s), Err(OUT_OF_MEMORY));
+        assert!(last().contains("limit of 64.0 MiB"), "{}", last());
+        let set = function::<extern "C" fn(u32, *const c_char) -> c_int>("millpond_set_limit");
+        assert_eq!(set(door.0, c"some".as_ptr()), BAD_ARGUMENT);
+        assert_eq!(set(door.0, c"128MiB".as_ptr()), OK);
+        let x = door.alloc(65 * MIB, &s);
+        assert_eq!(door.free(x), OK);
+        for nobody in [0, 4000, u32::MAX] {
+            let nobody = Door(nobody);
+            assert_eq!(nobody.try_alloc(1, &s), Err(UNKNOWN_ALLOCATOR));
+            assert_eq!(
+                [nobody.free(x), nobody.trim(), nobody.one("millpond_destroy")],
+                [UNKNOWN_ALLOCATOR; 3]
+            );
+        }
+        door.destroy();
+    });
+}
+
+/// Another stream reads while the bytes are freed and written by their next owner: the oracle convicts unless the use was told.
+fn two_streams(fake: &Fake, tell: impl FnOnce(Door, *mut c_void, &GpuStream)) -> Option<String> {
+    let cuda = program();
+    let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new("limit=2MiB,growth=exact"));
+    let x = door.alloc(2 * MIB, &s);
+    write(&cuda, &s, x, 2 * MIB, 1);
+    let event = cuda.create_event().expect("an event");
+    cuda.record(&event, &s).expect("recorded");
+    cuda.wait(&t, &event).expect("queued");
+    read(&cuda, &t, x, 2 * MIB);
+    tell(door, x, &t);
+    let y = door.alloc(2 * MIB, &s);
+    assert_eq!(y, x, "the same bytes, or nothing is shown");
+    write(&cuda, &s, y, 2 * MIB, 2);
+    assert_eq!(door.free(y), OK);
+    door.destroy();
+    fake.verdict()
+}
+
+macro_rules! told {
+    ($($name:ident: $tell:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            alone(stringify!($name), |fake| assert_eq!(two_streams(fake, $tell), None));
+        }
+    )*};
+}
+told! {
+    a_recorded_use_is_respected: |door, x, t| assert_eq!([door.record_use(x, t), door.free(x)], [OK; 2]);
+    a_free_on_another_stream_is_a_use: |door, x, t| assert_eq!(door.free_on(x, t), OK);
+    a_free_by_nobody_knows_whom_waits_for_everything: |door, x, _| assert_eq!(door.free_unknown(x), OK);
+    a_use_by_a_permanent_stream_is_respected: |door, x, t| {
+        door.declare_permanent(t);
+        assert_eq!([door.record_use(x, t), door.free(x)], [OK; 2]);
+    };
+}
+
+#[test]
+fn a_use_that_nobody_told_is_caught() {
+    alone("a_use_that_nobody_told_is_caught", |fake| {
+        let verdict = two_streams(fake, |door, x, _| assert_eq!(door.free(x), OK));
+        assert!(verdict.is_some(), "the oracle is content, so the tests beside this one show nothing");
+    });
+}
+
+/// A stream ends with work pending, its handle is the next one's, and its memory serves others: in order.
+#[test]
+fn streams_that_end_unannounced_are_followed() {
+    alone("streams_that_end_unannounced_are_followed", |fake| {
+        let cuda = program();
+        let door = Door::new("limit=8MiB,growth=exact");
+        let mut handles = Vec::new();
+        let keeper = stream(&cuda);
+        for round in 0..40_u64 {
+            let s = stream(&cuda);
+            handles.push(s.handle().addr());
+            let x = door.alloc(4 * MIB, &s);
+            write(&cuda, &s, x, 4 * MIB, round);
+            if round % 3 == 0 {
+                // Freed on a stream that ends.
+                let t = stream(&cuda);
+                assert_eq!(door.free_on(x, &t), OK);
+            } else {
+                assert_eq!(door.free(x), OK);
+            }
+            drop(s);
+            if round % 5 == 0 {
+                let y = door.alloc(8 * MIB, &keeper);
+                write(&cuda, &keeper, y, 8 * MIB, !round);
+                assert_eq!(door.free(y), OK);
+            }
+        }
+        handles.sort_unstable();
+        let made = handles.len();
+        handles.dedup();
+        assert!(
+            handles.len() < made / 2,
+            "handles come back, or this test shows nothing: {} of {made}",
+            handles.len()
+        );
+        drop(keeper);
+        door.destroy();
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// What a hit asks of the driver: of a permanent stream whether it captures, of another one who it is, too.
+#[test]
+fn a_hit_asks_who_the_stream_is_and_nothing_else() {
+    alone("a_hit_asks_who_the_stream_is_and_nothing_else", |fake| {
+        let cuda = program();
+        let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new(""));
+        door.declare_permanent(&s);
+        let counted = |s: &GpuStream| {
+            for _ in 0..3 {
+                assert_eq!(door.free(door.alloc(MIB, s)), OK);
+            }
+            let names = ["cuStreamIsCapturing", "cuStreamGetId"];
+            let before = (names.map(|n| fake.calls(n)), fake.calls_total(), fake.calls("cuCtxGetCurrent"));
+            for _ in 0..100 {
+                assert_eq!(door.free(door.alloc(MIB, s)), OK);
+            }
+            let after = (names.map(|n| fake.calls(n)), fake.calls_total(), fake.calls("cuCtxGetCurrent"));
+            let asked = [after.0[0] - before.0[0], after.0[1] - before.0[1]];
+            let bound = after.2 - before.2;
+            // Which context is current is looked up beside, on this driver's thread of a test more often than in a program.
+            let beside = after.1 - before.1 - asked[0] - asked[1] - bound;
+            (asked, beside)
+        };
+        let (asked, beside) = counted(&s);
+        assert_eq!(asked, [100, 0], "a permanent stream");
+        assert!(beside <= 400, "{beside} calls beside: contexts put on and off");
+        let (asked, _) = counted(&t);
+        assert_eq!(asked, [100, 100], "a stream that may end");
+        door.destroy();
+    });
+}
+
+#[test]
+fn a_capturing_stream_is_refused_and_its_capture_lives() {
+    alone("a_capturing_stream_is_refused_and_its_capture_lives", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
+        let cuda = program();
+        let (s, door) = (stream(&cuda), Door::new(""));
+        let x = door.alloc(MIB, &s);
+        let begin =
+            function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+        let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
+            "cuStreamEndCapture",
+        );
+        bind(&cuda);
+        assert_eq!(begin(s.handle(), 2), 0);
+        assert_eq!(door.try_alloc(MIB, &s), Err(CAPTURING), "{}", last());
+        assert_eq!(door.record_use(x, &s), CAPTURING);
+        let mut graph = null_mut();
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "the capture was not harmed");
+        assert!(!graph.is_null());
+        assert_eq!(door.free(x), OK);
+        door.destroy();
+    });
+}
+
+fn function_of_driver<T>(name: &str) -> Symbol<'static, T> {
+    static DRIVER: LazyLock<Library> = LazyLock::new(|| {
+        // SAFETY: loaded already.
+        unsafe { Library::new(remote::path().expect("built")) }.expect("the stand-in")
+    });
+    // SAFETY: the caller names a function of the driver with its own type.
+    unsafe { DRIVER.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// Many threads, each with a stream, freeing each other's blocks; and two that free one pointer.
+#[test]
+fn threads_free_each_others_blocks_once() {
+    alone("threads_free_each_others_blocks_once", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
+        let cuda = program();
+        let door = Door::new("");
+        let (send, receive) = std::sync::mpsc::channel::<usize>();
+        let receive = std::sync::Mutex::new(receive);
+        let twice = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for seed in 0..4_usize {
+                let (cuda, send, receive, twice) = (&cuda, send.clone(), &receive, &twice);
+                scope.spawn(move || {
+                    let s = stream(cuda);
+                    for round in 0..300 {
+                        let x = door.alloc(512 + (round * 7919 + seed * 104_729) % MIB, &s);
+                        send.send(x.addr()).expect("open");
+                        let got = receive.lock().expect("no panic").recv().expect("one was sent");
+                        let ptr = got as *mut c_void;
+                        assert_eq!(door.free(ptr), OK, "{}", last());
+                        // The same pointer again: mostly nobody's, sometimes another thread's block by now, never a disaster.
+                        if round % 16 == 0 && door.free(ptr) == UNKNOWN_POINTER {
+                            twice.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            drop(send);
+        });
+        assert!(twice.into_inner() > 0);
+        door.destroy();
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+#[test]
+fn after_the_end_what_is_alive_can_be_freed() {
+    alone("after_the_end_what_is_alive_can_be_freed", |fake| {
+        let cuda = program();
+        let (s, door) = (stream(&cuda), Door::new(""));
+        let x = door.alloc(MIB, &s);
+        write(&cuda, &s, x, MIB, 1);
+        door.destroy();
+        assert_eq!(door.try_alloc(MIB, &s), Err(UNKNOWN_ALLOCATOR));
+        assert!(last().contains("destroyed"), "{}", last());
+        assert_eq!(
+            [door.one("millpond_destroy"), door.trim(), door.record_use(x, &s)],
+            [UNKNOWN_ALLOCATOR; 3]
+        );
+        assert_eq!(door.stat("live"), 1);
+        assert_eq!(door.free(x), OK);
+        assert_eq!(door.stat("live"), 0);
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// The functions that `PyTorch` takes, on the second device, so that no other test has made its allocator.
+#[test]
+fn the_pair_for_pytorch() {
+    alone("the_pair_for_pytorch", |fake| {
+        let cuda = Cuda::new(1).expect("the second device");
+        let (s, t) = (stream(&cuda), stream(&cuda));
+        let of =
+            function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_torch_allocator");
+        let mut number = 0;
+        assert_eq!(of(1, c"limit=4MiB,growth=exact".as_ptr(), &raw mut number), OK, "{}", last());
+        assert_eq!(of(1, c"limit=9MiB".as_ptr(), &raw mut number), BAD_ARGUMENT, "it is there already");
+        let mut again = 0;
+        assert_eq!((of(1, null(), &raw mut again), again), (OK, number));
+        assert_eq!(of(-1, null(), &raw mut again), BAD_ARGUMENT);
+        assert_eq!(of(99, null(), &raw mut again), BAD_ARGUMENT);
+        let alloc = function::<extern "C-unwind" fn(usize, c_int, *mut c_void) -> *mut c_void>(
+            "millpond_torch_alloc",
+        );
+        let free = function::<extern "C" fn(*mut c_void, usize, c_int, *mut c_void)>("millpond_torch_free");
+        let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
+        let untold = function::<extern "C" fn() -> u64>("millpond_torch_untold");
+        let base = function::<extern "C" fn(*mut c_void, *mut usize) -> *mut c_void>("millpond_torch_base");
+        let native = |s: &GpuStream| s.handle().cast::<c_void>();
+        let begin = untold();
+        assert!(alloc(0, 1, native(&s)).is_null());
+        let x = alloc(4 * MIB, 1, native(&s));
+        write(&cuda, &s, x, 4 * MIB, 1);
+        let mut size = 0;
+        assert_eq!((base(x.wrapping_byte_add(12345), &raw mut size), size), (x, 4 * MIB));
+        let event = cuda.create_event().expect("an event");
+        cuda.record(&event, &s).expect("recorded");
+        cuda.wait(&t, &event).expect("queued");
+        read(&cuda, &t, x, 4 * MIB);
+        record(x, native(&t));
+        free(x, 4 * MIB, 1, native(&s));
+        let y = alloc(4 * MIB, 1, native(&s));
+        assert_eq!(y, x);
+        write(&cuda, &s, y, 4 * MIB, 2);
+        free(y, 4 * MIB, 1, native(&s));
+        assert_eq!(untold(), begin);
+        free(y, 4 * MIB, 1, native(&s));
+        record(y, native(&t));
+        assert_eq!(untold(), begin + 2, "what nobody can be told is counted");
+        function::<extern "C" fn()>("millpond_torch_empty_cache")();
+        assert_eq!(Door(number).stat("taken"), 0, "{}", Door(number).stats());
+        assert_eq!(fake.verdict(), None);
+    });
+}

@@ -1,0 +1,105 @@
+//! The header from C and C++: programs compiled here, against the built library. Needs a C compiler, as Rust itself does; the
+//! C++ part says that it is skipped where there is no C++ compiler.
+
+#[path = "../../tests/fake_libcuda/remote.rs"]
+mod remote;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A folder of this process's own, gone when the test is.
+struct Room(PathBuf);
+
+impl Room {
+    fn new(name: &str) -> Room {
+        let at = std::env::temp_dir().join(format!("millpond-plug-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&at).expect("a folder");
+        let exe = std::env::current_exe().expect("a test has a path");
+        let deps = exe.parent().expect("it lies in a folder");
+        let library = "libmillpond_plug.so";
+        let built = [deps.join("..").join(library), deps.join(library)].into_iter().find(|p| p.exists());
+        std::fs::copy(built.expect("cargo builds the library before its tests"), at.join("libmillpond.so"))
+            .expect("copied");
+        Room(at)
+    }
+}
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn compiler(named: &str, usual: &[&str]) -> Option<String> {
+    let candidates = std::env::var(named).into_iter().chain(usual.iter().map(|&u| u.to_owned()));
+    candidates
+        .into_iter()
+        .find(|c| Command::new(c).arg("--version").output().is_ok_and(|o| o.status.success()))
+}
+
+fn done(mut command: Command) -> String {
+    let run = command.output().expect("it starts");
+    let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{command:?} ended with {}:\n{said}", run.status);
+    said.into_owned()
+}
+
+fn compile(with: &str, room: &Room, source: &str, flags: &[&str]) -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let out = room.0.join(Path::new(source).file_stem().expect("a name"));
+    let mut command = Command::new(with);
+    command.args(["-Wall", "-Wextra", "-Werror", "-g", "-I"]).arg(here).arg(here.join("tests").join(source));
+    command.arg("-o").arg(&out).arg("-L").arg(&room.0).args(flags);
+    done(command);
+    out
+}
+
+fn run(program: &Path, room: &Room, driver: &Path) -> String {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", &room.0).env("MILLPOND_LIBCUDA", driver).env("MILLPOND_LIMIT", "64MiB");
+    done(command)
+}
+
+#[test]
+fn a_c_program_uses_the_header() {
+    let Some(driver) = remote::path() else {
+        eprintln!("SKIPPED: the stand-in driver is not built: cargo test --workspace");
+        return;
+    };
+    let room = Room::new("c");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let program = compile(&cc, &room, "program.c", &["-std=c11", "-lmillpond", "-ldl", "-lpthread"]);
+    let said = run(&program, &room, &driver);
+    assert!(said.contains("all as the header says"), "{said}");
+}
+
+/// An allocation that fails throws: what a program without `PyTorch` can catch, and, with libraries of the names and symbols
+/// that `PyTorch` has, its own exception with our words.
+#[test]
+fn a_failed_allocation_throws_what_pytorch_knows() {
+    let Some(driver) = remote::path() else {
+        eprintln!("SKIPPED: the stand-in driver is not built: cargo test --workspace");
+        return;
+    };
+    let Some(cxx) = compiler("CXX", &["c++", "g++", "clang++"]) else {
+        eprintln!("SKIPPED: there is no C++ compiler");
+        return;
+    };
+    let room = Room::new("cpp");
+    let plain = compile(&cxx, &room, "plain.cpp", &["-std=c++17", "-lmillpond", "-ldl"]);
+    assert!(run(&plain, &room, &driver).contains("caught bad_alloc"));
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut library = Command::new(&cxx);
+    library
+        .args(["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o"])
+        .arg(room.0.join("libc10.so"));
+    done({
+        library.arg(here.join("tests/c10.cpp"));
+        library
+    });
+    let torch = compile(&cxx, &room, "torch.cpp", &["-std=c++17", "-lmillpond", "-lc10", "-ldl"]);
+    let said = run(&torch, &room, &driver);
+    assert!(
+        said.contains("caught c10::OutOfMemoryError") && said.contains("above the limit of 64.0 MiB"),
+        "{said}"
+    );
+}

@@ -1,0 +1,16 @@
+// A C++ program without PyTorch: the pair's allocation throws what the standard has for it.
+#include "millpond.h"
+
+#include <cstdio>
+#include <new>
+
+int main() {
+  void *block = millpond_torch_alloc(1 << 20, 0, nullptr);
+  millpond_torch_free(block, 1 << 20, 0, nullptr);
+  try {
+    millpond_torch_alloc(size_t(1) << 40, 0, nullptr);
+  } catch (const std::bad_alloc &) {
+    std::puts("caught bad_alloc");
+  }
+  return 0;
+}

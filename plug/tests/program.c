@@ -1,0 +1,75 @@
+/* What a C program does with the header: every function once, and every mistake once. */
+#include "millpond.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPECT(condition)                                                                     \
+  do {                                                                                        \
+    if (!(condition)) {                                                                       \
+      fprintf(stderr, "%s:%d: %s; last error: %s\n", __FILE__, __LINE__, #condition, millpond_last_error()); \
+      exit(1);                                                                                \
+    }                                                                                         \
+  } while (0)
+
+static millpond_allocator pool;
+
+static void *churn(void *unused) {
+  (void)unused;
+  for (int i = 0; i < 2000; i++) {
+    void *block = NULL;
+    EXPECT(millpond_alloc(pool, (size_t)(i % 50 + 1) * 1000, NULL, &block) == MILLPOND_STATUS_OK);
+    EXPECT(millpond_free(pool, block) == MILLPOND_STATUS_OK);
+  }
+  return NULL;
+}
+
+int main(void) {
+  EXPECT(strlen(millpond_version()) > 0);
+  EXPECT(millpond_create(0, "policy=footprint", NULL) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_create(0, "policy=footprint", &pool) == MILLPOND_STATUS_OK);
+
+  void *block = NULL, *other = NULL, *begin = NULL;
+  size_t bytes = 0, needed = 0;
+  EXPECT(millpond_alloc(pool, 1 << 20, NULL, &block) == MILLPOND_STATUS_OK && block != NULL);
+  EXPECT(millpond_alloc(pool, 1 << 20, NULL, &other) == MILLPOND_STATUS_OK && other != block);
+  EXPECT(millpond_find(pool, (char *)block + 77, &begin, &bytes) == MILLPOND_STATUS_OK);
+  EXPECT(begin == block && bytes == 1 << 20);
+  EXPECT(millpond_record_use(pool, block, NULL) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_declare_permanent(pool, NULL) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_free_on(pool, block, NULL) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_free(pool, block) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(strstr(millpond_last_error(), "no live allocation") != NULL);
+  EXPECT(millpond_free_unknown(pool, other) == MILLPOND_STATUS_OK);
+
+  int here = 0;
+  EXPECT(millpond_free(pool, &here) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(millpond_alloc(pool, (size_t)-1, NULL, &block) == MILLPOND_STATUS_BAD_ARGUMENT && block == NULL);
+  EXPECT(millpond_alloc(pool, 65 << 20, NULL, &block) == MILLPOND_STATUS_OUT_OF_MEMORY && block == NULL);
+  EXPECT(millpond_set_limit(pool, "40%") == MILLPOND_STATUS_OK);
+  EXPECT(millpond_set_limit(pool, "\xff") == MILLPOND_STATUS_BAD_ARGUMENT);
+
+  pthread_t threads[4];
+  for (int i = 0; i < 4; i++) EXPECT(pthread_create(&threads[i], NULL, churn, NULL) == 0);
+  for (int i = 0; i < 4; i++) EXPECT(pthread_join(threads[i], NULL) == 0);
+
+  EXPECT(millpond_synchronize(pool) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_reset_peaks(pool) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_trim(pool, &bytes) == MILLPOND_STATUS_OK && bytes > 0);
+  EXPECT(millpond_stats_json(pool, NULL, 0, &needed) == MILLPOND_STATUS_OK && needed > 100);
+  char *text = malloc(needed);
+  EXPECT(millpond_stats_json(pool, text, needed, &needed) == MILLPOND_STATUS_OK && strlen(text) + 1 == needed);
+  char little[8];
+  memset(little, 'x', sizeof little);
+  EXPECT(millpond_report(pool, little, sizeof little, NULL) == MILLPOND_STATUS_OK && strlen(little) == 7);
+  free(text);
+
+  EXPECT(millpond_destroy(pool) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_destroy(pool) == MILLPOND_STATUS_UNKNOWN_ALLOCATOR);
+  EXPECT(millpond_alloc(pool, 1, NULL, &block) == MILLPOND_STATUS_UNKNOWN_ALLOCATOR);
+  puts("all as the header says");
+  return 0;
+}
