@@ -1,8 +1,10 @@
 // What a call costs with the allocators that others use, on the work files that gpu_bench makes (examples/gpu_bench.rs says
 // what is in them), in rows of the same shape. benches/gpu.sh builds and runs it.
-//   peers DIR async|torch [quick]
-// Built with -DWITH_TORCH it has PyTorch's native allocator; cudaMallocAsync is always there.
+//   peers DIR async|torch|LIBRARY|LIBRARY:mortal [quick]
+// Built with -DWITH_TORCH it has PyTorch's native allocator; cudaMallocAsync is always there. LIBRARY is our own C library, by
+// its path, through the pair of functions that PyTorch would call; its streams are declared permanent, or may end.
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <atomic>
@@ -45,6 +47,8 @@ struct Allocator {
     virtual void* take(size_t bytes, cudaStream_t on) = 0;
     virtual void give(void* at, cudaStream_t on) = 0;
     virtual void empty() = 0;
+    // A stream that will be used; whether it has to stay for the life of the process.
+    virtual bool meets(cudaStream_t) { return false; }
 };
 
 // cudaMallocAsync with a pool that keeps everything.
@@ -63,6 +67,49 @@ struct Async : Allocator {
     }
     void give(void* at, cudaStream_t on) override { must(cudaFreeAsync(at, on), "cudaFreeAsync"); }
     void empty() override { must(cudaMemPoolTrimTo(pool, 0), "trim"); }
+};
+
+// Our C library, opened.
+struct Plug : Allocator {
+    bool mortal;
+    uint32_t number = 0;
+    void* (*alloc)(size_t, int, cudaStream_t);
+    void (*free)(void*, size_t, int, cudaStream_t);
+    void (*empty_cache)();
+    int (*permanent)(uint32_t, cudaStream_t);
+    template <class F>
+    static void find(void* library, const char* name, F& to) {
+        to = reinterpret_cast<F>(dlsym(library, name));
+        if (!to) {
+            std::fprintf(stderr, "%s: %s\n", name, dlerror());
+            std::exit(2);
+        }
+    }
+    Plug(const char* path, bool mortal) : mortal(mortal) {
+        void* library = dlopen(path, RTLD_NOW);
+        if (!library) {
+            std::fprintf(stderr, "%s\n", dlerror());
+            std::exit(2);
+        }
+        int (*allocator)(int, const char*, uint32_t*);
+        find(library, "millpond_torch_allocator", allocator);
+        find(library, "millpond_torch_alloc", alloc);
+        find(library, "millpond_torch_free", free);
+        find(library, "millpond_torch_empty_cache", empty_cache);
+        find(library, "millpond_declare_permanent", permanent);
+        if (allocator(0, "", &number) != 0) {
+            std::fprintf(stderr, "no allocator\n");
+            std::exit(2);
+        }
+    }
+    const char* name() const override { return mortal ? "millpond C pair, mortal streams" : "millpond C pair"; }
+    void* take(size_t bytes, cudaStream_t on) override { return alloc(bytes, 0, on); }
+    void give(void* at, cudaStream_t on) override { free(at, 0, 0, on); }
+    void empty() override { empty_cache(); }
+    bool meets(cudaStream_t stream) override {
+        if (!mortal && permanent(number, stream) != 0) std::exit(2);
+        return !mortal;
+    }
 };
 
 #ifdef WITH_TORCH
@@ -104,16 +151,20 @@ struct Worker {
     Allocator& from;
     std::vector<cudaStream_t> streams;
     std::vector<void*> slots;
+    bool stay = false;
     Worker(Allocator& from, const std::vector<Op>& ops, int count) : from(from), streams(count) {
         uint32_t most = 0;
         for (const Op& op : ops) most = std::max(most, op.slot + 1);
         slots.resize(most);
-        for (auto& s : streams) must(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "a stream");
+        for (auto& s : streams) {
+            must(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "a stream");
+            stay |= from.meets(s);
+        }
     }
     ~Worker() {
         for (auto& s : streams) {
             must(cudaStreamSynchronize(s), "synchronise");
-            must(cudaStreamDestroy(s), "destroy");
+            if (!stay) must(cudaStreamDestroy(s), "destroy");
         }
     }
     void act(const Op& op) {
@@ -220,7 +271,7 @@ static void threads(Allocator& from, const char* dir, bool quick) {
 
 int main(int argc, char** argv) {
     if (argc < 3) {
-        std::fprintf(stderr, "usage: peers DIR async|torch [quick]\n");
+        std::fprintf(stderr, "usage: peers DIR async|torch|LIBRARY [quick]\n");
         return 1;
     }
     bool quick = argc > 3 && !std::strcmp(argv[3], "quick");
@@ -231,6 +282,11 @@ int main(int argc, char** argv) {
 #ifdef WITH_TORCH
     if (!std::strcmp(argv[2], "torch")) from = std::make_unique<Torch>();
 #endif
+    std::string name = argv[2];
+    if (name.find(".so") != std::string::npos) {
+        auto end = name.rfind(":mortal");
+        from = std::make_unique<Plug>(name.substr(0, end).c_str(), end != std::string::npos);
+    }
     if (!from) {
         std::fprintf(stderr, "%s is not built in\n", argv[2]);
         return 1;

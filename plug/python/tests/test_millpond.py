@@ -1,0 +1,89 @@
+"""The Python door over the stand-in driver: MILLPOND_LIBCUDA names it. `.ci/plug` runs this in a fresh environment."""
+
+import threading
+import unittest
+
+import millpond
+
+MIB = 1 << 20
+
+
+class TestAllocator(unittest.TestCase):
+    def setUp(self):
+        self.gpu = millpond.Allocator(0, limit="64MiB", policy="footprint")
+
+    def tearDown(self):
+        self.gpu.destroy()
+
+    def test_memory_comes_and_goes(self):
+        a = self.gpu.alloc(MIB)
+        b = self.gpu.alloc(MIB)
+        self.assertNotEqual(a, b)
+        self.assertEqual(a % 512, 0)
+        self.assertEqual(self.gpu.find(a + 1000), (a, MIB))
+        self.assertEqual(self.gpu.stats()["total"]["live"], 2)
+        self.gpu.record_use(a, 0)
+        self.gpu.free(a)
+        self.gpu.free_on(b, 0)
+        self.gpu.synchronize()
+        self.assertEqual(self.gpu.stats()["total"]["live"], 0)
+        self.assertGreater(self.gpu.trim(), 0)
+        self.assertEqual(self.gpu.stats()["taken"], 0)
+        self.assertEqual(self.gpu.alloc(0), 0)
+        self.gpu.free(0)
+
+    def test_mistakes_are_typed(self):
+        a = self.gpu.alloc(MIB)
+        other = millpond.Allocator(0)
+        with self.assertRaises(millpond.WrongAllocatorError):
+            other.free(a)
+        other.destroy()
+        with self.assertRaises(millpond.UnknownAllocatorError):
+            other.alloc(1)
+        self.gpu.free(a)
+        for wrong in (a, a + 512, 12345):
+            with self.assertRaises(millpond.UnknownPointerError) as caught:
+                self.gpu.free(wrong)
+            self.assertIsInstance(caught.exception, ValueError)
+        with self.assertRaises(millpond.OutOfMemoryError) as caught:
+            self.gpu.alloc(65 * MIB)
+        self.assertIsInstance(caught.exception, MemoryError)
+        self.assertIn("above the limit of 64.0 MiB", str(caught.exception))
+        with self.assertRaises(millpond.NoDeviceError):
+            millpond.Allocator(63)
+        for options in ({"policy": "best"}, {"size": 3}, {"limit": "much"}):
+            with self.assertRaises(ValueError, msg=str(options)):
+                millpond.Allocator(0, **options)
+
+    def test_limits(self):
+        total = self.gpu.stats()["capacity"]
+        for limit, expected in ((None, None), ("1MiB", MIB), (MIB, MIB), (0.5, total // 2), ("50%", total // 2)):
+            self.gpu.set_limit(limit)
+            self.assertEqual(self.gpu.stats().get("limit"), expected, limit)
+
+    def test_the_report_is_for_people(self):
+        self.gpu.free(self.gpu.alloc(MIB))
+        self.assertIn("cached", self.gpu.report())
+        self.assertTrue(millpond.version()[0].isdigit())
+
+    def test_threads(self):
+        wrong = []
+
+        def churn():
+            try:
+                for i in range(500):
+                    self.gpu.free(self.gpu.alloc(1000 * (i % 20 + 1)))
+            except Exception as why:
+                wrong.append(why)
+
+        threads = [threading.Thread(target=churn) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(wrong, [])
+        self.assertEqual(self.gpu.stats()["total"]["counters"]["allocations"], 2000)
+
+
+if __name__ == "__main__":
+    unittest.main()
