@@ -9,6 +9,7 @@
 #   replay    every recorded workload on four streams, every byte of every block checked
 #   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
 #   rows      what plain allocations and what frees by events or host functions cost (examples/gpu_rows.rs)
+#   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
 # All of them if none is named. Needs target/gpu, which benches/gpu-pack makes. The peers need CUDA's headers and g++, PyTorch's
@@ -22,7 +23,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows transfers rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # A kernel not yet loaded would wait for running ones at its first launch.
@@ -91,7 +92,7 @@ stage_memcheck() {
     # beside such a call, or show that it does not wait; `suite` runs them without the tool.
     local waiting=(--skip habits::a_context_event_covers_every_kind_of_stream --skip habits::a_destroyed_stream_goes_on
         --skip habits::everything_else_waits_for_nothing --skip reuse::a_free_by_an_unknown_stream_is_respected
-        --skip rows::d03_a_stream_dropped_with_work_pending --skip rows::c07_per_thread_default_streams_are_known_by_their_ids
+        --skip rows::d01 --skip rows::d02 --skip rows::d03 --skip rows::s --skip rows::h04 --skip rows::c07
         --skip transfers::a_shared_source_lives_until_every_copy_is_done)
     for test in "$bin"/test-*; do
         echo "--- $(basename "$test") under memcheck"
@@ -120,23 +121,41 @@ stage_replay() {
     return "$failed"
 }
 
-# D3. Ours fails the stage; the peer's result is only shown.
-stage_demos() {
-    local runs=80 status=0
-    [ -n "$size" ] && runs=40
+# A peer's script with its runs, then the same here. Ours fails the stage; the peer's result is only shown.
+demo() {
+    local script="$1" runs="$2" status=0
     if ! command -v python3 >/dev/null; then
-        echo "SKIPPED: CuPy, there is no python3"
+        echo "SKIPPED: the peer, there is no python3"
     else
-        within 60 python3 benches/peers/d03.py "$runs" || status=$?
+        PYTHONDONTWRITEBYTECODE=1 within 90 python3 "benches/peers/$script.py" "$runs" || status=$?
         [ "$status" = 0 ] || [ "$status" = 77 ] || echo "the peer's script ended with $status"
     fi
-    MILLPOND_DEMO=1 one_test 60 rows::d03_a_stream_dropped_with_work_pending
+    MILLPOND_DEMO=1 one_test 60 "rows::$3"
+}
+
+stage_demos() {
+    local failed=0 runs=40
+    [ -n "$size" ] && runs=16
+    demo d01 $((runs * 3 / 2)) d01_a_pinned_source_dropped_in_flight || failed=1
+    demo d02 "$runs" d02_an_array_dropped_under_a_reader || failed=1
+    demo d03 $((runs * 2)) d03_a_stream_dropped_with_work_pending || failed=1
+    demo d04 $((runs * 5 / 2)) d04_the_target_of_a_copy_is_read_behind_the_wait || failed=1
+    return "$failed"
 }
 
 stage_rows() {
     local status=0
     within 60 "$bin/gpu_rows" $size >"$here/rows.txt" || status=$?
     column -t -s"$(printf '\t')" "$here/rows.txt" 2>/dev/null || cat "$here/rows.txt"
+    return "$status"
+}
+
+# An aim that is missed fails the stage; the tables stand above the aims.
+stage_transfers() {
+    local status=0
+    within 150 "$bin/gpu_transfers" $size >"$here/transfers.txt" || status=$?
+    column -t -s"$(printf '\t')" "$here/transfers.txt" 2>/dev/null || cat "$here/transfers.txt"
+    [ "$status" = 3 ] && echo "an aim was missed"
     return "$status"
 }
 

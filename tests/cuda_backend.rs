@@ -116,6 +116,8 @@ fn every_path_binds_its_context_and_leaves_none_behind() {
         cuda.record_context(&event).expect("recorded");
         nothing_is_current();
         assert!(cuda.wait_event(&event, LONG).expect("asked"));
+        cuda.record(&event, &s).expect("recorded");
+        assert!(cuda.wait_event(&event, Duration::MAX).expect("waited for"));
         cuda.synchronize_stream(&s).expect("done");
         cuda.synchronize_device().expect("done");
         nothing_is_current();

@@ -270,6 +270,65 @@ fn not_ready_is_never_ready() {
     assert_eq!((fake.verdict(), fake.leaks()), (None, None));
 }
 
+/// A wait without a limit is the driver's own: one call, however long it takes. Its errors are told, what the copy was to
+/// fill comes back behind it all the same, and a context that it finds lost is known to be lost.
+#[test]
+fn a_wait_without_a_limit_is_the_drivers() {
+    let Some(fake) = fake(When::Latest) else { return };
+    {
+        let gpu =
+            Allocator::new(Cuda::new(0).expect("the stand-in"), Config::default()).expect("an allocator");
+        let s = gpu.stream().expect("a stream");
+        let x = gpu.zeros::<u32>(1000, &s).expect("an array");
+        let back = x.to_pinned(&s).expect("queued");
+        let asked = fake.calls("cuEventQuery");
+        assert!(back.wait().expect("done").iter().all(|&v| v == 0));
+        assert_eq!((fake.calls("cuEventSynchronize"), fake.calls("cuEventQuery") - asked), (1, 1));
+
+        let event = s.record().expect("an event");
+        assert!(
+            matches!(event.synchronize(Duration::ZERO), Err(Error::TimedOut { .. })),
+            "asked, not waited for"
+        );
+        assert_eq!(fake.calls("cuEventSynchronize"), 1);
+
+        let back = x.to_pinned(&s).expect("queued");
+        fake.fail_next("cuEventSynchronize", 1, 999);
+        assert!(
+            matches!(back.wait(), Err(Error::Driver(e)) if e.code == 999 && e.call == "cuEventSynchronize")
+        );
+        gpu.synchronize().expect("the driver goes on");
+        assert_eq!(gpu.report().pinned.expect("pinned memory").live, 0, "the target came back");
+    }
+    assert_eq!((fake.verdict(), fake.leaks()), (None, None));
+
+    let gpu = Allocator::new(Cuda::new(0).expect("the stand-in"), Config::default()).expect("an allocator");
+    let s = gpu.stream().expect("a stream");
+    let back = gpu.zeros::<u32>(1000, &s).expect("an array").to_pinned(&s).expect("queued");
+    fake.fail_next("cuEventSynchronize", 1, 719);
+    let lost = |e: Error| matches!(e, Error::Driver(e) if e.is_context_lost());
+    assert!(back.wait().is_err_and(lost));
+    assert!(gpu.stream().is_err_and(lost), "nothing is tried on a lost context");
+}
+
+/// Kernels that were loaded at the start are found by every later launch: none of them loads anything.
+#[test]
+fn loaded_kernels_are_loaded_once() {
+    let Some(fake) = fake(When::Earliest) else { return };
+    {
+        let cuda = Cuda::new(0).expect("the stand-in");
+        kernel::load_house(&cuda).expect("loaded");
+        let loads =
+            || (fake.calls("cuModuleLoadData"), fake.calls("cuModuleGetFunction"), fake.calls("cuFuncLoad"));
+        let before = loads();
+        assert_eq!(before.1, kernel::house().count() as u64);
+        run(&fake, launches).expect("nothing fails");
+        kernel::load_house(&cuda).expect("nothing to do");
+        assert_eq!(loads(), before);
+    }
+    assert_eq!((fake.verdict(), fake.leaks()), (None, None));
+}
+
 /// What was current on a thread before a call of the backend is current after it.
 #[test]
 fn the_current_context_is_left_as_it_was() {

@@ -63,7 +63,11 @@ const PENDING: &[&str] = &[];
 /// The rows: id, what must hold, and what shows it.
 const ROWS: &[(&str, &str, Evidence)] = &[
     ("S1", "data larger than the device is fed batch by batch, copies behind compute", Owed("feed")),
-    ("S2", "two copies from pageable memory on two streams do not overlap a kernel", Owed("transfer")),
+    (
+        "S2",
+        "two copies from pageable memory on two streams do not overlap a kernel",
+        Suite("s02_pageable_sources_serialise"),
+    ),
     ("S3", "the same from pinned memory does overlap", Test(TRANSFERS, "s03_pinned_copies_overlap_a_kernel")),
     (
         "S4",
@@ -72,7 +76,11 @@ const ROWS: &[(&str, &str, Evidence)] = &[
     ),
     ("S5", "arrays in pinned memory, with a shape", Test(TRANSFERS, "s05_pinned_arrays_have_a_shape")),
     ("S6", "waiting for one stream leaves the others running", Test(ALLOCATOR, "s06_stream_wait_is_local")),
-    ("S7", "the legacy default stream destroys overlap between blocking streams", Owed("transfer")),
+    (
+        "S7",
+        "the legacy default stream destroys overlap between blocking streams",
+        Suite("s07_the_legacy_stream_destroys_overlap"),
+    ),
     (
         "S8",
         "a kernel that reads before the copy is ordered is caught",
@@ -106,11 +114,7 @@ const ROWS: &[(&str, &str, Evidence)] = &[
         "a pinned source overwritten while its copy is in flight",
         Test(ALLOCATOR, "s16_mutate_pinned_in_flight"),
     ),
-    (
-        "S17",
-        "a pinned source dropped while its copy is in flight",
-        Test(ALLOCATOR, "s17_drop_pinned_in_flight"),
-    ),
+    ("S17", "a pinned source dropped while its copy is in flight", Suite("s17_drop_pinned_in_flight")),
     ("T1", "what a plain allocation costs against a cached one", Bench("examples/gpu_rows.rs")),
     ("T2", "the old pool: exact sizes only, as a baseline", Test(ALLOCATOR, "t02_exact_fit_baseline")),
     (
@@ -161,20 +165,24 @@ const ROWS: &[(&str, &str, Evidence)] = &[
         Test(ALLOCATOR, "t17_shared_reader_two_streams"),
     ),
     ("T18", "bytes used, free and total, and free chunks", Test(ALLOCATOR, "t18_pool_statistics")),
-    ("P1", "pageable sources go through a staging buffer", Owed("transfer")),
+    ("P1", "pageable sources go through a staging buffer", Bench("examples/gpu_transfers/rates.rs")),
     (
         "P2",
         "a blocking copy is an asynchronous one and a synchronise",
         Test(TRANSFERS, "p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait"),
     ),
-    ("P3", "overlap needs a copy engine, a stream of its own and a pinned source", Owed("transfer")),
+    (
+        "P3",
+        "overlap needs a copy engine, a stream of its own and a pinned source",
+        Bench("examples/gpu_transfers/overlap.rs"),
+    ),
     ("P4", "copying from pinned memory against pinning first", Owed("transfer")),
     ("P5", "many small copies and one synchronise", Owed("transfer")),
     ("P6", "many large copies: blocking or not, pageable or pinned", Owed("transfer")),
     (
         "P7",
         "reading the target of a copy to the host too early",
-        Test(TRANSFERS, "p07_data_of_a_copy_to_the_host_come_behind_the_wait"),
+        Suite("p07_data_of_a_copy_to_the_host_come_behind_the_wait"),
     ),
     (
         "P8",
@@ -233,7 +241,7 @@ const ROWS: &[(&str, &str, Evidence)] = &[
         Test(TRANSFERS, "h02_a_copy_between_devices_keeps_both_ends"),
     ),
     ("H3", "the next batch travels while this one trains", Owed("feed")),
-    ("H4", "a slot is refilled only after it was read", Owed("feed")),
+    ("H4", "a slot is refilled only after it was read", Suite("h04_a_slot_is_overwritten_behind_its_reads")),
     ("H5", "no step synchronises the device", Owed("feed")),
     ("H6", "several slots, first in first out", Owed("feed")),
     ("H7", "batches of varying size without a synchronise", Owed("feed")),
@@ -329,18 +337,26 @@ const ROWS: &[(&str, &str, Evidence)] = &[
         "a stream destroyed before its arrays",
         Test(PARITY, "parity_stream_destroyed_before_its_arrays"),
     ),
-    ("D1", "a pinned source dropped behind a slow kernel keeps its bytes", Owed("transfer")),
+    (
+        "D1",
+        "a pinned source dropped behind a slow kernel keeps its bytes",
+        Suite("d01_a_pinned_source_dropped_in_flight"),
+    ),
     (
         "D2",
         "an array read on another stream, dropped, its bytes reused in order",
-        Test(TRANSFERS, "d02_an_array_dropped_under_a_reader"),
+        Suite("d02_an_array_dropped_under_a_reader"),
     ),
     (
         "D3",
         "a stream dropped with work pending, its handle's value back",
         Suite("d03_a_stream_dropped_with_work_pending"),
     ),
-    ("D4", "an early read of a copy to the host does not compile", Owed("transfer")),
+    (
+        "D4",
+        "an early read of a copy to the host does not compile",
+        Suite("d04_the_target_of_a_copy_is_read_behind_the_wait"),
+    ),
     (
         "D5",
         "a fresh stream per epoch keeps the footprint flat",

@@ -7,33 +7,10 @@ tests/suite/rows.rs does the same to millpond; benches/gpu.sh demos prints both.
     d03.py [RUNS]
 """
 
-import sys
-
-try:
-    import cupy
-    import numpy
-except ImportError as why:
-    print(f"SKIPPED: CuPy, {why}")
-    sys.exit(77)
-
-SPIN = r"""
-extern "C" __global__ void hold(long long nanoseconds) {
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-    do {
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while ((long long)(now - start) < nanoseconds);
-}
-"""
-WORDS = 1 << 22
-HOLD = numpy.int64(20_000_000)
+from holding import WORDS, cupy, hold, runs_asked, stream
 
 
-def stream():
-    return cupy.cuda.Stream(non_blocking=True)
-
-
-def once(hold):
+def once():
     """One stream dropped behind a kernel of 20 ms: (handle value back, same block, elements read wrong)."""
     old = stream()
     value = old.ptr
@@ -41,7 +18,7 @@ def once(hold):
         source = cupy.full(WORDS, 1, cupy.float32)
         target = cupy.zeros(WORDS, cupy.float32)
         old.synchronize()
-        hold((1,), (1,), (HOLD,))
+        hold()
         cupy.add(source, 0, out=target)
     block = source.data.ptr
     del source
@@ -57,11 +34,9 @@ def once(hold):
 
 
 def main():
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 80
-    hold = cupy.RawKernel(SPIN, "hold")
-    hold((1,), (1,), (numpy.int64(1000),))
-    once(hold)
-    seen = [once(hold) for _ in range(runs)]
+    runs = runs_asked(80)
+    once()
+    seen = [once() for _ in range(runs)]
     back, same, wrong = (sum(1 for run in seen if run[part]) for part in range(3))
     worst = max(run[2] for run in seen)
     print(

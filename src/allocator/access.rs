@@ -80,7 +80,7 @@ pub(crate) enum Mark {
 
 /// An operation that was queued.
 pub(crate) struct Queued<D: Driver> {
-    /// The event right behind it, if one was to be made. The operation is queued and known either way.
+    /// The event right behind it, for [`Mark::Each`]. The operation is queued and known either way.
     pub(crate) event: Result<Option<Event<D>>, Error>,
 }
 
@@ -255,7 +255,7 @@ impl<D: Driver> Registry<D> {
         };
         match missing[..] {
             [] => return Ok(()),
-            [one] => return self.order_after(driver, to, one).map(drop),
+            [one] => return self.insert_wait(driver, to, one).map(drop),
             _ => {}
         }
         let mut markers = SmallVec::<[_; 2]>::new();
@@ -343,10 +343,12 @@ pub(crate) fn operate<D: Driver>(
         core::mem::forget(sealing);
         return Err(e.into());
     }
-    let event = if wanted { stream.record().map(Some) } else { Ok(None) };
-    if let Ok(Some(event)) = &event {
-        sealing.marker = Some(event.epoch());
+    let marker = if wanted { stream.mark().map(Some) } else { Ok(None) };
+    if let Ok(Some(marker)) = &marker {
+        sealing.marker = Some(marker.number);
     }
     drop(sealing);
+    // Nobody waits for a marker that was not asked for in each case: no event is made of it.
+    let event = marker.map(|marker| marker.filter(|_| mark == Mark::Each).map(|marker| stream.event(marker)));
     Ok(Queued { event })
 }

@@ -20,6 +20,7 @@ pub(crate) mod keeper;
 #[doc(hidden)]
 pub mod kernels;
 mod lend;
+mod line;
 mod miss;
 mod pinned;
 mod pool;

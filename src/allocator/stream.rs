@@ -124,16 +124,22 @@ impl<D: Driver> Stream<D> {
     /// The driver's; a capturing stream.
     pub fn record(&self) -> Result<Event<D>, Error> {
         self.refuse_capture()?;
-        let registry = self.registry();
-        registry.serve(self.driver());
-        let Some(marker) = registry.make_marker(self.driver(), self.line())? else { return Err(lost()) };
-        Ok(Event {
-            registry: Arc::clone(registry),
+        self.registry().serve(self.driver());
+        Ok(self.event(self.mark()?))
+    }
+    /// A marker behind everything queued so far.
+    pub(super) fn mark(&self) -> Result<Marker<Arc<D::Event>>, Error> {
+        self.registry().make_marker(self.driver(), self.line())?.ok_or_else(lost)
+    }
+    /// A marker of this stream as users hold it.
+    pub(super) fn event(&self, marker: Marker<Arc<D::Event>>) -> Event<D> {
+        Event {
+            registry: Arc::clone(self.registry()),
             driver: self.driver().clone(),
             on: Arc::clone(self.line()),
             marker,
             queries_teach: !self.0.owner.core().config.deterministic,
-        })
+        }
     }
 
     /// Makes work queued on this stream from now on wait, on the device, for what the event was recorded behind. The

@@ -1,7 +1,7 @@
 //! The house's own kernels: committed PTX and its twins, by operation and type. It does not know who launches them.
 
 use super::twins;
-use crate::driver::{Kernel, Twin};
+use crate::driver::{DriverResult, Kernel, Kernels, Twin};
 use core::ffi::CStr;
 
 /// A module's text. It stands in a `static`, so that every kernel of it names the same address.
@@ -69,13 +69,20 @@ pub(super) static SCATTER: [Kernel; 4] = [
     kernel(c"millpond_scatter_8", SCATTER_TEXT, twins::scatter::<8>),
 ];
 
-/// Every kernel behind the safe verbs, to be loaded before the first launch ([`Kernels::load_kernel`]) or to be played by
-/// a device of one's own.
-///
-/// [`Kernels::load_kernel`]: super::Kernels::load_kernel
+/// Every kernel behind the safe verbs, to be played by a device of one's own.
 pub fn house() -> impl Iterator<Item = &'static Kernel> {
     let tables = [&IOTA, &SAXPY, &REDUCE, &GATHER, &SCATTER];
     core::iter::once(&FILL).chain(tables.into_iter().flatten())
+}
+
+/// Loads every kernel behind the safe verbs now. Otherwise the first launch of each does, once a context, and may wait for
+/// kernels that run: a program that must not stall in the middle of its work calls this at its start. Kernels of one's own
+/// are loaded one by one with [`Kernels::load_kernel`].
+///
+/// # Errors
+/// Whatever the driver says; what was loaded stays loaded.
+pub fn load_house<D: Kernels>(device: &D) -> DriverResult<()> {
+    house().try_for_each(|kernel| device.load_kernel(kernel))
 }
 
 #[cfg(test)]

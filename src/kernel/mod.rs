@@ -32,7 +32,7 @@ mod twins;
 mod verbs;
 
 pub use crate::driver::{Argument, Grid, Kernel, Kernels, Twin, TwinMemory};
-pub use house::house;
+pub use house::{house, load_house};
 pub use number::Number;
 pub use operand::{Arguments, Operand, Parameter};
 pub use verbs::{fill, gather, iota, reduce_sum, saxpy, scatter};

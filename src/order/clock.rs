@@ -2,22 +2,27 @@
 //!
 //! The simple version is an array indexed by timeline, copied at every marker. A program with a thousand streams would
 //! copy 8 KiB a marker, so: entries are sorted pairs of those timelines only that were ever waited for, shared until
-//! written (a copy is one reference count), and entries that are complete are dropped when the clock is next written.
+//! written (a copy is one reference count), and entries that are complete are dropped when the clock is next written. A few
+//! entries lie in the shared block itself, so that a write to a shared clock takes one block of the host and not two.
 
 use super::{Completed, TimelineId};
 use crate::units::Epoch;
+use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Sorted by timeline.
+type Entries = SmallVec<[(TimelineId, Epoch); 4]>;
 
 /// `K_t`: for each timeline u the newest marker of u that t is known to be ordered after.
 #[derive(Clone, Default, Debug)]
-pub struct Clock(Option<Arc<Vec<(TimelineId, Epoch)>>>);
+pub struct Clock(Option<Arc<Entries>>);
 
 impl Clock {
     /// Ordered after nothing.
     pub const EMPTY: Clock = Clock(None);
 
     fn entries(&self) -> &[(TimelineId, Epoch)] {
-        self.0.as_deref().map_or(&[], Vec::as_slice)
+        self.0.as_deref().map_or(&[], SmallVec::as_slice)
     }
 
     /// The newest marker of `on` that the owner is ordered after; 0 if none.

@@ -23,6 +23,29 @@ pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 /// [`wait`](Download::wait).
 ///
 /// Dropping it never blocks; the memory is then reused when the copy is done. Forgetting it is harmless.
+///
+/// ```
+/// # use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// # let s = gpu.stream()?;
+/// # let x = gpu.zeros::<f64>(100, &s)?;
+/// let back = x.to_pinned(&s)?;
+/// let sum: f64 = back.wait()?.iter().sum();
+/// # assert_eq!(sum, 0.0);
+/// # Ok(()) }
+/// ```
+/// The same without the wait, which would read before the copy is done, does not compile:
+/// ```compile_fail,E0599
+/// # use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// # let s = gpu.stream()?;
+/// # let x = gpu.zeros::<f64>(100, &s)?;
+/// let back = x.to_pinned(&s)?;
+/// let sum: f64 = back.iter().sum();
+/// # Ok(()) }
+/// ```
 #[must_use = "its data can be reached only through wait()"]
 pub struct Download<T: Element, D: Driver>(Flight<PinnedArray<T, D>, D>);
 

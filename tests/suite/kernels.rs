@@ -30,9 +30,7 @@ fn named(name: &str) -> &'static Kernel {
 
 /// An allocator, with the kernels loaded: a first launch may wait for a gate otherwise.
 fn ready<T: Bench>(b: &T) -> Allocator<T::Device> {
-    for kernel in kernel::house() {
-        b.device().load_kernel(kernel).expect("loaded");
-    }
+    kernel::load_house(b.device()).expect("loaded");
     allocator(b, Config::default())
 }
 

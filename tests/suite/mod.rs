@@ -267,6 +267,10 @@ macro_rules! conformance {
             ]
             rows: [
                 d03_a_stream_dropped_with_work_pending, c07_per_thread_default_streams_are_known_by_their_ids,
+                s02_pageable_sources_serialise, s07_the_legacy_stream_destroys_overlap, s17_drop_pinned_in_flight,
+                d01_a_pinned_source_dropped_in_flight, d02_an_array_dropped_under_a_reader,
+                p07_data_of_a_copy_to_the_host_come_behind_the_wait,
+                d04_the_target_of_a_copy_is_read_behind_the_wait, h04_a_slot_is_overwritten_behind_its_reads,
             ]
             arrays: [
                 shapes_and_sizes, no_elements_are_an_array_too, zeros_are_zero_and_pinned_too,

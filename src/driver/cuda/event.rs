@@ -1,17 +1,19 @@
 //! Events and waits: [`Fences`].
 //!
 //! Events keep no time (`CU_EVENT_DISABLE_TIMING`), which is what makes them cheap. A query that says "not ready" is an
-//! answer and no error; every other code is an error and never "complete". The host waits by asking, with growing
-//! pauses, because the driver's own wait has no limit. This file does not know memory.
+//! answer and no error; every other code is an error and never "complete". The host waits as the driver does, which has no
+//! limit, or, where there is one, by asking. This file does not know memory.
 
 use super::Cuda;
 use super::context::{Device, bad_handle, lacking};
 use super::stream::GpuStream;
 use super::table::{Call, Handle};
+use crate::driver::patience::ask_until;
 use crate::driver::{DriverResult, Fences, StreamInfo, StreamOptions};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::sync::Arc;
 use core::fmt;
+use core::time::Duration;
 use cudarc::driver::sys::{CUevent, CUevent_st};
 
 /// `CU_EVENT_DISABLE_TIMING`.
@@ -223,6 +225,26 @@ unsafe impl Fences for Cuda {
         device.done(Call::ctx_synchronize, code)?;
         drop(bound);
         Ok(())
+    }
+
+    /// As the trait says. With no limit ([`Duration::MAX`]) the driver waits, in the way that the context was made for: by
+    /// default the thread spins, which takes a processor and is the quickest; contexts with blocking synchronisation let
+    /// it sleep. With a limit the host asks ever more rarely.
+    fn wait_event(&self, event: &GpuEvent, limit: Duration) -> DriverResult<bool> {
+        if limit < Duration::MAX {
+            return ask_until(limit, || self.query(event));
+        }
+        // Most often it is done already: no wait then.
+        if self.query(event)? {
+            return Ok(true);
+        }
+        let device = &*event.device;
+        let bound = device.bind()?;
+        // SAFETY: the reference keeps the event.
+        let code = unsafe { (device.table().event_synchronize)(event.handle.0) };
+        device.done(Call::event_synchronize, code)?;
+        drop(bound);
+        Ok(true)
     }
 
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {

@@ -197,6 +197,7 @@ functions! {
         event_destroy = "cuEventDestroy_v2", "cuEventDestroy", (CUevent);
         event_record = "cuEventRecord", "cuEventRecord", (CUevent, CUstream);
         event_query = "cuEventQuery", "cuEventQuery", (CUevent);
+        event_synchronize = "cuEventSynchronize", "cuEventSynchronize", (CUevent);
         address_reserve = "cuMemAddressReserve", "cuMemAddressReserve",
             (*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
         address_free = "cuMemAddressFree", "cuMemAddressFree", (CUdeviceptr, usize);

@@ -1,0 +1,176 @@
+//! One stream's timeline as its device keeps it: its numbers, its published markers, its native stream.
+//!
+//! The two atomics of a line are read without its lock, which is what makes a free on the pool's own stream an integer
+//! read. `submitted` is the newest number reserved. A stamp is `submitted + 1` in an acquire load *after* the work it
+//! covers was queued: a marker that reserves that number does so with a read-modify-write ordered after the load, and
+//! records behind the work because the driver serialises the calls on one stream. The other outcome of the race, the
+//! load sees the reservation, gives the stamp one number more, whose marker comes later still. `complete` only grows.
+//!
+//! Numbers are reserved under the line's lock and only while the line has its native stream, so that a closing marker is
+//! the last number its line ever has: whatever number is read from a closed line is covered by it.
+//!
+//! It does not know other streams' timelines, nor how markers are made, waited for or found complete: the registry does.
+
+use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
+use crate::error::{DriverError, DriverErrorKind};
+#[cfg(loom)]
+use crate::order::Marker;
+use crate::order::{Clock, Timeline, TimelineId};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread};
+use crate::units::Epoch;
+
+/// The timeline of context-wide markers: what `free_unknown` waits for.
+pub(crate) const CONTEXT: TimelineId = TimelineId(0);
+
+/// One stream's timeline, on cache lines of its own: every free reads its numbers.
+#[repr(align(128))]
+pub(crate) struct Line<D: Driver> {
+    pub(crate) id: TimelineId,
+    pub(crate) info: StreamInfo,
+    pub(super) submitted: AtomicU64,
+    pub(super) complete: AtomicU64,
+    /// The stamp that wants a marker soon, and the newest published number. A marker has fallen due while the first is
+    /// above the second: the next miss, copy, launch or `record_use` makes it. A flag would not do: cleared by a marker
+    /// that was reserved before it was raised, it would be lost.
+    pub(super) due: AtomicU64,
+    pub(super) published: AtomicU64,
+    pub(super) unmarked_frees: AtomicU32,
+    pub(super) unmarked_bytes: AtomicU64,
+    /// Open uses by allocations of other pools, of any allocator: the stream stays markable while there are any.
+    pub(crate) open: AtomicUsize,
+    /// Pools on this stream that are not closed, of any allocator.
+    pub(crate) pools: AtomicUsize,
+    /// Never waited on and never made to wait.
+    pub(crate) independent: AtomicBool,
+    /// Somebody else may begin a capture on its stream, so that it is asked before a marker is made.
+    pub(crate) foreign: AtomicBool,
+    /// Who may mark it, if only one thread may (a per-thread default stream).
+    owner: Option<ThreadId>,
+    pub(super) state: Ranked<LineState<D>>,
+}
+
+pub(super) struct LineState<D: Driver> {
+    pub(super) timeline: Timeline<Arc<D::Event>>,
+    /// Taken out when the line closes. Makers of markers hold a clone, so that it outlives them.
+    pub(super) native: Option<D::Stream>,
+    pub(super) closing: bool,
+}
+
+impl<D: Driver> Line<D> {
+    /// The stamp of work queued before this call.
+    #[inline]
+    pub(crate) fn stamp(&self) -> Epoch {
+        Epoch(self.submitted.load(Ordering::Acquire) + u64::from(!planted!(StampSubmitted)))
+    }
+    /// The newest number reserved: after a marker was made, its own or a later one.
+    pub(crate) fn marked(&self) -> Epoch {
+        Epoch(self.submitted.load(Ordering::Acquire))
+    }
+    pub(crate) fn seen(&self) -> Epoch {
+        Epoch(self.complete.load(Ordering::Acquire))
+    }
+    /// With the line's lock held, which is what `state` shows.
+    pub(super) fn reserve(&self, _state: &LineState<D>) -> Epoch {
+        Epoch(self.submitted.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+    /// Reserves a number before a call that will prove it complete. Returns what the call proves (O8). A closed line has
+    /// had its last number, which covers all its stamps.
+    pub(crate) fn promise(&self) -> Epoch {
+        let state = self.state.lock();
+        if state.native.is_some() || self.id == CONTEXT { self.reserve(&state) } else { self.marked() }
+    }
+    #[cfg(loom)]
+    pub(super) fn reserve_unlocked(&self) -> Epoch {
+        Epoch(self.submitted.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+    #[cfg(loom)]
+    pub(super) fn each_published(&self, show: impl FnMut(&Marker<Arc<D::Event>>)) {
+        self.state.lock().timeline.above(Epoch(0)).for_each(show);
+    }
+    /// Asks for a marker that covers what was freed until now.
+    pub(super) fn raise_due(&self) {
+        self.due.fetch_max(self.stamp().0, Ordering::AcqRel);
+    }
+    /// Whether a marker has fallen due and nobody made it yet.
+    pub(crate) fn is_due(&self) -> bool {
+        let answered = self.published.load(Ordering::Acquire).max(self.seen().0);
+        self.due.load(Ordering::Acquire) > answered
+    }
+    pub(super) fn complete_to(&self, epoch: Epoch) {
+        self.complete.fetch_max(epoch.0, Ordering::AcqRel);
+    }
+    /// `K` of this stream, as it is now.
+    pub(crate) fn clock(&self) -> Clock {
+        self.state.lock().timeline.clock().clone()
+    }
+    pub(crate) fn native(&self) -> Option<D::Stream> {
+        self.state.lock().native.clone()
+    }
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state.lock().native.is_none() && self.id != CONTEXT
+    }
+    /// Whether the native handle means this stream on the calling thread: a per-thread default stream's means that
+    /// thread's own.
+    pub(super) fn is_here(&self) -> bool {
+        self.owner.is_none_or(|t| t == current_thread())
+    }
+    /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place.
+    pub(super) fn is_marked_by_handle(&self) -> bool {
+        self.is_here() && !self.info.mortal
+    }
+    /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
+    /// the clocks say that it acted on this one.
+    pub(crate) fn own_thread(&self, call: &'static str) -> DriverResult<()> {
+        if self.is_here() {
+            return Ok(());
+        }
+        let message = format!(
+            "{} is the default stream of another thread, whose handle means this thread's own here: only its own thread can make it wait or wait for it",
+            self.info.id
+        );
+        Err(DriverError::new(call, 400, DriverErrorKind::InvalidHandle, message))
+    }
+    /// Counts a free of `bytes` that waits for this stream and says whether a marker has fallen due: every 16 frees or 16 MiB, not at each one,
+    /// because a marker costs 0.2 µs and covers all frees before it.
+    pub(crate) fn note_unmarked(&self, bytes: u64) -> bool {
+        let frees = self.unmarked_frees.fetch_add(1, Ordering::Relaxed) + 1;
+        let total = self.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let due = frees >= 16 || total >= 16 << 20;
+        if due {
+            self.raise_due();
+        }
+        due
+    }
+    /// Whether no pool and no use needs it, so that its stream may close.
+    pub(super) fn is_idle(&self) -> bool {
+        self.id != CONTEXT
+            && self.pools.load(Ordering::Acquire) == 0
+            && (self.open.load(Ordering::Acquire) == 0 || planted!(Z28))
+            && !self.is_closed()
+    }
+}
+
+/// A line that nothing was done on yet.
+pub(super) fn new_line<D: Driver>(
+    id: TimelineId,
+    info: StreamInfo,
+    native: Option<D::Stream>,
+) -> Arc<Line<D>> {
+    Arc::new(Line {
+        id,
+        info,
+        submitted: AtomicU64::new(0),
+        complete: AtomicU64::new(0),
+        due: AtomicU64::new(0),
+        published: AtomicU64::new(0),
+        unmarked_frees: AtomicU32::new(0),
+        unmarked_bytes: AtomicU64::new(0),
+        open: AtomicUsize::new(0),
+        pools: AtomicUsize::new(0),
+        independent: AtomicBool::new(false),
+        foreign: AtomicBool::new(false),
+        owner: (info.kind == StreamKind::PerThreadDefault).then(current_thread),
+        state: Ranked::new(Rank::Timeline, LineState { timeline: Timeline::new(id), native, closing: false }),
+    })
+}
