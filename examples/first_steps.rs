@@ -8,6 +8,7 @@ use millpond::driver::{Driver, Kernels};
 use millpond::units::GIB;
 use millpond::{Allocator, Config, kernel};
 use std::error::Error;
+use std::process::ExitCode;
 
 /// The program. It is the same for every device.
 fn steps<D: Driver + Kernels>(device: D, n: usize) -> Result<Vec<f32>, Box<dyn Error>> {
@@ -37,7 +38,7 @@ fn on_a_gpu(_: usize) -> Result<Vec<f32>, Box<dyn Error>> {
     Err("built without the feature `cuda`".into())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn run() -> Result<(), Box<dyn Error>> {
     let n = 1 << 20;
     let result = match std::env::args().nth(1).as_deref() {
         None => {
@@ -56,4 +57,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let expected: Vec<f32> = (0..n).map(|i| 2.0 * i as f32).collect();
     assert!(result == expected, "every element is twice its index");
     Ok(())
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
 }

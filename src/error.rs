@@ -5,7 +5,7 @@
 //! with its number. This module knows none of the mechanics that fail.
 
 use crate::report::{Report, bytes};
-use crate::units::{AllocationId, DeviceId, StreamId};
+use crate::units::{Addr, AllocationId, DeviceId, StreamId};
 use core::fmt;
 use std::borrow::Cow;
 
@@ -268,6 +268,62 @@ impl fmt::Display for Mismatch {
 }
 impl std::error::Error for Mismatch {}
 
+/// A range of memory from elsewhere that cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForeignRange {
+    /// The first byte given.
+    pub address: Addr,
+    /// The length given, in bytes.
+    pub bytes: u64,
+    /// What is wrong with it.
+    pub kind: ForeignRangeKind,
+}
+
+/// What is wrong with a range of memory from elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ForeignRangeKind {
+    /// The address is null.
+    Null,
+    /// It has no bytes, or the array has none: there is nothing that could be owned.
+    Empty,
+    /// Its address is no multiple of this, as its elements' are.
+    Misaligned {
+        /// In bytes.
+        align: u64,
+    },
+    /// It ends beyond all addresses.
+    Wraps,
+    /// The array needs more bytes.
+    TooShort {
+        /// How many.
+        needed: u64,
+    },
+}
+
+impl fmt::Display for ForeignRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory from elsewhere, {} bytes at {}, ", self.bytes, self.address)?;
+        match self.kind {
+            ForeignRangeKind::Null => f.write_str("begins at null: look at what its allocation returned"),
+            ForeignRangeKind::Empty => {
+                f.write_str("or the array in it, has no bytes: use an empty array of ours")
+            }
+            ForeignRangeKind::Misaligned { align } => {
+                write!(
+                    f,
+                    "begins at no multiple of {align}, as its elements must: choose another type or address"
+                )
+            }
+            ForeignRangeKind::Wraps => f.write_str("ends beyond all addresses: its length is in bytes"),
+            ForeignRangeKind::TooShort { needed } => {
+                write!(f, "is shorter than the array, which has {needed}: ask for fewer elements")
+            }
+        }
+    }
+}
+impl std::error::Error for ForeignRange {}
+
 /// What the allocator's verbs return when they cannot do what was asked. Nothing is lost when one does.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -288,6 +344,15 @@ pub enum Error {
     },
     /// No memory, with the facts.
     OutOfMemory(Box<OutOfMemory>),
+    /// The request would pass a limit that its user was given ([`wrap::Limited`](crate::wrap::Limited)).
+    AboveLimit {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes alive under the limit.
+        live: u64,
+        /// The limit in bytes.
+        most: u64,
+    },
     /// The stream belongs to another allocator.
     ForeignStream {
         /// The stream given.
@@ -314,6 +379,8 @@ pub enum Error {
     },
     /// Two arrays do not fit together: their shapes, lengths or element types differ.
     Mismatch(Box<Mismatch>),
+    /// Memory from elsewhere cannot be used as it was given.
+    ForeignRange(ForeignRange),
     /// An array of this many elements has more bytes than any address.
     Overflow {
         /// The elements asked for, a length for each dimension.
@@ -370,6 +437,13 @@ impl fmt::Display for Error {
                 write!(f, "asked for an alignment of {asked} bytes; it must be a power of two up to {most}")
             }
             Error::OutOfMemory(o) => o.fmt(f),
+            Error::AboveLimit { asked, live, most } => write!(
+                f,
+                "asked for {} where {} of at most {} are live: free something, or raise this limit (set_most)",
+                bytes(*asked),
+                bytes(*live),
+                bytes(*most)
+            ),
             Error::ForeignStream { stream, device } => write!(
                 f,
                 "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
@@ -392,6 +466,7 @@ impl fmt::Display for Error {
                 )
             }
             Error::Mismatch(m) => m.fmt(f),
+            Error::ForeignRange(r) => r.fmt(f),
             Error::Overflow { shape, element_bytes } => write!(
                 f,
                 "an array of shape {shape:?} with {element_bytes} bytes an element has more bytes than 64 bits can count: split it"
@@ -416,6 +491,7 @@ impl std::error::Error for Error {
         match self {
             Error::OutOfMemory(o) => Some(o),
             Error::Mismatch(m) => Some(m),
+            Error::ForeignRange(r) => Some(r),
             Error::Unavailable(u) => Some(u),
             Error::Driver(d) => Some(d),
             _ => None,

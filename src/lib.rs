@@ -31,6 +31,7 @@ macro_rules! point {
 pub mod allocator;
 pub mod array;
 pub mod driver;
+pub mod erased;
 pub mod error;
 pub mod heap;
 pub mod kernel;
@@ -45,11 +46,13 @@ pub mod sync;
 pub mod trace;
 pub mod transfer;
 pub mod units;
+pub mod wrap;
 
 pub use allocator::{
     Allocation, Allocator, Config, Event, Growth, Limit, PinnedAllocation, Policy, RawAllocation, Reuse,
     Stream, Trim, Trimmed,
 };
 pub use array::{DeviceArray, DeviceView, DeviceViewMut, Element, PinnedArray, Shape};
+pub use erased::GpuAlloc;
 pub use error::{DriverError, DriverErrorKind, Error, Mismatch, OutOfMemory, Unavailable};
 pub use transfer::{Download, Transfer};

@@ -26,6 +26,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
     ("transfer", &["array", "allocator", "driver", "units", "error"]),
+    ("erased", &["allocator", "driver", "report", "units", "error"]),
+    // The allocator for its limits and its recorder of events only.
+    ("wrap", &["erased", "allocator", "report", "sync", "units", "error"]),
     ("feed", &["transfer", "kernel", "array", "allocator", "driver", "units", "error"]),
     ("replay", &["allocator", "driver", "trace", "report", "units", "error", "sync"]),
 ];

@@ -257,13 +257,17 @@ const ROWS: &[(&str, &str, Evidence)] = &[
         "a limit in bytes, as a fraction, from the environment",
         Test(ALLOCATOR, "c02_limit_by_bytes_fraction_and_environment"),
     ),
-    ("C3", "the allocator of a scope", Owed("plug")),
+    ("C3", "the allocator of a scope", Test("tests/erased.rs", "c03_the_allocator_of_a_scope")),
     (
         "C4",
         "sources of memory: plain, stream-ordered, pinned host",
         Test("tests/cuda_backend.rs", "c04_sources_of_memory"),
     ),
-    ("C5", "a foreign pointer with its owner kept alive", Owed("array")),
+    (
+        "C5",
+        "a foreign pointer with its owner kept alive",
+        Test("tests/foreign.rs", "c05_foreign_memory_with_its_owner"),
+    ),
     (
         "C6",
         "a capturing stream is refused, others go on",
@@ -355,7 +359,7 @@ const ROWS: &[(&str, &str, Evidence)] = &[
     (
         "D4",
         "an early read of a copy to the host does not compile",
-        Suite("d04_the_target_of_a_copy_is_read_behind_the_wait"),
+        Test("tests/compile_fail.rs", "d04_an_early_read_does_not_compile"),
     ),
     (
         "D5",

@@ -16,7 +16,8 @@
 //! Several missing waits become as few as possible: one marker's copy of its stream's clock may cover another. This file
 //! does not know types, extents (two parts of one allocation wait for each other), nor what an operation does.
 
-use super::allocation::Allocation;
+use super::allocation::{Allocation, Home};
+use super::foreign::Foreign;
 use super::pool::Pool;
 use super::registry::{Line, Registry};
 use super::shared::lost;
@@ -24,16 +25,16 @@ use super::stream::{Event, Stream};
 use crate::driver::{Driver, DriverResult, Note};
 use crate::error::Error;
 use crate::heap::ChunkId;
-use crate::order::{Access, Pending, PendingSet, TimelineId, is_ordered};
+use crate::order::{Access, Pending, PendingSet, TimelineId, Uses, is_ordered};
 use crate::sync::Ordering;
 use crate::sync::atomic::{AtomicBool, AtomicU64};
-use crate::units::Epoch;
+use crate::units::{Addr, AllocationId, Epoch, StreamId};
 use core::fmt;
 use smallvec::SmallVec;
 
 /// An allocation that knows the operations on its data, so that one on another stream waits for what it must.
 pub(crate) struct Tracked<D: Driver> {
-    allocation: Allocation<D>,
+    bytes: Bytes<D>,
     /// Stamps of the home stream's last write and last read; 0 for none, or none that still says anything.
     home_written: AtomicU64,
     home_read: AtomicU64,
@@ -41,6 +42,18 @@ pub(crate) struct Tracked<D: Driver> {
     home_open: AtomicBool,
     /// Other streams' uses may be in the pool's keeping.
     shared: AtomicBool,
+}
+
+/// Where the bytes are from.
+enum Bytes<D: Driver> {
+    Ours(Allocation<D>),
+    Theirs(Box<Foreign<D>>),
+}
+
+/// Who keeps other streams' uses of some bytes.
+enum Holder<'a, D: Driver> {
+    Pool(&'a Home<D>),
+    Foreign(&'a Foreign<D>),
 }
 
 /// What an operation does to an allocation.
@@ -87,8 +100,11 @@ pub(crate) struct Queued<D: Driver> {
 impl<D: Driver> Tracked<D> {
     /// A fresh allocation.
     pub(crate) fn new(allocation: Allocation<D>) -> Tracked<D> {
+        Tracked::of(Bytes::Ours(allocation))
+    }
+    fn of(bytes: Bytes<D>) -> Tracked<D> {
         Tracked {
-            allocation,
+            bytes,
             home_written: AtomicU64::new(0),
             home_read: AtomicU64::new(0),
             home_open: AtomicBool::new(false),
@@ -98,25 +114,60 @@ impl<D: Driver> Tracked<D> {
 
     /// An allocation with a past: what its home stream holds by now counts as a write, recorded uses as what they are.
     pub(crate) fn with_past(allocation: Allocation<D>) -> Tracked<D> {
-        let stamp = allocation.home().map_or(0, |home| home.pool.line.stamp().0);
         let tracked = Tracked::new(allocation);
-        tracked.home_written.store(stamp, Ordering::Relaxed);
         tracked.shared.store(true, Ordering::Relaxed);
-        tracked
+        tracked.written_by_now()
+    }
+    /// Foreign memory: what the stream that it was brought in on holds by now counts as a write.
+    pub(crate) fn foreign(memory: Foreign<D>) -> Tracked<D> {
+        Tracked::of(Bytes::Theirs(Box::new(memory))).written_by_now()
+    }
+    fn written_by_now(self) -> Tracked<D> {
+        let stamp = self.holder().map_or(0, |k| k.home().stamp().0);
+        self.home_written.store(stamp, Ordering::Relaxed);
+        self
     }
 
-    pub(crate) fn allocation(&self) -> &Allocation<D> {
-        &self.allocation
+    /// Gives up what is known of the data; what the free has to respect stays. Foreign memory stays what it is.
+    pub(crate) fn into_allocation(self) -> Result<Allocation<D>, Tracked<D>> {
+        match self.bytes {
+            Bytes::Ours(allocation) => Ok(allocation),
+            Bytes::Theirs(_) => Err(self),
+        }
     }
-    /// Gives up what is known of the data; what the free has to respect stays.
-    pub(crate) fn into_allocation(self) -> Allocation<D> {
-        self.allocation
+
+    /// The first byte.
+    pub(crate) fn address(&self) -> Addr {
+        match &self.bytes {
+            Bytes::Ours(allocation) => allocation.address(),
+            Bytes::Theirs(memory) => memory.addr,
+        }
+    }
+    /// Which allocation it is; `None` for no bytes, and for foreign ones.
+    pub(crate) fn id(&self) -> Option<AllocationId> {
+        match &self.bytes {
+            Bytes::Ours(allocation) => allocation.id(),
+            Bytes::Theirs(_) => None,
+        }
+    }
+    /// The home stream; `None` for no bytes.
+    pub(crate) fn stream_id(&self) -> Option<StreamId> {
+        self.holder().map(|k| k.home().info.id)
+    }
+    fn holder(&self) -> Option<Holder<'_, D>> {
+        match &self.bytes {
+            Bytes::Ours(allocation) => allocation.home().map(Holder::Pool),
+            Bytes::Theirs(memory) => Some(Holder::Foreign(memory)),
+        }
     }
 
     /// A foreign operation on `stream`, queued by now or later, may write: [`Allocation::record_use`], and later
     /// operations of ours come after whatever that stream holds when they are queued.
     pub(crate) fn declare(&self, stream: &Stream<D>) -> Result<(), Error> {
-        self.allocation.record_use(stream)?;
+        match &self.bytes {
+            Bytes::Ours(allocation) => allocation.record_use(stream)?,
+            Bytes::Theirs(memory) => memory.record_use(stream)?,
+        }
         if self.is_home(stream.line()) {
             self.home_open.store(true, Ordering::Release);
         } else {
@@ -126,7 +177,7 @@ impl<D: Driver> Tracked<D> {
     }
 
     fn is_home(&self, line: &Line<D>) -> bool {
-        self.allocation.home().is_none_or(|home| home.pool.line.id == line.id)
+        self.holder().is_none_or(|k| k.home().id == line.id)
     }
     fn lives_on_several(&self, with: &Line<D>) -> bool {
         !self.is_home(with) || self.shared.load(Ordering::Acquire)
@@ -134,22 +185,23 @@ impl<D: Driver> Tracked<D> {
 
     /// What an access on `to` has to come after, joined into `into`.
     fn conflicts(&self, to: &Line<D>, access: Access, into: &mut PendingSet) {
-        let Some(home) = self.allocation.home() else { return };
-        let pool = &home.pool;
-        let here = pool.line.id == to.id;
-        if !here {
+        let Some(holder) = self.holder() else { return };
+        let home = holder.home();
+        if home.id != to.id {
             let written = self.home_written.load(Ordering::Acquire);
             let read = if access == Access::Write { self.home_read.load(Ordering::Acquire) } else { 0 };
-            let open = self.home_open.load(Ordering::Acquire).then(|| pool.line.stamp());
+            let open = self.home_open.load(Ordering::Acquire).then(|| home.stamp());
             join(
                 into,
-                Pending { on: pool.line.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
+                Pending { on: home.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
             );
             // Data first, birth last: one wait serves both.
-            join(into, pool.birth(home.chunk, home.generation));
+            if let Some(birth) = holder.birth() {
+                join(into, birth);
+            }
         }
         if self.shared.load(Ordering::Acquire) {
-            for pending in pool.conflicts(home.chunk, home.generation, to.id, access) {
+            for pending in holder.conflicts(to.id, access) {
                 join(into, pending);
             }
         }
@@ -157,34 +209,39 @@ impl<D: Driver> Tracked<D> {
 
     /// The operation is queued on `on` and ends by `epoch`.
     fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch) {
-        let Some(home) = self.allocation.home() else { return };
-        let (pool, on) = (&home.pool, stream.line());
-        if pool.line.id == on.id {
+        let Some(holder) = self.holder() else { return };
+        let on = stream.line();
+        if holder.home().id == on.id {
             match intent {
                 Intent::Read => self.home_read.fetch_max(epoch.0, Ordering::AcqRel),
                 Intent::Write | Intent::WriteWhole => self.home_written.fetch_max(epoch.0, Ordering::AcqRel),
             };
             if intent == Intent::WriteWhole {
                 self.home_read.store(0, Ordering::Release);
-                if self.shared.load(Ordering::Acquire) && pool.forget_exact(home.chunk, home.generation) {
+                if self.shared.load(Ordering::Acquire) && holder.forget_exact() {
                     self.shared.store(false, Ordering::Release);
                 }
             }
             return;
         }
         self.shared.store(true, Ordering::Release);
-        pool.used(home.chunk, home.generation, on.id, intent, epoch);
+        holder.used(on.id, intent, epoch);
         if intent == Intent::WriteWhole {
             self.home_written.store(0, Ordering::Release);
             self.home_read.store(0, Ordering::Release);
         }
-        pool.core.driver.note(Note::Used { id: home.id(), stream: stream.id(), so_far: true });
+        if let Some(id) = self.id() {
+            stream.driver().note(Note::Used { id, stream: stream.id(), so_far: true });
+        }
     }
 }
 
 impl<D: Driver> fmt::Debug for Tracked<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.allocation.fmt(f)
+        match &self.bytes {
+            Bytes::Ours(allocation) => allocation.fmt(f),
+            Bytes::Theirs(memory) => memory.fmt(f),
+        }
     }
 }
 
@@ -197,6 +254,71 @@ fn join(into: &mut PendingSet, pending: Pending) {
     }
 }
 
+/// What an operation does to the uses that are kept, wherever that is.
+impl<D: Driver> Holder<'_, D> {
+    fn home(&self) -> &Line<D> {
+        match self {
+            Holder::Pool(home) => &home.pool.line,
+            Holder::Foreign(memory) => &memory.home,
+        }
+    }
+    /// Fails for a stream of another device.
+    fn check(&self, stream: &Stream<D>) -> Result<(), Error> {
+        match self {
+            Holder::Pool(home) => {
+                let same = crate::sync::Arc::ptr_eq(home.registry(), stream.registry());
+                home.check(stream.info().device, same)
+            }
+            Holder::Foreign(memory) => memory.check(stream),
+        }
+    }
+    /// The former life of the bytes on the home stream; foreign memory had none here.
+    fn birth(&self) -> Option<Pending> {
+        match self {
+            Holder::Pool(home) => Some(home.pool.birth(home.chunk, home.generation)),
+            Holder::Foreign(_) => None,
+        }
+    }
+    /// What other streams' uses an access on `to` has to come after.
+    fn conflicts(&self, to: TimelineId, access: Access) -> PendingSet {
+        match self {
+            Holder::Pool(home) => home.pool.conflicts(home.chunk, home.generation, to, access),
+            Holder::Foreign(memory) => conflicts(&memory.uses.lock(), &memory.registry, to, access),
+        }
+    }
+    /// Another stream's use has a number now.
+    fn used(&self, on: TimelineId, intent: Intent, epoch: Epoch) {
+        match self {
+            Holder::Pool(home) => home.pool.used(home.chunk, home.generation, on, intent, epoch),
+            Holder::Foreign(memory) => used(&mut memory.uses.lock(), on, intent, epoch),
+        }
+    }
+    /// The home stream wrote the whole of it, behind every use: whether there are none any more.
+    fn forget_exact(&self) -> bool {
+        match self {
+            Holder::Pool(home) => home.pool.forget_exact(home.chunk, home.generation),
+            Holder::Foreign(memory) => {
+                let mut uses = memory.uses.lock();
+                uses.forget_exact();
+                uses.is_empty()
+            }
+        }
+    }
+}
+
+fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, access: Access) -> PendingSet {
+    let seen = registry.seen();
+    uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
+}
+
+fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch) {
+    if intent == Intent::WriteWhole {
+        uses.replace_exact(on, epoch);
+    } else {
+        uses.exact(on, intent.access(), epoch);
+    }
+}
+
 impl<D: Driver> Pool<D> {
     /// What other streams' uses an access on `to` has to come after.
     fn conflicts(&self, chunk: ChunkId, generation: u32, to: TimelineId, access: Access) -> PendingSet {
@@ -204,11 +326,7 @@ impl<D: Driver> Pool<D> {
         let state = &mut *state;
         match state.heap.view(chunk, generation).tag {
             0 => PendingSet::new(),
-            tag => {
-                let seen = self.core.registry.seen();
-                let next = |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp());
-                state.uses.get_or_add(tag).1.conflicts(to, access, next)
-            }
+            tag => conflicts(state.uses.get_or_add(tag).1, &self.core.registry, to, access),
         }
     }
 
@@ -218,11 +336,7 @@ impl<D: Driver> Pool<D> {
         let state = &mut *state;
         let tag = state.heap.view(chunk, generation).tag;
         let (tag, uses) = state.uses.get_or_add(tag);
-        if intent == Intent::WriteWhole {
-            uses.replace_exact(on, epoch);
-        } else {
-            uses.exact(on, intent.access(), epoch);
-        }
+        used(uses, on, intent, epoch);
         state.heap.set_tag(chunk, tag);
     }
 
@@ -301,8 +415,8 @@ impl<D: Driver> Drop for Sealing<'_, D> {
 /// An allocation or a stream of another device; a capturing stream; a wait that could not be inserted.
 pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D>]) -> Result<(), Error> {
     let (registry, driver, line) = (stream.registry(), stream.driver(), stream.line());
-    for home in touches.iter().filter_map(|t| t.of.allocation.home()) {
-        home.check(stream.info().device, crate::sync::Arc::ptr_eq(home.registry(), registry))?;
+    for holder in touches.iter().filter_map(|t| t.of.holder()) {
+        holder.check(stream)?;
     }
     stream.refuse_capture()?;
     if !registry.alive() {
@@ -317,8 +431,8 @@ pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D
     if !pending.is_empty() {
         registry.order_after_all(driver, line, &pending)?;
     }
-    for home in touches.iter().filter_map(|t| t.of.allocation.home()).filter(|h| h.pool.line.id != line.id) {
-        driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
+    for id in touches.iter().filter(|t| !t.of.is_home(line)).filter_map(|t| t.of.id()) {
+        driver.note(Note::Admitted { id, stream: stream.id() });
     }
     Ok(())
 }

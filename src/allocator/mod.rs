@@ -12,6 +12,7 @@ pub(crate) mod access;
 mod allocation;
 mod backing;
 mod config;
+pub(crate) mod foreign;
 mod grow;
 mod hands;
 mod host;
@@ -25,7 +26,7 @@ mod miss;
 mod pinned;
 mod pool;
 mod raw;
-mod recorder;
+pub(crate) mod recorder;
 mod registry;
 mod scrub;
 mod share;
@@ -164,6 +165,24 @@ impl<D: Driver> Allocator<D> {
             return Err(Error::Capturing { stream: None });
         }
         self.enlist(native, true)
+    }
+
+    /// A handle of the stream with this number, if it has a pool here: as long as anybody holds a handle of it or an
+    /// allocation from it. A search through the pools: whoever allocates often keeps the handle.
+    pub fn stream_of(&self, id: StreamId) -> Option<Stream<D>> {
+        let found = self.core().pools.lock().iter().find_map(|pool| {
+            if pool.line.info.id != id {
+                return None;
+            }
+            let mut state = pool.lock();
+            let native = pool.line.native().filter(|_| !state.closed)?;
+            state.streams += 1;
+            state.watch.clear(Watch::LEAVING);
+            Some((Arc::clone(pool), native))
+        });
+        let (pool, native) = found?;
+        let foreign = pool.line.foreign.load(crate::sync::Ordering::Relaxed);
+        Some(Stream::new(self.owner.clone(), pool, native, foreign))
     }
 
     fn enlist(&self, native: D::Stream, foreign: bool) -> Result<Stream<D>, Error> {

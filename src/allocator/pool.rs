@@ -621,14 +621,20 @@ impl From<&crate::heap::Cut> for Range {
 /// The open uses of a freed allocation end: the last one on a stream that nobody holds lets it close.
 pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
     for on in uses.open_on().filter(|_| !planted!(OpenForgotten)) {
-        if let Some(line) = registry.line(on)
-            && line.open.fetch_sub(1, Ordering::AcqRel) == 1
-            // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open`
-            // as this looks at `pools`, and one of the two has to see the other.
-            && line.pools.fetch_add(0, Ordering::AcqRel) == 0
-        {
-            registry.raise_errand();
+        if let Some(line) = registry.line(on) {
+            close_open(registry, &line);
         }
+    }
+}
+
+/// One open use of a line ends.
+pub(super) fn close_open<D: Driver>(registry: &Registry<D>, line: &Line<D>) {
+    if line.open.fetch_sub(1, Ordering::AcqRel) == 1
+        // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open` as
+        // this looks at `pools`, and one of the two has to see the other.
+        && line.pools.fetch_add(0, Ordering::AcqRel) == 0
+    {
+        registry.raise_errand();
     }
 }
 

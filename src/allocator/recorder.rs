@@ -1,49 +1,40 @@
-//! Events kept until they can be handed to the sinks: a bounded queue, filled anywhere, emptied only where user code may
-//! run.
+//! Events kept until they can be handed to whoever wants them: a bounded queue, filled anywhere, emptied only where user
+//! code may run.
 //!
 //! A free happens inside drops and under a pool's lock, where no user code may run (O9); so an event is only stored
 //! there, with its number, and delivered by the next call that holds no lock and is no drop. It does not know what a
 //! sink does.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64};
-use crate::sync::{Arc, Mutex, Ordering};
-use crate::trace::{Event, Sink};
+use crate::sync::{Mutex, Ordering};
 use std::collections::VecDeque;
 
 /// Drops without an allocation in between are rarely thousands: past this many events the oldest are lost, counted.
 const KEPT: usize = 1 << 16;
 
-pub(crate) struct Recorder {
-    sinks: Vec<Arc<dyn Sink>>,
-    kept: Mutex<Kept>,
+pub(crate) struct Recorder<E> {
+    kept: Mutex<Kept<E>>,
     delivering: AtomicBool,
     lost: AtomicU64,
 }
 
-#[derive(Default)]
-struct Kept {
-    events: VecDeque<(u64, Event)>,
+struct Kept<E> {
+    events: VecDeque<(u64, E)>,
     next: u64,
 }
 
-impl Recorder {
-    pub(crate) fn new(sinks: Vec<Arc<dyn Sink>>) -> Recorder {
+impl<E> Recorder<E> {
+    pub(crate) fn new() -> Recorder<E> {
         Recorder {
-            sinks,
-            kept: Mutex::new(Kept::default()),
+            kept: Mutex::new(Kept { events: VecDeque::new(), next: 0 }),
             delivering: AtomicBool::new(false),
             lost: AtomicU64::new(0),
         }
     }
 
-    #[inline]
-    pub(crate) fn is_on(&self) -> bool {
-        !self.sinks.is_empty()
-    }
-
     #[cold]
     #[inline(never)]
-    pub(crate) fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: E) {
         let mut kept = self.kept.lock();
         let number = kept.next;
         kept.next += 1;
@@ -58,7 +49,7 @@ impl Recorder {
     /// its events to the one that delivers, which looks once more after it has said that it no longer does. A sink that panics loses the event it was given and no other.
     #[cold]
     #[inline(never)]
-    pub(crate) fn deliver(&self) {
+    pub(crate) fn deliver(&self, sink: impl Fn(u64, &E)) {
         struct Done<'a>(&'a AtomicBool);
         impl Drop for Done<'_> {
             fn drop(&mut self) {
@@ -73,9 +64,7 @@ impl Recorder {
             loop {
                 let next = self.kept.lock().events.pop_front();
                 let Some((number, event)) = next else { break };
-                for sink in &self.sinks {
-                    sink.event(number, &event);
-                }
+                sink(number, &event);
             }
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) host: HostPool<D>,
     /// What dropped tokens of copies owned.
     pub(crate) keeper: Arc<Keeper<D>>,
-    recorder: Recorder,
+    recorder: Recorder<Event>,
     pub(crate) ladder: Mutex<Ladder>,
     /// What pools did that are no more.
     departed: Mutex<(Counters, Histogram)>,
@@ -79,7 +79,7 @@ impl<D: Driver> Core<D> {
             return Err(lost());
         }
         let host = HostPool::new(config.pinned_limit);
-        let recorder = Recorder::new(config.sinks.clone());
+        let keeper = Keeper::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
         Ok(Arc::new(Core {
             device: driver.device(),
             capacity: info.total,
@@ -88,8 +88,8 @@ impl<D: Driver> Core<D> {
             pools: Ranked::new(Rank::Pools, Vec::new()),
             backing: Ranked::new(Rank::Backing, Backing::new(limit)),
             host,
-            keeper: Arc::new(Keeper::new(!config.deterministic)),
-            recorder,
+            keeper: Arc::new(keeper),
+            recorder: Recorder::new(),
             ladder: Mutex::new(Ladder::default()),
             departed: Mutex::new((Counters::default(), Histogram::default())),
             allocated_peak: AtomicU64::new(0),
@@ -107,7 +107,7 @@ impl<D: Driver> Core<D> {
     /// Whether events are wanted.
     #[inline]
     pub(crate) fn is_recording(&self) -> bool {
-        self.recorder.is_on()
+        !self.config.sinks.is_empty()
     }
 
     /// Keeps an event. May be called under any lock and in a drop: it only stores.
@@ -118,8 +118,12 @@ impl<D: Driver> Core<D> {
     /// Hands the kept events to the sinks. Called with no lock held, never in a drop.
     #[inline]
     pub(crate) fn deliver(&self) {
-        if self.recorder.is_on() {
-            self.recorder.deliver();
+        if self.is_recording() {
+            self.recorder.deliver(|number, event| {
+                for sink in &self.config.sinks {
+                    sink.event(number, event);
+                }
+            });
         }
     }
 

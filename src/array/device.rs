@@ -54,7 +54,7 @@ impl<D: Driver> Allocator<D> {
     ) -> Result<DeviceArray<T, D>, Error> {
         let shape = shape.into();
         let bytes = Tracked::new(self.alloc(bytes_of::<T>(shape)?, stream)?);
-        Ok(DeviceArray { bytes, shape, elements: PhantomData })
+        Ok(DeviceArray::of(bytes, shape))
     }
 
     /// An array of zeroes: [`Allocator::uninit`] and a fill, queued on `stream`.
@@ -73,6 +73,10 @@ impl<D: Driver> Allocator<D> {
 }
 
 impl<T: Element, D: Driver> DeviceArray<T, D> {
+    pub(super) fn of(bytes: Tracked<D>, shape: Shape) -> DeviceArray<T, D> {
+        DeviceArray { bytes, shape, elements: PhantomData }
+    }
+
     /// An array over an allocation, which has at least its bytes. What the allocation's own stream was given by now
     /// counts as a write before everything; so do uses that were recorded on it.
     ///
@@ -96,17 +100,21 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
             let mismatch = Mismatch { verb: "from_allocation", one: found, other: asked, advice };
             return Err((allocation, mismatch.into()));
         }
-        Ok(DeviceArray { bytes: Tracked::with_past(allocation), shape, elements: PhantomData })
+        Ok(DeviceArray::of(Tracked::with_past(allocation), shape))
     }
     /// The allocation. What later work on it has to come after is then the program's to know; the free still is not.
-    pub fn into_allocation(self) -> Allocation<D> {
-        self.bytes.into_allocation()
+    ///
+    /// # Errors
+    /// The array again, if its memory is foreign ([`DeviceArray::from_foreign`]).
+    pub fn into_allocation(self) -> Result<Allocation<D>, DeviceArray<T, D>> {
+        let DeviceArray { bytes, shape, elements } = self;
+        bytes.into_allocation().map_err(|bytes| DeviceArray { bytes, shape, elements })
     }
 
     /// The first byte, for foreign kernels: they are to be declared with [`DeviceArray::record_use`] and ordered by the
     /// program.
     pub fn address(&self) -> Addr {
-        self.bytes.allocation().address()
+        self.bytes.address()
     }
     /// How many elements.
     pub fn len(&self) -> usize {
@@ -125,13 +133,13 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     pub fn size_bytes(&self) -> u64 {
         (self.len() * size_of::<T>()) as u64
     }
-    /// Which allocation it is; `None` for no bytes.
+    /// Which allocation it is; `None` for no bytes, and for foreign memory.
     pub fn id(&self) -> Option<AllocationId> {
-        self.bytes.allocation().id()
+        self.bytes.id()
     }
-    /// The stream it was allocated on; `None` for no bytes.
+    /// The stream it was allocated or brought in on; `None` for no bytes.
     pub fn stream_id(&self) -> Option<StreamId> {
-        self.bytes.allocation().stream_id()
+        self.bytes.stream_id()
     }
 
     /// The same elements in another shape.

@@ -68,9 +68,9 @@ impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
     pub fn size_bytes(&self) -> u64 {
         (self.len() * size_of::<T>()) as u64
     }
-    /// Which allocation it lies in; `None` for no bytes.
+    /// Which allocation it lies in; `None` for no bytes, and for foreign memory.
     pub fn id(&self) -> Option<AllocationId> {
-        self.of.allocation().id()
+        self.of.id()
     }
     /// The same elements in another shape.
     ///
@@ -144,9 +144,9 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
     pub fn size_bytes(&self) -> u64 {
         (self.len() * size_of::<T>()) as u64
     }
-    /// Which allocation it lies in; `None` for no bytes.
+    /// Which allocation it lies in; `None` for no bytes, and for foreign memory.
     pub fn id(&self) -> Option<AllocationId> {
-        self.of.allocation().id()
+        self.of.id()
     }
     /// The same, to read.
     pub fn view(&self) -> DeviceView<'_, T, D> {

@@ -2,7 +2,7 @@
 
 use super::source::StableSource;
 use crate::allocator::access::Queued;
-use crate::allocator::keeper::Keeper;
+use crate::allocator::keeper::{Keeper, Until};
 use crate::allocator::{Event, Stream};
 use crate::array::{Element, PinnedArray};
 use crate::driver::Driver;
@@ -88,7 +88,7 @@ impl<P: StableSource, D: Driver> Drop for Flight<P, D> {
         if let (Some(host), Some(event)) = (self.host.take(), &self.event)
             && let Err(host) = host.drop_behind(event)
         {
-            self.keeper.keep(event.clone(), Box::new(host));
+            self.keeper.keep(Until::Event(event.clone()), Box::new(host));
         }
     }
 }

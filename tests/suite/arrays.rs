@@ -170,7 +170,7 @@ pub fn an_array_has_a_life_as_an_allocation<T: Bench>(b: &T) {
     x.record_use(&t).expect("recorded");
     b.check(t.native(), x.address(), 8, 0x0505_0505_0505_0505);
     b.check(t.native(), x.address().plus(8), (64 << 10) - 8, 0x0606_0606_0606_0606);
-    let block = x.into_allocation();
+    let block = x.into_allocation().expect("memory of ours");
     assert_eq!(block.len(), 64 * KIB);
     drop(block);
 }

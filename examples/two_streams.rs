@@ -1,0 +1,90 @@
+//! Batches travel on one stream while another computes with the ones before: no event is written by hand, the host waits
+//! for the results only, and each pinned buffer serves again as soon as its copy is done.
+//!
+//! Runs on the simulated device, which also judges the order:  `cargo run --example two_streams`
+//! Runs on a GPU:                                              `cargo run --example two_streams -- gpu`
+
+use millpond::driver::sim::{Schedule, Sim};
+use millpond::driver::{Driver, Kernels};
+use millpond::transfer::Transfer;
+use millpond::units::GIB;
+use millpond::{Allocator, Config, PinnedArray, kernel};
+use std::error::Error;
+use std::process::ExitCode;
+
+const BATCHES: u32 = 8;
+const LEN: usize = 1 << 18;
+
+/// The program. It is the same for every device. The sum of each batch, as the device added it up.
+fn sums<D: Driver + Kernels>(device: D) -> Result<Vec<f32>, Box<dyn Error>> {
+    let gpu = Allocator::new(device, Config::default())?;
+    let (copy, work) = (gpu.stream()?, gpu.stream()?);
+    // Two pinned buffers: one is filled while the other travels.
+    let mut buffers = vec![gpu.pinned_uninit::<f32>(LEN)?, gpu.pinned_uninit::<f32>(LEN)?];
+    let mut travelling: Vec<Transfer<PinnedArray<f32, D>, D>> = Vec::new();
+    let mut results = Vec::new();
+    for batch in 0..BATCHES {
+        let mut buffer = match buffers.pop() {
+            Some(buffer) => buffer,
+            None => travelling.remove(0).wait()?, // the oldest copy; `work` goes on meanwhile
+        };
+        buffer.fill(batch as f32);
+        let (x, sent) = gpu.array_from_pinned(buffer, &copy)?; // returns at once
+        travelling.push(sent);
+        let mut sum = gpu.uninit::<f32>(1, &work)?;
+        kernel::reduce_sum(&x, &mut sum, &work)?; // `work` waits for this copy, on the device; `copy` waits for nobody
+        results.push(sum.to_pinned(&work)?);
+        // Here `x` is dropped, long before its copy has run: its bytes are reused behind the kernel that reads them.
+    }
+    let sums =
+        results.into_iter().map(|result| Ok(result.wait()?[0])).collect::<Result<_, millpond::Error>>()?;
+    drop(travelling);
+    println!("{}", gpu.report());
+    Ok(sums)
+}
+
+#[cfg(feature = "cuda")]
+fn on_a_gpu() -> Result<Vec<f32>, Box<dyn Error>> {
+    sums(millpond::driver::cuda::Cuda::new(0)?)
+}
+#[cfg(not(feature = "cuda"))]
+fn on_a_gpu() -> Result<Vec<f32>, Box<dyn Error>> {
+    Err("built without the feature `cuda`".into())
+}
+
+/// On the simulated device work runs as late as is legal: a wait too few would show, and one too many is counted.
+fn on_the_simulator() -> Result<Vec<f32>, Box<dyn Error>> {
+    let sim = Sim::new(144 * GIB).schedule(Schedule::Latest);
+    let sums = sums(sim.clone())?;
+    let tally = sim.verdict()?;
+    println!(
+        "\nordering: {} accesses checked, none out of order; {} waits between streams, {} of them needless",
+        tally.accesses_checked,
+        tally.waits,
+        tally.waits_implied + tally.waits_beyond_need
+    );
+    Ok(sums)
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let sums = match std::env::args().nth(1).as_deref() {
+        None => on_the_simulator()?,
+        Some("gpu") => on_a_gpu()?,
+        Some(other) => {
+            return Err(format!("{other:?} is no device: say `gpu`, or nothing for the simulated one").into());
+        }
+    };
+    let expected: Vec<f32> = (0..BATCHES).map(|batch| (batch as usize * LEN) as f32).collect();
+    println!("sums of {} batches: {sums:?}", sums.len());
+    if sums == expected { Ok(()) } else { Err(format!("expected {expected:?}").into()) }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Device memory that somebody else allocated, with an owner that is dropped when nothing uses the memory any more.
+//!
+//! It never enters a pool. Its uses are kept here, as a pool keeps those of its allocations; at the drop they are sealed
+//! (O6), and the owner goes to the keeper until each is *complete*: whoever owns the memory may give it to anybody, in an
+//! order that nobody here knows (O4). It does not know what the owner is.
+
+use super::keeper::{Keeper, Until};
+use super::pool::close_open;
+use super::registry::{Line, Registry};
+use super::stream::Stream;
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::order::{Pending, PendingSet, Uses};
+use crate::sync::{Arc, Mutex, Ordering};
+use crate::units::{Addr, Epoch};
+use core::fmt;
+
+/// A foreign range in use.
+pub(crate) struct Foreign<D: Driver> {
+    pub(super) addr: Addr,
+    pub(super) driver: D,
+    pub(super) registry: Arc<Registry<D>>,
+    keeper: Arc<Keeper<D>>,
+    /// The stream it was brought in on. It is held open, as by a use until the drop.
+    pub(super) home: Arc<Line<D>>,
+    pub(super) uses: Mutex<Uses>,
+    bytes: u64,
+    /// Taken in the drop.
+    owner: Option<Box<dyn Send>>,
+}
+
+impl<D: Driver> Foreign<D> {
+    pub(crate) fn new(addr: Addr, bytes: u64, stream: &Stream<D>, owner: Box<dyn Send>) -> Foreign<D> {
+        let home = Arc::clone(stream.line());
+        home.open.fetch_add(1, Ordering::AcqRel);
+        Foreign {
+            addr,
+            bytes,
+            driver: stream.driver().clone(),
+            registry: Arc::clone(stream.registry()),
+            keeper: Arc::clone(stream.keeper()),
+            home,
+            uses: Mutex::new(Uses::default()),
+            owner: Some(owner),
+        }
+    }
+    /// Fails for a stream of another device.
+    pub(super) fn check(&self, stream: &Stream<D>) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.registry, stream.registry()) {
+            return Ok(());
+        }
+        Err(Error::WrongDevice { found: stream.info().device, expected: self.home.info.device })
+    }
+    /// Work on `stream`, queued by now or before the drop, uses it: as [`Allocation::record_use`](super::Allocation::record_use).
+    pub(super) fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
+        self.check(stream)?;
+        stream.refuse_capture()?;
+        let on = stream.line();
+        if on.id != self.home.id {
+            // Due markers come before the operation that is being recorded (O9).
+            self.registry.serve(&self.driver);
+            if self.uses.lock().declare(on.id) {
+                on.open.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<D: Driver> fmt::Debug for Foreign<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Foreign({} + {} B on {})", self.addr, self.bytes, self.home.info.id)
+    }
+}
+
+impl<D: Driver> Drop for Foreign<D> {
+    fn drop(&mut self) {
+        let Some(owner) = self.owner.take() else { return };
+        let uses = core::mem::take(&mut *self.uses.lock());
+        let mut pending: PendingSet = {
+            let seen = self.registry.seen();
+            uses.at_free(Some(self.home.id), |on| seen.line(on).map_or(Epoch::COMPLETE, |l| l.stamp()))
+        };
+        pending.push(Pending { on: self.home.id, epoch: self.home.stamp() });
+        for line in pending.iter().filter_map(|p| self.registry.line(p.on)) {
+            if line.note_unmarked(self.bytes) {
+                self.registry.raise_errand();
+            }
+        }
+        self.keeper.keep(Until::Uses(pending), owner);
+        // Behind the seal, as at any free.
+        for line in uses.open_on().filter_map(|on| self.registry.line(on)) {
+            close_open(&self.registry, &line);
+        }
+        close_open(&self.registry, &self.home);
+    }
+}

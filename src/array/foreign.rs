@@ -1,0 +1,111 @@
+//! Arrays in memory that somebody else allocated: another library's, the driver's own, a share of another process.
+
+use super::device::DeviceArray;
+use super::{Element, Shape, bytes_of};
+use crate::allocator::Stream;
+use crate::allocator::access::Tracked;
+use crate::allocator::foreign::Foreign;
+use crate::driver::Driver;
+use crate::error::{Error, ForeignRange, ForeignRangeKind};
+use crate::units::{Addr, DeviceId};
+
+/// A range of device memory that is not ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForeignMemory {
+    /// The first byte.
+    pub address: Addr,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// The device that it is on.
+    pub device: DeviceId,
+}
+
+impl ForeignMemory {
+    /// What is wrong with it, for elements of so many bytes, aligned so.
+    fn check(self, needed: u64, align: u64) -> Result<(), Error> {
+        let ForeignMemory { address, bytes, .. } = self;
+        let kind = if address.0 == 0 {
+            ForeignRangeKind::Null
+        } else if bytes == 0 || needed == 0 {
+            ForeignRangeKind::Empty
+        } else if !address.0.is_multiple_of(align) {
+            ForeignRangeKind::Misaligned { align }
+        } else if address.0.checked_add(bytes).is_none() {
+            ForeignRangeKind::Wraps
+        } else if needed > bytes {
+            ForeignRangeKind::TooShort { needed }
+        } else {
+            return Ok(());
+        };
+        Err(Error::ForeignRange(ForeignRange { address, bytes, kind }))
+    }
+}
+
+impl<T: Element, D: Driver> DeviceArray<T, D> {
+    /// An array in memory that somebody else allocated, of which `owner` is what keeps it alive: a guard, a counted
+    /// reference, a closure's captures. It is an array like any other, but that its memory never enters a pool and that
+    /// [`into_allocation`](DeviceArray::into_allocation) gives it back.
+    ///
+    /// **Ordering.** What `stream` was given by now counts as a write before everything; who else wrote the memory is the
+    /// program's to order before `stream`. When the array is dropped, `owner` is dropped when every operation on the
+    /// array, on whatever stream, and everything that `stream` was given until then is *complete*: at once if that is
+    /// known, else by a later call on the allocator that may speak to the driver, as the next operation, trim or
+    /// synchronise is. So `owner` may give the memory to anybody. Its drop runs with no lock held; if completion cannot be
+    /// proved, it is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
+    ///
+    /// ```
+    /// use millpond::array::ForeignMemory;
+    /// use millpond::driver::{Memory, sim::Sim};
+    /// use millpond::{Allocator, Config, DeviceArray, units::GIB};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let sim = Sim::new(GIB);
+    /// let gpu = Allocator::new(sim.clone(), Config::default())?;
+    /// let stream = gpu.stream()?;
+    /// let theirs = sim.allocate(4096)?; // the driver's own, freed when dropped
+    /// let memory = ForeignMemory { address: theirs.addr(), bytes: 4096, device: gpu.device() };
+    /// // SAFETY: nobody else uses the range, and it lives as long as `theirs`.
+    /// let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, [32, 32], &stream, theirs) };
+    /// let mut x = made.map_err(|(_, e)| e)?;
+    /// x.fill_bytes(1, &stream)?;
+    /// assert_eq!(x.to_vec(&stream)?[7], 0x0101_0101);
+    /// drop(x); // `theirs` is dropped behind the copy
+    /// # drop(stream);
+    /// # drop(gpu);
+    /// # sim.verdict()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// With the owner: [`Error::ForeignRange`] for a range that is null, of no bytes, misaligned for `T`, too short, or
+    /// past the end of all addresses; [`Error::WrongDevice`] for one on another device than `stream`;
+    /// [`Error::Overflow`].
+    ///
+    /// # Safety
+    /// The range is memory of that device, readable and writable by its kernels, until `owner` is dropped. Until then
+    /// nobody else reads what the array writes, nor writes it, but in an order that the program makes
+    /// ([`DeviceArray::wait_on`], [`DeviceArray::record_use`]).
+    #[allow(unsafe_code, reason = "an address is taken at its word")]
+    pub unsafe fn from_foreign<O: Send + 'static>(
+        memory: ForeignMemory,
+        shape: impl Into<Shape>,
+        stream: &Stream<D>,
+        owner: O,
+    ) -> Result<DeviceArray<T, D>, (O, Error)> {
+        let shape = shape.into();
+        let found = memory.device;
+        let expected = stream.info().device;
+        let checked = bytes_of::<T>(shape).and_then(|needed| {
+            if found != expected {
+                return Err(Error::WrongDevice { found, expected });
+            }
+            memory.check(needed, align_of::<T>() as u64)
+        });
+        match checked {
+            Ok(()) => {
+                let memory = Foreign::new(memory.address, memory.bytes, stream, Box::new(owner));
+                Ok(DeviceArray::of(Tracked::foreign(memory), shape))
+            }
+            Err(e) => Err((owner, e)),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The allocator without its driver's type, for frameworks that hold one trait object.
+//!
+//! [`GpuAlloc`] is what such a framework asks of an allocator: bytes on a stream, uses recorded on other streams, trims,
+//! limits, a report. [`AnyStream`] and [`AnyAllocation`] are its handles. Whoever wants to know of each allocation that
+//! passes by, wraps a `GpuAlloc` in another one and hangs a [`Watcher`] on what comes out: [`wrap`](crate::wrap) has three.
+//! The allocator of a part of a program is the one that the part is given: there is no current one.
+//!
+//! What the type is gone from costs one box an allocation and a comparison of types wherever a stream is named. Arrays,
+//! copies and kernels want the type: [`AnyStream::downcast_ref`] and [`AnyAllocation::into_allocation`] have it again.
+//!
+//! It does not know drivers, pools, element types, nor what anybody watches for.
+
+mod allocation;
+mod stream;
+
+pub use allocation::{AnyAllocation, Facts, Watcher};
+pub use stream::AnyStream;
+
+use crate::allocator::{Allocation, Allocator, Limit, Stream, Trim, Trimmed};
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::report::{Report, Usage};
+use crate::units::{DeviceId, StreamId};
+use core::fmt;
+use std::sync::Arc;
+
+/// An allocator of device memory in stream order, whatever its device: [`Allocator::erase`] makes one.
+///
+/// ```
+/// use millpond::{Allocator, Config, driver::sim::Sim, erased::GpuAlloc, units::{GIB, MIB}, wrap::Limited};
+/// use std::sync::Arc;
+///
+/// /// A framework's tensor storage. It is compiled once, for every device.
+/// struct Storage { bytes: millpond::erased::AnyAllocation }
+/// fn storage(on: &dyn GpuAlloc, bytes: u64) -> Result<Storage, millpond::Error> {
+///     let stream = on.stream()?;
+///     Ok(Storage { bytes: on.alloc(bytes, &stream)? })
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let all: Arc<dyn GpuAlloc> = gpu.erase();
+/// let part = Limited::new(Arc::clone(&all), MIB);               // no more than 1 MiB at once for whoever has this one
+/// let small = storage(&part, 4096)?;
+/// assert!(storage(&part, MIB).is_err() && storage(&*all, MIB).is_ok());
+/// println!("{:?}", small.bytes);
+/// # Ok(()) }
+/// ```
+pub trait GpuAlloc: Send + Sync + fmt::Debug {
+    /// The device.
+    fn device(&self) -> DeviceId;
+
+    /// A new non-blocking stream with a pool.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn stream(&self) -> Result<AnyStream, Error>;
+
+    /// The stream of this number, if it has a pool here: as long as anybody holds a handle of it or memory from it. A
+    /// search: whoever allocates often keeps the handle.
+    fn stream_of(&self, id: StreamId) -> Option<AnyStream>;
+
+    /// Allocates `bytes` on a stream, uninitialised, for work queued there from now on: [`Allocator::alloc`].
+    ///
+    /// # Errors
+    /// As there; [`Error::ForeignStream`] for a stream of another kind of device too.
+    fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
+
+    /// As [`GpuAlloc::alloc`], at an address that is a multiple of `align`: [`Allocator::alloc_aligned`].
+    ///
+    /// # Errors
+    /// As there.
+    fn alloc_aligned(&self, bytes: u64, align: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
+
+    /// Gives idle memory back to the device, of one stream's pool or, with `None`, all: [`Allocator::trim`].
+    ///
+    /// # Errors
+    /// As there.
+    fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error>;
+
+    /// Sets how much may be taken from the device: [`Allocator::set_limit`].
+    ///
+    /// # Errors
+    /// As there.
+    fn set_limit(&self, limit: Limit) -> Result<(), Error>;
+
+    /// Blocks the host until everything queued on the device is complete.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn synchronize(&self) -> Result<(), Error>;
+
+    /// What the pools hold and did, capacity and limit included.
+    fn report(&self) -> Report;
+
+    /// Bytes handed out and bytes taken from the device, in all.
+    fn usage(&self) -> Usage;
+}
+
+impl<D: Driver> Allocator<D> {
+    /// This allocator as a trait object, which is one more handle of it.
+    pub fn erase(&self) -> Arc<dyn GpuAlloc> {
+        Arc::new(self.clone())
+    }
+}
+
+impl<D: Driver> Stream<D> {
+    /// This stream as a handle without the driver's type.
+    pub fn erase(&self) -> AnyStream {
+        AnyStream::new(self.clone())
+    }
+}
+
+impl<D: Driver> Allocation<D> {
+    /// This allocation as a handle without the driver's type.
+    pub fn erase(self) -> AnyAllocation {
+        AnyAllocation::new(self)
+    }
+}
+
+/// The stream with its type again.
+///
+/// # Errors
+/// [`Error::ForeignStream`]: it is of another kind of device.
+fn typed<D: Driver>(stream: &AnyStream, device: DeviceId) -> Result<&Stream<D>, Error> {
+    stream.downcast_ref().ok_or(Error::ForeignStream { stream: stream.id(), device })
+}
+
+impl<D: Driver> GpuAlloc for Allocator<D> {
+    fn device(&self) -> DeviceId {
+        Allocator::device(self)
+    }
+    fn stream(&self) -> Result<AnyStream, Error> {
+        Allocator::stream(self).map(AnyStream::new)
+    }
+    fn stream_of(&self, id: StreamId) -> Option<AnyStream> {
+        Allocator::stream_of(self, id).map(AnyStream::new)
+    }
+    fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        let stream = typed(stream, Allocator::device(self))?;
+        Allocator::alloc(self, bytes, stream).map(AnyAllocation::new)
+    }
+    fn alloc_aligned(&self, bytes: u64, align: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        let stream = typed(stream, Allocator::device(self))?;
+        Allocator::alloc_aligned(self, bytes, align, stream).map(AnyAllocation::new)
+    }
+    fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error> {
+        match which {
+            None => Allocator::trim(self, Trim::All),
+            Some(stream) => {
+                let stream = typed(stream, Allocator::device(self))?;
+                Allocator::trim(self, Trim::Stream(stream))
+            }
+        }
+    }
+    fn set_limit(&self, limit: Limit) -> Result<(), Error> {
+        Allocator::set_limit(self, limit)
+    }
+    fn synchronize(&self) -> Result<(), Error> {
+        Allocator::synchronize(self)
+    }
+    fn report(&self) -> Report {
+        Allocator::report(self)
+    }
+    fn usage(&self) -> Usage {
+        Allocator::usage(self)
+    }
+}

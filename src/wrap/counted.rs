@@ -1,0 +1,143 @@
+//! Counts of what passes by.
+
+use super::passed_on;
+use crate::allocator::{Limit, Trimmed};
+use crate::erased::{AnyAllocation, AnyStream, Facts, GpuAlloc, Watcher};
+use crate::error::Error;
+use crate::report::bytes;
+use crate::sync::Mutex;
+use crate::units::StreamId;
+use core::fmt;
+use std::sync::Arc;
+
+/// An allocator that counts what its users ask: calls, bytes, peaks. What others ask of the same pools is not in it.
+#[derive(Debug)]
+pub struct Counted {
+    inner: Arc<dyn GpuAlloc>,
+    counts: Shared,
+}
+
+type Shared = Arc<Mutex<Counts>>;
+
+/// What passed by, at one moment: `allocations = frees + live`.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Counts {
+    /// Allocations made.
+    pub allocations: u64,
+    /// Allocations given back.
+    pub frees: u64,
+    /// Requests that failed.
+    pub refused: u64,
+    /// Uses recorded by other streams.
+    pub uses: u64,
+    /// Trims, new limits and synchronises asked for.
+    pub others: u64,
+    /// Bytes of all allocations, as asked for.
+    pub bytes_served: u64,
+    /// The largest allocation, in bytes.
+    pub bytes_largest: u64,
+    /// Bytes alive.
+    pub bytes_live: u64,
+    /// The highest `bytes_live` so far.
+    pub bytes_live_peak: u64,
+    /// Allocations alive.
+    pub live: u64,
+    /// The highest `live` so far.
+    pub live_peak: u64,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} allocations of {} in all, {} refused, {} freed, {} uses elsewhere; live {} in {}, at most {} in {}",
+            self.allocations,
+            bytes(self.bytes_served),
+            self.refused,
+            self.frees,
+            self.uses,
+            bytes(self.bytes_live),
+            self.live,
+            bytes(self.bytes_live_peak),
+            self.live_peak
+        )
+    }
+}
+
+/// What an allocation owes to the counts.
+struct Counter(Shared);
+
+impl Watcher for Counter {
+    fn used(&self, _: &Facts, _: StreamId) {
+        self.0.lock().uses += 1;
+    }
+    fn freed(self: Box<Self>, of: &Facts) {
+        let mut counts = self.0.lock();
+        counts.frees += 1;
+        counts.live -= 1;
+        counts.bytes_live -= of.bytes;
+    }
+}
+
+impl Counted {
+    /// Counts from zero.
+    pub fn new(inner: Arc<dyn GpuAlloc>) -> Counted {
+        Counted { inner, counts: Shared::default() }
+    }
+    /// The counts now.
+    pub fn counts(&self) -> Counts {
+        *self.counts.lock()
+    }
+    /// Sets the peaks to the present values.
+    pub fn reset_peaks(&self) {
+        let mut counts = self.counts.lock();
+        counts.live_peak = counts.live;
+        counts.bytes_live_peak = counts.bytes_live;
+    }
+
+    fn count(&self, made: Result<AnyAllocation, Error>) -> Result<AnyAllocation, Error> {
+        let mut counts = self.counts.lock();
+        match made {
+            Err(e) => {
+                counts.refused += 1;
+                Err(e)
+            }
+            Ok(memory) => {
+                let bytes = memory.len();
+                counts.allocations += 1;
+                counts.bytes_served += bytes;
+                counts.bytes_largest = counts.bytes_largest.max(bytes);
+                counts.live += 1;
+                counts.live_peak = counts.live_peak.max(counts.live);
+                counts.bytes_live += bytes;
+                counts.bytes_live_peak = counts.bytes_live_peak.max(counts.bytes_live);
+                drop(counts);
+                Ok(memory.watched(Box::new(Counter(Arc::clone(&self.counts)))))
+            }
+        }
+    }
+    fn other(&self) -> &dyn GpuAlloc {
+        self.counts.lock().others += 1;
+        &*self.inner
+    }
+}
+
+impl GpuAlloc for Counted {
+    passed_on!();
+    fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        self.count(self.inner.alloc(bytes, stream))
+    }
+    fn alloc_aligned(&self, bytes: u64, align: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        self.count(self.inner.alloc_aligned(bytes, align, stream))
+    }
+    fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error> {
+        self.other().trim(which)
+    }
+    fn set_limit(&self, limit: Limit) -> Result<(), Error> {
+        self.other().set_limit(limit)
+    }
+    fn synchronize(&self) -> Result<(), Error> {
+        self.other().synchronize()
+    }
+}

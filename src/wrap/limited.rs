@@ -1,0 +1,99 @@
+//! A limit on the bytes that are live at once.
+
+use super::passed_on;
+use crate::allocator::{Limit, Trimmed};
+use crate::erased::{AnyAllocation, AnyStream, GpuAlloc, Watcher};
+use crate::error::Error;
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicU64;
+use std::sync::Arc;
+
+/// An allocator of which no more than so many bytes are live at once, as asked for: for one part of a program, beside
+/// others that share the pools. The limit on what is taken from the device is another one ([`GpuAlloc::set_limit`]).
+///
+/// A request that would pass the limit fails at once, with [`Error::AboveLimit`]; one that the allocator inside refuses
+/// counts for nothing. Requests of several threads at once never pass it together.
+#[derive(Debug)]
+pub struct Limited {
+    inner: Arc<dyn GpuAlloc>,
+    budget: Arc<Budget>,
+}
+
+#[derive(Debug)]
+struct Budget {
+    most: AtomicU64,
+    live: AtomicU64,
+}
+
+/// Bytes of a budget, given back when dropped.
+#[derive(Debug)]
+struct Claim {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Watcher for Claim {}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.budget.live.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
+}
+
+impl Budget {
+    fn claim(self: &Arc<Budget>, bytes: u64) -> Result<Claim, Error> {
+        let most = self.most.load(Ordering::Acquire);
+        let fits = |live: u64| live.checked_add(bytes).filter(|&sum| sum <= most);
+        match self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits) {
+            Ok(_) => Ok(Claim { budget: Arc::clone(self), bytes }),
+            Err(live) => Err(Error::AboveLimit { asked: bytes, live, most }),
+        }
+    }
+}
+
+impl Limited {
+    /// At most `most` bytes at once.
+    pub fn new(inner: Arc<dyn GpuAlloc>, most: u64) -> Limited {
+        Limited { inner, budget: Arc::new(Budget { most: AtomicU64::new(most), live: AtomicU64::new(0) }) }
+    }
+    /// Bytes live now, as asked for.
+    pub fn live(&self) -> u64 {
+        self.budget.live.load(Ordering::Acquire)
+    }
+    /// The limit.
+    pub fn most(&self) -> u64 {
+        self.budget.most.load(Ordering::Acquire)
+    }
+    /// Another limit from now on. Below what is live, it refuses everything until enough is freed.
+    pub fn set_most(&self, bytes: u64) {
+        self.budget.most.store(bytes, Ordering::Release);
+    }
+
+    fn within(
+        &self,
+        bytes: u64,
+        allocate: impl FnOnce() -> Result<AnyAllocation, Error>,
+    ) -> Result<AnyAllocation, Error> {
+        let claim = self.budget.claim(bytes)?;
+        Ok(allocate()?.watched(Box::new(claim)))
+    }
+}
+
+impl GpuAlloc for Limited {
+    passed_on!();
+    fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        self.within(bytes, || self.inner.alloc(bytes, stream))
+    }
+    fn alloc_aligned(&self, bytes: u64, align: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        self.within(bytes, || self.inner.alloc_aligned(bytes, align, stream))
+    }
+    fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error> {
+        self.inner.trim(which)
+    }
+    fn set_limit(&self, limit: Limit) -> Result<(), Error> {
+        self.inner.set_limit(limit)
+    }
+    fn synchronize(&self) -> Result<(), Error> {
+        self.inner.synchronize()
+    }
+}

@@ -1,0 +1,148 @@
+//! A log of what passes by.
+//!
+//! A free happens in a drop, where no user code may run (O9): it is kept, and told by the next call that is no drop. So
+//! the log is in order, and a sink may be slow, call the allocator, or panic.
+
+use super::passed_on;
+use crate::allocator::recorder::Recorder;
+use crate::allocator::{Limit, Trimmed};
+use crate::erased::{AnyAllocation, AnyStream, Facts, GpuAlloc, Watcher};
+use crate::error::Error;
+use crate::units::StreamId;
+use core::fmt;
+use std::sync::Arc;
+
+/// An allocator that tells a closure of each call, with its number, in order. Frees and uses, which happen on handles, are
+/// told by the next call on this allocator, or by [`Logged::tell`]; those behind the last of these are not told.
+pub struct Logged {
+    inner: Arc<dyn GpuAlloc>,
+    log: Arc<Log>,
+}
+
+struct Log {
+    kept: Recorder<Call>,
+    sink: Box<Sink>,
+}
+
+type Sink = dyn Fn(u64, &Call) + Send + Sync;
+
+/// One call. Shown as one line of text.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Call {
+    /// An allocation was made.
+    Allocated(Facts),
+    /// A request failed.
+    Refused {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The stream it was asked on.
+        stream: StreamId,
+        /// The error, in words.
+        why: String,
+    },
+    /// A use by another stream's work was recorded.
+    Used {
+        /// What is used.
+        what: Facts,
+        /// The stream.
+        by: StreamId,
+    },
+    /// An allocation was given back.
+    Freed(Facts),
+    /// A trim gave this many bytes back to the device; `None` if it failed.
+    Trimmed(Option<u64>),
+    /// A new limit.
+    Limited(Limit),
+    /// The host waited for the device.
+    Synchronized,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |f: &mut fmt::Formatter<'_>, what: &str, facts: &Facts| {
+            write!(f, "{what} {} + {} B", facts.address, facts.bytes)?;
+            facts.id.map_or(Ok(()), |id| write!(f, " ({id})"))
+        };
+        match self {
+            Call::Allocated(facts) => {
+                show(f, "allocated", facts)?;
+                facts.stream.map_or(Ok(()), |s| write!(f, " on {s}"))
+            }
+            Call::Refused { bytes, stream, why } => write!(f, "refused {bytes} B on {stream}: {why}"),
+            Call::Used { what, by } => show(f, "used", what).and_then(|()| write!(f, " by {by}")),
+            Call::Freed(facts) => show(f, "freed", facts),
+            Call::Trimmed(Some(bytes)) => write!(f, "trimmed {bytes} B"),
+            Call::Trimmed(None) => f.write_str("trim failed"),
+            Call::Limited(limit) => write!(f, "limit {limit:?}"),
+            Call::Synchronized => f.write_str("synchronized"),
+        }
+    }
+}
+
+/// What an allocation owes to the log.
+struct Entry(Arc<Log>);
+
+impl Watcher for Entry {
+    fn used(&self, of: &Facts, by: StreamId) {
+        self.0.kept.push(Call::Used { what: *of, by });
+    }
+    fn freed(self: Box<Self>, of: &Facts) {
+        self.0.kept.push(Call::Freed(*of));
+    }
+}
+
+impl Logged {
+    /// Tells `sink` of each call.
+    pub fn new(inner: Arc<dyn GpuAlloc>, sink: impl Fn(u64, &Call) + Send + Sync + 'static) -> Logged {
+        Logged { inner, log: Arc::new(Log { kept: Recorder::new(), sink: Box::new(sink) }) }
+    }
+    /// Tells what is kept now.
+    pub fn tell(&self) {
+        self.log.kept.deliver(&*self.log.sink);
+    }
+
+    fn told<T>(&self, outcome: T, call: impl FnOnce(&T) -> Call) -> T {
+        self.log.kept.push(call(&outcome));
+        self.tell();
+        outcome
+    }
+    fn allocated(
+        &self,
+        asked: u64,
+        stream: &AnyStream,
+        made: Result<AnyAllocation, Error>,
+    ) -> Result<AnyAllocation, Error> {
+        // Watched before it is told of: a sink that panics frees it.
+        let made = made.map(|memory| memory.watched(Box::new(Entry(Arc::clone(&self.log)))));
+        self.told(made, |made| match made {
+            Ok(memory) => Call::Allocated(*memory.facts()),
+            Err(e) => Call::Refused { bytes: asked, stream: stream.id(), why: e.to_string() },
+        })
+    }
+}
+
+impl GpuAlloc for Logged {
+    passed_on!();
+    fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        self.allocated(bytes, stream, self.inner.alloc(bytes, stream))
+    }
+    fn alloc_aligned(&self, bytes: u64, align: u64, stream: &AnyStream) -> Result<AnyAllocation, Error> {
+        self.allocated(bytes, stream, self.inner.alloc_aligned(bytes, align, stream))
+    }
+    fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error> {
+        self.told(self.inner.trim(which), |t| Call::Trimmed(t.as_ref().ok().map(|t| t.bytes)))
+    }
+    fn set_limit(&self, limit: Limit) -> Result<(), Error> {
+        self.told(self.inner.set_limit(limit), |_| Call::Limited(limit))
+    }
+    fn synchronize(&self) -> Result<(), Error> {
+        self.told(self.inner.synchronize(), |_| Call::Synchronized)
+    }
+}
+
+impl fmt::Debug for Logged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Logged").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,254 @@
+//! Memory that somebody else allocated, as arrays: on the simulated device under its oracle. The somebody is another
+//! allocator, which reuses what its owner drops at once and in no order of ours, so that a drop too early is convicted.
+
+#![cfg(not(any(loom, shuttle)))]
+#![allow(clippy::many_single_char_names, reason = "s, t, u are streams; x, y are arrays")]
+
+use millpond::array::ForeignMemory;
+use millpond::driver::Memory;
+use millpond::driver::sim::{Launch, Schedule, Sim};
+use millpond::error::ForeignRangeKind;
+use millpond::units::{Addr, DeviceId, GIB, KIB};
+use millpond::{Allocation, Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Trim, kernel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Another library with memory of its own, all of which is one block.
+struct Library {
+    gpu: Allocator<Sim>,
+    stream: Stream<Sim>,
+    dropped: Arc<AtomicU32>,
+}
+
+/// What keeps its memory alive.
+struct Guard {
+    _block: Allocation<Sim>,
+    dropped: Arc<AtomicU32>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const BYTES: u64 = 4 * KIB;
+
+impl Library {
+    fn new(sim: &Sim) -> Library {
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(BYTES));
+        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        Library { stream: gpu.stream().unwrap(), gpu, dropped: Arc::default() }
+    }
+    fn guard(&self) -> (ForeignMemory, Guard) {
+        let block = self.gpu.alloc(BYTES, &self.stream).unwrap();
+        let memory = ForeignMemory { address: block.address(), bytes: BYTES, device: DeviceId(0) };
+        (memory, Guard { _block: block, dropped: Arc::clone(&self.dropped) })
+    }
+    fn dropped(&self) -> u32 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+    /// The library uses its block again, which it has only if nobody else does.
+    fn reuse(&self, sim: &Sim) {
+        let block = self.gpu.alloc(BYTES, &self.stream).unwrap();
+        let launch = Launch::new("theirs").writes(block.address(), BYTES).tag(block.id().unwrap());
+        sim.launch(self.stream.native(), launch).unwrap();
+    }
+}
+
+fn device(config: Config) -> (Sim, Allocator<Sim>, Library) {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let library = Library::new(&sim);
+    (sim.clone(), Allocator::new(sim, config).unwrap(), library)
+}
+
+#[allow(unsafe_code, reason = "the library's block lives as long as its guard, and nobody else uses it")]
+fn brought_in(library: &Library, stream: &Stream<Sim>) -> DeviceArray<u32, Sim> {
+    let (memory, guard) = library.guard();
+    // SAFETY: as said.
+    unsafe { DeviceArray::from_foreign(memory, 1024, stream, guard) }.map_err(|(_, e)| e).unwrap()
+}
+
+#[track_caller]
+fn clean(sim: &Sim) {
+    sim.run_until_idle();
+    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
+    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+}
+
+/// C5: a foreign range is an array, of whose owner the device is sure to be done when it is dropped.
+#[test]
+fn c05_foreign_memory_with_its_owner() {
+    let (sim, gpu, library) = device(Config::default());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    for round in 1..4 {
+        let mut x = brought_in(&library, &s);
+        assert_eq!((x.len(), x.id(), x.stream_id()), (1024, None, Some(s.id())));
+        let sent = x.copy_from(gpu.pinned_from_fn(1024, |i| i as u32).unwrap(), &s).unwrap();
+        kernel::fill(x.slice_mut(..512), round, &t).unwrap();
+        let back = x.to_pinned(&s).unwrap();
+        assert_eq!(library.gpu.report().total.cached, 0, "never pooled, neither here nor there");
+        let refused = x.into_allocation().expect_err("it is no allocation of ours");
+        std::thread::scope(|threads| drop(threads.spawn(move || drop(refused))));
+        assert_eq!(library.dropped(), round - 1, "the device uses it");
+        let back = back.wait().unwrap();
+        assert_eq!((back[0], back[511], back[512], back[1023]), (round, round, 512, 1023));
+        drop(sent);
+        // Both streams come to their end, the second behind the first; the next call that speaks to the driver lets go.
+        s.synchronize().unwrap();
+        gpu.trim(Trim::All).unwrap();
+        assert_eq!(library.dropped(), round);
+        library.reuse(&sim);
+        // What the library did with it is the program's to order: here, before the next array is made.
+        library.stream.synchronize().unwrap();
+    }
+    assert_eq!(gpu.report().total.live, 0);
+    drop((s, t, gpu, library));
+    clean(&sim);
+}
+
+/// Each stream's uses count, the declared one too, up to the drop.
+#[test]
+fn the_owner_outlives_every_use() {
+    for finished in 0..3 {
+        let (sim, gpu, library) = device(Config::default());
+        let streams = [gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let [s, t, u] = &streams;
+        let mut x = brought_in(&library, s);
+        x.fill_bytes(1, t).unwrap();
+        x.record_use(u).unwrap();
+        x.wait_on(u).unwrap();
+        let theirs = Launch::new("foreign kernel").writes(x.address(), BYTES);
+        sim.launch(u.native(), theirs).unwrap();
+        // And the stream that it was brought in on, up to the drop.
+        let gates = streams.each_ref().map(|s| sim.gate(s.native()).unwrap());
+        drop(x);
+        for (i, gate) in gates.into_iter().enumerate() {
+            if i == finished {
+                gpu.trim(Trim::All).unwrap();
+                assert_eq!(library.dropped(), 0, "stream {i} is not done");
+            }
+            gate.open();
+        }
+        gpu.synchronize().unwrap();
+        assert_eq!(library.dropped(), 1);
+        library.reuse(&sim);
+        drop((streams, gpu, library));
+        clean(&sim);
+    }
+}
+
+/// A drop beside which nothing is pending drops the owner at once.
+#[test]
+fn an_owner_that_nobody_uses_goes_at_once() {
+    let (sim, gpu, library) = device(Config::default());
+    let s = gpu.stream().unwrap();
+    let mut x = brought_in(&library, &s);
+    x.fill_bytes(1, &s).unwrap();
+    drop(x);
+    assert_eq!(library.dropped(), 0);
+    gpu.synchronize().unwrap();
+    assert_eq!(library.dropped(), 1);
+    library.reuse(&sim);
+    library.stream.synchronize().unwrap();
+    let mut y = brought_in(&library, &s);
+    y.fill_bytes(1, &s).unwrap();
+    s.synchronize().unwrap();
+    y.slice_mut(8..).fill_bytes(1, &s).unwrap();
+    drop((y, s, gpu));
+    assert_eq!(library.dropped(), 2, "with the allocator, behind its streams");
+    library.reuse(&sim);
+    drop(library);
+    clean(&sim);
+}
+
+/// In whichever order array, stream and allocator end.
+#[test]
+fn in_every_order_of_ends_the_owner_goes_last() {
+    for order in 0..6 {
+        for deterministic in [false, true] {
+            let (sim, gpu, library) = device(Config::default().deterministic(deterministic));
+            let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+            let mut x = brought_in(&library, &s);
+            x.fill_bytes(order, &t).unwrap();
+            drop(t);
+            let mut ends: Vec<Option<Box<dyn FnOnce()>>> = vec![
+                Some(Box::new(move || drop(x))),
+                Some(Box::new(move || drop(s))),
+                Some(Box::new(move || drop(gpu))),
+            ];
+            let order = usize::from(order);
+            for which in [order % 3, (order % 3 + 1 + order / 3) % 3, (order % 3 + 2 - order / 3) % 3] {
+                ends[which].take().expect("each end comes once")();
+            }
+            assert_eq!(library.dropped(), 1, "order {order}");
+            library.reuse(&sim);
+            drop(library);
+            clean(&sim);
+        }
+    }
+}
+
+/// A deterministic allocator asks nothing: it lets go of what its own waits proved.
+#[test]
+fn a_deterministic_allocator_lets_go_behind_its_own_waits() {
+    let (sim, gpu, library) = device(Config::default().deterministic(true));
+    let s = gpu.stream().unwrap();
+    let mut x = brought_in(&library, &s);
+    x.fill_bytes(1, &s).unwrap();
+    drop(x);
+    sim.run_until_idle();
+    gpu.trim(Trim::All).unwrap();
+    assert_eq!(library.dropped(), 0, "it did not ask");
+    s.synchronize().unwrap();
+    gpu.trim(Trim::All).unwrap();
+    assert_eq!(library.dropped(), 1);
+    drop((s, gpu, library));
+    clean(&sim);
+}
+
+#[test]
+#[allow(unsafe_code, reason = "ranges that are refused, and one of the driver's")]
+fn what_is_no_memory_is_refused_with_its_owner() {
+    let (sim, gpu, _) = device(Config::default());
+    let (_, other, _) = device(Config::default());
+    let s = gpu.stream().unwrap();
+    let at = |address: u64, bytes: u64| ForeignMemory { address: Addr(address), bytes, device: DeviceId(0) };
+    let refused = |memory: ForeignMemory, elements: usize| {
+        let owner = String::from("the owner");
+        // SAFETY: refused before it is used.
+        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, elements, &s, owner) };
+        let (owner, error) = made.expect_err("it is refused");
+        assert_eq!(owner, "the owner");
+        error
+    };
+    let kind = |memory, elements| match refused(memory, elements) {
+        Error::ForeignRange(range) => {
+            let text = Error::ForeignRange(range).to_string();
+            assert!(text.contains(&format!("{} bytes at {}", range.bytes, range.address)), "{text}");
+            range.kind
+        }
+        other => panic!("{other}"),
+    };
+    assert_eq!(kind(at(0, 64), 16), ForeignRangeKind::Null);
+    assert_eq!(kind(at(4096, 0), 16), ForeignRangeKind::Empty);
+    assert_eq!(kind(at(4096, 64), 0), ForeignRangeKind::Empty);
+    assert_eq!(kind(at(4098, 64), 16), ForeignRangeKind::Misaligned { align: 4 });
+    assert_eq!(kind(at(u64::MAX - 63, 128), 16), ForeignRangeKind::Wraps);
+    assert_eq!(kind(at(4096, 60), 16), ForeignRangeKind::TooShort { needed: 64 });
+    let elsewhere = ForeignMemory { device: DeviceId(3), ..at(4096, 64) };
+    assert!(matches!(refused(elsewhere, 16), Error::WrongDevice { found: DeviceId(3), .. }));
+    assert!(matches!(refused(at(4096, 64), usize::MAX), Error::Overflow { .. }));
+
+    let range = sim.allocate(4096).unwrap();
+    let memory = at(range.addr().0, 4096);
+    // SAFETY: the range is the driver's, and the array's alone.
+    let x =
+        unsafe { DeviceArray::<u32, _>::from_foreign(memory, 16, &s, range) }.map_err(|(_, e)| e).unwrap();
+    let t = other.stream().unwrap();
+    assert!(matches!(x.record_use(&t).unwrap_err(), Error::WrongDevice { .. }));
+    assert!(x.to_pinned(&t).is_err());
+    assert!(format!("{x:?}").contains("Foreign("), "{x:?}");
+    drop((x, s, gpu));
+    clean(&sim);
+}

@@ -1,0 +1,16 @@
+//! A type of one's own as an element, without the promise that every bit pattern is a value.
+
+use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+
+#[derive(Clone, Copy)]
+struct Sample(f32);
+impl millpond::Element for Sample {} //~
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    drop(gpu.zeros::<Sample>(8, &stream)?);
+    sim.verdict()?;
+    Ok(())
+}

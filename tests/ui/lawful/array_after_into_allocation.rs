@@ -1,0 +1,15 @@
+//! An array whose allocation was taken out of it.
+
+use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let x = gpu.zeros::<f32>(8, &stream)?;
+    drop(x.to_pinned(&stream)?); //~
+    let block = x.into_allocation();
+    drop(block);
+    sim.verdict()?;
+    Ok(())
+}

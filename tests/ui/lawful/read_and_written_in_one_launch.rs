@@ -1,0 +1,14 @@
+//! One array as the input and the output of one kernel.
+
+use millpond::{Allocator, Config, driver::sim::Sim, kernel, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let mut x = gpu.zeros::<f32>(8, &stream)?;
+    let (input, mut output) = x.split_at_mut(4); //~
+    kernel::saxpy(2.0, input.view(), output.view_mut(), &stream)?; //~
+    sim.verdict()?;
+    Ok(())
+}

@@ -1,0 +1,18 @@
+//! Reading a borrowed target before the scope has waited.
+
+use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let x = gpu.zeros::<f32>(8, &stream)?;
+    let mut to = gpu.pinned_zeros::<f32>(8)?;
+    transfer::scope(&stream, |copies| {
+        copies.download(&x, to.view_mut())?;
+        Ok::<(), millpond::Error>(())
+    })??;
+    assert_eq!(to[0], 0.0); //~
+    sim.verdict()?;
+    Ok(())
+}

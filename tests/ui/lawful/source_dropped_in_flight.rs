@@ -1,0 +1,15 @@
+//! Dropping a pinned source that a copy owns, so that its memory serves somebody else.
+
+use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let mut x = gpu.zeros::<f32>(8, &stream)?;
+    let host = gpu.pinned_zeros::<f32>(8)?;
+    let sent = x.copy_from(host, &stream)?;
+    drop(sent);
+    sim.verdict()?;
+    Ok(())
+}

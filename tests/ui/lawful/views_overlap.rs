@@ -1,0 +1,15 @@
+//! Two views to write, of parts that overlap.
+
+use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let mut x = gpu.zeros::<f32>(8, &stream)?;
+    let (mut low, mut high) = x.split_at_mut(4); //~
+    low.fill_bytes(1, &stream)?;
+    high.fill_bytes(2, &stream)?;
+    sim.verdict()?;
+    Ok(())
+}

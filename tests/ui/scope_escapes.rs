@@ -1,0 +1,16 @@
+//! Keeping the scope, to queue copies behind its wait.
+
+use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let mut x = gpu.zeros::<f32>(8, &stream)?;
+    let from = gpu.pinned_zeros::<f32>(8)?;
+    let mut kept = None; //~
+    transfer::scope(&stream, |copies| kept = Some(copies))?; //~
+    kept.unwrap().upload(&mut x, from.view())?; //~
+    sim.verdict()?;
+    Ok(())
+}

@@ -1,0 +1,17 @@
+//! A source that ends with the closure, before the wait.
+
+use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let mut x = gpu.zeros::<f32>(8, &stream)?;
+    transfer::scope(&stream, |copies| {
+        let from = gpu.pinned_zeros::<f32>(8)?; //~
+        copies.upload(&mut x, from.view())?;
+        Ok::<(), millpond::Error>(())
+    })??;
+    sim.verdict()?;
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! Writing to a pinned source that a copy owns.
+
+use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let mut x = gpu.zeros::<f32>(8, &stream)?;
+    let mut host = gpu.pinned_zeros::<f32>(8)?;
+    let sent = x.copy_from(host, &stream)?;
+    host[0] = 1.0; //~
+    drop(sent); //~
+    sim.verdict()?;
+    Ok(())
+}
