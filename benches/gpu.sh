@@ -10,6 +10,7 @@
 #   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
 #   rows      what plain allocations and what frees by events or host functions cost (examples/gpu_rows.rs)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
+#   plug      PyTorch and CuPy on our C library, beside their own allocators (plug/gpu)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
 # All of them if none is named. Needs target/gpu, which benches/gpu-pack makes. The peers need CUDA's headers and g++, PyTorch's
@@ -23,7 +24,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows transfers rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows transfers plug rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # A kernel not yet loaded would wait for running ones at its first launch.
@@ -159,6 +160,18 @@ stage_transfers() {
     return "$status"
 }
 
+stage_plug() {
+    local failed=0 program status
+    command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
+    for program in torch_checks cupy_checks; do
+        status=0
+        MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 \
+            within 240 python3 "plug/gpu/$program.py" || status=$?
+        [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
+    done
+    return "$failed"
+}
+
 stage_rivals() {
     local failed=0
     within 60 "$bin/bench-churn" --bench || failed=1
@@ -173,11 +186,11 @@ build_peers() {
     local to="$1"
     shift
     g++ -O2 -std=c++20 benches/peers.cpp -I"$cuda/include" -L"$cuda/lib64" -L"$cuda/targets/x86_64-linux/lib" "$@" -lcudart \
-        -lpthread -Wl,-rpath,"$cuda/lib64" -o "$to"
+        -lpthread -ldl -Wl,-rpath,"$cuda/lib64" -o "$to"
 }
 
 stage_bench() {
-    local failed=0 rows="$here/rows.tsv" torch abi
+    local failed=0 rows="$here/rows.tsv" torch abi how
     cp "$bin"/work/* "$here" && gunzip -f "$here"/*.gz
     within 200 "$bin/gpu_bench" run "$here" $size >>"$rows" || failed=1
     if ! command -v g++ >/dev/null; then
@@ -185,6 +198,9 @@ stage_bench() {
     else
         if build_peers "$here/peers-async"; then
             within 120 "$here/peers-async" "$here" async $size >>"$rows" || failed=1
+            for how in "" :mortal; do
+                within 120 "$here/peers-async" "$here" "$bin/libmillpond.so$how" $size >>"$rows" || failed=1
+            done
         else
             echo "SKIPPED: cudaMallocAsync, it does not compile here"
         fi

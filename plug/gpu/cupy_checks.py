@@ -1,0 +1,154 @@
+"""CuPy on millpond, beside its own pool, on a GPU: `cupy_checks.py` ends with 1 if a part failed.
+
+    numbers     arrays, reductions, FFT and sorting agree with NumPy, from several threads and streams
+    D2          an array read by a slow kernel on another stream, dropped, its bytes given out again
+    D3          a stream dropped with work pending; its handle value comes back
+
+Needs CuPy and NumPy; ends with 77 without them or without a GPU.
+"""
+
+import sys
+import threading
+
+try:
+    import cupy
+    import numpy
+
+    cupy.cuda.runtime.getDeviceCount()
+except Exception as why:
+    print(f"SKIPPED: CuPy, {why}")
+    sys.exit(77)
+
+import millpond_cupy
+
+SPIN = r"""
+extern "C" __global__ void hold(long long nanoseconds) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while ((long long)(now - start) < nanoseconds);
+}
+"""
+WORDS = 1 << 22
+HOLD = numpy.int64(20_000_000)
+RUNS = 40
+
+
+def stream():
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+def d2(hold, one, two):
+    """Whether the slow reader on `two` saw the next owner's bytes."""
+    with one:
+        source = cupy.full(WORDS, 1, cupy.float32)
+        target = cupy.zeros(WORDS, cupy.float32)
+    one.synchronize()
+    with two:
+        hold((1,), (1,), (HOLD,))
+        cupy.add(source, 0, out=target)
+    del source
+    with one:
+        other = cupy.empty(WORDS, cupy.float32)
+        other.fill(7)
+    cupy.cuda.Device().synchronize()
+    wrong = int((target != 1).sum())
+    del other, target
+    return wrong > 0
+
+
+def d3(hold):
+    """Whether a stream that took a dropped one's handle was given bytes still in use."""
+    old = stream()
+    with old:
+        source = cupy.full(WORDS, 1, cupy.float32)
+        target = cupy.zeros(WORDS, cupy.float32)
+        old.synchronize()
+        hold((1,), (1,), (HOLD,))
+        cupy.add(source, 0, out=target)
+    del source
+    del old
+    new = stream()
+    with new:
+        other = cupy.empty(WORDS, cupy.float32)
+        other.fill(7)
+    cupy.cuda.Device().synchronize()
+    wrong = int((target != 1).sum())
+    del other, target
+    return wrong > 0
+
+
+def demos():
+    hold = cupy.RawKernel(SPIN, "hold")
+    hold((1,), (1,), (numpy.int64(1000),))
+    one, two = stream(), stream()
+    d2(hold, one, two)
+    d3(hold)
+    return sum(d2(hold, one, two) for _ in range(RUNS)), sum(d3(hold) for _ in range(RUNS))
+
+
+def numbers(seed, wrong):
+    """What CuPy and NumPy make of the same numbers."""
+    try:
+        rng = numpy.random.default_rng(seed)
+        own = stream()
+        with own:
+            for round in range(12):
+                host = rng.standard_normal(1000 + 7919 * round % 50_000)
+                there = cupy.asarray(host)
+                pairs = [
+                    ("sum", there.sum(), host.sum()),
+                    ("arithmetic", (there * 2 + 1).mean(), (host * 2 + 1).mean()),
+                    ("sort", cupy.sort(there), numpy.sort(host)),
+                    ("fft", cupy.fft.fft(there), numpy.fft.fft(host)),
+                    ("cumsum", cupy.cumsum(there), numpy.cumsum(host)),
+                    ("matmul", there[:900].reshape(30, 30) @ there[:900].reshape(30, 30), host[:900].reshape(30, 30) @ host[:900].reshape(30, 30)),
+                ]
+                for what, found, expected in pairs:
+                    if not numpy.allclose(cupy.asnumpy(found), expected, rtol=1e-9, atol=1e-9):
+                        wrong.append(f"{what}, thread {seed}, round {round}")
+    except Exception as why:
+        wrong.append(f"thread {seed}: {why!r}")
+
+
+def main():
+    failed = False
+
+    def check(what, right, said=""):
+        nonlocal failed
+        print(f"{'PASS' if right else 'FAIL'} {what} {said}")
+        failed = failed or not right
+
+    theirs = demos()
+    pool = millpond_cupy.install()
+    ours = demos()
+    check("D2", ours[0] == 0, f"{ours[0]} of {RUNS} wrong; CuPy's own pool {theirs[0]} (CuPy {cupy.__version__})")
+    check("D3", ours[1] == 0, f"{ours[1]} of {RUNS} wrong; CuPy's own pool {theirs[1]}")
+    wrong = []
+    threads = [threading.Thread(target=numbers, args=(seed, wrong)) for seed in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    check("arrays, reductions, FFT, sorting, matrices as NumPy, 4 threads and streams", not wrong, "; ".join(wrong[:5]))
+    cupy.cuda.Device().synchronize()
+    pool.set_limit(size=1 << 30)
+    limit = pool.get_limit()
+    try:
+        cupy.empty(2 << 30, cupy.uint8)
+        check("a limit", False, "2 GiB were given out above a limit of 1 GiB")
+    except cupy.cuda.memory.OutOfMemoryError:
+        check("a limit", limit == 1 << 30)
+    pool.set_limit(size=0)
+    x = cupy.zeros(1 << 20, cupy.uint8)
+    used = pool.used_bytes()
+    del x
+    check("statistics", used - pool.used_bytes() == 1 << 20, f"{used} bytes used, {pool.total_bytes()} taken")
+    cupy.cuda.Device().synchronize()
+    pool.free_all_blocks()
+    print(pool.report())
+    return 1 if failed else 0
+
+
+sys.exit(main())

@@ -1,0 +1,217 @@
+"""PyTorch on millpond, beside its own allocator, on a GPU: `torch_checks.py` runs every part and ends with 1 if one failed.
+
+    train       a small transformer, 200 steps: the same losses as on PyTorch's own allocators, memory and time beside them
+    prefetch    batches copied on a stream of their own, used on another: every sum is right
+    record      D2: a tensor used by a slow kernel on another stream, record_stream, dropped, its bytes given out again
+    memory      out of memory raises torch.OutOfMemoryError with millpond's report; limits, statistics, empty_cache
+    mempool     torch.cuda.MemPool over millpond beside PyTorch's own allocator
+
+Each allocator runs in a process of its own. Needs PyTorch; ends with 77 without it or without a GPU. MILLPOND_LIBRARY names
+the library where the package is not installed.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+MIB = 1 << 20
+
+
+def train(torch, steps=200):
+    """Losses of a small transformer, milliseconds a step, and MiB taken from the device."""
+    torch.manual_seed(7)
+    torch.use_deterministic_algorithms(True)
+    free, _ = torch.cuda.mem_get_info()
+    width, length, batch, words = 256, 128, 16, 1000
+    layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(words, width),
+        torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False),
+        torch.nn.Linear(width, words),
+    ).cuda()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    data = torch.Generator().manual_seed(11)
+    losses, times = [], []
+    for step in range(steps):
+        # Lengths vary, as text does.
+        n = length - 8 * (step % 5)
+        text = torch.randint(words, (batch, n), generator=data).cuda()
+        start = time.perf_counter()
+        loss = torch.nn.functional.cross_entropy(model(text).flatten(0, 1), text.roll(-1, 1).flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+        times.append(1e3 * (time.perf_counter() - start))
+    after, _ = torch.cuda.mem_get_info()
+    return losses, statistics.median(times[20:]), (free - after) // MIB
+
+
+def prefetch(torch, batches=200):
+    """How many batches summed up wrong."""
+    copy, work = torch.cuda.Stream(), torch.cuda.Stream()
+    host = [torch.full((1 << 20,), float(i % 7 + 1)).pin_memory() for i in range(8)]
+    wrong = 0
+    sums = []
+    nothing = torch.zeros(1, device="cuda")
+    for i in range(batches):
+        with torch.cuda.stream(copy):
+            batch = host[i % 8].to("cuda", non_blocking=True)
+        work.wait_stream(copy)
+        with torch.cuda.stream(work):
+            batch.record_stream(work)
+            sums.append((batch * 2).sum() + nothing)
+        del batch
+    torch.cuda.synchronize()
+    for i, total in enumerate(sums):
+        wrong += total.item() != 2.0 * (i % 8 % 7 + 1) * (1 << 20)
+    return wrong
+
+
+def record(torch, told, runs=40):
+    """D2: in how many runs the slow reader saw the next owner's bytes."""
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    words = 1 << 22
+    wrong = 0
+    for _ in range(runs):
+        with torch.cuda.stream(one):
+            x = torch.ones(words, device="cuda")
+            out = torch.zeros(words, device="cuda")
+        two.wait_stream(one)
+        with torch.cuda.stream(two):
+            torch.cuda._sleep(20_000_000)
+            out.copy_(x)
+        if told:
+            x.record_stream(two)
+            out.record_stream(two)
+        del x
+        with torch.cuda.stream(one):
+            y = torch.full((words,), 7.0, device="cuda")
+        torch.cuda.synchronize()
+        wrong += bool((out != 1).any().item())
+        del y, out
+    return wrong
+
+
+def memory(torch, millpond_torch):
+    """What a program sees of limits, statistics and refusals."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
+        raise AssertionError("twice the device was given out")
+    except torch.OutOfMemoryError as why:
+        said = str(why)
+        assert "asked for" in said and "limit" in said, said
+        print("    out of memory says:", said.splitlines()[0][:200])
+    # Again, and with a limit: nothing is lost by a refusal.
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    try:
+        torch.empty(total // 50, dtype=torch.uint8, device="cuda")
+        raise AssertionError("the fraction was not kept")
+    except torch.OutOfMemoryError as why:
+        assert "raise the limit" in str(why) or "limit" in str(why), why
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    before = millpond_torch.memory_allocated()
+    x = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert millpond_torch.memory_allocated() - before == 64 * MIB
+    del x
+    assert millpond_torch.memory_allocated() == before
+    torch.cuda.empty_cache()
+    stats = millpond_torch.memory_stats()
+    assert stats["reserved_bytes.all.current"] >= stats["allocated_bytes.all.current"], stats
+    assert stats["untold_failures"] == 0, (stats, millpond_torch.report())
+    return stats
+
+
+def mempool(torch, millpond_torch):
+    """A pool of PyTorch's own over millpond: where its bytes come from."""
+    pool = torch.cuda.MemPool(millpond_torch.pluggable().allocator())
+    before = millpond_torch.memory_allocated()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.arange(1 << 22, device="cuda")
+    held = millpond_torch.memory_allocated() - before
+    right = bool((x == torch.arange(1 << 22, device="cuda")).all().item())
+    del x, pool
+    torch.cuda.empty_cache()
+    return held, right
+
+
+def part(name):
+    """What one process does; prints a line of JSON."""
+    import torch
+
+    told = {"torch": torch.__version__}
+    if name == "millpond":
+        import millpond_torch
+
+        millpond_torch.install()
+    told["losses"], told["ms"], told["MiB"] = train(torch)
+    if name != "expandable":
+        told["prefetch"] = prefetch(torch)
+        told["record"] = record(torch, True)
+        told["untold"] = record(torch, False)
+    if name == "millpond":
+        told["stats"] = memory(torch, millpond_torch)
+    if name == "native":
+        import millpond_torch
+
+        told["mempool"] = mempool(torch, millpond_torch)
+    print("TOLD " + json.dumps(told))
+
+
+def run(name):
+    environment = dict(os.environ)
+    if name == "expandable":
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    done = subprocess.run([sys.executable, __file__, name], env=environment, capture_output=True, text=True, timeout=170)
+    told = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+    for line in done.stdout.splitlines():
+        if not line.startswith("TOLD "):
+            print(line)
+    if done.returncode or not told:
+        print(f"{name}: ended with {done.returncode}\n{done.stderr[-3000:]}")
+        return None
+    return json.loads(told[0][5:])
+
+
+def main():
+    try:
+        import torch
+    except ImportError as why:
+        print(f"SKIPPED: PyTorch, {why}")
+        return 77
+    if not torch.cuda.is_available():
+        print("SKIPPED: PyTorch sees no GPU")
+        return 77
+    failed = []
+
+    def check(what, right, said=""):
+        print(f"{'PASS' if right else 'FAIL'} {what} {said}")
+        if not right:
+            failed.append(what)
+
+    seen = {name: run(name) for name in ("native", "expandable", "millpond")}
+    check("every allocator ran", all(seen.values()))
+    if not all(seen.values()):
+        return 1
+    ours, native = seen["millpond"], seen["native"]
+    for name, told in seen.items():
+        print(f"train {name}: {told['ms']:.2f} ms a step, {told['MiB']} MiB taken, last loss {told['losses'][-1]:.6f} (PyTorch {told['torch']})")
+    check("200 losses are the same to the last bit", ours["losses"] == native["losses"])
+    check("prefetch on two streams", ours["prefetch"] == 0, f"{ours['prefetch']} of 200 batches wrong")
+    check("D2 with record_stream", ours["record"] == 0, f"{ours['record']} of 40 wrong; native {native['record']}")
+    print(f"D2 without record_stream: {ours['untold']} of 40 wrong; native {native['untold']}")
+    check("limits, refusals, statistics", ours["stats"]["untold_failures"] == 0)
+    held, right = native["mempool"]
+    check("torch.cuda.MemPool over millpond", held > 0 and right, f"{held // MIB} MiB held by it")
+    return 1 if failed else 0
+
+
+if len(sys.argv) > 1:
+    part(sys.argv[1])
+else:
+    sys.exit(main())
