@@ -5,6 +5,8 @@
 
 #![cfg(millpond_mutants)]
 
+#[path = "arrays.rs"]
+mod arrays;
 mod cases;
 
 use millpond::mutant::{self, Bug};
@@ -21,7 +23,6 @@ const SEARCHES: u64 = 3;
 const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::Z5, "the programs make no threads' default streams"),
     (Bug::Z12, "the programs have one device"),
-    (Bug::Z33, "arrays are owed: no verb opens a use for one operation"),
     (Bug::CopyEmpty, "it costs memory and breaks nothing"),
     (
         Bug::TrimPending,
@@ -30,7 +31,16 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::DueDropped, "it costs memory and breaks nothing"),
     (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
     (Bug::HintNeverRaised, "it costs memory and breaks nothing"),
+    (Bug::ArrayUnsealed, "the programs of arrays have no faults"),
+    (Bug::ScrubSkipped, "the programs do not scrub"),
+    (Bug::ScrubUnborn, "the programs do not scrub"),
+    (Bug::ForeignAtOnce, "the programs bring no memory in"),
 ];
+
+/// Bugs that only operations on arrays can show: programs of arrays look for them.
+fn is_of_arrays(bug: Bug) -> bool {
+    matches!(bug, Bug::Z33 | Bug::Z35) || bug.name().starts_with("array-")
+}
 
 /// Panics are what some bugs lead to: they are caught, and say nothing on the way.
 fn quietly<T>(f: impl FnOnce() -> T) -> T {
@@ -59,7 +69,8 @@ fn random(bug: Option<Bug>, search: u64) -> Option<(usize, String)> {
     let _planted = mutant::plant(bug);
     let mut operations = 0;
     for seed in search << 32.. {
-        let (made, outcome) = cases::random::run(seed);
+        let of_arrays = bug.map_or(seed % 2 == 0, is_of_arrays);
+        let (made, outcome) = if of_arrays { arrays::program(seed) } else { cases::random::run(seed) };
         operations += made;
         mutant::forget_points();
         if let Err(e) = outcome {

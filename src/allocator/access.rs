@@ -188,19 +188,22 @@ impl<D: Driver> Tracked<D> {
         let Some(holder) = self.holder() else { return };
         let home = holder.home();
         if home.id != to.id {
-            let written = self.home_written.load(Ordering::Acquire);
-            let read = if access == Access::Write { self.home_read.load(Ordering::Acquire) } else { 0 };
-            let open = self.home_open.load(Ordering::Acquire).then(|| home.stamp());
+            let written =
+                if planted!(ArrayWriteUnseen) { 0 } else { self.home_written.load(Ordering::Acquire) };
+            let reads = access == Access::Write && !planted!(ArrayReadUnseen);
+            let read = if reads { self.home_read.load(Ordering::Acquire) } else { 0 };
+            let open = self.home_open.load(Ordering::Acquire) && !planted!(ArrayOpenUnseen);
+            let open = open.then(|| home.stamp());
             join(
                 into,
                 Pending { on: home.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
             );
             // Data first, birth last: one wait serves both.
-            if let Some(birth) = holder.birth() {
+            if let Some(birth) = holder.birth().filter(|_| !planted!(ArrayBirthUnseen)) {
                 join(into, birth);
             }
         }
-        if self.shared.load(Ordering::Acquire) {
+        if self.shared.load(Ordering::Acquire) && !planted!(ArrayUseUnseen) {
             for pending in holder.conflicts(to.id, access) {
                 join(into, pending);
             }
@@ -225,7 +228,9 @@ impl<D: Driver> Tracked<D> {
             return;
         }
         self.shared.store(true, Ordering::Release);
-        holder.used(on.id, intent, epoch);
+        if !planted!(ArrayUseLost) {
+            holder.used(on.id, intent, epoch);
+        }
         if intent == Intent::WriteWhole {
             self.home_written.store(0, Ordering::Release);
             self.home_read.store(0, Ordering::Release);
@@ -312,6 +317,12 @@ fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, acc
 }
 
 fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch) {
+    if planted!(Z33) && uses.iter().any(|u| u.on == on && u.access == intent.access()) {
+        return;
+    }
+    if planted!(ArrayReadForgets) && intent == Intent::Read {
+        uses.forget_exact();
+    }
     if intent == Intent::WriteWhole {
         uses.replace_exact(on, epoch);
     } else {
@@ -382,6 +393,9 @@ impl<D: Driver> Registry<D> {
         }
         for (i, (p, marker)) in markers.iter().enumerate() {
             let covers = |(j, (_, other)): (usize, &(Pending, crate::order::Marker<_>))| {
+                if planted!(ArrayCoverAny) {
+                    return j < i;
+                }
                 j != i && other.copy.get(p.on) >= p.epoch
             };
             if !markers.iter().enumerate().any(covers) {
@@ -451,17 +465,25 @@ pub(crate) fn operate<D: Driver>(
     order_behind(stream, touches)?;
     let line = stream.line();
     let wanted = mark == Mark::Each || touches.iter().any(|t| t.of.lives_on_several(line));
+    let early = if planted!(Z35) && wanted { Some(stream.mark()?) } else { None };
     let mut sealing = Sealing { stream, touches, marker: None };
     if let Err(e) = stream.registry().watch(operation(stream.driver(), stream.native())) {
         // Nothing was queued, says the driver's contract: withdrawn.
         core::mem::forget(sealing);
         return Err(e.into());
     }
-    let marker = if wanted { stream.mark().map(Some) } else { Ok(None) };
+    let marker = match early {
+        None if wanted => stream.mark().map(Some),
+        early => Ok(early),
+    };
     if let Ok(Some(marker)) = &marker {
         sealing.marker = Some(marker.number);
     }
-    drop(sealing);
+    if planted!(ArrayUnsealed) && marker.is_err() {
+        core::mem::forget(sealing);
+    } else {
+        drop(sealing);
+    }
     // Nobody waits for a marker that was not asked for in each case: no event is made of it.
     let event = marker.map(|marker| marker.filter(|_| mark == Mark::Each).map(|marker| stream.event(marker)));
     Ok(Queued { event })

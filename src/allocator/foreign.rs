@@ -87,6 +87,9 @@ impl<D: Driver> Drop for Foreign<D> {
                 self.registry.raise_errand();
             }
         }
+        if planted!(ForeignAtOnce) {
+            pending.clear();
+        }
         self.keeper.keep(Until::Uses(pending), owner);
         // Behind the seal, as at any free.
         for line in uses.open_on().filter_map(|on| self.registry.line(on)) {

@@ -32,12 +32,17 @@ pub(super) fn device<D: Driver>(
 ) -> Result<Allocation<D>, Error> {
     let Some(home) = &allocation.home else { return Ok(allocation) };
     let core = &home.pool.core;
+    if planted!(ScrubSkipped) {
+        return Ok(allocation);
+    }
     let filled = core.driver.relaxed(|| {
         // SAFETY: O1: the range belongs to this allocation on its home stream, and no handle has left this call.
         unsafe { core.driver.fill(home.addr, 0, allocation.len(), stream.native()) }
     });
     core.registry.watch(filled)?;
-    home.pool.born_now(home.chunk, home.generation);
+    if !planted!(ScrubUnborn) {
+        home.pool.born_now(home.chunk, home.generation);
+    }
     Ok(allocation)
 }
 

@@ -129,13 +129,13 @@ impl Uses {
     /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
     /// nothing more. Open ones stay, they belong to their operations.
     pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) {
-        self.all.retain(|u| u.is_open());
+        self.all.retain(|u| u.is_open() && !planted!(ArrayWholeForgetsOpen));
         self.exact(on, Access::Write, epoch);
     }
 
     /// As [`Uses::replace_exact`] by the home stream, whose own uses need no entry.
     pub fn forget_exact(&mut self) {
-        self.all.retain(|u| u.is_open());
+        self.all.retain(|u| u.is_open() && !planted!(ArrayWholeForgetsOpen));
     }
 
     /// What an access on `to` has to be ordered after: writes for a read, everything for a write. Open uses are given the

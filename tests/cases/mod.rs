@@ -9,6 +9,7 @@
     reason = "as in the laws: w is the world; s, t, u are streams; x, y, z are blocks"
 )]
 
+mod arrays;
 mod closing;
 mod entering;
 mod ladder;
@@ -37,11 +38,19 @@ pub struct Case {
 
 /// Every scenario.
 pub fn all() -> Vec<Case> {
-    [closing::CASES, entering::CASES, ladder::CASES, markers::CASES, pinned::CASES, uses::CASES]
-        .into_iter()
-        .flatten()
-        .map(|c| Case { name: c.name, kills: c.kills, run: c.run })
-        .collect()
+    [
+        arrays::CASES,
+        closing::CASES,
+        entering::CASES,
+        ladder::CASES,
+        markers::CASES,
+        pinned::CASES,
+        uses::CASES,
+    ]
+    .into_iter()
+    .flatten()
+    .map(|c| Case { name: c.name, kills: c.kills, run: c.run })
+    .collect()
 }
 
 /// Runs a scenario; a panic is as wrong as a verdict.

@@ -112,7 +112,7 @@ fn two_exact_on_one() -> Outcome {
     w.end()
 }
 
-/// Arrays are owed; their uses are not: each of two operations seals its own.
+/// In the bookkeeping itself: each of two operations seals its own.
 fn two_operations() -> Outcome {
     let t = TimelineId(7);
     let mut uses = Uses::default();

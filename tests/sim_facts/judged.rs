@@ -340,6 +340,23 @@ fn random_program(seed: u64, schedule: Schedule) -> (bool, u64) {
     (sim.violations().is_empty(), sim.mismatches().1)
 }
 
+/// A launch that reads and writes the same bytes comes after their readers because it writes: the wait for them is needed.
+#[test]
+fn a_launch_that_reads_and_writes_needs_its_wait_for_the_readers() {
+    for both in [true, false] {
+        let sim = sim();
+        let (s, t, range) =
+            (sim.stream().expect("s"), sim.stream().expect("t"), sim.allocate(512).expect("memory"));
+        let reader = || Launch::new("reader").reads(range.addr(), 512);
+        sim.launch(&t, reader()).expect("queued");
+        sim.wait(&s, &mark(&sim, &t)).expect("a wait");
+        let second = if both { reader().writes(range.addr(), 512) } else { reader() };
+        sim.launch(&s, second).expect("queued");
+        let tally: Tally = sim.verdict().expect("ordered");
+        assert_eq!((tally.waits, tally.waits_beyond_need), (1, u64::from(!both)));
+    }
+}
+
 #[test]
 fn what_the_oracle_accepts_no_schedule_corrupts() {
     let (mut accepted, mut corrupted) = (0, 0);

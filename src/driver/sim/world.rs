@@ -259,7 +259,10 @@ impl World {
         let host = self.host();
         let Some(oracle) = &mut self.oracle else { return };
         let op = oracle.submit(host, stream, what);
-        for touch in touches {
+        // Writes first. A read stands for the reads before it; told first, it would hide those that the same operation's
+        // write has to come after, and the wait for them would count as needed by nobody.
+        let of = |kind| touches.iter().filter(move |touch| touch.kind == kind);
+        for touch in of(AccessKind::Write).chain(of(AccessKind::Read)) {
             for part in self.memory.parts(touch.addr, touch.bytes) {
                 match part {
                     Part::Here { bytes, map, phys, offset, .. } => {

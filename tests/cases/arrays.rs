@@ -1,0 +1,222 @@
+//! Operations on arrays: what each comes after, what is kept of it, and what its bytes show (O6, O7).
+
+use super::{Case, Outcome, World, ensure, said};
+use millpond::array::ForeignMemory;
+use millpond::driver::sim::{Call, Launch, Sim};
+use millpond::units::{DeviceId, MIB};
+use millpond::{
+    Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, Stream, Trim, kernel,
+};
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "written at home, read elsewhere", kills: &["array-write-unseen"], run: written_at_home },
+    Case { name: "read at home, written elsewhere", kills: &["array-read-unseen"], run: read_at_home },
+    Case {
+        name: "new bytes, first written elsewhere",
+        kills: &["z20", "array-birth-unseen"],
+        run: new_bytes,
+    },
+    Case { name: "foreign work at home, read elsewhere", kills: &["array-open-unseen"], run: foreign_work },
+    Case {
+        name: "written elsewhere, read at home",
+        kills: &["z35", "array-use-lost", "array-use-unseen"],
+        run: written_elsewhere,
+    },
+    Case {
+        name: "read elsewhere twice, written at home",
+        kills: &["array-read-forgets", "array-cover-any"],
+        run: two_readers,
+    },
+    Case { name: "two operations of one stream on one array", kills: &["z33"], run: two_operations },
+    Case {
+        name: "written as a whole, declared before",
+        kills: &["array-whole-forgets-open"],
+        run: whole_and_declared,
+    },
+    Case { name: "an operation without its marker", kills: &["array-unsealed"], run: without_marker },
+    Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
+    Case { name: "an owner of foreign memory", kills: &["foreign-at-once"], run: foreign_owner },
+];
+
+const LEN: usize = 1 << 20;
+
+type Array = DeviceArray<u8, Sim>;
+
+/// An array of one value, which it has by now.
+fn settled(w: &World, value: u8, s: &Stream<Sim>) -> Result<Array, String> {
+    let mut x = w.gpu.uninit(LEN, s).map_err(said)?;
+    kernel::fill(&mut x, value, s).map_err(said)?;
+    s.synchronize().map_err(said)?;
+    Ok(x)
+}
+
+/// The copy brings this value.
+fn brings(down: Download<u8, Sim>, value: u8) -> Outcome {
+    let found = down.wait().map_err(said)?;
+    let wrong = found.iter().find(|&&v| v != value);
+    ensure!(wrong.is_none(), "{wrong:?} was read where {value} is to be");
+    Ok(())
+}
+
+/// t reads what s wrote.
+fn written_at_home() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    kernel::fill(&mut x, 2, &s).map_err(said)?;
+    brings(x.to_pinned(&t).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// t writes behind what s reads.
+fn read_at_home() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    let down = x.to_pinned(&s).map_err(said)?;
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    t.synchronize().map_err(said)?;
+    brings(down, 1)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// t writes bytes whose former life s still reads.
+fn new_bytes() -> Outcome {
+    let w = World::at(1);
+    let [s, t] = w.streams();
+    let down = settled(&w, 1, &s)?.to_pinned(&s).map_err(said)?;
+    let mut x: Array = w.gpu.uninit(LEN, &s).map_err(said)?;
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    t.synchronize().map_err(said)?;
+    brings(down, 1)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// A kernel of the program's own on s, declared; t reads what it wrote.
+fn foreign_work() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let x = settled(&w, 1, &s)?;
+    x.record_use(&s).map_err(said)?;
+    let (at, bytes) = (x.address(), x.size_bytes());
+    let theirs = Launch::new("theirs").writes(at, bytes).tag(x.id().expect("bytes"));
+    let word = u64::from_ne_bytes([2; 8]);
+    w.sim.launch(s.native(), theirs.body(move |memory| memory.fill(at, bytes, word))).map_err(said)?;
+    brings(x.to_pinned(&t).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// s reads what t wrote.
+fn written_elsewhere() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// s writes behind two readers, neither of whom comes after the other.
+fn two_readers() -> Outcome {
+    let w = World::at(8);
+    let [s, t, u] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    let first = x.to_pinned(&t).map_err(said)?;
+    let second = x.to_pinned(&u).map_err(said)?;
+    kernel::fill(&mut x, 2, &s).map_err(said)?;
+    s.synchronize().map_err(said)?;
+    brings(first, 1)?;
+    brings(second, 1)?;
+    drop((x, s, t, u));
+    w.end()
+}
+
+/// s writes behind both of t's reads: one's end says nothing of the other.
+fn two_operations() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    let first = x.to_pinned(&t).map_err(said)?;
+    let second = x.to_pinned(&t).map_err(said)?;
+    kernel::fill(&mut x, 2, &s).map_err(said)?;
+    s.synchronize().map_err(said)?;
+    brings(first, 1)?;
+    brings(second, 1)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// What t was declared to do until the drop, a write of the whole by s does not end.
+fn whole_and_declared() -> Outcome {
+    let w = World::at(1);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    x.record_use(&t).map_err(said)?;
+    kernel::fill(&mut x, 2, &s).map_err(said)?;
+    x.wait_on(&t).map_err(said)?;
+    let theirs = Launch::new("theirs").writes(x.address(), x.size_bytes()).tag(x.id().expect("bytes"));
+    w.sim.launch(t.native(), theirs).map_err(said)?;
+    drop(x);
+    let mut y: Array = w.gpu.uninit(LEN, &s).map_err(said)?;
+    kernel::fill(&mut y, 3, &s).map_err(said)?;
+    drop((y, s, t));
+    w.end()
+}
+
+/// The marker behind t's write fails; s reads what it wrote all the same.
+fn without_marker() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    w.sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// Memory that changes hands is wiped, also for a first reader on another stream.
+fn new_tenant() -> Outcome {
+    for elsewhere in [false, true] {
+        let w = World::new(World::config(1).scrub(true));
+        let [s, t] = w.streams();
+        drop(settled(&w, 1, &s)?);
+        // The former life is complete: only the wipe is to be waited for.
+        s.synchronize().map_err(said)?;
+        let x: Array = w.gpu.uninit(LEN, &s).map_err(said)?;
+        brings(x.to_pinned(if elsewhere { &t } else { &s }).map_err(said)?, 0)?;
+        drop((x, s, t));
+        w.end()?;
+    }
+    Ok(())
+}
+
+/// Another library's block, given back to it while t still writes it, and used by it at once.
+#[allow(unsafe_code, reason = "the library's block lives as long as the array")]
+fn foreign_owner() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+    let library = Allocator::new(w.sim.clone(), config).map_err(said)?;
+    let theirs = library.stream().map_err(said)?;
+    let block = library.alloc(MIB, &theirs).map_err(said)?;
+    let memory = ForeignMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
+    // SAFETY: the block is the owner, and nobody else uses it.
+    let made = unsafe { Array::from_foreign(memory, LEN, &s, block) };
+    let mut x = made.map_err(|(_, e)| said(e))?;
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    drop(x);
+    w.gpu.trim(Trim::All).map_err(said)?;
+    ensure!(library.alloc(MIB, &theirs).is_err(), "it was given back while it is written");
+    w.gpu.synchronize().map_err(said)?;
+    let again = library.alloc(MIB, &theirs).map_err(said)?;
+    let launch = Launch::new("theirs").writes(again.address(), MIB).tag(again.id().expect("bytes"));
+    w.sim.launch(theirs.native(), launch).map_err(said)?;
+    drop((again, theirs, library, s, t));
+    w.end()
+}
