@@ -234,7 +234,7 @@ impl Aims {
     /// Prints them, and tells whether all were met.
     pub(crate) fn judge(&self) -> bool {
         for (what, met) in &self.0 {
-            println!("{}\t{what}", if *met { "PASS" } else { "FAIL" });
+            println!("{} {what}", if *met { "PASS" } else { "FAIL" });
         }
         self.0.iter().all(|(_, met)| *met)
     }

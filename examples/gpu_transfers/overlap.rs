@@ -422,6 +422,8 @@ pub(crate) fn programs(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
     articles(bench, aims)?;
     legacy(bench, aims)?;
     truth_table(bench, aims)?;
+    println!();
     three_ways(bench, aims)?;
+    println!();
     to_pageable(bench, aims)
 }
