@@ -33,6 +33,8 @@ pub mod array;
 pub mod driver;
 pub mod error;
 pub mod heap;
+#[cfg(feature = "cuda")]
+pub mod interop;
 pub mod kernel;
 #[cfg(millpond_mutants)]
 pub mod mutant;

@@ -26,6 +26,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
     ("transfer", &["array", "allocator", "driver", "units", "error"]),
+    ("interop", &["kernel", "array", "allocator", "driver", "units", "error"]),
     ("feed", &["transfer", "kernel", "array", "allocator", "driver", "units", "error"]),
     ("replay", &["allocator", "driver", "trace", "report", "units", "error", "sync"]),
 ];
@@ -40,6 +41,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "src/array",
     "src/transfer",
     "src/kernel",
+    "src/interop",
     "plug/src/",
 ];
 

@@ -12,21 +12,27 @@
 //!    right behind themselves ([`Mark::Each`]), and so does every operation on an allocation that lives on more than
 //!    one stream ([`Mark::Shared`]).
 //! 3. The bytes' former life on the home stream counts as a write before the first (O7).
+//! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or lent (`lent`).
 //!
 //! Several missing waits become as few as possible: one marker's copy of its stream's clock may cover another. This file
 //! does not know types, extents (two parts of one allocation wait for each other), nor what an operation does.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod lent;
+pub(crate) mod open;
+
 use super::allocation::Allocation;
-use super::pool::Pool;
-use super::registry::{Line, Registry};
-use super::shared::lost;
+use super::pool::{Pool, release_uses};
+use super::registry::{CONTEXT, Line, Registry};
+use super::shared::{Core, lost};
 use super::stream::{Event, Stream};
 use crate::driver::{Driver, DriverResult, Note};
+use crate::error::DriverErrorKind;
 use crate::error::Error;
 use crate::heap::ChunkId;
-use crate::order::{Access, Pending, PendingSet, TimelineId, is_ordered};
-use crate::sync::Ordering;
+use crate::order::{Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, is_ordered};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::sync::{Arc, Ordering};
 use crate::units::Epoch;
 use core::fmt;
 use smallvec::SmallVec;
@@ -39,6 +45,9 @@ pub(crate) struct Tracked<D: Driver> {
     home_read: AtomicU64,
     /// Work on the home stream was declared that nobody stamps: it holds whatever the stream holds when asked.
     home_open: AtomicBool,
+    /// How many reads and writes somebody else may be queueing on the home stream: they hold what the stream holds, too.
+    home_reading: AtomicU64,
+    home_writing: AtomicU64,
     /// Other streams' uses may be in the pool's keeping.
     shared: AtomicBool,
 }
@@ -92,6 +101,8 @@ impl<D: Driver> Tracked<D> {
             home_written: AtomicU64::new(0),
             home_read: AtomicU64::new(0),
             home_open: AtomicBool::new(false),
+            home_reading: AtomicU64::new(0),
+            home_writing: AtomicU64::new(0),
             shared: AtomicBool::new(false),
         }
     }
@@ -132,15 +143,22 @@ impl<D: Driver> Tracked<D> {
         !self.is_home(with) || self.shared.load(Ordering::Acquire)
     }
 
+    /// Whether work may be on the home stream that has no number yet and conflicts with this.
+    fn is_open_at_home(&self, access: Access) -> bool {
+        self.home_open.load(Ordering::Acquire)
+            || self.home_writing.load(Ordering::Acquire) > 0
+            || (access == Access::Write && self.home_reading.load(Ordering::Acquire) > 0)
+    }
+
     /// What an access on `to` has to come after, joined into `into`.
-    fn conflicts(&self, to: &Line<D>, access: Access, into: &mut PendingSet) {
+    fn conflicts(&self, to: TimelineId, access: Access, into: &mut PendingSet) {
         let Some(home) = self.allocation.home() else { return };
         let pool = &home.pool;
-        let here = pool.line.id == to.id;
+        let here = pool.line.id == to;
         if !here {
             let written = self.home_written.load(Ordering::Acquire);
             let read = if access == Access::Write { self.home_read.load(Ordering::Acquire) } else { 0 };
-            let open = self.home_open.load(Ordering::Acquire).then(|| pool.line.stamp());
+            let open = self.is_open_at_home(access).then(|| pool.line.stamp());
             join(
                 into,
                 Pending { on: pool.line.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
@@ -149,14 +167,14 @@ impl<D: Driver> Tracked<D> {
             join(into, pool.birth(home.chunk, home.generation));
         }
         if self.shared.load(Ordering::Acquire) {
-            for pending in pool.conflicts(home.chunk, home.generation, to.id, access) {
+            for pending in pool.conflicts(home.chunk, home.generation, to, access) {
                 join(into, pending);
             }
         }
     }
 
-    /// The operation is queued on `on` and ends by `epoch`.
-    fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch) {
+    /// The operation is queued on `stream` and ends by `epoch`. Another stream's may have been open until now.
+    fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch, open: Option<Operation>) {
         let Some(home) = self.allocation.home() else { return };
         let (pool, on) = (&home.pool, stream.line());
         if pool.line.id == on.id {
@@ -165,20 +183,39 @@ impl<D: Driver> Tracked<D> {
                 Intent::Write | Intent::WriteWhole => self.home_written.fetch_max(epoch.0, Ordering::AcqRel),
             };
             if intent == Intent::WriteWhole {
-                self.home_read.store(0, Ordering::Release);
-                if self.shared.load(Ordering::Acquire) && pool.forget_exact(home.chunk, home.generation) {
-                    self.shared.store(false, Ordering::Release);
-                }
+                self.forget_home_reads();
+                self.forget_shared();
             }
             return;
         }
         self.shared.store(true, Ordering::Release);
-        pool.used(home.chunk, home.generation, on.id, intent, epoch);
+        let ended = pool.used(home.chunk, home.generation, on.id, intent, epoch, open);
+        release_uses(&pool.core.registry, ended);
         if intent == Intent::WriteWhole {
             self.home_written.store(0, Ordering::Release);
-            self.home_read.store(0, Ordering::Release);
+            self.forget_home_reads();
         }
         pool.core.driver.note(Note::Used { id: home.id(), stream: stream.id(), so_far: true });
+    }
+
+    /// The whole of it was written behind every use: the home stream's reads, and what was lent or forgotten open there,
+    /// say nothing more.
+    fn forget_home_reads(&self) {
+        self.home_read.store(0, Ordering::Release);
+        self.home_reading.store(0, Ordering::Release);
+        self.home_writing.store(0, Ordering::Release);
+    }
+
+    /// The whole of it was written behind every use: other streams' say nothing more.
+    fn forget_shared(&self) {
+        let Some(home) = self.allocation.home().filter(|_| self.shared.load(Ordering::Acquire)) else {
+            return;
+        };
+        let (none, ended) = home.pool.forget_exact(home.chunk, home.generation);
+        release_uses(&home.pool.core.registry, ended);
+        if none {
+            self.shared.store(false, Ordering::Release);
+        }
     }
 }
 
@@ -212,36 +249,52 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// Another stream's use has a number now.
-    fn used(&self, chunk: ChunkId, generation: u32, on: TimelineId, intent: Intent, epoch: Epoch) {
+    /// Another stream's use has a number now, whether it was open before or not. Returns the streams of uses that are
+    /// open no more.
+    fn used(
+        &self,
+        chunk: ChunkId,
+        generation: u32,
+        on: TimelineId,
+        intent: Intent,
+        epoch: Epoch,
+        open: Option<Operation>,
+    ) -> Streams {
         let mut state = self.lock();
         let state = &mut *state;
         let tag = state.heap.view(chunk, generation).tag;
         let (tag, uses) = state.uses.get_or_add(tag);
-        if intent == Intent::WriteWhole {
-            uses.replace_exact(on, epoch);
+        let was_open = open.is_some_and(|operation| uses.withdraw(operation));
+        let mut ended = if intent == Intent::WriteWhole {
+            uses.replace_exact(on, epoch)
         } else {
             uses.exact(on, intent.access(), epoch);
+            Streams::new()
+        };
+        if was_open {
+            ended.push(on);
         }
         state.heap.set_tag(chunk, tag);
+        ended
     }
 
-    /// The home stream wrote the whole of it, behind every use: whether there are none any more.
-    fn forget_exact(&self, chunk: ChunkId, generation: u32) -> bool {
+    /// The home stream wrote the whole of it, behind every use: whether there are none any more, and the streams of uses
+    /// that are open no more.
+    fn forget_exact(&self, chunk: ChunkId, generation: u32) -> (bool, Streams) {
         let mut state = self.lock();
         let state = &mut *state;
         let tag = state.heap.view(chunk, generation).tag;
         if tag == 0 {
-            return true;
+            return (true, Streams::new());
         }
         let uses = state.uses.get_or_add(tag).1;
-        uses.forget_exact();
+        let ended = uses.forget_exact();
         let none = uses.is_empty();
         if none {
             state.uses.take(tag);
             state.heap.set_tag(chunk, 0);
         }
-        none
+        (none, ended)
     }
 }
 
@@ -255,26 +308,40 @@ impl<D: Driver> Registry<D> {
         };
         match missing[..] {
             [] => return Ok(()),
-            [one] => return self.order_after(driver, to, one).map(drop),
+            [one] if one.on != CONTEXT => return self.order_after(driver, to, one).map(drop),
             _ => {}
         }
         let mut markers = SmallVec::<[_; 2]>::new();
         for p in missing {
             if let Some(from) = self.line(p.on)
-                && let Some(marker) = self.marker_for(driver, &from, p.epoch)?
+                && let Some(marker) = self.marker_or_wait(driver, &from, p)?
             {
                 markers.push((p, marker));
             }
         }
         for (i, (p, marker)) in markers.iter().enumerate() {
-            let covers = |(j, (_, other)): (usize, &(Pending, crate::order::Marker<_>))| {
-                j != i && other.copy.get(p.on) >= p.epoch
-            };
+            let covers =
+                |(j, (_, other)): (usize, &(Pending, Marker<_>))| j != i && other.copy.get(p.on) >= p.epoch;
             if !markers.iter().enumerate().any(covers) {
                 self.wait_for(driver, to, p.on, marker)?;
             }
         }
         Ok(())
+    }
+
+    /// The marker to wait for. `None`: complete, because the host waited where the driver has no context-wide markers.
+    fn marker_or_wait(
+        &self,
+        driver: &D,
+        from: &Line<D>,
+        p: Pending,
+    ) -> DriverResult<Option<Marker<Arc<D::Event>>>> {
+        match self.marker_for(driver, from, p.epoch) {
+            Err(e) if p.on == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
+                self.wait_host(driver, p, core::time::Duration::MAX).map(|_| None)
+            }
+            marker => marker,
+        }
     }
 }
 
@@ -290,7 +357,7 @@ impl<D: Driver> Drop for Sealing<'_, D> {
     fn drop(&mut self) {
         let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
         for touch in self.touches {
-            touch.of.seal(self.stream, touch.intent, epoch);
+            touch.of.seal(self.stream, touch.intent, epoch, None);
         }
     }
 }
@@ -300,27 +367,45 @@ impl<D: Driver> Drop for Sealing<'_, D> {
 /// # Errors
 /// An allocation or a stream of another device; a capturing stream; a wait that could not be inserted.
 pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D>]) -> Result<(), Error> {
-    let (registry, driver, line) = (stream.registry(), stream.driver(), stream.line());
     for home in touches.iter().filter_map(|t| t.of.allocation.home()) {
-        home.check(stream.info().device, crate::sync::Arc::ptr_eq(home.registry(), registry))?;
+        home.check(stream.info().device, Arc::ptr_eq(home.registry(), stream.registry()))?;
     }
     stream.refuse_capture()?;
-    if !registry.alive() {
-        return Err(lost());
-    }
-    registry.serve(driver);
-    stream.keeper().serve();
-    let mut pending = PendingSet::new();
-    for touch in touches {
-        touch.of.conflicts(line, touch.intent.access(), &mut pending);
-    }
+    order_line_behind(&stream.pool().core, stream.line(), touches)
+}
+
+/// As [`order_behind`], for a stream of this device that does not capture.
+fn order_line_behind<D: Driver>(
+    core: &Core<D>,
+    line: &Line<D>,
+    touches: &[Touch<'_, D>],
+) -> Result<(), Error> {
+    let pending = conflicts(core, line.id, touches)?;
     if !pending.is_empty() {
-        registry.order_after_all(driver, line, &pending)?;
+        core.registry.order_after_all(&core.driver, line, &pending)?;
     }
     for home in touches.iter().filter_map(|t| t.of.allocation.home()).filter(|h| h.pool.line.id != line.id) {
-        driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
+        core.driver.note(Note::Admitted { id: home.id(), stream: line.info.id });
     }
     Ok(())
+}
+
+/// What operations with these touches on `to` have to come after. Errands are run first.
+fn conflicts<D: Driver>(
+    core: &Core<D>,
+    to: TimelineId,
+    touches: &[Touch<'_, D>],
+) -> Result<PendingSet, Error> {
+    if !core.registry.alive() {
+        return Err(lost());
+    }
+    core.registry.serve(&core.driver);
+    core.keeper.serve();
+    let mut pending = PendingSet::new();
+    for touch in touches {
+        touch.of.conflicts(to, touch.intent.access(), &mut pending);
+    }
+    Ok(pending)
 }
 
 /// Queues an operation on a stream behind everything that its touches have to come after, and records them. The

@@ -16,6 +16,9 @@
 //! Numbers are reserved under the line's lock and only while the line has its native stream, so that a closing marker is
 //! the last number its line ever has: whatever number is read from a closed line is covered by it.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod entered;
+
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::order::{Clock, Completed, Marker, Pending, Timeline, TimelineId, is_ordered};
@@ -102,7 +105,7 @@ impl<D: Driver> Line<D> {
         self.state.lock().timeline.above(Epoch(0)).for_each(show);
     }
     /// Asks for a marker that covers what was freed until now.
-    fn raise_due(&self) {
+    pub(crate) fn raise_due(&self) {
         self.due.fetch_max(self.stamp().0, Ordering::AcqRel);
     }
     /// Whether a marker has fallen due and nobody made it yet.
@@ -520,10 +523,7 @@ impl<D: Driver> Registry<D> {
         if planted!(CompleteJoinsNow) {
             self.learn(&line.clock());
         }
-        let mut state = line.state.lock();
-        let done: Vec<_> = state.timeline.retire(line.seen()).collect();
-        drop(state);
-        self.recycle(done.into_iter());
+        self.proved(line, marker.number);
     }
 
     /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear

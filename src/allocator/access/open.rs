@@ -1,0 +1,104 @@
+//! Operations that somebody else queues while a guard is held: their uses are open before they are queued, and sealed at
+//! the guard's end. To forget it leaves the use open, which costs waits and never an order.
+//!
+//! This file does not know what is queued, or by which library.
+
+use super::super::pool::Pool;
+use super::super::registry::Line;
+use super::super::stream::Stream;
+use super::{Intent, Touch, order_behind};
+use crate::driver::{Driver, Note};
+use crate::error::Error;
+use crate::heap::ChunkId;
+use crate::order::{Access, Operation};
+use crate::sync::Ordering;
+use crate::units::StreamId;
+
+/// One allocation's part in an operation that its holder queues on `stream` while this lives. Its stream is ordered behind
+/// what has to come before.
+pub(crate) struct Opened<'a, D: Driver> {
+    touch: Touch<'a, D>,
+    stream: &'a Stream<D>,
+    /// The open use; none where the stream is the home stream, which counts.
+    operation: Option<Operation>,
+}
+
+impl<'a, D: Driver> Opened<'a, D> {
+    /// Orders the stream, and opens the use.
+    ///
+    /// # Errors
+    /// As [`order_behind`]: nothing is open then.
+    pub(crate) fn new(stream: &'a Stream<D>, touch: Touch<'a, D>) -> Result<Opened<'a, D>, Error> {
+        order_behind(stream, &[touch])?;
+        let (of, line) = (touch.of, stream.line());
+        let operation = match of.allocation.home() {
+            Some(home) if home.pool.line.id != line.id => {
+                let operation = home.pool.open_use(home.chunk, home.generation, line, touch.intent.access());
+                of.shared.store(true, Ordering::Release);
+                of.allocation.note_used(stream.id());
+                Some(operation)
+            }
+            _ => {
+                of.count_at_home(touch.intent.access());
+                None
+            }
+        };
+        Ok(Opened { touch, stream, operation })
+    }
+
+    pub(crate) fn stream(&self) -> &'a Stream<D> {
+        self.stream
+    }
+}
+
+impl<D: Driver> Drop for Opened<'_, D> {
+    /// The operation was queued, or will not be.
+    fn drop(&mut self) {
+        let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
+        // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much.
+        let marker = of.lives_on_several(line).then(|| self.stream.record().ok()).flatten();
+        let epoch = marker.map_or_else(|| line.stamp(), |event| event.epoch());
+        of.seal(self.stream, intent, epoch, self.operation);
+        // Numbered first, then closed. A write to the whole has set the counts back already.
+        if of.is_home(line) {
+            match intent {
+                Intent::Read => drop(of.home_reading.fetch_sub(1, Ordering::AcqRel)),
+                Intent::Write => drop(of.home_writing.fetch_sub(1, Ordering::AcqRel)),
+                Intent::WriteWhole => {}
+            }
+        }
+    }
+}
+
+impl<D: Driver> super::Tracked<D> {
+    /// Somebody may queue an operation on the home stream, and has no number yet.
+    pub(super) fn count_at_home(&self, access: Access) {
+        match access {
+            Access::Read => self.home_reading.fetch_add(1, Ordering::AcqRel),
+            Access::Write => self.home_writing.fetch_add(1, Ordering::AcqRel),
+        };
+    }
+}
+
+impl<D: Driver> super::Allocation<D> {
+    /// Tells a checking device that this stream may use it from here on.
+    pub(super) fn note_used(&self, stream: StreamId) {
+        if let Some(home) = self.home() {
+            home.pool.core.driver.note(Note::Used { id: home.id(), stream, so_far: false });
+        }
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    /// Another stream's operation is about to be queued.
+    fn open_use(&self, chunk: ChunkId, generation: u32, on: &Line<D>, access: Access) -> Operation {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let tag = state.heap.view(chunk, generation).tag;
+        let (tag, uses) = state.uses.get_or_add(tag);
+        let operation = uses.open(on.id, access);
+        on.open.fetch_add(1, Ordering::AcqRel);
+        state.heap.set_tag(chunk, tag);
+        operation
+    }
+}
