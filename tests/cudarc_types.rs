@@ -467,6 +467,92 @@ fn a_launch_by_cudarc_is_ordered_and_recorded_by_its_guard_or_its_loss() {
     }
 }
 
+/// cudarc's tracking keeps one reader a slice; the bytes come back behind all of them.
+#[test]
+fn a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot() {
+    for whose in [Ours, Adopted, Unknown] {
+        let Some(rig) = rig() else { return };
+        {
+            let gpu = rig.room_for(3);
+            let home = gpu.stream().expect("a stream");
+            let (one, two) = (given(&rig, &gpu, whose), given(&rig, &gpu, whose));
+            let theirs = home.cudarc().expect("its alias");
+            let mut shared = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+            theirs.memcpy_htod(&vec![7; WORDS], &mut shared).expect("sent");
+            let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
+            let mut b = gpu.uninit::<u32>(WORDS, &home).expect("room");
+            one.theirs.memcpy_dtod(&*shared, &mut a).expect("the first reader, of a plain CudaSlice");
+            two.theirs.memcpy_dtod(&shared.slice(..), &mut b).expect("the second, of a view");
+            let at = shared.device_ptr(&theirs).0;
+            std::thread::scope(|s| s.spawn(|| drop(shared)).join()).expect("dropped on a fresh thread");
+            rig.ctx.mem_get_info().expect("an innocent call");
+            drop(next_owner(&gpu, &home, at));
+            home.synchronize().expect("the next owner has written");
+            assert_eq!(read(&one.theirs, &a), vec![7; WORDS], "{whose:?}: the first reader");
+            assert_eq!(read(&two.theirs, &b), vec![7; WORDS], "{whose:?}: the second reader");
+        }
+        rig.clean();
+    }
+}
+
+/// The bytes' former life on the home stream is nothing that a program could order: the slice comes with it.
+#[test]
+fn a_pooled_slices_first_use_comes_after_the_bytes_former_life() {
+    for home in [Ours, Adopted] {
+        let Some(rig) = rig() else { return };
+        {
+            let gpu = rig.room_for(2);
+            let home = given(&rig, &gpu, home).ours.expect("known");
+            let other = rig.ctx.new_stream().expect("a stream");
+            // The first one waits for the context, as cudarc's first stream does.
+            drop(gpu.cuda_slice::<u32>(0, &home).expect("of nothing"));
+            let (x, mut keep) = (sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &home).expect("room"));
+            let at = x.address().0;
+            home.cudarc().expect("its alias").memcpy_dtod(&x, &mut keep).expect("the former owner's reader");
+            drop(x);
+            let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+            assert_eq!(slice.device_ptr(&other).0, at, "the same bytes, or nothing is shown");
+            other.memset_zeros(&mut slice).expect("the first use is elsewhere");
+            other.synchronize().expect("done");
+            assert_eq!(read(&home.cudarc().expect("its alias"), &keep), vec![7; WORDS]);
+            let (mut front, mut word) = (slice.slice_mut(..1), [1]);
+            other.memcpy_htod(&[9], &mut front).expect("sent");
+            other.memcpy_dtoh(&slice.as_view_mut().slice(..1), &mut word).expect("read");
+            assert_eq!(word, [9]);
+        }
+        rig.clean();
+    }
+}
+
+/// Through a kernel's arguments, as a `CudaSlice`; and what the driver refuses leaves nothing.
+#[test]
+fn a_pooled_slice_is_a_kernels_argument_and_a_refused_one_leaves_nothing() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let (kernel, home) = (iota(&rig.ctx), gpu.stream().expect("a stream"));
+        let theirs = home.cudarc().expect("its alias");
+        if let Some(fake) = &rig.fake {
+            drop(gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice"));
+            for call in ["cuEventCreate", "cuEventRecord"] {
+                fake.fail_next(call, 1, 2);
+                gpu.cuda_slice::<u32>(WORDS, &home).expect_err("refused");
+                fake.clear_faults();
+            }
+        }
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("the room is there");
+        let mut launch = theirs.launch_builder(&kernel);
+        launch.arg(&mut slice).arg(&(WORDS as u64)).arg(&3_u32).arg(&1_u32);
+        #[allow(unsafe_code, reason = "a launch")]
+        // SAFETY: iota takes an address, a length, the first number and the step; it writes so many elements.
+        unsafe { launch.launch(GRID) }.expect("launched");
+        let back = theirs.clone_dtoh(&slice).expect("read back");
+        assert_eq!((back[0], back[WORDS - 1]), (3, 2 + WORDS as u32));
+        assert_eq!(gpu.cuda_slice::<u32>(0, &home).expect("of nothing").len(), 0);
+    }
+    rig.clean();
+}
+
 #[test]
 fn no_bytes_need_no_device() {
     let Some(rig) = rig() else { return };

@@ -1,11 +1,12 @@
 //! cudarc's own types, with arrays of ours in them (feature `cuda`).
 //!
-//! Two ways:
+//! Three ways:
 //!
 //! | what | for | order |
 //! |---|---|---|
 //! | cudarc's traits on [`DeviceArray`](crate::DeviceArray) and its views | safe calls that take any `DevicePtr`: copies, fills, cuBLAS | whatever stream is named waits for what it must, and is recorded |
 //! | [`ReadOn`](crate::kernel::ReadOn), [`WriteOn`](crate::kernel::WriteOn) | cudarc's `launch_builder` | the same, for one launch on the stream they name |
+//! | [`PooledSlice`] | code that wants a `CudaSlice` | cudarc's own while it lives; its bytes come back behind everything |
 //!
 //! ```
 //! use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
@@ -39,7 +40,10 @@
 //! This room does not know markers, chunks or the driver's functions.
 
 mod launch;
+mod pooled;
 mod slice;
+
+pub use pooled::PooledSlice;
 
 use crate::allocator::Stream;
 use crate::driver::cuda::Cuda;

@@ -12,8 +12,9 @@ use super::Cuda;
 use super::context::{Device, bad_handle, lacking};
 use super::probe;
 use super::stream::{GpuStream, LEGACY, PER_THREAD, Whose, capturing};
-use super::table::{Call, Handle, failed};
+use super::table::{Call, Handle, failed, kind_of};
 use crate::driver::DriverResult;
+use crate::error::DriverError;
 use crate::sync::{Arc, Mutex};
 use crate::units::StreamId;
 use cudarc::driver::sys::CUstream_st;
@@ -158,6 +159,37 @@ impl Cuda {
         let id = unsafe { device.driver_id(handle)? };
         // Without ids: whoever is held here has its handle to itself.
         Ok(Found::Known(id.or_else(|| device.known.held(handle)).unwrap_or(StreamId(u64::MAX))))
+    }
+
+    /// Whether cudarc's tracking is on for slices of this stream, and will stay on: a stream of its own is kept for that in
+    /// the device's context. What the program itself switched off is its own to order, so it counts as on.
+    pub(crate) fn tracks(&self, stream: &CudaStream) -> DriverResult<bool> {
+        let context = self.device.cudarc()?;
+        if !Arc::ptr_eq(&context, stream.context()) {
+            return Ok(false);
+        }
+        let mut anchor = self.device.anchor.lock();
+        if anchor.is_none() {
+            let made = self.current_stays(|| context.new_stream());
+            *anchor = Some(made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))?);
+        }
+        Ok(true)
+    }
+
+    /// Runs calls of cudarc's, which leave their context current, and puts back what was.
+    pub(crate) fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
+        let before = self.device.current();
+        let result = calls();
+        match before {
+            Ok(before) => self.device.restore(before),
+            Err(e) => self.device.defer(e),
+        }
+        result
+    }
+
+    /// An error that cudarc met.
+    pub(crate) fn error_of(call: &'static str, code: u32) -> DriverError {
+        DriverError::new(call, code, kind_of(code), "cudarc met an error")
     }
 
     /// A reference to this stream for as long as it is borrowed, which is longer than the reference is kept.

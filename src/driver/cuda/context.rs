@@ -22,8 +22,8 @@ use crate::sync::{Arc, Mutex, Weak};
 use crate::units::DeviceId;
 use core::ffi::c_int;
 use core::fmt;
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUctx_st, CUstream, CUstream_st};
+use cudarc::driver::{CudaContext, CudaStream};
 
 /// Errors of destructors that are kept, at most.
 const DEFERRED_KEPT: usize = 64;
@@ -64,6 +64,8 @@ pub(super) struct Device {
     /// cudarc's value of a context that we opened, once it was asked for, and streams whose aliases are lent.
     pub(super) alias: Mutex<Option<Arc<CudaContext>>>,
     pub(super) parked: Parked,
+    /// A stream of cudarc's in that context, which does nothing: it keeps cudarc's tracking on (hazard 2).
+    pub(super) anchor: Mutex<Option<Arc<CudaStream>>>,
     deferred: Mutex<Vec<DriverError>>,
     keep: Keep,
 }
@@ -156,6 +158,7 @@ impl Device {
             internal: Mutex::new(None),
             alias: Mutex::new(None),
             parked: Parked::default(),
+            anchor: Mutex::new(None),
             deferred: Mutex::new(Vec::new()),
             keep,
         };
@@ -368,10 +371,11 @@ impl Drop for Device {
             unsafe { self.destroy_stream(stream) };
         }
         self.sweep_parked();
-        if let Some(alias) = self.alias.get_mut().take() {
-            // The last reference gives the context back, and to do so makes it current.
+        let theirs = (self.anchor.get_mut().take(), self.alias.get_mut().take());
+        if let (Some(_), _) | (_, Some(_)) = &theirs {
+            // The last references destroy the stream and give the context back, and to do so make it current.
             let before = self.current();
-            drop(alias);
+            drop(theirs);
             if let Ok(before) = before {
                 self.restore(before);
             }
