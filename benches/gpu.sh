@@ -2,7 +2,7 @@
 # On a machine with an NVIDIA GPU, and no Rust: the tests on the real device, the proof that they can fail, the main job with
 # blocks written and checked by our kernels, and what a call costs beside other allocators.
 #   benches/gpu.sh [quick] [STAGE...]
-#   suite     tests/cuda_backend.rs and tests/on_gpu.rs
+#   suite     tests/cuda_backend.rs, tests/cudarc_types.rs and tests/on_gpu.rs
 #   flight    the in-flight test, thousands of rounds
 #   planted   the same test in a build with planted bugs, which it must find (benches/planted)
 #   memcheck  compute-sanitizer's memcheck over the suite, fewer rounds
@@ -10,6 +10,7 @@
 #   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
 #   rows      what plain allocations and what frees by events or host functions cost (examples/gpu_rows.rs)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
+#   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators (plug/gpu)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
@@ -24,7 +25,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows transfers plug rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows transfers cublas plug rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # A kernel not yet loaded would wait for running ones at its first launch.
@@ -179,6 +180,26 @@ stage_plug() {
         [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
     done
     return "$failed"
+}
+
+# cuBLAS comes with the toolkit or with a Python package; neither is on the loader's path by itself.
+stage_cublas() {
+    local log="$here/cublas.log" status=0 library libraries=("$cuda"/lib64/libcublas.so* "$cuda"/targets/*/lib/libcublas.so*
+        /usr/local/cuda*/lib64/libcublas.so* /usr/lib/x86_64-linux-gnu/libcublas.so*
+        /usr/lib/python3*/*-packages/nvidia/*/lib/libcublas.so*)
+    if command -v python3 >/dev/null; then
+        mapfile -t -O "${#libraries[@]}" libraries < <(python3 -c '
+import glob, site, sys
+for path in {*sys.path, *site.getsitepackages()}:
+    print(*glob.glob(path + "/nvidia/*/lib/libcublas.so*"), sep="\n")' 2>/dev/null | grep .)
+    fi
+    library="${libraries[0]:-}"
+    [ -z "$library" ] || echo "cuBLAS: $library"
+    # cuBLAS finds libcublasLt beside itself; the system's path comes first.
+    LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}${library%/*}" within 120 "$bin/with_cublas" >"$log" 2>&1 || status=$?
+    cat "$log"
+    [ "$status" = 0 ] && grep -q '^SKIPPED' "$log" && return 77
+    return "$status"
 }
 
 stage_rivals() {

@@ -34,6 +34,8 @@ pub mod driver;
 pub mod erased;
 pub mod error;
 pub mod heap;
+#[cfg(feature = "cuda")]
+pub mod interop;
 pub mod kernel;
 #[cfg(millpond_mutants)]
 pub mod mutant;

@@ -29,6 +29,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("erased", &["allocator", "driver", "report", "units", "error"]),
     // The allocator for its limits and its recorder of events only.
     ("wrap", &["erased", "allocator", "report", "sync", "units", "error"]),
+    ("interop", &["kernel", "array", "allocator", "driver", "units", "error"]),
     ("feed", &["transfer", "kernel", "array", "allocator", "driver", "units", "error"]),
     ("replay", &["allocator", "driver", "trace", "report", "units", "error", "sync"]),
 ];
@@ -43,6 +44,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "src/array",
     "src/transfer",
     "src/kernel",
+    "src/interop",
     "plug/src/",
 ];
 

@@ -12,22 +12,30 @@
 //!    right behind themselves ([`Mark::Each`]), and so does every operation on an allocation that lives on more than
 //!    one stream ([`Mark::Shared`]).
 //! 3. The bytes' former life on the home stream counts as a write before the first (O7).
+//! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or lent (`lent`).
 //!
 //! Several missing waits become as few as possible: one marker's copy of its stream's clock may cover another. This file
 //! does not know types, extents (two parts of one allocation wait for each other), nor what an operation does.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod lent;
+pub(crate) mod open;
+
 use super::allocation::{Allocation, Home};
 use super::foreign::Foreign;
-use super::pool::Pool;
-use super::registry::{Line, Registry};
+use super::keeper::Keeper;
+#[cfg(feature = "cuda")]
+use super::pool::Guest;
+use super::pool::{Pool, release_uses};
+use super::registry::{CONTEXT, Line, Registry};
 use super::shared::lost;
 use super::stream::{Event, Stream};
 use crate::driver::{Driver, DriverResult, Note};
-use crate::error::Error;
+use crate::error::{DriverErrorKind, Error};
 use crate::heap::ChunkId;
-use crate::order::{Access, Pending, PendingSet, TimelineId, Uses, is_ordered};
-use crate::sync::Ordering;
+use crate::order::{Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, Uses, is_ordered};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
+use crate::sync::{Arc, Ordering};
 use crate::units::{Addr, AllocationId, Epoch, StreamId};
 use core::fmt;
 use smallvec::SmallVec;
@@ -40,6 +48,9 @@ pub(crate) struct Tracked<D: Driver> {
     home_read: AtomicU64,
     /// Work on the home stream was declared that nobody stamps: it holds whatever the stream holds when asked.
     home_open: AtomicBool,
+    /// How many reads and writes somebody else may be queueing on the home stream: they hold what the stream holds, too.
+    home_reading: AtomicU64,
+    home_writing: AtomicU64,
     /// Other streams' uses may be in the pool's keeping.
     shared: AtomicBool,
 }
@@ -108,6 +119,8 @@ impl<D: Driver> Tracked<D> {
             home_written: AtomicU64::new(0),
             home_read: AtomicU64::new(0),
             home_open: AtomicBool::new(false),
+            home_reading: AtomicU64::new(0),
+            home_writing: AtomicU64::new(0),
             shared: AtomicBool::new(false),
         }
     }
@@ -154,6 +167,24 @@ impl<D: Driver> Tracked<D> {
     pub(crate) fn stream_id(&self) -> Option<StreamId> {
         self.holder().map(|k| k.home().info.id)
     }
+    /// The registry and the driver of its device; `None` for no bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device(&self) -> Option<(&Registry<D>, &D)> {
+        match &self.bytes {
+            Bytes::Ours(allocation) => {
+                allocation.home().map(|h| (&*h.pool.core.registry, &h.pool.core.driver))
+            }
+            Bytes::Theirs(memory) => Some((&*memory.registry, &memory.driver)),
+        }
+    }
+    /// What another room keeps with the bytes, and their home stream's line; `None` for no bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn guest(&self) -> Option<(&Guest, &Line<D>)> {
+        match &self.bytes {
+            Bytes::Ours(allocation) => allocation.home().map(|h| (&h.pool.guest, &*h.pool.line)),
+            Bytes::Theirs(memory) => Some((&memory.guest, &*memory.home)),
+        }
+    }
     fn holder(&self) -> Option<Holder<'_, D>> {
         match &self.bytes {
             Bytes::Ours(allocation) => allocation.home().map(Holder::Pool),
@@ -183,16 +214,23 @@ impl<D: Driver> Tracked<D> {
         !self.is_home(with) || self.shared.load(Ordering::Acquire)
     }
 
+    /// Whether work may be on the home stream that has no number yet and conflicts with this.
+    fn is_open_at_home(&self, access: Access) -> bool {
+        self.home_open.load(Ordering::Acquire) && !planted!(ArrayOpenUnseen)
+            || self.home_writing.load(Ordering::Acquire) > 0
+            || (access == Access::Write && self.home_reading.load(Ordering::Acquire) > 0)
+    }
+
     /// What an access on `to` has to come after, joined into `into`.
-    fn conflicts(&self, to: &Line<D>, access: Access, into: &mut PendingSet) {
+    fn conflicts(&self, to: TimelineId, access: Access, into: &mut PendingSet) {
         let Some(holder) = self.holder() else { return };
         let home = holder.home();
-        if home.id != to.id {
+        if home.id != to {
             let written =
                 if planted!(ArrayWriteUnseen) { 0 } else { self.home_written.load(Ordering::Acquire) };
             let reads = access == Access::Write && !planted!(ArrayReadUnseen);
             let read = if reads { self.home_read.load(Ordering::Acquire) } else { 0 };
-            let open = self.home_open.load(Ordering::Acquire) && !planted!(ArrayOpenUnseen);
+            let open = self.is_open_at_home(access);
             let open = open.then(|| home.stamp());
             join(
                 into,
@@ -204,14 +242,14 @@ impl<D: Driver> Tracked<D> {
             }
         }
         if self.shared.load(Ordering::Acquire) && !planted!(ArrayUseUnseen) {
-            for pending in holder.conflicts(to.id, access) {
+            for pending in holder.conflicts(to, access) {
                 join(into, pending);
             }
         }
     }
 
-    /// The operation is queued on `on` and ends by `epoch`.
-    fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch) {
+    /// The operation is queued on `stream` and ends by `epoch`. Another stream's may have been open until now.
+    fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch, open: Option<Operation>) {
         let Some(holder) = self.holder() else { return };
         let on = stream.line();
         if holder.home().id == on.id {
@@ -220,23 +258,40 @@ impl<D: Driver> Tracked<D> {
                 Intent::Write | Intent::WriteWhole => self.home_written.fetch_max(epoch.0, Ordering::AcqRel),
             };
             if intent == Intent::WriteWhole {
-                self.home_read.store(0, Ordering::Release);
-                if self.shared.load(Ordering::Acquire) && holder.forget_exact() {
-                    self.shared.store(false, Ordering::Release);
-                }
+                self.forget_home_reads();
+                self.forget_shared();
             }
             return;
         }
         self.shared.store(true, Ordering::Release);
         if !planted!(ArrayUseLost) {
-            holder.used(on.id, intent, epoch);
+            let ended = holder.used(on.id, intent, epoch, open);
+            release_uses(holder.via().registry, ended);
         }
         if intent == Intent::WriteWhole {
             self.home_written.store(0, Ordering::Release);
-            self.home_read.store(0, Ordering::Release);
+            self.forget_home_reads();
         }
         if let Some(id) = self.id() {
             stream.driver().note(Note::Used { id, stream: stream.id(), so_far: true });
+        }
+    }
+
+    /// The whole of it was written behind every use: the home stream's reads, and what was lent or forgotten open there,
+    /// say nothing more.
+    fn forget_home_reads(&self) {
+        self.home_read.store(0, Ordering::Release);
+        self.home_reading.store(0, Ordering::Release);
+        self.home_writing.store(0, Ordering::Release);
+    }
+
+    /// The whole of it was written behind every use: other streams' say nothing more.
+    fn forget_shared(&self) {
+        let Some(holder) = self.holder().filter(|_| self.shared.load(Ordering::Acquire)) else { return };
+        let (none, ended) = holder.forget_exact();
+        release_uses(holder.via().registry, ended);
+        if none {
+            self.shared.store(false, Ordering::Release);
         }
     }
 }
@@ -271,7 +326,7 @@ impl<D: Driver> Holder<'_, D> {
     fn check(&self, stream: &Stream<D>) -> Result<(), Error> {
         match self {
             Holder::Pool(home) => {
-                let same = crate::sync::Arc::ptr_eq(home.registry(), stream.registry());
+                let same = Arc::ptr_eq(home.registry(), stream.registry());
                 home.check(stream.info().device, same)
             }
             Holder::Foreign(memory) => memory.check(stream),
@@ -291,23 +346,54 @@ impl<D: Driver> Holder<'_, D> {
             Holder::Foreign(memory) => conflicts(&memory.uses.lock(), &memory.registry, to, access),
         }
     }
-    /// Another stream's use has a number now.
-    fn used(&self, on: TimelineId, intent: Intent, epoch: Epoch) {
-        match self {
-            Holder::Pool(home) => home.pool.used(home.chunk, home.generation, on, intent, epoch),
-            Holder::Foreign(memory) => used(&mut memory.uses.lock(), on, intent, epoch),
-        }
+    /// Another stream's use has a number now, whether it was open before or not. Returns the streams of uses that are open
+    /// no more.
+    fn used(&self, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
+        self.with_uses(|uses| used(uses, on, intent, epoch, open))
     }
-    /// The home stream wrote the whole of it, behind every use: whether there are none any more.
-    fn forget_exact(&self) -> bool {
+    /// The home stream wrote the whole of it, behind every use: whether there are none any more, and the streams of uses
+    /// that are open no more.
+    fn forget_exact(&self) -> (bool, Streams) {
         match self {
             Holder::Pool(home) => home.pool.forget_exact(home.chunk, home.generation),
             Holder::Foreign(memory) => {
                 let mut uses = memory.uses.lock();
-                uses.forget_exact();
-                uses.is_empty()
+                let ended = uses.forget_exact();
+                (uses.is_empty(), ended)
             }
         }
+    }
+    /// The uses, wherever they are kept.
+    fn with_uses<R>(&self, then: impl FnOnce(&mut Uses) -> R) -> R {
+        match self {
+            Holder::Pool(home) => home.pool.with_uses(home.chunk, home.generation, then),
+            Holder::Foreign(memory) => then(&mut memory.uses.lock()),
+        }
+    }
+    /// What operations on it speak through.
+    fn via(&self) -> Via<'_, D> {
+        match self {
+            Holder::Pool(home) => {
+                let core = &home.pool.core;
+                Via { registry: &core.registry, driver: &core.driver, keeper: &core.keeper }
+            }
+            Holder::Foreign(memory) => {
+                Via { registry: &memory.registry, driver: &memory.driver, keeper: memory.keeper() }
+            }
+        }
+    }
+}
+
+/// A device's registry, driver and keeper.
+struct Via<'a, D: Driver> {
+    registry: &'a Registry<D>,
+    driver: &'a D,
+    keeper: &'a Keeper<D>,
+}
+
+impl<'a, D: Driver> Via<'a, D> {
+    fn of(stream: &'a Stream<D>) -> Via<'a, D> {
+        Via { registry: stream.registry(), driver: stream.driver(), keeper: stream.keeper() }
     }
 }
 
@@ -316,18 +402,20 @@ fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, acc
     uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
 }
 
-fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch) {
-    if planted!(Z33) && uses.iter().any(|u| u.on == on && u.access == intent.access()) {
-        return;
-    }
+fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
+    let was_open = open.is_some_and(|operation| uses.withdraw(operation));
     if planted!(ArrayReadForgets) && intent == Intent::Read {
-        uses.forget_exact();
+        drop(uses.forget_exact());
     }
-    if intent == Intent::WriteWhole {
-        uses.replace_exact(on, epoch);
-    } else {
+    let mut ended = if intent == Intent::WriteWhole { uses.replace_exact(on, epoch) } else { Streams::new() };
+    let shared = planted!(Z33) && uses.iter().any(|u| u.on == on && u.access == intent.access());
+    if intent != Intent::WriteWhole && !shared {
         uses.exact(on, intent.access(), epoch);
     }
+    if was_open {
+        ended.push(on);
+    }
+    ended
 }
 
 impl<D: Driver> Pool<D> {
@@ -341,32 +429,34 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// Another stream's use has a number now.
-    fn used(&self, chunk: ChunkId, generation: u32, on: TimelineId, intent: Intent, epoch: Epoch) {
+    /// The uses of an allocation, which may be the first.
+    fn with_uses<R>(&self, chunk: ChunkId, generation: u32, then: impl FnOnce(&mut Uses) -> R) -> R {
         let mut state = self.lock();
         let state = &mut *state;
         let tag = state.heap.view(chunk, generation).tag;
         let (tag, uses) = state.uses.get_or_add(tag);
-        used(uses, on, intent, epoch);
+        let result = then(uses);
         state.heap.set_tag(chunk, tag);
+        result
     }
 
-    /// The home stream wrote the whole of it, behind every use: whether there are none any more.
-    fn forget_exact(&self, chunk: ChunkId, generation: u32) -> bool {
+    /// The home stream wrote the whole of it, behind every use: whether there are none any more, and the streams of uses
+    /// that are open no more.
+    fn forget_exact(&self, chunk: ChunkId, generation: u32) -> (bool, Streams) {
         let mut state = self.lock();
         let state = &mut *state;
         let tag = state.heap.view(chunk, generation).tag;
         if tag == 0 {
-            return true;
+            return (true, Streams::new());
         }
         let uses = state.uses.get_or_add(tag).1;
-        uses.forget_exact();
+        let ended = uses.forget_exact();
         let none = uses.is_empty();
         if none {
             state.uses.take(tag);
             state.heap.set_tag(chunk, 0);
         }
-        none
+        (none, ended)
     }
 }
 
@@ -380,19 +470,19 @@ impl<D: Driver> Registry<D> {
         };
         match missing[..] {
             [] => return Ok(()),
-            [one] => return self.insert_wait(driver, to, one).map(drop),
+            [one] if one.on != CONTEXT => return self.insert_wait(driver, to, one).map(drop),
             _ => {}
         }
         let mut markers = SmallVec::<[_; 2]>::new();
         for p in missing {
             if let Some(from) = self.line(p.on)
-                && let Some(marker) = self.marker_for(driver, &from, p.epoch)?
+                && let Some(marker) = self.marker_or_wait(driver, &from, p)?
             {
                 markers.push((p, marker));
             }
         }
         for (i, (p, marker)) in markers.iter().enumerate() {
-            let covers = |(j, (_, other)): (usize, &(Pending, crate::order::Marker<_>))| {
+            let covers = |(j, (_, other)): (usize, &(Pending, Marker<_>))| {
                 if planted!(ArrayCoverAny) {
                     return j < i;
                 }
@@ -403,6 +493,21 @@ impl<D: Driver> Registry<D> {
             }
         }
         Ok(())
+    }
+
+    /// The marker to wait for. `None`: complete, because the host waited where the driver has no context-wide markers.
+    fn marker_or_wait(
+        &self,
+        driver: &D,
+        from: &Line<D>,
+        p: Pending,
+    ) -> DriverResult<Option<Marker<Arc<D::Event>>>> {
+        match self.marker_for(driver, from, p.epoch) {
+            Err(e) if p.on == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
+                self.wait_host(driver, p, core::time::Duration::MAX).map(|_| None)
+            }
+            marker => marker,
+        }
     }
 }
 
@@ -418,7 +523,7 @@ impl<D: Driver> Drop for Sealing<'_, D> {
     fn drop(&mut self) {
         let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
         for touch in self.touches {
-            touch.of.seal(self.stream, touch.intent, epoch);
+            touch.of.seal(self.stream, touch.intent, epoch, None);
         }
     }
 }
@@ -428,27 +533,45 @@ impl<D: Driver> Drop for Sealing<'_, D> {
 /// # Errors
 /// An allocation or a stream of another device; a capturing stream; a wait that could not be inserted.
 pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D>]) -> Result<(), Error> {
-    let (registry, driver, line) = (stream.registry(), stream.driver(), stream.line());
     for holder in touches.iter().filter_map(|t| t.of.holder()) {
         holder.check(stream)?;
     }
     stream.refuse_capture()?;
-    if !registry.alive() {
-        return Err(lost());
-    }
-    registry.serve(driver);
-    stream.keeper().serve();
-    let mut pending = PendingSet::new();
-    for touch in touches {
-        touch.of.conflicts(line, touch.intent.access(), &mut pending);
-    }
+    order_line_behind(&Via::of(stream), stream.line(), touches)
+}
+
+/// As [`order_behind`], for a stream of this device that does not capture.
+fn order_line_behind<D: Driver>(
+    via: &Via<'_, D>,
+    line: &Line<D>,
+    touches: &[Touch<'_, D>],
+) -> Result<(), Error> {
+    let pending = all_conflicts(via, line.id, touches)?;
     if !pending.is_empty() {
-        registry.order_after_all(driver, line, &pending)?;
+        via.registry.order_after_all(via.driver, line, &pending)?;
     }
     for id in touches.iter().filter(|t| !t.of.is_home(line)).filter_map(|t| t.of.id()) {
-        driver.note(Note::Admitted { id, stream: stream.id() });
+        via.driver.note(Note::Admitted { id, stream: line.info.id });
     }
     Ok(())
+}
+
+/// What operations with these touches on `to` have to come after. Errands are run first.
+fn all_conflicts<D: Driver>(
+    via: &Via<'_, D>,
+    to: TimelineId,
+    touches: &[Touch<'_, D>],
+) -> Result<PendingSet, Error> {
+    if !via.registry.alive() {
+        return Err(lost());
+    }
+    via.registry.serve(via.driver);
+    via.keeper.serve();
+    let mut pending = PendingSet::new();
+    for touch in touches {
+        touch.of.conflicts(to, touch.intent.access(), &mut pending);
+    }
+    Ok(pending)
 }
 
 /// Queues an operation on a stream behind everything that its touches have to come after, and records them. The

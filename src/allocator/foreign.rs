@@ -24,9 +24,12 @@ pub(crate) struct Foreign<D: Driver> {
     /// The stream it was brought in on. It is held open, as by a use until the drop.
     pub(super) home: Arc<Line<D>>,
     pub(super) uses: Mutex<Uses>,
+    /// As a pool's: what another room keeps with it.
+    #[cfg(feature = "cuda")]
+    pub(super) guest: super::pool::Guest,
     bytes: u64,
-    /// Taken in the drop.
-    owner: Option<Box<dyn Send>>,
+    /// Taken in the drop. Behind a lock because it may be no `Sync`: nobody looks at it through a shared reference.
+    owner: Mutex<Option<Box<dyn Send>>>,
 }
 
 impl<D: Driver> Foreign<D> {
@@ -41,8 +44,13 @@ impl<D: Driver> Foreign<D> {
             keeper: Arc::clone(stream.keeper()),
             home,
             uses: Mutex::new(Uses::default()),
-            owner: Some(owner),
+            #[cfg(feature = "cuda")]
+            guest: super::pool::Guest::new(),
+            owner: Mutex::new(Some(owner)),
         }
+    }
+    pub(super) fn keeper(&self) -> &Keeper<D> {
+        &self.keeper
     }
     /// Fails for a stream of another device.
     pub(super) fn check(&self, stream: &Stream<D>) -> Result<(), Error> {
@@ -75,7 +83,7 @@ impl<D: Driver> fmt::Debug for Foreign<D> {
 
 impl<D: Driver> Drop for Foreign<D> {
     fn drop(&mut self) {
-        let Some(owner) = self.owner.take() else { return };
+        let Some(owner) = self.owner.lock().take() else { return };
         let uses = core::mem::take(&mut *self.uses.lock());
         let mut pending: PendingSet = {
             let seen = self.registry.seen();

@@ -15,7 +15,7 @@ use super::Live;
 use super::hands::Hands;
 use super::miss::ROUNDS;
 use super::pinned::PinnedAllocation;
-use super::pool::release_open;
+use super::pool::{note_pending, release_open};
 use super::shared::Core;
 use super::trim::Trimmed;
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
@@ -221,11 +221,7 @@ impl<D: Driver> HostPool<D> {
             state.heap.hold(chunk, generation, Epoch::COMPLETE);
             state.counters.in_flight_frees += 1;
             for p in &pending {
-                if let Some(line) = core.registry.line(p.on)
-                    && line.note_unmarked(len.bytes())
-                {
-                    core.registry.raise_errand();
-                }
+                note_pending(&core.registry, *p, len.bytes(), false);
             }
             state.in_flight.insert(Entry {
                 chunk: chunk.index(),

@@ -89,7 +89,7 @@ impl<D: Driver> Line<D> {
         self.state.lock().timeline.above(Epoch(0)).for_each(show);
     }
     /// Asks for a marker that covers what was freed until now.
-    pub(super) fn raise_due(&self) {
+    pub(crate) fn raise_due(&self) {
         self.due.fetch_max(self.stamp().0, Ordering::AcqRel);
     }
     /// Whether a marker has fallen due and nobody made it yet.

@@ -29,9 +29,17 @@ pub(crate) struct Pool<D: Driver> {
     /// [`Core::small_bytes`], so that a hit reads nothing of the core: misses of all threads write there.
     pub(crate) small_bytes: u64,
     state: Shared,
+    /// What another room keeps with the pool for as long as it has allocations (`interop`: the stream as another library
+    /// has it).
+    #[cfg(feature = "cuda")]
+    pub(crate) guest: Guest,
     /// One grower a pool at a time; held over driver calls, and by nobody who frees.
     pub(crate) grower: Ranked<()>,
 }
+
+/// What another room keeps with something of the allocator's.
+#[cfg(feature = "cuda")]
+pub(crate) type Guest = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync>>;
 
 /// What other threads touch, on cache lines of its own.
 #[repr(align(128))]
@@ -276,6 +284,8 @@ impl<D: Driver> Pool<D> {
             line,
             number,
             state: Shared { state: Ranked::new(Rank::Pool, state), longest: AtomicU32::new(0) },
+            #[cfg(feature = "cuda")]
+            guest: Guest::new(),
             grower: Ranked::new(Rank::Grower, ()),
         }
     }
@@ -387,7 +397,7 @@ impl<D: Driver> Pool<D> {
             })
         };
         let unknown = unknown && !planted!(UnknownPlain);
-        if unknown {
+        if unknown && pending.iter().all(|p| p.on != CONTEXT) {
             pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
         }
         let early = if planted!(Z32) { self.line.stamp() } else { Epoch::COMPLETE };
@@ -404,11 +414,7 @@ impl<D: Driver> Pool<D> {
             let home = self.line.stamp();
             state.heap.hold(chunk, generation, home);
             for p in &pending {
-                if let Some(line) = registry.line(p.on)
-                    && line.note_unmarked(view.len.bytes())
-                {
-                    registry.raise_errand();
-                }
+                note_pending(registry, *p, view.len.bytes(), unknown);
             }
             state.in_flight.insert(Entry {
                 chunk: chunk.index(),
@@ -618,9 +624,27 @@ impl From<&crate::heap::Cut> for Range {
     }
 }
 
-/// The open uses of a freed allocation end: the last one on a stream that nobody holds lets it close.
+/// A range was freed that has to wait for `pending`: counts towards its stream's next marker. For the context, which
+/// nobody else would mark, one falls due at once, unless the caller makes it (`made`).
+pub(crate) fn note_pending<D: Driver>(registry: &Registry<D>, pending: Pending, bytes: u64, made: bool) {
+    let Some(line) = registry.line(pending.on) else { return };
+    if line.note_unmarked(bytes) {
+        registry.raise_errand();
+    }
+    if pending.on == CONTEXT && !made {
+        line.raise_due();
+        registry.raise_errand();
+    }
+}
+
+/// The open uses of a freed allocation end.
 pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
-    for on in uses.open_on().filter(|_| !planted!(OpenForgotten)) {
+    release_uses(registry, uses.open_on());
+}
+
+/// Open uses end, one on each of these streams.
+pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoIterator<Item = TimelineId>) {
+    for on in on.into_iter().filter(|_| !planted!(OpenForgotten)) {
         if let Some(line) = registry.line(on) {
             close_open(registry, &line);
         }

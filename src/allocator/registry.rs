@@ -7,6 +7,9 @@
 //!
 //! It does not know pools, chunks or bytes.
 
+#[cfg(feature = "cuda")]
+pub(crate) mod entered;
+
 use super::line::new_line;
 pub(crate) use super::line::{CONTEXT, Line};
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
@@ -380,10 +383,7 @@ impl<D: Driver> Registry<D> {
         if planted!(CompleteJoinsNow) {
             self.learn(&line.clock());
         }
-        let mut state = line.state.lock();
-        let done: Vec<_> = state.timeline.retire(line.seen()).collect();
-        drop(state);
-        self.recycle(done.into_iter());
+        self.proved(line, marker.number);
     }
 
     /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear

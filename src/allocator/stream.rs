@@ -105,7 +105,7 @@ impl<D: Driver> Stream<D> {
 
     /// Fails for a stream that is being captured.
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
-        if !self.0.foreign {
+        if !self.0.foreign && !self.line().foreign.load(Ordering::Relaxed) {
             return Ok(());
         }
         let registry = self.registry();

@@ -27,6 +27,13 @@ pub use view::{DeviceView, DeviceViewMut};
 
 use crate::error::Error;
 
+/// Arrays go to any thread and are shared by them, wherever their memory is from.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<DeviceArray<u8, crate::driver::null::Null>>();
+    is_shared::<PinnedArray<u8, crate::driver::null::Null>>();
+};
+
 /// The bytes of an array.
 ///
 /// # Errors

@@ -24,6 +24,7 @@
 //! # Ok(()) }
 //! ```
 
+mod guard;
 mod house;
 mod launch;
 mod number;
@@ -32,6 +33,7 @@ mod twins;
 mod verbs;
 
 pub use crate::driver::{Argument, Grid, Kernel, Kernels, Twin, TwinMemory};
+pub use guard::{ReadOn, WriteOn};
 pub use house::{house, load_house};
 pub use number::Number;
 pub use operand::{Arguments, Operand, Parameter};

@@ -21,7 +21,7 @@ mod tests;
 pub use clock::Clock;
 pub use inflight::{Entry, InFlight};
 pub use timeline::{Marker, Timeline};
-pub use uses::{Access, Operation, Use, UseKind, Uses};
+pub use uses::{Access, Operation, Streams, Use, UseKind, Uses};
 
 use crate::units::Epoch;
 use smallvec::SmallVec;

@@ -136,10 +136,31 @@ fn o6_a_whole_write_replaces_exact_uses_and_leaves_open_ones() {
     let mut uses = Uses::default();
     uses.exact(S, Access::Write, Epoch(7));
     let open = uses.open(U, Access::Read);
-    uses.replace_exact(T, Epoch(2));
+    assert!(uses.replace_exact(T, Epoch(2)).is_empty(), "no open use ended");
     let set = uses.at_free(Some(TimelineId(99)), |_| Epoch(5));
     assert_eq!(set.as_slice(), [pending(U, 5), pending(T, 2)]);
     assert!(uses.withdraw(open));
+}
+
+#[test]
+fn o6_what_is_lent_is_open_until_a_write_to_the_whole() {
+    let mut uses = Uses::default();
+    assert!(uses.lend(S, Access::Read));
+    assert!(!uses.lend(S, Access::Read), "one a stream and kind");
+    assert!(uses.lend(S, Access::Write) && uses.lend(U, Access::Read) && uses.declare(U));
+    assert!(uses.conflicts(T, Access::Read, |_| Epoch(4)).contains(&pending(S, 4)), "not exact: it grows");
+    assert!(uses.conflicts(T, Access::Read, |_| Epoch(6)).contains(&pending(S, 6)));
+    assert_eq!(uses.open_on().count(), 4);
+    let mut ended = uses.replace_exact(T, Epoch(2));
+    ended.sort_unstable();
+    assert_eq!(ended[..], [S, S, U], "each of them counted once");
+    assert_eq!(
+        uses.at_free(None, |_| Epoch(9)).as_slice(),
+        [pending(U, 9), pending(T, 2)],
+        "declared ones stay"
+    );
+    assert!(uses.lend(S, Access::Read), "a new one");
+    assert_eq!(uses.forget_exact()[..], [S]);
 }
 
 #[test]

@@ -2,14 +2,18 @@
 //!
 //! An **exact** use has a marker that was reserved and recorded after the operation. An **open** use has only a stream:
 //! it belongs to one operation, which alone seals or withdraws it; a raw `record_use` keeps one open use a stream until
-//! the free, because nobody says when the foreign kernel was queued. What is open at the free is sealed there with the
-//! number that the next marker of that stream will have.
+//! the free, because nobody says when the foreign kernel was queued. A **lent** use is open for as long as a borrow of the
+//! array, whose end nobody tells: until the array is borrowed alone and whole again, or freed. What is open at the free is
+//! sealed there with the number that the next marker of that stream will have.
 //!
 //! It does not know the allocation, the pool or who waits.
 
 use super::{Pending, PendingSet, TimelineId};
 use crate::units::Epoch;
 use smallvec::SmallVec;
+
+/// Some streams.
+pub type Streams = SmallVec<[TimelineId; 2]>;
 
 /// What a use did to the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +33,8 @@ pub struct Operation(u32);
 pub enum UseKind {
     /// Declared by `record_use`: open until the free.
     Declared,
+    /// Open, for operations that are all queued before the array is next borrowed alone.
+    Lent,
     /// Open, owned by one operation.
     Open(Operation),
     /// Ends at or before this marker.
@@ -92,6 +98,16 @@ impl Uses {
         operation
     }
 
+    /// Somebody may queue operations on `on` while they borrow the array, and will not say when: `true` if it is new,
+    /// `false` if as much was lent there already.
+    pub fn lend(&mut self, on: TimelineId, access: Access) -> bool {
+        if self.all.iter().any(|u| u.on == on && u.access == access && u.kind == UseKind::Lent) {
+            return false;
+        }
+        self.all.push(Use { on, access, kind: UseKind::Lent });
+        true
+    }
+
     /// The operation was never queued: its use is gone. `false` if it was not open.
     pub fn withdraw(&mut self, operation: Operation) -> bool {
         let before = self.all.len();
@@ -127,15 +143,21 @@ impl Uses {
     }
 
     /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
-    /// nothing more. Open ones stay, they belong to their operations.
-    pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) {
-        self.all.retain(|u| u.is_open() && !planted!(ArrayWholeForgetsOpen));
+    /// nothing more. Nor do lent ones, whose operations were queued before the array could be borrowed alone: the
+    /// streams whose open uses ended so, one entry a use. Other open ones stay, they belong to their operations.
+    #[must_use = "the streams' counts of open uses fall"]
+    pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) -> Streams {
+        let ended = self.forget_exact();
         self.exact(on, Access::Write, epoch);
+        ended
     }
 
-    /// As [`Uses::replace_exact`] by the home stream, whose own uses need no entry.
-    pub fn forget_exact(&mut self) {
-        self.all.retain(|u| u.is_open() && !planted!(ArrayWholeForgetsOpen));
+    /// As [`Uses::replace_exact`] by the home stream, whose own uses need no entry, or by a use that stays open.
+    #[must_use = "the streams' counts of open uses fall"]
+    pub fn forget_exact(&mut self) -> Streams {
+        let ended = self.all.iter().filter(|u| u.kind == UseKind::Lent).map(|u| u.on).collect();
+        self.all.retain(|u| u.is_open() && u.kind != UseKind::Lent);
+        ended
     }
 
     /// What an access on `to` has to be ordered after: writes for a read, everything for a write. Open uses are given the
@@ -170,7 +192,7 @@ impl Uses {
         for u in self.all.iter().filter(|u| of(u)) {
             let epoch = match u.kind {
                 UseKind::Exact(e) => e,
-                UseKind::Declared | UseKind::Open(_) => next(u.on),
+                UseKind::Declared | UseKind::Lent | UseKind::Open(_) => next(u.on),
             };
             match set.iter_mut().find(|p: &&mut Pending| p.on == u.on) {
                 Some(p) => p.epoch = p.epoch.max(epoch),

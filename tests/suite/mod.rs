@@ -17,7 +17,7 @@
 //! | `scrub` | the allocator: memory that changes hands shows nothing |
 //! | `rows` | rows of tests/rows.rs that are shown on every device |
 //! | `arrays`, `transfers` | typed arrays, copies and their tokens |
-//! | `kernels` | kernels on arrays |
+//! | `kernels`, `guards` | kernels on arrays, ours to queue or somebody else's |
 //! | `flight` | reuse while everything is provably in flight; and that this test can fail |
 
 #![allow(dead_code, unreachable_pub, reason = "each bench uses some of it")]
@@ -26,6 +26,7 @@ pub mod arrays;
 pub mod capture;
 pub mod deaf;
 pub mod flight;
+pub mod guards;
 pub mod habits;
 pub mod kernels;
 pub mod limits;
@@ -292,6 +293,11 @@ macro_rules! conformance {
                 a_sum_of_floats_is_the_same_everywhere, elements_are_picked_and_spread, lengths_are_compared,
                 a_launch_waits_for_exactly_what_it_must, arrays_dropped_behind_a_launch_are_reused_in_order,
                 a_named_kernel_takes_operands,
+            ]
+            guards: [
+                a_guard_waits_for_what_it_must_and_nobody_for_more_than_it,
+                a_forgotten_guard_stays_open,
+                an_array_dropped_behind_a_forgotten_guard_is_reused_in_order, a_part_is_written_beside_another,
             ]
             flight: [patterns_survive_while_everything_is_in_flight]
         }

@@ -9,6 +9,7 @@
 //! is pushed and, at the end of the call, popped. Setting it and leaving it set would be cheaper and would surprise a
 //! program that works with two contexts in one thread.
 
+use super::alias::Parked;
 use super::kernel::Kernels;
 use super::launch::Loaded;
 use super::probe::{Api, Code, api};
@@ -21,8 +22,8 @@ use crate::sync::{Arc, Mutex, Weak};
 use crate::units::DeviceId;
 use core::ffi::c_int;
 use core::fmt;
-use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUctx_st, CUstream, CUstream_st};
+use cudarc::driver::{CudaContext, CudaStream};
 
 /// Errors of destructors that are kept, at most.
 const DEFERRED_KEPT: usize = 64;
@@ -38,7 +39,7 @@ enum Keep {
     /// The device's primary context, retained by us.
     Primary,
     /// Somebody else's, by their counted reference.
-    Theirs(#[allow(dead_code, reason = "held, not read")] Arc<CudaContext>),
+    Theirs(Arc<CudaContext>),
 }
 
 /// One context and what our values in it share.
@@ -60,6 +61,11 @@ pub(super) struct Device {
     pub(super) has_pools: bool,
     /// A stream for our own fills; made when first needed.
     internal: Mutex<Option<Handle<CUstream_st>>>,
+    /// cudarc's value of a context that we opened, once it was asked for, and streams whose aliases are lent.
+    pub(super) alias: Mutex<Option<Arc<CudaContext>>>,
+    pub(super) parked: Parked,
+    /// A stream of cudarc's in that context, which does nothing: it keeps cudarc's tracking on (hazard 2).
+    pub(super) anchor: Mutex<Option<Arc<CudaStream>>>,
     deferred: Mutex<Vec<DriverError>>,
     keep: Keep,
 }
@@ -150,6 +156,9 @@ impl Device {
             granularity: None,
             has_pools: false,
             internal: Mutex::new(None),
+            alias: Mutex::new(None),
+            parked: Parked::default(),
+            anchor: Mutex::new(None),
             deferred: Mutex::new(Vec::new()),
             keep,
         };
@@ -158,6 +167,14 @@ impl Device {
         let device = Arc::new(device);
         open.push((context.number(), Arc::downgrade(&device)));
         Ok(device)
+    }
+
+    /// cudarc's value that this was made from.
+    pub(super) fn theirs(&self) -> Option<&Arc<CudaContext>> {
+        match &self.keep {
+            Keep::Theirs(theirs) => Some(theirs),
+            Keep::Primary => None,
+        }
     }
 
     pub(super) fn table(&self) -> &Table {
@@ -352,6 +369,16 @@ impl Drop for Device {
         if let Some(stream) = self.internal.get_mut().take() {
             // SAFETY: made by `internal_stream`; the device is being dropped, so nobody else has it.
             unsafe { self.destroy_stream(stream) };
+        }
+        self.sweep_parked();
+        let theirs = (self.anchor.get_mut().take(), self.alias.get_mut().take());
+        if let (Some(_), _) | (_, Some(_)) = &theirs {
+            // The last references destroy the stream and give the context back, and to do so make it current.
+            let before = self.current();
+            drop(theirs);
+            if let Ok(before) = before {
+                self.restore(before);
+            }
         }
         if let Keep::Primary = self.keep {
             self.release_primary();

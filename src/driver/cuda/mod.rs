@@ -11,6 +11,7 @@
 //! | `context` | one context: bound, restored, shared, counted |
 //! | `memory`, `virt`, `copy` | plain and pinned memory; virtual memory; copies and fills |
 //! | `stream`, `event` | whose a stream is and who; events, waits, capture mode |
+//! | `alias` | cudarc's values of our streams, and whose a stream of cudarc's is |
 //! | `kernel`, `gate` | our own kernels: fill, check, hold |
 //! | `launch` | anybody's kernels, loaded once |
 //! | `ranges` | what was handed out, so that safe verbs can check |
@@ -34,6 +35,7 @@
 //! # Ok(()) }
 //! ```
 
+mod alias;
 mod context;
 mod copy;
 mod event;
@@ -48,6 +50,7 @@ mod stream;
 mod table;
 mod virt;
 
+pub(crate) use alias::Found;
 pub use event::GpuEvent;
 pub use gate::GpuGate;
 pub use kernel::BadRange;

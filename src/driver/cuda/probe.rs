@@ -21,7 +21,7 @@ pub(super) const OLDEST: u32 = 11_040;
 pub(super) const PATH_VARIABLE: &str = "MILLPOND_LIBCUDA";
 
 /// The names of the driver's library, in cudarc's order: handles go to and fro, so both must find the same one.
-const NAMES: &[&str] = &["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
+pub(super) const NAMES: &[&str] = &["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
 
 /// A driver that was found.
 pub(super) struct Api {

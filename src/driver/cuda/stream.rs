@@ -30,14 +30,14 @@ use std::collections::HashMap;
 use std::thread::ThreadId;
 
 /// `CU_STREAM_LEGACY`; 0 means the same here.
-const LEGACY: usize = 1;
+pub(super) const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
-const PER_THREAD: usize = 2;
+pub(super) const PER_THREAD: usize = 2;
 /// The capture code that says "not this stream, but one that it would wait for".
 const CAPTURE_IMPLICIT: u32 = 906;
 
 /// Whose a native stream is.
-enum Whose {
+pub(super) enum Whose {
     /// Made by us, destroyed by us.
     Ours,
     /// Somebody's, held by their reference until we drop it.
@@ -59,6 +59,8 @@ struct Inner {
     whose: Whose,
     /// The native handle was given out, so that a capture may have begun on it.
     exposed: AtomicBool,
+    /// cudarc's value of a stream of ours, once it was asked for (`alias`).
+    alias: Mutex<Option<Arc<CudaStream>>>,
 }
 
 /// A counted reference to a native stream. Cheap to clone.
@@ -85,6 +87,12 @@ impl GpuStream {
     }
     pub(super) fn device(&self) -> &Arc<Device> {
         &self.0.device
+    }
+    pub(super) fn whose(&self) -> &Whose {
+        &self.0.whose
+    }
+    pub(super) fn alias(&self) -> &Mutex<Option<Arc<CudaStream>>> {
+        &self.0.alias
     }
     /// The handle, for a call on this thread.
     pub(super) fn here(&self, call: Call) -> DriverResult<CUstream> {
@@ -118,10 +126,11 @@ impl Drop for Inner {
     fn drop(&mut self) {
         match &mut self.whose {
             Whose::Ours => {
+                let alias = self.alias.get_mut().take();
                 // SAFETY: `create_stream` made it, and this is the last reference.
                 #[allow(unsafe_code, reason = "foreign calls")]
                 unsafe {
-                    self.device.destroy_stream(self.handle);
+                    self.device.destroy_lent(self.handle, alias);
                 }
             }
             Whose::Adopted(theirs) => {
@@ -174,6 +183,13 @@ impl Known {
         let same = |s: &&Arc<Inner>| matches!(s.whose, Whose::Adopted(_)) && s.handle.0 == handle;
         live.iter().find(same).map(|s| s.info.id)
     }
+    /// Who has this handle, of the streams that are kept alive here: nobody else can have it meanwhile.
+    pub(super) fn held(&self, handle: CUstream) -> Option<StreamId> {
+        let live: Vec<Arc<Inner>> = self.live.lock().iter().filter_map(Weak::upgrade).collect();
+        let same =
+            |s: &&Arc<Inner>| matches!(s.whose, Whose::Ours | Whose::Adopted(_)) && s.handle.0 == handle;
+        live.iter().find(same).map(|s| s.info.id)
+    }
     fn number(&self, of: Numbered) -> StreamId {
         *self.numbers.lock().entry(of).or_insert_with(fresh_number)
     }
@@ -192,7 +208,7 @@ fn per_thread_handle() -> CUstream {
     without_provenance_mut(PER_THREAD)
 }
 
-fn capturing(call: Call, message: &'static str) -> DriverError {
+pub(super) fn capturing(call: Call, message: &'static str) -> DriverError {
     DriverError::new(call.name(), 900, DriverErrorKind::Capturing, message)
 }
 
@@ -220,7 +236,7 @@ impl Device {
     ///
     /// # Safety
     /// As [`Device::captures`], and the stream does not capture.
-    unsafe fn driver_id(&self, stream: CUstream) -> DriverResult<Option<StreamId>> {
+    pub(super) unsafe fn driver_id(&self, stream: CUstream) -> DriverResult<Option<StreamId>> {
         let Some(get_id) = self.table().stream_get_id else { return Ok(None) };
         let mut id = 0;
         let bound = self.bind()?;
@@ -280,6 +296,7 @@ impl Cuda {
         } else {
             (NON_BLOCKING, StreamKind::NonBlocking)
         };
+        device.sweep_parked();
         let handle =
             device.make_stream(if planted!(CudaBlockingStream) { 0 } else { flags }, options.priority)?;
         // SAFETY: made above.
@@ -295,11 +312,22 @@ impl Cuda {
     }
 
     fn reference(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
-        let device = Arc::clone(&self.device);
-        let exposed = AtomicBool::new(false);
-        let stream = GpuStream(Arc::new(Inner { device, handle: Handle(handle), info, whose, exposed }));
+        let stream = self.unlisted(handle, info, whose);
         self.device.known.add(&stream);
         stream
+    }
+
+    fn unlisted(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
+        let device = Arc::clone(&self.device);
+        let (exposed, alias) = (AtomicBool::new(false), Mutex::new(None));
+        GpuStream(Arc::new(Inner { device, handle: Handle(handle), info, whose, exposed, alias }))
+    }
+
+    /// A stream that is alive for as long as the reference: with no identity, and in no list that others could find it in.
+    pub(super) fn passing_reference(&self, handle: CUstream) -> GpuStream {
+        let kind = StreamKind::Blocking;
+        let info = StreamInfo { id: StreamId(u64::MAX), device: self.device.id, kind, mortal: true };
+        self.unlisted(handle, info, Whose::Promised)
     }
 
     /// A stream of cudarc's, kept until the last clone of the reference is dropped: so an allocator keeps it until its

@@ -15,6 +15,11 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 /// Where the addresses of simulated devices begin.
 const DEVICE: u64 = 1 << 48;
 
+/// Null is no address of a device's, whatever the order: refused at once, as by a driver that looks the address up.
+fn no_null(addr: u64, bytes: usize) -> Outcome {
+    if addr == 0 && bytes > 0 { Err(Fail::invalid("a null address in device memory")) } else { Ok(()) }
+}
+
 /// Into pageable memory a copy returns when it is done, and would fail at a spin kernel: that is waited for first.
 fn wait_for_spins(sim: &Sim, stream: &SimStream) -> Outcome {
     if spin::any() && !sim.is_capturing(stream)? {
@@ -25,11 +30,13 @@ fn wait_for_spins(sim: &Sim, stream: &SimStream) -> Outcome {
 
 #[allow(unsafe_code, reason = "copies work on raw addresses")]
 fn h2d(dst: u64, src: u64, bytes: usize, sim: &Sim, stream: &SimStream) -> Outcome {
+    no_null(dst, bytes)?;
     // SAFETY: the program's contract with the driver: the source is readable until the copy is done.
     Ok(unsafe { sim.copy_h2d(Addr(dst), src as *const u8, bytes as u64, stream) }?)
 }
 #[allow(unsafe_code, reason = "copies work on raw addresses")]
 fn d2h(dst: u64, src: u64, bytes: usize, sim: &Sim, stream: &SimStream) -> Outcome {
+    no_null(src, bytes)?;
     if !crate::host::is_pinned(dst) {
         wait_for_spins(sim, stream)?;
     }
@@ -38,11 +45,13 @@ fn d2h(dst: u64, src: u64, bytes: usize, sim: &Sim, stream: &SimStream) -> Outco
 }
 #[allow(unsafe_code, reason = "copies work on raw addresses")]
 fn d2d(dst: u64, src: u64, bytes: usize, sim: &Sim, stream: &SimStream) -> Outcome {
+    no_null(dst, bytes).and_then(|()| no_null(src, bytes))?;
     // SAFETY: memory of the simulated device only: it checks every access.
     Ok(unsafe { sim.copy_d2d(Addr(dst), Addr(src), bytes as u64, stream) }?)
 }
 #[allow(unsafe_code, reason = "fills work on raw addresses")]
 fn fill(dst: u64, value: u8, bytes: usize, sim: &Sim, stream: &SimStream) -> Outcome {
+    no_null(dst, bytes)?;
     // SAFETY: as for `d2d`.
     Ok(unsafe { sim.fill(Addr(dst), value, bytes as u64, stream) }?)
 }

@@ -1,0 +1,108 @@
+//! Operations that somebody queues for as long as a borrow of an array lasts, and says nothing at its end.
+//!
+//! The simple version is `record_use`: open until the free. One thing is known better: all that was queued under a borrow
+//! was queued before the array can be borrowed alone and whole again. So an access to the whole, ordered behind what the
+//! stream holds by then, ends the use.
+//!
+//! A stream that nobody here holds may be gone before its work has to be waited for. Its uses are the whole context's.
+//!
+//! This file does not know what is queued, or by which library.
+
+use super::super::registry::entered::Entered;
+use super::super::registry::{Line, Registry};
+use super::{Holder, Intent, Touch, all_conflicts, order_line_behind};
+use crate::driver::{Driver, DriverResult};
+use crate::error::Error;
+use crate::order::{Access, Completed, Pending, PendingSet, TimelineId};
+use crate::sync::Ordering;
+
+/// Nobody's timeline: none is ever numbered so.
+const NOBODY: TimelineId = TimelineId(u32::MAX);
+
+/// A stream that a library names.
+pub(crate) enum Named<'a, D: Driver> {
+    /// Held here: it can be marked at any time.
+    Held(Entered<'a, D>),
+    /// Nobody here holds it: alive for the length of the call.
+    Unknown(&'a D::Stream),
+}
+
+/// Orders a stream that does not capture behind what this touch has to come after, and lets its caller queue operations
+/// there for as long as it borrows what is touched. The host does not wait.
+///
+/// # Errors
+/// A wait that could not be inserted: nothing is lent then.
+pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Result<(), Error> {
+    let (of, access) = (touch.of, touch.intent.access());
+    let Some(holder) = of.holder() else { return Ok(()) };
+    let via = holder.via();
+    let entered = match stream {
+        Named::Held(entered) => entered,
+        Named::Unknown(native) => {
+            let pending = all_conflicts(&via, NOBODY, &[touch])?;
+            order_unknown(via.registry, via.driver, native, &pending)?;
+            lend_to_anybody(touch);
+            return Ok(());
+        }
+    };
+    let line = entered.line();
+    order_line_behind(&via, line, &[touch])?;
+    // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
+    // stream comes after all of it.
+    if touch.intent == Intent::WriteWhole {
+        of.forget_home_reads();
+        of.forget_shared();
+    }
+    if of.is_home(line) {
+        of.count_at_home(access);
+    } else {
+        if touch.intent == Intent::WriteWhole {
+            of.home_written.store(0, Ordering::Release);
+        }
+        holder.lend_use(line, access);
+        of.shared.store(true, Ordering::Release);
+        of.note_used(via.driver, line.info.id);
+    }
+    Ok(())
+}
+
+/// Lets nobody knows whom queue operations on any stream of the context, for as long as they borrow what is touched. Orders
+/// nothing.
+pub(crate) fn lend_to_anybody<D: Driver>(touch: Touch<'_, D>) {
+    let of = touch.of;
+    let Some(holder) = of.holder() else { return };
+    holder.lend_use(holder.via().registry.context(), touch.intent.access());
+    of.shared.store(true, Ordering::Release);
+}
+
+/// Orders later work on a stream that has no timeline after all of `pending`: nothing is known of it, nothing is learnt.
+fn order_unknown<D: Driver>(
+    registry: &Registry<D>,
+    driver: &D,
+    native: &D::Stream,
+    pending: &[Pending],
+) -> DriverResult<()> {
+    let missing: PendingSet = {
+        let seen = registry.seen();
+        pending.iter().copied().filter(|&p| !seen.is_complete(p)).collect()
+    };
+    for p in missing {
+        if let Some(from) = registry.line(p.on)
+            && let Some(marker) = registry.marker_or_wait(driver, &from, p)?
+        {
+            registry.watch(driver.wait(native, &marker.event))?;
+        }
+    }
+    Ok(())
+}
+
+impl<D: Driver> Holder<'_, D> {
+    /// Another stream may be given operations.
+    fn lend_use(&self, on: &Line<D>, access: Access) {
+        self.with_uses(|uses| {
+            if uses.lend(on.id, access) {
+                on.open.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+    }
+}

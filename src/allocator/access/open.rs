@@ -1,0 +1,95 @@
+//! Operations that somebody else queues while a guard is held: their uses are open before they are queued, and sealed at
+//! the guard's end. To forget it leaves the use open, which costs waits and never an order.
+//!
+//! This file does not know what is queued, or by which library.
+
+use super::super::registry::Line;
+use super::super::stream::Stream;
+use super::{Holder, Intent, Touch, Tracked, order_behind};
+use crate::driver::{Driver, Note};
+use crate::error::Error;
+use crate::order::{Access, Operation};
+use crate::sync::Ordering;
+use crate::units::StreamId;
+
+/// One allocation's part in an operation that its holder queues on `stream` while this lives. Its stream is ordered behind
+/// what has to come before.
+pub(crate) struct Opened<'a, D: Driver> {
+    touch: Touch<'a, D>,
+    stream: &'a Stream<D>,
+    /// The open use; none where the stream is the home stream, which counts.
+    operation: Option<Operation>,
+}
+
+impl<'a, D: Driver> Opened<'a, D> {
+    /// Orders the stream, and opens the use.
+    ///
+    /// # Errors
+    /// As [`order_behind`]: nothing is open then.
+    pub(crate) fn new(stream: &'a Stream<D>, touch: Touch<'a, D>) -> Result<Opened<'a, D>, Error> {
+        order_behind(stream, &[touch])?;
+        let (of, line) = (touch.of, stream.line());
+        let operation = match of.holder() {
+            Some(holder) if holder.home().id != line.id => {
+                let operation = holder.open_use(line, touch.intent.access());
+                of.shared.store(true, Ordering::Release);
+                of.note_used(stream.driver(), stream.id());
+                Some(operation)
+            }
+            _ => {
+                of.count_at_home(touch.intent.access());
+                None
+            }
+        };
+        Ok(Opened { touch, stream, operation })
+    }
+
+    pub(crate) fn stream(&self) -> &'a Stream<D> {
+        self.stream
+    }
+}
+
+impl<D: Driver> Drop for Opened<'_, D> {
+    /// The operation was queued, or will not be.
+    fn drop(&mut self) {
+        let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
+        // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much.
+        let marker = of.lives_on_several(line).then(|| self.stream.record().ok()).flatten();
+        let epoch = marker.map_or_else(|| line.stamp(), |event| event.epoch());
+        of.seal(self.stream, intent, epoch, self.operation);
+        // Numbered first, then closed. A write to the whole has set the counts back already.
+        if of.is_home(line) {
+            match intent {
+                Intent::Read => drop(of.home_reading.fetch_sub(1, Ordering::AcqRel)),
+                Intent::Write => drop(of.home_writing.fetch_sub(1, Ordering::AcqRel)),
+                Intent::WriteWhole => {}
+            }
+        }
+    }
+}
+
+impl<D: Driver> Tracked<D> {
+    /// Somebody may queue an operation on the home stream, and has no number yet.
+    pub(super) fn count_at_home(&self, access: Access) {
+        match access {
+            Access::Read => self.home_reading.fetch_add(1, Ordering::AcqRel),
+            Access::Write => self.home_writing.fetch_add(1, Ordering::AcqRel),
+        };
+    }
+    /// Tells a checking device that this stream may use it from here on.
+    pub(super) fn note_used(&self, driver: &D, stream: StreamId) {
+        if let Some(id) = self.id() {
+            driver.note(Note::Used { id, stream, so_far: false });
+        }
+    }
+}
+
+impl<D: Driver> Holder<'_, D> {
+    /// Another stream's operation is about to be queued.
+    fn open_use(&self, on: &Line<D>, access: Access) -> Operation {
+        self.with_uses(|uses| {
+            on.open.fetch_add(1, Ordering::AcqRel);
+            uses.open(on.id, access)
+        })
+    }
+}

@@ -1,0 +1,199 @@
+//! cudarc's own objects for our streams and contexts, and whose a stream is that cudarc names.
+//!
+//! cudarc counts streams with `Arc<CudaStream>`. A stream of ours is lent as such a value that owns nothing; somebody may
+//! keep a clone of it for longer than we keep the stream. So a stream whose alias was lent is destroyed when nobody else
+//! has the alias: it waits in the device's list of the [`Parked`], which is looked through whenever a stream is made or
+//! goes. What is still lent when the device goes is left to the context: that costs a handle, and never a call on one that
+//! is another stream by then.
+//!
+//! This file does not know arrays or order.
+
+use super::Cuda;
+use super::context::{Device, bad_handle, lacking};
+use super::probe;
+use super::stream::{GpuStream, LEGACY, PER_THREAD, Whose, capturing};
+use super::table::{Call, Handle, failed, kind_of};
+use crate::driver::DriverResult;
+use crate::error::DriverError;
+use crate::sync::{Arc, Mutex};
+use crate::units::StreamId;
+use cudarc::driver::sys::CUstream_st;
+use cudarc::driver::{CudaContext, CudaStream};
+
+/// Streams that are ours to destroy, once nobody has their alias.
+#[derive(Default)]
+pub(super) struct Parked(Mutex<Vec<(Arc<CudaStream>, Handle<CUstream_st>)>>);
+
+/// Who a stream is that cudarc names.
+pub(crate) enum Found {
+    /// A default stream: there is a reference to it at any time.
+    Default(GpuStream),
+    /// A stream with this identity.
+    Known(StreamId),
+}
+
+#[allow(unsafe_code, reason = "foreign calls, and promises about foreign streams")]
+impl Device {
+    /// cudarc's value of this context: the one that it was made from, or one of ours. What was current stays so.
+    pub(super) fn cudarc(&self) -> DriverResult<Arc<CudaContext>> {
+        if let Some(theirs) = self.theirs() {
+            return Ok(Arc::clone(theirs));
+        }
+        let mut alias = self.alias.lock();
+        if let Some(alias) = &*alias {
+            return Ok(Arc::clone(alias));
+        }
+        // cudarc panics where it finds no driver; it looks under the usual names only, whatever we were told.
+        if probe::open(probe::NAMES).is_err() {
+            return Err(lacking(
+                Call::primary_retain,
+                "cudarc finds no driver: it looks for libcuda under its usual names only, not where MILLPOND_LIBCUDA points",
+            ));
+        }
+        let before = self.current()?;
+        let made = CudaContext::new(self.id.0 as usize);
+        self.restore(before);
+        let made = made.map_err(|e| failed(self.table(), Call::primary_retain, e.0 as u32))?;
+        if made.cu_ctx() != self.context.0 {
+            return Err(bad_handle(
+                Call::primary_retain,
+                "cudarc's context of this device is not ours: two drivers, or a primary context that was reset",
+            ));
+        }
+        Ok(Arc::clone(alias.insert(made)))
+    }
+
+    /// Destroys a stream of ours, now or when its alias is in nobody's hands.
+    ///
+    /// # Safety
+    /// As [`Device::destroy_stream`], and nobody else gives the alias out.
+    pub(super) unsafe fn destroy_lent(&self, stream: Handle<CUstream_st>, alias: Option<Arc<CudaStream>>) {
+        match alias {
+            Some(alias) => self.parked.0.lock().push((alias, stream)),
+            // SAFETY: passed on from the caller.
+            None => unsafe { self.destroy_stream(stream) },
+        }
+        self.sweep_parked();
+    }
+
+    /// Destroys the parked streams whose alias nobody has any more.
+    pub(super) fn sweep_parked(&self) {
+        let mut free = Vec::new();
+        self.parked.0.lock().retain_mut(|(alias, stream)| {
+            // The only reference, with no weak one to make more from.
+            let lent = Arc::get_mut(alias).is_none();
+            if !lent {
+                free.push(*stream);
+            }
+            lent
+        });
+        for stream in free {
+            // SAFETY: parked by its last reference of ours, and the alias is gone: nobody has the handle.
+            unsafe { self.destroy_stream(stream) };
+        }
+    }
+}
+
+impl GpuStream {
+    /// cudarc's value of this stream, for its safe calls and its launches: for a stream that was adopted the same `Arc`,
+    /// for one of ours an alias that may be kept for as long as one likes. Orders nothing.
+    ///
+    /// cudarc counts no stream that it has not made itself: its own slices, used on an alias alone, are not tracked by it
+    /// (hazard 3 of DESIGN.md, cudarc's own types). Arrays of ours are, whatever stream it is.
+    ///
+    /// # Errors
+    /// A raw handle's stream, which nobody keeps alive; where cudarc finds no driver; the driver's.
+    #[allow(unsafe_code, reason = "promises about streams")]
+    pub fn cudarc(&self) -> DriverResult<Arc<CudaStream>> {
+        let device = self.device();
+        match self.whose() {
+            Whose::Adopted(Some(theirs)) => Ok(Arc::clone(theirs)),
+            Whose::Legacy => Ok(device.cudarc()?.default_stream()),
+            Whose::PerThread(_) => Ok(device.cudarc()?.per_thread_stream()),
+            Whose::Ours => {
+                let mut alias = self.alias().lock();
+                if let Some(alias) = &*alias {
+                    return Ok(Arc::clone(alias));
+                }
+                let context = device.cudarc()?;
+                // SAFETY: a live stream of this context, which is destroyed when nobody has the alias any more
+                // (`destroy_lent`). Its order with other work is what whoever uses it makes of it: arrays record their uses.
+                let made = unsafe { context.wrap_borrowed_stream(self.handle()) };
+                Ok(Arc::clone(alias.insert(made)))
+            }
+            Whose::Promised | Whose::Mortal | Whose::Adopted(None) => Err(bad_handle(
+                Call::stream_get_ctx,
+                "the stream was taken by its raw handle, so that nobody keeps it alive: cudarc's value of it is its owner's to make",
+            )),
+        }
+    }
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Cuda {
+    /// Who this stream is. Its reference is alive, and so is it.
+    ///
+    /// # Errors
+    /// It captures; it is of another context; the driver's.
+    pub(crate) fn find(&self, stream: &CudaStream) -> DriverResult<Found> {
+        let (device, handle) = (&self.device, stream.cu_stream());
+        if stream.context().cu_ctx() != device.context.0 {
+            return Err(bad_handle(
+                Call::stream_get_ctx,
+                "the stream is of another device or context than the array: give the call a stream of the array's device",
+            ));
+        }
+        match handle.addr() {
+            0 | LEGACY => return Ok(Found::Default(self.legacy_stream()?)),
+            PER_THREAD => return Ok(Found::Default(self.per_thread_stream()?)),
+            _ => {}
+        }
+        // SAFETY: alive, as its reference is.
+        if unsafe { device.captures(handle)? } {
+            return Err(capturing(
+                Call::stream_get_id,
+                "the stream is capturing a graph, which could be launched when the array's memory is somebody else's",
+            ));
+        }
+        // SAFETY: alive and not capturing.
+        let id = unsafe { device.driver_id(handle)? };
+        // Without ids: whoever is held here has its handle to itself.
+        Ok(Found::Known(id.or_else(|| device.known.held(handle)).unwrap_or(StreamId(u64::MAX))))
+    }
+
+    /// Whether cudarc's tracking is on for slices of this stream, and will stay on: a stream of its own is kept for that in
+    /// the device's context. What the program itself switched off is its own to order, so it counts as on.
+    pub(crate) fn tracks(&self, stream: &CudaStream) -> DriverResult<bool> {
+        let context = self.device.cudarc()?;
+        if !Arc::ptr_eq(&context, stream.context()) {
+            return Ok(false);
+        }
+        let mut anchor = self.device.anchor.lock();
+        if anchor.is_none() {
+            let made = self.current_stays(|| context.new_stream());
+            *anchor = Some(made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))?);
+        }
+        Ok(true)
+    }
+
+    /// Runs calls of cudarc's, which leave their context current, and puts back what was.
+    pub(crate) fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
+        let before = self.device.current();
+        let result = calls();
+        match before {
+            Ok(before) => self.device.restore(before),
+            Err(e) => self.device.defer(e),
+        }
+        result
+    }
+
+    /// An error that cudarc met.
+    pub(crate) fn error_of(call: &'static str, code: u32) -> DriverError {
+        DriverError::new(call, code, kind_of(code), "cudarc met an error")
+    }
+
+    /// A reference to this stream for as long as it is borrowed, which is longer than the reference is kept.
+    pub(crate) fn for_now(&self, stream: &CudaStream) -> GpuStream {
+        self.passing_reference(stream.cu_stream())
+    }
+}

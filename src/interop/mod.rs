@@ -1,0 +1,64 @@
+//! cudarc's own types, with arrays of ours in them (feature `cuda`).
+//!
+//! Three ways:
+//!
+//! | what | for | order |
+//! |---|---|---|
+//! | cudarc's traits on [`DeviceArray`](crate::DeviceArray) and its views | safe calls that take any `DevicePtr`: copies, fills, cuBLAS | whatever stream is named waits for what it must, and is recorded |
+//! | [`ReadOn`](crate::kernel::ReadOn), [`WriteOn`](crate::kernel::WriteOn) | cudarc's `launch_builder` | the same, for one launch on the stream they name |
+//! | [`PooledSlice`] | code that wants a `CudaSlice` | cudarc's own while it lives; its bytes come back behind everything |
+//!
+//! ```
+//! use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
+//! use millpond::driver::cuda::Cuda;
+//! use millpond::{Allocator, Config};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let Ok(cuda) = Cuda::new(0) else { return Ok(()) };
+//! let gpu = Allocator::new(cuda, Config::default())?;
+//! let (copy, work) = (gpu.stream()?, gpu.stream()?);
+//! let mut x = gpu.zeros::<f32>(1024, &copy)?;
+//! let theirs = work.cudarc()?;                                  // an Arc<CudaStream>
+//! theirs.memcpy_htod(&vec![1.0; 1024], &mut x)?;                // waits for `copy`, on the device
+//! # let module = theirs.context().load_module(".version 7.0".into());
+//! # let Ok(module) = module else { return Ok(()) };
+//! let scale = module.load_function("scale")?;
+//! let mut guard = x.write_on(&work)?;
+//! // SAFETY: `scale` takes an address and a number, and writes 1024 elements.
+//! unsafe { theirs.launch_builder(&scale).arg(&mut guard).arg(&2.0_f32).launch(LaunchConfig::for_num_elems(1024))? };
+//! drop(guard);                                                  // `x` was used by `work` until here
+//! let back = x.to_pinned(&copy)?.wait()?;
+//! # drop(back);
+//! # Ok(()) }
+//! ```
+//!
+//! A stream that cudarc is given is known here if it is ours ([`Stream::cudarc`]), adopted
+//! ([`Allocator::adopt`](crate::Allocator::adopt) of [`Cuda::adopt`]) or a default stream. Of any other nothing can be
+//! kept after the call: what it was given counts as the whole context's, and who comes next waits for all of that. Adopt
+//! the streams that you use often.
+//!
+//! This room does not know markers, chunks or the driver's functions.
+
+mod launch;
+mod pooled;
+mod slice;
+
+pub use pooled::PooledSlice;
+
+use crate::allocator::Stream;
+use crate::driver::cuda::Cuda;
+use crate::error::Error;
+use cudarc::driver::CudaStream;
+use std::sync::Arc;
+
+impl Stream<Cuda> {
+    /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::driver::cuda::GpuStream::cudarc). What arrays are used
+    /// for on it is this stream's.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn cudarc(&self) -> Result<Arc<CudaStream>, Error> {
+        self.line().is_lent_out();
+        Ok(self.native().cudarc()?)
+    }
+}
