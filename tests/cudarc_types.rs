@@ -391,6 +391,53 @@ fn a_refused_wait_is_made_up_for_by_the_host() {
     }
 }
 
+/// What was adopted and let go again is as unknown as what never was.
+#[test]
+fn a_stream_that_was_let_go_is_waited_for_too() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let Given { theirs, ours } = given(&rig, &gpu, Adopted);
+        drop(ours);
+        // Something that looks after closed streams.
+        drop(gpu.uninit::<u32>(1, &home).expect("memory"));
+        let shared = sevens(&gpu, &home);
+        let at = shared.address().0;
+        let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
+        theirs.memcpy_dtod(&shared, &mut a).expect("a reader");
+        drop(theirs);
+        drop(shared);
+        drop(next_owner(&gpu, &home, at));
+        home.synchronize().expect("the next owner has written");
+        assert_eq!(read(&home.cudarc().expect("its alias"), &a), vec![7; WORDS]);
+    }
+    rig.clean();
+}
+
+/// An unknown stream's use is the whole context's; a driver that cannot mark a context has the host wait.
+#[test]
+fn without_context_events_the_host_waits_for_unknown_streams() {
+    let Some(rig) = rig() else { return };
+    let Some(fake) = &rig.fake else { return };
+    {
+        let gpu = rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let mut x = sevens(&gpu, &home);
+        let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
+        let stranger = given(&rig, &gpu, Unknown).theirs;
+        stranger.memcpy_dtod(&x, &mut a).expect("a reader");
+        let waited = fake.calls("cuCtxSynchronize");
+        // It is asked again by whoever waits instead.
+        (1..=2).for_each(|nth| fake.fail_next("cuCtxRecordEvent", nth, 801));
+        x.fill_bytes(0, &home).expect("behind the reader");
+        assert_eq!(fake.calls("cuCtxSynchronize") - waited, 1, "by the host");
+        home.synchronize().expect("filled");
+        assert_eq!(read(&stranger, &a), vec![7; WORDS]);
+    }
+    rig.clean();
+}
+
 /// A stream is destroyed when nobody has its alias any more, not before: no call ever meets another stream's handle.
 #[test]
 fn an_alias_outlives_its_stream_and_the_allocator() {
