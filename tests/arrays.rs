@@ -416,3 +416,134 @@ proptest! {
         prop_assert!(beyond * 20 <= waits, "{beyond} of {waits} waits were beyond need");
     }
 }
+
+/// Host threads that hand each other arrays, over streams that they share: whoever has an array writes it, copies it, reads
+/// it back, drops it or passes it on.
+struct Hall {
+    sim: Sim,
+    gpu: Allocator<Sim>,
+    streams: Vec<Stream<Sim>>,
+    /// Arrays that are nobody's at the moment, each with the value that it holds.
+    table: std::sync::Mutex<Vec<(DeviceArray<u8, Sim>, u8)>>,
+    forgotten: std::sync::Mutex<Vec<ManuallyDrop<Token>>>,
+}
+
+/// Choices from a seed (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+impl Hall {
+    const THREADS: u64 = 4;
+
+    fn new(schedule: Schedule) -> Hall {
+        let sim = Sim::new(GIB).schedule(schedule);
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(64 * LEN as u64));
+        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        let streams = (0..STREAMS).map(|_| gpu.stream().unwrap()).collect();
+        Hall { sim, gpu, streams, table: std::sync::Mutex::default(), forgotten: std::sync::Mutex::default() }
+    }
+
+    /// What one thread does.
+    fn guest(&self, mut dice: Dice) {
+        let mut tokens = Vec::new();
+        for _ in 0..80 {
+            let on = &self.streams[dice.below(STREAMS)];
+            let value = dice.below(256) as u8;
+            let taken = {
+                let mut table = self.table.lock().unwrap();
+                let n = table.len();
+                // A few are left for the others; more than so many are not made.
+                (n > 0 && (n > 6 || dice.below(4) > 0)).then(|| table.swap_remove(dice.below(n)))
+            };
+            let Some((mut x, mut holds)) = taken else {
+                let mut x = self.gpu.uninit(LEN, on).unwrap();
+                kernel::fill(&mut x, value, &self.streams[dice.below(STREAMS)]).unwrap();
+                self.table.lock().unwrap().push((x, value));
+                continue;
+            };
+            match dice.below(8) {
+                0 => {
+                    x.fill_bytes(value, on).unwrap();
+                    holds = value;
+                }
+                1 => {
+                    kernel::fill(&mut x, value, on).unwrap();
+                    holds = value;
+                }
+                2 => {
+                    let mut host = self.gpu.pinned_uninit::<u8>(LEN).unwrap();
+                    host.fill(value);
+                    tokens.push(Token::Up(x.copy_from(Part::new(host, ..), on).unwrap(), value));
+                    holds = value;
+                }
+                3 => {
+                    let other = self.table.lock().unwrap().pop();
+                    if let Some((y, other)) = other {
+                        x.copy_from_device(&y, on).unwrap();
+                        holds = other;
+                        self.table.lock().unwrap().push((y, other));
+                    }
+                }
+                4 | 5 => tokens.push(Token::Down(x.to_pinned(on).unwrap(), vec![holds; LEN])),
+                6 if !tokens.is_empty() => {
+                    let (which, how) = (dice.below(tokens.len()), dice.below(8));
+                    let mut forgotten = Vec::new();
+                    tokens.swap_remove(which).end(how, &mut forgotten);
+                    self.forgotten.lock().unwrap().append(&mut forgotten);
+                }
+                7 => {
+                    drop(x);
+                    continue;
+                }
+                _ => {}
+            }
+            self.table.lock().unwrap().push((x, holds));
+        }
+        for token in tokens {
+            token.end(0, &mut Vec::new());
+        }
+    }
+
+    /// Everything is read once more, and judged. How many waits there were, and how many nobody needed.
+    fn close(self) -> (u64, u64) {
+        for (x, holds) in self.table.into_inner().unwrap() {
+            assert!(x.to_vec(&self.streams[0]).unwrap() == vec![holds; LEN]);
+        }
+        for token in self.forgotten.into_inner().unwrap() {
+            drop(ManuallyDrop::into_inner(token));
+        }
+        self.gpu.check();
+        assert_eq!(self.gpu.report().total.live, 0);
+        drop((self.streams, self.gpu));
+        let tally = self.sim.verdict().unwrap_or_else(|v| panic!("{v}"));
+        assert!(self.sim.leaks().is_empty(), "{:?}", self.sim.leaks());
+        (tally.waits, tally.waits_implied + tally.waits_beyond_need)
+    }
+}
+
+#[test]
+fn arrays_go_from_thread_to_thread() {
+    let (mut waits, mut needless) = (0, 0);
+    for seed in 0..40 {
+        let schedule = if seed % 2 == 0 { Schedule::Latest } else { Schedule::Random(seed) };
+        let hall = Hall::new(schedule);
+        std::thread::scope(|threads| {
+            for thread in 0..Hall::THREADS {
+                let hall = &hall;
+                threads.spawn(move || hall.guest(Dice(seed * Hall::THREADS + thread)));
+            }
+        });
+        let (all, beyond) = hall.close();
+        (waits, needless) = (waits + all, needless + beyond);
+    }
+    // A marker is made when it is needed, and then covers what the other threads have put on its stream meanwhile.
+    assert!(waits > 1000 && needless * 10 <= waits, "{needless} of {waits} waits were needless");
+}

@@ -421,6 +421,45 @@ fn h13_profile_reuse_factor() {
     all_clean(&sim, gpu);
 }
 
+/// T7: bytes from the pools and bytes from the device, and how often, by scope: nested ones by themselves and as a whole. A
+/// profile belongs to whoever has it: another thread's sees the same counters, and neither sees the other's scopes.
+#[test]
+fn t07_bytes_used_and_acquired_by_scope() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().growth(Growth::Exact));
+    let s = gpu.stream().unwrap();
+    let (mut profile, mut other) = (Profile::new(), Profile::new());
+    let usage = || gpu.usage();
+    let idle = other.enter("all of it", usage());
+    profile.within("epoch", usage, |profile| {
+        let kept = profile.within("load", usage, |_| gpu.alloc(4 * MIB, &s).unwrap());
+        for _ in 0..10 {
+            // The first takes a MiB from the device, the others use it again.
+            profile.within("layer", usage, |profile| {
+                drop(gpu.alloc(MIB, &s).unwrap());
+                profile.within("norm", usage, |_| drop(gpu.alloc(1000, &s).unwrap()));
+            });
+        }
+        drop(kept);
+        drop(gpu.alloc(MIB, &s).unwrap());
+    });
+    other.exit(idle, usage());
+    let row = |k: usize| {
+        let r = &profile.rows()[k];
+        (r.name.as_str(), r.used, r.used_within, r.acquired, r.acquired_within, r.occurrences)
+    };
+    assert_eq!(row(0), ("epoch", MIB, 15 * MIB + 10_000, 0, 5 * MIB, 1));
+    assert_eq!(row(1), ("load", 4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB, 1));
+    assert_eq!(row(2), ("layer", 10 * MIB, 10 * MIB + 10_000, MIB, MIB, 10));
+    assert_eq!(row(3), ("norm", 10_000, 10_000, 0, 0, 10));
+    assert_eq!(profile.total(), gpu.usage());
+    assert_eq!((other.rows()[0].used, other.rows().len()), (gpu.usage().used, 1));
+    let text = profile.to_string();
+    assert!(text.contains("used within") && text.lines().count() == 6, "{text}");
+    drop(s);
+    all_clean(&sim, gpu);
+}
+
 /// C1: memory goes back for one stream or for all, also where chunks had been split.
 #[test]
 fn c01_trim_one_stream_or_all() {

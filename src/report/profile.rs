@@ -15,7 +15,7 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Usage {
-    /// Bytes handed out so far, rounded up to granules.
+    /// Bytes handed out so far, as asked for.
     pub used: u64,
     /// Bytes taken from the device so far.
     pub acquired: u64,
@@ -124,6 +124,37 @@ impl Profile {
         }
     }
 
+    /// Runs `body` in a scope, with the counters as `usage` reads them before and behind it. A scope that panics ends with
+    /// the one around it.
+    ///
+    /// ```
+    /// use millpond::{Allocator, Config, driver::sim::Sim, report::Profile, units::{GIB, MIB}};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+    /// let stream = gpu.stream()?;
+    /// let mut profile = Profile::new();
+    /// profile.within("epoch", || gpu.usage(), |profile| {
+    ///     for _ in 0..10 {
+    ///         profile.within("layer", || gpu.usage(), |_| gpu.alloc(MIB, &stream).map(drop))?;
+    ///     }
+    ///     Ok::<(), millpond::Error>(())
+    /// })?;
+    /// assert_eq!((profile.rows()[1].used, profile.rows()[1].occurrences), (10 * MIB, 10));
+    /// println!("{profile}");
+    /// # Ok(()) }
+    /// ```
+    pub fn within<R>(
+        &mut self,
+        name: &str,
+        usage: impl Fn() -> Usage,
+        body: impl FnOnce(&mut Profile) -> R,
+    ) -> R {
+        let scope = self.enter(name, usage());
+        let result = body(self);
+        self.exit(scope, usage());
+        result
+    }
+
     /// Charges the innermost open scope up to now.
     fn charge(&mut self, now: Usage) {
         if let Some(top) = self.open.last_mut() {
@@ -145,7 +176,14 @@ impl Profile {
         Usage { used: sum(|r| r.used), acquired: sum(|r| r.acquired) }
     }
 
-    /// A table with one line a name and one for the total.
+    /// Whether some scope had others inside it, so that what it used by itself is not all that was used within it.
+    fn is_nested(&self) -> bool {
+        self.rows.iter().any(|r| (r.used, r.acquired) != (r.used_within, r.acquired_within))
+    }
+
+    /// A table with one line a name and one for the total. Used and acquired are each scope's own; where scopes were
+    /// nested, two more columns have what was used and acquired from their beginning to their end, which the total counts
+    /// once.
     pub fn render(&self, unit: Unit) -> String {
         let total = self.total();
         let column = |of: fn(&ProfileRow) -> u64, total: u64| {
@@ -154,16 +192,39 @@ impl Profile {
         };
         let used = column(|r| r.used, total.used);
         let acquired = column(|r| r.acquired, total.acquired);
-        let mut table = super::render::Table::new(&["scope", "used", "acquired", "reuse", "occurrences"]);
-        for (k, row) in self.rows.iter().enumerate() {
-            let (used, acquired) = (used[k].clone(), acquired[k].clone());
-            table.row([row.name.clone(), used, acquired, factor(row.reuse()), row.occurrences.to_string()]);
-        }
-        let k = self.rows.len();
+        let used_within = column(|r| r.used_within, total.used);
+        let acquired_within = column(|r| r.acquired_within, total.acquired);
         let times: u64 = self.rows.iter().map(|r| r.occurrences).sum();
-        let reuse = factor(reuse(total.used, total.acquired));
-        table.row(["total".into(), used[k].clone(), acquired[k].clone(), reuse, times.to_string()]);
+        let lines = self.rows.iter().map(|r| (r.name.as_str(), r.reuse(), r.occurrences));
+        let lines = lines.chain([("total", reuse(total.used, total.acquired), times)]).enumerate();
+        let heads = ["scope", "used", "acquired", "reuse", "occurrences", "used within", "acquired within"];
+        let heads = if self.is_nested() { &heads[..] } else { &heads[..5] };
+        let mut table = super::render::Table::new(heads);
+        for (k, (name, reuse, times)) in lines {
+            let cells =
+                [name.to_owned(), used[k].clone(), acquired[k].clone(), factor(reuse), times.to_string()];
+            let within = [used_within[k].clone(), acquired_within[k].clone()];
+            table.row(cells.into_iter().chain(within).take(heads.len()).collect::<Vec<_>>());
+        }
         table.to_string()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl Profile {
+    /// The profile as one JSON object on one line: `scopes` has every row's fields by name and its `reuse`, `total` their
+    /// sum. A reuse that is infinite, because nothing was acquired, is null.
+    pub fn to_json(&self) -> String {
+        use serde_json::json;
+        let row = |row: &ProfileRow| {
+            let mut value = json!(row);
+            value["reuse"] = json!(row.reuse());
+            value
+        };
+        let total = self.total();
+        let mut sum = json!(total);
+        sum["reuse"] = json!(reuse(total.used, total.acquired));
+        json!({ "scopes": self.rows.iter().map(row).collect::<Vec<_>>(), "total": sum }).to_string()
     }
 }
 

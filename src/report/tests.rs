@@ -392,6 +392,45 @@ fn t7_nested_scopes_are_not_counted_twice() {
     assert_eq!(row(0), ("forward", 10 + 40 + 1000, 0, 1100, 10, 2));
     assert_eq!(row(1), ("conv", 20 + 30, 10, 90, 10, 1));
     assert_eq!(p.total(), usage(1100, 10));
+    insta::assert_snapshot!(p.render(Unit::AutoForeach), @r"
+        scope         used   acquired    reuse   occurrences   used within   acquired within
+        forward   1.03 KiB     0.00 B      all             2      1.07 KiB           10.00 B
+        conv       50.00 B    10.00 B     5.0x             1       90.00 B           10.00 B
+        total     1.07 KiB    10.00 B   110.0x             3      1.07 KiB           10.00 B
+        ");
+    let json: serde_json::Value = serde_json::from_str(&p.to_json()).unwrap();
+    assert_eq!(json["scopes"][1]["name"], "conv");
+    assert_eq!((&json["scopes"][1]["used"], &json["scopes"][1]["used_within"]), (&50.into(), &90.into()));
+    assert_eq!(
+        (&json["scopes"][0]["reuse"], &json["total"]["reuse"]),
+        (&serde_json::Value::Null, &110.0.into())
+    );
+    assert_eq!((&json["total"]["used"], &json["total"]["acquired"]), (&1100.into(), &10.into()));
+}
+
+/// What the closure form charges, a panic inside included, is what the two calls would.
+#[test]
+fn a_scope_around_a_closure_ends_with_it() {
+    let now = std::cell::Cell::new(0);
+    let spend = |bytes: u64| now.set(now.get() + bytes);
+    let read = || usage(now.get(), 0);
+    let mut p = Profile::new();
+    p.within("outer", read, |p| {
+        spend(1);
+        p.within("inner", read, |_| spend(10));
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            p.within("inner", read, |_| {
+                spend(100);
+                panic!("in a scope");
+            });
+        }));
+        assert!(panicked.is_err());
+        spend(1000);
+    });
+    let rows: Vec<_> = p.rows().iter().map(|r| (r.used, r.used_within, r.occurrences)).collect();
+    // The second inner scope ended with the outer one.
+    assert_eq!(rows, [(1, 1111, 1), (1110, 1110, 2)]);
+    assert_eq!(p.total(), usage(1111, 0));
 }
 
 #[test]
