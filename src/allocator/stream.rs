@@ -17,7 +17,7 @@ use crate::units::{DeviceId, Epoch, StreamId};
 use core::fmt;
 use core::time::Duration;
 
-/// A stream with a pool in an [`Allocator`](crate::Allocator). Cheap to clone; may be dropped before or after its
+/// A stream with a pool in an [`Allocator`]. Cheap to clone; may be dropped before or after its
 /// allocations. The last clone's drop may speak to the driver (it marks the stream's end) and does not wait for it.
 ///
 /// There is no current stream: streams are arguments.

@@ -4,7 +4,7 @@
 //! A copy to the device takes its pinned source by value and gives it back when it is done ([`Transfer`]); a copy to the
 //! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
 //! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's keeper.
-//! Forgetting one costs memory and nothing else. [`scope`] is the borrowed form, which waits before it returns.
+//! Forgetting one costs memory and nothing else. [`scope()`] is the borrowed form, which waits before it returns.
 //! Memory that is not pinned goes through pinned slots, by verbs that say so (`copy_from_pageable`, `copy_to_pageable`).
 //!
 //! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind
