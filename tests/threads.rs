@@ -203,8 +203,8 @@ fn nobody_runs_out_of_memory_within_its_share() {
 #[test]
 fn nobody_runs_out_of_pinned_memory_within_its_share() {
     const THREADS: u64 = 6;
-    let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);
     const SHARE: u64 = 4 * MIB;
+    let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);
     let gpu = rig::on(&sim, Config::default().pinned_limit(THREADS * SHARE));
     let threads: Vec<_> = (0..THREADS)
         .map(|i| {

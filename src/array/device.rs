@@ -106,6 +106,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// The array again, if its memory is foreign ([`DeviceArray::from_foreign`]).
+    #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
     pub fn into_allocation(self) -> Result<Allocation<D>, DeviceArray<T, D>> {
         let DeviceArray { bytes, shape, elements } = self;
         bytes.into_allocation().map_err(|bytes| DeviceArray { bytes, shape, elements })
