@@ -10,7 +10,9 @@ use millpond::heap::{ChunkId, ChunkState, Heap, Kind, Taken, Want};
 use millpond::order::{Access, Clock, Entry, InFlight, Pending, TimelineId, Uses};
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{Addr, Epoch, GIB, Granules, MIB, SegmentId};
-use millpond::{Allocator, Config, DriverErrorKind, Error, Growth, Limit, Policy, Reuse, Trim};
+use millpond::{
+    Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, Policy, RawAllocation, Reuse, Trim,
+};
 use rig::{all_back, all_clean, check, late, on, write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -493,4 +495,30 @@ fn what_dropped_tokens_kept_ends_with_the_allocator() {
         drop(gpu);
         assert_eq!(Arc::strong_count(&kept), if refused { 2 } else { 1 }, "refused {refused}, lost {lost}");
     }
+}
+
+/// An allocation as words, for tables that are kept by address; and a stream of ours that is known not to capture.
+#[test]
+#[allow(unsafe_code, reason = "raw values are promises")]
+fn an_allocation_goes_through_words_and_back() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let x = gpu.alloc_not_capturing(5000, &s).unwrap();
+    let (id, addr) = (x.id(), x.address());
+    let raw = x.into_raw();
+    assert_ne!(raw.to_words()[0], 0);
+    // SAFETY: of one raw value, which is given up here.
+    let back = unsafe { RawAllocation::<Sim>::from_words(raw.address(), raw.to_words()) };
+    assert_eq!((back.address(), back.len()), (addr, 5000));
+    // SAFETY: taken apart above, and put together once.
+    let x = unsafe { Allocation::from_raw(back) };
+    assert_eq!((x.id(), x.len()), (id, 5000));
+    assert_eq!(gpu.alloc_not_capturing(0, &s).unwrap().into_raw().to_words()[0], 0);
+    let other = on(&sim, Config::default());
+    assert!(matches!(other.alloc_not_capturing(1, &s), Err(Error::ForeignStream { .. })));
+    drop((x, s, other));
+    all_clean(&sim, gpu);
+    assert!(matches!("6GiB".parse(), Ok(Limit::Bytes(n)) if n == 6 * GIB));
+    assert!("much".parse::<Limit>().is_err_and(|e| e.to_string().contains("much")));
 }

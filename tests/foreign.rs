@@ -252,3 +252,35 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     drop((x, s, gpu));
     clean(&sim);
 }
+
+/// A write to the whole by the home stream, behind another's, is all there is to come after; and many ranges that end in a
+/// row make a marker fall due.
+#[test]
+fn a_whole_write_at_home_ends_what_others_did() {
+    let (sim, gpu, library) = device(Config::default());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    for round in 1..=40 {
+        s.synchronize().unwrap();
+        let (memory, guard) = library.guard();
+        s.wait_stream(&library.stream).unwrap();
+        #[allow(
+            unsafe_code,
+            reason = "the library's block lives as long as its guard, and nobody else uses it"
+        )]
+        // SAFETY: as said.
+        let mut x: DeviceArray<u32, Sim> =
+            unsafe { DeviceArray::from_foreign(memory, 1024, &s, guard) }.map_err(|(_, e)| e).unwrap();
+        kernel::fill(x.view_mut(), round, &t).unwrap();
+        x.fill_bytes(7, &s).unwrap();
+        kernel::fill(x.slice_mut(..100), round, &t).unwrap();
+        x.fill_bytes(9, &s).unwrap();
+        assert!(x.to_vec(&s).unwrap().iter().all(|&v| v == 0x0909_0909));
+        x.record_use(&t).unwrap();
+        drop(x);
+        gpu.synchronize().unwrap();
+        gpu.trim(Trim::All).unwrap();
+        library.reuse(&sim);
+    }
+    drop((s, t, gpu, library));
+    clean(&sim);
+}
