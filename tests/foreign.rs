@@ -284,3 +284,19 @@ fn a_whole_write_at_home_ends_what_others_did() {
     drop((s, t, gpu, library));
     clean(&sim);
 }
+
+/// Many owners whose memory is still in use: a marker falls due, so that they go without anybody waiting.
+#[test]
+fn many_owners_in_flight_make_a_marker_fall_due() {
+    let (sim, gpu, _) = device(Config::default());
+    let s = gpu.stream().unwrap();
+    let libraries: Vec<Library> = (0..20).map(|_| Library::new(&sim)).collect();
+    let arrays: Vec<_> = libraries.iter().map(|library| brought_in(library, &s)).collect();
+    drop(arrays);
+    s.synchronize().unwrap();
+    gpu.synchronize().unwrap();
+    gpu.trim(Trim::All).unwrap();
+    assert!(libraries.iter().all(|library| library.dropped() == 1));
+    drop((s, gpu, libraries));
+    clean(&sim);
+}
