@@ -34,7 +34,7 @@ pub mod driver;
 pub mod erased;
 pub mod error;
 pub mod heap;
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;
 pub mod kernel;
 #[cfg(millpond_mutants)]
