@@ -3,9 +3,9 @@
 //! Runs on the simulated device, which also judges the order:  `cargo run --example first_steps`
 //! Runs on a GPU:                                              `cargo run --example first_steps -- gpu`
 
-use millpond::driver::sim::{Schedule, Sim};
+mod common;
+
 use millpond::driver::{Driver, Kernels};
-use millpond::units::GIB;
 use millpond::{Allocator, Config, kernel};
 use std::error::Error;
 use std::process::ExitCode;
@@ -29,42 +29,21 @@ fn steps<D: Driver + Kernels>(device: D, n: usize) -> Result<Vec<f32>, Box<dyn E
     Ok(result)
 }
 
-#[cfg(feature = "cuda")]
-fn on_a_gpu(n: usize) -> Result<Vec<f32>, Box<dyn Error>> {
-    steps(millpond::driver::cuda::Cuda::new(0)?, n)
-}
-#[cfg(not(feature = "cuda"))]
-fn on_a_gpu(_: usize) -> Result<Vec<f32>, Box<dyn Error>> {
-    Err("built without the feature `cuda`".into())
-}
+struct FirstSteps;
 
-fn run() -> Result<(), Box<dyn Error>> {
-    let n = 1 << 20;
-    let result = match std::env::args().nth(1).as_deref() {
-        None => {
-            // Work runs as late as is legal: a wait too few would show.
-            let sim = Sim::new(144 * GIB).schedule(Schedule::Latest);
-            let result = steps(sim.clone(), n)?;
-            let tally = sim.verdict()?;
-            println!("\nordering: {} accesses checked, none out of order", tally.accesses_checked);
-            result
+impl common::Program for FirstSteps {
+    fn on<D: Driver + Kernels>(&self, device: D) -> Result<(), Box<dyn Error>> {
+        let n = 1 << 20;
+        let result = steps(device, n)?;
+        let twice = (0..n).map(|i| 2.0 * i as f32);
+        if result.into_iter().eq(twice) {
+            Ok(())
+        } else {
+            Err("every element is to be twice its index".into())
         }
-        Some("gpu") => on_a_gpu(n)?,
-        Some(other) => {
-            return Err(format!("{other:?} is no device: say `gpu`, or nothing for the simulated one").into());
-        }
-    };
-    let expected: Vec<f32> = (0..n).map(|i| 2.0 * i as f32).collect();
-    assert!(result == expected, "every element is twice its index");
-    Ok(())
+    }
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("{e}");
-            ExitCode::FAILURE
-        }
-    }
+    common::run(&FirstSteps)
 }

@@ -4,9 +4,10 @@
 //! Runs on the simulated device, which also judges the order:  `cargo run --example share_between_streams`
 //! Runs on a GPU:                                              `cargo run --example share_between_streams -- gpu`
 
-use millpond::driver::sim::{Schedule, Sim};
+mod common;
+
 use millpond::driver::{Driver, Kernels};
-use millpond::units::{GIB, MIB};
+use millpond::units::MIB;
 use millpond::{Allocator, Config, Growth, Limit, kernel};
 use std::error::Error;
 use std::process::ExitCode;
@@ -44,47 +45,16 @@ fn shared<D: Driver + Kernels>(device: D) -> Result<[f32; 3], Box<dyn Error>> {
     Ok(seen)
 }
 
-#[cfg(feature = "cuda")]
-fn on_a_gpu() -> Result<[f32; 3], Box<dyn Error>> {
-    shared(millpond::driver::cuda::Cuda::new(0)?)
-}
-#[cfg(not(feature = "cuda"))]
-fn on_a_gpu() -> Result<[f32; 3], Box<dyn Error>> {
-    Err("built without the feature `cuda`".into())
-}
+struct Shared;
 
-/// On the simulated device work runs as late as is legal: a wait too few would show, and one too many is counted.
-fn on_the_simulator() -> Result<[f32; 3], Box<dyn Error>> {
-    let sim = Sim::new(144 * GIB).schedule(Schedule::Latest);
-    let seen = shared(sim.clone())?;
-    let tally = sim.verdict()?;
-    println!(
-        "\nordering: {} accesses checked, none out of order; {} waits between streams, {} of them needless",
-        tally.accesses_checked,
-        tally.waits,
-        tally.waits_implied + tally.waits_beyond_need
-    );
-    Ok(seen)
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
-    let seen = match std::env::args().nth(1).as_deref() {
-        None => on_the_simulator()?,
-        Some("gpu") => on_a_gpu()?,
-        Some(other) => {
-            return Err(format!("{other:?} is no device: say `gpu`, or nothing for the simulated one").into());
-        }
-    };
-    println!("the readers saw {} and {}, the next tenant {}", seen[0], seen[1], seen[2]);
-    if seen.iter().eq(&[2.0, 3.0, 7.0]) { Ok(()) } else { Err("expected 2, 3 and 7".into()) }
+impl common::Program for Shared {
+    fn on<D: Driver + Kernels>(&self, device: D) -> Result<(), Box<dyn Error>> {
+        let seen = shared(device)?;
+        println!("the readers saw {} and {}, the next tenant {}", seen[0], seen[1], seen[2]);
+        if seen.iter().eq(&[2.0, 3.0, 7.0]) { Ok(()) } else { Err("expected 2, 3 and 7".into()) }
+    }
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("{e}");
-            ExitCode::FAILURE
-        }
-    }
+    common::run(&Shared)
 }

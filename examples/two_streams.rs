@@ -4,10 +4,10 @@
 //! Runs on the simulated device, which also judges the order:  `cargo run --example two_streams`
 //! Runs on a GPU:                                              `cargo run --example two_streams -- gpu`
 
-use millpond::driver::sim::{Schedule, Sim};
+mod common;
+
 use millpond::driver::{Driver, Kernels};
 use millpond::transfer::Transfer;
-use millpond::units::GIB;
 use millpond::{Allocator, Config, PinnedArray, kernel};
 use std::error::Error;
 use std::process::ExitCode;
@@ -43,48 +43,17 @@ fn sums<D: Driver + Kernels>(device: D) -> Result<Vec<f32>, Box<dyn Error>> {
     Ok(sums)
 }
 
-#[cfg(feature = "cuda")]
-fn on_a_gpu() -> Result<Vec<f32>, Box<dyn Error>> {
-    sums(millpond::driver::cuda::Cuda::new(0)?)
-}
-#[cfg(not(feature = "cuda"))]
-fn on_a_gpu() -> Result<Vec<f32>, Box<dyn Error>> {
-    Err("built without the feature `cuda`".into())
-}
+struct TwoStreams;
 
-/// On the simulated device work runs as late as is legal: a wait too few would show, and one too many is counted.
-fn on_the_simulator() -> Result<Vec<f32>, Box<dyn Error>> {
-    let sim = Sim::new(144 * GIB).schedule(Schedule::Latest);
-    let sums = sums(sim.clone())?;
-    let tally = sim.verdict()?;
-    println!(
-        "\nordering: {} accesses checked, none out of order; {} waits between streams, {} of them needless",
-        tally.accesses_checked,
-        tally.waits,
-        tally.waits_implied + tally.waits_beyond_need
-    );
-    Ok(sums)
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
-    let sums = match std::env::args().nth(1).as_deref() {
-        None => on_the_simulator()?,
-        Some("gpu") => on_a_gpu()?,
-        Some(other) => {
-            return Err(format!("{other:?} is no device: say `gpu`, or nothing for the simulated one").into());
-        }
-    };
-    let expected: Vec<f32> = (0..BATCHES).map(|batch| (batch as usize * LEN) as f32).collect();
-    println!("sums of {} batches: {sums:?}", sums.len());
-    if sums == expected { Ok(()) } else { Err(format!("expected {expected:?}").into()) }
+impl common::Program for TwoStreams {
+    fn on<D: Driver + Kernels>(&self, device: D) -> Result<(), Box<dyn Error>> {
+        let sums = sums(device)?;
+        let expected: Vec<f32> = (0..BATCHES).map(|batch| (batch as usize * LEN) as f32).collect();
+        println!("sums of {} batches: {sums:?}", sums.len());
+        if sums == expected { Ok(()) } else { Err(format!("expected {expected:?}").into()) }
+    }
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("{e}");
-            ExitCode::FAILURE
-        }
-    }
+    common::run(&TwoStreams)
 }

@@ -81,7 +81,8 @@ millpond_status millpond_destroy(millpond_allocator allocator);
 
 /*
  Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
- The stream must be alive. From the cache it makes no driver call but the stream's identity, and waits for nothing.
+ The stream must be alive. From the cache it asks the driver whether the stream captures and, unless it is
+ permanent, who it is; it makes no other call and waits for nothing.
  */
 millpond_status millpond_alloc(millpond_allocator allocator,
                                size_t bytes,
@@ -110,7 +111,32 @@ millpond_status millpond_free_unknown(millpond_allocator allocator, void *ptr);
 millpond_status millpond_record_use(millpond_allocator allocator, void *ptr, void *stream);
 
 /*
- The stream is never destroyed while the process lives: its handle alone says who it is, and no call asks the driver.
+ Pinned host memory, aligned to 512, from the cache of pinned segments. 0 bytes are a null pointer. May pin more, and wait
+ for what is in flight when the limit is reached.
+ */
+millpond_status millpond_alloc_pinned(millpond_allocator allocator,
+                                      size_t bytes,
+                                      void **out);
+
+/*
+ Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits. Null is nothing.
+ */
+millpond_status millpond_free_pinned(millpond_allocator allocator, void *ptr);
+
+/*
+ As millpond_free_pinned, and when everything that any stream of the device holds is complete: when nobody can say which
+ copies use it.
+ */
+millpond_status millpond_free_pinned_unknown(millpond_allocator allocator, void *ptr);
+
+/*
+ A copy on `stream`, queued by now or before the free, uses the pinned memory.
+ */
+millpond_status millpond_record_pinned_use(millpond_allocator allocator, void *ptr, void *stream);
+
+/*
+ The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
+ at most whether it captures.
  */
 millpond_status millpond_declare_permanent(millpond_allocator allocator, void *stream);
 

@@ -360,11 +360,12 @@ pub enum Error {
         /// The device of this allocator.
         device: DeviceId,
     },
-    /// The stream belongs to another device.
+    /// The stream, the event, the array or the range given belongs to another device, or to another context of this one:
+    /// then both numbers are the same.
     WrongDevice {
-        /// The device of the stream or the range.
+        /// The device of what was given.
         found: DeviceId,
-        /// The device of this allocator.
+        /// The device of the allocator, the array or the stream that it was given to.
         expected: DeviceId,
     },
     /// The stream is recording a graph: it would replay into these bytes long after they are reused.
@@ -448,12 +449,14 @@ impl fmt::Display for Error {
                 f,
                 "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
             ),
-            Error::WrongDevice { found, expected } => {
-                write!(
-                    f,
-                    "the stream is on {found}, this allocator on {expected}: use an allocator of that device"
-                )
-            }
+            Error::WrongDevice { found, expected } if found == expected => write!(
+                f,
+                "what was given is of another context of {found}: use a stream, an event or memory made in this context"
+            ),
+            Error::WrongDevice { found, expected } => write!(
+                f,
+                "what was given is on {found}, where {expected} was expected: use a stream, an event or memory of {expected}"
+            ),
             Error::Capturing { stream } => write!(
                 f,
                 "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",

@@ -119,6 +119,8 @@ zoo! {
     ArrayWholeForgetsOpen "array-whole-forgets-open" "a write of the whole ends foreign uses that are declared until the free"
     ArrayUnsealed "array-unsealed" "an operation whose marker fails is not recorded"
     ArrayCoverAny "array-cover-any" "of several missing waits one is made, whatever its marker covers"
+    GuardSealedEarly "guard-sealed-early" "a guard's use is sealed when the guard is made, not when it ends (O6)"
+    KeeperAtOnce "keeper-at-once" "what a dropped token owned is dropped with it (O4)"
     ScrubSkipped "scrub-skipped" "memory that changes hands is not wiped"
     ScrubUnborn "scrub-unborn" "the birth stamp is not taken anew behind the wipe (O7)"
     ForeignAtOnce "foreign-at-once" "the owner of foreign memory is dropped with the array (O4)"
@@ -138,7 +140,13 @@ cuda:
     CudaScrubbedNot "cuda-scrubbed-not" "freed memory is not overwritten where that was asked for"
     CudaPartFreed "cuda-part-freed" "a free of a part of a range frees the whole"
     CudaMappingKept "cuda-mapping-kept" "addresses that were unmapped still count as memory of ours"
+    CudaKeeperPutsBack "cuda-keeper-puts-back" "what the keeper has in hand while it closes is put back, where nobody comes by"
+    CudaLentEndsEarly "cuda-lent-ends-early" "a use that is lent to cudarc ends at any access, not only one to the whole (O6)"
     CudaBlockingStream "cuda-blocking-stream" "streams of ours are blocking: the legacy stream waits for them"
+    CudaLentUnseen "cuda-lent-unseen" "what cudarc is lent an array for is not recorded (O6)"
+    CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
+    CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
+    CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
 }
 
 impl fmt::Display for Bug {

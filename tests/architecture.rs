@@ -51,6 +51,16 @@ const UNSAFE_ROOMS: &[&str] = &[
 /// The longest file in `src`, in lines. About 500 is the habit; past this a second idea has moved in.
 const LONGEST: usize = 700;
 
+/// Where a thread may have something of its own, or a stream may be kept for all: drivers, whose streams are the machine's, the
+/// locks that count what a thread holds, and planted bugs.
+const BELOW_THE_ALLOCATOR: &[&str] = &["src/driver/", "src/sync.rs", "src/sync/", "src/mutant.rs"];
+
+/// All that a thread has of its own above that: a flag against a callback inside itself, on which no order depends.
+const OF_A_THREAD: &[&str] = &["src/allocator/miss.rs: IN_HOOK: Cell<bool>"];
+
+/// The only stream in a `static`: the one on which no bytes are.
+const STREAMS_FOR_ALL: &[&str] = &["src/interop/slice.rs: NOWHERE: OnceLock<Arc<CudaStream>>"];
+
 /// Documents whose paths must exist, and what a path in them begins with.
 const DOCUMENTS: &[&str] = &["DESIGN.md", "README.md", "CONTRIBUTING.md"];
 const PATH_PREFIXES: &[&str] =
@@ -206,6 +216,95 @@ fn opens_unsafe(source: &str) -> bool {
         let attribute = code[..at].rfind("#[").max(code[..at].rfind("#![")).map_or("", |i| &code[i..at]);
         ["allow(", "expect(", "warn("].iter().any(|level| attribute.contains(level))
     })
+}
+
+/// A `static` of the code, as `NAME: Type`, and whether each thread has one of its own: it stands in a macro's braces, or
+/// its type is one that threads cannot share.
+fn statics(source: &str) -> Vec<(String, bool)> {
+    let code = without_tests(source);
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("static ") {
+        // A lifetime, the end of a longer word, or a macro's pattern is none.
+        if code[..at].ends_with(|c| is_word(c) || c == '\'') || code[at..].starts_with("static $") {
+            continue;
+        }
+        let item = &code[at + "static ".len()..];
+        let (mut end, mut depth) = (item.len(), 0_usize);
+        for (i, c) in item.char_indices() {
+            match c {
+                '<' | '[' | '(' => depth += 1,
+                '>' | ']' | ')' => depth = depth.saturating_sub(1),
+                '=' | ';' if depth == 0 || c == '=' => {
+                    end = i;
+                    break;
+                }
+                _ => {}
+            }
+        }
+        let text = item[..end].split_whitespace().collect::<Vec<_>>().join(" ");
+        let before = code[..at].trim_end();
+        let before = before.trim_end_matches("pub(crate)").trim_end_matches("pub").trim_end();
+        let in_macro = before.ends_with('{') && before[..before.len() - 1].trim_end().ends_with('!');
+        let of_a_thread = in_macro || ["Cell<", "Rc<", "LocalKey"].iter().any(|kind| text.contains(kind));
+        found.push((text, of_a_thread));
+    }
+    found
+}
+
+/// The statics of the rooms above the drivers, with their files.
+fn statics_above_the_drivers() -> Vec<(String, bool)> {
+    let above = |f: &PathBuf| !BELOW_THE_ALLOCATOR.iter().any(|room| f.to_str().unwrap().starts_with(room));
+    let of = |f: PathBuf| {
+        statics(&read(&f)).into_iter().map(move |(text, own)| (format!("{}: {text}", f.display()), own))
+    };
+    library().into_iter().filter(above).flat_map(of).collect()
+}
+
+/// G4: who copies on another thread cannot change what this one does, for a thread has nothing that says so.
+#[test]
+fn g04_a_thread_keeps_nothing_that_an_order_depends_on() {
+    let found = statics_above_the_drivers();
+    let own: Vec<&str> = found.iter().filter(|(_, own)| *own).map(|(text, _)| text.as_str()).collect();
+    assert_eq!(own, OF_A_THREAD, "what each thread has of its own above the drivers");
+    let named = |f: &PathBuf| {
+        code_only(&read(f)).split(|c: char| !is_word(c)).any(|w| w == "thread_local" || w == "LocalKey")
+    };
+    let past: Vec<PathBuf> = library().into_iter().filter(named).collect();
+    let outside: Vec<_> = past
+        .iter()
+        .filter(|f| !BELOW_THE_ALLOCATOR.iter().any(|room| f.to_str().unwrap().starts_with(room)))
+        .collect();
+    assert!(!past.is_empty() && outside.is_empty(), "by `sync::per_thread!` only: {outside:?}");
+}
+
+/// T15: a launch, a copy and an allocation have no stream to take but the one that they are given.
+#[test]
+fn t15_no_stream_is_kept_where_nobody_named_it() {
+    let found = statics_above_the_drivers();
+    let names_a_stream =
+        |text: &str| text.split(|c: char| !is_word(c)).any(|word| word.contains("Stream") || word == "Line");
+    let kept: Vec<&str> =
+        found.iter().map(|(text, _)| text.as_str()).filter(|text| names_a_stream(text)).collect();
+    assert_eq!(kept, STREAMS_FOR_ALL, "streams in a static");
+    assert!(found.len() > 5, "the search finds no `static` where there are some: {found:?}");
+}
+
+#[test]
+fn a_planted_static_is_found() {
+    let source = "thread_local! {\n    /// The stream of this thread.\n    pub(crate) static CURRENT: RefCell<Option<Stream>> = x();\n}\n\
+                  crate::sync::per_thread! { static DEPTH: u8 = 0; }\nstatic ALL: Mutex<Vec<[u8; 4]>> = new();\n\
+                  fn f(x: &'static str) { static N: AtomicU32 = AtomicU32::new(1); }\n// static NOT: u8 = 0;\n";
+    let found = statics(source);
+    let found: Vec<(&str, bool)> = found.iter().map(|(text, own)| (text.as_str(), *own)).collect();
+    assert_eq!(
+        found,
+        [
+            ("CURRENT: RefCell<Option<Stream>>", true),
+            ("DEPTH: u8", true),
+            ("ALL: Mutex<Vec<[u8; 4]>>", false),
+            ("N: AtomicU32", false)
+        ]
+    );
 }
 
 #[test]

@@ -1,19 +1,21 @@
-//! Random programs of arrays, views, copies, kernels, drops and forgotten tokens over several streams. Whatever streams they name,
-//! the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
+//! Random programs of arrays, views, copies, kernels, drops and forgotten tokens over several streams; and with guards, kept or
+//! forgotten, shared sources, borrowed memory, foreign ranges and streams that end. Whatever streams they name, the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
 //! inserted are counted. What holds on every device is in `tests/suite/arrays.rs`.
 
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
 
+use millpond::array::ForeignMemory;
 use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::transfer::Part;
-use millpond::units::GIB;
+use millpond::units::{Addr, AllocationId, DeviceId, GIB};
 use millpond::{
-    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Transfer, kernel,
+    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Transfer, kernel, transfer,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 const STREAMS: usize = 3;
 /// Elements of an array.
@@ -91,6 +93,47 @@ enum Step {
     Advance {
         on: usize,
     },
+    Rare(Rare),
+}
+
+/// What is rarer in programs: uses that are open for a while, memory of others, streams that end.
+#[derive(Clone, Copy, Debug)]
+enum Rare {
+    /// A kernel that somebody else queues while a guard is held, or after it was forgotten.
+    Guard {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+        /// What it writes, or that it reads.
+        value: Option<u8>,
+        forget: bool,
+    },
+    /// One pinned source for two arrays, on two streams.
+    Share { what: usize, other: usize, on: (usize, usize), value: u8 },
+    /// Borrowed memory goes there and comes back, and the host waits.
+    Scope { what: usize, on: usize, part: (usize, usize), value: u8 },
+    /// An array becomes bytes, and an array again: of its own allocation, or in memory of which that is the owner.
+    Reborn { what: usize, on: usize, foreign: bool },
+    /// A stream ends, with whatever it holds, and another one takes its place.
+    Close { on: usize },
+}
+
+fn rare() -> impl Strategy<Value = Step> {
+    let part = prop_oneof![Just((0, LEN)), (0..LEN, 0..LEN).prop_map(|(a, b)| (a.min(b), a.max(b).max(1)))];
+    let (what, on, value) = (0..16_usize, 0..STREAMS, any::<u8>());
+    let rare = prop_oneof![
+        4 => (what.clone(), on.clone(), part.clone(), any::<Option<u8>>(), 0..4_u8).prop_map(
+            |(what, on, part, value, forget)| Rare::Guard { what, on, part, value, forget: forget == 0 }
+        ),
+        2 => (what.clone(), what.clone(), (on.clone(), on.clone()), value)
+            .prop_map(|(what, other, on, value)| Rare::Share { what, other, on, value }),
+        2 => (what.clone(), on.clone(), part, value)
+            .prop_map(|(what, on, part, value)| Rare::Scope { what, on, part, value }),
+        2 => (what, on.clone(), any::<bool>())
+            .prop_map(|(what, on, foreign)| Rare::Reborn { what, on, foreign }),
+        1 => on.prop_map(|on| Rare::Close { on }),
+    ];
+    rare.prop_map(Step::Rare)
 }
 
 fn step(whole_only: bool) -> impl Strategy<Value = Step> {
@@ -138,6 +181,7 @@ type Pinned = PinnedArray<u8, Sim>;
 /// A token, and what it must bring.
 enum Token {
     Up(Transfer<Part<Pinned>, Sim>, u8),
+    Shared(Transfer<Arc<Pinned>, Sim>, u8),
     Down(Download<u8, Sim>, Vec<u8>),
 }
 
@@ -148,8 +192,14 @@ impl Token {
     fn end(self, how: usize, forgotten: &mut Vec<ManuallyDrop<Token>>) {
         match (how, self) {
             (0..3, Token::Up(t, value)) => Token::check(&t.wait().unwrap(), value),
+            (0..3, Token::Shared(t, value)) => Token::check(&t.wait().unwrap(), value),
             (0..3, Token::Down(t, expected)) => assert!(t.wait().unwrap()[..] == expected[..]),
             (3, Token::Up(t, value)) => {
+                if let Ok(source) = t.try_into_inner() {
+                    Token::check(&source, value);
+                }
+            }
+            (3, Token::Shared(t, value)) => {
                 if let Ok(source) = t.try_into_inner() {
                     Token::check(&source, value);
                 }
@@ -182,9 +232,81 @@ fn foreign(
     }
     x.wait_on(stream).unwrap();
     let (at, bytes, word) = (x.address(), x.size_bytes(), u64::from_ne_bytes([value; 8]));
-    let theirs = Launch::new("theirs").writes(at, bytes).tag(x.id().expect("bytes"));
+    let theirs = of(Launch::new("theirs").writes(at, bytes), x.id());
     sim.launch(stream.native(), theirs.body(move |m| m.fill(at, bytes, word))).unwrap();
     first
+}
+
+/// A launch that says whose bytes it touches, if they are an allocation's.
+fn of(launch: Launch, id: Option<AllocationId>) -> Launch {
+    if let Some(id) = id { launch.tag(id) } else { launch }
+}
+
+/// The guard, unless it is forgotten.
+fn kept<G>(guard: G, forget: bool) -> Option<G> {
+    let guard = ManuallyDrop::new(guard);
+    (!forget).then(|| ManuallyDrop::into_inner(guard))
+}
+
+/// A kernel of somebody's between a guard's two ends; or behind its only one.
+fn guarded(
+    sim: &Sim,
+    x: &mut DeviceArray<u8, Sim>,
+    stream: &Stream<Sim>,
+    (a, b): (usize, usize),
+    value: Option<u8>,
+    forget: bool,
+) {
+    let (bytes, whole) = ((b - a) as u64, (a, b) == (0, LEN));
+    // A launch without a range has nobody's bytes.
+    let id = x.id().filter(|_| bytes > 0);
+    if let Some(value) = value {
+        let target = if whole { x.view_mut() } else { x.slice_mut(a..b) };
+        let guard = target.write_on(stream).unwrap();
+        let at = guard.address();
+        let theirs = of(Launch::new("guarded").writes(at, bytes), id);
+        let theirs = theirs.body(move |m| (0..bytes).for_each(|i| m.write(Addr(at.0 + i), &[value])));
+        let guard = kept(guard, forget);
+        sim.launch(stream.native(), theirs).unwrap();
+        drop(guard);
+    } else {
+        let view = x.slice(a..b);
+        let guard = view.read_on(stream).unwrap();
+        let theirs = of(Launch::new("guarded").reads(guard.address(), bytes), id);
+        let guard = kept(guard, forget);
+        sim.launch(stream.native(), theirs).unwrap();
+        drop(guard);
+    }
+}
+
+/// An array as bytes, and again as an array: one of ours, or one in memory that its allocation keeps alive.
+#[allow(
+    unsafe_code,
+    reason = "the range lives as long as the allocation, which owns it and is used by nobody else"
+)]
+fn reborn(
+    x: DeviceArray<u8, Sim>,
+    (gpu, streams): (&Allocator<Sim>, &[Stream<Sim>]),
+    stream: &Stream<Sim>,
+    foreign: bool,
+) -> DeviceArray<u8, Sim> {
+    // What comes before is the program's to order before a foreign range's first stream: that the bytes are its own, and what
+    // others did with them.
+    match streams.iter().find(|s| Some(s.id()) == x.stream_id()) {
+        Some(home) => stream.wait_stream(home).unwrap(),
+        None => gpu.synchronize().unwrap(),
+    }
+    x.wait_on(stream).unwrap();
+    match x.into_allocation() {
+        Err(foreign) => foreign,
+        Ok(block) if foreign => {
+            let memory = ForeignMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
+            // SAFETY: as said.
+            let made = unsafe { DeviceArray::from_foreign(memory, LEN, stream, block) };
+            made.map_err(|(_, e)| e).unwrap()
+        }
+        Ok(block) => DeviceArray::from_allocation(block, LEN).map_err(|(_, e)| e).unwrap(),
+    }
 }
 
 /// The arrays of a program, each beside what it holds if everything is done in order.
@@ -201,6 +323,8 @@ struct Machine {
     any_declared: bool,
     /// How many arrays were first written by another stream.
     born_elsewhere: u64,
+    /// How many foreign ranges there were: each keeps bytes that no miss can wait for, so they are few.
+    brought_in: usize,
     tokens: Vec<Token>,
     forgotten: Vec<ManuallyDrop<Token>>,
 }
@@ -225,6 +349,7 @@ impl Machine {
             declared,
             any_declared: false,
             born_elsewhere: 0,
+            brought_in: 0,
             tokens: Vec::new(),
             forgotten: Vec::new(),
         }
@@ -242,6 +367,7 @@ impl Machine {
             tokens,
             forgotten,
             born_elsewhere,
+            ..
         } = self;
         let n = arrays.len();
         match step {
@@ -261,6 +387,7 @@ impl Machine {
             }
             Step::Synchronize { on } => streams[on].synchronize().unwrap(),
             Step::Advance { on } => drop(sim.advance(streams[on].native()).unwrap()),
+            Step::Rare(rare) => self.rare(rare),
             _ if n == 0 => {}
             Step::Fill { what, on, part: (a, b), value } => {
                 let (x, model) = &mut arrays[what % n];
@@ -323,6 +450,62 @@ impl Machine {
             Step::Drop { what } => {
                 declared.swap_remove(what % n);
                 drop(arrays.swap_remove(what % n));
+            }
+        }
+    }
+
+    fn rare(&mut self, step: Rare) {
+        let Machine { sim, gpu, streams, arrays, declared, any_declared, tokens, brought_in, .. } = self;
+        let n = arrays.len();
+        match step {
+            Rare::Close { on } => {
+                streams[on] = gpu.stream().unwrap();
+                for on_it in declared.iter_mut() {
+                    on_it.retain(|&stream| stream != on);
+                }
+                *any_declared = true;
+            }
+            _ if n == 0 => {}
+            Rare::Guard { what, on, part: (a, b), value, forget } => {
+                let (x, model) = &mut arrays[what % n];
+                guarded(sim, x, &streams[on], (a, b), value, forget);
+                if let Some(value) = value {
+                    model[a..b].fill(value);
+                }
+                *any_declared = true;
+            }
+            Rare::Share { what, other, on, value } => {
+                let mut host = gpu.pinned_uninit::<u8>(LEN).unwrap();
+                host.fill(value);
+                let host = Arc::new(host);
+                for (what, on) in [(what, on.0), (other, on.1)] {
+                    let (x, model) = &mut arrays[what % n];
+                    tokens.push(Token::Shared(x.copy_from(Arc::clone(&host), &streams[on]).unwrap(), value));
+                    model.fill(value);
+                }
+            }
+            Rare::Scope { what, on, part: (a, b), value } => {
+                let (x, model) = &mut arrays[what % n];
+                let mut from = gpu.pinned_uninit::<u8>(b - a).unwrap();
+                from.fill(value);
+                model[a..b].fill(value);
+                let mut to = gpu.pinned_uninit::<u8>(LEN).unwrap();
+                let copied = transfer::scope(&streams[on], |copies| {
+                    copies.upload(x.slice_mut(a..b), from.view())?;
+                    copies.download(&*x, to.view_mut())
+                });
+                copied.unwrap().unwrap();
+                assert!(to[..] == model[..]);
+            }
+            Rare::Reborn { what, on, foreign } => {
+                let (x, model) = arrays.swap_remove(what % n);
+                declared.swap_remove(what % n);
+                let foreign = foreign && *brought_in < 8 && x.id().is_some();
+                *brought_in += usize::from(foreign);
+                arrays.push((reborn(x, (gpu, streams), &streams[on], foreign), model));
+                // What was said of the former array's later uses was said of that one.
+                declared.push(Vec::new());
+                *any_declared = true;
             }
         }
     }
@@ -397,6 +580,18 @@ proptest! {
     fn any_program_comes_to_what_it_comes_to_in_order(
         schedule in schedule(),
         steps in proptest::collection::vec(step(false), 1..120),
+    ) {
+        let mut machine = Machine::new(schedule);
+        for step in steps {
+            machine.step(step);
+        }
+        machine.finish();
+    }
+
+    #[test]
+    fn any_program_with_guards_foreign_ranges_and_streams_that_end_comes_to_the_same(
+        schedule in schedule(),
+        steps in proptest::collection::vec(prop_oneof![2 => step(false), 1 => rare()], 1..120),
     ) {
         let mut machine = Machine::new(schedule);
         for step in steps {

@@ -227,6 +227,15 @@ fn two_devices_have_an_allocator_each_and_refuse_each_others_streams_and_ranges(
     rig.cuda.write_pattern(s.native(), x.address(), MIB, 1).expect("launched");
     t.wait(&s.record().expect("recorded")).expect("one device waits for the other");
     other.write_pattern(t.native(), y.address(), MIB, 2).expect("launched");
+    // And arrays, each side on a stream of its own device; both are dropped at once.
+    let mut from = here.uninit::<u8>(MIB as usize, &s).expect("the source");
+    from.fill_bytes(0x5A, &s).expect("filled");
+    let mut to = there.zeros::<u8>(MIB as usize, &t).expect("the target");
+    to.copy_from_peer(&t, &from, &s).expect("queued");
+    drop(from);
+    let came = to.to_pinned(&t).expect("queued");
+    drop(to);
+    assert!(came.wait().expect("done").iter().all(|&byte| byte == 0x5A), "it came over");
     drop((x, y, s, t));
     drop((here, there));
     assert_eq!((other.outstanding(), other.deferred()), (Vec::new(), Vec::new()));
@@ -647,6 +656,68 @@ fn a_hit_makes_no_driver_call() {
     }
     assert_eq!(rig.cuda.calls(), before);
     drop((home, gpu));
+    rig.clean();
+}
+
+/// A framework's stream is asked at every allocation: one call of the driver, which needs no context to be looked up.
+#[test]
+#[allow(
+    unsafe_code,
+    reason = "raw handles are promises; the end of a capture, without making a graph executable"
+)]
+fn a_stream_is_asked_in_one_call_whatever_is_current() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    theirs.bind_to_thread().expect("bound");
+    let native = theirs.new_stream().expect("a stream");
+    let known = rig.cuda.adopt(Arc::clone(&native)).expect("adopted");
+    let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
+    let foreign = gpu.adopt(known.clone()).expect("adopted by the allocator");
+    drop(gpu.alloc(MIB, &foreign).expect("grown"));
+    let before = (rig.cuda.calls(), rig.calls_of("cuStreamIsCapturing"));
+    drop(gpu.alloc(MIB, &foreign).expect("a hit"));
+    let after =
+        rig.cuda.calls().into_iter().map(|(name, n)| (name, n - u64::from(name == "cuStreamIsCapturing")));
+    assert_eq!((after.collect(), before.1 + 1), (before.0, rig.calls_of("cuStreamIsCapturing")));
+
+    let ask = |captures: bool| {
+        let look = || {
+            assert_eq!(rig.cuda.is_capturing(&known).expect("harmless"), captures);
+            if !captures {
+                // SAFETY: the stream is alive and does not capture.
+                let id = unsafe { rig.cuda.raw_id(native.cu_stream()) }.expect("asked");
+                assert_eq!(id, known.info().id);
+            }
+        };
+        look();
+        std::thread::scope(|scope| {
+            let nothing = scope.spawn(|| {
+                nothing_is_current();
+                look();
+                nothing_is_current();
+            });
+            nothing.join().expect("with no context");
+            let other = scope.spawn(|| {
+                if Cuda::devices().expect("counted") > 1 {
+                    let other = CudaContext::new(1).expect("the other device's context");
+                    other.bind_to_thread().expect("bound");
+                    look();
+                    assert_eq!(result::ctx::get_current().expect("asked"), Some(other.cu_ctx()));
+                }
+            });
+            other.join().expect("with the other device's");
+        });
+    };
+    ask(false);
+    native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+    ask(true);
+    // SAFETY: the stream is alive, and its capture began on it.
+    let graph = unsafe { result::stream::end_capture(native.cu_stream()) };
+    let graph = graph.unwrap_or_else(|e| panic!("the capture was lost: code {}", e.0 as u32));
+    // SAFETY: ended above, and used by nobody.
+    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    ask(false);
+    drop((known, foreign, gpu, native, theirs));
     rig.clean();
 }
 

@@ -7,6 +7,10 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "cudarc_types/doors.rs"]
+mod doors;
+#[path = "cudarc_types/host.rs"]
+mod host;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 
@@ -16,7 +20,7 @@ use cudarc::driver::{
     result,
 };
 use millpond::driver::cuda::Cuda;
-use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Stream, Unavailable};
+use millpond::{Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Unavailable};
 use remote::{Fake, When};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -328,19 +332,50 @@ fn a_capturing_stream_gets_no_address() {
         let gpu = rig.room_for(2);
         let home = gpu.stream().expect("a stream");
         let mut x = sevens(&gpu, &home);
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
         let stream = home.cudarc().expect("its alias");
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("captures");
         assert_eq!(x.device_ptr(&stream).0, 0, "nobody's address");
         assert_eq!(x.device_ptr_mut(&stream).0, 0);
         x.read_on(&home).expect_err("no guard either");
+        assert_eq!(slice.device_ptr(&stream).0, 0, "nor a pooled slice's");
+        assert_eq!(slice.device_ptr_mut(&stream).0, 0);
+        // Nor do our own verbs put anything into the graph, on a stream of ours whose alias is out.
+        let refused = [x.fill_bytes(1, &home).err(), x.to_pinned(&home).err()];
+        assert!(refused.iter().all(|e| matches!(e, Some(Error::Capturing { .. }))), "{refused:?}");
         let flags =
             cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         drop(stream.end_capture(flags));
         let said = gpu.report().deferred_errors.join("\n");
         assert!(said.contains("capturing a graph"), "{said}");
         assert_eq!(read(&stream, &x), vec![7; WORDS], "as it was");
+        assert_ne!(slice.device_ptr(&stream).0, 0, "afterwards it has one again");
     }
     rig.clean_but_for_errors();
+}
+
+/// A lent use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
+/// between.
+#[test]
+fn what_is_queued_late_under_a_lend_is_waited_for() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let (home, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
+        let (mut x, theirs) = (sevens(&gpu, &home), work.cudarc().expect("its alias"));
+        {
+            let (at, _lent) = x.device_ptr_mut(&theirs);
+            let between = work.record().expect("a marker");
+            theirs.context().bind_to_thread().expect("current");
+            #[allow(unsafe_code, reason = "a call of another library's")]
+            // SAFETY: so many bytes lie there, borrowed until this is queued.
+            unsafe { cudarc::driver::result::memset_d8_async(at, 9, BYTES as usize, theirs.cu_stream()) }
+                .expect("queued");
+            drop(between);
+        }
+        assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![0x0909_0909; WORDS]);
+    }
+    rig.clean();
 }
 
 #[test]

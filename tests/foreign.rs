@@ -237,7 +237,12 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     assert_eq!(kind(at(u64::MAX - 63, 128), 16), ForeignRangeKind::Wraps);
     assert_eq!(kind(at(4096, 60), 16), ForeignRangeKind::TooShort { needed: 64 });
     let elsewhere = ForeignMemory { device: DeviceId(3), ..at(4096, 64) };
-    assert!(matches!(refused(elsewhere, 16), Error::WrongDevice { found: DeviceId(3), .. }));
+    let error = refused(elsewhere, 16);
+    assert!(matches!(error, Error::WrongDevice { found: DeviceId(3), .. }));
+    assert!(
+        error.to_string().contains(&format!("is on {}, where {} was expected", DeviceId(3), gpu.device())),
+        "{error}"
+    );
     assert!(matches!(refused(at(4096, 64), usize::MAX), Error::Overflow { .. }));
 
     let range = sim.allocate(4096).unwrap();
@@ -246,7 +251,10 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     let x =
         unsafe { DeviceArray::<u32, _>::from_foreign(memory, 16, &s, range) }.map_err(|(_, e)| e).unwrap();
     let t = other.stream().unwrap();
-    assert!(matches!(x.record_use(&t).unwrap_err(), Error::WrongDevice { .. }));
+    // Another world with a device of the same number, as another context of the device is.
+    let error = x.record_use(&t).unwrap_err();
+    assert!(matches!(error, Error::WrongDevice { .. }));
+    assert!(error.to_string().contains(&format!("another context of {}", gpu.device())), "{error}");
     assert!(x.to_pinned(&t).is_err());
     assert!(format!("{x:?}").contains("Foreign("), "{x:?}");
     drop((x, s, gpu));

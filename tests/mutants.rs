@@ -32,6 +32,8 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
     (Bug::HintNeverRaised, "it costs memory and breaks nothing"),
     (Bug::ArrayUnsealed, "the programs of arrays have no faults"),
+    (Bug::GuardSealedEarly, "the programs of arrays hold no guards"),
+    (Bug::KeeperAtOnce, "the programs of arrays share no sources"),
     (Bug::ScrubSkipped, "the programs do not scrub"),
     (Bug::ScrubUnborn, "the programs do not scrub"),
     (Bug::ForeignAtOnce, "the programs bring no memory in"),

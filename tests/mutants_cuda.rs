@@ -60,10 +60,22 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "on_fake_cuda::early::mapping::contents_survive_a_move",
         ],
     ),
+    (Bug::CudaKeeperPutsBack, &["cudarc_types::doors::what_is_in_hand_when_the_keeper_closes_is_waited_for"]),
+    (Bug::CudaLentEndsEarly, &["cudarc_types::hazard_1_both_readers_are_waited_for"]),
     (
         Bug::CudaBlockingStream,
         &["on_fake_cuda::early::order::the_legacy_stream_waits_for_blocking_streams_only"],
     ),
+    (
+        Bug::CudaLentUnseen,
+        &[
+            "cudarc_types::hazard_1_both_readers_are_waited_for",
+            "cudarc_types::hazard_2_a_reader_whose_stream_was_dropped_is_waited_for",
+        ],
+    ),
+    (Bug::CudaLentSealed, &["cudarc_types::what_is_queued_late_under_a_lend_is_waited_for"]),
+    (Bug::CudaPooledPlain, &["cudarc_types::a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot"]),
+    (Bug::CudaAliasUnseen, &["cudarc_types::a_capturing_stream_gets_no_address"]),
 ];
 
 /// Runs one test with a bug planted, or none: whether it passed, and what it said. It must be there.

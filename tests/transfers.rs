@@ -6,7 +6,7 @@
 use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::transfer::Part;
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, DeviceArray, Error, Stream};
+use millpond::{Allocator, Config, DeviceArray, DriverErrorKind, Error, Growth, Limit, Stream};
 use std::sync::Arc;
 
 /// A device that runs nothing before it must, and an allocator on it.
@@ -286,6 +286,72 @@ fn h02_a_copy_between_devices_keeps_both_ends() {
     let far = worlds.stream().unwrap();
     let w = worlds.zeros::<u32>(n, &far).unwrap();
     assert!(again.copy_from_peer(&b, &w, &far).is_err(), "no copy reaches from one world to another");
+}
+
+/// H2 with calls of the copy failing, one and two at a time: the target's bytes go to the next owner behind the copy, and the
+/// source's too, or there was no copy.
+#[test]
+fn h02_a_peer_copy_is_ordered_whatever_fails() {
+    let run = |failing: &[u64]| {
+        let sims = Sim::devices(2, GIB);
+        sims[0].set_schedule(Schedule::Latest);
+        // Room for one array: the next one has its bytes.
+        let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+        let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), config()).unwrap());
+        let (a, b) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap());
+        let mut x = gpus[0].uninit::<u8>(MIB as usize, &a).unwrap();
+        x.fill_bytes(7, &a).unwrap();
+        let mut y = gpus[1].zeros::<u8>(MIB as usize, &b).unwrap();
+        let before = sims[0].call_count();
+        for call in failing {
+            sims[0].fail_call(before + call, DriverErrorKind::Other);
+        }
+        let copied = y.copy_from_peer(&b, &x, &a);
+        let made = sims[0].call_count() - before;
+        drop((x, y));
+        // The target's side first: the wait for the other one would be a wait for the copy.
+        for (gpu, on) in gpus.iter().zip([&a, &b]).rev() {
+            // A failure that was planted behind the copy may strike here.
+            let next = gpu.uninit::<u8>(MIB as usize, on).and_then(|mut next| {
+                next.fill_bytes(3, on)?;
+                next.to_vec(on)
+            });
+            match next {
+                Ok(next) => {
+                    assert!(next.iter().all(|&v| v == 3), "calls {failing:?} fail: the next owner's bytes");
+                }
+                Err(e) => assert!(!failing.is_empty(), "{e}"),
+            }
+        }
+        drop((gpus, a, b));
+        sims[0].run_until_idle();
+        sims[0].verdict().unwrap_or_else(|v| panic!("calls {failing:?} fail: {v}"));
+        (copied, made)
+    };
+    let (copied, calls) = run(&[]);
+    copied.unwrap();
+    assert!(calls >= 5, "{calls} calls: a record, a wait, the copy, a record, a wait");
+    let mut told = 0;
+    for first in 1..=calls {
+        told += u64::from(run(&[first]).0.is_err());
+        for second in first + 1..=calls + 2 {
+            drop(run(&[first, second]).0);
+        }
+    } // All but the marker behind everything: without it a stamp says as much.
+    assert!((5..calls).contains(&told), "{told} of {calls} failures were told");
+}
+
+/// An independent stream is not waited for for the sake of memory. Data are waited for all the same.
+#[test]
+fn data_are_waited_for_on_independent_streams_too() {
+    let (sim, gpu) = late();
+    let (s, t) = (gpu.stream().unwrap().independent(), gpu.stream().unwrap());
+    let mut x = gpu.zeros::<u8>(5000, &s).unwrap();
+    x.fill_bytes(5, &s).unwrap();
+    assert!(x.to_vec(&t).unwrap().iter().all(|&v| v == 5), "t waits for the independent stream");
+    x.fill_bytes(6, &t).unwrap();
+    assert!(x.to_vec(&s).unwrap().iter().all(|&v| v == 6), "the independent stream waits for t");
+    assert_eq!(all_needed(&sim), 2);
 }
 
 /// D2: an array from one stream read by a slow kernel on another, dropped; its first stream allocates and fills.

@@ -14,6 +14,40 @@ fn right_code_passes_every_scenario() {
     assert!(failed.is_empty(), "{} scenarios failed:\n{}", failed.len(), failed.join("\n"));
 }
 
+/// The interleavings that the model of the laws found and shrank, each a test by its mutant's name.
+mod traces {
+    use super::cases;
+
+    fn passes(trace: &str) {
+        let name = format!("trace of {trace}");
+        let case = cases::all().into_iter().find(|c| c.name == name).expect("a scenario of this name");
+        cases::judge(case.run).unwrap_or_else(|e| panic!("{name} ({}): {e}", case.kills.join(" ")));
+    }
+
+    macro_rules! traces {
+        ($($test:ident $trace:literal)+) => {
+            $(#[test] fn $test() { passes($trace); })+
+
+            /// A trace that is added to the file has to be told to the allocator too.
+            #[test]
+            fn every_trace_of_the_model_is_a_test() {
+                // "  Mutant: what went wrong | shrunk ..."
+                let file = include_str!("lawmodel/traces.txt");
+                let told = file.lines().filter(|l| l.contains(" | shrunk ")).map(|l| l.trim().split(':').next());
+                let told: Vec<&str> = told.flatten().collect();
+                assert_eq!(told, [$($trace),+]);
+            }
+        };
+    }
+    traces! {
+        handle_stamp_at_free_only "HandleStampAtFreeOnly"
+        stamp_before_fact_free "StampBeforeFactFree"
+        exact_reserved_before_op "ExactReservedBeforeOp"
+        open_dropped_before_seal "OpenDroppedBeforeSeal"
+        destroy_while_marking "DestroyWhileMarking"
+    }
+}
+
 /// Random programs that are correct violate nothing, strand nothing and leave nothing.
 #[test]
 fn right_code_passes_random_programs() {

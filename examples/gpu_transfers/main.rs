@@ -2,13 +2,14 @@
 //! (rows S2, S3, S7, S13, T9, P1 and P3 of tests/rows.rs).
 //!
 //! `gpu_transfers [quick|tiny] [PART...]` prints tab-separated tables, a heading each, then every aim with its figure, and
-//! PASS or FAIL. Parts: `rates`, `pageable`, `overlap`, `launches`, `waits`; all of them if none is named. `quick` repeats less, `tiny` is
-//! for a machine whose speed means nothing: small arrays, every line run once or twice.
+//! PASS or FAIL. Parts: `rates`, `three_ways`, `overlap`, `launches`, `waits`, `pageable`; all of them if none is named. `quick`
+//! repeats less, `tiny` is for a machine whose speed means nothing: small arrays, every line run once or twice.
 //!
 //! | file | what it measures |
 //! |---|---|
 //! | `rates` | copies from and to pinned memory, back to back; pageable memory |
 //! | `overlap` | which programs run copies beside kernels, and how much of the shorter leg is hidden |
+//! | `three_ways` | a copy each way and kernels at once |
 //! | `launches` | what a launch costs the host |
 //! | `waits` | how long the host takes to see that a copy is done |
 //! | `bench` | clocks, plain memory, medians, aims |
@@ -20,6 +21,7 @@ mod bench;
 mod launches;
 mod overlap;
 mod rates;
+mod three_ways;
 mod waits;
 
 use bench::{Aims, Bench, Fallible, Size};
@@ -31,6 +33,7 @@ type Part = fn(&Bench, &mut Aims) -> Fallible<()>;
 /// In the order of their worth, should the time be over before the last.
 const PARTS: &[(&str, Part)] = &[
     ("rates", rates::pinned),
+    ("three_ways", three_ways::at_once),
     ("overlap", overlap::programs),
     ("launches", launches::cost),
     ("waits", waits::latency),

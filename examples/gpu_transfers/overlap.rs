@@ -1,4 +1,4 @@
-//! Which programs run copies beside kernels, and how much of the shorter leg is hidden (rows S2, S3, S7, S13, T9, P3).
+//! Which programs run copies beside kernels, and how much of the shorter leg is hidden (rows S2, S3, S7, S13, P3).
 //!
 //! A program has legs: copies and kernels. Each leg is measured alone and then all together, between a stamp that comes
 //! before everything and one behind each leg. What is saved, over the shorter leg, is the overlap. A program of the
@@ -6,35 +6,52 @@
 //! a copy of 7 ms one kernel of 0.2 ms is lost in the noise. The judgement is on the second.
 
 use super::bench::{
-    Aims, Bench, Fallible, KIB, MIB, PlainDevice, PlainHost, Stamp, median, micros, plain_d2h, plain_h2d,
-    plain_wait, told,
+    Aims, Bench, Fallible, Held, KIB, MIB, Stamp, median, micros, plain_d2h, plain_h2d, plain_wait,
 };
 use millpond::driver::StreamOptions;
 use millpond::driver::cuda::{Cuda, GpuStream};
 use millpond::{DeviceArray, PinnedArray, Stream, Transfer, kernel};
 use std::time::{Duration, Instant};
 
-type Array = DeviceArray<f32, Cuda>;
+pub(super) type Array = DeviceArray<f32, Cuda>;
 
 /// Hidden: at least so much of the shorter leg. Not hidden: at most so much.
 const HIDDEN: f64 = 0.9;
 const APART: f64 = 0.2;
 
 /// The device's time from the first of all work until the last of it.
-struct Clock {
+pub(super) struct Clock {
     start: Stamp,
     ends: Vec<Stamp>,
 }
 
 impl Clock {
-    fn new() -> Fallible<Clock> {
+    pub(super) fn new() -> Fallible<Clock> {
         Ok(Clock { start: Stamp::new()?, ends: (0..3).map(|_| Stamp::new()).collect::<Fallible<_>>()? })
     }
-    /// Seconds that the work takes which is queued on these streams.
+    /// Seconds that the work takes which is queued on these streams. It begins with the first call.
     fn time(&self, on: &[&GpuStream], work: &mut dyn FnMut() -> Fallible<()>) -> Fallible<f64> {
+        self.run(on, None, work)
+    }
+    /// The same of work that begins when all of it is queued: no call in it may wait for the device.
+    pub(super) fn held(
+        &self,
+        bench: &Bench,
+        on: &[&GpuStream],
+        work: &mut dyn FnMut() -> Fallible<()>,
+    ) -> Fallible<f64> {
+        self.run(on, Some(bench), work)
+    }
+    fn run(
+        &self,
+        on: &[&GpuStream],
+        holding: Option<&Bench>,
+        work: &mut dyn FnMut() -> Fallible<()>,
+    ) -> Fallible<f64> {
         for stream in on {
             plain_wait(stream)?;
         }
+        let held = holding.map(|bench| bench.hold(on[0])).transpose()?;
         self.start.put(on[0])?;
         for stream in &on[1..] {
             self.start.before(stream)?;
@@ -43,6 +60,7 @@ impl Clock {
         for (stream, end) in on.iter().zip(&self.ends) {
             end.put(stream)?;
         }
+        held.map_or(Ok(()), Held::go)?;
         for stream in on {
             plain_wait(stream)?;
         }
@@ -73,9 +91,6 @@ impl Feed {
         };
         Ok(Feed { array: bench.gpu.zeros(n, on)?, source, on: on.clone(), sent: None })
     }
-    fn bytes(&self) -> usize {
-        self.array.size_bytes() as usize
-    }
     /// Queues the copy. Pageable memory by plain CUDA: ours has no asynchronous copy of it.
     fn send(&mut self) -> Fallible<()> {
         match &mut self.source {
@@ -99,7 +114,7 @@ impl Feed {
 }
 
 /// A leg that multiplies: `target += z`, so many times.
-fn multiply(times: u32, z: &Array, target: &mut Array, on: &Stream<Cuda>) -> Fallible<()> {
+pub(super) fn multiply(times: u32, z: &Array, target: &mut Array, on: &Stream<Cuda>) -> Fallible<()> {
     (0..times).try_for_each(|_| Ok(kernel::saxpy(1.0, z, &mut *target, on)?))
 }
 
@@ -149,7 +164,7 @@ fn measure(bench: &Bench, clock: &Clock, program: &mut dyn Program, times: u32) 
 
 /// How many kernels of this length fill a time; at least one, also where no clock runs.
 #[allow(clippy::cast_sign_loss, reason = "both are times")]
-fn how_many(room: f64, each: f64) -> u32 {
+pub(super) fn how_many(room: f64, each: f64) -> u32 {
     if room > each { ((room / each) as u32).clamp(1, 500) } else { 1 }
 }
 
@@ -307,73 +322,6 @@ fn truth_table(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
     Ok(())
 }
 
-/// T9: a copy each way and kernels, ours and by plain CUDA. The kernels are as long as a copy.
-fn three_ways(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
-    let clock = Clock::new()?;
-    let n = bench.pick(64 * MIB, 64 * MIB, 64 * KIB);
-    let streams = [bench.gpu.stream()?, bench.gpu.stream()?, bench.gpu.stream()?];
-    let on: Vec<&GpuStream> = streams.iter().map(Stream::native).collect();
-    let mut up = Feed::new(bench, n, true, &streams[0])?;
-    let down: Array = bench.gpu.zeros(n, &streams[1])?;
-    let (z, mut target) = (bench.gpu.zeros(n, &streams[2])?, bench.gpu.zeros(n, &streams[2])?);
-    let bytes = up.bytes();
-    let (from, to, device) = (PlainHost::new(bytes)?, PlainHost::new(bytes)?, PlainDevice::new(bytes)?);
-    let mut host = Some(bench.gpu.pinned_zeros(n)?);
-    let (one, two, three) = (&streams[0], &streams[1], &streams[2]);
-
-    up.send()?;
-    multiply(1, &z, &mut target, three)?;
-    let leg = clock.time(&on, &mut || up.send())?;
-    let each = clock.time(&on, &mut || multiply(10, &z, &mut target, three))? / 10.0;
-    let times = how_many(leg, each);
-    let mut found: [Vec<f64>; 5] = Default::default();
-    for _ in bench.rounds(15, 7) {
-        found[0].push(clock.time(&on, &mut || up.send())?);
-        let mut back = None;
-        let mut fetch = |back: &mut Option<_>| -> Fallible<()> {
-            *back = Some(down.copy_to(host.take().ok_or("a target got lost")?, two)?);
-            Ok(())
-        };
-        found[1].push(clock.time(&on, &mut || fetch(&mut back))?);
-        host = Some(back.take().ok_or("no copy")?.wait()?);
-        found[2].push(clock.time(&on, &mut || multiply(times, &z, &mut target, three))?);
-        let mut fetch = |back: &mut Option<_>| -> Fallible<()> {
-            *back = Some(down.copy_to(host.take().ok_or("a target got lost")?, two)?);
-            Ok(())
-        };
-        found[3].push(clock.time(&on, &mut || {
-            up.send()?;
-            fetch(&mut back)?;
-            multiply(times, &z, &mut target, three)
-        })?);
-        host = Some(back.take().ok_or("no copy")?.wait()?);
-        found[4].push(clock.time(&on, &mut || {
-            plain_h2d(device.0, from.at, bytes, one.native())?;
-            plain_d2h(to.at, down.address().0, bytes, two.native())?;
-            multiply(times, &z, &mut target, three)
-        })?);
-    }
-    let [up, down, kernels, ours, plain] = found.map(|f| median(&f));
-    let longest = up.max(down).max(kernels);
-    let hidden = (up + down + kernels - ours) / (up + down + kernels - longest);
-    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-    println!(
-        "T9\tlegs\tto the device ms\tto the host ms\tkernels ms\ttogether ms\tplain CUDA's together ms\thidden\tGB/s each way"
-    );
-    println!(
-        "T9\t{} each way and {times} kernels\t{:.3}\t{:.3}\t{:.3}\t{:.3}\t{:.3}\t{hidden:.3}\t{:.2}",
-        told(bytes),
-        up * 1e3,
-        down * 1e3,
-        kernels * 1e3,
-        ours * 1e3,
-        plain * 1e3,
-        rate(ours)
-    );
-    aims.at_least("T9, three ways at once: plain CUDA's time over ours", plain / ours, 0.98);
-    Ok(())
-}
-
 /// S13: what a copy to the host does to the caller behind 5 ms of work: into pageable memory the call waits for it.
 fn to_pageable(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
     println!("S13\tcopy of 4 MiB to the host behind 5 ms of work\tthe call, us");
@@ -422,8 +370,6 @@ pub(crate) fn programs(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
     articles(bench, aims)?;
     legacy(bench, aims)?;
     truth_table(bench, aims)?;
-    println!();
-    three_ways(bench, aims)?;
     println!();
     to_pageable(bench, aims)
 }

@@ -1,12 +1,14 @@
 """CuPy on millpond, beside its own pool, on a GPU: `cupy_checks.py` ends with 1 if a part failed.
 
     numbers     arrays, reductions, FFT and sorting agree with NumPy, from several threads and streams
+    D1          a pinned source dropped while its copy waits, the next pinned buffer written
     D2          an array read by a slow kernel on another stream, dropped, its bytes given out again
     D3          a stream dropped with work pending; its handle value comes back
 
 Needs CuPy and NumPy; ends with 77 without them or without a GPU.
 """
 
+import os
 import sys
 import threading
 
@@ -19,34 +21,24 @@ except Exception as why:
     print(f"SKIPPED: CuPy, {why}")
     sys.exit(77)
 
-import millpond_cupy
+# The row at a peer, and the kernel that holds a stream, are the demonstrations'.
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benches", "peers"))
 
-SPIN = r"""
-extern "C" __global__ void hold(long long nanoseconds) {
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-    do {
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    } while ((long long)(now - start) < nanoseconds);
-}
-"""
-WORDS = 1 << 22
-HOLD = numpy.int64(20_000_000)
+import millpond_cupy
+from d01 import once as d1
+from holding import WORDS, hold, stream
+
 RUNS = 40
 
 
-def stream():
-    return cupy.cuda.Stream(non_blocking=True)
-
-
-def d2(hold, one, two):
+def d2(one, two):
     """Whether the slow reader on `two` saw the next owner's bytes."""
     with one:
         source = cupy.full(WORDS, 1, cupy.float32)
         target = cupy.zeros(WORDS, cupy.float32)
     one.synchronize()
     with two:
-        hold((1,), (1,), (HOLD,))
+        hold()
         cupy.add(source, 0, out=target)
     del source
     with one:
@@ -58,14 +50,14 @@ def d2(hold, one, two):
     return wrong > 0
 
 
-def d3(hold):
+def d3():
     """Whether a stream that took a dropped one's handle was given bytes still in use."""
     old = stream()
     with old:
         source = cupy.full(WORDS, 1, cupy.float32)
         target = cupy.zeros(WORDS, cupy.float32)
         old.synchronize()
-        hold((1,), (1,), (HOLD,))
+        hold()
         cupy.add(source, 0, out=target)
     del source
     del old
@@ -80,12 +72,17 @@ def d3(hold):
 
 
 def demos():
-    hold = cupy.RawKernel(SPIN, "hold")
-    hold((1,), (1,), (numpy.int64(1000),))
+    """In how many runs each went wrong; of D1 also with the source kept, as the control."""
     one, two = stream(), stream()
-    d2(hold, one, two)
-    d3(hold)
-    return sum(d2(hold, one, two) for _ in range(RUNS)), sum(d3(hold) for _ in range(RUNS))
+    d1(False)
+    d2(one, two)
+    d3()
+    return {
+        "D1": sum(d1(False)[1] > 0 for _ in range(RUNS)),
+        "D1, the source kept": sum(d1(True)[1] > 0 for _ in range(RUNS)),
+        "D2": sum(d2(one, two) for _ in range(RUNS)),
+        "D3": sum(d3() for _ in range(RUNS)),
+    }
 
 
 def numbers(seed, wrong):
@@ -123,8 +120,8 @@ def main():
     theirs = demos()
     pool = millpond_cupy.install()
     ours = demos()
-    check("D2", ours[0] == 0, f"{ours[0]} of {RUNS} wrong; CuPy's own pool {theirs[0]} (CuPy {cupy.__version__})")
-    check("D3", ours[1] == 0, f"{ours[1]} of {RUNS} wrong; CuPy's own pool {theirs[1]}")
+    for what, wrong in ours.items():
+        check(what, wrong == 0, f"{wrong} of {RUNS} wrong; CuPy's own pools {theirs[what]} (CuPy {cupy.__version__})")
     wrong = []
     threads = [threading.Thread(target=numbers, args=(seed, wrong)) for seed in range(4)]
     for t in threads:

@@ -5,6 +5,7 @@
     record      D2: a tensor used by a slow kernel on another stream, record_stream, dropped, its bytes given out again
     memory      out of memory raises torch.OutOfMemoryError with millpond's report; limits, statistics, empty_cache
     mempool     torch.cuda.MemPool over millpond beside PyTorch's own allocator
+    devices     with two GPUs: tensors on both, copies across, record_stream, statistics of each; skipped with one
 
 Each allocator runs in a process of its own. Needs PyTorch; ends with 77 without it or without a GPU. MILLPOND_LIBRARY names
 the library where the package is not installed.
@@ -140,6 +141,44 @@ def mempool(torch, millpond_torch):
     return held, right
 
 
+def devices(torch, millpond_torch, rounds=50):
+    """How many values were wrong on two GPUs that copy to each other; that each has its own memory."""
+    one, two = torch.device("cuda:0"), torch.device("cuda:1")
+    before = [millpond_torch.memory_allocated(d) for d in (0, 1)]
+    held = torch.ones(4 << 20, device=two)
+    after = [millpond_torch.memory_allocated(d) for d in (0, 1)]
+    assert [a - b for a, b in zip(after, before)] == [0, 16 * MIB], (before, after)
+    side = {d: torch.cuda.Stream(d) for d in (one, two)}
+    words, wrong = 1 << 20, 0
+    nothing = [torch.zeros(1, device=d) for d in (one, two)]
+    for i in range(rounds):
+        here, there = (one, two) if i % 2 else (two, one)
+        with torch.cuda.device(here), torch.cuda.stream(side[here]):
+            x = torch.full((words,), float(i + 1), device=here)
+            # The copy runs on a stream of the source's device, ordered with the target's.
+            y = x.to(there, non_blocking=True)
+        torch.cuda.current_stream(there).wait_stream(side[here])
+        with torch.cuda.device(there), torch.cuda.stream(side[there]):
+            side[there].wait_stream(side[here])
+            torch.cuda._sleep(2_000_000)
+            z = y * 2
+            y.record_stream(side[there])
+        del x, y
+        with torch.cuda.device(there):
+            other = torch.full((words,), -7.0, device=there)
+        torch.cuda.synchronize(there)
+        wrong += int((z != 2.0 * (i + 1)).sum().item() > 0)
+        del z, other
+    wrong += int((held != 1).sum().item() > 0)
+    del held, nothing
+    for d in (0, 1):
+        torch.cuda.synchronize(d)
+        stats = millpond_torch.allocator(d).stats()
+        assert stats["device"] == d and stats["total"]["counters"]["allocations"] > rounds // 2, stats
+    torch.cuda.empty_cache()
+    return {"wrong": wrong, "rounds": rounds, "untold": millpond_torch.memory_stats(0)["untold_failures"]}
+
+
 def part(name):
     """What one process does; prints a line of JSON."""
     import torch
@@ -156,6 +195,8 @@ def part(name):
         told["untold"] = record(torch, False)
     if name == "millpond":
         told["stats"] = memory(torch, millpond_torch)
+        if torch.cuda.device_count() > 1:
+            told["devices"] = devices(torch, millpond_torch)
     if name == "native":
         import millpond_torch
 
@@ -206,6 +247,11 @@ def main():
     check("D2 with record_stream", ours["record"] == 0, f"{ours['record']} of 40 wrong; native {native['record']}")
     print(f"D2 without record_stream: {ours['untold']} of 40 wrong; native {native['untold']}")
     check("limits, refusals, statistics", ours["stats"]["untold_failures"] == 0)
+    if "devices" in ours:
+        two = ours["devices"]
+        check("two GPUs", two["wrong"] == 0 and two["untold"] == 0, f"{two['wrong']} of {two['rounds']} rounds wrong, {two['untold']} calls untold")
+    else:
+        print("SKIPPED: two GPUs, PyTorch sees one")
     held, right = native["mempool"]
     check("torch.cuda.MemPool over millpond", held > 0 and right, f"{held // MIB} MiB held by it")
     return 1 if failed else 0

@@ -30,6 +30,26 @@ class _Owner:
             pass
 
 
+class _Pinned:
+    """Pinned memory as CuPy's pointers hold it. Nobody told which copies use it, so it comes back behind everything."""
+
+    __slots__ = ("_free", "ptr", "size")
+
+    def __init__(self, allocator, size):
+        self._free = allocator.free_pinned_unknown
+        self.ptr = allocator.alloc_pinned(size)
+        self.size = size
+
+    def __int__(self):
+        return self.ptr
+
+    def __del__(self):
+        try:
+            self._free(self.ptr)
+        except Exception:  # At the end of the process there may be nothing left to call.
+            pass
+
+
 class MemoryPool:
     """Shaped as cupy.cuda.MemoryPool, for every device: an allocator each, made when it is first asked for something."""
 
@@ -70,6 +90,10 @@ class MemoryPool:
             return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
         owner = _Owner(self._frees[device], pointer)
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, size, owner, device), 0)
+
+    def malloc_pinned(self, size):
+        """A cupy.cuda.PinnedMemoryPointer: its memory serves again when all that the current device holds at its end is complete."""
+        return cupy.cuda.PinnedMemoryPointer(_Pinned(self.allocator(), int(size)), 0)
 
     def record_use(self, array, stream=None):
         """Work on the stream (the current one) uses the array: its bytes come back behind that."""
@@ -123,8 +147,10 @@ class MemoryPool:
         return self.allocator().report()
 
 
-def install(uses="any", **options):
-    """Makes millpond CuPy's allocator, with the options of millpond.Allocator. Returns the pool."""
+def install(uses="any", pinned=True, **options):
+    """Makes millpond CuPy's allocator, of pinned memory too if wanted, with the options of millpond.Allocator. Returns the pool."""
     pool = MemoryPool(uses, **options)
     cupy.cuda.set_allocator(pool.malloc)
+    if pinned:
+        cupy.cuda.set_pinned_memory_allocator(pool.malloc_pinned)
     return pool

@@ -1,10 +1,13 @@
 //! An allocator with its streams by handle, and what callers ask of it.
 //!
 //! A handle's value is the next stream's after a destroy, so a stream is known by handle and id together, unless it was
-//! declared permanent: then by its handle. What a thread found last it remembers, so that a hit takes no lock but its
-//! pool's. A stream that was not declared may end unannounced; it is followed as mortal (`Cuda::mortal_stream`).
+//! declared permanent, or is the legacy default stream: then by its handle, in a table that all threads read and that
+//! only a declaration writes. A stream that was not declared may end unannounced; it is followed as mortal
+//! (`Cuda::mortal_stream`), and each thread remembers those it met last. Either way a hit takes no lock but its pool's, and
+//! writes nothing that another thread's hit reads or writes.
 //!
-//! Doors are never freed: a number names one for the life of the process, and a destroyed one says that it is.
+//! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
+//! destroyed one says that it is.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
@@ -12,12 +15,12 @@ use crate::index::{Entry, Hold, index};
 use crate::status::{Failure, MillpondStatus as Status};
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::driver::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
+use pond::{Allocation, Allocator, Config, Limit, PinnedAllocation, RawAllocation, Stream, Trim};
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
@@ -27,6 +30,10 @@ const MOST: usize = 4096;
 const PER_THREAD: usize = 2;
 /// How many streams a thread remembers.
 const REMEMBERED: usize = 16;
+/// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
+/// device. One that finds no place is met like any other.
+const PLACES: usize = 256;
+const PROBES: usize = 16;
 
 static DOORS: [OnceLock<Box<Door>>; MOST] = [const { OnceLock::new() }; MOST];
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -36,7 +43,10 @@ pub(crate) struct Door {
     number: u32,
     gpu: Allocator<Cuda>,
     closed: AtomicBool,
+    permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
+    /// Pinned memory by its address: asked for rarely, so a lock will do.
+    pinned: Mutex<HashMap<usize, PinnedAllocation<Cuda>>>,
 }
 
 /// A stream as callers name it.
@@ -45,6 +55,30 @@ pub(crate) struct Lane {
     handle: usize,
     /// The handle alone says who it is, for this thread at least.
     lasting: bool,
+    /// What its allocations are tagged with.
+    tag: Tag,
+}
+
+impl Lane {
+    fn new(door: u32, stream: Stream<Cuda>, handle: usize, lasting: bool) -> Lane {
+        Lane { stream, handle, lasting, tag: Tag::new(door, handle, lasting) }
+    }
+}
+
+/// A lane that was looked for.
+enum Found<'a> {
+    Kept(&'a Lane),
+    Counted(Arc<Lane>),
+}
+
+impl core::ops::Deref for Found<'_> {
+    type Target = Lane;
+    fn deref(&self) -> &Lane {
+        match self {
+            Found::Kept(lane) => lane,
+            Found::Counted(lane) => lane,
+        }
+    }
 }
 
 /// The stream that a thread met last in a place of its list, and whose it is.
@@ -65,11 +99,10 @@ impl Tag {
     const UNKNOWN: u64 = 1 << 49;
     const DOOR: u32 = 50;
 
-    fn new(door: u32, lane: &Lane) -> Tag {
-        let handle = lane.handle as u64;
+    fn new(door: u32, handle: usize, lasting: bool) -> Tag {
         // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
-        let lasting = lane.lasting && handle <= Tag::HANDLE && lane.handle != PER_THREAD;
-        Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle } else { 0 })
+        let lasting = lasting && handle as u64 <= Tag::HANDLE && handle != PER_THREAD;
+        Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
     }
     fn door(self) -> u32 {
         (self.0 >> Tag::DOOR) as u32
@@ -89,6 +122,15 @@ fn peek(addr: u64, entry: Entry) -> ManuallyDrop<Allocation<Cuda>> {
     ManuallyDrop::new(unsafe { Allocation::from_raw(RawAllocation::from_words(Addr(addr), entry.words)) })
 }
 
+/// A use on the allocation's own stream is none, and a stream that was asked who it is was asked whether it captures.
+fn record_use(allocation: &Allocation<Cuda>, lane: &Lane) -> Result<(), Failure> {
+    if !lane.lasting && allocation.stream_id() == Some(lane.stream.id()) {
+        return Ok(());
+    }
+    Ok(allocation.record_use(&lane.stream)?)
+}
+
+#[cold]
 fn unknown(ptr: *const c_void) -> Failure {
     let message = format!("{ptr:p} is no live allocation: it was freed, never was one, or points inside one");
     Failure::new(Status::UnknownPointer, message)
@@ -128,8 +170,9 @@ impl Door {
                 format!("{MOST} allocators were made in this process, which is as many as there can be");
             return Err(Failure::new(Status::BadArgument, message));
         };
-        let lanes = Mutex::new(HashMap::new());
-        let door = Door { number, gpu, closed: AtomicBool::new(false), lanes };
+        let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
+        let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
+        let door = Door { number, gpu, closed: AtomicBool::new(false), permanent, lanes, pinned };
         Ok(place.get_or_init(|| Box::new(door)))
     }
 
@@ -152,10 +195,14 @@ impl Door {
     /// Fails if it was destroyed.
     pub(crate) fn opened(&self) -> Result<&Door, Failure> {
         if self.closed.load(Ordering::Relaxed) {
-            let message = format!("allocator {} was destroyed", self.name());
-            return Err(Failure::new(Status::UnknownAllocator, message));
+            return Err(self.destroyed());
         }
         Ok(self)
+    }
+
+    #[cold]
+    fn destroyed(&self) -> Failure {
+        Failure::new(Status::UnknownAllocator, format!("allocator {} was destroyed", self.name()))
     }
 
     /// The name of the one that has the live allocation that begins here.
@@ -182,9 +229,60 @@ impl Door {
         Ok(())
     }
 
+    /// The places that a permanent stream's lane may have, in the order in which they are taken.
+    #[inline]
+    fn places(&self, handle: usize) -> impl Iterator<Item = &AtomicPtr<Lane>> {
+        // Handles are addresses: their low bits are all the same, and the product's high bits depend on all of them.
+        let first = (handle as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLACES.ilog2());
+        (0..PROBES).map(move |n| &self.permanent[(first as usize + n) % PLACES])
+    }
+
+    /// The lane of a permanent stream.
+    #[inline]
+    fn permanent(&self, handle: usize) -> Option<&Lane> {
+        // SAFETY: null, or a lane that `keep` put there and that is never freed.
+        let lanes = self.places(handle).map_while(|p| unsafe { p.load(Ordering::Acquire).as_ref() });
+        lanes.into_iter().find(|lane| lane.handle == handle)
+    }
+
+    /// Keeps a lane for ever, if there is a place; the one there was, if there was one. `Err`: it found none.
+    fn keep(&self, lane: Lane) -> Result<&Lane, Lane> {
+        let handle = lane.handle;
+        let lane = Box::into_raw(Box::new(lane));
+        for place in self.places(handle) {
+            let null = core::ptr::null_mut();
+            let Err(there) = place.compare_exchange(null, lane, Ordering::AcqRel, Ordering::Acquire) else {
+                // SAFETY: made above, and from here on in a place, where it stays.
+                return Ok(unsafe { &*lane });
+            };
+            // SAFETY: not null, and then never freed.
+            let there = unsafe { &*there };
+            if there.handle == handle {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(lane) });
+                return Ok(there);
+            }
+        }
+        // SAFETY: as above.
+        Err(*unsafe { Box::from_raw(lane) })
+    }
+
     /// Runs `then` on the stream that a handle means now.
     #[inline]
     fn on<R>(&self, handle: usize, then: impl FnOnce(&Lane) -> Result<R, Failure>) -> Result<R, Failure> {
+        match self.permanent(handle) {
+            Some(lane) => then(lane),
+            None => self.on_other(handle, then),
+        }
+    }
+
+    /// As [`Door::on`], for a stream that is not permanent.
+    #[inline(never)]
+    fn on_other<R>(
+        &self,
+        handle: usize,
+        then: impl FnOnce(&Lane) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
         let place = (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED;
         let mut then = Some(then);
         let met = SEEN.try_with(|seen| {
@@ -207,25 +305,27 @@ impl Door {
             return result;
         }
         let lane = self.find_lane(handle)?;
-        let _ = SEEN.try_with(|seen| {
-            let replaced = seen.try_borrow_mut().ok()?[place].replace((self.number, Arc::clone(&lane)));
-            // Its drop may speak to the driver: not while the list is borrowed.
-            drop(replaced);
-            Some(())
-        });
+        if let Found::Counted(lane) = &lane {
+            let _ = SEEN.try_with(|seen| {
+                let replaced = seen.try_borrow_mut().ok()?[place].replace((self.number, Arc::clone(lane)));
+                // Its drop may speak to the driver: not while the list is borrowed.
+                drop(replaced);
+                Some(())
+            });
+        }
         then.take().map_or_else(|| Err(Failure::new(Status::Panic, "asked twice")), |then| then(&lane))
     }
 
     /// As [`Door::on`], for a stream that this thread has not met lately.
     #[cold]
-    fn find_lane(&self, handle: usize) -> Result<Arc<Lane>, Failure> {
+    fn find_lane(&self, handle: usize) -> Result<Found<'_>, Failure> {
         let native = (handle as *mut c_void).cast();
         let lasting = StreamId(u64::MAX);
         let cuda = self.gpu.driver();
         if handle > PER_THREAD
             && let Some(lane) = self.lanes.lock().get(&(handle, lasting))
         {
-            return Ok(Arc::clone(lane));
+            return Ok(Found::Counted(Arc::clone(lane)));
         }
         // SAFETY: whoever names a stream in a call promises that it is alive, and every later use of this reference is in
         // a call that names it.
@@ -234,10 +334,16 @@ impl Door {
         // Default streams are never gone; a per-thread one is lasting for its own thread, which alone remembers it.
         let key = (handle, if handle < PER_THREAD { lasting } else { id });
         if let Some(lane) = self.lanes.lock().get(&key) {
-            return Ok(Arc::clone(lane));
+            return Ok(Found::Counted(Arc::clone(lane)));
         }
         let stream = self.gpu.adopt(stream)?;
-        let lane = Arc::new(Lane { stream, handle, lasting: handle <= PER_THREAD });
+        let mut lane = Lane::new(self.number, stream, handle, handle <= PER_THREAD);
+        if handle < PER_THREAD {
+            match self.keep(lane) {
+                Ok(kept) => return Ok(Found::Kept(kept)),
+                Err(refused) => lane = refused,
+            }
+        }
         let mut gone = Vec::new();
         let lane = {
             let mut lanes = self.lanes.lock();
@@ -245,10 +351,10 @@ impl Door {
                 // The handle is another stream's now, so the one that had it has ended.
                 gone.extend(lanes.extract_if(|&(h, i), _| h == handle && i != id && i != lasting));
             }
-            Arc::clone(lanes.entry(key).or_insert(lane))
+            Arc::clone(lanes.entry(key).or_insert_with(|| Arc::new(lane)))
         };
         drop(gone);
-        Ok(lane)
+        Ok(Found::Counted(lane))
     }
 
     /// The stream lives as long as the process: its handle alone says who it is.
@@ -256,12 +362,25 @@ impl Door {
         if handle <= PER_THREAD {
             return self.find_lane(handle).map(drop);
         }
+        if let Some(lane) = self.permanent(handle) {
+            // SAFETY: the caller's promise.
+            return match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
+                Ok(id) if id != lane.stream.id() => {
+                    let message = format!(
+                        "the stream {handle:#x} was declared permanent, was destroyed all the same, and another one has its handle: declare only streams that live as long as the process"
+                    );
+                    Err(Failure::new(Status::BadArgument, message))
+                }
+                _ => Ok(()),
+            };
+        }
         // SAFETY: the caller's promise.
         let stream = unsafe { self.gpu.driver().permanent_stream((handle as *mut c_void).cast()) }?;
         let stream = self.gpu.adopt(stream)?;
-        let lane = Arc::new(Lane { stream, handle, lasting: true });
-        let replaced = self.lanes.lock().insert((handle, StreamId(u64::MAX)), lane);
-        drop(replaced);
+        if let Err(lane) = self.keep(Lane::new(self.number, stream, handle, true)) {
+            let replaced = self.lanes.lock().insert((handle, StreamId(u64::MAX)), Arc::new(lane));
+            drop(replaced);
+        }
         Ok(())
     }
 
@@ -281,7 +400,7 @@ impl Door {
             };
             let raw = allocation.into_raw();
             let (addr, words) = (raw.address().0, raw.to_words());
-            if !index().insert(addr, Entry { words, tag: Tag::new(self.number, lane).0 }) {
+            if !index().insert(addr, Entry { words, tag: lane.tag.0 }) {
                 // SAFETY: taken apart above, and in no slot.
                 drop(unsafe { Allocation::from_raw(raw) });
                 let message = format!("the device gave an address that cannot be kept: {addr:#x}");
@@ -291,18 +410,25 @@ impl Door {
         })
     }
 
+    #[cold]
+    fn not_ours(&self, ptr: *const c_void, tag: Tag) -> Failure {
+        let message =
+            format!("{ptr:p} is an allocation of allocator {}, not of {}", tag.door() + 1, self.name());
+        Failure::new(Status::WrongAllocator, message)
+    }
+
+    #[inline]
     fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
         let tag = Tag(hold.entry().tag);
         if tag.door() != self.number {
-            let message =
-                format!("{ptr:p} is an allocation of allocator {}, not of {}", tag.door() + 1, self.name());
-            return Err(Failure::new(Status::WrongAllocator, message));
+            return Err(self.not_ours(ptr, tag));
         }
         Ok((hold, tag))
     }
 
     /// Ends an allocation. Its slot first: the bytes may be another's at once.
+    #[inline]
     fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) -> Result<(), Failure> {
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
         hold.end();
@@ -335,7 +461,7 @@ impl Door {
         let (hold, tag) = self.hold(ptr)?;
         if !tag.is_home(handle) {
             let allocation = peek(ptr.addr() as u64, hold.entry());
-            self.on(handle, |lane| Ok(allocation.record_use(&lane.stream)?))?;
+            self.on(handle, |lane| record_use(&allocation, lane))?;
         }
         self.end(ptr, hold, tag.is_unknown())
     }
@@ -356,7 +482,7 @@ impl Door {
             return Ok(());
         }
         let allocation = peek(ptr.addr() as u64, hold.entry());
-        self.on(handle, |lane| Ok(allocation.record_use(&lane.stream)?))
+        self.on(handle, |lane| record_use(&allocation, lane))
     }
 
     /// Somebody uses the bytes, and nobody could say who: they come back behind everything.
@@ -364,6 +490,43 @@ impl Door {
         let (mut hold, tag) = self.hold(ptr)?;
         hold.set_tag(tag.0 | Tag::UNKNOWN);
         Ok(())
+    }
+
+    /// Pinned memory; null for none.
+    pub(crate) fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void, Failure> {
+        self.opened()?;
+        if bytes == 0 {
+            return Ok(core::ptr::null_mut());
+        }
+        let pinned = self.gpu.alloc_pinned(bytes as u64)?;
+        let at = pinned.as_ptr().as_ptr().cast::<c_void>();
+        self.pinned.lock().insert(at.addr(), pinned);
+        Ok(at)
+    }
+
+    /// Pinned memory comes back when every recorded use is complete, or everything that any stream holds.
+    pub(crate) fn free_pinned(&self, ptr: *mut c_void, by_unknown: bool) -> Result<(), Failure> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let pinned = self.pinned.lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
+        if by_unknown {
+            pinned.free_unknown();
+        } else {
+            drop(pinned);
+        }
+        if self.closed.load(Ordering::Relaxed) {
+            self.gpu.trim(Trim::All)?;
+        }
+        Ok(())
+    }
+
+    /// Work on `handle`, queued by now or before the free, uses the pinned memory.
+    pub(crate) fn record_pinned_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+        self.on(handle, |lane| {
+            let pinned = self.pinned.lock();
+            Ok(pinned.get(&ptr.addr()).ok_or_else(|| unknown(ptr))?.record_use(&lane.stream)?)
+        })
     }
 
     /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.

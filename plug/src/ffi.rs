@@ -68,7 +68,8 @@ pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStat
 }
 
 /// Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
-/// The stream must be alive. From the cache it makes no driver call but the stream's identity, and waits for nothing.
+/// The stream must be alive. From the cache it asks the driver whether the stream captures and, unless it is
+/// permanent, who it is; it makes no other call and waits for nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_alloc(
     allocator: MillpondAllocator,
@@ -114,7 +115,48 @@ pub extern "C" fn millpond_record_use(
     call(|| Door::find(allocator)?.record_use(ptr, stream.addr()))
 }
 
-/// The stream is never destroyed while the process lives: its handle alone says who it is, and no call asks the driver.
+/// Pinned host memory, aligned to 512, from the cache of pinned segments. 0 bytes are a null pointer. May pin more, and wait
+/// for what is in flight when the limit is reached.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_alloc_pinned(
+    allocator: MillpondAllocator,
+    bytes: usize,
+    out: *mut *mut c_void,
+) -> MillpondStatus {
+    call(|| {
+        put(out, core::ptr::null_mut())?;
+        put(out, Door::find(allocator)?.alloc_pinned(bytes)?)
+    })
+}
+
+/// Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits. Null is nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_free_pinned(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
+    call(|| Door::any(allocator)?.free_pinned(ptr, false))
+}
+
+/// As millpond_free_pinned, and when everything that any stream of the device holds is complete: when nobody can say which
+/// copies use it.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_free_pinned_unknown(
+    allocator: MillpondAllocator,
+    ptr: *mut c_void,
+) -> MillpondStatus {
+    call(|| Door::any(allocator)?.free_pinned(ptr, true))
+}
+
+/// A copy on `stream`, queued by now or before the free, uses the pinned memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_record_pinned_use(
+    allocator: MillpondAllocator,
+    ptr: *mut c_void,
+    stream: *mut c_void,
+) -> MillpondStatus {
+    call(|| Door::find(allocator)?.record_pinned_use(ptr, stream.addr()))
+}
+
+/// The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
+/// at most whether it captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
     allocator: MillpondAllocator,

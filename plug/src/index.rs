@@ -43,6 +43,7 @@ pub(crate) struct Index {
 }
 
 /// The process's own.
+#[inline]
 pub(crate) fn index() -> &'static Index {
     static INDEX: OnceLock<Index> = OnceLock::new();
     INDEX.get_or_init(Index::new)
@@ -106,6 +107,7 @@ impl Index {
     /// An allocation begins at `addr`, a multiple of 512. `false`: the address is out of range, or, which is a defect, not
     /// free.
     #[must_use]
+    #[inline]
     pub(crate) fn insert(&self, addr: u64, entry: Entry) -> bool {
         let Some(leaf) = self.leaf(addr) else { return false };
         if leaf.load(Ordering::Acquire).is_null() {
@@ -124,6 +126,7 @@ impl Index {
     }
 
     /// The live allocation that begins at `addr`.
+    #[inline]
     pub(crate) fn hold(&self, addr: u64) -> Option<Hold<'_>> {
         if addr & ((1 << GRANULE) - 1) != 0 {
             return None;

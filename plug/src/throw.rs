@@ -69,16 +69,22 @@ fn symbol<T: Copy>(libraries: &[Library], name: &CStr) -> Option<T> {
     (!found.is_null()).then(|| unsafe { core::mem::transmute_copy(&found) })
 }
 
+/// The libraries stay loaded. Their list does not stay: a throw may come at every allocation.
+fn stay(libraries: Vec<Library>) {
+    libraries.into_iter().for_each(core::mem::forget);
+}
+
 fn cpp() -> Option<Cpp> {
     let libraries: Vec<Library> =
         ["libstdc++.so.6", "libc++abi.so.1"].into_iter().filter_map(loaded).collect();
     let found = Cpp {
         allocate: symbol(&libraries, c"__cxa_allocate_exception")?,
         throw: symbol(&libraries, c"__cxa_throw")?,
-        new: symbol(&libraries, c"_Znwm")?,
+        // As PyTorch's `operator delete` is found, which is its partner: the program's own, if it has replaced both.
+        new: symbol(&[Library::this()], c"_Znwm").or_else(|| symbol(&libraries, c"_Znwm"))?,
         bad_alloc: symbol(&libraries, c"_ZSt17__throw_bad_allocv")?,
     };
-    core::mem::forget(libraries);
+    stay(libraries);
     Some(found)
 }
 
@@ -96,7 +102,7 @@ fn torch() -> Option<Torch> {
         description: symbol(&libraries, c"_ZTIN3c1016OutOfMemoryErrorE")?,
         destroy: symbol(&libraries, c"_ZN3c1016OutOfMemoryErrorD1Ev"),
     };
-    core::mem::forget(libraries);
+    stay(libraries);
     Some(found)
 }
 

@@ -104,8 +104,9 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
     untold(call(|| {
         let door = door(device)?;
         door.free_on(ptr, stream.addr()).or_else(|e| match e.status {
-            Status::UnknownPointer | Status::WrongAllocator => Err(e),
-            // The stream captures or cannot be asked: behind everything, then.
+            Status::UnknownPointer => Err(e),
+            // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
+            // pointer this says the same again.
             _ => door.free_unknown(ptr),
         })
     }));

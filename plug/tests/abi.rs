@@ -37,9 +37,35 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     unsafe { Library::new(path.expect("cargo builds the library before its tests")) }.expect("it loads")
 });
 
-fn function<T>(name: &str) -> Symbol<'static, T> {
-    // SAFETY: every caller names a function of the header with its own type.
-    unsafe { LIBRARY.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
+/// The functions as they are linked into this very program.
+macro_rules! linked {
+    ($($room:ident: $($name:ident)*;)*) => {
+        &[$($((stringify!($name), millpond_plug::$room::$name as *const ()),)*)*]
+    };
+}
+fn linked(name: &str) -> Option<*const ()> {
+    let all: &[(&str, *const ())] = linked! {
+        ffi: millpond_create millpond_destroy millpond_alloc millpond_free millpond_free_on millpond_free_unknown
+            millpond_record_use millpond_declare_permanent millpond_synchronize millpond_trim millpond_set_limit millpond_stats_json
+            millpond_last_error millpond_alloc_pinned millpond_free_pinned millpond_free_pinned_unknown
+            millpond_record_pinned_use;
+        torch: millpond_torch_allocator millpond_torch_alloc millpond_torch_free millpond_torch_record_stream
+            millpond_torch_empty_cache millpond_torch_base millpond_torch_untold;
+    };
+    all.iter().find(|(n, _)| *n == name).map(|&(_, at)| at)
+}
+
+/// A function of the library: of the one that cargo built, opened as a program does, or with `MILLPOND_LINKED` of the one linked
+/// into this program, so that a sanitizer, whose runtime is in the program, sees inside.
+fn function<T: Copy>(name: &str) -> T {
+    const { assert!(size_of::<T>() == size_of::<*const ()>(), "a pointer to a function") };
+    if std::env::var_os("MILLPOND_LINKED").is_some() {
+        let at = linked(name).unwrap_or_else(|| panic!("{name} is not in the list of what is linked"));
+        // SAFETY: every caller names a function of the header with its own type.
+        return unsafe { std::mem::transmute_copy(&at) };
+    }
+    // SAFETY: as above.
+    *unsafe { LIBRARY.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
 /// An allocator of the library, by its number.
@@ -351,7 +377,8 @@ fn streams_that_end_unannounced_are_followed() {
     });
 }
 
-/// What a hit asks of the driver: of a permanent stream whether it captures, of another one who it is, too.
+/// What a pair asks of the driver: of a permanent stream whether it captures, of another one who it is, too, and again at the
+/// free. Nothing else, if the thread has a context; the stand-in is asked once more, with a context, by a thread without.
 #[test]
 fn a_hit_asks_who_the_stream_is_and_nothing_else() {
     alone("a_hit_asks_who_the_stream_is_and_nothing_else", |fake| {
@@ -360,25 +387,23 @@ fn a_hit_asks_who_the_stream_is_and_nothing_else() {
         door.declare_permanent(&s);
         let counted = |s: &GpuStream| {
             for _ in 0..3 {
-                assert_eq!(door.free(door.alloc(MIB, s)), OK);
+                assert_eq!(door.free_on(door.alloc(MIB, s), s), OK);
             }
-            let names = ["cuStreamIsCapturing", "cuStreamGetId"];
-            let before = (names.map(|n| fake.calls(n)), fake.calls_total(), fake.calls("cuCtxGetCurrent"));
+            let count =
+                || [fake.calls("cuStreamIsCapturing"), fake.calls("cuStreamGetId"), fake.calls_total()];
+            let before = count();
             for _ in 0..100 {
-                assert_eq!(door.free(door.alloc(MIB, s)), OK);
+                assert_eq!(door.free_on(door.alloc(MIB, s), s), OK);
             }
-            let after = (names.map(|n| fake.calls(n)), fake.calls_total(), fake.calls("cuCtxGetCurrent"));
-            let asked = [after.0[0] - before.0[0], after.0[1] - before.0[1]];
-            let bound = after.2 - before.2;
-            // Which context is current is looked up beside, on this driver's thread of a test more often than in a program.
-            let beside = after.1 - before.1 - asked[0] - asked[1] - bound;
-            (asked, beside)
+            let after = count();
+            [0, 1, 2].map(|n| after[n] - before[n])
         };
-        let (asked, beside) = counted(&s);
-        assert_eq!(asked, [100, 0], "a permanent stream");
-        assert!(beside <= 400, "{beside} calls beside: contexts put on and off");
-        let (asked, _) = counted(&t);
-        assert_eq!(asked, [100, 100], "a stream that may end");
+        // This thread's current context is none, which the stand-in refuses: asked, bound, asked, and put back.
+        let [asked, ids, _] = counted(&s);
+        assert_eq!([asked, ids], [200, 0], "a permanent stream, from a thread without a context");
+        bind(&cuda);
+        assert_eq!(counted(&s), [100, 0, 100], "a permanent stream");
+        assert_eq!(counted(&t), [200, 200, 400], "a stream that may end");
         door.destroy();
     });
 }
@@ -447,6 +472,186 @@ fn threads_free_each_others_blocks_once() {
             drop(send);
         });
         assert!(twice.into_inner() > 0);
+        door.destroy();
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// A pointer or a stream of one device, named to the other's allocator: a code, and nothing is changed.
+#[test]
+fn devices_are_not_mixed_up() {
+    alone("devices_are_not_mixed_up", |fake| {
+        let cudas = [0, 1].map(|d| Cuda::new(d).expect("two devices"));
+        let doors = [0, 1].map(|d| Door::on(d, "").expect("an allocator"));
+        let streams = [stream(&cudas[0]), stream(&cudas[1])];
+        let blocks = [0, 1].map(|d| doors[d].alloc(MIB, &streams[d]));
+        for d in [0, 1] {
+            write(&cudas[d], &streams[d], blocks[d], MIB, 1);
+        }
+        assert_ne!(blocks[0], blocks[1], "one space of addresses");
+        // All but the questions that were put to the driver.
+        let told =
+            || doors.map(|d| d.stats().split_once("\"growths\"").expect("it follows the calls").1.to_owned());
+        let before = told();
+        for (here, there) in [(0, 1), (1, 0)] {
+            let (door, x, s) = (doors[here], blocks[there], &streams[here]);
+            for code in [door.free(x), door.free_on(x, s), door.free_unknown(x), door.record_use(x, s)] {
+                assert_eq!(code, WRONG_ALLOCATOR, "{}", last());
+            }
+            let (x, foreign) = (blocks[here], &streams[there]);
+            for code in [door.free_on(x, foreign), door.record_use(x, foreign)] {
+                assert_eq!(code, WRONG_ALLOCATOR, "{}", last());
+            }
+            assert_eq!(door.try_alloc(MIB, foreign), Err(WRONG_ALLOCATOR));
+            let declare = function::<Two>("millpond_declare_permanent");
+            assert_eq!(declare(door.0, foreign.handle().cast()), WRONG_ALLOCATOR);
+            assert_eq!(told(), before);
+        }
+        for d in [0, 1] {
+            assert_eq!(doors[d].free(blocks[d]), OK);
+            doors[d].destroy();
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// `PyTorch`'s functions with two devices: each has its own allocator, and what is mixed up is counted and changes nothing.
+#[test]
+fn the_pair_keeps_two_devices_apart() {
+    alone("the_pair_keeps_two_devices_apart", |fake| {
+        let alloc = function::<extern "C-unwind" fn(usize, c_int, *mut c_void) -> *mut c_void>(
+            "millpond_torch_alloc",
+        );
+        let free = function::<extern "C" fn(*mut c_void, usize, c_int, *mut c_void)>("millpond_torch_free");
+        let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
+        let untold = function::<extern "C" fn() -> u64>("millpond_torch_untold");
+        let of =
+            function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_torch_allocator");
+        let doors = [0, 1].map(|d| {
+            let mut number = 0;
+            assert_eq!(of(d, c"growth=exact".as_ptr(), &raw mut number), OK, "{}", last());
+            Door(number)
+        });
+        assert_ne!(doors[0].0, doors[1].0);
+        let cudas = [0, 1].map(|d| Cuda::new(d).expect("two devices"));
+        let streams = [stream(&cudas[0]), stream(&cudas[1])];
+        let native = |d: usize| streams[d].handle().cast::<c_void>();
+        let [x, y] = [(0, 0), (1, 1)].map(|(device, d)| alloc(MIB, device, native(d)));
+        for (d, block) in [(0, x), (1, y)] {
+            write(&cudas[d], &streams[d], block, MIB, 1);
+            assert_eq!((doors[d].stat("live"), doors[d].stat("taken")), (1, MIB as u64));
+        }
+        free(x, MIB, 1, native(1));
+        free(y, MIB, 0, native(0));
+        assert_eq!(
+            (untold(), doors[0].stat("live"), doors[1].stat("live")),
+            (2, 1, 1),
+            "the other's pointer"
+        );
+        record(x, native(1));
+        assert_eq!(untold(), 3, "the other's stream cannot be followed here, and that is told");
+        // A free may not be lost for a stream's sake: behind everything.
+        free(x, MIB, 0, native(1));
+        free(y, MIB, 1, native(1));
+        assert_eq!((untold(), doors[0].stat("live"), doors[1].stat("live")), (3, 0, 0));
+        function::<extern "C" fn()>("millpond_torch_empty_cache")();
+        assert_eq!(doors.map(|d| d.stat("taken")), [0, 0]);
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+#[test]
+fn a_stream_that_was_declared_permanent_and_ended_is_found_out() {
+    alone("a_stream_that_was_declared_permanent_and_ended_is_found_out", |_fake| {
+        let (cuda, door) = (program(), Door::new(""));
+        let declare =
+            |s: &GpuStream| function::<Two>("millpond_declare_permanent")(door.0, s.handle().cast());
+        let s = stream(&cuda);
+        assert_eq!([declare(&s), declare(&s)], [OK, OK], "said twice");
+        let handle = s.handle();
+        drop(s);
+        let mut others = Vec::new();
+        while others.last().is_none_or(|s: &GpuStream| s.handle() != handle) {
+            others.push(stream(&cuda));
+            assert!(others.len() < 100, "handles come back");
+        }
+        assert_eq!(declare(others.last().expect("one has it")), BAD_ARGUMENT);
+        assert!(last().contains("another one has its handle"), "{}", last());
+        door.destroy();
+    });
+}
+
+/// More permanent streams than there are places for: the rest is found like any other.
+#[test]
+fn permanent_streams_may_be_many() {
+    alone("permanent_streams_may_be_many", |fake| {
+        let (cuda, door) = (program(), Door::new(""));
+        let streams: Vec<_> = (0..600).map(|_| stream(&cuda)).collect();
+        for s in &streams {
+            door.declare_permanent(s);
+        }
+        bind(&cuda);
+        for s in &streams {
+            assert_eq!(door.free_on(door.alloc(512, s), s), OK);
+        }
+        let before = fake.calls("cuStreamGetId");
+        for s in &streams {
+            assert_eq!(door.free_on(door.alloc(512, s), s), OK);
+        }
+        assert_eq!(fake.calls("cuStreamGetId"), before, "all are known by their handles");
+        door.destroy();
+    });
+}
+
+/// Pinned memory that a copy still reads when it is freed serves nobody else until the copy is done.
+#[test]
+fn pinned_memory_comes_back_when_its_copies_are_done() {
+    alone("pinned_memory_comes_back_when_its_copies_are_done", |fake| {
+        let (cuda, door) = (program(), Door::new(""));
+        let s = stream(&cuda);
+        let target = door.alloc(MIB, &s);
+        let pinned = |bytes: usize| {
+            let mut out = null_mut();
+            let alloc =
+                function::<extern "C" fn(u32, usize, *mut *mut c_void) -> c_int>("millpond_alloc_pinned");
+            assert_eq!(alloc(door.0, bytes, &raw mut out), OK, "{}", last());
+            out
+        };
+        let copy = function_of_driver::<extern "C" fn(u64, *const c_void, usize, sys::CUstream) -> c_int>(
+            "cuMemcpyHtoDAsync_v2",
+        );
+        let send = |from: *mut c_void| {
+            bind(&cuda);
+            assert_eq!(copy(target.addr() as u64, from, MIB, s.handle()), 0, "queued");
+        };
+        let free = |name: &str, ptr: *mut c_void| function::<Two>(name)(door.0, ptr);
+        let record = function::<Three>("millpond_record_pinned_use");
+        // The device runs as late as it may: what is queued has not run.
+        let x = pinned(MIB);
+        send(x);
+        assert_eq!(free("millpond_free_pinned_unknown", x), OK);
+        let y = pinned(MIB);
+        assert_ne!(y, x, "freed by nobody knows whom");
+        send(y);
+        assert_eq!(record(door.0, y, s.handle().cast()), OK);
+        assert_eq!(free("millpond_free_pinned", y), OK);
+        let z = pinned(MIB);
+        assert!(z != x && z != y, "freed behind a recorded use");
+        assert_eq!(free("millpond_free_pinned", z), OK);
+        assert_eq!(pinned(MIB), z, "nobody uses it");
+        for wrong in [x, y, z.wrapping_byte_add(512), target] {
+            assert_eq!(free("millpond_free_pinned", wrong), UNKNOWN_POINTER);
+            assert_eq!(free("millpond_free_pinned_unknown", wrong), UNKNOWN_POINTER);
+            assert_eq!(record(door.0, wrong, s.handle().cast()), UNKNOWN_POINTER);
+        }
+        assert_eq!(
+            [free("millpond_free_pinned", null_mut()), free("millpond_free", z)],
+            [OK, UNKNOWN_POINTER]
+        );
+        assert_eq!(door.one("millpond_synchronize"), OK);
+        assert_eq!(free("millpond_free_pinned", z), OK);
+        assert!([x, y, z].contains(&pinned(MIB)), "all are done");
+        assert_eq!(door.free(target), OK);
         door.destroy();
         assert_eq!(fake.verdict(), None);
     });

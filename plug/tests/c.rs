@@ -43,12 +43,22 @@ fn done(mut command: Command) -> String {
     said.into_owned()
 }
 
+/// Compiles a program against the library; with `MILLPOND_STATIC`, a static one made for `AddressSanitizer`, with it inside.
 fn compile(with: &str, room: &Room, source: &str, flags: &[&str]) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = room.0.join(Path::new(source).file_stem().expect("a name"));
     let mut command = Command::new(with);
     command.args(["-Wall", "-Wextra", "-Werror", "-g", "-I"]).arg(here).arg(here.join("tests").join(source));
-    command.arg("-o").arg(&out).arg("-L").arg(&room.0).args(flags);
+    command.arg("-o").arg(&out).arg("-L").arg(&room.0);
+    match std::env::var_os("MILLPOND_STATIC") {
+        Some(library) => {
+            command.args(flags.iter().filter(|&&f| f != "-lmillpond")).arg(library);
+            command.args(["-fsanitize=address", "-lm", "-lpthread", "-ldl", "-lgcc_s"]);
+        }
+        None => {
+            command.args(flags);
+        }
+    }
     done(command);
     out
 }

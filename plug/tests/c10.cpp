@@ -1,30 +1,9 @@
 // A library with the names and symbols that PyTorch's has for its exceptions: not its code, only what the linker sees.
-#include <exception>
-#include <memory>
-#include <string>
-#include <vector>
+#include "c10.hpp"
+
+#include <utility>
 
 namespace c10 {
-struct SourceLocation {
-  const char *function;
-  const char *file;
-  unsigned line;
-};
-class Error : public std::exception {
-  std::string message;
-  std::vector<std::string> context;
-  std::shared_ptr<int> backtrace = std::make_shared<int>(7);
-
- public:
-  Error(SourceLocation, std::string words);
-  const char *what() const noexcept override;
-  bool is_whole() const { return *backtrace == 7 && context.empty(); }
-};
-class OutOfMemoryError : public Error {
-  using Error::Error;
-  virtual void anchor();
-};
-
 Error::Error(SourceLocation, std::string words) : message(std::move(words)) {}
 const char *Error::what() const noexcept { return message.c_str(); }
 void OutOfMemoryError::anchor() {}

@@ -45,6 +45,15 @@ int main(void) {
   EXPECT(strstr(millpond_last_error(), "no live allocation") != NULL);
   EXPECT(millpond_free_unknown(pool, other) == MILLPOND_STATUS_OK);
 
+  EXPECT(millpond_alloc_pinned(pool, 5000, &other) == MILLPOND_STATUS_OK && other != NULL);
+  memset(other, 1, 5000);
+  EXPECT(millpond_record_pinned_use(pool, other, NULL) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_free_pinned(pool, (char *)other + 512) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(millpond_free(pool, other) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(millpond_free_pinned_unknown(pool, other) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_free_pinned(pool, other) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(millpond_record_pinned_use(pool, other, NULL) == MILLPOND_STATUS_UNKNOWN_POINTER);
+
   int here = 0;
   EXPECT(millpond_free(pool, &here) == MILLPOND_STATUS_UNKNOWN_POINTER);
   EXPECT(millpond_alloc(pool, (size_t)-1, NULL, &block) == MILLPOND_STATUS_BAD_ARGUMENT && block == NULL);

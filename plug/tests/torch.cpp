@@ -1,33 +1,8 @@
-// A program with PyTorch's exceptions in it (tests/c10.cpp), catching as PyTorch does.
+// A program with PyTorch's exceptions in it (tests/c10.hpp), catching as PyTorch does.
+#include "c10.hpp"
 #include "millpond.h"
 
 #include <cstdio>
-#include <exception>
-#include <memory>
-#include <string>
-#include <vector>
-
-namespace c10 {
-struct SourceLocation {
-  const char *function;
-  const char *file;
-  unsigned line;
-};
-class Error : public std::exception {
-  std::string message;
-  std::vector<std::string> context;
-  std::shared_ptr<int> backtrace;
-
- public:
-  Error(SourceLocation, std::string words);
-  const char *what() const noexcept override;
-  bool is_whole() const { return *backtrace == 7 && context.empty(); }
-};
-class OutOfMemoryError : public Error {
-  using Error::Error;
-  virtual void anchor();
-};
-}  // namespace c10
 
 int main() {
   // So that the library is linked, and nothing of it is optimised away.

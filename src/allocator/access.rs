@@ -170,20 +170,15 @@ impl<D: Driver> Tracked<D> {
     /// The registry and the driver of its device; `None` for no bytes.
     #[cfg(feature = "cuda")]
     pub(crate) fn device(&self) -> Option<(&Registry<D>, &D)> {
-        match &self.bytes {
-            Bytes::Ours(allocation) => {
-                allocation.home().map(|h| (&*h.pool.core.registry, &h.pool.core.driver))
-            }
-            Bytes::Theirs(memory) => Some((&*memory.registry, &memory.driver)),
-        }
+        self.holder().map(|holder| {
+            let via = holder.via();
+            (via.registry, via.driver)
+        })
     }
     /// What another room keeps with the bytes, and their home stream's line; `None` for no bytes.
     #[cfg(feature = "cuda")]
     pub(crate) fn guest(&self) -> Option<(&Guest, &Line<D>)> {
-        match &self.bytes {
-            Bytes::Ours(allocation) => allocation.home().map(|h| (&h.pool.guest, &*h.pool.line)),
-            Bytes::Theirs(memory) => Some((&memory.guest, &*memory.home)),
-        }
+        self.holder().map(|holder| (holder.guest(), holder.home()))
     }
     fn holder(&self) -> Option<Holder<'_, D>> {
         match &self.bytes {
@@ -315,11 +310,18 @@ fn join(into: &mut PendingSet, pending: Pending) {
 }
 
 /// What an operation does to the uses that are kept, wherever that is.
-impl<D: Driver> Holder<'_, D> {
-    fn home(&self) -> &Line<D> {
+impl<'a, D: Driver> Holder<'a, D> {
+    fn home(&self) -> &'a Line<D> {
         match self {
             Holder::Pool(home) => &home.pool.line,
             Holder::Foreign(memory) => &memory.home,
+        }
+    }
+    #[cfg(feature = "cuda")]
+    fn guest(&self) -> &'a Guest {
+        match self {
+            Holder::Pool(home) => &home.pool.guest,
+            Holder::Foreign(memory) => &memory.guest,
         }
     }
     /// Fails for a stream of another device.
@@ -371,7 +373,7 @@ impl<D: Driver> Holder<'_, D> {
         }
     }
     /// What operations on it speak through.
-    fn via(&self) -> Via<'_, D> {
+    fn via(&self) -> Via<'a, D> {
         match self {
             Holder::Pool(home) => {
                 let core = &home.pool.core;

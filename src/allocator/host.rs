@@ -16,12 +16,13 @@ use super::hands::Hands;
 use super::miss::ROUNDS;
 use super::pinned::PinnedAllocation;
 use super::pool::{note_pending, release_open};
+use super::registry::Registry;
 use super::shared::Core;
 use super::trim::Trimmed;
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
-use crate::order::{Completed, Entry, InFlight, Pending, Uses};
+use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::{Arc, Rank, Ranked, assert_unlocked};
 use crate::units::{AllocationId, Epoch, Granules, SegmentId};
@@ -34,6 +35,8 @@ use hashbrown::HashMap;
 const SEGMENT: u64 = 64 << 20;
 /// The unit that larger segments are rounded to.
 const MULTIPLE: u64 = 2 << 20;
+/// The CPU's timeline, which is none.
+const NOBODY: TimelineId = TimelineId(u32::MAX);
 /// The heap's kind of the segments that hold this kind of host memory.
 const fn segments_of(kind: HostKind) -> Kind {
     match kind {
@@ -107,7 +110,7 @@ impl<D: Driver> HostPool<D> {
     }
 
     /// What is complete comes back.
-    pub(crate) fn drain(&self, registry: &super::registry::Registry<D>) {
+    pub(crate) fn drain(&self, registry: &Registry<D>) {
         let mut state = self.state.lock();
         state.drain(&registry.seen());
     }
@@ -198,6 +201,14 @@ impl<D: Driver> HostPool<D> {
         // The heap panics if the generation is another's (H7).
         state.heap.view(ChunkId::from_index(id.chunk), id.generation);
         of(state.uses.entry(id.chunk).or_default());
+    }
+
+    /// What an access of the CPU's has to be complete.
+    pub(crate) fn conflicts(&self, registry: &Registry<D>, id: AllocationId, access: Access) -> PendingSet {
+        let state = self.state.lock();
+        let seen = registry.seen();
+        let next = |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp());
+        state.uses.get(&id.chunk).map_or_else(PendingSet::new, |uses| uses.conflicts(NOBODY, access, next))
     }
 
     /// An allocation's bytes come back: at once if every use is complete, else when they are.

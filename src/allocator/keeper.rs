@@ -51,7 +51,7 @@ impl<D: Driver> Keeper<D> {
 
     /// Keeps a value until then. Makes no driver call, unless the allocator is gone: then it waits.
     pub(crate) fn keep(&self, until: Until<D>, value: Box<dyn Send>) {
-        if !self.is_seen(&until) {
+        if !self.is_seen(&until) && !planted!(KeeperAtOnce) {
             let mut kept = self.kept.lock();
             if !kept.closed {
                 kept.all.push((until, value));
@@ -105,12 +105,23 @@ impl<D: Driver> Keeper<D> {
         let done =
             |until: &Until<D>| self.is_seen(until) || (self.asks && self.is_complete(until).unwrap_or(false));
         let (over, pending): (Vec<_>, Vec<_>) = all.into_iter().partition(|(until, _)| done(until));
-        {
+        point!("kept values in hand");
+        let left = {
             let mut kept = self.kept.lock();
-            kept.all.extend(pending);
+            // Who closed meanwhile found nothing to wait for: what was in hand is ours to wait for.
+            let left = if kept.closed && !planted!(CudaKeeperPutsBack) {
+                pending
+            } else {
+                kept.all.extend(pending);
+                Vec::new()
+            };
             self.any.store(!kept.all.is_empty(), Ordering::Release);
-        }
+            left
+        };
         drop(over);
+        for (until, value) in left {
+            self.let_go(&until, value);
+        }
     }
 
     /// The allocator's last owner goes: waits for everything kept and drops it.

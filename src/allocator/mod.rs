@@ -243,8 +243,12 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that others have then.
+    #[inline]
     pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        self.alloc_checked(bytes, Granules(1), stream)
+        if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_special() {
+            return self.alloc_checked(bytes, Granules(1), stream);
+        }
+        self.alloc_hit(bytes, stream)
     }
 
     /// As [`Allocator::alloc`], at an address that is a multiple of `align`.
@@ -279,11 +283,17 @@ impl<D: Driver> Allocator<D> {
     /// The hot path: no driver call, one lock, no allocation, some 300 instructions with the free.
     #[inline]
     fn alloc_plain(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        let pool = stream.pool();
-        if !Arc::ptr_eq(&pool.core, self.core()) || stream.is_watched() {
-            return self.alloc_rare(bytes, Granules(1), stream);
+        if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_watched() {
+            return self.alloc_watched(bytes, stream);
         }
-        let Some(len) = Granules::holding(bytes).filter(|len| len.0 > 0) else {
+        self.alloc_hit(bytes, stream)
+    }
+
+    /// The rest of it, on a stream of this allocator's that need not be asked.
+    #[inline]
+    fn alloc_hit(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let pool = stream.pool();
+        let Some(len) = Granules::for_request(bytes) else {
             return self.alloc_rare(bytes, Granules(1), stream);
         };
         let kind = if bytes <= pool.small_bytes { Kind::Small } else { Kind::Large };
@@ -297,7 +307,18 @@ impl<D: Driver> Allocator<D> {
         Ok(Self::handed(share, taken, bytes))
     }
 
-    /// The same for what is rare: an alignment, a stream that is watched, no bytes, or a mistake.
+    /// As [`Allocator::alloc_plain`], on a stream that has to be asked, as every framework's: whether it captures, and then
+    /// it is a hit like any other. Not cold, unlike what is truly rare.
+    #[inline(never)]
+    fn alloc_watched(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        if stream.is_special() || !Arc::ptr_eq(&stream.pool().core, self.core()) {
+            return self.alloc_rare(bytes, Granules(1), stream);
+        }
+        stream.refuse_capture()?;
+        self.alloc_hit(bytes, stream)
+    }
+
+    /// The same for what is rare: an alignment, a stream that is watched for more than captures, no bytes, or a mistake.
     #[cold]
     #[inline(never)]
     fn alloc_rare(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
@@ -322,9 +343,14 @@ impl<D: Driver> Allocator<D> {
         };
         let kind = if bytes <= core.small_bytes { Kind::Small } else { Kind::Large };
         let want = Want { len, align, kind };
-        let taken = pool.lock().hit_rare(&want, bytes, core.config.exact_fit);
-        let allocation = if let Some(taken) = taken {
-            let allocation = Self::handed(Arc::clone(pool), taken, bytes);
+        let taken = {
+            let mut state = pool.lock();
+            let taken = state.hit_rare(&want, bytes, core.config.exact_fit);
+            // Not a count of its own: the free puts the handle's reference among the shares, which would only grow.
+            taken.map(|taken| (state.share(pool), taken))
+        };
+        let allocation = if let Some((share, taken)) = taken {
+            let allocation = Self::handed(share, taken, bytes);
             if core.is_recording() { Self::tell(allocation, len, true) } else { allocation }
         } else {
             Self::miss(pool, want, bytes)?

@@ -1,5 +1,9 @@
 //! The owned handle of pinned memory, and what is said about its uses. It does not know where its bytes came from.
 
+mod lent;
+
+use self::lent::Lent;
+use super::registry::CONTEXT;
 use super::shared::Core;
 use super::stream::{Event, Stream};
 use crate::driver::{Driver, Note};
@@ -13,10 +17,11 @@ use core::ptr::NonNull;
 /// Page-locked host bytes, from [`Allocator::alloc_pinned`](crate::Allocator::alloc_pinned).
 ///
 /// Asynchronous copies from and into it have to be recorded ([`PinnedAllocation::record_use`]) before it is dropped: it
-/// is handed out again only when they are complete. Dropping it makes no driver call and never blocks for the device.
+/// is handed out again only when they are complete; where nobody can record them, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver call and never blocks for the device.
 pub struct PinnedAllocation<D: Driver> {
     home: Option<Home<D>>,
     bytes: u64,
+    lent: Lent,
 }
 
 struct Home<D: Driver> {
@@ -28,10 +33,11 @@ struct Home<D: Driver> {
 impl<D: Driver> PinnedAllocation<D> {
     /// Of no bytes: nothing to give back.
     pub(crate) fn empty() -> PinnedAllocation<D> {
-        PinnedAllocation { home: None, bytes: 0 }
+        PinnedAllocation { home: None, bytes: 0, lent: Lent::not() }
     }
     pub(crate) fn new(core: &Arc<Core<D>>, addr: Addr, id: AllocationId, bytes: u64) -> PinnedAllocation<D> {
-        PinnedAllocation { home: Some(Home { core: Arc::clone(core), addr, id }), bytes }
+        let home = Some(Home { core: Arc::clone(core), addr, id });
+        PinnedAllocation { home, bytes, lent: Lent::not() }
     }
     /// The first byte, as a number; a multiple of 512.
     pub fn address(&self) -> Addr {
@@ -95,6 +101,19 @@ impl<D: Driver> PinnedAllocation<D> {
         });
         home.core.driver.note(Note::Used { id: home.id, stream: event.stream(), so_far: true });
         Ok(())
+    }
+
+    /// Frees it when nobody knows which streams use it: the bytes are handed out again when everything queued on any stream
+    /// of the context by now is complete, destroyed streams included. Waits for nothing.
+    pub fn free_unknown(mut self) {
+        let Some(Home { core, id, .. }) = self.home.take() else { return };
+        core.registry.serve(&core.driver);
+        core.driver.note(Note::Freed { id, unknown: true });
+        // The number that the marker below, or the next one, will have.
+        let everything = core.registry.context().stamp();
+        core.host.with_uses(id, |uses| uses.exact(CONTEXT, Access::Write, everything));
+        core.host.free(&core, id);
+        core.registry.mark_context(&core.driver);
     }
 }
 

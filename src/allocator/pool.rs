@@ -199,7 +199,7 @@ impl PoolState {
     /// As [`Histogram::add`], into an array: the index needs no check and nothing grows.
     #[inline]
     fn count_size(&mut self, len: Granules) {
-        self.sizes[(u32::BITS - (len.0 - 1).leading_zeros()) as usize] += 1;
+        self.sizes[(u64::from(len.0 - 1) << 1 | 1).ilog2() as usize] += 1;
     }
 
     fn sizes(&self) -> Histogram {

@@ -38,6 +38,7 @@ impl<D: Driver> Copy for RawAllocation<D> {}
 
 impl<D: Driver> RawAllocation<D> {
     /// The first byte.
+    #[inline]
     pub fn address(&self) -> Addr {
         self.addr
     }
@@ -47,6 +48,7 @@ impl<D: Driver> RawAllocation<D> {
         self.bytes
     }
     /// All but the address as three words, for tables that are kept by address. The first is 0 only for no bytes.
+    #[inline]
     pub fn to_words(&self) -> [u64; 3] {
         let pool = self.pool.expose_provenance() as u64;
         [pool, u64::from(self.chunk.index()) << 32 | u64::from(self.generation), self.bytes]
@@ -60,6 +62,7 @@ impl<D: Driver> RawAllocation<D> {
         clippy::cast_possible_truncation,
         reason = "two halves of a word, and an address of this machine"
     )]
+    #[inline]
     pub unsafe fn from_words(addr: Addr, [pool, chunk, bytes]: [u64; 3]) -> RawAllocation<D> {
         RawAllocation {
             pool: core::ptr::with_exposed_provenance(pool as usize),
@@ -79,6 +82,7 @@ impl<D: Driver> fmt::Debug for RawAllocation<D> {
 
 impl<D: Driver> Allocation<D> {
     /// Takes the handle apart. An allocation of no bytes gives a value with no pool.
+    #[inline]
     pub fn into_raw(self) -> RawAllocation<D> {
         let (addr, bytes) = (self.address(), self.len());
         match self.into_home() {
@@ -103,6 +107,7 @@ impl<D: Driver> Allocation<D> {
     ///
     /// # Safety
     /// `raw` came from [`Allocation::into_raw`] and is given here once: a copy given twice frees the pool's share twice.
+    #[inline]
     pub unsafe fn from_raw(raw: RawAllocation<D>) -> Allocation<D> {
         if raw.pool.is_null() {
             return Allocation::dangling();

@@ -72,7 +72,8 @@ fn gone(call: &'static str) -> DriverError {
 
 /// An event recorded on a capturing stream becomes a part of the graph and says nothing of the work before: no marker.
 fn refuse_captured<D: Driver>(driver: &D, line: &Line<D>, native: &D::Stream) -> DriverResult<()> {
-    if line.foreign.load(Ordering::Relaxed) && driver.is_capturing(native)? {
+    let asked = line.foreign.load(Ordering::Relaxed) || driver.may_capture(native);
+    if asked && driver.is_capturing(native)? {
         let message =
             format!("{} is capturing a graph: its work can be marked after the capture", line.info.id);
         return Err(DriverError::new("record", 900, DriverErrorKind::Capturing, message));

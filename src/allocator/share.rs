@@ -120,6 +120,7 @@ mod tests {
     use super::BATCH;
     use crate::allocator::{Allocation, Allocator, Config, Trim};
     use crate::driver::null::Null;
+    use crate::driver::{Fences, StreamOptions};
     use crate::sync::{Arc, Weak};
 
     fn references(of: &Weak<super::Pool<Null>>) -> usize {
@@ -151,6 +152,26 @@ mod tests {
         drop(unsafe { Allocation::from_raw(raw) });
         gpu.trim(Trim::All).unwrap();
         assert_eq!(references(&pool), 0, "swept away");
+    }
+
+    /// A stream that is asked at each allocation, and one whose allocations are recorded: the free puts a reference back, so
+    /// the allocation must have taken one. Else the count grows by one a pair, and the stream's end takes as many steps.
+    #[test]
+    fn on_every_way_to_a_hit_the_free_puts_back_what_was_taken() {
+        let sink = Arc::new(crate::trace::Ring::new(1));
+        for config in [Config::default(), Config::default().sink(sink)] {
+            let gpu = Allocator::new(Null::default(), config).unwrap();
+            let stream = gpu.adopt(gpu.driver().create_stream(StreamOptions::default()).unwrap()).unwrap();
+            let pool = Arc::downgrade(stream.pool());
+            drop(gpu.alloc(512, &stream).unwrap());
+            let counted = references(&pool);
+            for _ in 0..4 * BATCH {
+                drop(gpu.alloc(512, &stream).unwrap());
+                drop(gpu.alloc_not_capturing(512, &stream).unwrap());
+                drop(gpu.alloc_aligned(512, 4096, &stream).unwrap());
+            }
+            assert!(references(&pool) <= counted + BATCH as usize, "{} of {counted}", references(&pool));
+        }
     }
 
     /// K3, for Miri with many seeds (`.ci/miri`): the free that puts its reference back releases the lock of a pool that

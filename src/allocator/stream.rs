@@ -32,6 +32,8 @@ struct Inner<D: Driver> {
     foreign: bool,
     /// Allocations on it have something to look after beside the heap: one flag for the hot path to look at.
     watched: bool,
+    /// Whether that is more than the question whether it captures.
+    special: bool,
     owner: Owner<D>,
 }
 
@@ -44,8 +46,9 @@ impl<D: Driver> Clone for Stream<D> {
 impl<D: Driver> Stream<D> {
     pub(crate) fn new(owner: Owner<D>, pool: Arc<Pool<D>>, native: D::Stream, foreign: bool) -> Stream<D> {
         let core = owner.core();
-        let watched = foreign || core.is_recording() || core.config.exact_fit || core.config.scrub;
-        Stream(Arc::new(Inner { pool, native, foreign, watched, owner }))
+        let special = core.is_recording() || core.config.exact_fit || core.config.scrub;
+        let watched = foreign || special;
+        Stream(Arc::new(Inner { pool, native, foreign, watched, special, owner }))
     }
 
     #[inline]
@@ -58,6 +61,11 @@ impl<D: Driver> Stream<D> {
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
         self.0.watched
+    }
+    /// It is watched for more than captures.
+    #[inline]
+    pub(crate) fn is_special(&self) -> bool {
+        self.0.special
     }
     /// The allocator it has its pool in.
     pub fn allocator(&self) -> Allocator<D> {
@@ -90,9 +98,13 @@ impl<D: Driver> Stream<D> {
         self.line().id
     }
 
-    /// Never waited on and never made to wait by the allocator: for streams that depend on each other through flags or
+    /// Never waited on and never made to wait for the sake of memory: for streams that depend on each other through flags or
     /// collectives, where an inserted wait could hang the program. Its memory is then reused by others only when
     /// complete, or when the program itself ordered them.
+    ///
+    /// Arrays are another matter: an operation on one waits for what it conflicts with, on any stream, independent or not,
+    /// because the data would be wrong otherwise. Keep an array to one of such streams, order them yourself beforehand
+    /// ([`Stream::wait_stream`]), or use plain allocations, whose uses are only recorded.
     pub fn set_independent(&self, on: bool) {
         self.line().independent.store(on, Ordering::Relaxed);
     }
@@ -104,8 +116,12 @@ impl<D: Driver> Stream<D> {
     }
 
     /// Fails for a stream that is being captured.
+    #[inline]
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
-        if !self.0.foreign && !self.line().foreign.load(Ordering::Relaxed) {
+        let asked = self.0.foreign
+            || self.line().foreign.load(Ordering::Relaxed)
+            || self.driver().may_capture(&self.0.native);
+        if !asked {
             return Ok(());
         }
         let registry = self.registry();

@@ -16,9 +16,12 @@ use core::ops::RangeBounds;
 ///
 /// **Ordering.** Every operation names its stream and is queued behind the operations on this array that it conflicts
 /// with, on whatever streams they were: a read behind the last write, a write behind the reads too, a read behind reads
-/// not at all. Where the stream is not ordered so already, a wait is inserted; the host never waits. Two parts of one
+/// not at all. Where the stream is not ordered so already, a wait is inserted, also for and on streams that are
+/// [independent](Stream::set_independent); the host never waits. Two parts of one
 /// array count as the same array here. Foreign work is declared with [`DeviceArray::record_use`]. Dropping it, at any
-/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that.
+/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that. The exception
+/// is the last handle of all, when the allocator and its streams are gone: it ends the allocator, which waits for the
+/// device. Keep a clone of the [`Allocator`] to choose when that is.
 ///
 /// ```
 /// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};

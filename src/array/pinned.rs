@@ -14,7 +14,20 @@ use core::ops::{Deref, DerefMut};
 ///
 /// It is an ordinary `&[T]` and `&mut [T]` to the CPU. To a copy it is given away, and comes back when the copy is
 /// complete, so nothing in flight can be read early or overwritten. Dropped, its memory goes back to the allocator's
-/// cache of pinned memory.
+/// cache of pinned memory. To another library's copy it is a plain slice, `&array[..]`: what that copy does behind its
+/// return nobody here knows, so wait for its stream before the slice is read, written or dropped.
+///
+/// **In cudarc's copies** (feature `cuda`) the array itself is a `HostSlice`: `theirs.memcpy_htod(&pinned, &mut x)`,
+/// `theirs.memcpy_dtoh(&x, &mut pinned)`. They wait for the copy, and where cudarc leaves its wait out the array's next access
+/// waits ([`interop`](crate::interop)). **Never pass a slice of it**, `&pinned[..]` or `&mut pinned[..]`: cudarc takes a `&[T]`
+/// for pageable memory, queues the copy and waits for nothing, and a slice cannot know that. What is read, written or
+/// dropped then may still be in flight. For a part, use [`Part`](crate::transfer::Part) or
+/// [`transfer::scope`](crate::transfer::scope()).
+///
+/// # Panics
+/// After a copy by cudarc whose stream can be waited for no more, and the device neither (a stream of the context captures,
+/// the driver fails): any access to the elements then panics, and may be tried again. A lost context runs nothing, so it
+/// is not waited for. Without such copies no access waits or panics.
 ///
 /// ```
 /// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
@@ -99,7 +112,7 @@ impl<T: Element, D: Driver> PinnedArray<T, D> {
     }
     /// Its bytes.
     pub fn size_bytes(&self) -> u64 {
-        size_of_val(&**self) as u64
+        (self.shape.elements().unwrap_or(0) * size_of::<T>()) as u64
     }
     /// The same elements in another shape.
     ///
@@ -125,24 +138,36 @@ impl<T: Element, D: Driver> PinnedArray<T, D> {
     fn first(&self) -> *mut T {
         self.memory.as_ptr().as_ptr().cast()
     }
+    /// Blocks the host behind every copy that the array was lent to.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn settle(&mut self) {
+        self.memory.settle();
+    }
+    /// All of it, as it is: whoever asks has settled it, and may have lent it since.
+    #[allow(unsafe_code, reason = "pinned memory is real memory")]
+    pub(crate) fn elements_mut(&mut self) -> &mut [T] {
+        let len = self.shape.elements().unwrap_or(0);
+        // SAFETY: as for `deref`; and no device work reads it either, but what is lent from here on.
+        unsafe { core::slice::from_raw_parts_mut(self.first(), len) }
+    }
 }
 
 impl<T: Element, D: Driver> Deref for PinnedArray<T, D> {
     type Target = [T];
     #[allow(unsafe_code, reason = "pinned memory is real memory")]
     fn deref(&self) -> &[T] {
+        self.memory.settle_writes();
         let len = self.shape.elements().unwrap_or(0);
         // SAFETY: the allocation is ours alone, as long as this, aligned to 512 and initialised (zeroed by the driver,
-        // then written with elements only); no device work writes it while it is an array and not a copy's.
+        // then written with elements only); no device work writes it while it is an array and not a copy's, or it was
+        // waited for above.
         unsafe { core::slice::from_raw_parts(self.first(), len) }
     }
 }
 impl<T: Element, D: Driver> DerefMut for PinnedArray<T, D> {
-    #[allow(unsafe_code, reason = "pinned memory is real memory")]
     fn deref_mut(&mut self) -> &mut [T] {
-        let len = self.shape.elements().unwrap_or(0);
-        // SAFETY: as for `deref`; and no device work reads it either.
-        unsafe { core::slice::from_raw_parts_mut(self.first(), len) }
+        self.memory.settle();
+        self.elements_mut()
     }
 }
 impl<T: Element + fmt::Debug, D: Driver> fmt::Debug for PinnedArray<T, D> {

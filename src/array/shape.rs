@@ -54,9 +54,10 @@ impl Shape {
         self.dimensions = self.dimensions.max(1);
         self
     }
-    /// Elements of one row.
+    /// Elements of one row. Without rows they may be beyond counting: as many as can be counted then.
     pub(super) fn row_elements(&self) -> usize {
-        self.lengths().iter().skip(1).product()
+        let lengths = self.lengths().get(1..).unwrap_or_default();
+        if lengths.contains(&0) { 0 } else { lengths.iter().fold(1, |n: usize, &len| n.saturating_mul(len)) }
     }
 
     /// Fails unless `to` has as many elements.

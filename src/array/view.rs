@@ -40,6 +40,40 @@ fn at<T>(base: Addr, index: usize) -> Addr {
     Addr(base.0 + (index * size_of::<T>()) as u64)
 }
 
+/// What a view says of itself, whichever kind it is.
+macro_rules! extent {
+    ($view:ident) => {
+        impl<T: Element, D: Driver> $view<'_, T, D> {
+            /// The first byte.
+            pub fn address(&self) -> Addr {
+                self.addr
+            }
+            /// How many elements.
+            pub fn len(&self) -> usize {
+                self.shape.elements().unwrap_or(0)
+            }
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+            /// The lengths of its dimensions.
+            pub fn shape(&self) -> Shape {
+                self.shape
+            }
+            /// Its bytes.
+            pub fn size_bytes(&self) -> u64 {
+                (self.len() * size_of::<T>()) as u64
+            }
+            /// Which allocation it lies in; `None` for no bytes, and for foreign memory.
+            pub fn id(&self) -> Option<AllocationId> {
+                self.of.id()
+            }
+        }
+    };
+}
+extent!(DeviceView);
+extent!(DeviceViewMut);
+
 impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
     pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape) -> DeviceView<'a, T, D> {
         DeviceView { of, addr, shape, elements: PhantomData }
@@ -47,30 +81,6 @@ impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
     /// Its part in an operation.
     pub(crate) fn touch(&self) -> Touch<'a, D> {
         Touch { of: self.of, intent: Intent::Read }
-    }
-    /// The first byte.
-    pub fn address(&self) -> Addr {
-        self.addr
-    }
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.shape.elements().unwrap_or(0)
-    }
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// The lengths of its dimensions.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-    /// Its bytes.
-    pub fn size_bytes(&self) -> u64 {
-        (self.len() * size_of::<T>()) as u64
-    }
-    /// Which allocation it lies in; `None` for no bytes, and for foreign memory.
-    pub fn id(&self) -> Option<AllocationId> {
-        self.of.id()
     }
     /// The same elements in another shape.
     ///
@@ -123,30 +133,6 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
     /// As `touch`, for as long as the array is borrowed.
     pub(crate) fn into_touch(self) -> Touch<'a, D> {
         Touch { of: self.of, intent: if self.whole { Intent::WriteWhole } else { Intent::Write } }
-    }
-    /// The first byte.
-    pub fn address(&self) -> Addr {
-        self.addr
-    }
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.shape.elements().unwrap_or(0)
-    }
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-    /// The lengths of its dimensions.
-    pub fn shape(&self) -> Shape {
-        self.shape
-    }
-    /// Its bytes.
-    pub fn size_bytes(&self) -> u64 {
-        (self.len() * size_of::<T>()) as u64
-    }
-    /// Which allocation it lies in; `None` for no bytes, and for foreign memory.
-    pub fn id(&self) -> Option<AllocationId> {
-        self.of.id()
     }
     /// The same, to read.
     pub fn view(&self) -> DeviceView<'_, T, D> {

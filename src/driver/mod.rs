@@ -314,6 +314,12 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
     /// # Errors
     /// Whatever the driver says.
     fn is_capturing(&self, stream: &Self::Stream) -> DriverResult<bool>;
+    /// Whether this reference to a stream of the driver's own was given out in a form that somebody else can begin a capture
+    /// on: then it is asked before each operation. Makes no driver call. Streams that are adopted are asked anyway.
+    fn may_capture(&self, stream: &Self::Stream) -> bool {
+        let _ = stream;
+        false
+    }
     /// Creates an event that keeps no time.
     ///
     /// # Errors

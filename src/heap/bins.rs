@@ -41,7 +41,8 @@ const BINS: usize = LEVELS * SUBS as usize;
 const ROOM: usize = BINS.next_power_of_two();
 /// Words of the bitmap.
 const WORDS: usize = ROOM / 64;
-const _: () = assert!(BINS < ROOM, "one past the last bin is a bin too, always empty");
+const _: () =
+    assert!(BINS / 64 == WORDS - 1 && BINS < ROOM, "one past the last bin is a bin too, in the last word");
 
 /// Chunks looked at in one bin before the search settles for the tightest so far. On recorded traces a walk takes 0.2
 /// to 1.9 steps in the own bin and 0.5 to 3.9 in the next one.
@@ -54,6 +55,9 @@ pub(super) const SWEEP: usize = 1024;
 pub(super) struct Bin(u32);
 
 impl Bin {
+    /// One past the last bin.
+    const END: Bin = Bin(BINS as u32);
+
     /// The bin of chunks of `len` granules.
     #[inline]
     pub(super) const fn of(len: u32) -> Bin {
@@ -68,8 +72,8 @@ impl Bin {
     }
     /// Whether chunks of both lengths belong into one bin: they differ only below the five leading bits of the longer.
     #[inline]
-    const fn share(shorter: u32, longer: u32) -> bool {
-        (shorter ^ longer) >> ((longer | SUBS).ilog2() - SUB_BITS) == 0
+    const fn share(one: u32, other: u32) -> bool {
+        ((one ^ other) << (one | other | SUBS).leading_zeros()) >> (u32::BITS - 1 - SUB_BITS) == 0
     }
     #[inline]
     pub(super) const fn next(self) -> Bin {
@@ -100,7 +104,8 @@ impl Bin {
     const fn bit(self) -> u64 {
         1 << (self.0 & 63)
     }
-    pub(super) fn all() -> impl Iterator<Item = Bin> {
+    #[cfg(test)]
+    fn all() -> impl Iterator<Item = Bin> {
         (0..BINS as u32).map(Bin)
     }
 }
@@ -129,14 +134,17 @@ impl Sought<'_> {
 /// The free chunks of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
-    /// A bit a bin, set iff the bin is not empty: one cache line.
+    /// A bit a bin, set iff the bin is not empty: one cache line. The bit behind the last bin is always set, so that a
+    /// search for the next one ends without looking for the end.
     words: [u64; WORDS],
     heads: [u32; ROOM],
 }
 
 impl Bins {
     pub(super) const fn new() -> Bins {
-        Bins { words: [0; WORDS], heads: [NIL; ROOM] }
+        let mut words = [0; WORDS];
+        words[Bin::END.word()] = Bin::END.bit();
+        Bins { words, heads: [NIL; ROOM] }
     }
 
     /// A free chunk enters the bin of its length.
@@ -153,32 +161,34 @@ impl Bins {
         self.unlink(chunks, id, bin);
     }
 
-    /// A free chunk of `old` granules, in a bin, got another length: it stays where it is, if that belongs into the same
-    /// bin, or moves to the right one.
-    #[allow(
-        clippy::inline_always,
-        reason = "a third of a cut or a join: 20 instructions less than as a call"
-    )]
-    #[inline(always)]
-    pub(super) fn resized(&mut self, chunks: &mut [Chunk], id: u32, old: u32, new: u32) {
-        let chunk = &mut chunks[id as usize];
-        let (state, prev) = (chunk.state, chunk.bin_prev);
-        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but changes its bin");
-        law!(H3, prev != OUT, "chunk {id} changes its bin but is in none");
+    /// A free chunk in a bin gets another length. Returns whether that belongs into another bin: then the caller is to
+    /// [`rebin`](Bins::rebin) it at once.
+    #[inline]
+    pub(super) fn resize(chunk: &mut Chunk, id: u32, new: u32) -> bool {
+        let (state, prev, old) = (chunk.state, chunk.bin_prev, chunk.len);
+        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but changes its length in a bin");
+        law!(H3, prev != OUT, "chunk {id} changes its length in a bin but is in none");
         chunk.len = new;
-        let (shorter, longer) = if old < new { (old, new) } else { (new, old) };
-        if !Bin::share(shorter, longer) {
-            self.rebin(chunks, id, Bin::of(old), Bin::of(new));
+        !Bin::share(old, new)
+    }
+
+    /// A free chunk of `old` granules, in a bin, has got another length: it stays where it is or moves to the right bin.
+    pub(super) fn resized(&mut self, chunks: &mut [Chunk], id: u32, old: u32) {
+        let chunk = &mut chunks[id as usize];
+        let new = core::mem::replace(&mut chunk.len, old);
+        if Bins::resize(chunk, id, new) {
+            self.rebin(chunks, id, old, new);
         }
     }
 
-    /// A chunk moves from one bin to another.
+    /// A chunk whose length changed moves from its old bin to its new one.
     #[allow(
         clippy::inline_always,
         reason = "as a call it costs 20 instructions more, and a cut with its join makes two"
     )]
     #[inline(always)]
-    fn rebin(&mut self, chunks: &mut [Chunk], id: u32, old: Bin, new: Bin) {
+    pub(super) fn rebin(&mut self, chunks: &mut [Chunk], id: u32, old: u32, new: u32) {
+        let (old, new) = (Bin::of(old), Bin::of(new));
         let head = self.heads[new.index()];
         let chunk = &mut chunks[id as usize];
         let (prev, next) = (chunk.bin_prev, chunk.bin_next);
@@ -275,17 +285,11 @@ impl Bins {
         }
     }
 
-    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, its bin, and how many were
+    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NIL`, and how many were
     /// looked at, [`WALK`] at most of the own bin and as many of the next occupied one. Most bins hold one chunk: then
     /// there is nothing to compare.
     #[inline]
-    pub(super) fn best_fit(
-        &self,
-        chunks: &[Chunk],
-        len: u32,
-        own: Bin,
-        segments: &Segments,
-    ) -> (Option<(u32, Bin)>, u32) {
+    pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin, segments: &Segments) -> (u32, u32) {
         let mut steps = 0;
         let head = self.head(own);
         if let Some(first) = chunks.get(head as usize) {
@@ -294,16 +298,20 @@ impl Bins {
             } else {
                 walk(head, chunks, len, segments)
             };
-            steps = walked;
             if found != NIL {
-                return (Some((found, own)), steps);
+                return (found, walked);
             }
+            steps = walked;
         }
-        let Some(bin) = self.occupied_from(own.next()) else { return (None, steps) };
-        let head = self.head(bin);
-        let (found, walked) =
-            if chunks[head as usize].bin_next == NIL { (head, 1) } else { walk(head, chunks, len, segments) };
-        (Some((found, bin)), steps + walked)
+        let head = self.head(self.occupied_from(own.next()));
+        match chunks.get(head as usize) {
+            Some(first) if first.bin_next == NIL => (head, steps + 1),
+            Some(_) => {
+                let (found, walked) = walk(head, chunks, len, segments);
+                (found, steps + walked)
+            }
+            None => (NIL, steps),
+        }
     }
 
     /// A chunk of exactly the length sought, looking at no more than `steps` of its bin.
@@ -322,22 +330,25 @@ impl Bins {
         None
     }
 
-    /// The first occupied bin from `bin` up.
+    /// The first occupied bin from `bin` up, or the one past the last, which is always empty.
     #[inline]
-    pub(super) fn occupied_from(&self, bin: Bin) -> Option<Bin> {
+    pub(super) fn occupied_from(&self, bin: Bin) -> Bin {
         let mut at = bin.word();
         let mut word = self.words[at] & bin.bit().wrapping_neg();
         while word == 0 {
-            at += 1;
-            word = *self.words.get(at)?;
+            at = (at + 1) % WORDS;
+            word = self.words[at];
         }
-        Some(Bin((at as u32) << 6 | word.trailing_zeros()))
+        Bin((at as u32) << 6 | word.trailing_zeros())
     }
 
     /// The bin of the longest free chunk.
     pub(super) fn highest(&self) -> Option<Bin> {
-        let at = self.words.iter().rposition(|&word| word != 0)?;
-        Some(Bin((at as u32) << 6 | self.words[at].ilog2()))
+        let of_bins = |at: usize| {
+            if at == Bin::END.word() { self.words[at] & (Bin::END.bit() - 1) } else { self.words[at] }
+        };
+        let at = (0..WORDS).rev().find(|&at| of_bins(at) != 0)?;
+        Some(Bin((at as u32) << 6 | of_bins(at).ilog2()))
     }
 
     /// As [`Bins::best_fit`], at an address to be sought.
@@ -347,7 +358,7 @@ impl Bins {
         if hit.is_some() {
             return (hit, first as u32);
         }
-        let Some(bin) = self.occupied_from(own.next()) else { return (None, first as u32) };
+        let bin = self.occupied_from(own.next());
         let (hit, second) = self.tightest(bin, chunks, sought, WALK as usize, |_| true);
         (hit, (first + second) as u32)
     }
@@ -362,7 +373,11 @@ impl Bins {
     ) -> (Option<u32>, usize) {
         let mut steps = 0;
         let mut from = Bin::of(sought.len);
-        while let Some(bin) = self.occupied_from(from) {
+        loop {
+            let bin = self.occupied_from(from);
+            if bin == Bin::END {
+                return (None, steps);
+            }
             let (hit, more) = self.tightest(bin, chunks, sought, limit - steps, &mut accept);
             steps += more;
             if hit.is_some() || steps == limit {
@@ -370,12 +385,11 @@ impl Bins {
             }
             from = bin.next();
         }
-        (None, steps)
     }
 
     /// A chunk so long that it fits wherever it begins, looking at one.
     pub(super) fn certain(&self, chunks: &[Chunk], sought: &Sought<'_>) -> Option<u32> {
-        let bin = self.occupied_from(Bin::holding_only(sought.len.checked_add(sought.align - 1)?))?;
+        let bin = self.occupied_from(Bin::holding_only(sought.len.checked_add(sought.align - 1)?));
         self.tightest(bin, chunks, sought, 1, |_| true).0
     }
 
@@ -406,6 +420,15 @@ impl Bins {
             at = chunk.bin_next;
         }
         (best.map(|(id, _)| id), steps)
+    }
+
+    /// The bins that have a head or a bit: for the walker. Sixty-four that have neither are seen to at once.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = Bin> + '_ {
+        let end = |at: usize| if at == Bin::END.word() { Bin::END.bit() } else { 0 };
+        let quiet = move |at: usize| self.words[at] == end(at) && self.heads[at * 64..][..64] == [NIL; 64];
+        (0..WORDS)
+            .filter(move |&at| !quiet(at))
+            .flat_map(|at| (at * 64..BINS.min(at * 64 + 64)).map(|b| Bin(b as u32)))
     }
 
     /// The chunks of a bin, newest first, and whether its bit is set: for the walker.
@@ -551,10 +574,10 @@ mod tests {
             assert_eq!(bins.highest(), Some(Bin(b)));
             for from in 0..=BINS as u32 {
                 let expected = [a, b].into_iter().filter(|&n| n >= from).min().map(Bin);
-                assert_eq!(bins.occupied_from(Bin(from)), expected, "from {from}");
+                assert_eq!(bins.occupied_from(Bin(from)), expected.unwrap_or(Bin::END), "from {from}");
             }
         }
         assert_eq!(Bins::new().highest(), None);
-        assert_eq!(Bins::new().occupied_from(Bin(0)), None);
+        assert_eq!(Bins::new().occupied_from(Bin(0)), Bin::END);
     }
 }

@@ -116,11 +116,9 @@ impl Heap {
             let tail = self.chunks.split(id, len);
             self.away.insert((segment, offset + len), tail);
         }
-        let chunk = &mut self.chunks[id];
-        chunk.stamp = stamp;
-        self.segments[chunk.segment].here += len;
+        self.segments[self.chunks[id].segment].here += len;
         self.totals.held += u64::from(len);
-        let free = self.settle(id).free;
+        let free = self.settle(id, stamp).free;
         self.free_chunk(free)
             .unwrap_or_else(|| super::broken("H4", format_args!("{free} arrived but is not free")))
     }

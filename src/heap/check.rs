@@ -140,7 +140,7 @@ impl Heap {
         for kind in Kind::ALL {
             let bins = &self.bins[kind as usize];
             let mut longest = 0;
-            for bin in Bin::all() {
+            for bin in bins.in_use() {
                 let (marked, contents) = bins.contents(bin, self.chunks.all());
                 let mut before = NIL;
                 for id in contents {

@@ -130,6 +130,19 @@ impl Slab {
     pub(super) fn all_mut(&mut self) -> &mut [Chunk] {
         &mut self.records
     }
+    /// As [`Slab::all_mut`], with the head of the vacant list: for a verb by which a record vanishes.
+    #[inline]
+    pub(super) fn parts_mut(&mut self) -> (&mut [Chunk], &mut u32) {
+        (&mut self.records, &mut self.vacant)
+    }
+    /// As [`Slab::parts_mut`], with a slot vacant: for a verb by which a record comes into being.
+    #[inline]
+    pub(super) fn parts_to_fill(&mut self) -> (&mut [Chunk], &mut u32) {
+        if self.vacant == NIL {
+            self.grow();
+        }
+        (&mut self.records, &mut self.vacant)
+    }
     #[inline]
     pub(super) fn get(&self, id: ChunkId) -> Option<&Chunk> {
         self.records.get(id.0 as usize)
@@ -183,44 +196,6 @@ impl Slab {
         id
     }
 
-    /// A new record gets the first `len` granules of a chunk of `whole`, which is free and stays in its bin though its
-    /// length is another then: that is the caller's to set right at once, as is the segment's first chunk, if nothing is
-    /// before. Returns the new record, free but in no bin, and what is before it.
-    #[allow(clippy::inline_always, reason = "half of a cut: 20 instructions less than as a call")]
-    #[inline(always)]
-    pub(super) fn front(&mut self, id: u32, whole: u32, len: u32) -> (u32, Option<u32>) {
-        law!(H1, 0 < len && len < whole, "chunk {id} of {whole} granules cannot be split at {len}");
-        if self.vacant == NIL {
-            self.grow();
-        }
-        let front = self.vacant;
-        let chunks = self.records.as_mut_slice();
-        let chunk = &mut chunks[id as usize];
-        let (offset, segment, prev, stamp) = (chunk.offset, chunk.segment, chunk.prev, chunk.stamp);
-        chunk.offset = offset + len;
-        chunk.prev = front;
-        if planted!(SplitUnstamped) {
-            chunk.stamp = Epoch::COMPLETE;
-        }
-        let slot = &mut chunks[front as usize];
-        let state = slot.state;
-        law!(H9, state.is_none(), "chunk {front} is on the vacant list but {state:?}");
-        self.vacant = slot.next;
-        slot.offset = offset;
-        slot.len = len;
-        slot.segment = segment;
-        slot.prev = prev;
-        slot.next = id;
-        slot.tag = 0;
-        slot.stamp = stamp;
-        slot.state = Some(ChunkState::Free);
-        let Some(before) = chunks.get_mut(prev as usize) else { return (front, None) };
-        let on = before.next;
-        law!(H1, on == id, "chunk {prev} precedes chunk {id} but is linked to {on}");
-        before.next = front;
-        (front, Some(prev))
-    }
-
     /// One more slot, vacant and first on the vacant list.
     #[cold]
     #[inline(never)]
@@ -249,18 +224,7 @@ impl Slab {
         let slot = &self.records[id as usize];
         law!(H9, slot.state.is_some(), "chunk {id} was vacated twice");
         law!(H4, slot.bin_prev == OUT, "chunk {id} was vacated while in a bin");
-        self.retire(id);
-    }
-
-    /// As [`Slab::vacate`], for a chunk that was just seen to be one, in no bin.
-    #[inline]
-    fn retire(&mut self, id: u32) {
-        let vacant = self.vacant;
-        let slot = &mut self.records[id as usize];
-        slot.state = None;
-        slot.prev = NIL;
-        slot.next = vacant;
-        self.vacant = id;
+        retire(&mut self.records, &mut self.vacant, id);
     }
 
     /// Cuts a chunk: it keeps its first `at` granules, a new record in no bin gets the rest, state and stamp. If the chunk
@@ -315,63 +279,154 @@ impl Slab {
 
     /// Joins two neighbours: `low` gets the bytes of `high`, which is in no bin, and the later of the two stamps.
     pub(super) fn absorb(&mut self, low: u32, high: u32) {
-        let (old, more) = (self[low].len, self[high].len);
-        self[low].len = old + more;
-        law!(H4, self[high].bin_prev == OUT, "chunk {high} is merged while in a bin");
-        self.append(low, high, old);
+        absorb(&mut self.records, &mut self.vacant, low, high);
     }
+}
 
-    /// The rest of a join: `low`, which had `old` granules, has its new length already; `high`, which the caller saw to be
-    /// in no bin, vanishes.
-    #[inline]
-    pub(super) fn append(&mut self, low: u32, high: u32, old: u32) {
-        let chunks = self.records.as_mut_slice();
-        let gone = &chunks[high as usize];
-        let (start, segment, prev, next, stamp) =
-            (gone.offset, gone.segment, gone.prev, gone.next, gone.stamp);
-        let chunk = &mut chunks[low as usize];
-        let end = chunk.offset + old;
-        law!(
-            H1,
-            chunk.segment == segment && end == start && chunk.next == high && prev == low,
-            "chunks {low} (ends at {end}) and {high} (begins at {start}) are merged but are no neighbours"
-        );
-        chunk.next = next;
-        chunk.stamp = if planted!(Z23) { chunk.stamp.min(stamp) } else { chunk.stamp.max(stamp) };
-        if let Some(after) = chunks.get_mut(next as usize) {
-            let back = after.prev;
-            law!(H1, back == high, "chunk {next} follows chunk {high} but is linked to {back}");
-            after.prev = low;
+// Below, what the hot path makes of two records: over the slice that its verb has at hand, so that the compiler sees
+// that an index it has compared once needs no second comparison.
+
+/// A record that was cut from the front of a free chunk.
+pub(super) struct Front {
+    pub(super) id: u32,
+    pub(super) generation: u32,
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+    /// Whether the segment begins with it now: the caller sets that right.
+    pub(super) is_first: bool,
+}
+
+/// A new record in no bin gets the first `len` granules of a free chunk, which has its new length already and keeps its
+/// id. Allocated, it is another use of its slot; `asked` is for that.
+#[allow(clippy::inline_always, reason = "half of a cut: 20 instructions less than as a call")]
+#[inline(always)]
+pub(super) fn cut_front(
+    chunks: &mut [Chunk],
+    vacant: &mut u32,
+    id: u32,
+    len: u32,
+    state: ChunkState,
+    asked: u64,
+) -> Front {
+    let front = *vacant;
+    let chunk = &mut chunks[id as usize];
+    let (offset, segment, prev, stamp) = (chunk.offset, chunk.segment, chunk.prev, chunk.stamp);
+    chunk.offset = offset + len;
+    chunk.prev = front;
+    if planted!(SplitUnstamped) {
+        chunk.stamp = Epoch::COMPLETE;
+    }
+    let slot = &mut chunks[front as usize];
+    let was = slot.state;
+    law!(H9, was.is_none(), "chunk {front} is on the vacant list but {was:?}");
+    *vacant = slot.next;
+    slot.offset = offset;
+    slot.len = len;
+    slot.segment = segment;
+    slot.prev = prev;
+    slot.next = id;
+    slot.bin_prev = OUT;
+    slot.tag = 0;
+    slot.stamp = stamp;
+    slot.asked = asked;
+    slot.state = Some(state);
+    if state == ChunkState::Allocated {
+        slot.generation = slot.generation.wrapping_add(1);
+    }
+    let generation = slot.generation;
+    let is_first = match chunks.get_mut(prev as usize) {
+        Some(before) => {
+            let on = before.next;
+            law!(H1, on == id, "chunk {prev} precedes chunk {id} but is linked to {on}");
+            before.next = front;
+            false
         }
-        self.retire(high);
-    }
+        None => true,
+    };
+    Front { id: front, generation, segment, offset, is_first }
+}
 
-    /// As [`Slab::append`], from the other side: `high` has its new length already and begins where `low`, of `len`
-    /// granules, began, which vanishes. Returns what is before it; if that is `None`, the segment begins with `high` now.
-    #[inline]
-    pub(super) fn prepend(&mut self, high: u32, low: u32, len: u32) -> Option<u32> {
-        let chunks = self.records.as_mut_slice();
-        let gone = &chunks[low as usize];
-        let (offset, segment, prev, stamp) = (gone.offset, gone.segment, gone.prev, gone.stamp);
-        let chunk = &mut chunks[high as usize];
-        let (start, end) = (chunk.offset, offset + len);
-        law!(
-            H1,
-            chunk.segment == segment && end == start && chunk.prev == low,
-            "chunks {low} (ends at {end}) and {high} (begins at {start}) are merged but are no neighbours"
-        );
-        chunk.offset = offset;
-        chunk.prev = prev;
-        chunk.stamp = if planted!(Z23) { chunk.stamp.min(stamp) } else { chunk.stamp.max(stamp) };
-        let before = if let Some(before) = chunks.get_mut(prev as usize) {
+/// `low` takes the chunk behind it in: `high`, of `len` granules with this stamp, which the caller saw to be in no bin,
+/// vanishes. `low`, which had `old` granules, has its new length already.
+#[inline]
+pub(super) fn append(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32, old: u32, stamp: Epoch) {
+    let gone = &chunks[high as usize];
+    let (start, segment, prev, next) = (gone.offset, gone.segment, gone.prev, gone.next);
+    let chunk = &mut chunks[low as usize];
+    let end = chunk.offset + old;
+    law!(
+        H1,
+        chunk.segment == segment && end == start && chunk.next == high && prev == low,
+        "chunks {low} (ends at {end}) and {high} (begins at {start}) are merged but are no neighbours"
+    );
+    chunk.next = next;
+    chunk.stamp = later(chunk.stamp, stamp);
+    if let Some(after) = chunks.get_mut(next as usize) {
+        let back = after.prev;
+        law!(H1, back == high, "chunk {next} follows chunk {high} but is linked to {back}");
+        after.prev = low;
+    }
+    retire(chunks, vacant, high);
+}
+
+/// As [`append`], from the other side: `high` has its new length already and begins where `low`, of `len` granules, began,
+/// which vanishes. Returns whether the segment begins with `high` now.
+#[inline]
+pub(super) fn prepend(
+    chunks: &mut [Chunk],
+    vacant: &mut u32,
+    high: u32,
+    low: u32,
+    len: u32,
+    stamp: Epoch,
+) -> bool {
+    let gone = &chunks[low as usize];
+    let (offset, segment, prev) = (gone.offset, gone.segment, gone.prev);
+    let chunk = &mut chunks[high as usize];
+    let (start, end) = (chunk.offset, offset + len);
+    law!(
+        H1,
+        chunk.segment == segment && end == start && chunk.prev == low,
+        "chunks {low} (ends at {end}) and {high} (begins at {start}) are merged but are no neighbours"
+    );
+    chunk.offset = offset;
+    chunk.prev = prev;
+    chunk.stamp = later(chunk.stamp, stamp);
+    let is_first = match chunks.get_mut(prev as usize) {
+        Some(before) => {
             let on = before.next;
             law!(H1, on == low, "chunk {prev} precedes chunk {low} but is linked to {on}");
             before.next = high;
-            Some(prev)
-        } else {
-            None
-        };
-        self.retire(low);
-        before
-    }
+            false
+        }
+        None => true,
+    };
+    retire(chunks, vacant, low);
+    is_first
+}
+
+/// `low` gets the bytes of `high`, which is in no bin, and the later of the two stamps.
+pub(super) fn absorb(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32) {
+    let gone = &chunks[high as usize];
+    let (more, stamp) = (gone.len, gone.stamp);
+    law!(H4, gone.bin_prev == OUT, "chunk {high} is merged while in a bin");
+    let old = chunks[low as usize].len;
+    chunks[low as usize].len = old + more;
+    append(chunks, vacant, low, high, old, stamp);
+}
+
+/// Law O5: the bytes of both are complete when the later stamp is.
+#[inline]
+pub(super) fn later(one: Epoch, other: Epoch) -> Epoch {
+    if planted!(Z23) { one.min(other) } else { one.max(other) }
+}
+
+/// A slot that was just seen to hold a chunk, in no bin, holds none any more.
+#[inline]
+fn retire(chunks: &mut [Chunk], vacant: &mut u32, id: u32) {
+    let slot = &mut chunks[id as usize];
+    slot.state = None;
+    slot.prev = NIL;
+    slot.next = *vacant;
+    *vacant = id;
 }

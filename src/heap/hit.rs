@@ -15,9 +15,10 @@
 //!
 //! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
 
-use super::bins::{Bin, SWEEP, Sought, WALK};
-use super::chunk::{ChunkId, ChunkState, OUT};
-use super::segment::Segments;
+use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
+use super::chunk::{self, Chunk, ChunkId, ChunkState, OUT};
+use super::segment::{Segment, Segments};
+use super::snapshot::Totals;
 use super::{Given, Heap, Kind, Taken, Want};
 use crate::units::{Epoch, Granules};
 
@@ -70,9 +71,9 @@ impl Heap {
     /// When `asked` is zero or more than a segment holds.
     #[inline]
     pub fn take_plain(&mut self, asked: u64, kind: Kind) -> Option<Taken> {
-        match Granules::holding(asked) {
-            Some(len) if len.0 > 0 => self.take_front(len.0, kind, asked),
-            _ => panic!(
+        match Granules::for_request(asked) {
+            Some(len) => self.take_front(len.0, kind, asked),
+            None => panic!(
                 "a want of {asked} bytes: whoever allocates answers zero-byte and hopeless requests itself"
             ),
         }
@@ -85,57 +86,45 @@ impl Heap {
         let bins = &mut self.bins[kind as usize];
         let chunks = self.chunks.all_mut();
         let head = bins.head(own);
-        let id = if chunks.get(head as usize).is_some_and(|first| first.len == len) {
+        if chunks.get(head as usize).is_some_and(|first| first.len == len) {
             bins.pop(chunks, head, own);
             self.totals.free_chunks -= 1;
-            self.totals.searched(1);
-            head
+            Some(begin(&mut chunks[head as usize], head, asked, &mut self.segments, &mut self.totals))
         } else {
-            self.search(kind, len, own)?
-        };
-        Some(self.hand_out(id, asked))
+            self.search(kind, len, own, asked)
+        }
     }
 
-    /// A hit all the same: the best of two bins, its front cut off if it is longer. The chunk is free and in no bin.
+    /// A hit all the same: the best of two bins, its front cut off if it is longer.
     #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
     #[inline(always)]
-    fn search(&mut self, kind: Kind, len: u32, own: Bin) -> Option<u32> {
+    fn search(&mut self, kind: Kind, len: u32, own: Bin, asked: u64) -> Option<Taken> {
         let bins = &mut self.bins[kind as usize];
-        let (hit, steps) = bins.best_fit(self.chunks.all(), len, own, &self.segments);
+        let (chunks, vacant) = self.chunks.parts_to_fill();
+        let (id, steps) = bins.best_fit(chunks, len, own, &self.segments);
         self.totals.searched(steps);
-        let Some((id, bin)) = hit else {
+        let Some(found) = chunks.get(id as usize) else {
             if steps < WALK {
                 // The own bin was seen to its end, and there is none above.
                 self.totals.failed += 1;
                 return None;
             }
-            return self.sweep(kind, &Want::new(Granules(len), kind));
+            let id = self.sweep(kind, &Want::new(Granules(len), kind))?;
+            return Some(self.hand_out(id, asked));
         };
-        let whole = self.chunks[id].len;
-        if whole == len {
-            bins.unlink(self.chunks.all_mut(), id, bin);
+        if found.len == len {
+            bins.unlink(chunks, id, own);
             self.totals.free_chunks -= 1;
-            return Some(id);
+            let chunk = &mut chunks[id as usize];
+            return Some(begin(chunk, id, asked, &mut self.segments, &mut self.totals));
         }
         self.totals.splits += 1;
-        Some(self.cut_front(kind, id, whole, len))
-    }
-
-    /// The first `len` granules of a longer free chunk as a chunk in no bin; the rest stays free, and in its bin if it can.
-    #[allow(
-        clippy::inline_always,
-        reason = "it has two callers: as a call it costs the hot one 25 instructions"
-    )]
-    #[inline(always)]
-    fn cut_front(&mut self, kind: Kind, id: u32, whole: u32, len: u32) -> u32 {
-        let (front, before) = self.chunks.front(id, whole, len);
-        let chunks = self.chunks.all_mut();
-        self.bins[kind as usize].resized(chunks, id, whole, whole - len);
-        if before.is_none() {
-            let slot = chunks[id as usize].segment;
-            self.segments[slot].first = front;
+        let front = cut(chunks, vacant, bins, id, len, ChunkState::Allocated, asked);
+        let segment = &mut self.segments[front.segment];
+        if front.is_first {
+            segment.first = front.id;
         }
-        front
+        Some(hand(ChunkId(front.id), front.generation, front.offset, len, asked, segment, &mut self.totals))
     }
 
     /// `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
@@ -143,7 +132,13 @@ impl Heap {
     pub(super) fn detach(&mut self, kind: Kind, id: u32, skip: u32, len: u32) -> u32 {
         let whole = self.chunks[id].len;
         if skip == 0 && len < whole {
-            return self.cut_front(kind, id, whole, len);
+            let (chunks, vacant) = self.chunks.parts_to_fill();
+            let bins = &mut self.bins[kind as usize];
+            let front = cut(chunks, vacant, bins, id, len, ChunkState::Free, 0);
+            if front.is_first {
+                self.segments[front.segment].first = front.id;
+            }
+            return front.id;
         }
         let bins = &mut self.bins[kind as usize];
         self.totals.free_chunks -= 1;
@@ -153,7 +148,7 @@ impl Heap {
             return id;
         }
         let piece = self.chunks.split(id, skip);
-        bins.resized(self.chunks.all_mut(), id, whole, skip);
+        bins.resized(self.chunks.all_mut(), id, whole);
         self.totals.free_chunks += 1;
         if self.chunks[piece].len > len {
             let tail = self.chunks.split(piece, len);
@@ -163,24 +158,13 @@ impl Heap {
         piece
     }
 
-    /// A chunk in no bin, of the length wanted, becomes an allocation.
-    #[inline]
+    /// A free chunk in no bin, of the length wanted, becomes an allocation.
     fn hand_out(&mut self, id: u32, asked: u64) -> Taken {
         let chunk = &mut self.chunks[id];
-        let (state, len) = (chunk.state, chunk.len);
+        let state = chunk.state;
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
         law!(H4, chunk.bin_prev == OUT, "chunk {id} is handed out while in a bin");
-        chunk.state = Some(ChunkState::Allocated);
-        chunk.generation = chunk.generation.wrapping_add(1);
-        chunk.asked = asked;
-        let segment = &mut self.segments[chunk.segment];
-        segment.free -= len;
-        self.totals.handed_out(len, asked);
-        Taken {
-            chunk: ChunkId(id),
-            generation: chunk.generation,
-            addr: segment.base.offset(Granules(chunk.offset)),
-        }
+        begin(chunk, id, asked, &mut self.segments, &mut self.totals)
     }
 
     /// Takes a range back, allocated or in flight: it is free, with `stamp`, and merges with free neighbours; the
@@ -199,86 +183,70 @@ impl Heap {
             self.totals.in_flight -= u64::from(record.len);
             self.totals.in_flight_chunks -= 1;
         }
-        record.stamp = stamp;
-        self.settle(id)
+        self.settle(id, stamp)
     }
 
     /// As [`Heap::give`], for an allocation with no tag; `None`, and nothing is done, if it has one.
     ///
     /// # Panics
-    /// As [`Heap::give`].
+    /// H7, when `chunk` and `generation` name nothing that is allocated: a double free.
     #[inline]
     pub fn give_untagged(&mut self, chunk: ChunkId, generation: u32, stamp: Epoch) -> Option<Given> {
         let Some(record) = self.chunks.all_mut().get_mut(chunk.0 as usize) else {
             self.stale(chunk, generation, "give")
         };
         if record.generation != generation || !record.is(ChunkState::Allocated) {
-            return Some(self.give(chunk, generation, stamp));
+            self.stale(chunk, generation, "give")
         }
         if record.tag != 0 {
             return None;
         }
-        record.stamp = stamp;
         self.totals.ended(record.len, record.asked);
-        Some(self.settle(chunk.0))
+        Some(self.settle(chunk.0, stamp))
     }
 
-    /// A chunk in no bin becomes free with the stamp it has: it enters a bin, or a free neighbour takes it in.
+    /// A chunk in no bin becomes free with `stamp`: it enters a bin, or a free neighbour takes it in.
     #[inline]
-    pub(super) fn settle(&mut self, id: u32) -> Given {
-        let chunks = self.chunks.all_mut();
+    pub(super) fn settle(&mut self, id: u32, stamp: Epoch) -> Given {
+        let (chunks, vacant) = self.chunks.parts_mut();
         let chunk = &mut chunks[id as usize];
         law!(H4, chunk.bin_prev == OUT, "chunk {id} becomes free but is in a bin");
-        chunk.state = Some(ChunkState::Free);
         let (slot, prev, next, len) = (chunk.segment, chunk.prev, chunk.next, chunk.len);
         let segment = &mut self.segments[slot];
         segment.free += len;
-        let kind = segment.kind;
+        let bins = &mut self.bins[segment.kind as usize];
         let is_free = |id: u32| chunks.get(id as usize).is_some_and(|c| c.is(ChunkState::Free));
         let (free, free_len) = match (is_free(prev), is_free(next)) {
             (false, false) => {
-                self.bins[kind as usize].enter(chunks, id);
+                let chunk = &mut chunks[id as usize];
+                (chunk.state, chunk.stamp) = (Some(ChunkState::Free), stamp);
+                bins.enter(chunks, id);
                 self.totals.free_chunks += 1;
                 (id, len)
             }
-            (false, true) => (next, self.join_next(kind, id, next, len)),
-            (true, false) => (prev, self.join_prev(kind, prev, id, len)),
-            (true, true) => {
-                self.bins[kind as usize].leave(chunks, next);
-                let both = len + chunks[next as usize].len;
-                self.chunks.absorb(id, next);
-                self.totals.free_chunks -= 1;
+            (false, true) => {
                 self.totals.merges += 1;
-                (prev, self.join_prev(kind, prev, id, both))
+                let (free_len, is_first) = join_next(chunks, vacant, bins, id, next, len, stamp);
+                if is_first {
+                    segment.first = next;
+                }
+                (next, free_len)
+            }
+            (true, false) => {
+                self.totals.merges += 1;
+                (prev, join_prev(chunks, vacant, bins, prev, id, len, stamp))
+            }
+            (true, true) => {
+                bins.leave(chunks, next);
+                let both = len + chunks[next as usize].len;
+                let stamp = chunk::later(stamp, chunks[next as usize].stamp);
+                chunk::absorb(chunks, vacant, id, next);
+                self.totals.free_chunks -= 1;
+                self.totals.merges += 2;
+                (prev, join_prev(chunks, vacant, bins, prev, id, both, stamp))
             }
         };
         Given { len: Granules(len), free: ChunkId(free), free_len: Granules(free_len) }
-    }
-
-    /// The free chunk before takes this one of `len` granules in. Returns how long it is then.
-    #[inline]
-    fn join_prev(&mut self, kind: Kind, low: u32, id: u32, len: u32) -> u32 {
-        let chunks = self.chunks.all_mut();
-        let old = chunks[low as usize].len;
-        self.bins[kind as usize].resized(chunks, low, old, old + len);
-        self.chunks.append(low, id, old);
-        self.totals.merges += 1;
-        old + len
-    }
-
-    /// The free chunk behind takes this one of `len` granules in, and begins where this one began. Returns how long it is
-    /// then.
-    #[inline]
-    fn join_next(&mut self, kind: Kind, id: u32, high: u32, len: u32) -> u32 {
-        let chunks = self.chunks.all_mut();
-        let old = chunks[high as usize].len;
-        self.bins[kind as usize].resized(chunks, high, old, old + len);
-        if self.chunks.prepend(high, id, len).is_none() {
-            let slot = self.chunks[high].segment;
-            self.segments[slot].first = high;
-        }
-        self.totals.merges += 1;
-        old + len
     }
 
     /// What the hot search did not see: chunks behind the sixteenth, and for aligned wants the bins above the next.
@@ -320,6 +288,98 @@ impl Heap {
         self.totals.splits += u64::from(skip > 0) + u64::from(behind != Some(0));
         self.detach(kind, id, skip, want.len.0)
     }
+}
+
+/// The front of a longer free chunk as a record of its own in no bin; the rest stays free, and in its bin if it can.
+#[allow(clippy::inline_always, reason = "it has two callers: as a call it costs the hot one 25 instructions")]
+#[inline(always)]
+fn cut(
+    chunks: &mut [Chunk],
+    vacant: &mut u32,
+    bins: &mut Bins,
+    id: u32,
+    len: u32,
+    state: ChunkState,
+    asked: u64,
+) -> chunk::Front {
+    let rest = &mut chunks[id as usize];
+    let whole = rest.len;
+    law!(H1, 0 < len && len < whole, "chunk {id} of {whole} granules cannot be split at {len}");
+    let moves = Bins::resize(rest, id, whole - len);
+    let front = chunk::cut_front(chunks, vacant, id, len, state, asked);
+    if moves {
+        bins.rebin(chunks, id, whole, whole - len);
+    }
+    front
+}
+
+/// A free chunk that has just left its bin becomes an allocation.
+#[inline]
+fn begin(chunk: &mut Chunk, id: u32, asked: u64, segments: &mut Segments, totals: &mut Totals) -> Taken {
+    chunk.state = Some(ChunkState::Allocated);
+    chunk.generation = chunk.generation.wrapping_add(1);
+    chunk.asked = asked;
+    let segment = &mut segments[chunk.segment];
+    hand(ChunkId(id), chunk.generation, chunk.offset, chunk.len, asked, segment, totals)
+}
+
+/// The books of a take.
+#[inline]
+fn hand(
+    chunk: ChunkId,
+    generation: u32,
+    offset: u32,
+    len: u32,
+    asked: u64,
+    segment: &mut Segment,
+    totals: &mut Totals,
+) -> Taken {
+    segment.free -= len;
+    totals.handed_out(len, asked);
+    Taken { chunk, generation, addr: segment.base.offset(Granules(offset)) }
+}
+
+/// The free chunk before takes this one of `len` granules in. Returns how long it is then.
+#[inline]
+fn join_prev(
+    chunks: &mut [Chunk],
+    vacant: &mut u32,
+    bins: &mut Bins,
+    low: u32,
+    id: u32,
+    len: u32,
+    stamp: Epoch,
+) -> u32 {
+    let chunk = &mut chunks[low as usize];
+    let old = chunk.len;
+    let moves = Bins::resize(chunk, low, old + len);
+    chunk::append(chunks, vacant, low, id, old, stamp);
+    if moves {
+        bins.rebin(chunks, low, old, old + len);
+    }
+    old + len
+}
+
+/// The free chunk behind takes this one of `len` granules in, and begins where this one began. Returns how long it is
+/// then, and whether the segment begins with it now.
+#[inline]
+fn join_next(
+    chunks: &mut [Chunk],
+    vacant: &mut u32,
+    bins: &mut Bins,
+    id: u32,
+    high: u32,
+    len: u32,
+    stamp: Epoch,
+) -> (u32, bool) {
+    let chunk = &mut chunks[high as usize];
+    let old = chunk.len;
+    let moves = Bins::resize(chunk, high, old + len);
+    let is_first = chunk::prepend(chunks, vacant, high, id, len, stamp);
+    if moves {
+        bins.rebin(chunks, high, old, old + len);
+    }
+    (old + len, is_first)
 }
 
 impl Want {

@@ -130,7 +130,7 @@ fn h4_an_allocated_chunk_in_a_bin_is_found() {
 }
 
 #[test]
-#[should_panic(expected = "heap law H4 is broken: chunk 0 is Some(InFlight) but changes its bin")]
+#[should_panic(expected = "heap law H4 is broken: chunk 0 is Some(InFlight) but changes its length in a bin")]
 fn h4_is_checked_at_the_door() {
     let mut heap = heap(64);
     heap.chunks[0].state = Some(ChunkState::InFlight);

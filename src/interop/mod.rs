@@ -1,11 +1,12 @@
 //! cudarc's own types, with arrays of ours in them (feature `cuda`).
 //!
-//! Three ways:
+//! Four ways:
 //!
 //! | what | for | order |
 //! |---|---|---|
 //! | cudarc's traits on [`DeviceArray`](crate::DeviceArray) and its views | safe calls that take any `DevicePtr`: copies, fills, cuBLAS | whatever stream is named waits for what it must, and is recorded |
 //! | [`ReadOn`](crate::kernel::ReadOn), [`WriteOn`](crate::kernel::WriteOn) | cudarc's `launch_builder` | the same, for one launch on the stream they name |
+//! | cudarc's `HostSlice` on [`PinnedArray`](crate::PinnedArray) | copies to and from pinned memory | the call waits; what it leaves out, the array's next access waits for |
 //! | [`PooledSlice`] | code that wants a `CudaSlice` | cudarc's own while it lives; its bytes come back behind everything |
 //!
 //! ```
@@ -37,13 +38,24 @@
 //! kept after the call: what it was given counts as the whole context's, and who comes next waits for all of that. Adopt
 //! the streams that you use often.
 //!
+//! **What is not covered**, because nobody asks us, and what to do instead:
+//!
+//! * NCCL's groups (`cudarc::nccl::result::group_start`): the work is queued at the group's end, when the borrow of the array
+//!   that it was named by is over. Say [`record_use`](crate::DeviceArray::record_use) for the communicator's stream before
+//!   the group begins, which lasts until the array is freed, and leave the array alone until the group has ended.
+//! * A slice of a pinned array (`&pinned[..]`): cudarc takes it for pageable memory and does not wait. Pass the array.
+//! * `memcpy_dtod` between two devices: it reads the source on a stream that it did not ask for. Use
+//!   [`copy_from_peer`](crate::DeviceArray::copy_from_peer).
+//! * A capture that one thread begins on a stream while another thread queues an operation there.
+//!
 //! This room does not know markers, chunks or the driver's functions.
 
+mod host;
 mod launch;
 mod pooled;
 mod slice;
 
-pub use pooled::PooledSlice;
+pub use pooled::{PooledSlice, PooledViewMut};
 
 use crate::allocator::Stream;
 use crate::driver::cuda::Cuda;
@@ -53,12 +65,12 @@ use std::sync::Arc;
 
 impl Stream<Cuda> {
     /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::driver::cuda::GpuStream::cudarc). What arrays are used
-    /// for on it is this stream's.
+    /// for on it is this stream's. While somebody captures a graph with it, operations on arrays, uses and markers are
+    /// refused on this stream; memory is to be had, from the cache without a question.
     ///
     /// # Errors
-    /// As there.
+    /// A raw handle's stream, which nobody keeps alive; where cudarc finds no driver; the driver's.
     pub fn cudarc(&self) -> Result<Arc<CudaStream>, Error> {
-        self.line().is_lent_out();
         Ok(self.native().cudarc()?)
     }
 }

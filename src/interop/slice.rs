@@ -22,7 +22,7 @@ use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSli
 use std::sync::{Arc, OnceLock};
 
 /// No address: nobody's.
-const NULL: CUdeviceptr = 0;
+pub(super) const NULL: CUdeviceptr = 0;
 
 /// The address, if work on this stream may use it from here on.
 fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
@@ -84,7 +84,6 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     };
     let kept = guest.get_or_init(|| {
         let native = line.native().expect("an allocation's stream is held");
-        line.is_lent_out();
         let alias = native.cudarc().or_else(|_| default_of(cuda));
         Box::new(alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info.id)))
     });
@@ -104,6 +103,11 @@ fn nowhere() -> &'static Arc<CudaStream> {
 
 macro_rules! slice {
     ($name:ident $(<$view:lifetime>)?, $this:ident => $touch:expr) => {
+        /// `stream` is the one that the array was made on. For an array of a stream that was taken by its raw handle, which
+        /// nobody keeps alive, it is the context's legacy default stream instead, and for no bytes device 0's: uses there are
+        /// ordered and recorded as on any stream, but what somebody queues there "on the array's stream" comes after
+        /// the array's operations only, not after other work on the stream that was meant.
+        ///
         /// # Panics
         /// `stream` panics where cudarc finds no driver: it looks under the usual names only.
         impl<T: Element> DeviceSlice<T> for $name<$($view,)? T, Cuda> {

@@ -17,6 +17,10 @@ use core::marker::PhantomData;
 /// after all of it. Keep it until the kernel is queued, not longer: later work on the stream is waited for too. Forgotten
 /// ([`core::mem::forget`]), the array counts as read by whatever the stream holds until it is freed.
 ///
+/// Begin no capture on the stream meanwhile. The launch would go into a graph that may run when the memory is somebody else's,
+/// and what is recorded at the guard's end is the stream's work of before: that no graph holds the array is a part of
+/// what a launch, an unsafe call, is promised.
+///
 /// With cudarc's launches: [`interop`](crate::interop).
 #[must_use = "the kernel is to be queued while this lives"]
 pub struct ReadOn<'a, T: Element, D: Driver> {

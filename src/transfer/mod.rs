@@ -3,7 +3,8 @@
 //!
 //! A copy to the device takes its pinned source by value and gives it back when it is done ([`Transfer`]); a copy to the
 //! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
-//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's keeper.
+//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's keeper. (With
+//! one exception, as for every handle: what outlives its allocator and all the streams ends them, and that waits.)
 //! Forgetting one costs memory and nothing else. [`scope()`] is the borrowed form, which waits before it returns.
 //! Memory that is not pinned goes through pinned slots, by verbs that say so (`copy_from_pageable`, `copy_to_pageable`).
 //!
@@ -30,7 +31,9 @@ pub use scope::{Scope, scope};
 pub use source::{Part, StableSource};
 pub use token::{Download, Refused, Transfer};
 
+use crate::allocator::Stream;
 use crate::array::Shape;
+use crate::driver::Driver;
 use crate::error::{Error, Mismatch, Side};
 
 /// Fails unless the two sides of a copy have the same shape.
@@ -50,4 +53,21 @@ fn same_shape<T>(
         advice: "the shapes of a copy's sides must be equal: slice or reshape one of them",
     }
     .into())
+}
+
+/// Copies on a stream that nothing but the host's wait keeps from what comes next: behind this they are over, whatever the
+/// wait for them met. Gives back what it was.
+fn over<D: Driver>(stream: &Stream<D>, waited: Result<(), Error>) -> Result<(), Error> {
+    let Err(error) = waited else { return Ok(()) };
+    match stream.driver().synchronize_device() {
+        Ok(()) => Err(error),
+        // A lost context runs nothing any more.
+        Err(e) if e.is_context_lost() => Err(error),
+        Err(e) => {
+            eprintln!(
+                "millpond: copies cannot be waited for, and their memory is about to be used ({error}; {e}): the process ends"
+            );
+            std::process::abort()
+        }
+    }
 }

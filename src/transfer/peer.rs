@@ -4,13 +4,12 @@
 //! source's stream, behind an event of the target's; the target's stream waits for it. Each side then records a use on a
 //! stream that it knows. What is queued on either stream later comes after the copy.
 
-use super::same_shape;
+use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate, order_behind};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
 use crate::driver::Driver;
 use crate::error::Error;
-use core::time::Duration;
 
 impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     /// Queues a copy from an array of another device; the host does not wait. It runs on `from_stream`, a stream of the
@@ -41,16 +40,11 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
             // the copy before the target's use is recorded, and `self` has it alone until then.
             unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
         })?;
-        let arrived = queued.event.and_then(|event| {
-            event.as_ref().map_or(Ok(()), |e| {
-                stream.wait(e).or_else(|error| {
-                    // Nothing on this side comes after the copy: only a wait of the host does.
-                    e.synchronize(Duration::MAX).and(Err(error))
-                })
-            })
-        });
+        let arrived =
+            queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)));
         if arrived.is_err() {
-            from_stream.synchronize()?;
+            // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
+            let _ = over(from_stream, from_stream.synchronize());
         }
         operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).and(arrived)
     }

@@ -52,16 +52,18 @@ impl Window {
     fn shape(self) -> Shape {
         Shape::from([self.rows, self.width])
     }
+    /// Bytes from row to row. Up to one row nobody goes on to the next, and the pitch may be any number; past that it lies
+    /// in the view.
     fn bytes_apart<T>(self) -> u64 {
-        (self.pitch * size_of::<T>()) as u64
+        if self.rows <= 1 { self.packed::<T>() } else { (self.pitch * size_of::<T>()) as u64 }
     }
     fn copy<T>(self, to: (Place, u64), from: (Place, u64)) -> Pitched {
-        let width = (self.width * size_of::<T>()) as u64;
-        Pitched { to: to.0, to_pitch: to.1, from: from.0, from_pitch: from.1, width, rows: self.rows as u64 }
+        let (width, rows) = (self.packed::<T>(), self.rows as u64);
+        Pitched { to: to.0, to_pitch: to.1, from: from.0, from_pitch: from.1, width, rows }
     }
-    /// Bytes from row to row where they lie one behind the other.
+    /// Bytes from row to row where they lie one behind the other. Without rows the width may be any number.
     fn packed<T>(self) -> u64 {
-        (self.width * size_of::<T>()) as u64
+        self.width.saturating_mul(size_of::<T>()) as u64
     }
 }
 

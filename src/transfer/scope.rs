@@ -3,7 +3,7 @@
 //! A guard that waits when it is dropped would not do: it can be forgotten, and the borrows would end with the copies
 //! under way. So the waiting is in the frame of [`scope`] itself, which nobody can forget, also when the closure panics.
 
-use super::same_shape;
+use super::{over, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Event, Stream};
 use crate::array::{DeviceView, DeviceViewMut, Element, PinnedView, PinnedViewMut};
@@ -137,18 +137,7 @@ impl<'scope, D: Driver> Scope<'scope, D> {
             Last::Event(event) => event.synchronize(Duration::MAX),
             Last::Unknown => self.stream.synchronize(),
         };
-        let Err(error) = waited else { return Ok(()) };
-        match self.stream.driver().synchronize_device() {
-            Ok(()) => Err(error),
-            // A lost context runs nothing any more.
-            Err(e) if e.is_context_lost() => Err(error),
-            Err(e) => {
-                eprintln!(
-                    "millpond: copies of borrowed memory cannot be waited for ({error}; {e}): the process ends"
-                );
-                std::process::abort()
-            }
-        }
+        over(self.stream, waited)
     }
 }
 

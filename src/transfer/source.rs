@@ -25,12 +25,24 @@ pub unsafe trait StableSource: Send + Sized + 'static {
     /// How many there are.
     fn shape(&self) -> Shape;
 
-    /// Drops the source behind an event, if whoever owns its memory respects events; else gives it back.
+    /// Drops the source behind an event, if whoever owns its memory respects events; else gives it back. Only sources of
+    /// this crate do: nobody else can name the seal.
     #[doc(hidden)]
-    fn drop_behind<D: Driver>(self, event: &Event<D>) -> Result<(), Self> {
+    fn drop_behind<D: Driver>(self, event: &Event<D>, _: seal::Seal) -> Result<(), Self> {
         let _ = event;
         Err(self)
     }
+}
+
+/// What nobody outside can name, so that nobody outside can drop a source early by a word of his own.
+pub(super) mod seal {
+    /// Made only here.
+    #[derive(Clone, Copy, Debug)]
+    #[allow(
+        unreachable_pub,
+        reason = "it stands in a public trait, which nobody outside is to implement in full"
+    )]
+    pub struct Seal(pub(in crate::transfer) ());
 }
 
 #[allow(unsafe_code, reason = "the promise is kept: a pinned array's memory is its own until it is dropped")]
@@ -43,7 +55,7 @@ unsafe impl<T: Element, D: Driver> StableSource for PinnedArray<T, D> {
     fn shape(&self) -> Shape {
         PinnedArray::shape(self)
     }
-    fn drop_behind<E: Driver>(self, event: &Event<E>) -> Result<(), Self> {
+    fn drop_behind<E: Driver>(self, event: &Event<E>, _: seal::Seal) -> Result<(), Self> {
         // The pinned pool keeps the bytes until the event is complete. It knows events of its own device only.
         match (event as &dyn Any).downcast_ref::<Event<D>>() {
             Some(event) if self.memory().record_use_until(event).is_ok() => Ok(()),
@@ -117,9 +129,9 @@ unsafe impl<S: StableSource> StableSource for Part<S> {
     fn shape(&self) -> Shape {
         Shape::line(self.range.len())
     }
-    fn drop_behind<D: Driver>(self, event: &Event<D>) -> Result<(), Self> {
+    fn drop_behind<D: Driver>(self, event: &Event<D>, seal: seal::Seal) -> Result<(), Self> {
         let Part { source, range } = self;
-        source.drop_behind(event).map_err(|source| Part { source, range })
+        source.drop_behind(event, seal).map_err(|source| Part { source, range })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tokens: who owns the host's side of a copy while it is in flight.
 
 use super::source::StableSource;
+use super::source::seal::Seal;
 use crate::allocator::access::Queued;
 use crate::allocator::keeper::{Keeper, Until};
 use crate::allocator::{Event, Stream};
@@ -15,14 +16,17 @@ use std::sync::Arc;
 /// A copy to the device that is under way. It owns its source.
 ///
 /// The device's work on the target comes after the copy by itself: this token is only about the source. Dropping it never
-/// blocks and makes no driver call; the source's memory is then free when the copy is done. Forgetting it is harmless.
+/// blocks and makes no driver call; the source's memory is then free when the copy is done. Forgetting it is harmless. The
+/// exception: when the allocator, its streams and everything else of it are gone, the last handle ends the allocator, and
+/// that waits for the device.
 #[must_use = "it owns the source: wait() gives it back, dropping it lets it go behind the copy"]
 pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 
 /// A copy to the host that is under way. It owns its target, whose data can be reached only through
 /// [`wait`](Download::wait).
 ///
-/// Dropping it never blocks; the memory is then reused when the copy is done. Forgetting it is harmless.
+/// Dropping it never blocks, with the exception that [`Transfer`] names; the memory is then reused when the copy is done.
+/// Forgetting it is harmless.
 ///
 /// ```
 /// # use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
@@ -86,7 +90,7 @@ impl<P: StableSource, D: Driver> Flight<P, D> {
 impl<P: StableSource, D: Driver> Drop for Flight<P, D> {
     fn drop(&mut self) {
         if let (Some(host), Some(event)) = (self.host.take(), &self.event)
-            && let Err(host) = host.drop_behind(event)
+            && let Err(host) = host.drop_behind(event, Seal(()))
         {
             self.keeper.keep(Until::Event(event.clone()), Box::new(host));
         }

@@ -7,6 +7,7 @@ use millpond::units::{DeviceId, MIB};
 use millpond::{
     Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, Stream, Trim, kernel,
 };
+use std::sync::Arc;
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "written at home, read elsewhere", kills: &["array-write-unseen"], run: written_at_home },
@@ -34,6 +35,8 @@ pub(super) const CASES: &[Case] = &[
         run: whole_and_declared,
     },
     Case { name: "an operation without its marker", kills: &["array-unsealed"], run: without_marker },
+    Case { name: "a kernel in a guard", kills: &["guard-sealed-early"], run: guarded },
+    Case { name: "a shared source whose token is dropped", kills: &["keeper-at-once"], run: shared_source },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
     Case { name: "an owner of foreign memory", kills: &["foreign-at-once"], run: foreign_owner },
 ];
@@ -107,6 +110,37 @@ fn foreign_work() -> Outcome {
     w.sim.launch(s.native(), theirs.body(move |memory| memory.fill(at, bytes, word))).map_err(said)?;
     brings(x.to_pinned(&t).map_err(said)?, 2)?;
     drop((x, s, t));
+    w.end()
+}
+
+/// A kernel of the program's own on t, queued while its guard lives and behind a marker that was made meanwhile; s reads what
+/// it wrote.
+fn guarded() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    let (at, bytes, id) = (x.address(), x.size_bytes(), x.id().expect("bytes"));
+    let guard = x.write_on(&t).map_err(said)?;
+    drop(t.record().map_err(said)?);
+    let theirs = Launch::new("theirs").writes(at, bytes).tag(id);
+    let word = u64::from_ne_bytes([2; 8]);
+    w.sim.launch(t.native(), theirs.body(move |memory| memory.fill(at, bytes, word))).map_err(said)?;
+    drop(guard);
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// A copy reads a source that several own, and whose last owner was the token.
+fn shared_source() -> Outcome {
+    let w = World::at(8);
+    let [s] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    let source = Arc::new(w.gpu.pinned_from_slice(&vec![2_u8; LEN]).map_err(said)?);
+    drop(x.copy_from(source, &s).map_err(said)?);
+    let next = w.gpu.pinned_from_slice(&vec![3_u8; LEN]).map_err(said)?;
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, next, s));
     w.end()
 }
 

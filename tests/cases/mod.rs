@@ -16,6 +16,7 @@ mod ladder;
 mod markers;
 mod pinned;
 pub mod random;
+mod shrunk;
 mod uses;
 
 use millpond::driver::sim::{Launch, Schedule, Sim};
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Case> {
         ladder::CASES,
         markers::CASES,
         pinned::CASES,
+        shrunk::CASES,
         uses::CASES,
     ]
     .into_iter()

@@ -127,6 +127,30 @@ fn independent_streams_get_no_inserted_wait() {
     all_clean(&sim, gpu);
 }
 
+/// Independence is about memory. The data of an array are ordered on independent streams as on any: as the writer, as the
+/// reader, and as the reader that a later write has to come after.
+#[test]
+fn arrays_are_ordered_on_independent_streams_too() {
+    const LEN: usize = 1 << 16;
+    for (alone_writes, both) in [(true, false), (false, false), (true, true)] {
+        let sim = late();
+        let gpu = on(&sim, Config::default());
+        let streams = [gpu.stream().unwrap(), gpu.stream().unwrap().independent()];
+        let [writer, reader] =
+            if alone_writes { [&streams[1], &streams[0]] } else { [&streams[0], &streams[1]] };
+        streams[0].set_independent(both);
+        let mut x = gpu.uninit::<u8>(LEN, writer).unwrap();
+        x.fill_bytes(1, writer).unwrap();
+        let first = x.to_pinned(reader).unwrap();
+        x.fill_bytes(2, writer).unwrap();
+        writer.synchronize().unwrap();
+        assert_eq!(first.wait().unwrap()[..], vec![1; LEN], "behind the write, before the next");
+        assert_eq!(x.to_pinned(reader).unwrap().wait().unwrap()[..], vec![2; LEN]);
+        drop((x, streams));
+        all_clean(&sim, gpu);
+    }
+}
+
 /// A block in flight whose home is independent: not even its foreign use is reason enough to wait for that home.
 #[test]
 fn an_independent_home_is_not_waited_for_by_its_ranges_in_flight() {

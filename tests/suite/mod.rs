@@ -260,7 +260,8 @@ macro_rules! conformance {
                 a_trim_gives_everything_back, memory_in_flight_is_not_trimmed, nothing_lasts_beyond_the_last_drop,
             ]
             pinned: [
-                bytes_go_there_and_back, a_source_in_flight_is_nobody_elses, a_pinned_limit_refuses_and_recovers,
+                bytes_go_there_and_back, a_source_in_flight_is_nobody_elses,
+                a_source_freed_by_nobody_knows_whom_is_nobody_elses, p15_a_pinned_limit_refuses_and_recovers,
             ]
             scrub: [
                 a_new_tenant_reads_zeroes, a_borrower_reads_zeroes, a_first_use_elsewhere_comes_after_the_fill,
@@ -272,6 +273,9 @@ macro_rules! conformance {
                 d01_a_pinned_source_dropped_in_flight, d02_an_array_dropped_under_a_reader,
                 p07_data_of_a_copy_to_the_host_come_behind_the_wait,
                 d04_the_target_of_a_copy_is_read_behind_the_wait, h04_a_slot_is_overwritten_behind_its_reads,
+                c03_the_allocator_of_a_scope_is_an_argument, c05_a_foreign_range_keeps_its_owner,
+                g05_allocated_used_and_freed_on_three_threads, g06_a_stream_waits_for_an_event_or_for_a_stream,
+                t16_the_default_stream_waits_for_blocking_streams, t17_an_input_of_two_readers_is_reused_behind_both,
             ]
             arrays: [
                 shapes_and_sizes, no_elements_are_an_array_too, zeros_are_zero_and_pinned_too,

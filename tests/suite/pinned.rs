@@ -65,7 +65,36 @@ pub fn a_source_in_flight_is_nobody_elses<T: Bench>(b: &T) {
     assert_eq!(again.address(), first, "complete now");
 }
 
-pub fn a_pinned_limit_refuses_and_recovers<T: Bench>(b: &T) {
+/// The same where nobody tells the allocator of the copy, and the free says so.
+#[allow(unsafe_code, reason = "copies take raw host pointers")]
+pub fn a_source_freed_by_nobody_knows_whom_is_nobody_elses<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let s = gpu.stream().expect("a stream");
+    let foreign = stream(b);
+    let block = gpu.alloc(64 * KIB, &s).expect("memory");
+    s.synchronize().expect("the block's former life is over");
+    block.record_use(&gpu.adopt(foreign.clone()).expect("adopted")).expect("used by the copy");
+    let source = gpu.alloc_pinned(64 * KIB).expect("pinned");
+    let first = source.address();
+    put::<T>(&source, &vec![0xAB; 64 << 10]);
+    let gate = b.gate(&foreign);
+    // SAFETY: the source is freed behind everything, the target when the stream is done.
+    unsafe { b.device().copy_h2d(block.address(), source.as_ptr().as_ptr(), 64 * KIB, &foreign) }
+        .expect("a copy in");
+    b.check(&foreign, block.address(), 64 * KIB, 0xABAB_ABAB_ABAB_ABAB);
+    drop(foreign);
+    source.free_unknown();
+    let next = gpu.alloc_pinned(64 * KIB).expect("other bytes");
+    assert_ne!(next.address(), first, "the copy has not read them yet");
+    put::<T>(&next, &vec![0xCD; 64 << 10]);
+    b.open(gate);
+    gpu.synchronize().expect("waited");
+    let again = gpu.alloc_pinned(64 * KIB).expect("pinned");
+    assert_eq!(again.address(), first, "complete now");
+}
+
+/// P15: pinned memory has a cap, and an error above it.
+pub fn p15_a_pinned_limit_refuses_and_recovers<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default().pinned_limit(0));
     assert!(matches!(gpu.alloc_pinned(1), Err(Error::OutOfMemory(_))));
     assert!(gpu.alloc_pinned(0).expect("nothing is always to be had").is_empty());

@@ -3,9 +3,13 @@
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t streams; x, y, z arrays")]
 
 use super::*;
+use millpond::array::ForeignMemory;
+use millpond::erased::{AnyAllocation, GpuAlloc};
 use millpond::kernel;
+use millpond::wrap::{Counted, Limited};
 use millpond::{DeviceArray, DriverError, DriverErrorKind, Error, Growth, Limit, PinnedArray, Reuse};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 /// How often a stream is dropped: handle values come back within a few.
 const DROPS: usize = 40;
@@ -239,7 +243,8 @@ fn drop_under_a_reader<T: Bench>(b: &T, gpu: &Allocator<T::Device>, n: usize, wo
     kernel::fill(&mut y, !word, &s).expect("filled");
     let same = y.address() == at;
     if !same {
-        finish_stream(b, s.native());
+        // By an event: a wait for a stream waits for the gate too where a checking tool is between.
+        assert!(done(b, &mark(b, s.native())), "other bytes wait for nobody");
     }
     assert!(pending(b, &behind), "the reader had not run when its bytes were free");
     b.open(gate);
@@ -346,4 +351,192 @@ pub fn h04_a_slot_is_overwritten_behind_its_reads<T: Bench>(b: &T) {
         "each batch was read before the next"
     );
     assert!(host.iter().all(|&v| v == 3));
+}
+
+// Rows about who may do what, from where.
+
+/// What keeps a foreign range alive: a block of another allocator, which is told when it is let go.
+struct Owner<D: Driver> {
+    _block: Allocation<D>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl<D: Driver> Drop for Owner<D> {
+    fn drop(&mut self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// C5: memory of another library, which has one block and uses it again as soon as it is let go, in no order of ours. As
+/// an array it is written on two streams and read back; dropped in flight, on another thread, it keeps its owner until
+/// the device is done with it.
+#[allow(unsafe_code, reason = "the library's block lives as long as its owner, and nobody else uses it")]
+pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
+    let gpu = loaded(b, Config::default());
+    let library = allocator(b, Config::default().growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)));
+    let theirs = library.stream().expect("a stream");
+    let (s, t) = two::<T>(&gpu);
+    let (n, dropped) = ((2 * MIB / 4) as usize, Arc::new(AtomicU64::new(0)));
+    let mut other = gpu.zeros::<u32>(64, &s).expect("another array");
+    for round in 1..4 {
+        let block = library.alloc(2 * MIB, &theirs).expect("its only block");
+        let memory = ForeignMemory { address: block.address(), bytes: 2 * MIB, device: gpu.device() };
+        let owner = Owner { _block: block, dropped: Arc::clone(&dropped) };
+        // SAFETY: the range lives as long as its owner; the library's last use of it was waited for.
+        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, n, &s, owner) };
+        let mut x = made.map_err(|(_, e)| e).expect("brought in");
+        assert_eq!((x.len(), x.id()), (n, None), "no allocation of ours");
+        drop(x.copy_from(full::<T>(&gpu, n, 70 + round), &s).expect("queued"));
+        let gate = b.gate(t.native());
+        kernel::fill(x.slice_mut(..n / 2), round, &t).expect("queued");
+        let back = x.to_pinned(&t).expect("queued");
+        std::thread::scope(|threads| drop(threads.spawn(move || drop(x))));
+        // A call that speaks to the driver comes by, and finds it in use.
+        kernel::fill(&mut other, round, &s).expect("queued");
+        assert_eq!(dropped.load(Ordering::Relaxed), u64::from(round) - 1, "the device has yet to write it");
+        b.open(gate);
+        let back = back.wait().expect("done");
+        assert!(back[..n / 2].iter().all(|&v| v == round) && back[n / 2..].iter().all(|&v| v == 70 + round));
+        gpu.synchronize().expect("waited");
+        assert_eq!(
+            dropped.load(Ordering::Relaxed),
+            u64::from(round),
+            "the device is done, and a call came by"
+        );
+        let again = library.alloc(2 * MIB, &theirs).expect("the same block: it is the library's again");
+        let word = own(b, &again, &theirs);
+        still(b, &again, &theirs, word);
+        theirs.synchronize().expect("waited");
+    }
+    assert_eq!(gpu.report().total.live, 1, "it was never counted as ours");
+}
+
+/// C3: the allocator of a scope is the one that the scope is given: an inner one's limit refuses what the outer one
+/// serves, what it serves counts for the outer one, another thread's goes on beside, and nothing is left behind.
+pub fn c03_the_allocator_of_a_scope_is_an_argument<T: Bench>(b: &T) {
+    /// Some work that knows its allocator only, and the bench's kernels.
+    fn layer<T: Bench>(b: &T, on: &dyn GpuAlloc, bytes: u64) -> Result<AnyAllocation, Error> {
+        let stream = on.stream()?;
+        let block = on.alloc(bytes, &stream)?;
+        let (native, word) =
+            (stream.downcast_ref::<T::Device>().expect("of this device").native(), fresh_word());
+        b.write(native, block.address(), bytes, word);
+        b.check(native, block.address(), bytes, word);
+        Ok(block)
+    }
+    let any = allocator(b, Config::default()).erase();
+    let training = Arc::new(Counted::new(Arc::clone(&any)));
+    let kept = layer(b, &*training, KIB).expect("memory");
+    {
+        let validation = Limited::new(Arc::clone(&training) as Arc<dyn GpuAlloc>, 4 * KIB);
+        std::thread::scope(|threads| {
+            threads.spawn(|| drop(layer(b, &*any, MIB).expect("another allocator, on another thread")));
+            let inside = layer(b, &validation, 4 * KIB).expect("as much as there may be");
+            let refused = layer(b, &validation, 512).expect_err("no more");
+            assert!(matches!(refused, Error::AboveLimit { .. }), "{refused}");
+            drop(layer(b, &*training, 512).expect("the outer one has no such limit"));
+            drop(inside);
+        });
+        drop(layer(b, &validation, 4 * KIB).expect("as much again"));
+    }
+    let counts = training.counts();
+    assert_eq!((counts.allocations, counts.bytes_served, counts.bytes_live), (4, 9 * KIB + 512, KIB));
+    drop(kept);
+    assert_eq!(any.report().total.live, 0);
+}
+
+/// G5: allocated on one thread, used on a second, freed on a third: the stream says who comes after whom, and the bytes
+/// come back at once.
+pub fn g05_allocated_used_and_freed_on_three_threads<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let s = gpu.stream().expect("a stream");
+    let mut at = HashSet::new();
+    for _ in 0..20 {
+        let (gpu, s) = (&gpu, &s);
+        let x = std::thread::scope(|t| {
+            t.spawn(move || gpu.alloc(MIB, s).expect("memory")).join().expect("no panic")
+        });
+        std::thread::scope(|t| {
+            drop(t.spawn(|| {
+                let word = own(b, &x, s);
+                still(b, &x, s, word);
+            }));
+        });
+        at.insert(x.address());
+        std::thread::scope(|t| drop(t.spawn(move || drop(x))));
+    }
+    assert_eq!(at.len(), 1, "the same chunk every time");
+}
+
+/// G6: a stream waits for an event, and a third one for that stream: on the device, while the host goes on.
+pub fn g06_a_stream_waits_for_an_event_or_for_a_stream<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let [r, s, t] = [0; 3].map(|_| gpu.stream().expect("a stream"));
+    let x = gpu.alloc(MIB, &r).expect("memory");
+    let gate = b.gate(r.native());
+    let word = own(b, &x, &r);
+    let written = r.record().expect("recorded");
+    s.wait(&written).expect("queued");
+    t.wait_stream(&s).expect("queued");
+    for on in [&s, &t] {
+        x.record_use(on).expect("recorded");
+        still(b, &x, on, word);
+        assert!(pending(b, &mark(b, on.native())), "behind what is held");
+    }
+    b.open(gate);
+}
+
+/// T16: what a blocking stream holds comes before what the default stream is given next; a non-blocking stream's does not.
+pub fn t16_the_default_stream_waits_for_blocking_streams<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let zero = gpu.adopt(b.legacy()).expect("adopted");
+    for blocking in [true, false] {
+        let options = millpond::driver::StreamOptions { blocking, ..Default::default() };
+        let s = gpu.stream_with(options).expect("a stream");
+        let x = gpu.alloc(MIB, &s).expect("memory");
+        let gate = b.gate(s.native());
+        let word = own(b, &x, &s);
+        if blocking {
+            // Nobody says that it waits.
+            x.record_use(&zero).expect("recorded");
+            still(b, &x, &zero, word);
+        }
+        let behind = mark(b, zero.native());
+        if blocking {
+            assert!(pending(b, &behind), "the default stream is behind the blocking one");
+        } else {
+            assert!(done(b, &behind), "and has nothing to do with the other");
+        }
+        b.open(gate);
+    }
+}
+
+/// T17: two streams read one input, which is dropped while both still run: its bytes serve again behind both, whichever
+/// ends first.
+pub fn t17_an_input_of_two_readers_is_reused_behind_both<T: Bench>(b: &T) {
+    for first in 0..2 {
+        let gpu = allocator(b, Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)));
+        let [home, left, right] = [0; 3].map(|_| gpu.stream().expect("a stream"));
+        let x = gpu.alloc(4 * MIB, &home).expect("memory");
+        let (at, word) = (x.address(), own(b, &x, &home));
+        let gates = [&left, &right].map(|on| {
+            on.wait_stream(&home).expect("queued");
+            x.record_use(on).expect("recorded");
+            let gate = b.gate(on.native());
+            still(b, &x, on, word);
+            gate
+        });
+        drop(x);
+        assert_eq!(gpu.report().total.in_flight, 4 * MIB);
+        let y = gpu.alloc(4 * MIB, &home).expect("the same bytes, behind a wait");
+        assert_eq!(y.address(), at);
+        assert_eq!(gpu.report().total.counters.waits_inserted, 2, "one for each reader");
+        let word = own(b, &y, &home);
+        let behind = mark(b, home.native());
+        let mut gates = gates.map(Some);
+        b.open(gates[first].take().expect("closed"));
+        assert!(pending(b, &behind), "the other reader still runs");
+        b.open(gates[1 - first].take().expect("closed"));
+        still(b, &y, &home, word);
+    }
 }

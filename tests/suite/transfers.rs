@@ -267,6 +267,11 @@ pub fn rows_that_lie_apart<T: Bench>(b: &T) {
         assert!(matches!(refused, Error::Mismatch(_)), "{refused}");
     }
     assert!(x.view().plane(40, 50, 50).is_ok() && x.view().plane(0, 7, 9).is_ok());
+    // What no second row needs may be any number, in bytes beyond counting.
+    let alone = x.view().plane(1, 4, usize::MAX).expect("one row").to_pinned(&s).expect("queued");
+    assert_eq!(alone.wait().expect("done")[..], [0, 1, 2, 3]);
+    let none = x.view().plane(0, usize::MAX, usize::MAX).expect("no row").to_pinned(&s).expect("nothing");
+    assert!(none.wait().expect("done").is_empty());
 }
 
 pub fn borrowed_memory_is_waited_for<T: Bench>(b: &T) {

@@ -95,6 +95,10 @@ def _open():
         "millpond_free_unknown": [number, pointer],
         "millpond_record_use": [number, pointer, pointer],
         "millpond_declare_permanent": [number, pointer],
+        "millpond_alloc_pinned": [number, size, out(pointer)],
+        "millpond_free_pinned": [number, pointer],
+        "millpond_free_pinned_unknown": [number, pointer],
+        "millpond_record_pinned_use": [number, pointer, pointer],
         "millpond_find": [number, pointer, out(pointer), out(size)],
         "millpond_trim": [number, out(size)],
         "millpond_set_limit": [number, ctypes.c_char_p],
@@ -179,6 +183,24 @@ class Allocator:
     def record_use(self, pointer, stream):
         """Work on the stream, queued by now or before the free, uses the allocation."""
         _must(_lib.millpond_record_use(self._number, pointer, stream))
+
+    def alloc_pinned(self, size):
+        """The address of pinned host memory; 0 for no bytes."""
+        pointer = ctypes.c_void_p()
+        _must(_lib.millpond_alloc_pinned(self._number, size, ctypes.byref(pointer)))
+        return pointer.value or 0
+
+    def free_pinned(self, pointer):
+        """Frees pinned memory: it is handed out again when every recorded use is complete."""
+        _must(_lib.millpond_free_pinned(self._number, pointer))
+
+    def free_pinned_unknown(self, pointer):
+        """As free_pinned, and when everything that any stream of the device holds is complete."""
+        _must(_lib.millpond_free_pinned_unknown(self._number, pointer))
+
+    def record_pinned_use(self, pointer, stream):
+        """A copy on the stream, queued by now or before the free, uses the pinned memory."""
+        _must(_lib.millpond_record_pinned_use(self._number, pointer, stream))
 
     def declare_permanent(self, stream):
         """The stream is never destroyed while the process lives: no call asks the driver who it is."""

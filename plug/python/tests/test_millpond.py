@@ -1,7 +1,12 @@
 """The Python door over the stand-in driver: MILLPOND_LIBCUDA names it. `.ci/plug` runs this in a fresh environment."""
 
+import ctypes
+import sys
 import threading
+import types
 import unittest
+from collections import namedtuple
+from unittest import mock
 
 import millpond
 
@@ -54,6 +59,39 @@ class TestAllocator(unittest.TestCase):
         for options in ({"policy": "best"}, {"size": 3}, {"limit": "much"}):
             with self.assertRaises(ValueError, msg=str(options)):
                 millpond.Allocator(0, **options)
+
+    def test_pinned_memory(self):
+        a = self.gpu.alloc_pinned(MIB)
+        self.assertEqual(a % 512, 0)
+        ctypes.memset(a, 0x5A, MIB)
+        self.assertEqual(ctypes.string_at(a + MIB - 2, 2), b"ZZ")
+        self.gpu.record_pinned_use(a, 0)
+        self.gpu.free_pinned(a)
+        for free in (self.gpu.free_pinned, self.gpu.free_pinned_unknown):
+            with self.assertRaises(millpond.UnknownPointerError):
+                free(a)
+        b = self.gpu.alloc_pinned(MIB)
+        self.gpu.free_pinned_unknown(b)
+        self.gpu.synchronize()
+        self.assertEqual(self.gpu.stats()["pinned"]["live"], 0)
+        self.assertEqual(self.gpu.alloc_pinned(0), 0)
+
+    def test_cupys_pinned_pointer(self):
+        """The part of the door for CuPy that needs no CuPy: its pointer type asks for an address and a size."""
+        pointer = namedtuple("PinnedMemoryPointer", "mem offset")
+        runtime = types.SimpleNamespace(getDevice=lambda: 0)
+        cuda = types.SimpleNamespace(PinnedMemoryPointer=pointer, runtime=runtime)
+        with mock.patch.dict(sys.modules, cupy=types.SimpleNamespace(cuda=cuda)):
+            import millpond_cupy
+
+            pool = millpond_cupy.MemoryPool()
+        held = pool.malloc_pinned(MIB)
+        self.assertEqual((held.mem.size, held.offset, held.mem.ptr % 512), (MIB, 0, 0))
+        live = lambda: pool.allocator().stats()["pinned"]["live"]
+        self.assertEqual(live(), 1)
+        del held
+        self.assertEqual(live(), 0)
+        pool.allocator().destroy()
 
     def test_limits(self):
         total = self.gpu.stats()["capacity"]

@@ -49,7 +49,7 @@ pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Res
     order_line_behind(&via, line, &[touch])?;
     // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
     // stream comes after all of it.
-    if touch.intent == Intent::WriteWhole {
+    if touch.intent == Intent::WriteWhole || planted!(CudaLentEndsEarly) {
         of.forget_home_reads();
         of.forget_shared();
     }
@@ -99,8 +99,13 @@ fn order_unknown<D: Driver>(
 impl<D: Driver> Holder<'_, D> {
     /// Another stream may be given operations.
     fn lend_use(&self, on: &Line<D>, access: Access) {
+        if planted!(CudaLentUnseen) {
+            return;
+        }
         self.with_uses(|uses| {
-            if uses.lend(on.id, access) {
+            if planted!(CudaLentSealed) {
+                uses.exact(on.id, access, on.stamp());
+            } else if uses.lend(on.id, access) {
                 on.open.fetch_add(1, Ordering::AcqRel);
             }
         });

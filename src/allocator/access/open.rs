@@ -32,6 +32,9 @@ impl<'a, D: Driver> Opened<'a, D> {
         let operation = match of.holder() {
             Some(holder) if holder.home().id != line.id => {
                 let operation = holder.open_use(line, touch.intent.access());
+                if planted!(GuardSealedEarly) {
+                    of.seal(stream, touch.intent, line.stamp(), Some(operation));
+                }
                 of.shared.store(true, Ordering::Release);
                 of.note_used(stream.driver(), stream.id());
                 Some(operation)
@@ -52,6 +55,9 @@ impl<'a, D: Driver> Opened<'a, D> {
 impl<D: Driver> Drop for Opened<'_, D> {
     /// The operation was queued, or will not be.
     fn drop(&mut self) {
+        if planted!(GuardSealedEarly) && self.operation.is_some() {
+            return;
+        }
         let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
         // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much.
         let marker = of.lives_on_several(line).then(|| self.stream.record().ok()).flatten();

@@ -35,18 +35,11 @@ impl<D: Driver> Registry<D> {
             return entered;
         }
         let line = self.attach(info, native);
-        line.is_lent_out();
+        line.foreign.store(true, Ordering::Relaxed);
         // The count as a pool becomes one as an open use, in this order: the line is never without.
         line.open.fetch_add(1, Ordering::AcqRel);
         line.pools.fetch_sub(1, Ordering::AcqRel);
         Entered { registry: self, line }
-    }
-}
-
-impl<D: Driver> Line<D> {
-    /// From here on somebody else may begin a capture on its stream.
-    pub(crate) fn is_lent_out(&self) {
-        self.foreign.store(true, Ordering::Relaxed);
     }
 }
 

@@ -101,6 +101,9 @@ impl GpuStream {
     /// cudarc counts no stream that it has not made itself: its own slices, used on an alias alone, are not tracked by it
     /// (hazard 3 of DESIGN.md, cudarc's own types). Arrays of ours are, whatever stream it is.
     ///
+    /// Whoever has it can capture a graph on the stream, by safe calls. So from here on every operation of ours on the
+    /// stream asks the driver first, and is refused while it captures ([`Error::Capturing`](crate::Error::Capturing)).
+    ///
     /// # Errors
     /// A raw handle's stream, which nobody keeps alive; where cudarc finds no driver; the driver's.
     #[allow(unsafe_code, reason = "promises about streams")]
@@ -111,6 +114,8 @@ impl GpuStream {
             Whose::Legacy => Ok(device.cudarc()?.default_stream()),
             Whose::PerThread(_) => Ok(device.cudarc()?.per_thread_stream()),
             Whose::Ours => {
+                // Before anybody has it, and so before any capture.
+                self.set_lent();
                 let mut alias = self.alias().lock();
                 if let Some(alias) = &*alias {
                     return Ok(Arc::clone(alias));
@@ -148,17 +153,24 @@ impl Cuda {
             PER_THREAD => return Ok(Found::Default(self.per_thread_stream()?)),
             _ => {}
         }
+        self.refuse_captured(stream)?;
+        // SAFETY: alive and not capturing.
+        let id = unsafe { device.driver_id(handle)? };
+        // Without ids: whoever is held here has its handle to itself.
+        Ok(Found::Known(id.or_else(|| device.known.held(handle)).unwrap_or(StreamId(u64::MAX))))
+    }
+
+    /// Fails if this stream captures a graph, which no other call of ours on it would survive. The legacy stream cannot.
+    pub(crate) fn refuse_captured(&self, stream: &CudaStream) -> DriverResult<()> {
+        let handle = stream.cu_stream();
         // SAFETY: alive, as its reference is.
-        if unsafe { device.captures(handle)? } {
+        if !matches!(handle.addr(), 0 | LEGACY) && unsafe { self.device.captures(handle)? } {
             return Err(capturing(
                 Call::stream_get_id,
                 "the stream is capturing a graph, which could be launched when the array's memory is somebody else's",
             ));
         }
-        // SAFETY: alive and not capturing.
-        let id = unsafe { device.driver_id(handle)? };
-        // Without ids: whoever is held here has its handle to itself.
-        Ok(Found::Known(id.or_else(|| device.known.held(handle)).unwrap_or(StreamId(u64::MAX))))
+        Ok(())
     }
 
     /// Whether cudarc's tracking is on for slices of this stream, and will stay on: a stream of its own is kept for that in

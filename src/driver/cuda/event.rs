@@ -111,10 +111,15 @@ unsafe impl Fences for Cuda {
         Ok(stream.info())
     }
 
+    #[inline]
     fn is_capturing(&self, stream: &GpuStream) -> DriverResult<bool> {
         let native = stream.here(Call::stream_is_capturing)?;
         // SAFETY: the reference keeps the stream alive, and it is this thread's if it is a per-thread one.
         unsafe { stream.device().captures(native) }
+    }
+
+    fn may_capture(&self, stream: &GpuStream) -> bool {
+        stream.is_lent()
     }
 
     fn create_event(&self) -> DriverResult<GpuEvent> {

@@ -155,8 +155,8 @@ impl Cuda {
         self
     }
 
-    /// Whether driver calls are counted ([`Driver::calls`]), for all values of this context. On unless said; the counts
-    /// are relaxed atomics that all threads share, which a benchmark of many threads would notice.
+    /// Whether driver calls are counted ([`Driver::calls`]), for all values of this context. On unless said; a count is a
+    /// relaxed addition, which up to 32 threads make each on a cache line of its own.
     #[must_use]
     pub fn count(self, on: bool) -> Cuda {
         self.device.calls.switch(on);

@@ -16,6 +16,7 @@
 
 use super::Cuda;
 use super::context::{Bound, Device, NON_BLOCKING, bad_handle, lacking};
+use super::probe::Code;
 use super::table::{Call, Handle};
 use crate::driver::{DriverResult, StreamInfo, StreamKind, StreamOptions};
 use crate::error::{DriverError, DriverErrorKind};
@@ -33,6 +34,8 @@ use std::thread::ThreadId;
 pub(super) const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 pub(super) const PER_THREAD: usize = 2;
+/// No context is current, or not the right one.
+const INVALID_CONTEXT: u32 = 201;
 /// The capture code that says "not this stream, but one that it would wait for".
 const CAPTURE_IMPLICIT: u32 = 906;
 
@@ -61,6 +64,9 @@ struct Inner {
     exposed: AtomicBool,
     /// cudarc's value of a stream of ours, once it was asked for (`alias`).
     alias: Mutex<Option<Arc<CudaStream>>>,
+    /// It was: cudarc captures by safe calls, so that every operation asks. The flag is here, where the alias is made, so
+    /// that no way to the alias goes past it.
+    lent: AtomicBool,
 }
 
 /// A counted reference to a native stream. Cheap to clone.
@@ -94,7 +100,17 @@ impl GpuStream {
     pub(super) fn alias(&self) -> &Mutex<Option<Arc<CudaStream>>> {
         &self.0.alias
     }
+    /// Whether cudarc's value of a stream of ours was given out.
+    pub(super) fn is_lent(&self) -> bool {
+        self.0.lent.load(Ordering::Relaxed)
+    }
+    pub(super) fn set_lent(&self) {
+        if !planted!(CudaAliasUnseen) {
+            self.0.lent.store(true, Ordering::Relaxed);
+        }
+    }
     /// The handle, for a call on this thread.
+    #[inline]
     pub(super) fn here(&self, call: Call) -> DriverResult<CUstream> {
         match self.0.whose {
             Whose::PerThread(owner) if owner != std::thread::current().id() && !planted!(CudaAnyThread) => {
@@ -214,17 +230,16 @@ pub(super) fn capturing(call: Call, message: &'static str) -> DriverError {
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Device {
-    /// Whether a stream captures. Harmless at any time.
+    /// Whether a stream captures. Harmless at any time. One driver call where the handle is a stream's own.
     ///
     /// # Safety
     /// The stream is alive, and means this thread's if it is a per-thread one.
+    #[inline]
     pub(super) unsafe fn captures(&self, stream: CUstream) -> DriverResult<bool> {
         let mut state = 0;
-        let bound = self.bind()?;
         // SAFETY: the pointer is a local's; the stream is the caller's promise.
-        let code = unsafe { (self.table().stream_is_capturing)(stream, &raw mut state) };
-        drop(bound);
-        match self.done(Call::stream_is_capturing, code) {
+        let ask = || unsafe { (self.table().stream_is_capturing)(stream, &raw mut state) };
+        match self.ask_stream(Call::stream_is_capturing, stream, ask) {
             Ok(()) => Ok(state != 0),
             // The legacy stream would wait for a capturing blocking stream: as good as captured, for whoever would use it.
             Err(e) if e.code == CAPTURE_IMPLICIT => Ok(true),
@@ -232,22 +247,40 @@ impl Device {
         }
     }
 
-    /// The driver's id of a stream, where there are ids.
+    /// The driver's id of a stream, where there are ids. One driver call where the handle is a stream's own.
     ///
     /// # Safety
     /// As [`Device::captures`], and the stream does not capture.
+    #[inline]
     pub(super) unsafe fn driver_id(&self, stream: CUstream) -> DriverResult<Option<StreamId>> {
         let Some(get_id) = self.table().stream_get_id else { return Ok(None) };
         let mut id = 0;
-        let bound = self.bind()?;
         // SAFETY: the pointer is a local's; the rest is the caller's promise.
-        let code = unsafe { get_id(stream, &raw mut id) };
-        self.done(Call::stream_get_id, code)?;
-        drop(bound);
+        let ask = || unsafe { get_id(stream, &raw mut id) };
+        self.ask_stream(Call::stream_get_id, stream, ask)?;
         if planted!(CudaHandleIsId) {
             id = stream.addr() as u64;
         }
         Ok(Some(StreamId(id)))
+    }
+
+    /// Puts a question about a stream that changes nothing. A default stream is the current context's, so ours is bound
+    /// for it. Any other handle says itself which stream is meant, whatever is current: it is asked about at once, which
+    /// spares the look-up of what is current, as dear as the question. A driver that wants a context all the same says so
+    /// (201), and is asked again with ours.
+    #[inline]
+    fn ask_stream(&self, call: Call, stream: CUstream, mut ask: impl FnMut() -> Code) -> DriverResult<()> {
+        if stream.addr() > PER_THREAD {
+            let code = ask();
+            if code != INVALID_CONTEXT {
+                return self.done(call, code);
+            }
+            self.calls.count(call);
+        }
+        let bound = self.bind()?;
+        let code = ask();
+        drop(bound);
+        self.done(call, code)
     }
 
     /// Which device a stream is on, and whether it is of this very context.
@@ -319,8 +352,8 @@ impl Cuda {
 
     fn unlisted(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
         let device = Arc::clone(&self.device);
-        let (exposed, alias) = (AtomicBool::new(false), Mutex::new(None));
-        GpuStream(Arc::new(Inner { device, handle: Handle(handle), info, whose, exposed, alias }))
+        let (exposed, alias, lent) = (AtomicBool::new(false), Mutex::new(None), AtomicBool::new(false));
+        GpuStream(Arc::new(Inner { device, handle: Handle(handle), info, whose, exposed, alias, lent }))
     }
 
     /// A stream that is alive for as long as the reference: with no identity, and in no list that others could find it in.

@@ -11,6 +11,7 @@ use super::event::must_reach;
 use super::exec::{Action, Points};
 use super::memory::Backing;
 use super::oracle::AccessKind::{self, Read, Write};
+use super::oracle::StreamKey;
 use super::rate::Engine;
 use super::stream::{Booking, SimStream};
 use super::world::{Touch, World, invalid};
@@ -41,6 +42,24 @@ impl World {
             ));
         }
         Ok(true)
+    }
+
+    /// Queues a copy between two ranges of device memory.
+    pub(super) fn queue_copy(
+        &mut self,
+        key: StreamKey,
+        call: Call,
+        name: &'static str,
+        on: Engine,
+        (dst, src, bytes): (Addr, Addr, u64),
+    ) -> DriverResult<()> {
+        if bytes == 0 || self.recorded(key, call)? {
+            return Ok(());
+        }
+        self.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
+        let copy = Action::Copy { name, dst: dst.0, src: src.0, bytes };
+        self.submit(key, Booking::on(on, on.nanos(bytes)), copy);
+        Ok(())
     }
 }
 
@@ -132,14 +151,7 @@ unsafe impl Copies for Sim {
                     format!("{bytes} bytes at {src} and at {dst} overlap: copy through a third place"),
                 ));
             }
-            if bytes == 0 || w.recorded(key, call)? {
-                return Ok(());
-            }
-            let name = "copy inside the device";
-            w.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
-            let booking = Booking::on(Engine::Compute, Engine::Compute.nanos(bytes));
-            w.submit(key, booking, Action::Copy { name, dst: dst.0, src: src.0, bytes });
-            Ok(())
+            w.queue_copy(key, call, "copy inside the device", Engine::Compute, (dst, src, bytes))
         })
     }
 

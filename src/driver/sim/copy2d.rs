@@ -94,14 +94,7 @@ impl Sim {
         }
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
-            if bytes == 0 || w.recorded(key, call)? {
-                return Ok(());
-            }
-            let name = "copy to another device";
-            w.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
-            let booking = Booking::on(Engine::Out, Engine::Out.nanos(bytes));
-            w.submit(key, booking, Action::Copy { name, dst: dst.0, src: src.0, bytes });
-            Ok(())
+            w.queue_copy(key, call, "copy to another device", Engine::Out, (dst, src, bytes))
         })
     }
 }

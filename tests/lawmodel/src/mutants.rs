@@ -101,6 +101,12 @@ mutants! {
     RegisterAfterOp,
     /// A free lowers the count of open uses before it seals them.
     OpenDroppedBeforeSeal,
+    /// A lent use is sealed with the number at its call.
+    LentSealedAtCall,
+    /// A write to a part of the array ends lent uses too.
+    LentEndsAtPart,
+    /// A read of the whole ends lent uses too.
+    LentEndsAtRead,
 
     // O7, birth
     /// An allocation has no birth stamp.

@@ -69,10 +69,14 @@ pub async fn user(mut w: WorldRef) {
                         continue;
                     }
                     let Some(t) = lib_stream(w, 9) else { continue };
-                    let copy = w.choose(2) == 1;
+                    let how = w.choose(3);
                     w.timelines[t].users += 1;
                     w.allocs[id].acts.push((lo, hi, wr));
-                    array_op(w, id, t, wr, lo, hi, copy).await;
+                    if how == 2 {
+                        borrow(w, id, t, wr, lo, hi).await
+                    } else {
+                        array_op(w, id, t, wr, lo, hi, how == 1).await
+                    }
                     let i = w.allocs[id].acts.iter().position(|a| *a == (lo, hi, wr)).unwrap();
                     w.allocs[id].acts.swap_remove(i);
                     w.timelines[t].users -= 1;
@@ -150,6 +154,17 @@ pub async fn user(mut w: WorldRef) {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Another library, given the array for a call or a few: it queues what it likes on its stream while it borrows, and nobody
+/// hears of the end.
+pub async fn borrow(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize) {
+    if lend_use(w, id, t, wr, lo, hi).await {
+        for _ in 0..1 + w.choose(2) {
+            pause().await;
+            w.access(id, t, wr, lo, hi);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The uses of an allocation (O6): recorded raw, or by an operation of ours that inserts the waits it needs.
+//! The uses of an allocation (O6): recorded raw, by an operation of ours that inserts the waits it needs, or lent.
 
 use crate::mutants::*;
 use crate::{markers::*, reach::*, truth::*, world::*};
@@ -10,7 +10,17 @@ pub async fn record_use(mut w: WorldRef, id: usize, t: usize) {
     lock(w, p).await;
     if !w.allocs[id].uses.iter().any(|u| u.s == t && u.raw && u.e.is_none()) {
         let (n, sealed) = (w.allocs[id].hi - w.allocs[id].lo, w.next(t));
-        w.allocs[id].uses.push(Use { s: t, e: None, w: true, lo: 0, hi: n, raw: true, sealed, op: 0 });
+        w.allocs[id].uses.push(Use {
+            s: t,
+            e: None,
+            w: true,
+            lo: 0,
+            hi: n,
+            raw: true,
+            lent: false,
+            sealed,
+            op: 0,
+        });
         w.timelines[t].open += 1;
         w.allocs[id].regs[t] = true;
         w.say(|| format!("record_use #{id} s{t}"));
@@ -58,6 +68,7 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
         lo,
         hi,
         raw: false,
+        lent: false,
         sealed: w.next(t),
         op: {
             w.next_op += 1;
@@ -66,7 +77,14 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
     };
     let (shared, op) = (w.is(Mutant::SharedOpenEntry), w.next_op); // F1: an open entry belongs to one operation
     let same = move |u: &Use| {
-        u.s == t && u.w == wr && u.lo == lo && u.hi == hi && u.e.is_none() && !u.raw && (shared || u.op == op)
+        u.s == t
+            && u.w == wr
+            && u.lo == lo
+            && u.hi == hi
+            && u.e.is_none()
+            && !u.raw
+            && !u.lent
+            && (shared || u.op == op)
     };
     let kind = move |u: &Use| u.s == t && u.e.is_some() && u.w == wr && u.lo == lo && u.hi == hi;
     let had = w.allocs[id].uses.iter().any(same);
@@ -111,24 +129,7 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
         }
         return;
     }
-    if w.is(Mutant::VBirthIsChunkStamp) || w.is(Mutant::VBirthAndMax) || w.is(Mutant::NoBirth) {
-        // judge by the bytes' former life only, not by the position of the allocation
-        let (c, h) = (w.dev.clock[t], w.dev.host);
-        let mut c = c;
-        join(&mut c, &h);
-        let prev_ok = (w.allocs[id].lo + lo..w.allocs[id].lo + hi)
-            .all(|va| w.cell(va).is_none_or(|x| le(&w.phys[x].prev, &c)));
-        if prev_ok {
-            let b = w.allocs[id].born;
-            w.allocs[id].born = {
-                let mut x = b;
-                for i in 0..N {
-                    x[i] = x[i].min(c[i])
-                }
-                x
-            };
-        }
-    }
+    judge_by_bytes(w, id, t, lo, hi);
     let pre = if w.is(Mutant::ExactReservedBeforeOp) && copy {
         w.timelines[t].submitted += 1;
         let n = w.timelines[t].submitted;
@@ -176,6 +177,10 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
                     w.allocs[id].uses.retain(|u| u.e.is_none())
                 }
             }
+            // All that was queued under a borrow was queued before this one, which is of the whole and alone.
+            if (wr && (whole || w.is(Mutant::LentEndsAtPart))) || (whole && w.is(Mutant::LentEndsAtRead)) {
+                end_lent(w, id)
+            }
         };
         let mk = make_marker(w, t).await.map(|m| Mark { n: pre.unwrap_or(m.n), ..m });
         lock(w, p).await;
@@ -203,5 +208,74 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
             }
         }
         unlock(w, p);
+    }
+}
+
+/// Somebody borrows `lo..hi` of the array and may queue operations on `t` while they do, without a word at the borrow's end:
+/// ordered behind what it conflicts with, a lent use stays until the array is borrowed whole and alone, or freed.
+pub async fn lend_use(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize) -> bool {
+    serve_due(w, t).await;
+    let p = w.allocs[id].pool;
+    let whole = lo == 0 && hi == w.allocs[id].hi - w.allocs[id].lo;
+    lock(w, p).await;
+    w.say(|| format!("lend #{id}[{lo},{hi}) to s{t} to {}", if wr { "write" } else { "read" }));
+    let mut needs: Vec<(usize, Epoch)> = vec![];
+    for u in &w.allocs[id].uses {
+        if u.s != t && u.lo < hi && lo < u.hi && (wr || u.w) {
+            needs.push((u.s, u.e.unwrap_or_else(|| w.next(u.s))))
+        }
+    }
+    unlock(w, p);
+    let birth = w.allocs[id].birth;
+    let mut ok = t == p || wait_for(w, t, p, birth, [0; N], 1).await;
+    for (u, e) in needs {
+        ok = ok && wait_for(w, t, u, e, [0; N], 2).await
+    }
+    if !ok {
+        return false;
+    }
+    judge_by_bytes(w, id, t, lo, hi);
+    lock(w, p).await;
+    if wr && whole {
+        // As a write that is its own proof: it comes behind all of them, and it stays open.
+        w.allocs[id].uses.retain(|u| u.e.is_none());
+        end_lent(w, id)
+    }
+    let sealed = w.next(t);
+    let e = w.is(Mutant::LentSealedAtCall).then_some(sealed);
+    w.allocs[id].uses.push(Use { s: t, e, w: wr, lo, hi, raw: false, lent: true, sealed, op: 0 });
+    w.timelines[t].open += u32::from(e.is_none());
+    unlock(w, p);
+    true
+}
+
+/// The lent uses of an allocation say nothing more. Its pool's lock is held.
+fn end_lent(mut w: WorldRef, id: usize) {
+    let open: Vec<usize> =
+        w.allocs[id].uses.iter().filter(|u| u.lent && u.e.is_none()).map(|u| u.s).collect();
+    for s in open {
+        w.timelines[s].open -= 1
+    }
+    w.allocs[id].uses.retain(|u| !u.lent)
+}
+
+/// For mutants of the birth stamp: judges by the bytes' former life only, not by the position of the allocation.
+fn judge_by_bytes(mut w: WorldRef, id: usize, t: usize, lo: usize, hi: usize) {
+    if w.is(Mutant::VBirthIsChunkStamp) || w.is(Mutant::VBirthAndMax) || w.is(Mutant::NoBirth) {
+        let (c, h) = (w.dev.clock[t], w.dev.host);
+        let mut c = c;
+        join(&mut c, &h);
+        let prev_ok = (w.allocs[id].lo + lo..w.allocs[id].lo + hi)
+            .all(|va| w.cell(va).is_none_or(|x| le(&w.phys[x].prev, &c)));
+        if prev_ok {
+            let b = w.allocs[id].born;
+            w.allocs[id].born = {
+                let mut x = b;
+                for i in 0..N {
+                    x[i] = x[i].min(c[i])
+                }
+                x
+            };
+        }
     }
 }

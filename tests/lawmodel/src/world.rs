@@ -97,6 +97,8 @@ pub struct Use {
     pub hi: usize,
     /// Recorded by the user, not by an operation of ours.
     pub raw: bool,
+    /// Open for whatever is queued under a borrow of the array, whose end nobody tells.
+    pub lent: bool,
     /// The stamp at registration (a mutant seals with it).
     pub sealed: Epoch,
     /// The operation it belongs to.

@@ -24,7 +24,13 @@ twins! {
     array_of_bool
     device_memory_read_by_the_host
     download_read_early
+    element_types_differ_in_a_copy
+    element_types_differ_inside_the_device
     element_without_a_promise
+    guard_held_across_a_write
+    guards_to_write_one_array
+    operand_after_its_array
+    pooled_slice_swapped
     read_and_written_in_one_launch
     scope_escapes
     scope_source_dropped

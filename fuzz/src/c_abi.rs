@@ -1,0 +1,552 @@
+//! Calls of the C interface, hostile ones among them, over the stand-in driver: any bytes are a program of them.
+//!
+//! A little model knows which pointers are live, whose they are and which streams exist, and so which code each call must
+//! answer. Pointers are freed twice, made up, moved inwards, null, another allocator's or another device's; streams are
+//! destroyed unannounced, so that handles come back, made up, or the other device's; sizes are absurd; allocators are none or
+//! destroyed. After each program everything that is live is freed, nothing may be live, and the oracle may have nothing to
+//! say about the writes. It knows the header and nothing of what lies behind it.
+
+#[path = "../../tests/fake_libcuda/remote.rs"]
+mod remote;
+
+use core::ffi::{CStr, c_void};
+use millpond_plug::ffi::{
+    millpond_alloc, millpond_alloc_pinned, millpond_create, millpond_declare_permanent, millpond_destroy,
+    millpond_find, millpond_free, millpond_free_on, millpond_free_pinned, millpond_free_pinned_unknown,
+    millpond_free_unknown, millpond_last_error, millpond_record_pinned_use, millpond_record_use,
+    millpond_reset_peaks, millpond_set_limit, millpond_stats_json, millpond_synchronize, millpond_trim,
+};
+use millpond_plug::status::MillpondStatus as Status;
+use millpond_plug::torch::{
+    millpond_torch_alloc, millpond_torch_allocator, millpond_torch_base, millpond_torch_free,
+    millpond_torch_record_stream, millpond_torch_untold,
+};
+use pond::driver::cuda::{Cuda, GpuStream};
+use pond::driver::{Fences, StreamOptions};
+use pond::units::Addr;
+use remote::{Fake, When};
+use std::mem::ManuallyDrop;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+/// What each of the two devices has.
+const CAPACITY: u64 = 64 << 20;
+/// Above this nothing was ever given.
+const HOPELESS: u64 = u32::MAX as u64 * 512;
+/// Programs that may destroy an allocator: a process has 4096.
+const DESTROYED: u32 = 2000;
+
+/// What lasts as long as the process, as allocators do.
+struct World {
+    driver: Driver,
+    cuda: [Cuda; 2],
+    /// Two on device 0, that of the pair on device 1, and the one on device 0 that is to be destroyed.
+    doors: [Door; 4],
+    /// On device 0, and declared permanent to most.
+    permanent: GpuStream,
+    destroyed: u32,
+    runs: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Door {
+    name: u32,
+    device: usize,
+    open: bool,
+}
+
+/// The stand-in, which is never let go: contexts and allocators are on it to the end.
+struct Driver(ManuallyDrop<Fake>);
+
+// SAFETY: what may not travel is a lock's guard, which is never released; the stand-in's functions take a lock of its own.
+#[allow(unsafe_code, reason = "a guard that is never dropped")]
+unsafe impl Send for Driver {}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+impl World {
+    /// `None` where the stand-in was not built.
+    fn new() -> Option<World> {
+        let driver = Driver(ManuallyDrop::new(remote::fake(CAPACITY, 2, When::Latest)?));
+        let cuda = [0, 1].map(|d| Cuda::new(d).expect("the stand-in has two devices"));
+        let mut pytorch = 0;
+        assert_eq!(
+            millpond_torch_allocator(1, c"wait_ms=1,pinned_limit=1MiB".as_ptr(), &raw mut pytorch),
+            Status::Ok
+        );
+        let doors = [
+            Door::new(c"growth=exact,wait_ms=1,pinned_limit=1MiB"),
+            Door::new(c"policy=footprint,wait_ms=1,pinned_limit=1MiB"),
+            Door { name: pytorch, device: 1, open: true },
+            Door::new(c"pinned_limit=1MiB"),
+        ];
+        let permanent = cuda[0].create_stream(StreamOptions::default()).expect("a stream");
+        assert_eq!(millpond_declare_permanent(doors[0].name, permanent.handle().cast()), Status::Ok);
+        Some(World { driver, cuda, doors, permanent, destroyed: 0, runs: 0 })
+    }
+}
+
+impl Door {
+    /// On device 0.
+    fn new(options: &CStr) -> Door {
+        let mut name = 0;
+        let made = millpond_create(0, options.as_ptr(), &raw mut name);
+        assert_eq!(made, Status::Ok, "{}", last());
+        Door { name, device: 0, open: true }
+    }
+}
+
+/// Runs a program. Answers whether there was a driver to run it on.
+pub fn run(data: &[u8]) -> bool {
+    let mut world = WORLD.lock().expect("no program went wrong before");
+    if world.is_none() {
+        *world = World::new();
+    }
+    let Some(world) = world.as_mut() else { return false };
+    world.runs += 1;
+    Run {
+        world,
+        input: data,
+        live: Vec::new(),
+        pinned: Vec::new(),
+        freed: Vec::new(),
+        streams: Default::default(),
+    }
+    .all();
+    true
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    at: usize,
+    bytes: usize,
+    door: usize,
+}
+
+struct Run<'a> {
+    world: &'a mut World,
+    input: &'a [u8],
+    live: Vec<Block>,
+    pinned: Vec<Block>,
+    /// Where something was once.
+    freed: Vec<usize>,
+    /// Three on device 0, one on device 1; none while it is destroyed. The first never is: it is permanent.
+    streams: [Option<GpuStream>; 4],
+}
+
+/// A stream as a call names it, and what the model says of it.
+#[derive(Clone, Copy)]
+struct Named {
+    handle: *mut c_void,
+    /// The device it is on; both, for a default stream.
+    device: Option<usize>,
+    alive: bool,
+    /// Which of ours.
+    slot: Option<usize>,
+}
+
+impl Named {
+    /// What a call that needs it answers on a device, if there is nothing else to say.
+    fn expected(self, device: usize) -> Result<(), Status> {
+        match self.device {
+            _ if !self.alive => Err(Status::Driver),
+            Some(d) if d != device => Err(Status::WrongAllocator),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Run<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.input.split_first() else { return 0 };
+        self.input = rest;
+        first
+    }
+    fn pick(&mut self, of: usize) -> usize {
+        usize::from(self.byte()) % of
+    }
+
+    fn all(mut self) {
+        self.streams[0] = Some(self.world.permanent.clone());
+        while !self.input.is_empty() {
+            self.step();
+        }
+        for block in std::mem::take(&mut self.live) {
+            let door = self.world.doors[block.door];
+            assert_eq!(
+                millpond_free(door.name, block.at as *mut c_void),
+                Status::Ok,
+                "{block:?}: {}",
+                last()
+            );
+        }
+        for block in std::mem::take(&mut self.pinned) {
+            let door = self.world.doors[block.door];
+            assert_eq!(
+                millpond_free_pinned(door.name, block.at as *mut c_void),
+                Status::Ok,
+                "{block:?}: {}",
+                last()
+            );
+        }
+        for door in self.world.doors {
+            if door.open {
+                assert_eq!(millpond_synchronize(door.name), Status::Ok, "{}", last());
+                // Not each time: to take memory anew is what takes a fuzzer's time.
+                if self.world.runs.is_multiple_of(16) {
+                    assert_eq!(millpond_trim(door.name, null_mut()), Status::Ok, "{}", last());
+                }
+                assert_eq!(millpond_set_limit(door.name, c"none".as_ptr()), Status::Ok);
+            }
+            let told = stats(door.name);
+            let (_, total) = told.split_once("\"total\":").expect("sums");
+            let (_, live) = total.split_once("\"live\":").expect("how many are live");
+            assert!(live.starts_with("0,"), "{told}");
+        }
+        if !self.world.doors[3].open && self.world.destroyed < DESTROYED {
+            self.world.doors[3] = Door::new(c"pinned_limit=1MiB");
+        }
+        assert_eq!(self.world.driver.0.verdict(), None);
+    }
+
+    fn open(&mut self, slot: usize) {
+        let cuda = &self.world.cuda[usize::from(slot == 3)];
+        self.streams[slot] = Some(cuda.create_stream(StreamOptions::default()).expect("a stream"));
+    }
+
+    /// A stream to be named in a call: mostly one of ours.
+    fn stream(&mut self) -> Named {
+        let made_up =
+            |handle: usize| Named { handle: handle as *mut c_void, device: None, alive: true, slot: None };
+        match self.byte() {
+            which @ 0..160 => {
+                let slot = usize::from(which) % 4;
+                if self.streams[slot].is_none() {
+                    self.open(slot);
+                }
+                let stream = self.streams[slot].as_ref().expect("opened");
+                Named {
+                    handle: stream.handle().cast(),
+                    device: Some(usize::from(slot == 3)),
+                    alive: true,
+                    slot: Some(slot),
+                }
+            }
+            which @ 160..220 => made_up(usize::from(which) % 3),
+            // In no page that anybody has.
+            which => Named { alive: false, ..made_up(0x7000_0000_0000 + usize::from(which) * 64) },
+        }
+    }
+
+    /// A pointer, mostly a live one; with the block that begins there.
+    fn pointer(&mut self) -> (*mut c_void, Option<usize>) {
+        let which = self.byte();
+        let n = usize::from(self.byte());
+        let at = match which {
+            0..150 if !self.live.is_empty() => self.live[n % self.live.len()].at,
+            150..190 if !self.live.is_empty() => self.live[n % self.live.len()].at + n * 512 / 3,
+            190..230 if !self.freed.is_empty() => self.freed[n % self.freed.len()],
+            0..230 => 0,
+            which => [1, 511, 512, 0x1234_5600, usize::MAX, usize::MAX - 511, 1 << 52, 1 << 48]
+                [(n + usize::from(which)) % 8],
+        };
+        (at as *mut c_void, self.live.iter().position(|b| b.at == at))
+    }
+
+    /// An allocator's name, mostly one of ours; and which.
+    fn door(&mut self) -> (u32, Option<usize>) {
+        match self.byte() {
+            which @ 0..240 => {
+                let door = usize::from(which) % 4;
+                (self.world.doors[door].name, Some(door))
+            }
+            which => ([0, 4096, 4097, u32::MAX][usize::from(which) % 4], None),
+        }
+    }
+
+    fn is_open(&self, door: Option<usize>) -> bool {
+        door.is_some_and(|d| self.world.doors[d].open)
+    }
+
+    fn step(&mut self) {
+        match self.byte() {
+            0..90 => self.alloc(),
+            90..180 => self.end_or_use(),
+            180..200 => self.pytorch(),
+            200..220 => {
+                let slot = 1 + self.pick(3);
+                // Unannounced, perhaps with work pending and memory alive.
+                self.streams[slot] = None;
+            }
+            220..228 => self.look(),
+            228..235 => self.pinned_memory(),
+            235..245 => self.limit(),
+            245..253 => {
+                let (name, door) = self.door();
+                let expected = if self.is_open(door) { Status::Ok } else { Status::UnknownAllocator };
+                let mut freed = 0;
+                assert_eq!(millpond_trim(name, &raw mut freed), expected);
+                assert_eq!(millpond_reset_peaks(name), expected);
+                let expected = match door {
+                    Some(d) if expected == Status::Ok && self.world.doors[d].device == 1 => {
+                        Status::WrongAllocator
+                    }
+                    _ => expected,
+                };
+                let stream = self.world.permanent.handle().cast();
+                assert_eq!(millpond_declare_permanent(name, stream), expected, "{}", last());
+            }
+            _ => {
+                let door = self.world.doors[3];
+                let expected = if door.open { Status::Ok } else { Status::UnknownAllocator };
+                assert_eq!(millpond_destroy(door.name), expected, "{}", last());
+                self.world.destroyed += u32::from(door.open);
+                self.world.doors[3].open = false;
+            }
+        }
+    }
+
+    fn alloc(&mut self) {
+        let ((name, door), stream) = (self.door(), self.stream());
+        let size = usize::from(self.byte()) << 8 | usize::from(self.byte());
+        let bytes = match self.byte() {
+            0..140 => size,
+            140..200 => size * 100,
+            200..230 => 0,
+            230..245 => (HOPELESS as usize).wrapping_add(size).wrapping_sub(1000),
+            n => usize::MAX - usize::from(n) * 100,
+        };
+        let mut out: *mut c_void = null_mut();
+        let status = millpond_alloc(name, bytes, stream.handle, &raw mut out);
+        let Some(door) = door.filter(|&d| self.world.doors[d].open) else {
+            assert_eq!(status, Status::UnknownAllocator);
+            return;
+        };
+        if status != Status::Ok {
+            assert!(out.is_null() && !last().is_empty());
+        }
+        let device = self.world.doors[door].device;
+        if bytes == 0 {
+            assert!(status == Status::Ok && out.is_null());
+        } else if let Err(expected) = stream.expected(device) {
+            assert_eq!(status, expected, "{}", last());
+        } else if bytes as u64 > HOPELESS {
+            assert_eq!(status, Status::BadArgument, "{bytes} bytes: {}", last());
+        } else if bytes as u64 > CAPACITY || status == Status::OutOfMemory {
+            assert_eq!(status, Status::OutOfMemory, "{bytes} bytes: {}", last());
+        } else {
+            assert_eq!(status, Status::Ok, "{bytes} bytes: {}", last());
+            self.born(Block { at: out.addr(), bytes, door }, stream);
+        }
+    }
+
+    fn born(&mut self, block: Block, stream: Named) {
+        assert!(block.at != 0 && block.at.is_multiple_of(512), "{block:?}");
+        for other in &self.live {
+            let apart = block.at + block.bytes <= other.at || other.at + other.bytes <= block.at;
+            assert!(apart, "{block:?} lies in {other:?}");
+        }
+        self.freed.retain(|&at| at != block.at);
+        if let Some(slot) = stream.slot
+            && block.bytes >= 8
+        {
+            // Work of the program's own, for the oracle to judge by; of a large block the front.
+            let (cuda, s) =
+                (&self.world.cuda[usize::from(slot == 3)], self.streams[slot].as_ref().expect("named"));
+            let words = (block.bytes as u64 / 8 * 8).min(4096);
+            cuda.write_pattern(s, Addr(block.at as u64), words, 7)
+                .expect("the bytes are ours on this stream");
+        }
+        self.live.push(block);
+    }
+
+    fn died(&mut self, which: usize) {
+        let block = self.live.swap_remove(which);
+        self.freed.push(block.at);
+    }
+
+    fn end_or_use(&mut self) {
+        let ((name, door), (ptr, block), stream, verb) =
+            (self.door(), self.pointer(), self.stream(), self.byte() % 4);
+        let status = match verb {
+            0 => millpond_free(name, ptr),
+            1 => millpond_free_on(name, ptr, stream.handle),
+            2 => millpond_free_unknown(name, ptr),
+            _ => millpond_record_use(name, ptr, stream.handle),
+        };
+        let asks = verb == 1 || verb == 3;
+        // What is alive may be freed after the end of its allocator; but a use is refused.
+        let there = if verb == 3 { self.is_open(door) } else { door.is_some() };
+        if !there {
+            assert_eq!(status, Status::UnknownAllocator);
+            return;
+        }
+        let expected = match block.map(|b| (b, self.live[b])) {
+            None if ptr.is_null() && verb != 3 => Status::Ok,
+            None => Status::UnknownPointer,
+            Some((_, b)) if Some(b.door) != door => Status::WrongAllocator,
+            Some((_, b)) if asks => {
+                stream.expected(self.world.doors[b.door].device).err().unwrap_or(Status::Ok)
+            }
+            Some(_) => Status::Ok,
+        };
+        assert_eq!(status, expected, "verb {verb} of {ptr:p}: {}", last());
+        if let (Some(which), Status::Ok, 0..3) = (block, status, verb) {
+            self.died(which);
+        }
+    }
+
+    /// The functions that answer no code: what went wrong is counted.
+    fn pytorch(&mut self) {
+        let before = millpond_torch_untold();
+        let ((ptr, block), stream, verb) = (self.pointer(), self.stream(), self.byte() % 4);
+        let device = [1, 1, 1, -1, 64, 99][self.pick(6)];
+        let untold = match verb {
+            0 => {
+                // It throws where this fails, which a program in Rust cannot catch.
+                let mut probe = null_mut();
+                if millpond_alloc(self.world.doors[2].name, 4096, stream.handle, &raw mut probe) != Status::Ok
+                {
+                    return;
+                }
+                assert_eq!(millpond_free(self.world.doors[2].name, probe), Status::Ok);
+                let at = millpond_torch_alloc(4096, 1, stream.handle);
+                self.born(Block { at: at.addr(), bytes: 4096, door: 2 }, stream);
+                false
+            }
+            1 => {
+                millpond_torch_free(ptr, 0, device, stream.handle);
+                let freed = device == 1 && block.is_some_and(|b| self.live[b].door == 2);
+                if freed {
+                    self.died(block.expect("it was live"));
+                }
+                !(freed || device == 1 && ptr.is_null())
+            }
+            2 => {
+                millpond_torch_record_stream(ptr, stream.handle);
+                // A stream that cannot be asked is taken for nobody knows whom; one that is elsewhere is a mistake.
+                let told = block.is_some_and(|b| {
+                    let door = self.world.doors[self.live[b].door];
+                    door.open && (!stream.alive || stream.device.is_none_or(|d| d == door.device))
+                });
+                !told
+            }
+            _ => {
+                let mut bytes = 0;
+                let at = millpond_torch_base(ptr, &raw mut bytes);
+                let found =
+                    self.live.iter().find(|b| b.door == 2 && (b.at..b.at + b.bytes).contains(&ptr.addr()));
+                assert_eq!((at.addr(), bytes), found.map_or((0, 0), |b| (b.at, b.bytes)));
+                found.is_none()
+            }
+        };
+        assert_eq!(millpond_torch_untold() - before, u64::from(untold), "verb {verb} of {ptr:p}: {}", last());
+    }
+
+    fn look(&mut self) {
+        let ((name, door), (ptr, _)) = (self.door(), self.pointer());
+        let (mut begin, mut bytes) = (null_mut(), 0);
+        let status = millpond_find(name, ptr, &raw mut begin, &raw mut bytes);
+        let Some(door) = door else {
+            assert_eq!(status, Status::UnknownAllocator);
+            return;
+        };
+        let found = self.live.iter().find(|b| b.door == door && (b.at..b.at + b.bytes).contains(&ptr.addr()));
+        match found {
+            Some(b) => assert_eq!((status, begin.addr(), bytes), (Status::Ok, b.at, b.bytes)),
+            None => assert_eq!((status, begin.addr(), bytes), (Status::UnknownPointer, 0, 0)),
+        }
+    }
+
+    fn pinned_memory(&mut self) {
+        let ((name, door), stream, verb, n) =
+            (self.door(), self.stream(), self.byte() % 5, usize::from(self.byte()));
+        let open = if self.is_open(door) { Status::Ok } else { Status::UnknownAllocator };
+        if verb < 2 {
+            let (mut out, bytes) = (null_mut(), n * 100);
+            let status = millpond_alloc_pinned(name, bytes, &raw mut out);
+            if status == Status::Ok && bytes > 0 {
+                let at = out.addr();
+                assert!(at != 0 && at.is_multiple_of(512), "{at:#x}");
+                let apart = |b: &Block| at + bytes <= b.at || b.at + b.bytes <= at;
+                assert!(self.pinned.iter().all(apart), "{at:#x} + {bytes} in {:?}", self.pinned);
+                // SAFETY: pinned memory of so many bytes, and ours.
+                #[allow(unsafe_code, reason = "pinned memory is real")]
+                unsafe {
+                    out.cast::<u8>().write_bytes(0xA5, bytes);
+                };
+                self.pinned.push(Block { at, bytes, door: door.expect("it is open") });
+            } else {
+                assert!(out.is_null());
+                assert!(
+                    status == open || (open, status) == (Status::Ok, Status::OutOfMemory),
+                    "{status:?}: {}",
+                    last()
+                );
+            }
+            return;
+        }
+        let ptr = match n {
+            0..200 if !self.pinned.is_empty() => self.pinned[n % self.pinned.len()].at,
+            200..220 if !self.pinned.is_empty() => self.pinned[n % self.pinned.len()].at + 512,
+            220..240 if !self.live.is_empty() => self.live[n % self.live.len()].at,
+            n => n % 2 * 4096,
+        };
+        let which = self.pinned.iter().position(|b| b.at == ptr && Some(b.door) == door);
+        let native = ptr as *mut c_void;
+        let status = match verb {
+            2 => millpond_free_pinned(name, native),
+            3 => millpond_free_pinned_unknown(name, native),
+            _ => millpond_record_pinned_use(name, native, stream.handle),
+        };
+        let there = if which.is_some() { Status::Ok } else { Status::UnknownPointer };
+        let expected = match (door, verb) {
+            (None, _) => Status::UnknownAllocator,
+            (Some(_), 2 | 3) if ptr == 0 => Status::Ok,
+            (Some(_), 2 | 3) => there,
+            (Some(_), _) if open != Status::Ok => open,
+            (Some(d), _) => stream.expected(self.world.doors[d].device).err().unwrap_or(there),
+        };
+        assert_eq!(status, expected, "verb {verb} of pinned {ptr:#x}: {}", last());
+        if let (Some(which), 2 | 3) = (which, verb) {
+            self.pinned.swap_remove(which);
+        }
+    }
+
+    fn limit(&mut self) {
+        let (name, door) = self.door();
+        let (words, right) = [
+            (c"4MiB", true),
+            (c"40%", true),
+            (c"none", true),
+            (c"0", true),
+            (c"much", false),
+            (c"-1", false),
+            (c"400%", false),
+            (c"\xff", false),
+        ][self.pick(8)];
+        // What the pair cannot give it throws, so its allocator has no limit.
+        let (words, right) = if right && door == Some(2) { (c"none", true) } else { (words, right) };
+        let expected = match (self.is_open(door), right) {
+            (false, _) => Status::UnknownAllocator,
+            (true, false) => Status::BadArgument,
+            (true, true) => Status::Ok,
+        };
+        assert_eq!(millpond_set_limit(name, words.as_ptr()), expected, "{words:?}: {}", last());
+    }
+}
+
+fn stats(door: u32) -> String {
+    let mut needed = 0;
+    assert_eq!(millpond_stats_json(door, null_mut(), 0, &raw mut needed), Status::Ok, "{}", last());
+    let mut text = vec![b'x'; needed];
+    assert_eq!(millpond_stats_json(door, text.as_mut_ptr().cast(), needed, null_mut()), Status::Ok);
+    assert_eq!(text.pop(), Some(0), "it ends with a zero");
+    String::from_utf8(text).expect("text")
+}
+
+fn last() -> String {
+    // SAFETY: never null, and it stays until the thread's next failure.
+    #[allow(unsafe_code, reason = "a text of C")]
+    unsafe { CStr::from_ptr(millpond_last_error()) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,134 @@
+//! Copies that somebody else queues under a borrow of pinned bytes, and at whose end nobody tells.
+//!
+//! The simple version is a wait when the borrow ends. A library's own wait is nothing to rely on: cudarc's is skipped while
+//! its context has an error in store. So the bytes remember that they were lent, and the next access of the CPU's that
+//! could meet a copy has the host wait first:
+//!
+//! 1. To look at the bytes, for copies that write them. Those were queued by somebody who had the bytes alone, so that none
+//!    is being queued while others look.
+//! 2. To have the bytes alone, for every copy: all were queued under borrows that are over.
+//! 3. What is queued under a shared borrow only reads the bytes. Who looks at them meanwhile neither waits for it nor takes
+//!    its mark away: it may not be queued yet.
+//!
+//! Dropped, the bytes wait for nobody: the pool keeps them until the streams are done (O4), as for `record_use`.
+//!
+//! This file does not know what is queued, or by which library.
+
+use super::{Home, PinnedAllocation};
+#[cfg(feature = "cuda")]
+use crate::allocator::registry::{Registry, entered::Entered};
+use crate::driver::Driver;
+#[cfg(feature = "cuda")]
+use crate::driver::Note;
+use crate::error::DriverError;
+use crate::order::{Access, Pending};
+use crate::sync::Ordering;
+use crate::sync::atomic::AtomicBool;
+use core::time::Duration;
+
+/// What may be under way without our waiting for it.
+pub(super) struct Lent {
+    /// Copies that write the bytes. Raised by who has them alone.
+    to_write: AtomicBool,
+    /// Any copies, over or not: the pool has uses of them.
+    at_all: AtomicBool,
+}
+
+impl Lent {
+    /// Nothing is.
+    pub(super) fn not() -> Lent {
+        Lent { to_write: AtomicBool::new(false), at_all: AtomicBool::new(false) }
+    }
+}
+
+impl<D: Driver> PinnedAllocation<D> {
+    /// The CPU is about to read the bytes: blocks the host behind lent copies that write them.
+    ///
+    /// # Panics
+    /// If neither their streams nor the device can be waited for, and the context is not lost.
+    #[inline]
+    pub(crate) fn settle_writes(&self) {
+        // Who sees the flag down again has to see the bytes behind the wait of whoever took it down.
+        if self.lent.to_write.load(Ordering::Acquire) {
+            self.wait_for_lent(Access::Read);
+            // Nobody raises it meanwhile: that takes the bytes alone.
+            self.lent.to_write.store(false, Ordering::Release);
+        }
+    }
+
+    /// The CPU is about to have the bytes alone: blocks the host behind all lent copies.
+    ///
+    /// # Panics
+    /// As [`PinnedAllocation::settle_writes`].
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if self.lent.at_all.load(Ordering::Relaxed) {
+            self.end_lent();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_lent(&mut self) {
+        self.wait_for_lent(Access::Write);
+        if let Some(Home { core, id, .. }) = &self.home {
+            let mut ended = crate::order::Streams::new();
+            core.host.with_uses(*id, |uses| ended = uses.forget_exact());
+            crate::allocator::pool::release_uses(&core.registry, ended);
+        }
+        self.lent = Lent::not();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait_for_lent(&self, access: Access) {
+        let Some(Home { core, id, .. }) = &self.home else { return };
+        for pending in core.host.conflicts(&core.registry, *id, access) {
+            if let Err(error) = self.wait_for(pending) {
+                // A device at rest has done it too. A lost context runs nothing any more.
+                match core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device())) {
+                    Err(e) if !e.is_context_lost() => panic!(
+                        "pinned memory was lent to a copy on {}, which cannot be waited for ({error}; {e}): if a stream is capturing, end the capture first",
+                        core.registry
+                            .line(pending.on)
+                            .map_or_else(String::new, |line| line.info.id.to_string())
+                    ),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn wait_for(&self, pending: Pending) -> Result<(), DriverError> {
+        let Some(Home { core, .. }) = &self.home else { return Ok(()) };
+        match core.registry.wait_host(&core.driver, pending, Duration::MAX) {
+            Err(e) if !e.is_context_lost() => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<D: Driver> PinnedAllocation<D> {
+    /// The registry and the driver of its device; `None` for no bytes.
+    pub(crate) fn device(&self) -> Option<(&Registry<D>, &D)> {
+        self.home.as_ref().map(|h| (&*h.core.registry, &h.core.driver))
+    }
+
+    /// Lets somebody queue copies from the bytes on a stream, for as long as they borrow them, or on any stream of the
+    /// context; and into them, if whoever asks has them alone. Orders nothing.
+    pub(crate) fn lend(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
+        let Some(Home { core, id, .. }) = &self.home else { return };
+        let line = on.map_or_else(|| core.registry.context(), Entered::line);
+        core.host.with_uses(*id, |uses| {
+            if uses.lend(line.id, if to_write { Access::Write } else { Access::Read }) {
+                line.open.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        core.driver.note(Note::Used { id: *id, stream: line.info.id, so_far: false });
+        self.lent.at_all.store(true, Ordering::Release);
+        if to_write {
+            self.lent.to_write.store(true, Ordering::Release);
+        }
+    }
+}

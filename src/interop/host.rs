@@ -1,0 +1,66 @@
+//! cudarc's `HostSlice` on pinned arrays: copies to and from them by cudarc's safe calls.
+//!
+//! The trait hands us a stream, and takes the elements and a `SyncOnDrop` that waits for that stream when the call returns.
+//! cudarc skips that wait while its context has an error in store, so nothing hangs on it: the array remembers that it was
+//! lent on that stream, and its next access waits where it must (`PinnedAllocation::settle`). To forget the value changes
+//! nothing.
+//!
+//! A stream that nobody here holds may be gone by then: its use is the whole context's.
+
+use crate::allocator::PinnedAllocation;
+use crate::array::{Element, PinnedArray};
+use crate::driver::Memory;
+use crate::driver::cuda::{Cuda, Found};
+use crate::error::DriverErrorKind;
+use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
+
+/// Copies between a pinned array and the device by cudarc's safe calls (`memcpy_htod`, `memcpy_dtoh`, `clone_htod`), on any
+/// stream of the array's device. **They block the host** until the copy is done, as cudarc's own pinned memory does;
+/// where cudarc leaves its wait out, because its context has an error in store, the array's next access blocks instead.
+/// Dropped, the array's memory is reused behind the copy.
+///
+/// Pass the array itself, `&pinned` or `&mut pinned`. A plain slice of it, `&pinned[..]`, is pageable memory to cudarc, which
+/// then queues the copy and waits for nothing: see [`PinnedArray`].
+///
+/// # Panics
+/// The calls panic before anything is queued if the stream captures a graph, which could be launched when the memory is
+/// somebody else's, and if it is of another device or context than the array's allocator: the trait has no error to answer.
+impl<T: Element> HostSlice<T> for PinnedArray<T, Cuda> {
+    fn len(&self) -> usize {
+        self.shape().elements().unwrap_or(0)
+    }
+    #[allow(unsafe_code, reason = "cudarc's trait is unsafe to use")]
+    unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
+        let elements: &[T] = self;
+        lend(self.memory(), stream, false);
+        (elements, SyncOnDrop::Sync(Some(stream)))
+    }
+    #[allow(unsafe_code, reason = "cudarc's trait is unsafe to use")]
+    unsafe fn stream_synced_mut_slice<'a>(
+        &'a mut self,
+        stream: &'a CudaStream,
+    ) -> (&'a mut [T], SyncOnDrop<'a>) {
+        // Earlier copies first: another stream's would meet this one.
+        self.settle();
+        lend(self.memory(), stream, true);
+        (self.elements_mut(), SyncOnDrop::Sync(Some(stream)))
+    }
+}
+
+/// Lends the memory on this stream's timeline, or on the whole context's, to be read or to be written.
+fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
+    let Some((registry, cuda)) = memory.device() else { return };
+    let entered = match cuda.find(stream) {
+        Ok(Found::Default(native)) => Some(registry.enter_or_attach(native.info(), &native)),
+        Ok(Found::Known(id)) => registry.enter(id),
+        Err(e) if matches!(e.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle) => {
+            panic!("a pinned array cannot be lent to this stream: {e}")
+        }
+        // It would not say who it is.
+        Err(e) => {
+            cuda.drop_failed(e);
+            None
+        }
+    };
+    memory.lend(entered.as_ref(), to_write);
+}

@@ -1,0 +1,128 @@
+//! The doors by which a stream or some bytes of ours get into cudarc's hands, and what must not go through them: no graph
+//! holds our operations, and none holds bytes that come back.
+
+use super::*;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult};
+use millpond::Error;
+
+const FLAGS: CUgraphInstantiate_flags =
+    CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+/// cudarc's value of a stream is to be had of the driver's stream too, without a word to the allocator. Whoever captures with
+/// it finds every operation refused, and not in his graph.
+#[test]
+fn a_capture_by_any_alias_is_seen_by_every_operation() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(3);
+        let (home, other) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
+        let (mut x, y) = (sevens(&gpu, &other), sevens(&gpu, &other));
+        let host = gpu.pinned_from_slice(&vec![1_u32; WORDS]).expect("a source");
+        other.synchronize().expect("seven");
+        let theirs = home.native().cudarc().expect("an alias");
+        theirs.begin_capture(MODE).expect("captures");
+        let captures = |answer: Error| assert!(matches!(answer, Error::Capturing { .. }), "{answer:?}");
+        captures(x.fill_bytes(1, &home).expect_err("a fill"));
+        captures(x.copy_from(host, &home).expect_err("a copy").error);
+        captures(x.copy_from_device(&y, &home).expect_err("a copy on the device"));
+        captures(x.read_on(&home).expect_err("a guard"));
+        captures(x.record_use(&home).expect_err("a use"));
+        captures(home.record().expect_err("a marker"));
+        captures(home.wait_stream(&other).expect_err("a wait"));
+        drop(theirs.end_capture(FLAGS));
+        assert_eq!(read(&other.cudarc().expect("an alias"), &x), vec![7; WORDS], "as it was");
+        x.fill_bytes(0, &home).expect("the capture is over");
+        assert_eq!(read(&theirs, &x), vec![0; WORDS]);
+    }
+    rig.clean();
+}
+
+/// What writes a slice from the pool is a type of ours, which looks at the stream. To capture, and another device's stream,
+/// gets no address, whatever cudarc thinks of its events: an error in store has it skip them.
+#[test]
+fn a_pooled_slice_is_not_written_by_graphs_or_other_devices() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let theirs = home.cudarc().expect("its alias");
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        theirs.memcpy_htod(&vec![7; WORDS], &mut slice).expect("sent");
+        theirs.synchronize().expect("there");
+        theirs.begin_capture(MODE).expect("captures");
+        // In store, cudarc would skip the waits that destroy a capture.
+        let spoil = || spoil(&theirs);
+        spoil();
+        assert_eq!(slice.device_ptr_mut(&theirs).0, 0, "the slice");
+        spoil();
+        assert_eq!(slice.device_ptr(&theirs).0, 0);
+        spoil();
+        let mut view = slice.as_view_mut();
+        assert_eq!(view.device_ptr_mut(&theirs).0, 0, "a view");
+        assert_eq!(view.device_ptr(&theirs).0, 0);
+        assert_eq!(view.slice_mut(1..).device_ptr_mut(&theirs).0, 0, "a view's view");
+        assert_eq!(slice.slice_mut(..1).device_ptr_mut(&theirs).0, 0, "a part");
+        theirs.context().check_err().expect_err("in store");
+        drop(theirs.end_capture(FLAGS));
+        let said = gpu.report().deferred_errors.join("\n");
+        assert!(said.contains("capturing a graph"), "{said}");
+        if Cuda::devices().expect("asked") > 1 {
+            let far = CudaContext::new(1).expect("the other device").default_stream();
+            assert_eq!(slice.slice_mut(..).device_ptr_mut(&far).0, 0, "another device's stream");
+        }
+        assert_eq!(theirs.clone_dtoh(&slice).expect("read"), vec![7; WORDS], "as it was");
+    }
+    rig.clean_but_for_errors();
+}
+
+/// What cudarc has the slice itself for only reads. Its wait for the slice's events destroys a capture, so that there is no
+/// graph, as long as it is not skipped.
+#[test]
+fn a_capture_that_reads_a_pooled_slice_by_cudarcs_own_types_leaves_no_graph() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let theirs = home.cudarc().expect("its alias");
+        let slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        theirs.begin_capture(MODE).expect("captures");
+        assert_ne!(DevicePtr::device_ptr(&*slice, &theirs).0, 0, "cudarc's own type asks nobody");
+        theirs.context().check_err().expect_err("a capture cannot wait for what is not in it");
+        let ended = theirs.end_capture(FLAGS).map(|graph| graph.is_some());
+        assert_eq!(ended.map_err(|e| e.0), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+    }
+    rig.clean_but_for_errors();
+}
+
+/// Leaves an error in store, as a destructor that fails does: cudarc's next call on the context is skipped.
+pub(super) fn spoil(stream: &CudaStream) {
+    let error = cudarc::driver::DriverError(CUresult::CUDA_ERROR_UNKNOWN);
+    stream.context().record_err::<()>(Err(error));
+}
+
+/// The keeper is looked at with its values in hand while the allocator's last owner goes: nobody comes by any more, so who
+/// has them in hand waits for them.
+#[cfg(millpond_mutants)]
+#[test]
+fn what_is_in_hand_when_the_keeper_closes_is_waited_for() {
+    let Some(rig) = rig() else { return };
+    if rig.fake.is_none() {
+        return;
+    }
+    {
+        let gpu = rig.room_for(2);
+        let (home, stranger) = (gpu.stream().expect("a stream"), given(&rig, &gpu, Unknown).theirs);
+        let mut x = sevens(&gpu, &home);
+        let source = Arc::new(gpu.pinned_from_slice(&vec![3_u32; WORDS]).expect("a source"));
+        let seen = Arc::downgrade(&source);
+        drop(x.copy_from(source, &home).expect("queued"));
+        millpond::mutant::at("kept values in hand", 1, move || drop((home, gpu)));
+        // An array is an owner of nothing, and its door leads to the keeper.
+        assert_ne!(x.device_ptr(&stranger).0, 0);
+        assert_eq!(millpond::mutant::waiting(), 0, "it stood still");
+        assert!(seen.upgrade().is_none(), "behind the copy it is dropped");
+        drop(x);
+    }
+    rig.clean();
+}

@@ -1,0 +1,25 @@
+//! An operand of a launch whose array was dropped.
+
+use millpond::kernel::{Argument, Kernel, TwinMemory};
+use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+
+static LOOK: Kernel = Kernel::new(c"look", c".version 7.0").twin(look);
+
+/// It reads its operand's first byte.
+fn look(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+    memory.read(arguments[0].as_addr(), &mut [0]);
+}
+
+#[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default())?;
+    let stream = gpu.stream()?;
+    let x = gpu.zeros::<f32>(8, &stream)?;
+    let input = x.read();
+    // SAFETY: `look` takes an operand, and reads a byte of it.
+    unsafe { LOOK.launch(&stream, 1, (input,))? };
+    drop(x); //~
+    sim.verdict()?;
+    Ok(())
+}
