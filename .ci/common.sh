@@ -4,6 +4,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Where rustup puts cargo, for shells that were not told.
 PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
+# What is built once and never edited gains nothing from incremental compilation, and pays for it in time and disk.
+if [ -n "${CI:-}" ]; then export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"; fi
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 
 # A check that cannot run says what is missing and why, and ends with 77: `.ci/run` shows that apart from "passed".
