@@ -87,11 +87,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         "arrays in pinned memory, with a shape",
         &[Test(TRANSFERS, "s05_pinned_arrays_have_a_shape"), Suite("zeros_are_zero_and_pinned_too")],
     ),
-    (
-        "S6",
-        "waiting for one stream leaves the others running",
-        &[Test(ALLOCATOR, "s06_stream_wait_is_local")],
-    ),
+    ("S6", "waiting for one stream leaves the others running", &[Suite("s06_stream_wait_is_local")]),
     (
         "S7",
         "the legacy default stream destroys overlap between blocking streams",
@@ -166,24 +162,20 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         "what a plain allocation costs against a cached one",
         &[Bench("examples/gpu_rows.rs", "plain_against_cached")],
     ),
-    ("T2", "the old pool: exact sizes only, as a baseline", &[Test(ALLOCATOR, "t02_exact_fit_baseline")]),
+    ("T2", "the old pool: exact sizes only, as a baseline", &[Suite("t02_exact_fit_baseline")]),
     (
         "T3",
         "exact sizes miss although larger chunks are cached",
-        &[Test(ALLOCATOR, "t03_exact_fit_misses_where_best_fit_hits")],
+        &[Suite("t03_exact_fit_misses_where_best_fit_hits")],
     ),
-    ("T4", "the tightest chunk is taken and split", &[Test(ALLOCATOR, "t04_best_fit_splits")]),
-    ("T5", "a freed chunk merges with both neighbours", &[Test(ALLOCATOR, "t05_merge_on_free")]),
+    ("T4", "the tightest chunk is taken and split", &[Suite("t04_best_fit_splits")]),
+    ("T5", "a freed chunk merges with both neighbours", &[Suite("t05_merge_on_free")]),
     (
         "T6",
         "best fit takes a fraction of exact fit's memory on varying lengths",
         &[Bench("benches/traces.rs", "taken")],
     ),
-    (
-        "T7",
-        "bytes used and bytes acquired, by scope",
-        &[Test(ALLOCATOR, "t07_bytes_used_and_acquired_by_scope")],
-    ),
+    ("T7", "bytes used and bytes acquired, by scope", &[Suite("t07_bytes_used_and_acquired_by_scope")]),
     ("T8", "timelines in a profiler", &[Owed("feeding")]),
     (
         "T9",
@@ -242,7 +234,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
             Test(ALLOCATOR, "t17_shared_reader_two_streams"),
         ],
     ),
-    ("T18", "bytes used, free and total, and free chunks", &[Test(ALLOCATOR, "t18_pool_statistics")]),
+    ("T18", "bytes used, free and total, and free chunks", &[Suite("t18_pool_statistics")]),
     (
         "P1",
         "pageable sources go through a staging buffer",
@@ -251,7 +243,10 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     (
         "P2",
         "a blocking copy is an asynchronous one and a synchronise",
-        &[Test(TRANSFERS, "p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait")],
+        &[
+            Suite("p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait"),
+            Test(TRANSFERS, "p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait"),
+        ],
     ),
     (
         "P3",

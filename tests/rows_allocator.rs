@@ -10,27 +10,9 @@ use millpond::driver::{Copies, Fences};
 use millpond::report::Profile;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{GIB, MIB};
-use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
+use millpond::{Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
 use rig::{all_clean, check, late, on, write};
 use std::sync::{Arc, Mutex};
-
-/// S6: waiting on one stream leaves the others running.
-#[test]
-fn s06_stream_wait_is_local() {
-    let sim = late();
-    let gpu = on(&sim, Config::default());
-    let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let (x, y) = (gpu.alloc(4096, &a).unwrap(), gpu.alloc(4096, &b).unwrap());
-    write(&sim, &x, &a);
-    write(&sim, &y, &b);
-    let behind_b = b.record().unwrap();
-    a.synchronize().unwrap();
-    assert!(!behind_b.is_complete().unwrap(), "b was not waited for");
-    b.synchronize().unwrap();
-    assert!(behind_b.is_complete().unwrap());
-    drop((x, y, a, b, behind_b));
-    all_clean(&sim, gpu);
-}
 
 /// S8: a kernel that reads before the copy it needs is complete is convicted; with the wait it is not.
 #[test]
@@ -103,93 +85,6 @@ fn s17_drop_pinned_in_flight() {
     let again = gpu.alloc_pinned(4096).unwrap();
     assert_eq!(again.address(), first, "complete now: the first buffer serves again");
     drop((target, next, again, s));
-    all_clean(&sim, gpu);
-}
-
-fn lengths() -> impl Iterator<Item = u64> {
-    // Batches of sentences: ever other lengths.
-    (0..400u64).map(|i| 40_000 + (i * 7919) % 97 * 6_000)
-}
-
-fn taken_by(config: Config) -> (u64, u64) {
-    let sim = late();
-    let gpu = on(&sim, config.growth(Growth::Exact));
-    let s = gpu.stream().unwrap();
-    for bytes in lengths() {
-        let x = gpu.alloc(bytes, &s).unwrap();
-        let y = gpu.alloc(bytes * 2, &s).unwrap();
-        write(&sim, &x, &s);
-        write(&sim, &y, &s);
-    }
-    let report = gpu.report();
-    drop(s);
-    all_clean(&sim, gpu);
-    (report.taken_peak, report.growths)
-}
-
-/// T2: the old pool, for comparison: a cached chunk serves only its own size.
-#[test]
-fn t02_exact_fit_baseline() {
-    let sim = late();
-    let gpu = on(&sim, Config::default().exact_fit(true).growth(Growth::Exact));
-    let s = gpu.stream().unwrap();
-    let first = gpu.alloc(1000, &s).unwrap().address();
-    assert_eq!(gpu.alloc(600, &s).unwrap().address(), first, "the same two granules");
-    assert_ne!(gpu.alloc(100, &s).unwrap().address(), first, "one granule is another size");
-    drop(s);
-    all_clean(&sim, gpu);
-}
-
-/// T3, T6: on varying lengths the exact-size pool takes a multiple of what best fit takes.
-#[test]
-fn t03_exact_fit_misses_where_best_fit_hits() {
-    let (exact, exact_growths) = taken_by(Config::default().exact_fit(true));
-    let (best, best_growths) = taken_by(Config::default());
-    assert!(exact >= 4 * best, "exact fit {exact}, best fit {best}: the talk saw 12 GiB against 3");
-    assert!(exact_growths >= 10 * best_growths, "{exact_growths} against {best_growths}");
-}
-
-/// T4: the smallest chunk that fits is split, and the rest serves the next request.
-#[test]
-fn t04_best_fit_splits() {
-    let sim = late();
-    let gpu = on(&sim, Config::default());
-    let s = gpu.stream().unwrap();
-    let chunks: Vec<Allocation<Sim>> =
-        [4096, 512, 2560, 512, 1536, 512].map(|n| gpu.alloc(n, &s).unwrap()).into();
-    let at: Vec<u64> = chunks.iter().map(|a| a.address().0).collect();
-    for (i, a) in chunks.into_iter().enumerate() {
-        if i % 2 == 0 {
-            drop(a);
-        } else {
-            std::mem::forget(a);
-        }
-    }
-    let x = gpu.alloc(2048, &s).unwrap();
-    assert_eq!(x.address().0, at[2], "2560 is the smallest that holds 2048");
-    let y = gpu.alloc(512, &s).unwrap();
-    assert_eq!(y.address().0, at[2] + 2048, "its rest");
-    drop((x, y, s));
-    sim.verdict().unwrap();
-}
-
-/// T5: a freed chunk merges with free neighbours on both sides.
-#[test]
-fn t05_merge_on_free() {
-    let sim = late();
-    let gpu = on(&sim, Config::default().growth(Growth::Exact));
-    let s = gpu.stream().unwrap();
-    let whole = gpu.alloc(3 * 512, &s).unwrap();
-    let base = whole.address();
-    drop(whole);
-    let [a, b, c] = [0; 3].map(|_| gpu.alloc(512, &s).unwrap());
-    drop(a);
-    drop(c);
-    assert_eq!(gpu.report().total.free_chunks, 2);
-    drop(b);
-    assert_eq!(gpu.report().total.free_chunks, 1);
-    assert_eq!(gpu.alloc(3 * 512, &s).unwrap().address(), base);
-    drop(s);
     all_clean(&sim, gpu);
 }
 
@@ -326,25 +221,6 @@ fn t17_shared_reader_two_streams() {
     all_clean(&sim, gpu);
 }
 
-/// T18: used, free and total bytes, and the number of free blocks.
-#[test]
-fn t18_pool_statistics() {
-    let sim = late();
-    let gpu = on(&sim, Config::default());
-    let s = gpu.stream().unwrap();
-    let (x, y) = (gpu.alloc(1000, &s).unwrap(), gpu.alloc(3 * 512, &s).unwrap());
-    drop(x);
-    let r = gpu.report();
-    let t = &r.total;
-    assert_eq!((t.allocated, t.asked, t.live), (3 * 512, 3 * 512, 1));
-    assert_eq!((t.held, t.cached, t.free_chunks), (2 * MIB, 2 * MIB - 3 * 512, 2));
-    assert_eq!((r.taken, r.segments, t.counters.allocations, t.counters.frees), (2 * MIB, 1, 2, 1));
-    assert_eq!((t.counters.hits, t.counters.misses), (1, 1));
-    assert_eq!(t.largest_free, 2 * MIB - 5 * 512);
-    drop((y, s));
-    all_clean(&sim, gpu);
-}
-
 /// G5: allocated on one thread, launched on a second, freed on a third: nothing depends on the thread.
 #[test]
 fn g05_thread_hop() {
@@ -417,45 +293,6 @@ fn h13_profile_reuse_factor() {
     profile.exit(layer, gpu.usage());
     let text = profile.to_string();
     assert!(text.contains("layer") && text.contains("10.0x"), "{text}");
-    drop(s);
-    all_clean(&sim, gpu);
-}
-
-/// T7: bytes from the pools and bytes from the device, and how often, by scope: nested ones by themselves and as a whole. A
-/// profile belongs to whoever has it: another thread's sees the same counters, and neither sees the other's scopes.
-#[test]
-fn t07_bytes_used_and_acquired_by_scope() {
-    let sim = late();
-    let gpu = on(&sim, Config::default().growth(Growth::Exact));
-    let s = gpu.stream().unwrap();
-    let (mut profile, mut other) = (Profile::new(), Profile::new());
-    let usage = || gpu.usage();
-    let idle = other.enter("all of it", usage());
-    profile.within("epoch", usage, |profile| {
-        let kept = profile.within("load", usage, |_| gpu.alloc(4 * MIB, &s).unwrap());
-        for _ in 0..10 {
-            // The first takes a MiB from the device, the others use it again.
-            profile.within("layer", usage, |profile| {
-                drop(gpu.alloc(MIB, &s).unwrap());
-                profile.within("norm", usage, |_| drop(gpu.alloc(1000, &s).unwrap()));
-            });
-        }
-        drop(kept);
-        drop(gpu.alloc(MIB, &s).unwrap());
-    });
-    other.exit(idle, usage());
-    let row = |k: usize| {
-        let r = &profile.rows()[k];
-        (r.name.as_str(), r.used, r.used_within, r.acquired, r.acquired_within, r.occurrences)
-    };
-    assert_eq!(row(0), ("epoch", MIB, 15 * MIB + 10_000, 0, 5 * MIB, 1));
-    assert_eq!(row(1), ("load", 4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB, 1));
-    assert_eq!(row(2), ("layer", 10 * MIB, 10 * MIB + 10_000, MIB, MIB, 10));
-    assert_eq!(row(3), ("norm", 10_000, 10_000, 0, 0, 10));
-    assert_eq!(profile.total(), gpu.usage());
-    assert_eq!((other.rows()[0].used, other.rows().len()), (gpu.usage().used, 1));
-    let text = profile.to_string();
-    assert!(text.contains("used within") && text.lines().count() == 6, "{text}");
     drop(s);
     all_clean(&sim, gpu);
 }

@@ -15,6 +15,7 @@
 //! | `limits` | the allocator: limits, out of memory, trims, closing |
 //! | `pinned` | the allocator: host memory |
 //! | `scrub` | the allocator: memory that changes hands shows nothing |
+//! | `pools` | the allocator: what it makes of sizes, and what it says of itself |
 //! | `rows` | rows of tests/rows.rs that are shown on every device |
 //! | `arrays`, `transfers` | typed arrays, copies and their tokens |
 //! | `kernels`, `guards` | kernels on arrays, ours to queue or somebody else's |
@@ -33,6 +34,7 @@ pub mod limits;
 pub mod mapping;
 pub mod order;
 pub mod pinned;
+pub mod pools;
 pub mod reuse;
 pub mod rows;
 pub mod scrub;
@@ -263,6 +265,10 @@ macro_rules! conformance {
                 bytes_go_there_and_back, a_source_in_flight_is_nobody_elses,
                 a_source_freed_by_nobody_knows_whom_is_nobody_elses, p15_a_pinned_limit_refuses_and_recovers,
             ]
+            pools: [
+                t02_exact_fit_baseline, t03_exact_fit_misses_where_best_fit_hits, t04_best_fit_splits, t05_merge_on_free,
+                t07_bytes_used_and_acquired_by_scope, t18_pool_statistics,
+            ]
             scrub: [
                 a_new_tenant_reads_zeroes, a_borrower_reads_zeroes, a_first_use_elsewhere_comes_after_the_fill,
                 pinned_bytes_are_zero,
@@ -276,6 +282,7 @@ macro_rules! conformance {
                 c03_the_allocator_of_a_scope_is_an_argument, c05_a_foreign_range_keeps_its_owner,
                 g05_allocated_used_and_freed_on_three_threads, g06_a_stream_waits_for_an_event_or_for_a_stream,
                 t16_the_default_stream_waits_for_blocking_streams, t17_an_input_of_two_readers_is_reused_behind_both,
+                s06_stream_wait_is_local, p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait,
             ]
             arrays: [
                 shapes_and_sizes, no_elements_are_an_array_too, zeros_are_zero_and_pinned_too,

@@ -540,3 +540,46 @@ pub fn t17_an_input_of_two_readers_is_reused_behind_both<T: Bench>(b: &T) {
         still(b, &y, &home, word);
     }
 }
+
+/// S6: waiting for one stream leaves the others running.
+pub fn s06_stream_wait_is_local<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let (waited, running) = two::<T>(&gpu);
+    let (x, y) = (gpu.alloc(MIB, &waited).expect("memory"), gpu.alloc(MIB, &running).expect("memory"));
+    let gate = b.gate(running.native());
+    let (of_x, of_y) = (own(b, &x, &waited), own(b, &y, &running));
+    still(b, &x, &waited, of_x);
+    still(b, &y, &running, of_y);
+    let (here, there) = (mark(b, waited.native()), mark(b, running.native()));
+    waited.synchronize().expect("its own work ends");
+    assert!(!pending(b, &here) && pending(b, &there), "one was waited for, and not the other");
+    b.open(gate);
+    running.synchronize().expect("waited");
+    assert!(!pending(b, &there));
+}
+
+/// P2: a blocking copy is an asynchronous one and a wait for it: without the wait no copy of many holds the program up, and
+/// one wait serves all. How many waits there are is counted in tests/transfers.rs.
+pub fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait<T: Bench>(b: &T) {
+    let gpu = loaded(b, Config::default());
+    let s = gpu.stream().expect("a stream");
+    let source = |k: usize| gpu.pinned_from_fn(1000, |i| (k * 1000 + i) as u32).expect("host memory");
+    let mut all: Vec<_> = (0..20).map(|_| gpu.uninit::<u32>(1000, &s).expect("memory")).collect();
+    let gate = b.gate(s.native());
+    let copy = |(k, x): (usize, &mut DeviceArray<u32, _>)| x.copy_from(source(k), &s).expect("queued");
+    let sent: Vec<_> = all.iter_mut().enumerate().map(copy).collect();
+    assert!(
+        sent.iter().all(|t| !t.is_done().expect("an answer")),
+        "the program came here before any of them ran"
+    );
+    b.open(gate);
+    s.synchronize().expect("waited");
+    assert!(sent.into_iter().all(|t| t.try_into_inner().is_ok()), "one wait served all");
+    for (k, x) in all.iter_mut().enumerate() {
+        let back = x.to_pinned(&s).expect("queued").wait().expect("copied");
+        assert!(back.iter().enumerate().all(|(i, &v)| v == (k * 1000 + i) as u32), "array {k}");
+        // Blocking, into the same array.
+        let source = x.copy_from(source(k + 1), &s).expect("queued").wait().expect("copied");
+        assert_eq!(source[0], ((k + 1) * 1000) as u32, "the source is back when the copy is done");
+    }
+}
