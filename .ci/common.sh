@@ -28,3 +28,11 @@ need_component() {
 promised() {
     grep -qxF -- "$1" README.md || { echo "README.md has no line '$1': the promise and this check must be one"; exit 1; }
 }
+
+# The stand-in driver for checks that run beside those that build in `target`: built where nobody waits for it, nor finds it
+# being replaced. Its path goes to MILLPOND_FAKE_LIBCUDA.
+need_driver() {
+    local beside="${CARGO_TARGET_DIR:-target}/beside"
+    env -u RUSTC_BOOTSTRAP CARGO_TARGET_DIR="$beside" cargo build -p millpond-fake-libcuda
+    export MILLPOND_FAKE_LIBCUDA="$PWD/$beside/debug/libfake_libcuda.so"
+}
