@@ -1,4 +1,4 @@
-# Sourced by every check: strict mode, the repository as the working directory, and the one way to skip.
+# Sourced by every check: strict mode, the repository as the working directory, the one way to skip, and what several need.
 # Does not know any check.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -35,4 +35,15 @@ need_driver() {
     local beside="${CARGO_TARGET_DIR:-target}/beside"
     env -u RUSTC_BOOTSTRAP CARGO_TARGET_DIR="$beside" cargo build -p millpond-fake-libcuda
     export MILLPOND_FAKE_LIBCUDA="$PWD/$beside/debug/libfake_libcuda.so"
+}
+
+# What cargo builds from here on is built with AddressSanitizer, for the host, whose name goes to `target`. 77 where the
+# toolchain has no runtime for it.
+with_asan() {
+    target="$(rustc -vV | sed -n 's/^host: //p')"
+    export RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address
+    if ! echo 'fn main() {}' | rustc -Zsanitizer=address --target "$target" -o target/asan_probe - 2>/dev/null; then
+        echo "SKIPPED: AddressSanitizer, this toolchain has no runtime for $target"
+        return 77
+    fi
 }
