@@ -173,7 +173,10 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     (
         "T6",
         "best fit takes a fraction of exact fit's memory on varying lengths",
-        &[Bench("benches/traces.rs", "taken")],
+        &[
+            Test(ALLOCATOR, "t06_best_fit_takes_a_quarter_on_varying_lengths"),
+            Bench("benches/traces.rs", "taken"),
+        ],
     ),
     ("T7", "bytes used and bytes acquired, by scope", &[Suite("t07_bytes_used_and_acquired_by_scope")]),
     ("T8", "timelines in a profiler", &[Owed("feeding")]),
