@@ -76,11 +76,11 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S4",
-        "both copies on one stream cannot overlap",
+        "both copies on one stream, which the host waits for before the kernel, do not overlap it",
         &[
             Docs("Two copies queued on one stream run one after the other, whatever else is asynchronous."),
-            Test(TRANSFERS, "s03_pinned_copies_overlap_a_kernel"),
         ],
+            Test(TRANSFERS, "s04_one_copy_stream_no_overlap"),
     ),
     (
         "S5",
