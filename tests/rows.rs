@@ -37,6 +37,9 @@ const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 /// Where the tests of rows at allocator level are.
 const ALLOCATOR: &str = "tests/rows_allocator.rs";
 
+/// Where the heap is held against a naive one.
+const HEAP: &str = "tests/heap_model.rs";
+
 /// Where the tests of rows about copies are.
 const TRANSFERS: &str = "tests/transfers.rs";
 
@@ -78,6 +81,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         "S4",
         "both copies on one stream, which the host waits for before the kernel, do not overlap it",
         &[
+            Test(TRANSFERS, "s04_one_copy_stream_no_overlap"),
             Docs("Two copies queued on one stream run one after the other, whatever else is asynchronous."),
         ],
             Test(TRANSFERS, "s04_one_copy_stream_no_overlap"),
