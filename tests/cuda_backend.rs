@@ -11,7 +11,7 @@
 mod remote;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::{CudaContext, result, sys};
 use millpond::driver::cuda::{Backing, Cuda, GpuStream};
 use millpond::driver::{
     Copies, Driver, DriverResult, Fences, Host, HostKind, Mapping, Memory, StreamKind, StreamOptions,
@@ -468,6 +468,36 @@ fn c04_sources_of_memory() {
     }
     let host_after = host_calls(&rig);
     assert_eq!((host_after.0 - host_before.0, host_after.1 - host_before.1), (2, 2));
+    rig.clean();
+}
+
+/// A CPU reads write-combined memory many times more slowly: the driver is asked for it where the program asks, and nowhere
+/// else. The driver itself says what it was asked for.
+#[test]
+#[allow(unsafe_code, reason = "the driver's own answer")]
+fn pinned_memory_is_write_combined_on_request_only() {
+    const WRITE_COMBINED: u32 = 4;
+    let Some(rig) = rig() else { return };
+    {
+        let _current = CudaContext::new(0).expect("a context for the question");
+        let asked_for = |at: *const u8| {
+            let mut flags = 0;
+            // SAFETY: the pointer is a local's, and the memory is pinned.
+            let code = unsafe { sys::cuMemHostGetFlags(&raw mut flags, at.cast_mut().cast()) };
+            assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+            flags & WRITE_COMBINED
+        };
+        let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
+        let s = gpu.stream().expect("a stream");
+        let block = gpu.alloc_pinned(4096).expect("pinned");
+        let array = gpu.pinned_zeros::<u8>(4096).expect("pinned");
+        let back = gpu.zeros::<u8>(4096, &s).expect("an array").to_pinned(&s).expect("queued").wait();
+        let plain = [block.as_ptr().as_ptr().cast_const(), array.as_ptr(), back.expect("copied").as_ptr()];
+        assert_eq!(plain.map(asked_for), [0; 3], "nobody asked");
+        let cached = gpu.pinned_uninit_as::<u8>(4096, HostKind::Cached).expect("pinned");
+        let combined = gpu.pinned_uninit_as::<u8>(4096, HostKind::WriteCombined).expect("pinned");
+        assert_eq!([cached.as_ptr(), combined.as_ptr()].map(asked_for), [0, WRITE_COMBINED]);
+    }
     rig.clean();
 }
 
