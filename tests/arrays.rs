@@ -106,6 +106,8 @@ enum Rare {
         part: (usize, usize),
         /// What it writes, or that it reads.
         value: Option<u8>,
+        /// The stream is marked between the guard and the kernel, as anybody's call may.
+        marked: bool,
         forget: bool,
     },
     /// One pinned source for two arrays, on two streams.
@@ -122,8 +124,8 @@ fn rare() -> impl Strategy<Value = Step> {
     let part = prop_oneof![Just((0, LEN)), (0..LEN, 0..LEN).prop_map(|(a, b)| (a.min(b), a.max(b).max(1)))];
     let (what, on, value) = (0..16_usize, 0..STREAMS, any::<u8>());
     let rare = prop_oneof![
-        4 => (what.clone(), on.clone(), part.clone(), any::<Option<u8>>(), 0..4_u8).prop_map(
-            |(what, on, part, value, forget)| Rare::Guard { what, on, part, value, forget: forget == 0 }
+        4 => (what.clone(), on.clone(), part.clone(), any::<Option<u8>>(), any::<bool>(), 0..4_u8).prop_map(
+            |(what, on, part, value, marked, forget)| Rare::Guard { what, on, part, value, marked, forget: forget == 0 }
         ),
         2 => (what.clone(), what.clone(), (on.clone(), on.clone()), value)
             .prop_map(|(what, other, on, value)| Rare::Share { what, other, on, value }),
@@ -174,6 +176,11 @@ fn step(whole_only: bool) -> impl Strategy<Value = Step> {
         1 => on.clone().prop_map(|on| Step::Synchronize { on }),
         2 => on.prop_map(|on| Step::Advance { on }),
     ]
+}
+
+/// Of both kinds.
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![3 => step(false), 1 => rare()]
 }
 
 type Pinned = PinnedArray<u8, Sim>;
@@ -255,8 +262,9 @@ fn guarded(
     stream: &Stream<Sim>,
     (a, b): (usize, usize),
     value: Option<u8>,
-    forget: bool,
+    (marked, forget): (bool, bool),
 ) {
+    let mark = || drop(marked.then(|| stream.record().unwrap()));
     let (bytes, whole) = ((b - a) as u64, (a, b) == (0, LEN));
     // A launch without a range has nobody's bytes.
     let id = x.id().filter(|_| bytes > 0);
@@ -267,6 +275,7 @@ fn guarded(
         let theirs = of(Launch::new("guarded").writes(at, bytes), id);
         let theirs = theirs.body(move |m| (0..bytes).for_each(|i| m.write(Addr(at.0 + i), &[value])));
         let guard = kept(guard, forget);
+        mark();
         sim.launch(stream.native(), theirs).unwrap();
         drop(guard);
     } else {
@@ -274,6 +283,7 @@ fn guarded(
         let guard = view.read_on(stream).unwrap();
         let theirs = of(Launch::new("guarded").reads(guard.address(), bytes), id);
         let guard = kept(guard, forget);
+        mark();
         sim.launch(stream.native(), theirs).unwrap();
         drop(guard);
     }
@@ -466,9 +476,9 @@ impl Machine {
                 *any_declared = true;
             }
             _ if n == 0 => {}
-            Rare::Guard { what, on, part: (a, b), value, forget } => {
+            Rare::Guard { what, on, part: (a, b), value, marked, forget } => {
                 let (x, model) = &mut arrays[what % n];
-                guarded(sim, x, &streams[on], (a, b), value, forget);
+                guarded(sim, x, &streams[on], (a, b), value, (marked, forget));
                 if let Some(value) = value {
                     model[a..b].fill(value);
                 }
@@ -546,7 +556,7 @@ pub fn program(seed: u64) -> (usize, Result<(), String>) {
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let dice = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), dice);
-    let programs = (schedule(), proptest::collection::vec(step(false), 20..120));
+    let programs = (schedule(), proptest::collection::vec(any_step(), 20..120));
     let (schedule, steps) = programs.new_tree(&mut runner).expect("nothing is filtered").current();
     let mut made = 0;
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -591,7 +601,7 @@ proptest! {
     #[test]
     fn any_program_with_guards_foreign_ranges_and_streams_that_end_comes_to_the_same(
         schedule in schedule(),
-        steps in proptest::collection::vec(prop_oneof![2 => step(false), 1 => rare()], 1..120),
+        steps in proptest::collection::vec(any_step(), 1..120),
     ) {
         let mut machine = Machine::new(schedule);
         for step in steps {

@@ -32,16 +32,15 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
     (Bug::HintNeverRaised, "it costs memory and breaks nothing"),
     (Bug::ArrayUnsealed, "the programs of arrays have no faults"),
-    (Bug::GuardSealedEarly, "the programs of arrays hold no guards"),
-    (Bug::KeeperAtOnce, "the programs of arrays share no sources"),
     (Bug::ScrubSkipped, "the programs do not scrub"),
     (Bug::ScrubUnborn, "the programs do not scrub"),
-    (Bug::ForeignAtOnce, "the programs bring no memory in"),
 ];
 
-/// Bugs that only operations on arrays can show: programs of arrays look for them.
+/// Bugs that only operations on arrays, guards, tokens and foreign memory can show: programs of arrays look for them.
 fn is_of_arrays(bug: Bug) -> bool {
-    matches!(bug, Bug::Z33 | Bug::Z35) || bug.name().starts_with("array-")
+    use Bug::{ForeignAtOnce, GuardSealedEarly, KeeperAtOnce, Z33, Z35};
+    matches!(bug, Z33 | Z35 | ForeignAtOnce | GuardSealedEarly | KeeperAtOnce)
+        || bug.name().starts_with("array-")
 }
 
 /// Panics are what some bugs lead to: they are caught, and say nothing on the way.
