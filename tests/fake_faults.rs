@@ -88,9 +88,15 @@ fn kernels(calls: &dyn Fn() -> u64) -> Result<(), Error> {
     Ok(())
 }
 
+/// Pinned memory is wiped when it is new, and each of some two thousand runs has new memory: a segment of the usual 64 MiB
+/// would take tens of milliseconds each time.
+fn small_pinned() -> Config {
+    Config::default().pinned_limit(4 * MIB)
+}
+
 /// Kernels on arrays, over two streams.
 fn launches(calls: &dyn Fn() -> u64) -> Result<(), Error> {
-    let gpu = Allocator::new(Cuda::new(0)?, Config::default())?;
+    let gpu = Allocator::new(Cuda::new(0)?, small_pinned())?;
     let (s, t) = (gpu.stream()?, gpu.stream()?);
     let length = 20_000_usize;
     let (mut x, mut y) = (gpu.uninit::<u64>(length, &s)?, gpu.zeros::<u64>(length, &t)?);
@@ -116,7 +122,7 @@ fn launches(calls: &dyn Fn() -> u64) -> Result<(), Error> {
 
 /// Arrays and copies of every kind.
 fn arrays(calls: &dyn Fn() -> u64) -> Result<(), Error> {
-    let gpu = Allocator::new(Cuda::new(0)?, Config::default())?;
+    let gpu = Allocator::new(Cuda::new(0)?, small_pinned())?;
     let _streams = copies::program(&gpu)?;
     BODY.store(calls(), Ordering::Relaxed);
     Ok(())
@@ -224,9 +230,12 @@ fn no_memory_at_every_call() {
     let Some(fake) = fake(When::Latest) else { return };
     let failed = every_call_fails(&fake, memory_and_order, 2);
     assert!(EXPECTED.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
+    let copies = every_call_fails(&fake, arrays, 2);
+    assert!(COPIES.iter().all(|&name| copies.contains_key(name)), "{copies:?}");
     // One refusal of memory, device or pinned, is overcome: a ladder makes sure before it gives up.
     for overcome in ["cuMemHostAlloc", "cuMemAlloc_v2"] {
         assert!(!failed.contains_key(overcome), "{failed:?}");
+        assert!(!copies.contains_key(overcome), "{copies:?}");
     }
 }
 
@@ -236,6 +245,8 @@ fn an_unknown_code_at_every_call() {
     let Some(fake) = fake(When::Latest) else { return };
     let failed = every_call_fails(&fake, memory_and_order, 54_321);
     assert!(EXPECTED.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
+    let failed = every_call_fails(&fake, arrays, 54_321);
+    assert!(COPIES.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
 }
 
 /// A context that is lost at any call stays lost: an error says so, nothing hangs, and no memory of the process is harmed.
