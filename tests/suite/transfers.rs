@@ -173,7 +173,11 @@ pub fn the_shapes_of_both_sides_are_compared<T: Bench>(b: &T) {
     let refused = x.copy_from_device(&y, &s).expect_err("[24] is not [4, 6]");
     assert!(matches!(&refused, Error::Mismatch(m) if m.verb == "copy_from_device"), "{refused}");
     x.copy_from_device(y.view().reshape([4, 6]).expect("as many"), &s).expect("queued");
-    assert!(x.copy_from_pageable(&[0.0; 25], &s).is_err() && x.copy_to_pageable(&mut [0.0; 23], &s).is_err());
+    // A slice has a length only: both sides' are told.
+    let refused = x.copy_from_pageable(&[0.0; 25], &s).expect_err("25 are not 24").to_string();
+    assert!(refused.contains("24 elements") && refused.contains("25 elements"), "{refused}");
+    let refused = x.copy_to_pageable(&mut [0.0; 23], &s).expect_err("23 are not 24").to_string();
+    assert!(refused.contains("24 elements") && refused.contains("23 elements"), "{refused}");
 }
 
 pub fn nothing_is_copied_too<T: Bench>(b: &T) {
