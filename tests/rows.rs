@@ -84,7 +84,6 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
             Test(TRANSFERS, "s04_one_copy_stream_no_overlap"),
             Docs("Two copies queued on one stream run one after the other, whatever else is asynchronous."),
         ],
-            Test(TRANSFERS, "s04_one_copy_stream_no_overlap"),
     ),
     (
         "S5",
@@ -172,8 +171,16 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         "exact sizes miss although larger chunks are cached",
         &[Suite("t03_exact_fit_misses_where_best_fit_hits")],
     ),
-    ("T4", "the tightest chunk is taken and split", &[Suite("t04_best_fit_splits")]),
-    ("T5", "a freed chunk merges with both neighbours", &[Suite("t05_merge_on_free")]),
+    (
+        "T4",
+        "the tightest chunk is taken and split",
+        &[Suite("t04_best_fit_splits"), Test(HEAP, "t4_the_smallest_that_fits")],
+    ),
+    (
+        "T5",
+        "a freed chunk merges with both neighbours",
+        &[Suite("t05_merge_on_free"), Test(HEAP, "t5_no_two_free_neighbours")],
+    ),
     (
         "T6",
         "best fit takes a fraction of exact fit's memory on varying lengths",
@@ -407,6 +414,9 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         &[
             Test(ALLOCATOR, "c06_capturing_stream_refused_others_go_on"),
             Suite("a_capturing_stream_is_refused"),
+            Suite("a_capturing_stream_copies_nothing"),
+            Suite("a_capturing_stream_gets_no_kernel"),
+            Test("tests/cudarc_types.rs", "a_capturing_stream_gets_no_address"),
             Suite("somebody_elses_capture_survives_the_allocator"),
         ],
     ),

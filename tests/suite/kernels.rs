@@ -417,3 +417,35 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     b.open(gate);
     assert_eq!(of::<T, f32>(&y, &s), found);
 }
+
+/// A launch on a capturing stream would replay on bytes that are somebody else's by then: the house's kernels and others
+/// with declared operands are refused, the capture and the array stay as they were, and other streams go on.
+#[allow(unsafe_code, reason = "a kernel of the house, by its name")]
+pub fn a_capturing_stream_gets_no_kernel<T: Bench>(b: &T) {
+    let gpu = ready(b);
+    let (s, native) = (gpu.stream().expect("a stream"), stream(b));
+    let theirs = gpu.adopt(native.clone()).expect("adopted");
+    let (mut x, mut y) = (gpu.uninit::<f32>(600, &s).expect("x"), gpu.uninit::<f32>(600, &s).expect("y"));
+    kernel::fill(&mut x, 2.0, &s).expect("queued");
+    kernel::fill(&mut y, 1.0, &s).expect("queued");
+    s.synchronize().expect("waited");
+    let uses = gpu.report().total.counters;
+    b.begin_capture(&native);
+    let saxpy = named("millpond_saxpy_f32");
+    let refused = [
+        kernel::fill(&mut y, 9.0, &theirs),
+        kernel::saxpy(3.0, &x, &mut y, &theirs),
+        // SAFETY: kernels/saxpy.cu takes these, of 600 elements each.
+        unsafe { saxpy.launch(&theirs, 600, (y.write(), x.read(), 600_u64, 5.0_f32)) },
+    ];
+    for refused in refused {
+        let of_theirs = matches!(&refused, Err(Error::Capturing { stream: Some(id) }) if *id == theirs.id());
+        assert!(of_theirs, "{refused:?}");
+    }
+    assert_eq!(gpu.report().total.counters, uses, "nothing is counted");
+    kernel::saxpy(2.0, &x, &mut y, &s).expect("others go on");
+    assert_eq!(b.end_capture(&native), Ok(()), "the capture lives");
+    assert!(of::<T, f32>(&y, &s).iter().all(|&v| v.to_bits() == 5.0_f32.to_bits()), "1 and twice 2");
+    kernel::fill(&mut y, 7.0, &theirs).expect("after the capture");
+    assert!(of::<T, f32>(&y, &s).iter().all(|&v| v.to_bits() == 7.0_f32.to_bits()));
+}

@@ -303,7 +303,7 @@ macro_rules! conformance {
                 iota_counts_up, saxpy_adds_a_multiple, a_fill_writes_every_element, a_sum_is_the_sum,
                 a_sum_of_floats_is_the_same_everywhere, elements_are_picked_and_spread, lengths_are_compared,
                 a_launch_waits_for_exactly_what_it_must, arrays_dropped_behind_a_launch_are_reused_in_order,
-                a_named_kernel_takes_operands,
+                a_named_kernel_takes_operands, a_capturing_stream_gets_no_kernel,
             ]
             guards: [
                 a_guard_waits_for_what_it_must_and_nobody_for_more_than_it,
