@@ -144,7 +144,16 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
             Bench(OVERLAP, "to_pageable"),
         ],
     ),
-    ("S14", "warm up before measuring", &[Bench("benches/traces.rs", "replay")]),
+    (
+        "S14",
+        "warm up before measuring",
+        &[
+            Bench("examples/gpu_transfers/bench.rs", "new"),
+            Bench(OVERLAP, "both_ways"),
+            Bench("examples/gpu_bench.rs", "warm_up"),
+            Bench("benches/traces.rs", "replay"),
+        ],
+    ),
     ("S15", "a timeline of copies and pools to look at", &[Owed("feeding")]),
     (
         "S16",

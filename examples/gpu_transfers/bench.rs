@@ -37,7 +37,8 @@ impl Bench {
     pub(crate) fn new(cuda: &Cuda, size: Size) -> Fallible<Bench> {
         let context = CudaContext::new(0)?;
         context.bind_to_thread()?;
-        // A kernel's first launch loads it, and waits for running ones.
+        // Warm (S14): a kernel's first launch loads it, and waits for running ones. What else is slow at first, each part
+        // does once before it measures.
         cuda.load_kernels()?;
         let gpu = Allocator::new(cuda.clone(), Config::default())?;
         millpond::kernel::load_house(cuda)?;

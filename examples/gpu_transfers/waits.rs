@@ -27,7 +27,8 @@ pub(crate) fn latency(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
         on.synchronize()?;
         for up in [true, false] {
             let mut found: [Vec<f64>; 3] = Default::default();
-            for _ in bench.rounds(1001, 301) {
+            // One more than counts.
+            for _ in bench.rounds(1002, 302) {
                 found[0].push(timed(&mut || {
                     if up {
                         plain_h2d(device.0, plain.at, bytes, on.native())?;
@@ -57,6 +58,10 @@ pub(crate) fn latency(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
                     });
                     found.push(took?);
                 }
+            }
+            // Warm: the first round makes events.
+            for of in &mut found {
+                of.remove(0);
             }
             let above = median(&found[1].iter().zip(&found[0]).map(|(a, b)| a - b).collect::<Vec<_>>());
             let way = if up { "to the device" } else { "to the host" };
