@@ -8,7 +8,8 @@
 #   memcheck  compute-sanitizer's memcheck over the suite, fewer rounds
 #   replay    every recorded workload on four streams, every byte of every block checked
 #   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
-#   rows      what plain allocations and what frees by events or host functions cost (examples/gpu_rows.rs)
+#   rows      what plain allocations and what frees by events or host functions cost; what a second stream takes of the device
+#             where a first one has freed as much, beside two peers (examples/gpu_rows.rs, benches/peers/t13.py)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators (plug/gpu)
@@ -177,13 +178,6 @@ ROWS
     return "$missing"
 }
 
-stage_rows() {
-    local status=0
-    within 60 "$bin/gpu_rows" $size >"$here/rows.txt" || status=$?
-    column -t -s"$(printf '\t')" "$here/rows.txt" 2>/dev/null || cat "$here/rows.txt"
-    return "$status"
-}
-
 # Shows a file of tables, which blank lines part, each in columns of its own.
 tables() {
     if command -v column >/dev/null; then
@@ -191,6 +185,22 @@ tables() {
     else
         cat "$1"
     fi
+}
+
+# Ours first; the peers' lines belong to the table that it ends with. As for the demonstrations, half a comparison is none.
+stage_rows() {
+    local status=0 peers=0
+    within 60 "$bin/gpu_rows" $size >"$here/rows.txt" || status=$?
+    if ! command -v python3 >/dev/null; then
+        echo "SKIPPED: T13's peers, there is no python3"
+        peers=77
+    else
+        PYTHONDONTWRITEBYTECODE=1 within 90 python3 benches/peers/t13.py >>"$here/rows.txt" || peers=$?
+        [ "$peers" = 0 ] || [ "$peers" = 77 ] || echo "the peers' script ended with $peers"
+    fi
+    tables "$here/rows.txt"
+    [ "$status" = 0 ] || return "$status"
+    [ "$peers" = 0 ] || return 77
 }
 
 # An aim that is missed fails the stage; the tables stand above the aims.

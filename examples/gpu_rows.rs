@@ -1,6 +1,6 @@
-//! Two claims of a talk on caching pools, put to a GPU (rows T1 and T14 of tests/rows.rs).
+//! Three claims of a talk on caching pools, put to a GPU (rows T1, T13 and T14 of tests/rows.rs).
 //!
-//! `gpu_rows [quick]` prints tab-separated rows with a heading for each claim.
+//! `gpu_rows [quick]` prints a tab-separated table with a heading for each claim, a blank line between two.
 //!
 //! T1: allocating and freeing through the driver is slow, and a free waits for running kernels. The same small program
 //! (allocate, copy in, kernel, copy out, free) on plain allocations, on a pool of the driver's and on ours; then what one
@@ -10,13 +10,17 @@
 //! by an event each. A chain of small kernels, each on a block of its own that is freed behind it: by nothing (ours: order
 //! within the stream is enough), by an event, by a host function.
 //!
-//! Without a GPU it says so and ends with 2.
+//! T13: what one stream has freed serves no other, so that each stream has a cache of its own. Many blocks on one stream,
+//! written, freed, and as many on another; what the pool has taken of the device by then. It stands last, so that the
+//! peers' lines (benches/peers/t13.py) can follow in the same table.
+//!
+//! Without a GPU it says so and ends with 2; with 1 if ours took more for T13 than it may.
 
 use cudarc::driver::{CudaContext, result};
 use millpond::driver::cuda::{Backing, Cuda, GpuEvent, GpuStream};
 use millpond::driver::{Fences, Host, HostKind, Memory, OwnedHost, OwnedRange, StreamOptions};
 use millpond::units::Addr;
-use millpond::{Allocator, Config};
+use millpond::{Allocator, Config, Limit};
 use std::collections::VecDeque;
 use std::error::Error;
 use std::ffi::c_void;
@@ -284,6 +288,97 @@ fn callback_vs_event(cuda: &Cuda, steps: u32) -> Fallible<()> {
     run
 }
 
+// T13. The same pieces as in benches/peers/t13.py.
+
+/// Asked for on each of the two streams, and in what pieces.
+const ASKED: u64 = 1024 * MIB;
+const PIECES: [u64; 2] = [64 * MIB, 4 * MIB];
+/// What may be taken in all, in hundredths of what one stream asked for.
+const MOST_TAKEN: u64 = 102;
+
+/// All pieces on one stream, each of them written.
+fn pieces(
+    cuda: &Cuda,
+    gpu: &Allocator<Cuda>,
+    bytes: u64,
+    on: &millpond::Stream<Cuda>,
+) -> Fallible<Vec<millpond::Allocation<Cuda>>> {
+    let one = || -> Fallible<_> {
+        let block = gpu.alloc(bytes, on)?;
+        cuda.write_pattern(on.native(), block.address(), bytes, 1)?;
+        Ok(block)
+    };
+    (0..ASKED / bytes).map(|_| one()).collect()
+}
+
+/// How the first stream stands when the second one asks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum First {
+    /// The host has waited for it, as the peers do.
+    IsDone,
+    /// It is held before all that it wrote, and the limit is what it asked for: its bytes, or none.
+    IsHeld,
+}
+
+fn reclaim(cuda: &Cuda, bytes: u64, first: First) -> Fallible<bool> {
+    let config = match first {
+        First::IsDone => Config::default(),
+        First::IsHeld => Config::default().limit(Limit::Bytes(ASKED * MOST_TAKEN / 100)),
+    };
+    let gpu = Allocator::new(cuda.clone(), config)?;
+    let (one, two) = (gpu.stream()?, gpu.stream()?);
+    let gate = match first {
+        First::IsDone => None,
+        First::IsHeld => Some(cuda.gate(one.native(), Duration::from_secs(5))?),
+    };
+    drop(pieces(cuda, &gpu, bytes, &one)?);
+    if first == First::IsDone {
+        one.synchronize()?;
+    }
+    let before = gpu.report().taken;
+    let blocks = pieces(cuda, &gpu, bytes, &two)?;
+    let report = gpu.report();
+    if let Some(gate) = gate {
+        if gate.timed_out() {
+            return Err(
+                "the first stream was held for less time than the host needed: nothing was shown".into()
+            );
+        }
+        gate.open();
+    }
+    gpu.synchronize()?;
+    drop(blocks);
+    println!(
+        "T13\tmillpond, the first stream {}\t{} of {} MiB\t{}\t{}\t{:.3}\t{} by the device, {} by the host",
+        if first == First::IsDone { "is done" } else { "is held" },
+        ASKED / bytes,
+        bytes / MIB,
+        before / MIB,
+        report.taken / MIB,
+        report.taken as f64 / ASKED as f64,
+        report.total.counters.waits_inserted,
+        report.total.counters.host_waits
+    );
+    Ok(report.taken * 100 <= ASKED * MOST_TAKEN && report.total.counters.host_waits == 0)
+}
+
+fn cross_stream_reclaim(cuda: &Cuda) -> Fallible<()> {
+    println!(
+        "T13\tfrom\tpieces on each stream\tMiB taken after the first\tafter the second\ttaken / asked by one\twaits"
+    );
+    let mut kept = true;
+    for bytes in PIECES {
+        for first in [First::IsDone, First::IsHeld] {
+            kept &= reclaim(cuda, bytes, first)?;
+        }
+    }
+    if kept {
+        return Ok(());
+    }
+    Err(format!("T13: more than {MOST_TAKEN} % of what one stream asked for was taken, or the host waited")
+        .into())
+}
+
 fn main() -> ExitCode {
     let quick = std::env::args().any(|a| a == "quick");
     let cuda = match Cuda::new(0) {
@@ -299,8 +394,10 @@ fn main() -> ExitCode {
         context.bind_to_thread()?;
         cuda.load_kernels()?;
         plain_against_cached(&cuda, if quick { 50 } else { 300 })?;
+        println!();
         callback_vs_event(&cuda, if quick { 2_000 } else { 10_000 })?;
-        Ok(())
+        println!();
+        cross_stream_reclaim(&cuda)
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

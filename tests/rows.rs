@@ -22,7 +22,8 @@ enum Evidence {
     Suite(&'static str),
     /// A program of tests/ui that must not compile, beside one that does: its name.
     Refused(&'static str),
-    /// A bench that reports the row's figures: its file, and the function of it that does or, of a document, its words.
+    /// A program, as a rule for a machine with a GPU, that reports the row's figures: its file, in Rust or Python, and the
+    /// function of it that does or, of a document, its words.
     Bench(&'static str, &'static str),
     /// A sentence that stands in DESIGN.md or README.md, in one line or broken over several.
     Docs(&'static str),
@@ -229,7 +230,13 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     (
         "T13",
         "one stream's cached memory serves another, in order",
-        &[Test(ALLOCATOR, "t13_cross_stream_reclaim"), Suite("an_ordered_stream_is_lent_the_bytes")],
+        &[
+            Test(ALLOCATOR, "t13_cross_stream_reclaim"),
+            Suite("an_ordered_stream_is_lent_the_bytes"),
+            Bench("examples/gpu_rows.rs", "cross_stream_reclaim"),
+            Bench("benches/peers/t13.py", "with_cupy"),
+            Bench("benches/peers/t13.py", "with_torch"),
+        ],
     ),
     (
         "T14",
@@ -585,10 +592,10 @@ fn in_suite(list: &str, text_of: impl Fn(&str) -> String, name: &str) -> bool {
 
 /// Whether a bench has the function, or a document the words.
 fn reports(file: &str, text: &str, what: &str) -> bool {
-    if std::path::Path::new(file).extension().is_some_and(|kind| kind == "md") {
-        on_one_line(text).contains(what)
-    } else {
-        code_only(text).contains(&format!("fn {what}("))
+    match std::path::Path::new(file).extension().and_then(|kind| kind.to_str()) {
+        Some("md") => on_one_line(text).contains(what),
+        Some("py") => text.lines().any(|line| line.starts_with(&format!("def {what}("))),
+        _ => code_only(text).contains(&format!("fn {what}(")),
     }
 }
 
@@ -749,6 +756,8 @@ fn missing_evidence_is_reported() {
     assert!(missing("S1", Bench("benches/no_such_file.rs", "x")).is_some());
     assert!(missing("S1", Bench(here, "missing_evidence_is_reported")).is_none());
     assert!(missing("S1", Bench(here, "nobody_wrote_this")).is_some(), "said in a string only");
+    assert!(missing("S1", Bench("benches/peers/holding.py", "hold")).is_none());
+    assert!(missing("S1", Bench("benches/peers/holding.py", "Holds")).is_some(), "said in a text only");
     assert!(missing("S1", Bench("README.md", "A caching GPU memory allocator")).is_none());
     assert!(missing("S1", Bench("README.md", "Words that nobody wrote")).is_some());
     assert!(missing("S1", Refused("download_read_early")).is_none());
