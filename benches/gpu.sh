@@ -7,6 +7,7 @@
 #   planted   the same test in a build with planted bugs, which it must find (benches/planted)
 #   memcheck  compute-sanitizer's memcheck over the suite, fewer rounds
 #   replay    every recorded workload on four streams, every byte of every block checked
+#   examples  the examples that anybody reads first, on the simulated device and on this one, and what they say of it
 #   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
 #   rows      what plain allocations and what frees by events or host functions cost; what a second stream takes of the device
 #             where a first one has freed as much, beside two peers (examples/gpu_rows.rs, benches/peers/t13.py)
@@ -27,7 +28,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay demos rows transfers cublas plug rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay examples demos rows transfers cublas plug rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # A kernel not yet loaded would wait for running ones at its first launch.
@@ -137,6 +138,30 @@ stage_replay() {
     for trace in "${traces[@]}"; do
         within 120 "$bin/millpond" replay "$trace" --device cuda:0 --streams 4 --uses 10% 2>&1 | head -4
         [ "${PIPESTATUS[0]}" = 0 ] || { echo "FAILED: $trace"; failed=1; }
+    done
+    return "$failed"
+}
+
+# Each compares what the device computed with what it should have. One that had run elsewhere than it was told would say so.
+stage_examples() {
+    local failed=0 example where log="$here/example.log" status said
+    for example in first_steps two_streams share_between_streams; do
+        for where in "" gpu; do
+            echo "--- $example $where"
+            said='^ordering: .* none out of order'
+            [ -z "$where" ] || said='^ran on CUDA device 0'
+            status=0
+            # shellcheck disable=SC2086  # one word or none
+            within 60 "$bin/$example" $where >"$log" 2>&1 || status=$?
+            cat "$log"
+            if [ "$status" != 0 ]; then
+                echo "$example $where ended with $status"
+                failed=1
+            elif ! grep -q "$said" "$log"; then
+                echo "$example $where does not say where it ran: $said"
+                failed=1
+            fi
+        done
     done
     return "$failed"
 }

@@ -46,7 +46,9 @@ fn on_the_simulator(program: &impl Program) -> Result<(), Box<dyn Error>> {
 
 #[cfg(feature = "cuda")]
 fn on_a_gpu(program: &impl Program) -> Result<(), Box<dyn Error>> {
-    program.on(millpond::driver::cuda::Cuda::new(0)?)
+    program.on(millpond::driver::cuda::Cuda::new(0)?)?;
+    println!("\nran on CUDA device 0");
+    Ok(())
 }
 #[cfg(not(feature = "cuda"))]
 fn on_a_gpu(_: &impl Program) -> Result<(), Box<dyn Error>> {
