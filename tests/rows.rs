@@ -409,6 +409,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         &[
             Suite("c03_the_allocator_of_a_scope_is_an_argument"),
             Test("tests/erased.rs", "c03_the_allocator_of_a_scope"),
+            Bench("plug/gpu/cupy_checks.py", "scopes"),
         ],
     ),
     (

@@ -4,6 +4,7 @@
     D1          a pinned source dropped while its copy waits, the next pinned buffer written
     D2          an array read by a slow kernel on another stream, dropped, its bytes given out again
     D3          a stream dropped with work pending; its handle value comes back
+    scopes      row C3: using_allocator, one in another, left by an error, beside another thread
 
 Needs CuPy and NumPy; ends with 77 without them or without a GPU.
 """
@@ -109,6 +110,57 @@ def numbers(seed, wrong):
         wrong.append(f"thread {seed}: {why!r}")
 
 
+def scopes(outer):
+    """Where an array did not come from the allocator of its scope, in words. The outer one is installed for every thread."""
+    size = 1 << 20
+    pools = {"outer": outer, "inner": millpond_cupy.MemoryPool(), "innermost": millpond_cupy.MemoryPool()}
+    kept, wrong = [], []
+
+    def comes_from(name, where):
+        before = {who: pool.used_bytes() for who, pool in pools.items()}
+        kept.append(cupy.empty(size, cupy.uint8))
+        taken = {who: pool.used_bytes() - before[who] for who, pool in pools.items()}
+        if taken != {who: size if who == name else 0 for who in pools}:
+            wrong.append(f"{where}: {taken}")
+
+    def scope(name):
+        return cupy.cuda.using_allocator(pools[name].malloc)
+
+    def another_thread():
+        try:
+            comes_from("outer", "another thread, in no scope")
+            with scope("innermost"):
+                comes_from("innermost", "another thread, in a scope of its own")
+            comes_from("outer", "another thread, behind its scope")
+        except Exception as why:
+            wrong.append(f"another thread: {why!r}")
+
+    comes_from("outer", "before all scopes")
+    with scope("inner"):
+        comes_from("inner", "in a scope")
+        with scope("innermost"):
+            comes_from("innermost", "in a scope of a scope")
+        comes_from("inner", "behind the inner scope")
+        try:
+            with scope("innermost"):
+                comes_from("innermost", "in a scope that ends badly")
+                raise KeyError(size)
+        except KeyError:
+            comes_from("inner", "behind a scope that was left by an error")
+        thread = threading.Thread(target=another_thread)
+        thread.start()
+        thread.join()
+        comes_from("inner", "behind another thread's scopes")
+    comes_from("outer", "behind all scopes")
+    # What an array was taken from has it back, whatever the scope in which it ends.
+    kept.clear()
+    for who in ("inner", "innermost"):
+        if pools[who].used_bytes():
+            wrong.append(f"{who} has {pools[who].used_bytes()} bytes in use behind the last array")
+        pools[who].free_all_blocks()
+    return wrong
+
+
 def main():
     failed = False
 
@@ -130,6 +182,8 @@ def main():
         t.join()
     check("arrays, reductions, FFT, sorting, matrices as NumPy, 4 threads and streams", not wrong, "; ".join(wrong[:5]))
     cupy.cuda.Device().synchronize()
+    wrong = scopes(pool)
+    check("C3, an array comes from the allocator of its scope: nested, left by an error, beside another thread", not wrong, "; ".join(wrong[:5]))
     pool.set_limit(size=1 << 30)
     limit = pool.get_limit()
     try:
