@@ -203,8 +203,9 @@ fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait() {
     }
 }
 
-/// P7: the tutorial's array, 100 × 999,999 doubles whose mean is 500,000, and smaller here: its data exist for the program
-/// only behind the wait. That an early read does not compile is in tests/ui.
+/// P7: the tutorial's array, smaller here: its data exist for the program only behind the wait. All of it, 100 × 999,999
+/// doubles whose mean is 500,000, is D4's in tests/suite/rows.rs where a peer is shown beside; that an early read does not
+/// compile is in tests/ui.
 #[test]
 fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {
     let (_, gpu) = late();

@@ -1,9 +1,9 @@
 """Row D4 at a peer: the target of a copy to the host is read before the copy is done.
 
-PyTorch's to("cpu", non_blocking=True) gives a tensor that anybody can read at once. First the tutorial's array, whose mean must
-be 500000 (row P7); most attempts look right, because the same bytes come back to the same memory. Then values that
-change by one from attempt to attempt, and the last element is read. With a synchronise between, as the control, nothing is
-wrong. Needs PyTorch; says so and ends with 77 where it is missing. At millpond the data can be reached behind the wait only:
+PyTorch's to("cpu", non_blocking=True) gives a tensor that anybody can read at once. First the tutorial's array, 100 x 999,999
+doubles whose mean must be 500000 (row P7); most attempts look right, because the same bytes come back to the same memory. Then
+values that change by one from attempt to attempt, and the last element is read. With a synchronise between, as the control,
+nothing is wrong. Says which attempts were. Needs PyTorch; says so and ends with 77 where it is missing. At millpond the data can be reached behind the wait only:
 tests/suite/rows.rs; benches/gpu.sh demos prints both.
     d04.py [ATTEMPTS]
 """
@@ -20,21 +20,22 @@ ROWS, COLUMNS = 100, 999_999
 
 
 def means(array, attempts, waits):
-    """How many means are wrong."""
-    wrong = 0
-    for _ in range(attempts):
+    """The attempts whose mean is wrong."""
+    wrong = []
+    for attempt in range(attempts):
         host = array.to("cpu", non_blocking=True)
         if waits:
             torch.cuda.synchronize()
-        wrong += not torch.isclose(host.mean(), torch.tensor(500_000.0, dtype=torch.double))
+        if not torch.isclose(host.mean(), torch.tensor(500_000.0, dtype=torch.double)):
+            wrong.append(attempt)
         torch.cuda.synchronize()
     return wrong
 
 
 def changing(array, attempts, waits):
-    """How many last elements are wrong, of values that change."""
-    wrong = 0
-    for _ in range(attempts):
+    """The attempts whose last element is wrong, of values that change."""
+    wrong = []
+    for attempt in range(attempts):
         array.add_(1)
         torch.cuda.synchronize()
         host = array.to("cpu", non_blocking=True)
@@ -42,7 +43,8 @@ def changing(array, attempts, waits):
             torch.cuda.synchronize()
         early = float(host[-1, -1])
         torch.cuda.synchronize()
-        wrong += early != float(host[-1, -1])
+        if early != float(host[-1, -1]):
+            wrong.append(attempt)
     return wrong
 
 
@@ -51,11 +53,12 @@ def main():
     array = torch.arange(1, COLUMNS + 1, dtype=torch.double, device="cuda").expand(ROWS, COLUMNS).clone()
     torch.cuda.synchronize()
     few = max(attempts // 10, 3)
-    for what, count, tries in (("means", means, attempts), ("last elements of changing values", changing, 30)):
-        wrong, control = count(array, tries, False), count(array, few, True)
+    for what, find, tries in (("means", means, attempts), ("last elements of changing values", changing, 30)):
+        wrong, control = find(array, tries, False), find(array, few, True)
+        said = ", ".join(map(str, wrong[:12])) + (" ..." if len(wrong) > 12 else "")
         print(
-            f"D4 PyTorch {torch.__version__}: {array.numel() * 8} bytes to the host, read at once: {wrong} of {tries} {what} "
-            f"wrong; read behind a synchronise: {control} of {few}",
+            f"D4 PyTorch {torch.__version__}: {array.numel() * 8} bytes to the host, read at once: {len(wrong)} of {tries} {what} "
+            f"wrong{', at attempts ' + said if wrong else ''}; read behind a synchronise: {len(control)} of {few}",
             flush=True,
         )
 
