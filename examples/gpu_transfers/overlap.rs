@@ -31,15 +31,15 @@ impl Clock {
     }
     /// Seconds that the work takes which is queued on these streams. It begins with the first call.
     fn time(&self, on: &[&GpuStream], work: &mut dyn FnMut() -> Fallible<()>) -> Fallible<f64> {
-        self.run(on, None, work)
+        Ok(self.run(on, None, work)?.into_iter().fold(0.0, f64::max))
     }
-    /// The same of work that begins when all of it is queued: no call in it may wait for the device.
+    /// The same by stream, of work that begins when all of it is queued: no call in it may wait for the device.
     pub(super) fn held(
         &self,
         bench: &Bench,
         on: &[&GpuStream],
         work: &mut dyn FnMut() -> Fallible<()>,
-    ) -> Fallible<f64> {
+    ) -> Fallible<Vec<f64>> {
         self.run(on, Some(bench), work)
     }
     fn run(
@@ -47,7 +47,7 @@ impl Clock {
         on: &[&GpuStream],
         holding: Option<&Bench>,
         work: &mut dyn FnMut() -> Fallible<()>,
-    ) -> Fallible<f64> {
+    ) -> Fallible<Vec<f64>> {
         for stream in on {
             plain_wait(stream)?;
         }
@@ -64,7 +64,7 @@ impl Clock {
         for stream in on {
             plain_wait(stream)?;
         }
-        self.ends[..on.len()].iter().try_fold(0.0, |most, end| Ok(end.since(&self.start)?.max(most)))
+        self.ends[..on.len()].iter().map(|end| end.since(&self.start)).collect()
     }
 }
 
