@@ -289,14 +289,14 @@ impl Bins {
     /// looked at, [`WALK`] at most of the own bin and as many of the next occupied one. Most bins hold one chunk: then
     /// there is nothing to compare.
     #[inline]
-    pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin, segments: &Segments) -> (u32, u32) {
+    pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin) -> (u32, u32) {
         let mut steps = 0;
         let head = self.head(own);
         if let Some(first) = chunks.get(head as usize) {
             let (found, walked) = if first.bin_next == NIL {
                 (if first.len >= len { head } else { NIL }, 1)
             } else {
-                walk(head, chunks, len, segments)
+                walk(head, chunks, len)
             };
             if found != NIL {
                 return (found, walked);
@@ -307,7 +307,7 @@ impl Bins {
         match chunks.get(head as usize) {
             Some(first) if first.bin_next == NIL => (head, steps + 1),
             Some(_) => {
-                let (found, walked) = walk(head, chunks, len, segments);
+                let (found, walked) = walk(head, chunks, len);
                 (found, steps + walked)
             }
             None => (NIL, steps),
@@ -408,9 +408,7 @@ impl Bins {
         while at != NIL && steps < limit {
             let chunk = &chunks[at as usize];
             steps += 1;
-            let tighter = best.is_none_or(|(_, b)| {
-                chunk.len < b.len || (chunk.len == b.len && sought.segments.is_before(chunk, b))
-            });
+            let tighter = best.is_none_or(|(_, b)| (chunk.len, chunk.place()) < (b.len, b.place()));
             if tighter && sought.fits(chunk) && accept(chunk.stamp) {
                 if chunk.len == sought.len {
                     return (Some(at), steps);
@@ -449,27 +447,25 @@ impl Bins {
 }
 
 /// The tightest of the first [`WALK`] chunks from `at` on that have `len` granules, or `NIL`, and how many were looked at.
+/// Of equals the lowest, so that long ranges form at the high end.
 #[inline(never)]
-fn walk(mut at: u32, chunks: &[Chunk], len: u32, segments: &Segments) -> (u32, u32) {
-    let (mut best, mut shortest) = (NIL, u32::MAX);
+fn walk(mut at: u32, chunks: &[Chunk], len: u32) -> (u32, u32) {
+    // What is left over, and behind it the place: one number, so that one comparison without a jump tells whether a chunk is
+    // the best so far. Of a chunk that is too short the first half wraps around to more than any length.
+    let (mut best, mut least) = (NIL, 1 << 96);
     let mut steps = 0;
     while let Some(chunk) = chunks.get(at as usize) {
         steps += 1;
-        if chunk.len == len {
+        let left = u64::from(chunk.len).wrapping_sub(u64::from(len));
+        if left == 0 {
             return (at, steps);
         }
-        if chunk.len > len {
-            let tighter = chunk.len < shortest
-                || chunk.len == shortest
-                    && chunks.get(best as usize).is_none_or(|best| segments.is_before(chunk, best));
-            if tighter {
-                (best, shortest) = (at, chunk.len);
-            }
-        }
+        let this = u128::from(left) << 64 | u128::from(chunk.place());
+        (best, least) = if this < least { (at, this) } else { (best, least) };
+        at = chunk.bin_next;
         if steps == WALK {
             break;
         }
-        at = chunk.bin_next;
     }
     (best, steps)
 }

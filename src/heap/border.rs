@@ -58,7 +58,7 @@ impl Heap {
     /// overlaps another one.
     pub fn add_segment(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
         let slot = self.segments.insert(Segment { id, base, len: len.0, kind, first: NIL, free: 0, here: 0 });
-        let first = self.chunks.fresh(slot, 0, len.0, ChunkState::Away, Epoch::COMPLETE);
+        let first = self.chunks.fresh((slot, id), 0, len.0, ChunkState::Away, Epoch::COMPLETE);
         self.segments[slot].first = first;
         self.away.insert((id, 0), first);
     }
@@ -128,7 +128,7 @@ impl Heap {
         let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free))?;
         Some(FreeChunk {
             chunk,
-            segment: self.segments[free.segment].id,
+            segment: free.segment_id,
             offset: Granules(free.offset),
             len: Granules(free.len),
             stamp: free.stamp,
@@ -170,7 +170,7 @@ impl Heap {
         let chunk = &self.chunks[id];
         Some(Found {
             chunk: ChunkId(id),
-            segment: self.segments[chunk.segment].id,
+            segment: chunk.segment_id,
             offset: Granules(chunk.offset),
             len: Granules(chunk.len),
             stamp: chunk.stamp,

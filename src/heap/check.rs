@@ -73,7 +73,12 @@ impl Heap {
         while at != NIL {
             let c = &self.chunks[at];
             let len = u64::from(c.len);
-            law!(H1, c.segment == slot, "chunk {at} is linked into segment {} but belongs elsewhere", s.id.0);
+            law!(
+                H1,
+                (c.segment, c.segment_id) == (slot, s.id),
+                "chunk {at} is linked into segment {} but belongs elsewhere",
+                s.id.0
+            );
             law!(
                 H1,
                 u64::from(c.offset) == end,

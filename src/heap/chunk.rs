@@ -3,7 +3,7 @@
 //! It splits a record in two, joins two records into one and reuses vacant slots. It does not know bins' sizes,
 //! segments' addresses or totals: a caller that changes a free chunk's length takes it out of its bin first.
 
-use crate::units::Epoch;
+use crate::units::{Epoch, SegmentId};
 use core::fmt;
 use core::ops::{Index, IndexMut};
 
@@ -55,11 +55,13 @@ pub enum ChunkState {
     Away,
 }
 
-/// One chunk: a cache line, so that a step of a search touches one.
+/// One chunk: a cache line, so that a step of a search touches one. In this order, so that [`Chunk::place`] is one load.
 #[derive(Clone, Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Chunk {
     pub(super) offset: u32,
+    /// The number of its segment.
+    pub(super) segment_id: SegmentId,
     pub(super) len: u32,
     /// The slot of its segment in this heap.
     pub(super) segment: u32,
@@ -86,6 +88,11 @@ impl Chunk {
     #[inline]
     pub(super) fn end(&self) -> u32 {
         self.offset + self.len
+    }
+    /// Where it begins, as a number that grows with the segment's, then with the offset.
+    #[inline]
+    pub(super) fn place(&self) -> u64 {
+        u64::from(self.segment_id.0) << 32 | u64::from(self.offset)
     }
     #[inline]
     pub(super) fn is(&self, state: ChunkState) -> bool {
@@ -171,7 +178,7 @@ impl Slab {
     /// A record of `len` granules at `offset`, in no bin and with no neighbours yet.
     pub(super) fn fresh(
         &mut self,
-        segment: u32,
+        (segment, segment_id): (u32, SegmentId),
         offset: u32,
         len: u32,
         state: ChunkState,
@@ -181,6 +188,7 @@ impl Slab {
         let slot = &mut self.records[id as usize];
         *slot = Chunk {
             offset,
+            segment_id,
             len,
             segment,
             prev: NIL,
@@ -204,6 +212,7 @@ impl Slab {
         assert!(id < OUT, "a heap cannot have more than {OUT} chunks: 256 GiB of records");
         self.records.push(Chunk {
             offset: 0,
+            segment_id: SegmentId(0),
             len: 0,
             segment: 0,
             prev: NIL,
@@ -231,7 +240,7 @@ impl Slab {
     /// is in a bin, it is the caller's to see that this is still the right one.
     pub(super) fn split(&mut self, id: u32, at: u32) -> u32 {
         let low = &mut self[id];
-        let (len, next, segment, offset) = (low.len, low.next, low.segment, low.offset);
+        let (len, next, segment, offset) = (low.len, low.next, (low.segment, low.segment_id), low.offset);
         let (state, stamp) = (low.state, low.stamp);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be split at {at}");
         let Some(state) = state else { super::broken("H9", format_args!("chunk {id} is vacant but split")) };
@@ -253,7 +262,8 @@ impl Slab {
     /// id. For chunks in flight, whose ids others know.
     pub(super) fn shear(&mut self, id: u32, at: u32) -> u32 {
         let high = &self[id];
-        let (len, prev, segment, offset) = (high.len, high.prev, high.segment, high.offset);
+        let (len, prev, segment, offset) =
+            (high.len, high.prev, (high.segment, high.segment_id), high.offset);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be sheared at {at}");
         let Some(state) = high.state else {
             super::broken("H9", format_args!("chunk {id} is vacant but sheared"))
@@ -311,6 +321,7 @@ pub(super) fn cut_front(
     let front = *vacant;
     let chunk = &mut chunks[id as usize];
     let (offset, segment, prev, stamp) = (chunk.offset, chunk.segment, chunk.prev, chunk.stamp);
+    let segment_id = chunk.segment_id;
     chunk.offset = offset + len;
     chunk.prev = front;
     if planted!(SplitUnstamped) {
@@ -323,6 +334,7 @@ pub(super) fn cut_front(
     slot.offset = offset;
     slot.len = len;
     slot.segment = segment;
+    slot.segment_id = segment_id;
     slot.prev = prev;
     slot.next = id;
     slot.bin_prev = OUT;

@@ -101,7 +101,7 @@ impl Heap {
     fn search(&mut self, kind: Kind, len: u32, own: Bin, asked: u64) -> Option<Taken> {
         let bins = &mut self.bins[kind as usize];
         let (chunks, vacant) = self.chunks.parts_to_fill();
-        let (id, steps) = bins.best_fit(chunks, len, own, &self.segments);
+        let (id, steps) = bins.best_fit(chunks, len, own);
         self.totals.searched(steps);
         let Some(found) = chunks.get(id as usize) else {
             if steps < WALK {

@@ -134,13 +134,6 @@ impl Segments {
         self.by_id.iter().map(|e| e.1)
     }
 
-    /// Of two chunks of one length, whether `a` is preferred: the lower (segment, offset), so that long ranges form at the
-    /// high end.
-    #[cold]
-    pub(super) fn is_before(&self, a: &Chunk, b: &Chunk) -> bool {
-        (self[a.segment].id, a.offset) < (self[b.segment].id, b.offset)
-    }
-
     /// Granules to skip at the front of `chunk` so that its address is a multiple of `align` granules.
     pub(super) fn skip(&self, chunk: &Chunk, align: u32) -> u32 {
         let granule = self[chunk.segment].base.0 / GRANULE_BYTES + u64::from(chunk.offset);

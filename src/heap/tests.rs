@@ -276,7 +276,7 @@ fn h9_what_is_vacant_cannot_be_sheared() {
 #[should_panic(expected = "heap law H9 is broken: 2 slots, but 0 are vacant and 1 in segments")]
 fn h9_a_leaked_slot_is_found() {
     let mut heap = heap(64);
-    heap.chunks.fresh(0, 0, 1, ChunkState::Allocated, Epoch(1));
+    heap.chunks.fresh((0, SegmentId(0)), 0, 1, ChunkState::Allocated, Epoch(1));
     heap.check();
 }
 
