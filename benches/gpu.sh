@@ -93,12 +93,14 @@ stage_memcheck() {
     done
     [ -n "$found" ] || { echo "SKIPPED: compute-sanitizer is not installed (it comes with the CUDA toolkit)"; return 77; }
     "$found" --version | tail -1
-    # Under the tool two calls wait for all kernels that wait for none otherwise: a stream's destruction, and a wait for a
-    # per-thread default stream. These tests make one of them beside a closed gate, or show that it does not wait; `suite`
-    # runs them without the tool. A test that is not named here and makes such a call fails when its gate's time is over.
+    # Under the tool three calls wait for all kernels that wait for none otherwise: a stream's destruction, a wait for a
+    # per-thread default stream, and a wait for one stream while another one is held. These tests make one of them beside a
+    # closed gate, or show that it does not wait; `suite` runs them without the tool. A test that is not named here and makes
+    # such a call fails when its gate's time is over.
     local waiting=(habits::a_context_event_covers_every_kind_of_stream habits::a_destroyed_stream_goes_on
         habits::everything_else_waits_for_nothing reuse::a_free_by_an_unknown_stream_is_respected
         rows::c07_per_thread_default_streams_are_known_by_their_ids rows::d03_a_stream_dropped_with_work_pending
+        rows::s06_stream_wait_is_local
         transfers::a_shared_source_lives_until_every_copy_is_done)
     local skips=() name all
     all="$(for test in "$bin"/test-*; do "$test" --list --format terse; done)"
