@@ -1,13 +1,18 @@
 //! Every program of a few operations over two streams and two host threads, up to symmetry, at a limit of two units.
 //!
 //! The simple version of exhaustive would be every sequence of operations with every operand. Programs that only differ by
-//! the names of streams, threads or blocks are one program here: the first block is allocated on stream 0 by thread 0. Calls
-//! are whole (`tests/mutants.rs` stops threads inside them). What the device has done by the time it is asked is part of the
-//! program too: before each operation that may ask, each stream with work pending has run it, or not, or has run it and
+//! the names of streams or blocks are one program here: the first block is allocated on stream 0. So are those that only
+//! differ by which thread makes which call: calls are whole and follow one another (`tests/mutants.rs` stops threads inside
+//! them), and between two of them a thread keeps nothing (`tests/architecture.rs`, G4). That this is so is shown and not only said: shorter programs
+//! are run in all ways of dealing their calls to two threads, and each way comes to the same addresses, the same calls of
+//! the driver, the same checks of the oracle and the same report.
+//!
+//! What the device has done by the time it is asked is part of the program too: before each operation that may ask, each stream with work pending has run it, or not, or has run it and
 //! says once that it has not.
 //!
 //! Each program is correct itself: uses come behind what they conflict with. Each must satisfy both oracles, leave the
-//! heaps sound and strand nothing. `MILLPOND_WORLDS` sets the length, 4 unless said; `.ci/worlds 5` does that, and
+//! heaps sound and strand nothing. `MILLPOND_WORLDS` sets the length, 4 unless said, and `MILLPOND_WORLDS_DEALT` that of
+//! the programs that are dealt to two threads; `.ci/worlds 5` does that, and
 //! `.ci/worlds 6 3 40` the third of forty parts of all programs of six, so that they can be judged piece by piece.
 //!
 //! Each operation more is some 35 times the programs: 81,904 of 4 take 5 s of a processor's time, 2,893,900 of 5 some 200 s
@@ -18,8 +23,9 @@
 mod cases;
 
 use cases::{Block, Outcome, World, said};
-use millpond::driver::sim::Sim;
-use millpond::units::MIB;
+use millpond::driver::sim::oracle::Tally;
+use millpond::driver::sim::{Ledger, Sim};
+use millpond::units::{Addr, MIB};
 use millpond::{Stream, Trim};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,8 +72,6 @@ struct Shape {
     blocks: Vec<Option<usize>>,
     closed: [bool; 2],
     pending: [bool; 2],
-    /// Whether there is a second thread.
-    threads: bool,
 }
 
 impl Shape {
@@ -122,16 +126,9 @@ impl Shape {
         all
     }
 
-    fn steps(&self, first: bool) -> Vec<Step> {
-        let mut steps = Vec::new();
-        for verb in self.verbs() {
-            for device in self.devices(verb) {
-                // By symmetry the first operation is thread 0's.
-                let threads = if self.threads && !first { 2 } else { 1 };
-                steps.extend((0..threads).map(|thread| Step { verb, device, thread }));
-            }
-        }
-        steps
+    fn steps(&self) -> Vec<Step> {
+        let of = |verb| self.devices(verb).into_iter().map(move |device| Step { verb, device, thread: 0 });
+        self.verbs().into_iter().flat_map(of).collect()
     }
 
     fn after(&self, step: Step) -> Shape {
@@ -194,6 +191,23 @@ struct Run {
     w: World,
     streams: [Option<Stream<Sim>>; 2],
     blocks: Vec<Option<Held>>,
+    /// Where each allocation was; none if it failed.
+    addresses: Vec<Option<Addr>>,
+}
+
+/// What a program came to: where its allocations were, what the device was asked, holds and saw, and what the pools say.
+#[derive(PartialEq, Default, Debug)]
+struct Seen {
+    addresses: Vec<Option<Addr>>,
+    ledger: Ledger,
+    tally: Tally,
+    report: String,
+}
+
+impl Seen {
+    fn of(w: &World, addresses: Vec<Option<Addr>>) -> Seen {
+        Seen { addresses, ledger: w.sim.ledger(), tally: w.sim.tally(), report: w.gpu.report().to_string() }
+    }
 }
 
 impl Run {
@@ -214,6 +228,7 @@ impl Run {
                     Err(e) if e.out_of_memory().is_some() => None,
                     Err(e) => return Err(said(e)),
                 };
+                self.addresses.push(held.as_ref().map(|h| h.block.address()));
                 self.blocks.push(held);
             }
             Verb::Free(b) => drop(self.blocks[b].take()),
@@ -261,10 +276,11 @@ impl Run {
 }
 
 /// Judges a program, whose first steps, `known` of them, another one began with: they were checked there.
-fn run(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Outcome {
-    cases::judge(|| {
+fn run(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Result<Seen, String> {
+    let mut seen = Seen::default();
+    let outcome = cases::judge(|| {
         let w = if hasty { World::hasty(2) } else { World::at(2) };
-        let mut run = Run { streams: w.streams().map(Some), w, blocks: Vec::new() };
+        let mut run = Run { streams: w.streams().map(Some), w, blocks: Vec::new(), addresses: Vec::new() };
         for (at, step) in steps.iter().enumerate() {
             for s in (0..2).filter(|&s| step.device.runs[s]) {
                 while run.w.sim.advance(run.stream(s).native()).map_err(said)? {}
@@ -286,6 +302,7 @@ fn run(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Outcome {
                 run.w.gpu.check();
             }
         }
+        seen = Seen::of(&run.w, run.addresses);
         drop(run.blocks);
         if hasty {
             run.w.all_back()?;
@@ -294,28 +311,62 @@ fn run(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Outcome {
         run.w.all_back()?;
         drop(run.streams);
         run.w.end()
-    })
+    });
+    outcome.map(|()| seen)
+}
+
+/// As [`run`], of a program that is right.
+fn judged(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Seen {
+    run(steps, known, hasty, second).unwrap_or_else(|e| panic!("hasty {hasty}:\n{}\n{e}", told(steps)))
+}
+
+fn told(steps: &[Step]) -> String {
+    steps.iter().map(|s| format!("  {s:?}")).collect::<Vec<_>>().join("\n")
+}
+
+/// In how many ways so many calls are dealt to threads: by symmetry the first one is thread 0's.
+fn ways(calls: usize, threads: bool) -> usize {
+    if threads { 1 << (calls - 1) } else { 1 }
 }
 
 /// So many steps begin what one worker explores on its own.
 const DEALT: usize = 3;
 
 /// Every program that begins like this and is so much longer, judged: how many. Of their steps `known` were checked.
-fn explore(steps: &mut Vec<Step>, shape: &Shape, left: usize, mut known: usize, second: &Second) -> usize {
+fn explore(
+    steps: &mut Vec<Step>,
+    shape: &Shape,
+    left: usize,
+    mut known: usize,
+    threads: bool,
+    second: &Second,
+) -> usize {
     // A program is judged once it is as long as it gets: its beginnings are checked on the way, by the first that has them.
     if left == 0 {
+        let ways = ways(steps.len(), threads);
         for hasty in [false, true] {
-            if let Err(e) = run(steps, known, hasty, second) {
-                let told: Vec<String> = steps.iter().map(|s| format!("  {s:?}")).collect();
-                panic!("hasty {hasty}:\n{}\n{e}", told.join("\n"));
+            let by_one = judged(steps, known, hasty, second);
+            for dealt in 1..ways {
+                for (at, step) in steps.iter_mut().skip(1).enumerate() {
+                    step.thread = dealt >> at & 1;
+                }
+                let by_two = judged(steps, known, hasty, second);
+                assert!(
+                    by_two == by_one,
+                    "it matters which thread calls:\n{}\n{by_two:#?}\nand by one\n{by_one:#?}",
+                    told(steps)
+                );
+            }
+            for step in steps.iter_mut() {
+                step.thread = 0;
             }
         }
-        return 2;
+        return 2 * ways;
     }
     let mut programs = 0;
-    for step in shape.steps(steps.is_empty()) {
+    for step in shape.steps() {
         steps.push(step);
-        programs += explore(steps, &shape.after(step), left - 1, known, second);
+        programs += explore(steps, &shape.after(step), left - 1, known, threads, second);
         steps.pop();
         known = steps.len();
     }
@@ -324,10 +375,10 @@ fn explore(steps: &mut Vec<Step>, shape: &Shape, left: usize, mut known: usize, 
 
 /// All programs of a length, dealt over the processors by their first three steps; of these, every `of`th from `part` on.
 fn all(length: usize, threads: bool, (part, of): (usize, usize)) -> usize {
-    let mut starts = vec![(Vec::new(), Shape { threads, ..Shape::default() })];
+    let mut starts = vec![(Vec::new(), Shape::default())];
     for _ in 0..DEALT {
         let longer = |(steps, shape): (Vec<Step>, Shape)| {
-            let next = shape.steps(steps.is_empty()).into_iter();
+            let next = shape.steps().into_iter();
             next.map(move |step| ([&steps[..], &[step]].concat(), shape.after(step))).collect::<Vec<_>>()
         };
         starts = starts.into_iter().flat_map(longer).collect();
@@ -337,7 +388,7 @@ fn all(length: usize, threads: bool, (part, of): (usize, usize)) -> usize {
     let work = || {
         let (second, mut programs) = (Second::new(), 0);
         while let Some((steps, shape)) = starts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            programs += explore(&mut steps.clone(), shape, length - DEALT, 0, &second);
+            programs += explore(&mut steps.clone(), shape, length - DEALT, 0, threads, &second);
         }
         programs
     };
@@ -361,16 +412,49 @@ fn all_small_programs() {
         length >= DEALT,
         "MILLPOND_WORLDS is {length}: programs of {DEALT} operations are the shortest that say anything"
     );
+    let dealt = number("MILLPOND_WORLDS_DEALT", if length > 4 { length - 1 } else { length });
+    assert!(dealt >= DEALT, "MILLPOND_WORLDS_DEALT is {dealt}, and {DEALT} the least");
     let (part, of) = (number("MILLPOND_WORLDS_PART", 1), number("MILLPOND_WORLDS_PARTS", 1));
     assert!(1 <= part && part <= of, "MILLPOND_WORLDS_PART is {part} of {of}");
-    // One thread as far as asked; two threads, whose calls are whole, are many times the programs.
-    for (length, threads) in [(length, 1), (if length > 4 { length - 1 } else { length }, 2)] {
+    // Which thread makes a whole call is a symmetry. Programs by one thread stand for all, as far as asked; that they may
+    // is shown less far, where each is run in all ways of dealing its calls to two.
+    for (length, threads) in [(length, 1), (dealt, 2)] {
         let programs = all(length, threads == 2, (part, of));
         // Past the test harness, which shows what a passing test prints to nobody.
         let _ = writeln!(
             std::io::stderr(),
-            "small worlds, part {part} of {of}: {programs} programs of {length} operations by {threads} of 2 threads"
+            "small worlds, part {part} of {of}: {programs} programs of {length} operations by {threads} of 2 threads{}",
+            if threads == 1 {
+                format!(", which stand for {} by two", programs * ways(length, true))
+            } else {
+                String::new()
+            }
         );
         assert!(programs > 1000 || of > 1, "{programs} programs: the enumeration has a hole");
     }
+}
+
+/// What a call comes to is compared, so that one would be found that depends on its thread: of a thread's default stream
+/// each has its own, and with it a pool of its own.
+#[test]
+fn a_call_whose_thread_matters_is_seen() {
+    let second = Second::new();
+    let by = |threads: [usize; 2]| {
+        let (mut w, mut addresses) = (World::at(2), Vec::new());
+        for thread in threads {
+            let call = move || {
+                let stream = w.gpu.adopt(w.sim.per_thread_stream()).expect("adopted");
+                let block = w.gpu.alloc(MIB, &stream).expect("memory");
+                let address = block.address();
+                drop(block);
+                (w, address)
+            };
+            let address;
+            (w, address) = if thread == 0 { call() } else { second.run(call) };
+            addresses.push(Some(address));
+        }
+        Seen::of(&w, addresses)
+    };
+    assert_eq!(by([0, 0]), by([0, 0]));
+    assert_ne!(by([0, 0]), by([0, 1]));
 }
