@@ -105,6 +105,7 @@ zoo! {
     ContextDueLost "context-due-lost" "a context-wide marker that could not be made is not made later"
     DueDropped "due-dropped" "a marker that fell due and failed is not due any more"
     ClosedAdmits "closed-admits" "a closed pool admits ranges that are not complete"
+    ClosedDrainsOrdered "closed-drains-ordered" "a closed pool forgets uses that its stream is only ordered behind"
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
     HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
     OpenForgotten "open-forgotten" "the count of open uses never falls"

@@ -486,7 +486,7 @@ impl<D: Driver> Pool<D> {
         let done = {
             let seen = registry.seen();
             let over = |p: Pending| {
-                if closed {
+                if closed && !planted!(ClosedDrainsOrdered) {
                     order::Completed::is_complete(&seen, p)
                 } else {
                     order::is_ordered(self.line.id, &clock, &seen, p)

@@ -21,6 +21,11 @@ pub(super) const CASES: &[Case] = &[
         kills: &["markers-retired-early"],
         run: closing_marker_is_kept,
     },
+    Case {
+        name: "a use that a closed stream waited for",
+        kills: &["closed-drains-ordered"],
+        run: closed_drains,
+    },
     Case { name: "a closed line is kept", kills: &["line-retired-early"], run: closed_line_is_kept },
     Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
     Case { name: "a context marker that fails", kills: &["context-due-lost"], run: context_marker_fails },
@@ -120,6 +125,30 @@ fn closed_admits() -> Outcome {
     w.whole_limit()?;
     w.all_back()?;
     drop(t);
+    w.end()
+}
+
+/// t reads what s has freed, s waits for it and is closed: that s comes behind the read orders nobody else behind it, so
+/// the range stays in flight until t is done, however often somebody looks.
+fn closed_drains() -> Outcome {
+    let w = World::at(4);
+    let [s, t, u] = w.streams();
+    drop(w.alloc(4, &s)?);
+    s.synchronize().map_err(said)?;
+    // Half of the segment is u's, so that it does not go back to the device, which would wait.
+    let kept = w.claim(2, &u)?;
+    let x = w.claim(2, &s)?;
+    w.read_on(&x, &s, &t)?;
+    drop(x);
+    // What s did itself is over, and known to be.
+    s.record().map_err(said)?.synchronize(Duration::from_secs(1)).map_err(said)?;
+    s.wait_stream(&t).map_err(said)?;
+    drop(s);
+    w.gpu.trim(Trim::All).map_err(said)?;
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let y = w.claim(2, &u)?;
+    drop((kept, y, t, u));
+    w.whole_limit()?;
     w.end()
 }
 
