@@ -2,18 +2,18 @@
 //!
 //! The simple version of exhaustive would be every sequence of operations with every operand. Programs that only differ by
 //! the names of streams or blocks are one program here: the first block is allocated on stream 0. So are those that only
-//! differ by which thread makes which call: calls are whole and follow one another (`tests/mutants.rs` stops threads inside
-//! them), and between two of them a thread keeps nothing (`tests/architecture.rs`, G4). That this is so is shown and not only said: shorter programs
-//! are run in all ways of dealing their calls to two threads, and each way comes to the same addresses, the same calls of
-//! the driver, the same checks of the oracle and the same report.
+//! differ by which thread makes which call: calls are whole and follow one another (`tests/mutants.rs` stops threads
+//! inside them), and between two of them a thread keeps nothing (`tests/architecture.rs`, G4). That this is so is shown
+//! and not only said: shorter programs are run in all ways of dealing their calls to two threads, and each way comes to
+//! the same addresses, the same calls of the driver, the same checks of the oracle and the same report.
 //!
-//! What the device has done by the time it is asked is part of the program too: before each operation that may ask, each stream with work pending has run it, or not, or has run it and
-//! says once that it has not.
+//! What the device has done by the time it is asked is part of the program too: before each operation that may ask, each
+//! stream with work pending has run it, or not, or has run it and says once that it has not.
 //!
 //! Each program is correct itself: uses come behind what they conflict with. Each must satisfy both oracles, leave the
-//! heaps sound and strand nothing. `MILLPOND_WORLDS` sets the length, 4 unless said, and `MILLPOND_WORLDS_DEALT` that of
-//! the programs that are dealt to two threads; `.ci/worlds 5` does that, and
-//! `.ci/worlds 6 3 40` the third of forty parts of all programs of six, so that they can be judged piece by piece.
+//! heaps sound and strand nothing. `MILLPOND_WORLDS` sets the length, 4 unless said: `.ci/worlds 5` does that, and
+//! `.ci/worlds 6 3 40` judges the third of forty parts of all programs of six, so that they can be judged piece by piece.
+//! `MILLPOND_WORLDS_DEALT` sets the length of those that are dealt to two threads.
 //!
 //! Each operation more is some 35 times the programs: 81,904 of 4 take 5 s of a processor's time, 2,893,900 of 5 some 200 s
 //! (with 655,232 of 4 by two threads; one run, all judged right), and 6 would take more than an hour and a half. Programs

@@ -10,6 +10,8 @@ demos prints both.
 
 import sys
 
+from both import absent
+
 WORDS = 1 << 22
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 
@@ -82,18 +84,5 @@ def with_torch():
         told(f"PyTorch {torch.__version__} {how}", lambda: once(recorded))
 
 
-def main():
-    missing = 0
-    for peer, run in (("CuPy", with_cupy), ("PyTorch", with_torch)):
-        try:
-            run()
-        except ImportError as why:
-            print(f"SKIPPED: {peer}, {why}")
-            missing += 1
-        except SystemExit:
-            # `holding` has said why.
-            missing += 1
-    sys.exit(77 if missing == 2 else 0)
-
-
-main()
+if __name__ == "__main__":
+    sys.exit(77 if absent({"CuPy": with_cupy, "PyTorch": with_torch}) == 2 else 0)

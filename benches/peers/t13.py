@@ -9,6 +9,8 @@ stream; ends with 77 where one of the two is.
 
 import sys
 
+from both import absent
+
 MIB = 1 << 20
 ASKED = 1024 * MIB
 PIECES = (64 * MIB, 4 * MIB)
@@ -74,15 +76,5 @@ def with_torch():
         told(f"PyTorch {torch.__version__}", piece, before, after)
 
 
-def main():
-    missing = 0
-    for peer, run in (("CuPy", with_cupy), ("PyTorch", with_torch)):
-        try:
-            run()
-        except ImportError as why:
-            print(f"SKIPPED: {peer}, {why}", file=sys.stderr)
-            missing += 1
-    sys.exit(77 if missing else 0)
-
-
-main()
+if __name__ == "__main__":
+    sys.exit(77 if absent({"CuPy": with_cupy, "PyTorch": with_torch}, sys.stderr) else 0)

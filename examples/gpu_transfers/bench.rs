@@ -197,6 +197,11 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     if sorted.is_empty() { f64::NAN } else { sorted[sorted.len() / 2] }
 }
 
+/// What was measured, without each one's first round: in it events are made, slots pinned and pages touched (S14).
+pub(crate) fn warm<const N: usize>(found: &[Vec<f64>; N]) -> [&[f64]; N] {
+    found.each_ref().map(|all| &all[1..])
+}
+
 /// The median of the rounds' ratios.
 pub(crate) fn ratio(of: &[f64], to: &[f64]) -> f64 {
     median(&of.iter().zip(to).map(|(a, b)| a / b).collect::<Vec<_>>())

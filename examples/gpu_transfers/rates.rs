@@ -5,7 +5,7 @@
 
 use super::bench::{
     Aims, Bench, Fallible, GIB, KIB, MIB, PlainDevice, PlainHost, Stamp, median, micros, plain_d2h,
-    plain_h2d, plain_wait, ratio, told,
+    plain_h2d, plain_wait, ratio, told, warm,
 };
 use millpond::driver::cuda::Cuda;
 use millpond::{DeviceArray, PinnedArray, Stream};
@@ -218,13 +218,13 @@ pub(crate) fn pageable(bench: &Bench, _: &mut Aims) -> Fallible<()> {
             found[which].push(begun.elapsed().as_secs_f64());
             Ok(())
         };
-        // The first round is thrown away: slots are pinned, pages are known to both sides.
+        // One more than counts.
         for _ in bench.rounds(12, 8) {
             timed(0, &mut || plain_h2d(device.0, host.at, bytes, on.native()))?;
             timed(1, &mut || plain_h2d(device.0, pageable.as_ptr().cast(), bytes, on.native()))?;
             timed(2, &mut || Ok(array.copy_from_pageable(&pageable[..bytes], &on)?))?;
         }
-        let found = found.each_ref().map(|all| &all[1..]);
+        let found = warm(&found);
         let rate = |of: &[f64]| (bytes * copies) as f64 / median(of) / 1e9;
         println!(
             "P1\t{}\t{:.2}\t{:.2}\t{:.2}\t{:.3}\t{:.3}",

@@ -3,7 +3,7 @@
 
 use super::bench::{
     Aims, Bench, Fallible, KIB, MIB, PlainDevice, PlainHost, median, micros, plain_d2h, plain_h2d,
-    plain_wait, told,
+    plain_wait, told, warm,
 };
 use std::time::Instant;
 
@@ -59,18 +59,15 @@ pub(crate) fn latency(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
                     found.push(took?);
                 }
             }
-            // Warm: the first round makes events.
-            for of in &mut found {
-                of.remove(0);
-            }
-            let above = median(&found[1].iter().zip(&found[0]).map(|(a, b)| a - b).collect::<Vec<_>>());
+            let found = warm(&found);
+            let above = median(&found[1].iter().zip(found[0]).map(|(a, b)| a - b).collect::<Vec<_>>());
             let way = if up { "to the device" } else { "to the host" };
             println!(
                 "wait\t{way}\t{}\t{:.2}\t{:.2}\t{:.2}\t{above:.2}",
                 told(bytes),
-                median(&found[0]),
-                median(&found[1]),
-                median(&found[2])
+                median(found[0]),
+                median(found[1]),
+                median(found[2])
             );
             let what = format!("one copy of {} {way} and its wait, ours over plain CUDA's, us", told(bytes));
             aims.at_most(&what, above, 5.0);
