@@ -12,7 +12,7 @@ mod rig;
 use millpond::driver::sim::{Schedule, Sim};
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
-use millpond::{Allocation, Allocator, Config, Growth, Limit, Policy, Stream, Trim};
+use millpond::{Allocation, Allocator, Config, Growth, Limit, Policy, Reuse, Stream, Trim};
 use rig::{all_clean, check, on, write};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
@@ -50,7 +50,13 @@ fn device() -> Sim {
 /// more than its share was wronged.
 fn shares(blocks: u64) -> Config {
     let policy = if thread_rng().gen_bool(0.5) { Policy::Latency } else { Policy::Footprint };
-    Config::default().growth(Growth::Exact).limit(Limit::Bytes(blocks * MIB)).policy(policy)
+    // Where no wait is inserted on the device, the host has to wait, for the right markers.
+    let reuse = match thread_rng().gen_range(0..3) {
+        0 => Reuse::WithWaits,
+        1 => Reuse::Ordered,
+        _ => Reuse::Never,
+    };
+    Config::default().growth(Growth::Exact).limit(Limit::Bytes(blocks * MIB)).policy(policy).reuse(reuse)
 }
 
 fn trim(gpu: &Allocator<Sim>) {
@@ -152,7 +158,55 @@ fn a_request_beside_a_trim_is_never_out_of_memory() {
     });
 }
 
-/// The same of pinned memory: a segment on its way back to the driver, or room claimed and not yet pinned, is not lost.
+/// The trim has the only segment in hand just when the request lists what the host has to wait for: its marker has to be
+/// waited for all the same, once the trim has put it back.
+#[test]
+fn what_a_trim_puts_back_is_waited_for() {
+    explore(|| {
+        let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
+        let gpu = on(&sim, shares(1).reuse(Reuse::Ordered));
+        let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let block = gpu.alloc(MIB, &a).unwrap();
+        write(&sim, &block, &a);
+        drop(block);
+        let trimmer = gpu.clone();
+        let other = thread::spawn(move || {
+            trim(&trimmer);
+            trim(&trimmer);
+        });
+        drop(gpu.alloc(MIB, &b).expect("one block is allowed, and none is alive"));
+        other.join().unwrap();
+        drop((a, b));
+        all_clean(&sim, gpu);
+    });
+}
+
+/// There is a block for each thread, but each is freed while a request is looking at the other pool: the bytes are never
+/// where it looks, and yet it is not out of memory. What is freed behind its back counts as progress.
+#[test]
+fn what_is_freed_behind_a_request_is_found() {
+    explore(|| {
+        let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
+        let gpu = on(&sim, shares(2).reuse(Reuse::Ordered));
+        let (a, b, c) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
+        drop([gpu.alloc(MIB, &a).unwrap(), gpu.alloc(MIB, &b).unwrap()]);
+        let other = {
+            let (gpu, device) = (gpu.clone(), sim.clone());
+            thread::spawn(move || {
+                for s in [&a, &b, &a, &b] {
+                    let block = gpu.alloc(MIB, s).expect("at most two are alive");
+                    write(&device, &block, s);
+                }
+            })
+        };
+        drop(gpu.alloc(MIB, &c).expect("at most two are alive"));
+        other.join().unwrap();
+        drop(c);
+        all_clean(&sim, gpu);
+    });
+}
+
+/// A request beside a trim, of pinned memory: a segment on its way back to the driver, or room claimed and not yet pinned, is not lost.
 #[test]
 fn pinned_memory_within_the_shares_is_never_refused() {
     explore(|| {
@@ -235,7 +289,7 @@ fn nothing_returns_to_a_pool_that_was_swept_away() {
 fn waiting_beside_a_synchronise_with_a_closed_stream() {
     explore(|| {
         let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
-        let gpu = on(&sim, shares(1).reuse(millpond::Reuse::Ordered));
+        let gpu = on(&sim, shares(1).reuse(Reuse::Ordered));
         let (gone, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(MIB, &gone).unwrap();
         write(&sim, &block, &gone);

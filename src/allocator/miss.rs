@@ -75,6 +75,8 @@ pub(crate) struct Miss<'a, D: Driver> {
     patience: Duration,
     /// Whether ranges may be free whose stamps rung 8 has not waited for.
     stamps_due: bool,
+    /// How often anything had been freed when this was last asked.
+    frees: u64,
     /// The last thing the driver refused.
     pub(crate) refusal: Option<DriverError>,
 }
@@ -102,6 +104,7 @@ impl<D: Driver> Core<D> {
             own: &own,
             patience: self.config.wait.unwrap_or(WAIT),
             stamps_due: true,
+            frees: 0,
             refusal: None,
         };
         let served = miss.climb();
@@ -131,9 +134,6 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut checking = false;
         let (start, whole) = (std::time::Instant::now(), self.patience);
         for round in 0.. {
-            if round >= ROUNDS && start.elapsed() >= whole {
-                break;
-            }
             if self.is_hopeless() {
                 if callbacks < CALLBACKS && self.callback() {
                     callbacks += 1;
@@ -143,7 +143,6 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
             let mut progress = false;
             let (landed, own) = (self.core.hands.landed(), self.own.get());
-            let frees = checking.then(|| self.core.frees());
             rung!(self.fold, self.fold());
             if reuse != Reuse::Never {
                 rung!(self.lend, Ok::<_, Error>(self.lend()));
@@ -161,8 +160,13 @@ impl<'a, D: Driver> Miss<'a, D> {
             if !checking {
                 rung!(self.wait, self.wait(&mut progress));
             }
-            progress |= self.core.hands.others_landed(landed, self.own.get() - own, self.patience);
-            progress |= frees.is_some_and(|before| before != self.core.frees());
+            let mut moved = self.core.hands.others_landed(landed, self.own.get() - own, self.patience);
+            moved |= checking && self.others_freed();
+            // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
+            self.stamps_due |= moved;
+            progress |= moved;
+            // Who loses every race has to end too.
+            progress &= round < ROUNDS || start.elapsed() < whole;
             // A driver that fails for other reasons than memory is told at once.
             let failing = self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory());
             checking = !checking && !progress && !failing;
@@ -171,6 +175,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
             if callbacks < CALLBACKS && self.callback() {
                 callbacks += 1;
+                self.stamps_due = true;
                 continue;
             }
             break;
@@ -252,32 +257,32 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// idle segments go back. Other pools' bytes count: one of them may be what we need.
     ///
     /// Each marker made is one more to wait for, so the stamps of what is free are waited for once, and again only when
-    /// ranges in flight came back since. Otherwise every wait would look like progress, the ladder be climbed in vain up
-    /// to its bound, and the callback never be asked.
+    /// more became free since: ranges in flight came back, others freed or put down what they had in hand. Otherwise
+    /// every wait would look like progress, the ladder be climbed in vain up to its bound, and the callback never be
+    /// asked.
     fn wait(&mut self, progress: &mut bool) -> Step {
         let core = self.core;
+        self.stamps_due |= self.others_freed();
         if self.patience.is_zero() {
             return Ok(None);
         }
         // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
         // Its new stamps are older than the markers made next.
-        for pool in core.pool_list() {
-            if pool.drain() {
-                (*progress, self.stamps_due) = (true, true);
-            }
-        }
+        *progress |= self.drain_all();
         if let Err(e) = core.registry.mark_all(&core.driver) {
             return self.refused(e);
         }
         let stamps = core::mem::replace(&mut self.stamps_due, false);
+        let mut in_flight: Vec<Pending> = Vec::new();
         let mut batch: Vec<Pending> = Vec::new();
         for pool in core.pool_list() {
             let state = pool.lock();
-            batch.extend(state.in_flight.oldest());
+            in_flight.extend(state.in_flight.oldest());
             if stamps && state.heap.stats().free > 0 {
                 batch.push(Pending { on: pool.line.id, epoch: pool.line.marked() });
             }
         }
+        batch.extend_from_slice(&in_flight);
         batch.sort_unstable();
         batch.dedup();
         batch.retain(|&p| !core.registry.all_complete(&[p]));
@@ -298,13 +303,26 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
         }
         self.patience = self.patience.saturating_sub(start.elapsed());
-        if !*progress {
-            return Ok(None);
+        // Another thread may have waited for it and not have drained yet.
+        *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
+        *progress |= self.drain_all();
+        if *progress { Ok(self.again()) } else { Ok(None) }
+    }
+
+    /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.
+    fn drain_all(&mut self) -> bool {
+        let mut any = false;
+        for pool in self.core.pool_list() {
+            any |= pool.drain();
         }
-        for pool in core.pool_list() {
-            self.stamps_due |= pool.drain();
-        }
-        Ok(self.again())
+        self.stamps_due |= any;
+        any
+    }
+
+    /// Whether anything was freed since this was last asked.
+    fn others_freed(&mut self) -> bool {
+        let now = self.core.frees();
+        core::mem::replace(&mut self.frees, now) != now
     }
 
     /// Rung 9, with no lock held. A panic in it passes through: nothing is held and nothing was taken.

@@ -223,13 +223,18 @@ impl PoolState {
         let heap = self.heap.stats();
         Counters {
             allocations: heap.takes,
-            frees: heap.takes - heap.live,
+            frees: self.frees(),
             hits: heap.takes - self.missed,
             bytes_served: heap.bytes_served,
             splits: heap.splits,
             merges: heap.merges,
             ..self.counters
         }
+    }
+
+    pub(crate) fn frees(&self) -> u64 {
+        let heap = self.heap.stats();
+        heap.takes - heap.live
     }
 
     pub(crate) fn note_held(&mut self) {

@@ -134,7 +134,7 @@ impl<D: Driver> Core<D> {
 
     /// How often anything was freed so far, to see whether something was freed in between.
     pub(crate) fn frees(&self) -> u64 {
-        let now: u64 = self.pool_list().iter().map(|p| p.lock().counters.frees).sum();
+        let now: u64 = self.pool_list().iter().map(|p| p.lock().frees()).sum();
         now + self.departed.lock().0.frees
     }
 

@@ -40,3 +40,18 @@ fn shared_lines_are_counted() {
     let close: Vec<Arc<[u64; 9]>> = (0..100).map(|i| Arc::new([i; 9])).collect();
     assert!(overlaps(&close.iter().map(lines).collect::<Vec<_>>()) > 0);
 }
+
+/// A request that finds nothing asks whether anything was freed meanwhile: each free counts, of pools that are gone too.
+#[test]
+fn every_free_is_counted() {
+    let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
+    let (gone, stream) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    for n in 1..=3 {
+        drop(gpu.alloc(512, &gone).unwrap());
+        drop(gpu.alloc(512, &stream).unwrap());
+        assert_eq!(gpu.core().frees(), 2 * n);
+    }
+    drop(gone);
+    gpu.trim(crate::Trim::All).unwrap();
+    assert_eq!(gpu.core().frees(), 6);
+}

@@ -4,7 +4,7 @@ use crate::rig::{all_clean, late, on, write};
 use millpond::driver::sim::Sim;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
-use millpond::{Allocation, Allocator, Config, Error, Limit, Stream, Trim};
+use millpond::{Allocation, Allocator, Config, Error, Limit, Reuse, Stream, Trim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -126,6 +126,28 @@ fn an_out_of_memory_callback_makes_room() {
     let refused = gpu.alloc(64 * MIB, &s).unwrap_err();
     assert!(refused.out_of_memory().unwrap().tried.contains(&"callback"), "{refused}");
     drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+/// What the callback frees may still be in use by another stream's work: the host waits for that work too, although it
+/// has waited before the callback was asked.
+#[test]
+fn what_a_callback_frees_is_waited_for() {
+    let sim = late();
+    let hoard: Arc<Mutex<Vec<Allocation<Sim>>>> = Arc::default();
+    let mine = Arc::clone(&hoard);
+    let gpu = on(
+        &sim,
+        tight().reuse(Reuse::Ordered).on_out_of_memory(move |_| mine.lock().unwrap().pop().is_some()),
+    );
+    let (s, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let block = gpu.alloc(64 * MIB, &s).unwrap();
+    write(&sim, &block, &s);
+    hoard.lock().unwrap().push(block);
+    let x = gpu.alloc(64 * MIB, &other).unwrap();
+    write(&sim, &x, &other);
+    assert_eq!(gpu.report().ladder.callback.served, 1);
+    drop((x, s, other));
     all_clean(&sim, gpu);
 }
 
