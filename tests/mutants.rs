@@ -28,7 +28,7 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
         Bug::TrimPending,
         "a plain free waits for the device: it costs time, and with virtual memory (owed) safety",
     ),
-    (Bug::ClosedDrainsOrdered, "random programs find it, but after 87,761 operations"),
+    (Bug::LineUnlinked, "a second pool for one stream costs memory and breaks nothing"),
     (Bug::DueDropped, "it costs memory and breaks nothing"),
     (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
     (Bug::HintNeverRaised, "it costs memory and breaks nothing"),

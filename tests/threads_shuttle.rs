@@ -137,6 +137,60 @@ fn four_threads_do_everything_together() {
     explore(|| together(4, 5));
 }
 
+/// Two threads of one stream miss at once: where a segment has room for both, one grows and the other is served from what it
+/// brought; where it has not, each gets what it brought itself, in whatever order they look, wait their turn and take.
+#[test]
+fn two_threads_of_one_stream_grow_as_often_as_they_must() {
+    explore(|| {
+        let sim = device();
+        let rounded = Growth::Rounded { small: 2 * MIB, large: 2 * MIB, multiple: 2 * MIB };
+        let (growth, growths) = if thread_rng().gen_bool(0.5) { (rounded, 1) } else { (Growth::Exact, 2) };
+        let gpu = on(&sim, Config::default().growth(growth));
+        let s = gpu.stream().unwrap();
+        let one = {
+            let (gpu, s) = (gpu.clone(), s.clone());
+            thread::spawn(move || gpu.alloc(MIB, &s).expect("the device has room"))
+        };
+        let here = gpu.alloc(MIB, &s).expect("the device has room");
+        let there = one.join().unwrap();
+        let report = gpu.report();
+        assert_eq!((report.growths, report.total.live), (growths, 2));
+        write(&sim, &here, &s);
+        write(&sim, &there, &s);
+        drop((here, there, s));
+        all_clean(&sim, gpu);
+    });
+}
+
+/// Two threads of one stream miss at once, and all there is lies free in another pool: each borrows, or takes what the other
+/// borrowed, and neither grows nor fails.
+#[test]
+fn two_threads_of_one_stream_borrow() {
+    explore(|| {
+        let sim = device();
+        let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)));
+        let (lender, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let block = gpu.alloc(4 * MIB, &lender).unwrap();
+        write(&sim, &block, &lender);
+        drop(block);
+        let work = |gpu: &Allocator<Sim>, sim: &Sim, s: &Stream<Sim>| {
+            let block = gpu.alloc(2 * MIB, s).expect("half of what there is");
+            write(sim, &block, s);
+            check(sim, &block, s);
+            block
+        };
+        let one = {
+            let (gpu, sim, s) = (gpu.clone(), sim.clone(), s.clone());
+            thread::spawn(move || work(&gpu, &sim, &s))
+        };
+        let here = work(&gpu, &sim, &s);
+        let there = one.join().unwrap();
+        assert_eq!(gpu.report().growths, 1, "only what the lender took");
+        drop((here, there, lender, s));
+        all_clean(&sim, gpu);
+    });
+}
+
 /// A trim gathers a segment's free bytes before it gives them back or puts them back; a request that comes meanwhile
 /// finds them nowhere. It was out of memory then, with all memory free.
 #[test]

@@ -489,6 +489,9 @@ impl<D: Driver> Allocator<D> {
         if !planted!(Z11) {
             core.registry.watch(core.driver.synchronize_device())?;
         }
+        point!("all synchronised");
+        let promised =
+            if planted!(DevicePromiseLate) { lines.iter().map(|l| l.promise()).collect() } else { promised };
         for (line, epoch) in lines.iter().zip(promised) {
             core.registry.proved(line, epoch);
         }

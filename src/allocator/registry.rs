@@ -240,6 +240,7 @@ impl<D: Driver> Registry<D> {
         if planted!(Z17) && number == Epoch::COMPLETE {
             number = line.reserve(&line.state.lock());
         }
+        let copy = if planted!(CopyLate) { line.clock() } else { copy };
         let marker = Marker { number, event, copy };
         if let Err(e) = self.watch(recorded) {
             if planted!(FailedRecord) {
@@ -542,7 +543,8 @@ impl<D: Driver> Registry<D> {
                 .collect();
             for id in dead {
                 if let Some(line) = table.by_id.remove(&id)
-                    && table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id)
+                    && (planted!(LineUnlinked)
+                        || table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id))
                 {
                     table.by_stream.remove(&line.info.id);
                 }

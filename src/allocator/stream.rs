@@ -196,6 +196,7 @@ impl<D: Driver> Stream<D> {
         registry.watch(self.driver().synchronize_stream(&self.0.native))?;
         point!("synchronised");
         let promised = if planted!(Z18) { line.promise() } else { promised };
+        let clock = if planted!(LearnLate) { line.clock() } else { clock };
         registry.proved(line, promised);
         registry.learn(&clock);
         Ok(())

@@ -27,6 +27,7 @@ pub(super) const CASES: &[Case] = &[
         run: closed_drains,
     },
     Case { name: "a closed line is kept", kills: &["line-retired-early"], run: closed_line_is_kept },
+    Case { name: "a stream adopted again", kills: &["line-unlinked"], run: adopted_again },
     Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
     Case { name: "a context marker that fails", kills: &["context-due-lost"], run: context_marker_fails },
 ];
@@ -176,6 +177,24 @@ fn closed_line_is_kept() -> Outcome {
     w.gpu.trim(Trim::All).map_err(said)?;
     let y = w.claim(4, &t)?;
     drop((y, t));
+    w.end()
+}
+
+/// Somebody's stream is adopted again after its pool closed; when its old timeline is over, it still is one stream.
+fn adopted_again() -> Outcome {
+    let w = World::at(4);
+    let native = w.sim.stream().map_err(said)?;
+    let first = w.gpu.adopt(native.clone()).map_err(said)?;
+    w.written_and_freed(4, &first)?;
+    drop(first);
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let again = w.gpu.adopt(native.clone()).map_err(said)?;
+    w.sim.run_until_idle();
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let third = w.gpu.adopt(native).map_err(said)?;
+    let pools = w.gpu.report().pools.len();
+    ensure!(pools == 1, "one stream, and {pools} pools");
+    drop((again, third));
     w.end()
 }
 

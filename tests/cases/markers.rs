@@ -9,6 +9,9 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a marker not yet recorded", kills: &["z3"], run: marker_not_yet_recorded },
     Case { name: "work behind a record", kills: &["z17"], run: work_behind_a_record },
     Case { name: "work behind a synchronise", kills: &["z18"], run: work_behind_a_synchronise },
+    Case { name: "work behind synchronising all", kills: &["device-promise-late"], run: work_behind_all },
+    Case { name: "a wait behind a record", kills: &["copy-late"], run: wait_behind_a_record },
+    Case { name: "a wait behind a synchronise", kills: &["learn-late"], run: wait_behind_a_synchronise },
     Case { name: "a query that fails", kills: &["z10"], run: failed_query },
     Case { name: "a record that fails", kills: &["failed-record"], run: failed_record },
     Case { name: "what a marker knew", kills: &["z30"], run: what_a_marker_knew },
@@ -64,6 +67,49 @@ fn work_behind_a_synchronise() -> Outcome {
     s.synchronize().map_err(said)?;
     let y = w.claim(4, &u)?;
     drop((y, s, u));
+    w.end()
+}
+
+/// The device was synchronised; before that is noted, s writes x and x is freed: that is not complete.
+fn work_behind_all() -> Outcome {
+    let w = World::at(4);
+    let [s, u] = w.streams();
+    let x = w.alloc(4, &s)?;
+    let (sim, gpu, s2) = (w.sim.clone(), w.gpu.clone(), s.clone());
+    at("all synchronised", 1, move || {
+        World { sim, gpu }.write(&x, &s2).expect("a launch");
+        drop(x);
+    });
+    w.gpu.synchronize().map_err(said)?;
+    let y = w.claim(4, &u)?;
+    drop((y, s, u));
+    w.end()
+}
+
+/// s is marked; before the recording thread goes on, s waits for r: who waits for that marker knows nothing of r.
+fn wait_behind_a_record() -> Outcome {
+    let w = World::at(4);
+    let [r, s, u] = w.streams();
+    w.written_and_freed(4, &r)?;
+    let (s2, r2) = (s.clone(), r.clone());
+    at("recorded", 1, move || s2.wait_stream(&r2).expect("a wait"));
+    let e = s.record().map_err(said)?;
+    u.wait(&e).map_err(said)?;
+    let y = w.claim(4, &u)?;
+    drop((e, y, r, s, u));
+    w.end()
+}
+
+/// s was synchronised; before that is noted, it waits for r: r's work is not complete for that.
+fn wait_behind_a_synchronise() -> Outcome {
+    let w = World::at(4);
+    let [r, s, u] = w.streams();
+    w.written_and_freed(4, &r)?;
+    let (s2, r2) = (s.clone(), r.clone());
+    at("synchronised", 1, move || s2.wait_stream(&r2).expect("a wait"));
+    s.synchronize().map_err(said)?;
+    let y = w.claim(4, &u)?;
+    drop((y, r, s, u));
     w.end()
 }
 

@@ -292,8 +292,17 @@ impl Run {
     }
 
     fn free(&mut self, i: usize) -> Outcome {
+        let home = self.live[i].home;
+        if !self.live[i].declared.is_empty()
+            && self.lines[home].stream.is_some()
+            && self.dice.one_in(4)
+            && self.order(i, home, false)?
+        {
+            // The home stream uses it last.
+            self.launch(i, home, false)?;
+        }
         let gone = self.live.swap_remove(i);
-        let (home, bytes) = (gone.home, gone.block.len());
+        let bytes = gone.block.len();
         match gone.declared.first().copied() {
             Some(user) if self.lines[user].stream.is_some() && self.dice.one_in(3) => {
                 // The use ends for the home stream, or for the host; the range comes back, and is shared out.
@@ -456,7 +465,7 @@ impl Run {
         let (on, s) = self.any();
         if self.events.len() < 4 || self.dice.one_in(2) {
             let known = self.lines[on].clock.clone();
-            let freed = self.freeze(on, &["numbered", "recorded"]);
+            let freed = self.learns(on, "recorded").or_else(|| self.freeze(on, &["numbered", "recorded"]));
             let event = insist(|| s.record()).map_err(said)?;
             if self.events.len() >= 4 {
                 self.events.remove(0);
@@ -500,13 +509,19 @@ impl Run {
     fn synchronise(&mut self) -> Outcome {
         let (on, s) = self.any();
         if self.dice.one_in(8) {
+            let known: Vec<_> = self.lines.iter().map(|l| l.clock.clone()).collect();
+            let freed = self.freeze(on, &["all synchronised"]);
             insist(|| self.w.gpu.synchronize()).map_err(said)?;
-            for line in &self.lines {
-                self.host.join(&line.clock);
+            for clock in &known {
+                self.host.join(clock);
+            }
+            if let Some(bytes) = freed {
+                let (other, s) = self.any();
+                return self.alloc_of(bytes, other, &s);
             }
         } else {
             let known = self.lines[on].clock.clone();
-            let freed = self.freeze(on, &["synchronised"]);
+            let freed = self.learns(on, "synchronised").or_else(|| self.freeze(on, &["synchronised"]));
             insist(|| s.synchronize()).map_err(said)?;
             self.host.join(&known);
             if let Some(bytes) = freed {
@@ -524,9 +539,17 @@ impl Run {
         if self.dice.one_in(2) {
             // With nothing live, its pool closes with it.
             let gone = self.take_of(on);
+            let open = |user: &usize| *user != on && self.lines[*user].stream.is_some();
+            let user = gone.iter().flat_map(|l| l.declared.iter().copied()).find(open);
             drop(gone);
+            if let Some(s) = user.and_then(|_| self.lines[on].stream.clone()) {
+                // What it did itself is over; what it then comes behind is not.
+                insist(|| s.synchronize()).map_err(said)?;
+                let known = self.lines[on].clock.clone();
+                self.host.join(&known);
+            }
             let (other, _) = self.any();
-            self.wait_stream(on, other)?;
+            self.wait_stream(on, user.unwrap_or(other))?;
         }
         if self.dice.one_in(2) {
             let gpu = self.w.gpu.clone();
@@ -536,7 +559,14 @@ impl Run {
         }
         self.lines[on].stream = None;
         self.open();
-        Ok(())
+        if self.dice.one_in(2) {
+            return Ok(());
+        }
+        for _ in 0..2 {
+            self.w.gpu.trim(Trim::All).or_else(planted_fault)?;
+        }
+        let (other, s) = self.any();
+        self.alloc_of(self.page, other, &s)
     }
 
     /// The live blocks of a stream.
@@ -682,6 +712,23 @@ impl Run {
             _ => {}
         }
         None
+    }
+
+    /// Now and then the next operation, on a stream, is stopped, and another thread makes the stream wait for a second one
+    /// behind which a block was just freed: what is told of the first as it was is not told of that. How many bytes.
+    fn learns(&mut self, on: usize, point: &'static str) -> Option<u64> {
+        if !self.dice.one_in(4) {
+            return None;
+        }
+        let s = self.lines[on].stream.clone()?;
+        let elsewhere = |l: &Live| l.home != on && l.places.iter().all(|p| p.0 == l.home);
+        let i = (0..self.live.len()).find(|&i| elsewhere(&self.live[i]))?;
+        let from = self.lines[self.live[i].home].stream.clone()?;
+        let Live { block, .. } = self.live.swap_remove(i);
+        let bytes = block.len();
+        drop(block);
+        at(point, 1, move || drop(insist(|| s.wait_stream(&from))));
+        Some(bytes)
     }
 
     /// Another stream than this one ends at a point, with all that lives there.
