@@ -109,6 +109,7 @@ zoo! {
     ContextDueLost "context-due-lost" "a context-wide marker that could not be made is not made later"
     DueDropped "due-dropped" "a marker that fell due and failed is not due any more"
     ClosedAdmits "closed-admits" "a closed pool admits ranges that are not complete"
+    ClosedKeepsOut "closed-keeps-out" "a closed pool does not take back what was cut out of it, unless it is complete"
     ClosedDrainsOrdered "closed-drains-ordered" "a closed pool forgets uses that its stream is only ordered behind"
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
     HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"

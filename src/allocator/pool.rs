@@ -559,6 +559,9 @@ impl<D: Driver> Pool<D> {
 
     /// A range comes in with this stamp: complete, or returning exactly as it was.
     pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) {
+        if planted!(ClosedKeepsOut) && state.closed && stamp != Epoch::COMPLETE {
+            return;
+        }
         if !state.heap.has_segment(range.segment) {
             state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
         }

@@ -26,7 +26,11 @@ pub(super) const CASES: &[Case] = &[
         kills: &["closed-drains-ordered"],
         run: closed_drains,
     },
-    Case { name: "a closed line is kept", kills: &["line-retired-early"], run: closed_line_is_kept },
+    Case {
+        name: "a closed line is kept",
+        kills: &["line-retired-early", "closed-keeps-out"],
+        run: closed_line_is_kept,
+    },
     Case { name: "a stream adopted again", kills: &["line-unlinked"], run: adopted_again },
     Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
     Case { name: "a context marker that fails", kills: &["context-due-lost"], run: context_marker_fails },
