@@ -11,6 +11,7 @@
 #![allow(dead_code, reason = "no bench needs all of it")]
 
 pub(crate) mod btree;
+pub(crate) mod chase;
 pub(crate) mod clock;
 pub(crate) mod workload;
 
