@@ -21,7 +21,6 @@ use millpond::trace::{BlockNo, Call, Log, StreamNo, ThreadNo};
 use millpond::units::Addr;
 use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable};
 use remote::{Fake, When};
-use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,8 +44,7 @@ fn rig_with(when: When) -> Option<Rig> {
     match Cuda::new(0) {
         Ok(cuda) => Some(Rig { cuda, fake, _turn: turn }),
         Err(why @ (Unavailable::DriverMissing { .. } | Unavailable::NoDevice { .. })) => {
-            // Past the test harness, which shows what a passing test prints to nobody.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+            remote::skipped(&why.to_string());
             None
         }
         Err(why) => panic!("{why}"),
@@ -157,7 +155,7 @@ fn the_last_reference_to_an_adopted_stream_leaves_no_context_behind() {
 fn what_was_current_comes_back() {
     let Some(rig) = rig() else { return };
     if Cuda::devices().expect("counted") < 2 {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: this needs two devices");
+        remote::skipped("this needs two devices");
         return rig.clean();
     }
     let second = CudaContext::new(1).expect("the other device's context");
@@ -202,7 +200,7 @@ fn values_of_one_context_share_its_timelines_and_other_devices_streams_are_found
 fn two_devices_have_an_allocator_each_and_refuse_each_others_streams_and_ranges() {
     let Some(rig) = rig() else { return };
     if Cuda::devices().expect("counted") < 2 {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: this needs two devices");
+        remote::skipped("this needs two devices");
         return rig.clean();
     }
     let other = Cuda::new(1).expect("the other device");
@@ -289,6 +287,33 @@ fn every_kind_of_stream_has_one_identity() {
         assert!(ids.insert(s.info().id), "two streams with one id");
     }
     drop((a, b, raw, permanent, native, blocking, legacy, mine, elsewhere, theirs));
+    rig.clean();
+}
+
+/// Of streams with work to run a device takes the one with the lowest number first. The driver itself says what each
+/// was made with: what was asked for, cut to the device's range.
+#[test]
+#[allow(unsafe_code, reason = "the driver's own answers")]
+fn a_stream_has_the_priority_that_was_asked_for() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("a context for the questions");
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: the pointers are locals'.
+    let code = unsafe { sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest) };
+    assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+    assert!(greatest < least, "a device that knows priorities: {greatest} to {least}");
+    for blocking in [false, true] {
+        for (asked, given) in
+            [(0, 0), (-1, -1), (greatest, greatest), (i32::MIN, greatest), (i32::MAX, least)]
+        {
+            let made = rig.cuda.create_stream(StreamOptions { blocking, priority: asked }).expect("a stream");
+            let mut found = 1;
+            // SAFETY: the pointer is a local's, and the stream is alive.
+            let code = unsafe { sys::cuStreamGetPriority(made.handle(), &raw mut found) };
+            assert_eq!((code, found), (sys::CUresult::CUDA_SUCCESS, given), "asked for {asked}");
+        }
+    }
+    drop(theirs);
     rig.clean();
 }
 
@@ -632,7 +657,7 @@ fn a_handle_keeps_its_contents_from_address_to_address() {
     let Some(rig) = rig() else { return };
     let cuda = &rig.cuda;
     if !cuda.has_mapping() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: this device has no virtual memory management");
+        remote::skipped("this device has no virtual memory management");
         return rig.clean();
     }
     let unit = cuda.granularity();

@@ -3,22 +3,29 @@
 //! and what was refused once works the next time.
 //!
 //! Tests of a driver that cannot be opened run in processes of their own, because a process opens its driver once.
+//! Programs to fail in are in `fake_faults/programs.rs`; what else takes a process of its own, in
+//! `fake_faults/processes.rs`.
 #![cfg(feature = "cuda")]
 
 #[path = "faults/copies.rs"]
 mod copies;
+#[path = "fake_faults/processes.rs"]
+mod processes;
+#[path = "fake_faults/programs.rs"]
+mod programs;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 
-use millpond::driver::cuda::Cuda;
-use millpond::driver::{Copies, Driver, Fences, Host, HostKind, Memory, StreamOptions};
+use millpond::driver::cuda::{Backing, Cuda};
+use millpond::driver::{Driver, Fences, Host, HostKind, Mapping, Memory, StreamOptions};
 use millpond::error::Unavailable;
-use millpond::{Allocator, Config, DriverErrorKind, Error, Growth, Limit, Trim, kernel};
+use millpond::units::Addr;
+use millpond::{Allocator, Config, DriverError, DriverErrorKind, Error, Trim, kernel};
+use programs::{LAUNCHES, PROGRAMS, Program, Ran};
 use remote::{Fake, When};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::process::{Command, Output};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -27,238 +34,136 @@ const GIB: u64 = 1 << 30;
 fn fake(when: When) -> Option<Fake> {
     let fake = remote::fake(GIB, 1, when);
     if fake.is_none() {
-        eprintln!("SKIPPED: the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
+        remote::skipped("the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
     }
     fake
 }
 
-/// How many calls of the driver there were when the body of a program was done: what follows are destructors.
-static BODY: AtomicU64 = AtomicU64::new(0);
+/// Calls that give something back, and what is left where one of them fails in a destructor, who can tell nobody: that
+/// one thing. Whatever else was taken comes back.
+const GIVE_BACK: &[(&str, &str)] = &[
+    ("cuMemFree_v2", "Plain"),
+    ("cuMemFreeAsync", "Pooled"),
+    ("cuMemFreeHost", "Pinned"),
+    ("cuMemPoolDestroy", "memory pool"),
+    ("cuModuleUnload", "a module"),
+    ("cuStreamDestroy_v2", "SimStream"),
+    ("cuEventDestroy_v2", "SimEvent"),
+    ("cuDevicePrimaryCtxRelease_v2", "the primary context"),
+];
 
-/// What a program is that may fail.
-type Program = fn(&dyn Fn() -> u64) -> Result<(), Error>;
-
-/// Two streams, reuse in order, foreign uses, an inserted wait, pinned memory, copies, a trim.
-#[allow(unsafe_code, reason = "fills and copies work on raw memory")]
-fn memory_and_order(calls: &dyn Fn() -> u64) -> Result<(), Error> {
-    let cuda = Cuda::new(0)?;
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)).pinned_limit(MIB);
-    // Scrubbing, so that fills fail too: at a hand-out, and before memory goes back.
-    let config = config.bounded_wait(Duration::from_millis(10)).scrub(true);
-    let gpu = Allocator::new(cuda.clone(), config)?;
-    let (s, t) = (gpu.stream()?, gpu.stream()?);
-    let block = gpu.alloc(3 * MIB, &s)?;
-    // SAFETY: the block is ours on `s`.
-    unsafe { cuda.fill(block.address(), 42, block.len(), s.native()) }?;
-    t.wait_stream(&s)?;
-    block.record_use(&t)?;
-    let host = gpu.alloc_pinned(4096)?;
-    host.record_use(&t)?;
-    // SAFETY: both uses are recorded, so the bytes stay until the copy is complete.
-    unsafe { cuda.copy_d2h(host.as_ptr().as_ptr(), block.address(), 4096, t.native()) }?;
-    drop(block);
-    let next = gpu.alloc(3 * MIB, &s)?;
-    // SAFETY: the block is ours on `s`.
-    unsafe { cuda.fill(next.address(), 43, next.len(), s.native()) }?;
-    s.record()?.synchronize(Duration::from_secs(5))?;
-    drop(next);
-    gpu.synchronize()?;
-    // SAFETY: pinned, and what wrote it was waited for.
-    let read = unsafe { std::slice::from_raw_parts(host.as_ptr().as_ptr(), 4096) };
-    assert_eq!(read, [42; 4096], "nothing was reused early");
-    drop(host);
-    gpu.trim(Trim::All)?;
-    gpu.check();
-    BODY.store(calls(), Ordering::Relaxed);
-    Ok(())
+/// Whether what a program left is what a failure of this call must leave.
+fn is_its_own(name: &str, leaks: &str) -> bool {
+    GIVE_BACK.iter().any(|(call, what)| *call == name && leaks.lines().count() == 1 && leaks.contains(what))
 }
 
-/// Our own kernels, and a gate.
-fn kernels(calls: &dyn Fn() -> u64) -> Result<(), Error> {
-    let cuda = Cuda::new(0)?;
-    let gpu = Allocator::new(cuda.clone(), Config::default())?;
-    let s = gpu.stream()?;
-    let block = gpu.alloc(MIB, &s)?;
-    let gate = cuda.gate(s.native(), Duration::from_secs(5))?;
-    cuda.write_pattern(s.native(), block.address(), block.len(), 42)?;
-    cuda.check_pattern(s.native(), block.address(), block.len(), 42, block.id())?;
-    drop(gate);
-    assert_eq!(cuda.bad_ranges(true)?.1, 0, "what was read is what was written");
-    BODY.store(calls(), Ordering::Relaxed);
-    Ok(())
-}
+/// The last thing that a verb does when its work is done: nobody is told that it failed. The next call says so, if
+/// there is one.
+const LAST: &[&str] = &["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode"];
 
-/// Pinned memory is wiped when it is new, and each of some two thousand runs has new memory: a segment of the usual 64 MiB
-/// would take tens of milliseconds each time.
-fn small_pinned() -> Config {
-    Config::default().pinned_limit(4 * MIB)
-}
-
-/// Kernels on arrays, over two streams.
-fn launches(calls: &dyn Fn() -> u64) -> Result<(), Error> {
-    let gpu = Allocator::new(Cuda::new(0)?, small_pinned())?;
-    let (s, t) = (gpu.stream()?, gpu.stream()?);
-    let length = 20_000_usize;
-    let (mut x, mut y) = (gpu.uninit::<u64>(length, &s)?, gpu.zeros::<u64>(length, &t)?);
-    let (mut at, mut sum) = (gpu.uninit::<u32>(length, &t)?, gpu.uninit::<u64>(1, &t)?);
-    kernel::iota(&mut x, 5, 2, &s)?;
-    kernel::iota(&mut at, length as u32 - 1, u32::MAX, &t)?;
-    kernel::gather(&x, &at, &mut y, &t)?;
-    kernel::scatter(&y, &at, &mut x, &s)?;
-    kernel::saxpy(3, &x, &mut y, &t)?;
-    kernel::fill(&mut x, 9, &s)?;
-    kernel::reduce_sum(&y, &mut sum, &t)?;
-    let sum = sum.to_pinned(&t)?.wait()?;
-    // Turned round, turned back, and added thrice to the turned: four times all of it.
-    let all = length as u64;
-    assert_eq!(sum[0], 4 * (5 * all + all * (all - 1)), "what was read is what was computed");
-    drop((x, y, at, sum));
-    gpu.synchronize()?;
-    gpu.trim(Trim::All)?;
-    gpu.check();
-    BODY.store(calls(), Ordering::Relaxed);
-    Ok(())
-}
-
-/// Arrays and copies of every kind.
-fn arrays(calls: &dyn Fn() -> u64) -> Result<(), Error> {
-    let gpu = Allocator::new(Cuda::new(0)?, small_pinned())?;
-    let _streams = copies::program(&gpu)?;
-    BODY.store(calls(), Ordering::Relaxed);
-    Ok(())
-}
-
-/// Runs a program on a thread of its own: a call that failed may have left a context current.
-fn run(fake: &Fake, program: Program) -> Result<(), Error> {
-    let calls = || fake.calls_total();
-    std::thread::scope(|scope| scope.spawn(|| program(&calls)).join()).expect("no fault makes it panic")
-}
-
-/// Calls whose failure cannot be mended: what they were to give back is still there, or nobody can be told.
-fn cannot_be_mended(name: &str) -> bool {
-    ["Free", "Destroy", "Release", "Unload", "Unmap", "Ctx", "ExchangeStreamCaptureMode"]
-        .iter()
-        .any(|word| name.contains(word))
-}
-
-/// A fresh device that works late; the first poll makes it work, so that a program makes the same calls each time.
+/// Two fresh devices that work late; the first poll makes them work, so that a program makes the same calls each time.
 fn begin(fake: &Fake) {
-    fake.reset(GIB, 1, When::Latest);
+    fake.reset(GIB, 2, When::Latest);
     fake.patience(1);
 }
 
 /// Runs a program once well and once for each of its calls, which fails with a code; answers which calls made it fail, by
 /// name.
-fn every_call_fails(fake: &Fake, program: Program, code: u32) -> BTreeMap<String, u64> {
+fn every_call_fails(fake: &Fake, program: &Program, code: u32) -> BTreeMap<String, u64> {
     // The first program of a process opens the driver, with calls of its own.
+    let mut ran = None;
     for _ in 0..2 {
         begin(fake);
-        run(fake, program).expect("it works where nothing fails");
+        ran = Some(program.run(fake, None));
+        assert_eq!((fake.verdict(), fake.leaks()), (None, None), "{}", program.name);
     }
-    assert_eq!((fake.verdict(), fake.leaks()), (None, None));
-    let (calls, body) = (fake.calls_total(), BODY.load(Ordering::Relaxed));
-    assert!(body > 60, "a program worth failing in: {calls} calls");
+    let Ran { result, calls, body, .. } = ran.expect("it ran");
+    result.expect("it works where nothing fails");
+    assert!(body > 40, "a program worth failing in: {calls} calls");
     let mut failed = BTreeMap::new();
     for number in 1..=calls {
         begin(fake);
-        fake.fail_call(number, code);
-        let result = run(fake, program);
-        let name = fake
-            .call_name(number)
-            .unwrap_or_else(|| panic!("call {number} of {calls} was not reached: {result:?}"));
-        fake.clear_faults();
+        let Ran { result, failed: name, .. } = program.run(fake, Some((number, code)));
+        let name = name.unwrap_or_else(|| panic!("call {number} of {calls} was not reached: {result:?}"));
+        let place =
+            format!("{}, call {number} of {body} and {calls}, {name}, fails with {code}", program.name);
         match &result {
             Ok(()) if code == 700 => {
-                assert!(
-                    number > body || cannot_be_mended(&name),
-                    "call {number} of {body}, {name}, lost the context and nobody noticed"
-                );
+                let last = number + 1 >= body && LAST.contains(&&*name);
+                assert!(number > body || last, "{place}: the context is lost and nobody noticed");
             }
             Ok(()) => {}
             Err(Error::Driver(e) | Error::Unavailable(Unavailable::Driver(e))) => {
                 // Code 0: the loss was met where nobody could be told, and the next call says so.
-                assert!(e.code == code || (code == 700 && e.code == 0), "{name}: {e}");
-                assert_eq!(e.is_context_lost(), code == 700, "{name}: {e}");
+                assert!(e.code == code || (code == 700 && e.code == 0), "{place}: {e}");
+                assert_eq!(e.is_context_lost(), code == 700, "{place}: {e}");
                 *failed.entry(name.clone()).or_default() += 1;
             }
             Err(e) => {
-                assert!(code == 2 && e.out_of_memory().is_some(), "{name}: {e}");
+                assert!(code == 2 && e.out_of_memory().is_some(), "{place}: {e}");
                 *failed.entry(name.clone()).or_default() += 1;
             }
         }
         if code == 700 {
             continue;
         }
-        assert_eq!(fake.verdict(), None, "call {number}, {name}");
+        assert_eq!(fake.verdict(), None, "{place}");
         if let Some(leaks) = fake.leaks() {
-            assert!(
-                cannot_be_mended(&name),
-                "call {number}, {name}, failed with {code}; {result:?}; left:\n{leaks}"
-            );
+            assert!(is_its_own(&name, &leaks), "{place}: {result:?}; left:\n{leaks}");
         }
         if number % 16 == 0 {
-            run(fake, program).unwrap_or_else(|e| panic!("after call {number}, {name}, had failed: {e}"));
+            program.run(fake, None).result.unwrap_or_else(|e| panic!("{place}, and then: {e}"));
         }
     }
     failed
 }
 
-const EXPECTED: &[&str] =
-    &["cuStreamCreateWithPriority", "cuEventRecord", "cuStreamWaitEvent", "cuMemsetD8Async"];
-
-const COPIES: &[&str] =
-    &["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2"];
+/// Every program with every call failing with a code; each is told of the calls that it must be told of.
+fn at_every_call(code: u32) {
+    let Some(fake) = fake(When::Latest) else { return };
+    for program in PROGRAMS {
+        let failed = every_call_fails(&fake, program, code);
+        for told in program.told {
+            assert!(
+                failed.contains_key(*told),
+                "{}: {told} failed and nobody said so: {failed:?}",
+                program.name
+            );
+        }
+        for overcome in program.overcome.iter().filter(|_| code == 2) {
+            assert!(!failed.contains_key(*overcome), "{}: {failed:?}", program.name);
+        }
+    }
+}
 
 #[test]
 fn a_refusal_at_every_call() {
-    let Some(fake) = fake(When::Latest) else { return };
-    let failed = every_call_fails(&fake, memory_and_order, 1);
-    assert!(EXPECTED.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
-    let failed = every_call_fails(&fake, kernels, 1);
-    assert!(failed.contains_key("cuLaunchKernel") && failed.contains_key("cuModuleLoadData"), "{failed:?}");
-    let failed = every_call_fails(&fake, launches, 1);
-    assert!(
-        failed.contains_key("cuLaunchKernel") && failed.contains_key("cuModuleGetFunction"),
-        "{failed:?}"
-    );
-    let failed = every_call_fails(&fake, arrays, 1);
-    assert!(COPIES.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
+    at_every_call(1);
 }
 
 #[test]
 fn no_memory_at_every_call() {
-    let Some(fake) = fake(When::Latest) else { return };
-    let failed = every_call_fails(&fake, memory_and_order, 2);
-    assert!(EXPECTED.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
-    let copies = every_call_fails(&fake, arrays, 2);
-    assert!(COPIES.iter().all(|&name| copies.contains_key(name)), "{copies:?}");
-    // One refusal of memory, device or pinned, is overcome: a ladder makes sure before it gives up.
-    for overcome in ["cuMemHostAlloc", "cuMemAlloc_v2"] {
-        assert!(!failed.contains_key(overcome), "{failed:?}");
-        assert!(!copies.contains_key(overcome), "{copies:?}");
-    }
+    at_every_call(2);
 }
 
 /// A driver from the future may answer what no header of today names.
 #[test]
 fn an_unknown_code_at_every_call() {
-    let Some(fake) = fake(When::Latest) else { return };
-    let failed = every_call_fails(&fake, memory_and_order, 54_321);
-    assert!(EXPECTED.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
-    let failed = every_call_fails(&fake, arrays, 54_321);
-    assert!(COPIES.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
+    at_every_call(54_321);
 }
 
 /// A context that is lost at any call stays lost: an error says so, nothing hangs, and no memory of the process is harmed.
 #[test]
 fn a_context_lost_at_every_call() {
+    at_every_call(700);
     let Some(fake) = fake(When::Latest) else { return };
-    let failed = every_call_fails(&fake, memory_and_order, 700);
-    assert!(EXPECTED.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
-    let failed = every_call_fails(&fake, arrays, 700);
-    assert!(COPIES.iter().all(|&name| failed.contains_key(name)), "{failed:?}");
     begin(&fake);
-    run(&fake, memory_and_order).expect("another process would work, and so does a driver that was reset");
+    for program in PROGRAMS {
+        program
+            .run(&fake, None)
+            .result
+            .expect("another process would work, and so does a driver that was reset");
+    }
 }
 
 /// An answer "not ready", however often, is never taken for "done".
@@ -333,7 +238,7 @@ fn loaded_kernels_are_loaded_once() {
             || (fake.calls("cuModuleLoadData"), fake.calls("cuModuleGetFunction"), fake.calls("cuFuncLoad"));
         let before = loads();
         assert_eq!(before.1, kernel::house().count() as u64);
-        run(&fake, launches).expect("nothing fails");
+        LAUNCHES.run(&fake, None).result.expect("nothing fails");
         kernel::load_house(&cuda).expect("nothing to do");
         assert_eq!(loads(), before);
     }
@@ -414,17 +319,27 @@ fn without(symbol: &str, folder: &Path) -> PathBuf {
     variant
 }
 
+/// A test of this file, run in a process of its own with this environment.
+fn child(test: &str, environment: &[(&str, &std::ffi::OsStr)]) -> Output {
+    let exe = std::env::current_exe().expect("this test");
+    let mut child = Command::new(exe);
+    child.args(["--exact", test, "--ignored", "--nocapture"]).envs(environment.iter().copied());
+    child.output().expect("a child")
+}
+
+/// What a child that must end well said.
+fn said(out: &Output) -> String {
+    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success() && !text.contains("panicked"), "{}: {text}", out.status);
+    text
+}
+
 /// What `Cuda::new` says in a process of its own with this driver and this environment.
 fn opened(driver: &Path, environment: &[(&str, &str)]) -> String {
-    let exe = std::env::current_exe().expect("this test");
-    let out = Command::new(exe)
-        .args(["--exact", "child_opens_the_driver", "--ignored", "--nocapture"])
-        .env("MILLPOND_LIBCUDA", driver)
-        .envs(environment.iter().copied())
-        .output()
-        .expect("a child");
-    let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && !text.contains("panicked"), "{text}");
+    let driver = [("MILLPOND_LIBCUDA", driver.as_os_str())];
+    let environment = environment.iter().map(|&(name, value)| (name, std::ffi::OsStr::new(value)));
+    let environment: Vec<_> = driver.into_iter().chain(environment).collect();
+    let text = said(&child("child_opens_the_driver", &environment));
     let said = text.lines().find_map(|l| l.split_once("OPENED ")).map(|(_, said)| said.to_owned());
     said.unwrap_or_else(|| panic!("the child said nothing: {text}"))
 }
@@ -440,7 +355,10 @@ fn child_opens_the_driver() {
             });
             format!("{works:?}, ids {}, context events {}", cuda.has_stream_ids(), cuda.has_context_events())
         }
-        Err(e) => format!("{e:?}"),
+        Err(e) => {
+            assert_eq!(Cuda::devices().as_ref(), Err(&e), "whoever counts devices is told the same");
+            format!("{e:?}")
+        }
     };
     println!("\nOPENED {what}");
 }
@@ -499,7 +417,7 @@ fn an_old_driver_no_driver_and_no_device_are_told_apart() {
     let newer = opened(&whole, &[("MILLPOND_FAKE_VERSION", "99990")]);
     assert!(newer.starts_with("Ok(())"), "a newer one will do: {newer}");
     let none = opened(&whole, &[("MILLPOND_FAKE_DEVICES", "0")]);
-    assert!(none.contains("NoDevice") || none.contains("code: 100"), "{none}");
+    assert_eq!(none, "NoDevice { asked: 0, found: 0 }");
     let missing = opened(Path::new("/nowhere/libcuda.so.1"), &[]);
     assert!(missing.starts_with("DriverMissing"), "{missing}");
     let garbage = folder().join("garbage.so");
@@ -507,17 +425,85 @@ fn an_old_driver_no_driver_and_no_device_are_told_apart() {
     assert!(opened(&garbage, &[]).starts_with("DriverMissing"));
 }
 
+/// A context that was lost, and a driver that was shut down: what is asked for is refused, what is dropped goes without
+/// a word, and what destructors met is kept only where it is news.
 #[test]
 fn a_driver_that_is_gone_is_left_in_peace() {
-    let Some(fake) = fake(When::Earliest) else { return };
-    let cuda = Cuda::new(0).expect("the stand-in");
-    let gpu = Allocator::new(cuda, Config::default()).expect("an allocator");
-    let s = gpu.stream().expect("a stream");
-    let block = gpu.alloc(MIB, &s).expect("memory");
-    fake.lose_context(719);
-    let refused = gpu.alloc(64 * MIB, &s).expect_err("the context is lost");
-    assert!(matches!(&refused, Error::Driver(e) if e.kind == DriverErrorKind::ContextLost), "{refused}");
-    drop((block, s, gpu));
+    let Some(fake) = fake(When::Latest) else { return };
+    for (code, kept) in [(719, true), (4, false)] {
+        begin(&fake);
+        let cuda = Cuda::new(0).expect("the stand-in");
+        let gpu = Allocator::new(cuda.clone(), Config::default()).expect("an allocator");
+        let s = gpu.stream().expect("a stream");
+        let (block, page) = (gpu.alloc(MIB, &s).expect("memory"), gpu.alloc_pinned(4096).expect("a page"));
+        let download = gpu.zeros::<u8>(5000, &s).expect("an array").to_pinned(&s).expect("queued");
+        if kept {
+            fake.lose_context(code);
+        } else {
+            fake.shut_down();
+        }
+        let gone = |e: &DriverError| e.code == code && e.kind == DriverErrorKind::ContextLost;
+        let refused = gpu.alloc(64 * MIB, &s).expect_err("the driver is gone");
+        assert!(matches!(&refused, Error::Driver(e) if gone(e)), "{refused}");
+        let asked = fake.calls_total();
+        drop((block, page, download, s, gpu));
+        assert!(fake.calls_total() > asked, "destructors ask all the same");
+        let told = cuda.deferred();
+        assert_eq!(!told.is_empty(), kept, "{told:?}");
+        assert!(told.iter().all(gone), "{told:?}");
+        drop(cuda);
+        let again = Cuda::new(0).expect_err("the driver is gone");
+        assert!(matches!(&again, Unavailable::Driver(e) if gone(e)), "{again}");
+    }
+}
+
+/// A device may lack memory pools, virtual memory or both: what needs them is refused in words before the driver is
+/// asked, and everything else works.
+#[test]
+#[allow(unsafe_code, reason = "mapping works on raw addresses")]
+fn what_a_device_lacks_is_refused_in_words() {
+    const VIRTUAL_MEMORY: u32 = 102;
+    const MEMORY_POOLS: u32 = 115;
+    let Some(fake) = fake(When::Latest) else { return };
+    for (mapping, pools) in [(false, false), (false, true), (true, false)] {
+        begin(&fake);
+        fake.attribute(VIRTUAL_MEMORY, i32::from(mapping));
+        fake.attribute(MEMORY_POOLS, i32::from(pools));
+        let lacks = |result: Result<(), DriverError>, call: &'static str, advice: &str| {
+            let e = result.expect_err("the device has no such thing");
+            assert_eq!((e.call, e.code, e.kind), (call, 801, DriverErrorKind::NotSupported), "{e}");
+            assert!(e.message.contains(advice), "{e}");
+            assert_eq!(fake.calls(call), 0, "the driver was not asked");
+        };
+        let cuda = Cuda::new(0).expect("the stand-in");
+        assert_eq!((cuda.has_mapping(), cuda.granularity()), (mapping, 2 * MIB));
+        let pooled = cuda.clone().backing(Backing::Async { keep: 0 });
+        if pools {
+            drop(pooled.expect("pools").allocate(MIB).expect("memory of one"));
+        } else {
+            lacks(pooled.map(drop), "cuMemPoolCreate", "use Backing::Plain");
+        }
+        if mapping {
+            let handle = cuda.create(2 * MIB).expect("physical memory");
+            // SAFETY: mapped nowhere.
+            unsafe { cuda.release(&handle) }.expect("released");
+        } else {
+            let (plain, at) = ("use plain segments", Addr(2 * MIB));
+            lacks(cuda.create(2 * MIB).map(drop), "cuMemCreate", plain);
+            lacks(cuda.reserve(2 * MIB, None).map(drop), "cuMemAddressReserve", plain);
+            // SAFETY: refused before the driver is asked.
+            lacks(unsafe { cuda.set_access(at, 2 * MIB) }, "cuMemSetAccess", plain);
+            // SAFETY: as above.
+            lacks(unsafe { cuda.unmap(at, 2 * MIB) }, "cuMemUnmap", plain);
+            // SAFETY: as above.
+            lacks(unsafe { cuda.unreserve(at, 2 * MIB) }, "cuMemAddressFree", plain);
+        }
+        let gpu = Allocator::new(cuda, Config::default()).expect("an allocator");
+        let s = gpu.stream().expect("a stream");
+        drop(gpu.alloc(MIB, &s).expect("plain memory"));
+        drop((s, gpu));
+        assert_eq!((fake.verdict(), fake.leaks()), (None, None));
+    }
 }
 
 /// What a destructor could not do is kept for whoever asks, by the name of its call, unless it only says that the driver was

@@ -179,7 +179,7 @@ fn alone(test: &str, body: impl FnOnce(&Fake)) {
 fn fake(when: When) -> Option<Fake> {
     let fake = remote::fake(GIB, 2, when);
     if fake.is_none() {
-        eprintln!("SKIPPED: the stand-in driver is not built: cargo test --workspace");
+        remote::skipped("the stand-in driver is not built: cargo test --workspace");
     }
     fake
 }

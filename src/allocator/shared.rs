@@ -263,7 +263,16 @@ impl<D: Driver> Core<D> {
         assert_unlocked("the allocator shuts down");
         let lines = self.registry.lines();
         let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
-        match self.registry.watch(self.driver.synchronize_device()) {
+        let wait = || self.registry.watch(self.driver.synchronize_device());
+        let waited = match wait() {
+            // What goes back to a pool of the driver's, or is wiped, waits for nothing by itself: once more, then.
+            Err(e) if !e.is_context_lost() => {
+                self.driver.drop_failed(e);
+                wait()
+            }
+            waited => waited,
+        };
+        match waited {
             Ok(()) => {
                 for (line, epoch) in lines.iter().zip(promised) {
                     self.registry.proved(line, epoch);

@@ -5,6 +5,7 @@
 
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char};
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -55,6 +56,11 @@ pub fn path() -> Option<PathBuf> {
     let exe = std::env::current_exe().ok()?;
     let beside = exe.parent()?;
     [beside.join("libfake_libcuda.so"), beside.join("../libfake_libcuda.so")].into_iter().find(|p| p.exists())
+}
+
+/// Says why a test was skipped, past the test harness, which shows what a passing test prints to nobody.
+pub fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
 /// The stand-in with fresh devices, or `None` where it was not built.
@@ -137,6 +143,14 @@ impl Fake {
     /// The context is lost.
     pub fn lose_context(&self, code: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_lose_context")(code);
+    }
+    /// The driver is shut down, as at the end of a process: every call answers 4.
+    pub fn shut_down(&self) {
+        self.symbol::<extern "C" fn()>("millpond_fake_shut_down")();
+    }
+    /// What devices answer for an attribute.
+    pub fn attribute(&self, attribute: u32, value: i32) {
+        self.symbol::<extern "C" fn(u32, i32)>("millpond_fake_attribute")(attribute, value);
     }
     /// Takes planted faults back.
     pub fn clear_faults(&self) {

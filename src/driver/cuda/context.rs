@@ -12,6 +12,7 @@
 use super::alias::Parked;
 use super::kernel::Kernels;
 use super::launch::Loaded;
+use super::memory::AsyncPool;
 use super::probe::{Api, Code, api};
 use super::ranges::Ranges;
 use super::stream::Known;
@@ -90,7 +91,7 @@ pub(super) fn count(api: &Api) -> Result<u32, Unavailable> {
 }
 
 /// The driver's own answer that there is no device, from its very start.
-fn none_at_all(e: Unavailable, asked: u32) -> Unavailable {
+pub(super) fn none_at_all(e: Unavailable, asked: u32) -> Unavailable {
     match e {
         Unavailable::Driver(d) if d.code == 100 => Unavailable::NoDevice { asked, found: 0 },
         other => other,
@@ -292,9 +293,10 @@ impl Device {
         Ok(())
     }
 
-    /// A destructor's call: bound, counted, and its error kept for whoever asks.
+    /// A destructor's call: bound, counted, and its error kept for whoever asks. It comes once, so a context that could
+    /// not be bound is tried again: else the one thing would be left that a later call could have given back.
     pub(super) fn quietly(&self, call: Call, verb: impl FnOnce(&Table) -> Code) {
-        let result = self.bind().and_then(|bound| {
+        let result = self.bind().or_else(|_| self.bind()).and_then(|bound| {
             let code = verb(self.table());
             drop(bound);
             self.done(call, code)
@@ -370,6 +372,7 @@ impl Drop for Device {
             // SAFETY: made by `internal_stream`; the device is being dropped, so nobody else has it.
             unsafe { self.destroy_stream(stream) };
         }
+        AsyncPool::destroy_all(self.ranges.take_pooled(), self);
         self.sweep_parked();
         let theirs = (self.anchor.get_mut().take(), self.alias.get_mut().take());
         if let (Some(_), _) | (_, Some(_)) = &theirs {

@@ -10,7 +10,7 @@ use super::ranges::Kind;
 use super::table::{Call, Handle, Location, PoolProps};
 use crate::driver::{DriverResult, Host, HostKind, Memory, MemoryInfo};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::sync::Arc;
+use crate::sync::{Arc, Weak};
 use crate::units::{Addr, DeviceId, GRANULE_BYTES};
 use core::ffi::c_void;
 use core::fmt;
@@ -31,9 +31,10 @@ pub enum Backing {
     },
 }
 
-/// A pool of the driver's and the stream its calls are ordered on.
+/// A pool of the driver's and the stream its calls are ordered on. Ranges of the pool hold it, and the device lists
+/// them: so it does not hold the device, or a range that the driver took back never would keep the context for good.
 pub(super) struct AsyncPool {
-    device: Arc<Device>,
+    device: Weak<Device>,
     pool: Handle<CUmemPoolHandle_st>,
     stream: Handle<CUstream_st>,
     keep: u64,
@@ -57,8 +58,8 @@ impl AsyncPool {
                 "this device has no memory pools: use Backing::Plain",
             ));
         }
-        let stream = device.make_stream(NON_BLOCKING, 0)?;
         let bound = device.bind()?;
+        let stream = device.make_stream(NON_BLOCKING, 0)?;
         let location = Location::device(device.ordinal);
         let props =
             PoolProps { kind: 1, exported_as: 0, location, windows: core::ptr::null_mut(), rest: [0; 8] };
@@ -71,7 +72,7 @@ impl AsyncPool {
             return Err(e);
         }
         // From here on a failure drops the pool and the stream.
-        let made = AsyncPool { device: Arc::clone(device), pool: Handle(pool), stream, keep };
+        let made = AsyncPool { device: Arc::downgrade(device), pool: Handle(pool), stream, keep };
         let mut threshold = keep;
         let value = (&raw mut threshold).cast::<c_void>();
         // SAFETY: the attribute is a 64-bit number, and so is the local.
@@ -81,8 +82,7 @@ impl AsyncPool {
         Ok(made)
     }
 
-    fn allocate(&self, bytes: usize) -> DriverResult<u64> {
-        let device = &*self.device;
+    fn allocate(&self, device: &Device, bytes: usize) -> DriverResult<u64> {
         let bound = device.bind()?;
         let mut addr = 0;
         let (pool, stream) = (self.pool.0, self.stream.0);
@@ -103,8 +103,7 @@ impl AsyncPool {
 
     /// # Safety
     /// The range came whole from this pool and every use of it is complete.
-    unsafe fn free(&self, addr: u64) -> DriverResult<()> {
-        let device = &*self.device;
+    unsafe fn free(&self, device: &Device, addr: u64) -> DriverResult<()> {
         let bound = device.bind()?;
         // SAFETY: passed on from the caller; the stream lives as long as this value.
         let code = unsafe { (device.table().mem_free_async)(addr, self.stream.0) };
@@ -123,18 +122,34 @@ impl AsyncPool {
         drop(bound);
         Ok(())
     }
-}
 
-#[allow(unsafe_code, reason = "foreign calls")]
-impl Drop for AsyncPool {
-    fn drop(&mut self) {
+    /// Gives the pool back and its stream, once.
+    fn destroy(&self, device: &Device) {
         let pool = self.pool.0;
-        self.device.quietly(Call::mem_pool_destroy, |table| {
-            // SAFETY: made by `new`; every range of it holds it, so none is left.
+        device.quietly(Call::mem_pool_destroy, |table| {
+            // SAFETY: made by `new`, and this is its end; what is still out of it stays until it is freed.
             unsafe { (table.mem_pool_destroy)(pool) }
         });
         // SAFETY: made by `new`, and its last user.
-        unsafe { self.device.destroy_stream(self.stream) };
+        unsafe { device.destroy_stream(self.stream) };
+    }
+
+    /// The end of pools whose ranges the driver never took back: for the device's own end.
+    pub(super) fn destroy_all(pools: Vec<Arc<AsyncPool>>, device: &Device) {
+        for pool in pools {
+            // Its last range; dropped, it finds no device any more.
+            if let Some(pool) = Arc::into_inner(pool) {
+                pool.destroy(device);
+            }
+        }
+    }
+}
+
+impl Drop for AsyncPool {
+    fn drop(&mut self) {
+        if let Some(device) = self.device.upgrade() {
+            self.destroy(&device);
+        }
     }
 }
 
@@ -166,7 +181,7 @@ impl Cuda {
         let device = &*self.device;
         if let Kind::Pooled(pool) = kind {
             // SAFETY: passed on from the caller; the kind names the pool that it came from.
-            return unsafe { pool.free(addr) };
+            return unsafe { pool.free(device, addr) };
         }
         let bound = device.bind()?;
         // SAFETY: passed on from the caller.
@@ -217,7 +232,7 @@ unsafe impl Memory for Cuda {
         let size = whole(call, bytes)?;
         let (addr, kind) = match &self.pool {
             None => (self.plain(size)?, Kind::Plain),
-            Some(pool) => (pool.allocate(size)?, Kind::Pooled(Arc::clone(pool))),
+            Some(pool) => (pool.allocate(&self.device, size)?, Kind::Pooled(Arc::clone(pool))),
         };
         if !addr.is_multiple_of(GRANULE_BYTES) {
             // SAFETY: allocated above, of this kind, and used by nobody.

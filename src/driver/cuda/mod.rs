@@ -73,8 +73,9 @@ use table::Call;
 /// its counts and its kernels, each with options of its own.
 #[derive(Clone)]
 pub struct Cuda {
-    device: Arc<Device>,
+    /// Before the device, without which it cannot be given back.
     pool: Option<Arc<AsyncPool>>,
+    device: Arc<Device>,
     scrub: bool,
     patterns: bool,
 }
@@ -119,7 +120,7 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::new`].
     pub fn devices() -> Result<u32, Unavailable> {
-        context::count(probe::api()?)
+        probe::api().and_then(context::count).map_err(|e| context::none_at_all(e, 0))
     }
 }
 

@@ -69,6 +69,13 @@ impl Ranges {
         }
     }
 
+    /// Takes out what pools of the driver's still have out; a pool for each range.
+    pub(super) fn take_pooled(&mut self) -> Vec<Arc<AsyncPool>> {
+        let ranges = core::mem::take(self.0.get_mut());
+        let pool = |(_, kind)| if let Kind::Pooled(pool) = kind { Some(pool) } else { None };
+        ranges.into_values().filter_map(pool).collect()
+    }
+
     /// What lies under these addresses, if it is all ours and of one sort.
     pub(super) fn place(&self, addr: u64, bytes: u64) -> Option<Place> {
         let end = addr.checked_add(bytes)?;

@@ -7,7 +7,7 @@ use crate::door::{Code, is_sticky};
 use crate::raw::Text;
 use crate::state::{State, state};
 use millpond::driver::sim::Schedule;
-use std::ffi::{CString, c_char, c_uint};
+use std::ffi::{CString, c_char, c_int, c_uint};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
@@ -97,6 +97,15 @@ control_calls! {
     /// The context is lost with a sticky code (any other counts as 700): every later call answers it.
     fn millpond_fake_lose_context(code: Code) {
         state().lost = Some(if is_sticky(code) { code } else { 700 });
+    }
+    /// The driver is shut down, as it is when a process ends: until the next reset every call answers 4, whatever it
+    /// asks.
+    fn millpond_fake_shut_down() {
+        state().shut_down = true;
+    }
+    /// What every device answers for an attribute, until the next reset.
+    fn millpond_fake_attribute(attribute: c_uint, value: c_int) {
+        state().attributes.insert(attribute, value);
     }
     /// Takes planted faults back; a lost context stays lost.
     fn millpond_fake_clear_faults() {

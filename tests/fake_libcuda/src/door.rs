@@ -49,6 +49,8 @@ pub(crate) const INVALID_VALUE: Code = 1;
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 /// `CUDA_ERROR_NOT_INITIALIZED`
 pub(crate) const NOT_INITIALIZED: Code = 3;
+/// `CUDA_ERROR_DEINITIALIZED`
+pub(crate) const DEINITIALIZED: Code = 4;
 /// `CUDA_ERROR_NO_DEVICE`
 pub(crate) const NO_DEVICE: Code = 100;
 /// `CUDA_ERROR_INVALID_DEVICE`
@@ -117,6 +119,9 @@ pub(crate) fn exchange_capture_mode(mode: u32) -> u32 {
 fn refusal(state: &mut State, name: &'static str) -> Option<Fail> {
     let number = state.log.write(name);
     let planted = state.faults.strike(name, number);
+    if state.shut_down {
+        return Some(Fail::new(DEINITIALIZED, "the driver was shut down: the process is ending"));
+    }
     if let Some(code) = state.lost
         && !AFTER_LOSS.contains(&name)
     {

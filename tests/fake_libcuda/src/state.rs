@@ -194,6 +194,10 @@ pub(crate) struct State {
     pub(crate) log: Log,
     pub(crate) faults: Faults,
     pub(crate) lost: Option<Code>,
+    /// The driver was shut down, as at the end of a process.
+    pub(crate) shut_down: bool,
+    /// Numbers that describe devices, where they are not the usual ones.
+    pub(crate) attributes: HashMap<u32, i32>,
     pub(crate) version: u32,
     /// After how many answers "not ready" in a row a question makes the device do what was asked about.
     pub(crate) patience: u32,
@@ -231,6 +235,8 @@ impl State {
             log: Log::default(),
             faults: Faults::default(),
             lost: None,
+            shut_down: false,
+            attributes: HashMap::new(),
             version: VERSION,
             patience: 16,
             last_refusal: None,
