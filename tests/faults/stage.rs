@@ -79,7 +79,10 @@ impl Stage {
             let planted = self.planted;
             let own = match &e {
                 Error::Driver(d) => Some(d.kind) == planted,
-                Error::OutOfMemory(_) => planted == Some(Kind::OutOfMemory) || self.unready,
+                // A stream that captures gets no marker, and what it did cannot be waited for before it has one.
+                Error::OutOfMemory(_) => {
+                    matches!(planted, Some(Kind::OutOfMemory | Kind::Capturing)) || self.unready
+                }
                 Error::TimedOut { .. } => self.unready,
                 _ => false,
             };
