@@ -3,6 +3,7 @@
 use crate::stage::{Stage, Stop};
 use millpond::array::ForeignMemory;
 use millpond::driver::HostKind;
+use millpond::driver::sim::Launch;
 use millpond::report::Report;
 use millpond::units::MIB;
 use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Policy, Reuse, Trim, kernel};
@@ -30,7 +31,8 @@ fn foreign(st: &mut Stage) -> Result<(), Stop> {
     const LENGTH: usize = 1 << 18;
     let brought = Mutex::new(None);
     st.act("from_foreign", |st| {
-        let library = Allocator::new(st.sim.clone(), Config::default().growth(Growth::Exact))?;
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+        let library = Allocator::new(st.sim.clone(), config)?;
         let stream = library.stream()?;
         let block = library.alloc(MIB, &stream)?;
         let memory = ForeignMemory { address: block.address(), bytes: MIB, device: library.device() };
@@ -46,8 +48,13 @@ fn foreign(st: &mut Stage) -> Result<(), Stop> {
             kernel::fill(array, 7, &st.streams[s])
         })?;
     }
-    let (array, _stream, library) = brought.into_inner().unwrap().expect("made above");
+    let (array, stream, library) = brought.into_inner().unwrap().expect("made above");
     drop(array);
+    // If its owner had it back by now, it would use it. That it cannot have it is no failure, whatever the reason.
+    if let Ok(again) = library.alloc(MIB, &stream) {
+        let theirs = Launch::new("theirs").writes(again.address(), MIB).tag(again.id().expect("bytes"));
+        drop(st.sim.launch(stream.native(), theirs));
+    }
     st.act("synchronize", |st| st.gpu().synchronize())?;
     st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
     if st.planted.is_none() && !st.unready {
@@ -435,7 +442,9 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.touch("y", "a")?;
             st.free("x");
             // Behind a wait, and wiped.
-            st.alloc_touch("z", 32, "b")?;
+            st.alloc("z", 32, "b")?;
+            st.is_wiped("z", "b")?;
+            st.touch("z", "b")?;
             st.free("y");
             st.streams["c"].set_independent(true);
             // What is not complete is not for it: it is waited for, and wiped.
