@@ -8,6 +8,11 @@ use core::ops::Range;
 /// Two neighbouring 64-byte lines are fetched together.
 const LINE: usize = 128;
 
+/// What is written is taken from another core by single lines. For the tables of records that is what counts: a neighbour
+/// that is fetched along can trouble only the first and the last record of a table, and to spare them that every record
+/// would have to be twice as long, or begin at a place that no vector asks for.
+const RECORD_LINE: usize = 64;
+
 /// The lines that a value behind an `Arc` touches, the two counts before it included.
 fn lines<T>(of: &Arc<T>) -> Range<usize> {
     let start = Arc::as_ptr(of).addr();
@@ -32,6 +37,27 @@ fn no_two_pools_share_a_cache_line() {
         let state = core::ptr::from_ref(&*s.pool().lock()).addr() / LINE;
         assert!(lines(s.pool()).contains(&state));
     }
+}
+
+/// Every hit writes the record of a chunk and that of its segment, which lie in tables of their own: those of one pool are
+/// on no line of another's, nor of anything else's.
+#[test]
+fn no_two_pools_share_a_cache_line_of_records() {
+    let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
+    let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
+    // The tables grow in turns, so that each comes to lie between others'.
+    let blocks: Vec<_> =
+        (0..5).flat_map(|_| streams.iter().map(|s| gpu.alloc(512, s).unwrap()).collect::<Vec<_>>()).collect();
+    let records: Vec<_> = streams.iter().flat_map(|s| s.pool().lock().heap.records()).collect();
+    let lines: Vec<_> = records.iter().map(|r| r.start / RECORD_LINE..r.end.div_ceil(RECORD_LINE)).collect();
+    assert_eq!(lines.len(), 200);
+    assert!(lines.iter().all(|lines| !lines.is_empty()), "each pool has records: {lines:?}");
+    assert_eq!(overlaps(&lines), 0, "{lines:?}");
+    for table in &records {
+        let whole = [table.start, table.end].iter().all(|at| at.is_multiple_of(RECORD_LINE));
+        assert!(whole, "{table:x?} shares a line with what lies before it or behind");
+    }
+    drop(blocks);
 }
 
 /// The check can fail: without their alignment, values behind an `Arc` do share lines.

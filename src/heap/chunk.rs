@@ -55,7 +55,8 @@ pub enum ChunkState {
     Away,
 }
 
-/// One chunk: a cache line, so that a step of a search touches one. In this order, so that [`Chunk::place`] is one load.
+/// One chunk: a cache line, so that a step of a search touches one, and none is another pool's too. In this order, so that
+/// [`Chunk::place`] is one load.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {
@@ -159,6 +160,12 @@ impl Slab {
     }
     pub(super) fn first_vacant(&self) -> u32 {
         self.vacant
+    }
+    /// Where the records lie, those to come included.
+    #[cfg(test)]
+    pub(super) fn addresses(&self) -> core::ops::Range<usize> {
+        let start = self.records.as_ptr().addr();
+        start..start + self.records.capacity() * size_of::<Chunk>()
     }
 
     /// A vacant slot, off the vacant list, to be filled at once.

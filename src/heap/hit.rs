@@ -159,7 +159,7 @@ impl Heap {
     }
 
     /// A free chunk in no bin, of the length wanted, becomes an allocation.
-    fn hand_out(&mut self, id: u32, asked: u64) -> Taken {
+    pub(super) fn hand_out(&mut self, id: u32, asked: u64) -> Taken {
         let chunk = &mut self.chunks[id];
         let state = chunk.state;
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
@@ -281,7 +281,7 @@ impl Heap {
     }
 
     /// A free chunk that fits leaves its bin; what is too much of it, before and behind, stays free.
-    fn carve(&mut self, kind: Kind, id: u32, want: &Want) -> u32 {
+    pub(super) fn carve(&mut self, kind: Kind, id: u32, want: &Want) -> u32 {
         let skip = self.segments.skip(&self.chunks[id], want.align.0);
         let behind = self.chunks[id].len.checked_sub(skip).and_then(|left| left.checked_sub(want.len.0));
         law!(H1, behind.is_some(), "chunk {id} is too short, by a skip of {skip}");

@@ -206,6 +206,12 @@ impl Heap {
         self.totals.in_flight += u64::from(chunk.len);
         self.totals.in_flight_chunks += 1;
     }
+
+    /// The addresses of the records that hits write: the chunks', the segments'.
+    #[cfg(test)]
+    pub(crate) fn records(&self) -> [core::ops::Range<usize>; 2] {
+        [self.chunks.addresses(), self.segments.addresses()]
+    }
 }
 
 impl Default for Heap {

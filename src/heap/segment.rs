@@ -125,6 +125,13 @@ impl Segments {
         }
     }
 
+    /// Where the records lie, those to come included.
+    #[cfg(test)]
+    pub(super) fn addresses(&self) -> core::ops::Range<usize> {
+        let start = self.slots.as_ptr().addr();
+        start..start + self.slots.capacity() * size_of::<Segment>()
+    }
+
     /// All segments by id.
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Segment> {
         self.by_id.iter().map(|&(_, slot)| &self[slot])

@@ -1,9 +1,12 @@
 //! What is played: together the scenarios climb every rung of the ladder and use every verb.
 
 use crate::stage::{Stage, Stop};
+use millpond::array::ForeignMemory;
+use millpond::driver::HostKind;
+use millpond::driver::sim::Launch;
 use millpond::report::Report;
 use millpond::units::MIB;
-use millpond::{Config, Growth, Limit, Policy, Reuse, Trim};
+use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Policy, Reuse, Trim, kernel};
 use std::sync::{Arc, Mutex};
 
 pub(crate) struct Scenario {
@@ -19,6 +22,45 @@ pub(crate) struct Scenario {
 /// Room for one block of 64 MiB.
 fn tight() -> Config {
     Config::default().limit(Limit::Bytes(64 * MIB))
+}
+
+/// An array over another allocator's block, used on two streams and dropped while the second writes it. It goes back to
+/// its owner when nothing does any more.
+#[allow(unsafe_code, reason = "the block lives as long as the array has it, and nobody else uses it")]
+fn foreign(st: &mut Stage) -> Result<(), Stop> {
+    const LENGTH: usize = 1 << 18;
+    let brought = Mutex::new(None);
+    st.act("from_foreign", |st| {
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+        let library = Allocator::new(st.sim.clone(), config)?;
+        let stream = library.stream()?;
+        let block = library.alloc(MIB, &stream)?;
+        let memory = ForeignMemory { address: block.address(), bytes: MIB, device: library.device() };
+        // SAFETY: the block is the array's owner, so that it outlives it, and is used by nobody else.
+        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, LENGTH, &st.streams["a"], block) };
+        *brought.lock().unwrap() = Some((made.map_err(|(_, e)| e)?, stream, library));
+        Ok(())
+    })?;
+    for s in ["a", "b"] {
+        st.act("fill", |st| {
+            let mut brought = brought.lock().unwrap();
+            let (array, ..) = brought.as_mut().expect("made above");
+            kernel::fill(array, 7, &st.streams[s])
+        })?;
+    }
+    let (array, stream, library) = brought.into_inner().unwrap().expect("made above");
+    drop(array);
+    // If its owner had it back by now, it would use it. That it cannot have it is no failure, whatever the reason.
+    if let Ok(again) = library.alloc(MIB, &stream) {
+        let theirs = Launch::new("theirs").writes(again.address(), MIB).tag(again.id().expect("bytes"));
+        drop(st.sim.launch(stream.native(), theirs));
+    }
+    st.act("synchronize", |st| st.gpu().synchronize())?;
+    st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
+    if st.planted.is_none() && !st.unready {
+        assert_eq!(library.report().total.live, 0, "its owner has it back");
+    }
+    Ok(())
 }
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
@@ -381,6 +423,58 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.alloc_touch("z", 64, "a")
         },
         reached: |r| (r.growths, r.releases) == (2, 1),
+        pairs: false,
+    },
+    Scenario {
+        name: "wiped, aligned, on an independent stream",
+        config: || tight().scrub(true).growth(Growth::Exact),
+        play: |st| {
+            for s in ["a", "b", "c"] {
+                st.open(s)?;
+            }
+            st.alloc_touch("x", 32, "a")?;
+            st.act("alloc_aligned", |st| {
+                let block = st.gpu().alloc_aligned(20 * MIB, 8 * MIB, &st.streams["a"])?;
+                assert!(block.address().0.is_multiple_of(8 * MIB), "{}: {}", st.story, block.address());
+                st.blocks.insert("y", block);
+                Ok(())
+            })?;
+            st.touch("y", "a")?;
+            st.free("x");
+            // Behind a wait, and wiped.
+            st.alloc("z", 32, "b")?;
+            st.is_wiped("z", "b")?;
+            st.touch("z", "b")?;
+            st.free("y");
+            st.streams["c"].set_independent(true);
+            // What is not complete is not for it: it is waited for, and wiped.
+            st.alloc_touch("w", 16, "c")?;
+            st.free("z");
+            st.alloc_touch("x", 32, "a")
+        },
+        reached: |r| r.ladder.lend_with_wait.served >= 2 && r.total.counters.host_waits >= 1,
+        pairs: false,
+    },
+    Scenario {
+        name: "memory of others and past the cache",
+        config: || Config::default().growth(Growth::Exact),
+        play: |st| {
+            st.open("a")?;
+            st.open("b")?;
+            foreign(st)?;
+            st.act("alloc_pinned_as", |st| {
+                let pinned = st.gpu().alloc_pinned_as(3 * MIB, HostKind::WriteCombined)?;
+                st.sim.host_writes(pinned.address(), pinned.len())?;
+                st.pinned.insert("p", pinned);
+                Ok(())
+            })?;
+            st.read_pinned("p", "a")?;
+            st.unpin("p");
+            st.pin("q", 3)?;
+            st.act("synchronize", |st| st.gpu().synchronize())?;
+            st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))
+        },
+        reached: |r| r.pinned.as_ref().is_some_and(|p| p.held > 0) && r.taken == 0,
         pairs: false,
     },
     Scenario {

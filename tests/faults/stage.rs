@@ -79,7 +79,10 @@ impl Stage {
             let planted = self.planted;
             let own = match &e {
                 Error::Driver(d) => Some(d.kind) == planted,
-                Error::OutOfMemory(_) => planted == Some(Kind::OutOfMemory) || self.unready,
+                // A stream that captures gets no marker, and what it did cannot be waited for before it has one.
+                Error::OutOfMemory(_) => {
+                    matches!(planted, Some(Kind::OutOfMemory | Kind::Capturing)) || self.unready
+                }
                 Error::TimedOut { .. } => self.unready,
                 _ => false,
             };
@@ -119,6 +122,14 @@ impl Stage {
             })?;
         }
         Ok(())
+    }
+    /// A block as its tenant finds it, on a stream: nothing of the former life is left.
+    pub(crate) fn is_wiped(&mut self, x: &'static str, s: &'static str) -> Result<(), Stop> {
+        self.act("look", |st| {
+            let b = &st.blocks[x];
+            let look = Launch::check_pattern(b.address(), b.len(), 0).tag(b.id().expect("bytes"));
+            Ok(st.sim.launch(st.streams[s].native(), look)?)
+        })
     }
     pub(crate) fn alloc_touch(&mut self, x: &'static str, mib: u64, s: &'static str) -> Result<(), Stop> {
         self.alloc(x, mib, s)?;

@@ -1,0 +1,569 @@
+//! Every law must be able to break: each row plants one breach, or asks what no right caller asks, and says in which words
+//! the verb that meets it, or the walker, names the law.
+//!
+//! That no `law!` is without a row is checked too, by its words: of those that several places share there are as many
+//! rows. It cannot tell which of them a row breaks. Those of [`UNBREAKABLE`] have none, each for the reason that stands there.
+
+use super::{Heap, Kind, S, Taken, give, heap, islands, take};
+use crate::heap::bins::Bin;
+use crate::heap::chunk::{ChunkState, NIL, OUT};
+use crate::heap::{ChunkId, Want};
+use crate::units::{Addr, Epoch, Granules, SegmentId};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A law's number, the words, and what breaks it.
+type Breach = (&'static str, &'static str, fn());
+
+const LARGE: usize = Kind::Large as usize;
+
+/// Words of laws that nothing can break, and why.
+const UNBREAKABLE: &[(&str, &str)] = &[
+    ("{free} arrived but is not free", "it was made free the line before"),
+    (
+        "a bin has more chunks than are free: a circle",
+        "a circle's second round meets a back link that is wrong",
+    ),
+    (
+        "the {kind:?} bound of {bound} granules is far from {longest}",
+        "the bound is no longer than the bin of the longest reaches, once no bit and no bin is wrong",
+    ),
+];
+
+fn alter(heap: &mut Heap, id: u32) -> &mut crate::heap::chunk::Chunk {
+    &mut heap.chunks[id]
+}
+
+/// A heap of 64 granules with so many chunks of 16 taken, of the slots from 1 on; the rest is slot 0's.
+fn taken<const N: usize>() -> (Heap, [Taken; N]) {
+    let mut heap = heap(64);
+    let all = core::array::from_fn(|_| take(&mut heap, 16));
+    (heap, all)
+}
+
+/// As [`heap`], and all of it is Away again.
+fn away() -> Heap {
+    let mut heap = heap(64);
+    heap.cut_free_of(S);
+    heap.check();
+    heap
+}
+
+/// At the doors of bins. Of [`islands`] the first is slot 1, the second slot 3, and so on.
+const BINS: &[Breach] = &[
+    ("H4", "chunk 0 is Some(InFlight) but changes its length in a bin", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).state = Some(ChunkState::InFlight);
+        take(&mut heap, 8);
+    }),
+    ("H3", "chunk 0 changes its length in a bin but is in none", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).bin_prev = OUT;
+        take(&mut heap, 8);
+    }),
+    ("H4", "chunk 1 is Some(Allocated) but enters a bin", || {
+        let (mut heap, _) = taken::<1>();
+        heap.bins[LARGE].enter(heap.chunks.all_mut(), 1);
+    }),
+    ("H3", "chunk 0 enters a bin but is in one", || {
+        let mut heap = heap(64);
+        heap.bins[LARGE].enter(heap.chunks.all_mut(), 0);
+    }),
+    // Behind the head of its bin: not the way of an exact fit at the head.
+    ("H4", "chunk 1 is Some(InFlight) but leaves a bin", || {
+        let mut heap = islands(&[67, 66]);
+        alter(&mut heap, 1).state = Some(ChunkState::InFlight);
+        take(&mut heap, 67);
+    }),
+    ("H3", "chunk 1 leaves a bin but is in none", || {
+        let mut heap = islands(&[67, 66]);
+        alter(&mut heap, 1).bin_prev = OUT;
+        take(&mut heap, 67);
+    }),
+    ("H3", "chunk 1 is behind chunk 3 in a bin but linked to 4294967295", || {
+        let mut heap = islands(&[66, 67, 66]);
+        alter(&mut heap, 1).bin_prev = NIL;
+        take(&mut heap, 67);
+    }),
+    ("H3", "chunk 1 is before chunk 3 in a bin but linked to 4294967295", || {
+        let mut heap = islands(&[66, 67, 66]);
+        alter(&mut heap, 3).bin_prev = 1;
+        take(&mut heap, 67);
+    }),
+    ("H3", "chunk 0 of 32 granules heads a bin that begins with 4294967295", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).len = 32;
+        heap.bins[LARGE].leave(heap.chunks.all_mut(), 0);
+    }),
+    // At the head: an exact fit.
+    ("H4", "chunk 0 is Some(InFlight) but leaves a bin", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).state = Some(ChunkState::InFlight);
+        take(&mut heap, 64);
+    }),
+    ("H3", "chunk 0 heads a bin but is linked to 9", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).bin_prev = 9;
+        take(&mut heap, 64);
+    }),
+    ("H3", "chunk 1 is behind chunk 3 in a bin but linked to 7", || {
+        let mut heap = islands(&[16, 16]);
+        alter(&mut heap, 1).bin_prev = 7;
+        take(&mut heap, 16);
+    }),
+];
+
+/// Where chunks are cut and joined, and slots change hands.
+const CHUNKS: &[Breach] = &[
+    ("H9", "chunk 1 is on the vacant list but Some(Free)", || {
+        let (mut heap, [t]) = taken();
+        give(&mut heap, &t);
+        alter(&mut heap, 1).state = Some(ChunkState::Free);
+        heap.add_segment(SegmentId(8), Addr(0x100_0000), Granules(1), Kind::Large);
+    }),
+    ("H9", "chunk 1 is on the vacant list but Some(InFlight)", || {
+        let (mut heap, [t]) = taken();
+        give(&mut heap, &t);
+        alter(&mut heap, 1).state = Some(ChunkState::InFlight);
+        take(&mut heap, 8);
+    }),
+    ("H9", "chunk 0 was vacated twice", || {
+        let mut heap = away();
+        alter(&mut heap, 0).state = None;
+        heap.remove_segment(S);
+    }),
+    ("H4", "chunk 0 was vacated while in a bin", || {
+        let mut heap = away();
+        alter(&mut heap, 0).bin_prev = NIL;
+        heap.remove_segment(S);
+    }),
+    ("H1", "chunk 0 of 64 granules cannot be split at 64", || {
+        heap(64).chunks.split(0, 64);
+    }),
+    ("H1", "chunk 0 of 8 granules cannot be split at 16", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).len = 8;
+        take(&mut heap, 16);
+    }),
+    ("H9", "chunk 0 is vacant but split", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).state = None;
+        heap.chunks.split(0, 8);
+    }),
+    ("H1", "chunk 0 of 64 granules cannot be sheared at 64", || {
+        heap(64).chunks.shear(0, 64);
+    }),
+    ("H9", "chunk 1 is vacant but sheared", || {
+        let (mut heap, _) = taken::<1>();
+        alter(&mut heap, 1).state = None;
+        heap.chunks.shear(1, 4);
+    }),
+    ("H1", "chunk 2 follows chunk 1 but is linked to 9", || {
+        let (mut heap, [a, _]) = taken();
+        give(&mut heap, &a);
+        alter(&mut heap, 2).prev = 9;
+        heap.cut(a.chunk, Granules(4), Granules(4));
+    }),
+    ("H1", "chunk 3 follows chunk 2 but is linked to 9", || {
+        let (mut heap, [a, b, _]) = taken();
+        give(&mut heap, &a);
+        alter(&mut heap, 3).prev = 9;
+        give(&mut heap, &b);
+    }),
+    ("H1", "chunk 1 precedes chunk 2 but is linked to 8", || {
+        let (mut heap, [_, b]) = taken();
+        heap.hold(b.chunk, b.generation, Epoch(4));
+        alter(&mut heap, 1).next = 8;
+        heap.cut(b.chunk, Granules(16), Granules(8));
+    }),
+    ("H1", "chunk 1 precedes chunk 0 but is linked to 9", || {
+        let (mut heap, _) = taken::<1>();
+        alter(&mut heap, 1).next = 9;
+        take(&mut heap, 8);
+    }),
+    ("H1", "chunk 1 precedes chunk 2 but is linked to 9", || {
+        let (mut heap, [_, b]) = taken();
+        alter(&mut heap, 1).next = 9;
+        give(&mut heap, &b);
+    }),
+    ("H1", "chunks 1 (ends at 16) and 2 (begins at 20) are merged but are no neighbours", || {
+        let (mut heap, [a, b, _]) = taken();
+        give(&mut heap, &a);
+        alter(&mut heap, 2).offset = 20;
+        give(&mut heap, &b);
+    }),
+    ("H1", "chunks 1 (ends at 15) and 0 (begins at 16) are merged but are no neighbours", || {
+        let (mut heap, [t]) = taken();
+        alter(&mut heap, 1).len = 15;
+        give(&mut heap, &t);
+    }),
+    ("H4", "chunk 0 is merged while in a bin", || {
+        let (mut heap, [_, b]) = taken();
+        heap.cut(ChunkId(0), Granules(32), Granules(32));
+        alter(&mut heap, 0).bin_prev = NIL;
+        heap.hold(b.chunk, b.generation, Epoch(4));
+        heap.cut(b.chunk, Granules(16), Granules(16));
+    }),
+    ("H1", "65 granules are cut from chunk 0, which has 64", || {
+        heap(64).detach(Kind::Large, 0, 0, 65);
+    }),
+    ("H1", "chunk 0 is too short, by a skip of 0", || {
+        heap(64).carve(Kind::Large, 0, &Want::new(Granules(65), Kind::Large));
+    }),
+    ("H4", "chunk 1 is Some(Allocated) but handed out", || {
+        let (mut heap, _) = taken::<1>();
+        heap.hand_out(1, 1);
+    }),
+    ("H4", "chunk 0 is handed out while in a bin", || {
+        heap(64).hand_out(0, 1);
+    }),
+    ("H4", "chunk 1 becomes free but is in a bin", || {
+        let (mut heap, [t]) = taken();
+        alter(&mut heap, 1).bin_prev = NIL;
+        give(&mut heap, &t);
+    }),
+];
+
+/// What a caller must not ask: of ranges that arrive and leave, of segments, and of handles.
+const CALLERS: &[Breach] = &[
+    ("H1", "extend of segment 7 at 60 by 8 granules: some of it is here already", || {
+        let mut heap = heap(100);
+        heap.cut(ChunkId(0), Granules(64), Granules(36));
+        heap.extend(S, Granules(60), Granules(8), Epoch(1));
+    }),
+    ("H1", "extend of segment 7 at 64 by 37 granules: the range leaves the segment", || {
+        let mut heap = heap(100);
+        heap.cut(ChunkId(0), Granules(64), Granules(36));
+        heap.extend(S, Granules(64), Granules(37), Epoch(1));
+    }),
+    ("H1", "extend of segment 7 at 0 by 0 granules: the range is empty", || {
+        away().extend(S, Granules(0), Granules(0), Epoch(1));
+    }),
+    ("H1", "extend of segment 3 at 0 by 1 granules: this heap does not know the segment", || {
+        heap(100).extend(SegmentId(3), Granules(0), Granules(1), Epoch(1));
+    }),
+    ("H1", "cut of 65 granules at 0 from chunk 0, which has 64 at 0", || {
+        heap(64).cut(ChunkId(0), Granules(0), Granules(65));
+    }),
+    ("H1", "chunk 1 is in flight from 0 on: a piece at 8 is not its front", || {
+        let (mut heap, [t]) = taken();
+        heap.hold(t.chunk, t.generation, Epoch(9));
+        heap.cut(t.chunk, Granules(8), Granules(8));
+    }),
+    ("H2", "segment 7 is all Away but in pieces", || {
+        let mut heap = away();
+        alter(&mut heap, 0).len = 32;
+        heap.remove_segment(S);
+    }),
+    ("H4", "cut of chunk 1, which is allocated: only free ranges and ranges in flight may leave", || {
+        let (mut heap, [t]) = taken();
+        heap.cut(t.chunk, Granules(0), Granules(16));
+    }),
+    ("H6", "segment 8 at 0x100001 of 1 granules does not consist of whole granules", || {
+        Heap::new().add_segment(SegmentId(8), Addr(0x10_0001), Granules(1), Kind::Small);
+    }),
+    ("H6", "segment 8 at 0x100000 of 0 granules does not consist of whole granules", || {
+        Heap::new().add_segment(SegmentId(8), Addr(0x10_0000), Granules(0), Kind::Small);
+    }),
+    ("H6", "segment 8 at 0x107e00 of 9 granules overlaps segment 7 at 0x100000 of 64", || {
+        heap(64).add_segment(SegmentId(8), Addr(0x10_7e00), Granules(9), Kind::Small);
+    }),
+    ("H6", "segment 8 at 0xfffffffffffffe00 of 2 granules leaves the address space", || {
+        heap(64).add_segment(SegmentId(8), Addr(u64::MAX - 511), Granules(2), Kind::Small);
+    }),
+    ("H6", "segment 7 is in this heap already", || {
+        heap(64).add_segment(S, Addr(0x100_0000), Granules(1), Kind::Large);
+    }),
+    (
+        "H7",
+        "give of chunk 1.1, but the slot is at generation 1 and free: freed twice, or a handle of another heap",
+        || {
+            let (mut heap, [t, _]) = taken();
+            give(&mut heap, &t);
+            give(&mut heap, &t);
+        },
+    ),
+    (
+        "H7",
+        "give of chunk 1.1, but the slot is at generation 2 and allocated: freed twice, or a handle of another heap",
+        || {
+            let (mut heap, [t]) = taken();
+            give(&mut heap, &t);
+            take(&mut heap, 8);
+            give(&mut heap, &t);
+        },
+    ),
+    (
+        "H7",
+        "give of chunk 2.1, but the slot is at generation 1 and vacant: freed twice, or a handle of another heap",
+        || {
+            let (mut heap, [a, b]) = taken();
+            give(&mut heap, &a);
+            give(&mut heap, &b);
+            heap.give_untagged(b.chunk, b.generation, Epoch(4));
+        },
+    ),
+    ("H7", "give of chunk 9.1: this heap has 1 slots", || {
+        heap(64).give_untagged(ChunkId(9), 1, Epoch(4));
+    }),
+    ("H7", "hold of chunk 9.1: this heap has 1 slots", || heap(64).hold(ChunkId(9), 1, Epoch(4))),
+    ("H7", "tag of chunk 9.0: this heap has 1 slots", || {
+        heap(64).tag(ChunkId(9));
+    }),
+    (
+        "H7",
+        "set_tag of chunk 0.0, but the slot is at generation 0 and free: freed twice, or a handle of another heap",
+        || heap(64).set_tag(ChunkId(0), 5),
+    ),
+    (
+        "H7",
+        "set_stamp of chunk 1.2, but the slot is at generation 1 and allocated: freed twice, or a handle of another heap",
+        || taken::<1>().0.set_stamp(ChunkId(1), 2, Epoch(9)),
+    ),
+    (
+        "H7",
+        "view of chunk 0.0, but the slot is at generation 0 and away: freed twice, or a handle of another heap",
+        || {
+            away().view(ChunkId(0), 0);
+        },
+    ),
+    ("H7", "chunk 1.1 is held twice: it is in flight", || {
+        let (mut heap, [t]) = taken();
+        heap.hold(t.chunk, t.generation, Epoch(4));
+        heap.hold(t.chunk, t.generation, Epoch(5));
+    }),
+];
+
+/// What only the walker sees.
+const WALKS: &[Breach] = &[
+    ("H1", "chunk 0 is linked into segment 7 but belongs elsewhere", || {
+        walk(|heap| alter(heap, 0).segment_id = SegmentId(8));
+    }),
+    ("H1", "chunk 0 begins at 16, its neighbour ends at 15", || {
+        walk(|heap| {
+            let t = take(heap, 16);
+            alter(heap, t.chunk.0).len = 15;
+        });
+    }),
+    ("H1", "chunk 0 is empty", || walk(|heap| alter(heap, 0).len = 0)),
+    ("H1", "chunk 2 follows chunk 1 but is linked back to 2", || {
+        let (mut heap, _) = taken::<2>();
+        alter(&mut heap, 2).prev = 2;
+        heap.check();
+    }),
+    ("H1", "the chunks of segment 7 tile 63 of 64 granules", || walk(|heap| alter(heap, 0).len = 63)),
+    ("H2", "chunks 0 and 1 are neighbours, both Some(Free)", || {
+        walk(|heap| {
+            let (bins, chunks) = (&mut heap.bins[LARGE], &mut heap.chunks);
+            bins.leave(chunks.all_mut(), 0);
+            let high = chunks.split(0, 10);
+            bins.enter(chunks.all_mut(), 0);
+            bins.enter(chunks.all_mut(), high);
+        });
+    }),
+    ("H3", "chunk 0 is free but in no bin", || {
+        walk(|heap| heap.bins[LARGE].leave(heap.chunks.all_mut(), 0));
+    }),
+    ("H3", "0 chunks are in bins, 1 are free", || {
+        walk(|heap| {
+            heap.bins[LARGE].leave(heap.chunks.all_mut(), 0);
+            alter(heap, 0).bin_prev = NIL;
+        });
+    }),
+    ("H3", "chunk 0 of 64 granules is in the wrong bin, Small Bin(48)", || {
+        walk(|heap| {
+            heap.bins[LARGE].leave(heap.chunks.all_mut(), 0);
+            heap.bins[Kind::Small as usize].enter(heap.chunks.all_mut(), 0);
+        });
+    }),
+    ("H3", "the bit of Large Bin(48) is false", || walk(|heap| heap.bins[LARGE].forget_bit(Bin::of(64)))),
+    ("H3", "chunk 1 is linked back to 7 in its bin", || {
+        let mut heap = islands(&[16, 16]);
+        alter(&mut heap, 1).bin_prev = 7;
+        heap.check();
+    }),
+    ("H4", "chunk 0 is Some(Allocated) but in a bin", || {
+        walk(|heap| alter(heap, 0).state = Some(ChunkState::Allocated));
+    }),
+    // It denies it, but the bin says so; H5 would hide that.
+    ("H4", "chunk 0 is Some(InFlight) but in a bin", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 0).state = Some(ChunkState::InFlight);
+        alter(&mut heap, 0).bin_prev = OUT;
+        heap.check_bins_of(1);
+    }),
+    ("H5", "segment 7 has 64 granules here, not 63", || walk(|heap| heap.segments[0].here -= 1)),
+    ("H5", "segment 7 has 64 free granules, not 63", || walk(|heap| heap.segments[0].free -= 1)),
+    ("H5", "free: the total is 65, the chunks say 64", || walk(|heap| heap.totals.held += 1)),
+    ("H5", "allocated: the total is 1, the chunks say 0", || {
+        walk(|heap| {
+            heap.totals.allocated += 1;
+            heap.totals.held += 1;
+        });
+    }),
+    ("H5", "in flight: the total is 1, the chunks say 0", || {
+        walk(|heap| {
+            heap.totals.in_flight += 1;
+            heap.totals.held += 1;
+        });
+    }),
+    ("H5", "asked: the total is 1, the chunks say 0", || walk(|heap| heap.totals.taken_bytes += 1)),
+    ("H5", "live: the total is 1, the chunks say 0", || walk(|heap| heap.totals.taken += 1)),
+    ("H5", "free chunks: the total is 2, the chunks say 1", || walk(|heap| heap.totals.free_chunks += 1)),
+    ("H5", "in-flight chunks: the total is 1, the chunks say 0", || {
+        walk(|heap| heap.totals.in_flight_chunks += 1);
+    }),
+    ("H6", "segment 7 at 0x100001", || walk(|heap| heap.segments[0].base = Addr(0x10_0001))),
+    ("H6", "segment 8 overlaps the one below it", || {
+        walk(|heap| {
+            heap.add_segment(SegmentId(8), Addr(0x100_0000), Granules(1), Kind::Large);
+            heap.segments[1].base = Addr(0x10_7e00);
+        });
+    }),
+    ("H8", "the Large bound is 3 granules, the largest has 56", || {
+        let mut heap = heap(64);
+        take(&mut heap, 8);
+        // Consistent for H5, so that only the bound is wrong.
+        heap.totals.held = heap.totals.allocated + 3;
+        heap.check_bins_of(1);
+    }),
+    ("H9", "chunk 1 is vacant but linked", || {
+        let (mut heap, [t]) = taken();
+        give(&mut heap, &t);
+        alter(&mut heap, 1).bin_prev = NIL;
+        heap.check();
+    }),
+    ("H9", "chunk 1 is vacant but linked into segment 7", || {
+        let (mut heap, _) = taken::<1>();
+        alter(&mut heap, 1).state = None;
+        heap.check();
+    }),
+    ("H9", "chunk 1 is Some(Free) but on the vacant list", || {
+        let (mut heap, [t]) = taken();
+        give(&mut heap, &t);
+        alter(&mut heap, 1).state = Some(ChunkState::Free);
+        heap.check();
+    }),
+    ("H9", "the vacant list is a circle", || {
+        let (mut heap, [t]) = taken();
+        give(&mut heap, &t);
+        alter(&mut heap, 1).next = 1;
+        heap.check();
+    }),
+    ("H9", "2 slots, but 0 are vacant and 1 in segments", || {
+        walk(|heap| {
+            heap.chunks.fresh((0, SegmentId(0)), 0, 1, ChunkState::Allocated, Epoch(1));
+        });
+    }),
+    ("H9", "chunk 0 is Away at 0 but not in the index", || {
+        let mut heap = away();
+        heap.away.clear();
+        heap.check();
+    }),
+    ("H9", "chunk 0 is Away but remembers", || {
+        let mut heap = away();
+        alter(&mut heap, 0).asked = 1;
+        heap.check();
+    }),
+    ("H9", "the Away index has 1 chunks, the segments 0", || {
+        walk(|heap| assert_eq!(heap.away.insert((S, 9), 0), None));
+    }),
+    ("H5", "the totals do not add up: Totals { held: 15, allocated: 16, ", || {
+        let (mut heap, _) = taken::<1>();
+        heap.totals.held = 15;
+        heap.check();
+    }),
+];
+
+/// The walker after a breach in a heap of one free chunk of 64 granules.
+fn walk(breach: fn(&mut Heap)) {
+    let mut heap = heap(64);
+    breach(&mut heap);
+    heap.check();
+}
+
+fn rows() -> impl Iterator<Item = &'static Breach> {
+    [BINS, CHUNKS, CALLERS, WALKS].into_iter().flatten()
+}
+
+#[test]
+fn every_breach_is_met_by_its_law() {
+    let missed: Vec<String> = rows()
+        .filter_map(|&(number, words, breach)| {
+            let expected = format!("heap law {number} is broken: {words}");
+            match catch_unwind(AssertUnwindSafe(breach)) {
+                Ok(()) => Some(format!("{expected:?}: nothing was noticed")),
+                Err(panic) => {
+                    let said = panic.downcast_ref::<String>().map_or("no words", String::as_str);
+                    // Of the totals only the first are told here.
+                    let met = said == expected || words.ends_with(", ") && said.starts_with(&expected);
+                    (!met).then(|| format!("{expected:?}: said was {said:?}"))
+                }
+            }
+        })
+        .collect();
+    assert!(missed.is_empty(), "{} of {}:\n{}", missed.len(), rows().count(), missed.join("\n"));
+}
+
+/// What stands between the braces of a format.
+fn pieces(format: &str) -> Vec<&str> {
+    format
+        .split('{')
+        .enumerate()
+        .map(|(at, p)| if at == 0 { p } else { p.split_once('}').unwrap().1 })
+        .collect()
+}
+
+/// Whether a format can come to these words.
+fn comes_to(pieces: &[&str], words: &str) -> bool {
+    let Some((last, first)) = pieces.split_last() else { return false };
+    let mut rest = words;
+    for (at, piece) in first.iter().enumerate() {
+        match rest.find(piece) {
+            Some(found) if at > 0 || found == 0 => rest = &rest[found + piece.len()..],
+            _ => return false,
+        }
+    }
+    if first.is_empty() { rest == *last } else { rest.ends_with(last) }
+}
+
+#[test]
+fn every_law_has_a_breach_or_a_reason() {
+    let sources = [
+        include_str!("../bins.rs"),
+        include_str!("../border.rs"),
+        include_str!("../check.rs"),
+        include_str!("../chunk.rs"),
+        include_str!("../handle.rs"),
+        include_str!("../hit.rs"),
+        include_str!("../mod.rs"),
+        include_str!("../segment.rs"),
+        include_str!("../snapshot.rs"),
+    ];
+    // The words are the first string behind the number of the law.
+    let said = |at: &str| {
+        at.split('"').nth(usize::from(at.starts_with("\"H")) * 2 + 1).unwrap_or_default().to_owned()
+    };
+    let mut laws: Vec<String> = Vec::new();
+    for source in sources {
+        for call in [" law!(", " broken(", "::broken("] {
+            let calls = source.match_indices(call).map(|(at, _)| source[at + call.len()..].trim_start());
+            // Not where it is defined.
+            laws.extend(calls.filter(|call| !call.starts_with("number")).map(said));
+        }
+    }
+    assert!(laws.len() > 70, "{} laws: the search finds no more", laws.len());
+    let unmet: Vec<String> = laws
+        .iter()
+        .filter(|law| {
+            let law = pieces(law);
+            let places = laws.iter().filter(|other| pieces(other) == law).count();
+            let breaches = rows().filter(|row| comes_to(&law, row.1)).count();
+            breaches < places && !UNBREAKABLE.iter().any(|(words, _)| pieces(words) == law)
+        })
+        .cloned()
+        .collect();
+    assert!(unmet.is_empty(), "no breach for {}:\n{}", unmet.len(), unmet.join("\n"));
+    for (words, _) in UNBREAKABLE {
+        assert!(laws.iter().any(|law| law == words), "no law says {words:?}");
+    }
+}
