@@ -265,18 +265,23 @@ fn every_kind_of_stream_has_one_identity() {
     assert_eq!(cuda.adopt(theirs.default_stream()).unwrap().info(), legacy.info(), "0 means legacy");
     let mine = cuda.per_thread_stream().expect("this thread's");
     assert_eq!(cuda.adopt(theirs.per_thread_stream()).unwrap().info(), mine.info());
+    let range = cuda.allocate(MIB).expect("memory");
     let elsewhere = std::thread::scope(|s| {
         s.spawn(|| {
             let event = cuda.create_event().expect("an event");
-            let e = cuda.record(&event, &mine).expect_err("another thread's stream");
-            assert!(e.message.contains("another thread's default stream"), "{e}");
-            assert_eq!(kind(cuda.write_pattern(&mine, Addr(0), 8, 0)), DriverErrorKind::InvalidValue);
+            let launched = cuda.write_pattern(&mine, range.addr(), 8, 0);
+            for refused in [cuda.record(&event, &mine), launched] {
+                let e = refused.expect_err("another thread's stream");
+                assert_eq!(e.kind, DriverErrorKind::InvalidHandle);
+                assert!(e.message.contains("another thread's default stream"), "{e}");
+            }
             cuda.per_thread_stream().expect("that thread's")
         })
         .join()
         .expect("no panic")
     });
     assert_ne!(elsewhere.info().id, mine.info().id);
+    drop(range);
 
     // The handle's value comes back, the id does not.
     let mut ids = std::collections::HashSet::new();
@@ -363,6 +368,34 @@ fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator()
     drop(gpu);
     drop((native, theirs));
     rig.clean();
+}
+
+/// The last value of a context gives back its kernels, and what they needed, in the middle of somebody's capture.
+#[test]
+#[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
+fn somebody_elses_capture_survives_the_end_of_the_backend() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    let native = theirs.new_stream().expect("a stream");
+    let own = stream(&rig.cuda);
+    drop(rig.cuda.gate(&own, LONG).expect("a gate, which pins its words"));
+    rig.cuda.synchronize_stream(&own).expect("it is open");
+    drop(own);
+    native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+    let Rig { cuda, fake, _turn } = rig;
+    let freed = || fake.as_ref().map(|f| f.calls("cuMemFreeHost"));
+    let before = freed();
+    drop(cuda);
+    assert_eq!(freed(), before.map(|n| n + 1), "it was the last");
+    // SAFETY: the stream is alive, and its capture began on it.
+    let graph = unsafe { result::stream::end_capture(native.cu_stream()) };
+    let graph = graph.unwrap_or_else(|e| panic!("the capture was lost: code {}", e.0 as u32));
+    // SAFETY: ended above, and used by nobody.
+    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    drop((native, theirs));
+    if let Some(fake) = fake {
+        assert_eq!((fake.verdict(), fake.leaks()), (None, None));
+    }
 }
 
 #[test]

@@ -7,6 +7,8 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "cudarc_types/current.rs"]
+mod current;
 #[path = "cudarc_types/doors.rs"]
 mod doors;
 #[path = "cudarc_types/host.rs"]

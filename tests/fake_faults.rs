@@ -301,6 +301,34 @@ fn counts_agree_with_the_driver() {
     assert_eq!(fake.leaks(), None);
 }
 
+/// Memory that is not aligned as heaps need is refused in words, and goes back; that it cannot go back is told too.
+#[test]
+fn memory_that_is_not_aligned_is_refused_and_given_back() {
+    let Some(fake) = fake(When::Latest) else { return };
+    for fails in [false, true] {
+        let cuda = Cuda::new(0).expect("the stand-in");
+        for free in ["cuMemFree_v2", "cuMemFreeHost"] {
+            if fails {
+                fake.fail_next(free, 1, 1);
+            }
+            fake.askew(1);
+            let (before, told) = (fake.calls(free), cuda.deferred().len());
+            let refused = match free {
+                "cuMemFree_v2" => cuda.allocate(MIB).map(drop),
+                _ => cuda.pin(MIB, HostKind::Cached).map(drop),
+            };
+            let refused = refused.expect_err("not aligned");
+            assert_eq!(refused.kind, DriverErrorKind::NotSupported);
+            assert!(refused.message.contains("not 512-byte aligned"), "{refused}");
+            assert_eq!(fake.calls(free), before + 1, "{free}");
+            assert_eq!(cuda.deferred().len(), told + usize::from(fails));
+        }
+        drop((cuda.allocate(MIB).expect("aligned"), cuda.pin(MIB, HostKind::Cached).expect("aligned")));
+        drop(cuda);
+        assert_eq!(fake.leaks().is_some(), fails);
+    }
+}
+
 // Drivers that cannot be opened.
 
 /// A copy of the stand-in without one of its functions: the name is spoilt where the loader looks it up.
@@ -414,6 +442,9 @@ fn an_old_driver_no_driver_and_no_device_are_told_apart() {
     assert!(opened(&whole, &[]).starts_with("Ok(())"));
     let old = opened(&whole, &[("MILLPOND_FAKE_VERSION", "11030")]);
     assert_eq!(old, "DriverTooOld { need: 11040, have: 11030 }");
+    let mute = opened(&whole, &[("MILLPOND_FAKE_FAILS", "cuDriverGetVersion=46")]);
+    let said = "Driver(DriverError { call: \"cuDriverGetVersion\", code: 46, kind: Other, message: \"CUDA_ERROR_DEVICE_";
+    assert!(mute.starts_with(said), "a driver that tells no version is not old: {mute}");
     let newer = opened(&whole, &[("MILLPOND_FAKE_VERSION", "99990")]);
     assert!(newer.starts_with("Ok(())"), "a newer one will do: {newer}");
     let none = opened(&whole, &[("MILLPOND_FAKE_DEVICES", "0")]);

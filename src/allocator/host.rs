@@ -122,6 +122,11 @@ impl<D: Driver> HostPool<D> {
         state.allocated_peak = state.heap.stats().allocated;
     }
 
+    /// The uses of what was freed and is not known to be complete.
+    pub(crate) fn uses_in_flight(&self) -> Vec<Pending> {
+        self.state.lock().in_flight.uses().collect()
+    }
+
     /// Unpins everything; nothing refers to any of it.
     pub(crate) fn release_all(&self, driver: &D) {
         let segments: Vec<OwnedHost<D>> = {

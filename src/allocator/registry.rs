@@ -351,7 +351,7 @@ impl<D: Driver> Registry<D> {
             // A driver without context-wide markers: the whole context is waited for instead.
             Err(e) if line.id == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
                 let promised = line.promise();
-                self.watch(driver.synchronize_device())?;
+                self.watch(driver.relaxed(|| driver.synchronize_device()))?;
                 self.proved(&line, promised);
                 return Ok(true);
             }
@@ -501,14 +501,20 @@ impl<D: Driver> Registry<D> {
         };
         let last = reserved.number;
         let made = event.and_then(|event| self.record(driver, line, event, reserved)).map(drop);
-        let proof = made.or_else(|_| {
+        let proof = made.or_else(|e| {
+            // A capture does not survive a wait for its stream, or for the device: it is closed after the capture.
+            if e.kind == DriverErrorKind::Capturing {
+                return Err(e);
+            }
             // The record failed: completion of the whole stream, asked for after the number was reserved, proves as much;
             // or of the device, where the handle means another stream here.
-            let waited = if line.is_marked_by_handle() {
-                driver.synchronize_stream(&native)
-            } else {
-                driver.synchronize_device()
-            };
+            let waited = driver.relaxed(|| {
+                if line.is_marked_by_handle() {
+                    driver.synchronize_stream(&native)
+                } else {
+                    driver.synchronize_device()
+                }
+            });
             self.watch(waited).map(|()| self.proved(line, last))
         });
         let mut state = line.state.lock();

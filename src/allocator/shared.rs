@@ -14,11 +14,13 @@ use super::recorder::Recorder;
 use super::registry::Registry;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error};
+use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
 use crate::units::{DeviceId, StreamId};
+use core::time::Duration;
 
 /// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
 static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
@@ -261,25 +263,24 @@ impl<D: Driver> Core<D> {
     /// Waits for the device and gives everything back. Nothing refers to any byte any more.
     fn shut_down(&self) {
         assert_unlocked("the allocator shuts down");
-        let lines = self.registry.lines();
-        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
-        let wait = || self.registry.watch(self.driver.synchronize_device());
-        let waited = match wait() {
-            // What goes back to a pool of the driver's, or is wiped, waits for nothing by itself: once more, then.
-            Err(e) if !e.is_context_lost() => {
-                self.driver.drop_failed(e);
-                wait()
-            }
-            waited => waited,
-        };
-        match waited {
-            Ok(()) => {
-                for (line, epoch) in lines.iter().zip(promised) {
-                    self.registry.proved(line, epoch);
+        // The last handle may go beside somebody's capture.
+        self.driver.relaxed(|| self.give_all_back());
+    }
+
+    fn give_all_back(&self) {
+        // Where a stream cannot be marked, or its marker not be waited for, the host waits for everything.
+        if !self.wait_for_ours() {
+            let lines = self.registry.lines();
+            let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
+            match self.registry.watch(self.driver.synchronize_device()) {
+                Ok(()) => {
+                    for (line, epoch) in lines.iter().zip(promised) {
+                        self.registry.proved(line, epoch);
+                    }
                 }
+                // The second failure in a row: plain frees wait by themselves, a lost context has nothing left to wait for.
+                Err(e) => self.driver.drop_failed(e),
             }
-            // Plain frees wait by themselves; a lost context has nothing left to wait for.
-            Err(e) => self.driver.drop_failed(e),
         }
         let pools = core::mem::take(&mut *self.pools.lock());
         for pool in &pools {
@@ -301,6 +302,27 @@ impl<D: Driver> Core<D> {
         self.host.release_all(&self.driver);
         self.registry.serve(&self.driver);
         self.registry.retire();
+    }
+
+    /// Waits, by markers, for all that may still touch our bytes: what the pools' own streams hold, and the uses of ranges in
+    /// flight. Not for the device: somebody's capture in the context need not survive that. `false`: it could not be done.
+    fn wait_for_ours(&self) -> bool {
+        let mut pending = self.host.uses_in_flight();
+        for pool in self.pool_list() {
+            let state = pool.lock();
+            pending.extend(state.in_flight.uses());
+            let holds = state.heap.stats().held > 0;
+            drop(state);
+            if holds {
+                pending.push(Pending { on: pool.line.id, epoch: pool.line.promise() });
+            }
+        }
+        // The newest of each stream covers the others.
+        pending.sort_unstable_by(|a, b| b.cmp(a));
+        pending.dedup_by_key(|p| p.on);
+        pending
+            .into_iter()
+            .all(|p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true)))
     }
 
     /// Everything, gathered pool by pool; exact when nothing runs beside it.

@@ -6,7 +6,7 @@
 use super::slice::NULL;
 use crate::allocator::{Allocation, Allocator, Stream};
 use crate::array::Element;
-use crate::driver::cuda::Cuda;
+use crate::driver::cuda::{Cuda, store_stays};
 use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
 use core::fmt;
@@ -68,21 +68,24 @@ impl Allocator<Cuda> {
 /// The slice, its write event recorded behind what its stream holds: what it is ordered behind on other streams.
 #[allow(unsafe_code, reason = "cudarc takes an address on trust")]
 fn slice_over<T: Element>(stream: &Arc<CudaStream>, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
-    let context = stream.context();
-    // An error that somebody left would be taken for ours below.
-    context.check_err().map_err(|e| Cuda::error_of("cuda_slice", e.0 as u32))?;
-    // cudarc panics if it cannot make its two events.
-    let made = std::panic::catch_unwind(|| {
-        // SAFETY: so many elements, of a type without invalid values, in an allocation that outlives the slice, which never
-        // frees it: it is leaked back.
-        unsafe { stream.upgrade_device_ptr::<T>(addr, len) }
+    let (made, stored) = store_stays(stream.context(), || {
+        // cudarc panics if it cannot make its two events.
+        let made = std::panic::catch_unwind(|| {
+            // SAFETY: so many elements, of a type without invalid values, in an allocation that outlives the slice, which
+            // never frees it: it is leaked back.
+            unsafe { stream.upgrade_device_ptr::<T>(addr, len) }
+        });
+        made.map(|mut slice| {
+            drop(slice.device_ptr_mut(stream));
+            slice
+        })
     });
-    let mut slice = made.map_err(|_| Cuda::error_of("cuEventCreate", 2))?;
-    drop(slice.device_ptr_mut(stream));
-    match context.check_err() {
+    let slice = made.map_err(|_| Cuda::error_of("cuEventCreate", 2))?;
+    match stored {
         Ok(()) => Ok(slice),
         Err(e) => {
-            slice.leak();
+            // The error that is told came first.
+            let _ = drop_events(slice);
             Err(Cuda::error_of("cuEventRecord", e.0 as u32))
         }
     }
@@ -152,7 +155,9 @@ impl<T: Element> Drop for PooledSlice<T> {
         // SAFETY: taken once, here; nothing of `self` is used after the drop.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
         // Its events go; its bytes stay ours.
-        self.cuda.current_stays(|| drop_events(slice));
+        if let Err(e) = self.cuda.current_stays(|| drop_events(slice)) {
+            self.cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
+        }
         if let Some(bytes) = self.bytes.take() {
             if planted!(CudaPooledPlain) {
                 drop(bytes);
@@ -163,8 +168,10 @@ impl<T: Element> Drop for PooledSlice<T> {
     }
 }
 
-fn drop_events<T>(slice: CudaSlice<T>) {
-    slice.leak();
+/// What could not be destroyed is no stranger's to hear of.
+fn drop_events<T>(slice: CudaSlice<T>) -> Result<(), cudarc::driver::DriverError> {
+    let context = Arc::clone(slice.context());
+    store_stays(&context, || slice.leak()).1
 }
 
 impl<T: Element> fmt::Debug for PooledSlice<T> {

@@ -58,7 +58,7 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
 /// The driver refused a wait: the host waits for everything, which orders as well.
 #[cold]
 fn wait_instead(cuda: &Cuda, touch: Touch<'_, Cuda>, addr: u64) -> CUdeviceptr {
-    match cuda.synchronize_device() {
+    match cuda.relaxed(|| cuda.synchronize_device()) {
         Ok(()) => {
             lend_to_anybody(touch);
             addr
@@ -77,6 +77,18 @@ fn as_drivers(error: Error) -> DriverError {
     }
 }
 
+/// cudarc's value of a stream, as a pool keeps it. It may be the last reference, which makes its context current.
+struct Kept {
+    stream: Option<Arc<CudaStream>>,
+    cuda: Cuda,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.cuda.current_stays(|| drop(self.stream.take()));
+    }
+}
+
 /// The stream that an allocation was made on, as cudarc has it. Kept with the pool: the trait wants a reference.
 fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     let (Some((guest, line)), Some((_, cuda))) = (touch.of.guest(), touch.of.device()) else {
@@ -85,9 +97,11 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     let kept = guest.get_or_init(|| {
         let native = line.native().expect("an allocation's stream is held");
         let alias = native.cudarc().or_else(|_| default_of(cuda));
-        Box::new(alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info.id)))
+        let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info.id));
+        Box::new(Kept { stream: Some(stream), cuda: cuda.clone() })
     });
-    kept.downcast_ref().expect("only streams of cudarc's are kept here")
+    let kept = kept.downcast_ref::<Kept>().and_then(|kept| kept.stream.as_ref());
+    kept.expect("only streams of cudarc's are kept here, until the end")
 }
 
 /// In the place of a stream that nobody keeps alive.

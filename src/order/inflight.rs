@@ -132,6 +132,11 @@ impl InFlight {
         Some(entry)
     }
 
+    /// Every use of every range.
+    pub fn uses(&self) -> impl Iterator<Item = Pending> + '_ {
+        self.entries.values().flat_map(|entry| entry.uses.iter().copied())
+    }
+
     /// The uses that ranges wait on now, the oldest of each stream.
     pub fn oldest(&self) -> impl Iterator<Item = Pending> + '_ {
         self.waiting.iter().filter_map(|(&on, list)| Some(Pending { on, epoch: *list.first_key_value()?.0 }))

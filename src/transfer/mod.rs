@@ -59,7 +59,8 @@ fn same_shape<T>(
 /// wait for them met. Gives back what it was.
 fn over<D: Driver>(stream: &Stream<D>, waited: Result<(), Error>) -> Result<(), Error> {
     let Err(error) = waited else { return Ok(()) };
-    match stream.driver().synchronize_device() {
+    let driver = stream.driver();
+    match driver.relaxed(|| driver.synchronize_device()) {
         Ok(()) => Err(error),
         // A lost context runs nothing any more.
         Err(e) if e.is_context_lost() => Err(error),

@@ -95,6 +95,47 @@ fn a_capture_that_reads_a_pooled_slice_by_cudarcs_own_types_leaves_no_graph() {
     rig.clean_but_for_errors();
 }
 
+/// What somebody left in cudarc's store is neither taken for ours nor taken away, by a slice that is made, by the stream that
+/// the first one makes, and by its end, on whatever thread.
+#[test]
+fn an_error_in_cudarcs_store_stays_there_for_whom_it_is_meant() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let theirs = home.cudarc().expect("its alias");
+        for _ in 0..2 {
+            spoil(&theirs);
+            let slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("nothing of ours failed");
+            let stored = theirs.context().check_err().map_err(|e| e.0);
+            assert_eq!(stored, Err(CUresult::CUDA_ERROR_UNKNOWN), "it is where it was");
+            spoil(&theirs);
+            std::thread::scope(|s| s.spawn(|| drop(slice)).join()).expect("dropped on a fresh thread");
+            let stored = theirs.context().check_err().map_err(|e| e.0);
+            assert_eq!(stored, Err(CUresult::CUDA_ERROR_UNKNOWN), "it is where it was");
+            theirs.context().check_err().expect("and was there once");
+        }
+    }
+    rig.clean();
+}
+
+/// What fails at the end of a slice is told by us, and to no stranger.
+#[test]
+fn an_error_of_a_pooled_slices_end_blames_nobody() {
+    let Some(rig) = rig() else { return };
+    let Some(fake) = &rig.fake else { return };
+    {
+        let gpu = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        fake.fail_next("cuStreamWaitEvent", 1, 999);
+        drop(slice);
+        home.cudarc().expect("its alias").context().check_err().expect("cudarc knows nothing of it");
+        assert_eq!(gpu.report().deferred_errors.len(), 1);
+    }
+    rig.clean_but_for_errors();
+}
+
 /// Leaves an error in store, as a destructor that fails does: cudarc's next call on the context is skipped.
 pub(super) fn spoil(stream: &CudaStream) {
     let error = cudarc::driver::DriverError(CUresult::CUDA_ERROR_UNKNOWN);

@@ -136,6 +136,10 @@ impl Fake {
     pub fn not_ready(&self, times: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_not_ready")(times);
     }
+    /// The next ranges of plain and of pinned memory are not aligned.
+    pub fn askew(&self, times: u32) {
+        self.symbol::<extern "C" fn(u32)>("millpond_fake_askew")(times);
+    }
     /// How patient a program must be with a device that runs late.
     pub fn patience(&self, times: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_patience")(times);

@@ -1,6 +1,7 @@
 //! Single faults with a story of their own.
 
 use crate::rig::{all_clean, check, late, on, write};
+use millpond::driver::Driver;
 use millpond::driver::sim::{Call, Leak};
 use millpond::units::MIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Growth, Limit, Trim};
@@ -208,4 +209,32 @@ fn a_lost_context_fails_fast_and_for_good() {
     gpu.check();
     drop((x, hit, s, gpu));
     assert!(!sim.drop_errors().is_empty());
+}
+
+/// An allocator's end waits for what its streams hold. Where that fails it waits for the device, and where that fails too it
+/// says so; the frees wait by themselves.
+#[test]
+fn a_failed_wait_at_the_end_is_made_up_for_by_the_device_or_told() {
+    for told in [false, true] {
+        let sim = late();
+        let gpu = on(&sim, tight());
+        let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let x = gpu.alloc(MIB, &a).unwrap();
+        write(&sim, &x, &a);
+        b.wait_stream(&a).unwrap();
+        x.record_use(&b).unwrap();
+        check(&sim, &x, &b);
+        let waits =
+            || sim.calls().iter().find(|(name, _)| *name == "cuCtxSynchronize").map_or(0, |&(_, n)| n);
+        sim.fail(Call::EventSynchronize, 1, Kind::Other);
+        if told {
+            sim.fail(Call::CtxSynchronize, 1, Kind::Other);
+        }
+        drop((x, a, b, gpu));
+        assert_eq!(waits(), 1, "the device was waited for");
+        let errors: Vec<_> = sim.drop_errors().iter().map(|e| e.call).collect();
+        assert_eq!(errors, if told { vec!["cuCtxSynchronize"] } else { vec![] });
+        sim.run_until_idle();
+        assert!(sim.verdict().is_ok() && sim.leaks().is_empty());
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use millpond::driver::Memory;
-use millpond::{DriverErrorKind, Error, Trim};
+use millpond::{DriverErrorKind, Error, Growth, Limit, Reuse, Trim};
 use verbs::{free, map, pin, release, set_access, unmap, unpin, unreserve};
 
 /// A stream that captures a kernel on memory of its own.
@@ -145,6 +145,82 @@ pub fn somebody_elses_capture_survives_the_allocator<T: Bench>(b: &T) {
     assert!(!ended, "the allocator has ended somebody's capture");
     gpu.synchronize().expect("waited");
     gpu.check();
+}
+
+/// How often the driver was asked to free memory of the device, pinned memory, and to wait for the device.
+fn frees_and_waits<T: Bench>(b: &T) -> [u64; 3] {
+    let calls = b.device().calls();
+    let of = |name| calls.iter().find(|(n, _)| *n == name).map_or(0, |&(_, n)| n);
+    [of("cuMemFree"), of("cuMemFreeHost"), of("cuCtxSynchronize")]
+}
+
+/// Memory is short and in use elsewhere: the host waits for it, and it is given back to the driver, with the capture under
+/// way.
+pub fn somebody_elses_capture_survives_an_allocator_that_waits_and_trims<T: Bench>(b: &T) {
+    let config = Config::default().growth(Growth::Exact).reuse(Reuse::Ordered).limit(Limit::Bytes(8 * MIB));
+    let gpu = allocator(b, config.bounded_wait(Duration::from_millis(20)));
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let ended = ends(b, |_| {
+        let [device, host, _] = frees_and_waits(b);
+        let block = gpu.alloc(6 * MIB, &s).expect("memory");
+        let word = own(b, &block, &s);
+        t.wait_stream(&s).expect("ordered");
+        let gate = b.gate(t.native());
+        block.record_use(&t).expect("recorded");
+        still(b, &block, &t, word);
+        drop(block);
+        assert!(gpu.alloc(8 * MIB, &s).is_err_and(|e| e.out_of_memory().is_some()), "the reader is not done");
+        assert!(gpu.report().total.counters.host_waits > 0, "the host waited for the reader");
+        b.open(gate);
+        t.record().expect("a marker").synchronize(PATIENCE).expect("the reader ends");
+        let next = gpu.alloc(8 * MIB, &s).expect("the room of what was given back");
+        own(b, &next, &s);
+        drop(gpu.alloc_pinned(64 * KIB).expect("pinned memory"));
+        gpu.trim(Trim::All).expect("trimmed");
+        let [now, host_now, _] = frees_and_waits(b);
+        assert!(now > device && host_now > host, "both kinds of memory went back");
+    });
+    assert!(!ended, "the allocator has ended somebody's capture");
+    gpu.synchronize().expect("waited");
+    gpu.check();
+}
+
+/// The last handle goes in the middle of the capture, with work on memory of both kinds that nobody has waited for.
+pub fn somebody_elses_capture_survives_the_end_of_an_allocator<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+    let ended = ends(b, |_| {
+        let (block, host) = (gpu.alloc(MIB, &s).expect("memory"), gpu.alloc_pinned(MIB).expect("pinned"));
+        let word = own(b, &block, &s);
+        t.wait_stream(&s).expect("ordered");
+        block.record_use(&t).expect("recorded");
+        host.record_use(&t).expect("recorded");
+        still(b, &block, &t, word);
+        let [device, pinned, waits] = frees_and_waits(b);
+        drop((block, host, s, t, gpu));
+        let [now, pinned_now, waits_now] = frees_and_waits(b);
+        assert!(now > device && pinned_now > pinned, "both kinds of memory went back");
+        assert_eq!(waits_now, waits, "what waits for the device need not spare a capture");
+    });
+    assert!(!ended, "the allocator has ended somebody's capture");
+}
+
+/// Who adopted a stream may let it go while it captures: it is marked and closed after the capture.
+pub fn a_capture_survives_that_its_stream_is_let_go<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let native = stream(b);
+    let s = gpu.adopt(native.clone()).expect("adopted");
+    let block = gpu.alloc(MIB, &s).expect("memory");
+    own(b, &block, &s);
+    finish_stream(b, &native);
+    b.begin_capture(&native);
+    drop((block, s));
+    let other = gpu.stream().expect("a stream");
+    drop(gpu.alloc(MIB, &other).expect("a miss, which closes what can be closed"));
+    b.end_capture(&native).expect("it survived");
+    gpu.synchronize().expect("waited");
+    gpu.trim(Trim::All).expect("trimmed");
+    assert_eq!(gpu.report().taken, 0, "the capture keeps nothing");
 }
 
 /// The first version refuses to allocate on a capturing stream, and the capture survives the refusal.

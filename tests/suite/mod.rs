@@ -62,7 +62,7 @@ pub trait Bench: Sized + Sync {
 
     /// The driver.
     fn device(&self) -> &Self::Device;
-    /// Puts a kernel on a stream that runs until it is told to end.
+    /// Puts a kernel on a stream that runs until it is told to end. Somebody's capture survives that.
     fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
     /// Ends it.
     fn open(&self, gate: Self::Gate);
@@ -242,7 +242,9 @@ macro_rules! conformance {
                 virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,
                 a_context_event_ends_the_capture,
                 a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,
-                a_capturing_stream_is_refused,
+                somebody_elses_capture_survives_an_allocator_that_waits_and_trims,
+                somebody_elses_capture_survives_the_end_of_an_allocator,
+                a_capture_survives_that_its_stream_is_let_go, a_capturing_stream_is_refused,
             ]
             mapping: [
                 the_unit_is_2_mib_and_odd_sizes_are_refused, one_handle_at_two_addresses_is_the_same_memory,

@@ -50,16 +50,15 @@ impl Device {
                 "cudarc finds no driver: it looks for libcuda under its usual names only, not where MILLPOND_LIBCUDA points",
             ));
         }
-        let before = self.current()?;
-        let made = CudaContext::new(self.id.0 as usize);
-        self.restore(before);
-        let made = made.map_err(|e| failed(self.table(), Call::primary_retain, e.0 as u32))?;
-        if made.cu_ctx() != self.context.0 {
-            return Err(bad_handle(
+        // Also where another context comes of it, which is given back at once.
+        let made = self.current_stays(|| match CudaContext::new(self.id.0 as usize) {
+            Ok(made) if made.cu_ctx() == self.context.0 => Ok(made),
+            Ok(_) => Err(bad_handle(
                 Call::primary_retain,
                 "cudarc's context of this device is not ours: two drivers, or a primary context that was reset",
-            ));
-        }
+            )),
+            Err(e) => Err(failed(self.table(), Call::primary_retain, e.0 as u32)),
+        })?;
         Ok(Arc::clone(alias.insert(made)))
     }
 
@@ -134,6 +133,19 @@ impl GpuStream {
     }
 }
 
+/// Runs calls of cudarc's as if no error were in store in its context, which the first of them would meet for its own and
+/// take away, and puts back what was. Also answers what they stored.
+pub(crate) fn store_stays<R>(
+    context: &CudaContext,
+    calls: impl FnOnce() -> R,
+) -> (R, Result<(), cudarc::driver::DriverError>) {
+    let somebodys = context.check_err();
+    let result = calls();
+    let stored = context.check_err();
+    context.record_err(somebodys);
+    (result, stored)
+}
+
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Cuda {
     /// Who this stream is. Its reference is alive, and so is it.
@@ -182,7 +194,7 @@ impl Cuda {
         }
         let mut anchor = self.device.anchor.lock();
         if anchor.is_none() {
-            let made = self.current_stays(|| context.new_stream());
+            let (made, _) = self.current_stays(|| store_stays(&context, || context.new_stream()));
             *anchor = Some(made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))?);
         }
         Ok(true)
@@ -190,13 +202,7 @@ impl Cuda {
 
     /// Runs calls of cudarc's, which leave their context current, and puts back what was.
     pub(crate) fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
-        let before = self.device.current();
-        let result = calls();
-        match before {
-            Ok(before) => self.device.restore(before),
-            Err(e) => self.device.defer(e),
-        }
-        result
+        self.device.current_stays(calls)
     }
 
     /// An error that cudarc met.

@@ -10,6 +10,7 @@
 //! program that works with two contexts in one thread.
 
 use super::alias::Parked;
+use super::event::Mode;
 use super::kernel::Kernels;
 use super::launch::Loaded;
 use super::memory::AsyncPool;
@@ -23,6 +24,7 @@ use crate::sync::{Arc, Mutex, Weak};
 use crate::units::DeviceId;
 use core::ffi::c_int;
 use core::fmt;
+use cudarc::driver::result::ctx;
 use cudarc::driver::sys::{CUctx_st, CUstream, CUstream_st};
 use cudarc::driver::{CudaContext, CudaStream};
 
@@ -117,9 +119,15 @@ impl Device {
 
     /// The context that somebody else made.
     pub(super) fn of_context(theirs: Arc<CudaContext>) -> Result<Arc<Device>, Unavailable> {
-        let api = api()?;
         let asked = theirs.ordinal() as u32;
-        let ordinal = device_of(api, asked.cast_signed())?;
+        let found = api().and_then(|api| Ok((api, device_of(api, asked.cast_signed())?)));
+        let (api, ordinal) = match found {
+            Ok(found) => found,
+            Err(e) => {
+                let_go(theirs);
+                return Err(e);
+            }
+        };
         let context = Handle(theirs.cu_ctx());
         Device::shared(api, DeviceId(asked), ordinal, context, Keep::Theirs(theirs))
     }
@@ -136,9 +144,10 @@ impl Device {
         let here =
             |(at, weak): &(usize, Weak<Device>)| (*at == context.number()).then(|| weak.upgrade()).flatten();
         if let Some(device) = open.iter().find_map(here) {
-            if let Keep::Primary = keep {
-                // It holds the context already: the second hold goes back.
-                device.release_primary();
+            // It holds the context already: the second hold goes back.
+            match keep {
+                Keep::Primary => device.release_primary(),
+                Keep::Theirs(theirs) => let_go(theirs),
             }
             return Ok(device);
         }
@@ -216,8 +225,19 @@ impl Device {
         Ok(Handle(current))
     }
 
+    /// Runs calls of cudarc's, which leave their context current, and puts back what was.
+    pub(super) fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
+        let before = self.current();
+        let result = calls();
+        match before {
+            Ok(before) => self.restore(before),
+            Err(e) => self.defer(e),
+        }
+        result
+    }
+
     /// Puts back what was current, after foreign code may have changed it.
-    pub(super) fn restore(&self, before: Handle<CUctx_st>) {
+    fn restore(&self, before: Handle<CUctx_st>) {
         if self.current().is_ok_and(|now| now.0 != before.0) {
             // SAFETY: it was current on this thread before; null means none.
             let code = unsafe { (self.table().ctx_set_current)(before.0) };
@@ -364,10 +384,15 @@ fn device_of(api: &Api, asked: c_int) -> DriverResult<c_int> {
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Some(kernels) = self.kernels.get_mut().take() {
-            kernels.unload(self);
+        let (kernels, loaded) = (self.kernels.get_mut().take(), core::mem::take(self.loaded.get_mut()));
+        {
+            // The last value of a context may go beside somebody's capture in it.
+            let _mode = Mode::relaxed(self);
+            if let Some(kernels) = kernels {
+                kernels.unload(self);
+            }
+            loaded.unload(self);
         }
-        core::mem::take(self.loaded.get_mut()).unload(self);
         if let Some(stream) = self.internal.get_mut().take() {
             // SAFETY: made by `internal_stream`; the device is being dropped, so nobody else has it.
             unsafe { self.destroy_stream(stream) };
@@ -375,17 +400,30 @@ impl Drop for Device {
         AsyncPool::destroy_all(self.ranges.take_pooled(), self);
         self.sweep_parked();
         let theirs = (self.anchor.get_mut().take(), self.alias.get_mut().take());
-        if let (Some(_), _) | (_, Some(_)) = &theirs {
-            // The last references destroy the stream and give the context back, and to do so make it current.
-            let before = self.current();
-            drop(theirs);
-            if let Ok(before) = before {
-                self.restore(before);
+        // The last references destroy the stream and give the context back, and to do so make it current.
+        match core::mem::replace(&mut self.keep, Keep::Primary) {
+            Keep::Primary => {
+                if let (Some(_), _) | (_, Some(_)) = &theirs {
+                    self.current_stays(|| drop(theirs));
+                }
+                self.release_primary();
             }
+            Keep::Theirs(context) => self.current_stays(|| drop((theirs, context))),
         }
-        if let Keep::Primary = self.keep {
-            self.release_primary();
-        }
+    }
+}
+
+/// Drops a context of cudarc's where there is no value of ours for it, or another one: the last reference makes it current
+/// to give it back. cudarc is asked, whose context it is, because ours may be no driver at all.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn let_go(theirs: Arc<CudaContext>) {
+    let before = ctx::get_current();
+    drop(theirs);
+    if let Ok(before) = before
+        && ctx::get_current().is_ok_and(|now| now != before)
+    {
+        // SAFETY: it was current on this thread before; null means none.
+        let _ = unsafe { ctx::set_current(before.unwrap_or(core::ptr::null_mut())) };
     }
 }
 

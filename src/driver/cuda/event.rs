@@ -53,14 +53,15 @@ impl Drop for GpuEvent {
 }
 
 /// The thread's capture mode, put back when dropped, also on unwind.
-struct Mode<'a> {
+#[must_use = "the mode lasts until this is dropped"]
+pub(super) struct Mode<'a> {
     device: &'a Device,
     before: Option<i32>,
 }
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Mode<'_> {
-    fn relaxed(device: &Device) -> Mode<'_> {
+    pub(super) fn relaxed(device: &Device) -> Mode<'_> {
         if planted!(CudaNeverRelaxed) {
             return Mode { device, before: None };
         }

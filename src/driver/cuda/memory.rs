@@ -236,7 +236,9 @@ unsafe impl Memory for Cuda {
         };
         if !addr.is_multiple_of(GRANULE_BYTES) {
             // SAFETY: allocated above, of this kind, and used by nobody.
-            unsafe { self.give_back(addr, &kind)? };
+            if let Err(e) = unsafe { self.give_back(addr, &kind) } {
+                self.device.defer(e);
+            }
             let message =
                 format!("the driver's range at {addr:#x} is not 512-byte aligned, which heaps need");
             return Err(DriverError::new(call.name(), 1, DriverErrorKind::NotSupported, message));
@@ -300,12 +302,17 @@ unsafe impl Host for Cuda {
         let code = unsafe { (device.table().mem_host_alloc)(&raw mut found, size, flags) };
         device.done(call, code)?;
         drop(bound);
-        let ptr = NonNull::new(found.cast::<u8>())
-            .filter(|p| p.addr().get().is_multiple_of(GRANULE_BYTES as usize))
-            .ok_or_else(|| {
-                let message = format!("the driver's pinned range at {found:?} is not 512-byte aligned");
-                DriverError::new(call.name(), 1, DriverErrorKind::NotSupported, message)
-            })?;
+        let aligned = found.addr().is_multiple_of(GRANULE_BYTES as usize);
+        let Some(ptr) = NonNull::new(found.cast::<u8>()).filter(|_| aligned) else {
+            if !found.is_null() {
+                device.quietly(Call::mem_free_host, |table| {
+                    // SAFETY: pinned above, and used by nobody.
+                    unsafe { (table.mem_free_host)(found) }
+                });
+            }
+            let message = format!("the driver's pinned range at {found:?} is not 512-byte aligned");
+            return Err(DriverError::new(call.name(), 1, DriverErrorKind::NotSupported, message));
+        };
         // SAFETY: `size` bytes from here are the new range, which nobody else has.
         unsafe { ptr.write_bytes(if planted!(CudaDirtyPages) { 0xD1 } else { 0 }, size) };
         // Exposed, because copies between ranges of ours begin from the number.

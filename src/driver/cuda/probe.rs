@@ -84,7 +84,13 @@ pub(super) fn look(library: Library) -> Result<Api, Unavailable> {
     // SAFETY: the pointer is a local's. This is one of the few calls that work before `cuInit`.
     let code = unsafe { get_version(&raw mut version) };
     if code != 0 {
-        let message = "the driver does not tell its version: is its installation whole?";
+        let mut message = "the driver does not tell its version: is its installation whole?".to_owned();
+        // SAFETY: the C function of this name has this signature in every driver.
+        if let Ok(ask) = unsafe { library.get::<ErrorName>(b"cuGetErrorName") }
+            && let Some(its_name) = text_of(*ask, code)
+        {
+            message = format!("{its_name}; {message}");
+        }
         return Err(DriverError::new(name, code, super::table::kind_of(code), message).into());
     }
     let have = u32::try_from(version).unwrap_or(0);
@@ -104,8 +110,10 @@ pub(super) fn explain(table: &Table, code: Code) -> String {
     }
 }
 
+type ErrorName = unsafe extern "system" fn(u32, *mut *const c_char) -> Code;
+
 #[allow(unsafe_code, reason = "foreign calls")]
-fn text_of(ask: unsafe extern "system" fn(u32, *mut *const c_char) -> Code, code: Code) -> Option<String> {
+fn text_of(ask: ErrorName, code: Code) -> Option<String> {
     let mut text: *const c_char = core::ptr::null();
     // SAFETY: the pointer is a local's; any number may be asked for.
     let answer = unsafe { ask(code, &raw mut text) };

@@ -151,12 +151,11 @@ impl Drop for Inner {
             }
             Whose::Adopted(theirs) => {
                 // The last reference destroys the stream, and to do so may leave its context current.
-                let before = self.device.current();
-                drop(theirs.take());
-                match before {
-                    Ok(_) if planted!(CudaContextLeft) => {}
-                    Ok(before) => self.device.restore(before),
-                    Err(e) => self.device.defer(e),
+                let theirs = theirs.take();
+                if planted!(CudaContextLeft) {
+                    drop(theirs);
+                } else {
+                    self.device.current_stays(|| drop(theirs));
                 }
             }
             Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(_) => {}
@@ -372,6 +371,13 @@ impl Cuda {
     /// The stream captures (its identity cannot be asked), or belongs to another context of this device; the driver's. A
     /// stream of another device is no error here: its [`info`](GpuStream::info) says so, and allocators refuse it.
     pub fn adopt(&self, stream: Arc<CudaStream>) -> DriverResult<GpuStream> {
+        let adopted = self.adopt_shared(&stream);
+        // Not kept, it may be the last reference, which makes its context current.
+        self.current_stays(|| drop(stream));
+        adopted
+    }
+
+    fn adopt_shared(&self, stream: &Arc<CudaStream>) -> DriverResult<GpuStream> {
         let handle = stream.cu_stream();
         if handle.addr() <= PER_THREAD && stream.context().cu_ctx() != self.device.context.0 {
             return Err(bad_handle(
@@ -383,7 +389,7 @@ impl Cuda {
             0 | LEGACY => self.legacy_stream(),
             PER_THREAD => self.per_thread_stream(),
             // SAFETY: the `Arc` keeps the stream alive, and goes into the reference.
-            _ => unsafe { self.borrow(handle, Whose::Adopted(Some(stream))) },
+            _ => unsafe { self.borrow(handle, Whose::Adopted(Some(Arc::clone(stream)))) },
         }
     }
 

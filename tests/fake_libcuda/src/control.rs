@@ -90,6 +90,10 @@ control_calls! {
     fn millpond_fake_not_ready(times: c_uint) {
         state().faults.not_ready = times;
     }
+    /// The next so many ranges of plain and of pinned memory begin 256 bytes behind a multiple of 512.
+    fn millpond_fake_askew(times: c_uint) {
+        state().faults.askew = times;
+    }
     /// How many answers "not ready" in a row a program must hear before the device gets on by itself: 16 unless said.
     fn millpond_fake_patience(times: c_uint) {
         state().patience = times.max(1);

@@ -4,7 +4,7 @@
 //! the CPU. This file does not know copies.
 
 use crate::door::{Fail, Outcome};
-use crate::memory::rounded;
+use crate::memory::{rounded, whole};
 use crate::raw::Out;
 use crate::spin;
 use crate::state::{Kind, State, give_back, here, state};
@@ -22,6 +22,7 @@ pub(crate) fn is_pinned(addr: u64) -> bool {
 
 #[allow(unsafe_code, reason = "pinned memory is real")]
 fn unpin(sim: &Sim, addr: u64, bytes: u64) -> Result<(), DriverError> {
+    let (addr, bytes) = whole(addr, bytes);
     let ptr = NonNull::new(addr as *mut u8).ok_or_else(|| {
         DriverError::new(
             "cuMemFreeHost",
@@ -48,9 +49,9 @@ fn allocate(bytes: usize, flags: c_uint) -> Outcome<u64> {
         return Err(Fail::invalid(format!("host memory flags {flags:#x} are not known")));
     }
     let (sim, device) = here()?;
-    let rounded = rounded(bytes)?;
+    let (rounded, skew) = (rounded(bytes)?, state().faults.skew());
     let kind = if flags & 4 != 0 { HostKind::WriteCombined } else { HostKind::Cached };
-    let addr = sim.pin_raw(rounded, kind)?.addr().get() as u64;
+    let addr = sim.pin_raw(whole(skew, rounded).1, kind)?.addr().get() as u64 + skew;
     state().add_range(addr, rounded, device, Kind::Pinned { flags });
     Ok(addr)
 }

@@ -19,8 +19,15 @@ pub(crate) fn rounded(bytes: usize) -> Outcome<u64> {
     }
 }
 
+/// The simulated device's range under one that may be askew: its ranges all begin at a multiple of 512.
+pub(crate) fn whole(addr: u64, bytes: u64) -> (u64, u64) {
+    let skew = addr % 512;
+    (addr - skew, bytes + skew.next_multiple_of(512))
+}
+
 #[allow(unsafe_code, reason = "memory of the simulated device")]
 fn free(sim: &millpond::driver::sim::Sim, addr: u64, bytes: u64) -> Result<(), millpond::DriverError> {
+    let (addr, bytes) = whole(addr, bytes);
     // SAFETY: the range came whole from `allocate_raw` by the table of ranges. Whether its uses are complete is the
     // program's duty; the simulator waits for them and judges it, and no memory of this process is behind the address.
     unsafe { sim.free_raw(Addr(addr), bytes) }
@@ -53,8 +60,8 @@ driver_calls! {
     /// Allocates device memory.
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
         let (sim, device) = here()?;
-        let rounded = rounded(bytes)?;
-        let addr = sim.allocate_raw(rounded)?.0;
+        let (rounded, skew) = (rounded(bytes)?, state().faults.skew());
+        let addr = sim.allocate_raw(whole(skew, rounded).1)?.0 + skew;
         state().add_range(addr, rounded, device, Kind::Plain);
         address.put(addr)
     }

@@ -143,9 +143,19 @@ pub(crate) struct Faults {
     by_name: Vec<(String, u64, Code)>,
     /// Answers "not ready" still to be given.
     pub(crate) not_ready: u32,
+    /// Ranges still to be given that are not aligned.
+    pub(crate) askew: u32,
 }
 
 impl Faults {
+    /// How far the next range begins behind a multiple of 512.
+    pub(crate) fn skew(&mut self) -> u64 {
+        if self.askew == 0 {
+            return 0;
+        }
+        self.askew -= 1;
+        256
+    }
     pub(crate) fn plant_number(&mut self, number: u64, code: Code) {
         self.by_number.push((number, code));
     }
@@ -258,6 +268,11 @@ impl State {
         let devices = number("MILLPOND_FAKE_DEVICES", 1).min(64) as u32;
         let mut state = State::new(number("MILLPOND_FAKE_CAPACITY", CAPACITY), devices, schedule);
         state.version = number("MILLPOND_FAKE_VERSION", VERSION.into()) as u32;
+        // The first call of a function fails: cuInit=999.
+        let fails = std::env::var("MILLPOND_FAKE_FAILS").unwrap_or_default();
+        if let Some((name, code)) = fails.split_once('=') {
+            state.faults.plant_name(name.to_owned(), 1, code.parse().unwrap_or(crate::door::UNKNOWN));
+        }
         state
     }
 
