@@ -260,7 +260,7 @@ impl<D: Driver> Core<D> {
         self.orphan_done();
     }
 
-    /// Waits for the device and gives everything back. Nothing refers to any byte any more.
+    /// Waits for what may still touch our bytes, and gives everything back. Nothing refers to any of them any more.
     fn shut_down(&self) {
         assert_unlocked("the allocator shuts down");
         // The last handle may go beside somebody's capture.
