@@ -175,7 +175,6 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
             if callbacks < CALLBACKS && self.callback() {
                 callbacks += 1;
-                self.stamps_due = true;
                 continue;
             }
             break;

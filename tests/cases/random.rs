@@ -508,28 +508,24 @@ impl Run {
 
     fn synchronise(&mut self) -> Outcome {
         let (on, s) = self.any();
-        if self.dice.one_in(8) {
+        let freed = if self.dice.one_in(8) {
             let known: Vec<_> = self.lines.iter().map(|l| l.clock.clone()).collect();
             let freed = self.freeze(on, &["all synchronised"]);
             insist(|| self.w.gpu.synchronize()).map_err(said)?;
             for clock in &known {
                 self.host.join(clock);
             }
-            if let Some(bytes) = freed {
-                let (other, s) = self.any();
-                return self.alloc_of(bytes, other, &s);
-            }
+            freed
         } else {
             let known = self.lines[on].clock.clone();
             let freed = self.learns(on, "synchronised").or_else(|| self.freeze(on, &["synchronised"]));
             insist(|| s.synchronize()).map_err(said)?;
             self.host.join(&known);
-            if let Some(bytes) = freed {
-                let (other, s) = self.any();
-                return self.alloc_of(bytes, other, &s);
-            }
-        }
-        Ok(())
+            freed
+        };
+        let Some(bytes) = freed else { return Ok(()) };
+        let (other, s) = self.any();
+        self.alloc_of(bytes, other, &s)
     }
 
     /// A stream ends, and another begins.

@@ -162,13 +162,7 @@ pub fn somebody_elses_capture_survives_an_allocator_that_waits_and_trims<T: Benc
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let ended = ends(b, |_| {
         let [device, host, _] = frees_and_waits(b);
-        let block = gpu.alloc(6 * MIB, &s).expect("memory");
-        let word = own(b, &block, &s);
-        t.wait_stream(&s).expect("ordered");
-        let gate = b.gate(t.native());
-        block.record_use(&t).expect("recorded");
-        still(b, &block, &t, word);
-        drop(block);
+        let (_, gate) = freed_under_a_reader(b, &gpu, 6 * MIB, &s, &t);
         assert!(gpu.alloc(8 * MIB, &s).is_err_and(|e| e.out_of_memory().is_some()), "the reader is not done");
         assert!(gpu.report().total.counters.host_waits > 0, "the host waited for the reader");
         b.open(gate);

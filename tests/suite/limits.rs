@@ -80,13 +80,7 @@ pub fn a_trim_gives_everything_back<T: Bench>(b: &T) {
 pub fn memory_in_flight_is_not_trimmed<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
-    let block = gpu.alloc(4 * MIB, &s).expect("memory");
-    let word = own(b, &block, &s);
-    t.wait_stream(&s).expect("ordered");
-    let gate = b.gate(t.native());
-    block.record_use(&t).expect("recorded");
-    still(b, &block, &t, word);
-    drop(block);
+    let (_, gate) = freed_under_a_reader(b, &gpu, 4 * MIB, &s, &t);
     let trimmed = gpu.trim(Trim::All).expect("nothing to give, and nothing waited for");
     assert_eq!((trimmed.bytes, gpu.report().taken), (0, 4 * MIB));
     assert!(pending(b, &mark(b, t.native())));

@@ -211,6 +211,23 @@ pub fn still<T: Bench>(b: &T, block: &Allocation<T::Device>, on: &Stream<T::Devi
     b.check(on.native(), block.address(), block.len(), word);
 }
 
+/// A block of s that t still reads, held by the gate, when it is freed: where it lay.
+pub fn freed_under_a_reader<T: Bench>(
+    b: &T,
+    gpu: &Allocator<T::Device>,
+    bytes: u64,
+    s: &Stream<T::Device>,
+    t: &Stream<T::Device>,
+) -> (Addr, T::Gate) {
+    let block = gpu.alloc(bytes, s).expect("memory");
+    let word = own(b, &block, s);
+    t.wait_stream(s).expect("ordered");
+    let gate = b.gate(t.native());
+    block.record_use(t).expect("recorded");
+    still(b, &block, t, word);
+    (block.address(), gate)
+}
+
 /// Whether two blocks share bytes.
 pub fn overlap<D: Driver>(a: &Allocation<D>, b: &Allocation<D>) -> bool {
     let (x, y) = (a.address().0, b.address().0);

@@ -106,13 +106,7 @@ pub fn a_wait_is_inserted_when_memory_is_short<T: Bench>(b: &T) {
 pub fn a_recorded_use_is_respected<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
-    let block = gpu.alloc(4 * MIB, &s).expect("memory");
-    let (at, word) = (block.address(), own(b, &block, &s));
-    t.wait_stream(&s).expect("ordered");
-    let gate = b.gate(t.native());
-    block.record_use(&t).expect("recorded");
-    still(b, &block, &t, word);
-    drop(block);
+    let (at, gate) = freed_under_a_reader(b, &gpu, 4 * MIB, &s, &t);
     let next = gpu.alloc(4 * MIB, &s).expect("memory");
     assert_ne!(next.address(), at, "t still reads them");
     let word = own(b, &next, &s);
