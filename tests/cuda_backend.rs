@@ -729,6 +729,64 @@ fn a_handle_keeps_its_contents_from_address_to_address() {
     rig.clean();
 }
 
+/// What the device may do with an address, as the driver says: 3 is reading and writing. `None` where it has no answer.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn rights(cuda: &Cuda, at: Addr) -> Option<u64> {
+    // A kind, of which 1 is a device, and a number: in every version of the driver, though cudarc's fields change.
+    let (location, mut found) = ([1, cuda.device().0], u64::MAX);
+    // SAFETY: both pointers are locals', and the location is as long as the driver's.
+    let code = unsafe { sys::cuMemGetAccess(&raw mut found, (&raw const location).cast(), at.0) };
+    (code == sys::CUresult::CUDA_SUCCESS).then_some(found)
+}
+
+/// Access belongs to a mapping: neither the handle's other mapping nor the address's former one leaves any behind.
+#[test]
+#[allow(unsafe_code, reason = "mapping works on raw addresses")]
+fn a_fresh_mapping_may_not_be_used_until_access_is_given() {
+    const USABLE: Option<u64> = Some(3);
+    let Some(rig) = rig() else { return };
+    let cuda = &rig.cuda;
+    if !cuda.has_mapping() {
+        remote::skipped("this device has no virtual memory management");
+        return rig.clean();
+    }
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    theirs.bind_to_thread().expect("bound");
+    let unit = cuda.granularity();
+    let (first, handle) =
+        (cuda.reserve(2 * unit, None).expect("addresses"), cuda.create(unit).expect("memory"));
+    let second = Addr(first.0 + unit);
+    // SAFETY: the addresses are this test's, and nothing is mapped there when it calls this.
+    let map = |at| unsafe { cuda.map(at, &handle) }.expect("mapped");
+    // SAFETY: as above.
+    let give = |at| unsafe { cuda.set_access(at, unit) }.expect("usable");
+    // SAFETY: nothing was queued that uses them.
+    let unmap = |at| unsafe { cuda.unmap(at, unit) }.expect("unmapped");
+    let both = || [first, second].map(|at| rights(cuda, at) == USABLE);
+    map(first);
+    assert_eq!(both(), [false, false], "mapped");
+    give(first);
+    assert_eq!(both(), [true, false], "usable");
+    map(second);
+    assert_eq!(both(), [true, false], "the other mapping's is not this one's");
+    give(second);
+    assert_eq!(both(), [true, true]);
+    unmap(first);
+    assert_eq!(both(), [false, true], "gone with the mapping");
+    map(first);
+    assert_eq!(both(), [false, true], "not come back with it");
+    give(first);
+    assert_eq!(both(), [true, true], "given again");
+    unmap(first);
+    unmap(second);
+    // SAFETY: nothing was queued that uses it, and it goes once.
+    unsafe { cuda.release(&handle) }.expect("released");
+    // SAFETY: nothing is mapped there.
+    unsafe { cuda.unreserve(first, 2 * unit) }.expect("given back");
+    drop(theirs);
+    rig.clean();
+}
+
 #[test]
 fn a_hit_makes_no_driver_call() {
     let Some(rig) = rig() else { return };

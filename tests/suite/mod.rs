@@ -268,6 +268,7 @@ macro_rules! conformance {
                 access_is_given_again_after_every_map, a_handle_is_mapped_whole, one_call_may_span_handles_and_holes,
                 contents_survive_a_move, fresh_memory_is_zero, a_released_handle_lives_while_it_is_mapped,
                 a_reservation_can_be_continued, work_runs_across_the_seam_of_two_handles,
+                a_handle_is_lent_by_a_second_mapping,
             ]
             reuse: [
                 a_hit_makes_no_driver_call, the_same_stream_reuses_at_once, an_ordered_stream_is_lent_the_bytes,
