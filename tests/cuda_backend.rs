@@ -370,6 +370,67 @@ fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator()
     rig.clean();
 }
 
+/// Why the backend asks whether a stream captures before it asks anything else about it.
+#[test]
+#[allow(unsafe_code, reason = "foreign calls")]
+fn asking_a_captured_stream_what_it_is_ends_the_capture() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    theirs.bind_to_thread().expect("bound");
+    let native = theirs.new_stream().expect("a stream");
+    let on = native.cu_stream();
+    let (mut flags, mut device, mut id) = (0, 0, 0);
+    // SAFETY: the stream is alive, and the pointers are locals'.
+    let mut flags = || unsafe { sys::cuStreamGetFlags(on, &raw mut flags) };
+    // SAFETY: as above.
+    let mut device = || unsafe { sys::cuStreamGetDevice(on, &raw mut device) };
+    // SAFETY: as above.
+    let mut id = || unsafe { sys::cuStreamGetId(on, &raw mut id) };
+    let questions: [(&str, &mut dyn FnMut() -> sys::CUresult); 3] =
+        [("its flags", &mut flags), ("its device", &mut device), ("its id", &mut id)];
+    for (what, ask) in questions {
+        assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}");
+        native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+        assert_eq!(ask(), sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "{what}");
+        // SAFETY: the stream is alive, and its capture began on it.
+        let ended = unsafe { result::stream::end_capture(on) };
+        let lost = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        assert_eq!(ended.map_err(|e| e.0), Err(lost), "{what} was told, and the capture lives");
+        assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}, behind the capture");
+    }
+    drop((native, theirs));
+    rig.clean();
+}
+
+/// Segments from a pool of the driver's: to take one ends a capture, unless in a relaxed batch.
+#[test]
+#[allow(unsafe_code, reason = "the end of a capture, and memory of the device")]
+fn a_stream_ordered_segment_ends_a_capture_outside_a_relaxed_batch() {
+    let Some(rig) = rig() else { return };
+    let pooled = rig.cuda.clone().backing(Backing::Async { keep: 0 }).expect("the device has pools");
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    let native = theirs.new_stream().expect("a stream");
+    for relaxed in [true, false] {
+        native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+        let take = || pooled.allocate_raw(2 * MIB);
+        let taken = if relaxed { pooled.relaxed(take) } else { take() };
+        // SAFETY: the stream is alive, and its capture began on it.
+        let ended = unsafe { result::stream::end_capture(native.cu_stream()) };
+        assert_eq!((taken.is_ok(), ended.is_ok()), (relaxed, relaxed), "{taken:?}, {ended:?}");
+        if let Ok(graph) = ended {
+            // SAFETY: ended above, and used by nobody.
+            unsafe { result::graph::destroy(graph) }.expect("destroyed");
+        }
+        match taken {
+            // SAFETY: taken above, whole, and never used.
+            Ok(addr) => unsafe { pooled.free_raw(addr, 2 * MIB) }.expect("freed"),
+            Err(e) => assert_eq!(e.kind, DriverErrorKind::Capturing, "{e}"),
+        }
+    }
+    drop((pooled, native, theirs));
+    rig.clean();
+}
+
 /// The last value of a context gives back its kernels, and what they needed, in the middle of somebody's capture.
 #[test]
 #[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
