@@ -319,12 +319,14 @@ build_peers() {
         -lpthread -ldl -Wl,-rpath,"$cuda/lib64" -o "$to"
 }
 
+# Half a comparison is none here too: without one of the peers the stage is skipped, whatever the others said.
 stage_bench() {
-    local failed=0 rows="$here/rows.tsv" torch abi how
+    local failed=0 missing=0 rows="$here/rows.tsv" torch abi how
     cp "$bin"/work/* "$here" && gunzip -f "$here"/*.gz
     within 200 "$bin/gpu_bench" run "$here" $size >>"$rows" || failed=1
     if ! command -v g++ >/dev/null; then
         echo "SKIPPED: peers, there is no g++"
+        missing=77
     else
         if build_peers "$here/peers-async"; then
             within 120 "$here/peers-async" "$here" async $size >>"$rows" || failed=1
@@ -333,10 +335,12 @@ stage_bench() {
             done
         else
             echo "SKIPPED: cudaMallocAsync, it does not compile here"
+            missing=77
         fi
         torch="$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null || true)"
         if [ -z "$torch" ]; then
             echo "SKIPPED: PyTorch, python3 has no torch"
+            missing=77
         # Not every build of PyTorch has the same ABI for strings: ask it.
         elif abi="$(python3 -c 'import torch; print(int(torch.compiled_with_cxx11_abi()))')" &&
             build_peers "$here/peers-torch" -DWITH_TORCH -D_GLIBCXX_USE_CXX11_ABI="$abi" -I"$torch/include" -L"$torch/lib" -lc10_cuda \
@@ -344,13 +348,15 @@ stage_bench() {
             within 120 "$here/peers-torch" "$here" torch $size >>"$rows" || failed=1
         else
             echo "SKIPPED: PyTorch, its headers do not compile here"
+            missing=77
         fi
     fi
     {
         printf 'pattern\tallocator\tns/call\tp50\tp99\tworst\tMiB taken, or in all\n'
         sort -t"$(printf '\t')" -k1,1 -s "$rows"
     } | column -t -s"$(printf '\t')" 2>/dev/null || sort "$rows"
-    return "$failed"
+    [ "$failed" = 0 ] || return 1
+    return "$missing"
 }
 
 failed=0

@@ -370,6 +370,67 @@ fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator()
     rig.clean();
 }
 
+/// Why the backend asks whether a stream captures before it asks anything else about it.
+#[test]
+#[allow(unsafe_code, reason = "foreign calls")]
+fn asking_a_captured_stream_what_it_is_ends_the_capture() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    theirs.bind_to_thread().expect("bound");
+    let native = theirs.new_stream().expect("a stream");
+    let on = native.cu_stream();
+    let (mut flags, mut device, mut id) = (0, 0, 0);
+    // SAFETY: the stream is alive, and the pointers are locals'.
+    let mut flags = || unsafe { sys::cuStreamGetFlags(on, &raw mut flags) };
+    // SAFETY: as above.
+    let mut device = || unsafe { sys::cuStreamGetDevice(on, &raw mut device) };
+    // SAFETY: as above.
+    let mut id = || unsafe { sys::cuStreamGetId(on, &raw mut id) };
+    let questions: [(&str, &mut dyn FnMut() -> sys::CUresult); 3] =
+        [("its flags", &mut flags), ("its device", &mut device), ("its id", &mut id)];
+    for (what, ask) in questions {
+        assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}");
+        native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+        assert_eq!(ask(), sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "{what}");
+        // SAFETY: the stream is alive, and its capture began on it.
+        let ended = unsafe { result::stream::end_capture(on) };
+        let lost = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+        assert_eq!(ended.map_err(|e| e.0), Err(lost), "{what} was told, and the capture lives");
+        assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}, behind the capture");
+    }
+    drop((native, theirs));
+    rig.clean();
+}
+
+/// Segments from a pool of the driver's: to take one ends a capture, unless in a relaxed batch.
+#[test]
+#[allow(unsafe_code, reason = "the end of a capture, and memory of the device")]
+fn a_stream_ordered_segment_ends_a_capture_outside_a_relaxed_batch() {
+    let Some(rig) = rig() else { return };
+    let pooled = rig.cuda.clone().backing(Backing::Async { keep: 0 }).expect("the device has pools");
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    let native = theirs.new_stream().expect("a stream");
+    for relaxed in [true, false] {
+        native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+        let take = || pooled.allocate_raw(2 * MIB);
+        let taken = if relaxed { pooled.relaxed(take) } else { take() };
+        // SAFETY: the stream is alive, and its capture began on it.
+        let ended = unsafe { result::stream::end_capture(native.cu_stream()) };
+        assert_eq!((taken.is_ok(), ended.is_ok()), (relaxed, relaxed), "{taken:?}, {ended:?}");
+        if let Ok(graph) = ended {
+            // SAFETY: ended above, and used by nobody.
+            unsafe { result::graph::destroy(graph) }.expect("destroyed");
+        }
+        match taken {
+            // SAFETY: taken above, whole, and never used.
+            Ok(addr) => unsafe { pooled.free_raw(addr, 2 * MIB) }.expect("freed"),
+            Err(e) => assert_eq!(e.kind, DriverErrorKind::Capturing, "{e}"),
+        }
+    }
+    drop((pooled, native, theirs));
+    rig.clean();
+}
+
 /// The last value of a context gives back its kernels, and what they needed, in the middle of somebody's capture.
 #[test]
 #[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
@@ -726,6 +787,64 @@ fn a_handle_keeps_its_contents_from_address_to_address() {
     // SAFETY: as above.
     unsafe { cuda.unreserve(space, 4 * unit) }.expect("given back");
     drop(s);
+    rig.clean();
+}
+
+/// What the device may do with an address, as the driver says: 3 is reading and writing. `None` where it has no answer.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn rights(cuda: &Cuda, at: Addr) -> Option<u64> {
+    // A kind, of which 1 is a device, and a number: in every version of the driver, though cudarc's fields change.
+    let (location, mut found) = ([1, cuda.device().0], u64::MAX);
+    // SAFETY: both pointers are locals', and the location is as long as the driver's.
+    let code = unsafe { sys::cuMemGetAccess(&raw mut found, (&raw const location).cast(), at.0) };
+    (code == sys::CUresult::CUDA_SUCCESS).then_some(found)
+}
+
+/// Access belongs to a mapping: neither the handle's other mapping nor the address's former one leaves any behind.
+#[test]
+#[allow(unsafe_code, reason = "mapping works on raw addresses")]
+fn a_fresh_mapping_may_not_be_used_until_access_is_given() {
+    const USABLE: Option<u64> = Some(3);
+    let Some(rig) = rig() else { return };
+    let cuda = &rig.cuda;
+    if !cuda.has_mapping() {
+        remote::skipped("this device has no virtual memory management");
+        return rig.clean();
+    }
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    theirs.bind_to_thread().expect("bound");
+    let unit = cuda.granularity();
+    let (first, handle) =
+        (cuda.reserve(2 * unit, None).expect("addresses"), cuda.create(unit).expect("memory"));
+    let second = Addr(first.0 + unit);
+    // SAFETY: the addresses are this test's, and nothing is mapped there when it calls this.
+    let map = |at| unsafe { cuda.map(at, &handle) }.expect("mapped");
+    // SAFETY: as above.
+    let give = |at| unsafe { cuda.set_access(at, unit) }.expect("usable");
+    // SAFETY: nothing was queued that uses them.
+    let unmap = |at| unsafe { cuda.unmap(at, unit) }.expect("unmapped");
+    let both = || [first, second].map(|at| rights(cuda, at) == USABLE);
+    map(first);
+    assert_eq!(both(), [false, false], "mapped");
+    give(first);
+    assert_eq!(both(), [true, false], "usable");
+    map(second);
+    assert_eq!(both(), [true, false], "the other mapping's is not this one's");
+    give(second);
+    assert_eq!(both(), [true, true]);
+    unmap(first);
+    assert_eq!(both(), [false, true], "gone with the mapping");
+    map(first);
+    assert_eq!(both(), [false, true], "not come back with it");
+    give(first);
+    assert_eq!(both(), [true, true], "given again");
+    unmap(first);
+    unmap(second);
+    // SAFETY: nothing was queued that uses it, and it goes once.
+    unsafe { cuda.release(&handle) }.expect("released");
+    // SAFETY: nothing is mapped there.
+    unsafe { cuda.unreserve(first, 2 * unit) }.expect("given back");
+    drop(theirs);
     rig.clean();
 }
 

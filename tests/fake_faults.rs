@@ -32,11 +32,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 fn fake(when: When) -> Option<Fake> {
-    let fake = remote::fake(GIB, 1, when);
-    if fake.is_none() {
-        remote::skipped("the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
-    }
-    fake
+    remote::fake_or_skip(GIB, 1, when)
 }
 
 /// Calls that give something back, and what is left where one of them fails in a destructor, who can tell nobody: that

@@ -27,10 +27,7 @@ impl Judge for Fake {
 
 /// A device of 4 GiB with this schedule, if the stand-in was built.
 fn bench(when: When) -> Option<OnCuda<Fake>> {
-    let Some(fake) = remote::fake(4 << 30, 1, when) else {
-        suite::say("SKIPPED: the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
-        return None;
-    };
+    let fake = remote::fake_or_skip(4 << 30, 1, when)?;
     Some(OnCuda::new(Cuda::new(0).expect("the stand-in's device"), fake))
 }
 

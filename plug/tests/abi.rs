@@ -177,11 +177,7 @@ fn alone(test: &str, body: impl FnOnce(&Fake)) {
 }
 
 fn fake(when: When) -> Option<Fake> {
-    let fake = remote::fake(GIB, 2, when);
-    if fake.is_none() {
-        remote::skipped("the stand-in driver is not built: cargo test --workspace");
-    }
-    fake
+    remote::fake_or_skip(GIB, 2, when)
 }
 
 /// The program's own half: streams and kernels, by another copy of the backend.

@@ -72,7 +72,7 @@ fn run(program: &Path, room: &Room, driver: &Path) -> String {
 #[test]
 fn a_c_program_uses_the_header() {
     let Some(driver) = remote::path() else {
-        remote::skipped("the stand-in driver is not built: cargo test --workspace");
+        remote::not_built();
         return;
     };
     let room = Room::new("c");
@@ -87,7 +87,7 @@ fn a_c_program_uses_the_header() {
 #[test]
 fn a_failed_allocation_throws_what_pytorch_knows() {
     let Some(driver) = remote::path() else {
-        remote::skipped("the stand-in driver is not built: cargo test --workspace");
+        remote::not_built();
         return;
     };
     let Some(cxx) = compiler("CXX", &["c++", "g++", "clang++"]) else {

@@ -63,6 +63,11 @@ pub fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
+/// Says that a test was skipped because there is no stand-in.
+pub fn not_built() {
+    skipped("the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
+}
+
 /// The stand-in with fresh devices, or `None` where it was not built.
 pub fn fake(capacity: u64, devices: u32, when: When) -> Option<Fake> {
     let library = LIBRARY.as_ref()?;
@@ -70,6 +75,15 @@ pub fn fake(capacity: u64, devices: u32, when: When) -> Option<Fake> {
     let fake = Fake { library, _turn: turn };
     fake.reset(capacity, devices, when);
     Some(fake)
+}
+
+/// The same, and says so where it was not built.
+pub fn fake_or_skip(capacity: u64, devices: u32, when: When) -> Option<Fake> {
+    let fake = fake(capacity, devices, when);
+    if fake.is_none() {
+        not_built();
+    }
+    fake
 }
 
 #[allow(unsafe_code, reason = "functions found by name")]

@@ -64,6 +64,43 @@ pub fn one_handle_at_two_addresses_is_the_same_memory<T: Bench>(b: &T) {
     gone(b, second, 1);
 }
 
+/// The next owner's work is queued through a second mapping while the former owner's, through the first, has not run.
+/// Each sees what the other wrote; and the first mapping goes while later work through the second has not run.
+pub fn a_handle_is_lent_by_a_second_mapping<T: Bench>(b: &T) {
+    let (unit, s, t) = (b.device().granularity(), stream(b), stream(b));
+    let (first, second) = (reserve(b, 1), reserve(b, 1));
+    let handle = mapped(b, first);
+    let before = b.gate(&s);
+    b.write(&s, first, unit, A);
+    let written = mark(b, &s);
+    map(b, second, &handle).expect("mapped again");
+    set_access(b, second, unit).expect("usable");
+    b.device().wait(&t, &written).expect("ordered");
+    b.check(&t, second, unit, A);
+    b.write(&t, second, unit, B);
+    b.device().wait(&s, &mark(b, &t)).expect("ordered");
+    b.check(&s, first, unit, B);
+    let read_back = mark(b, &s);
+    assert!(pending(b, &written), "neither call has waited");
+    b.device().wait(&t, &read_back).expect("ordered");
+    let after = b.gate(&t);
+    b.write(&t, second, unit, !A);
+    b.check(&t, second, unit, !A);
+    let rewritten = mark(b, &t);
+    b.open(before);
+    assert!(done(b, &read_back), "the last use of the first mapping");
+    unmap(b, first, unit).expect("unmapped");
+    assert!(pending(b, &rewritten), "nor has this one");
+    b.open(after);
+    assert!(done(b, &rewritten));
+    b.check(&t, second, unit, !A);
+    finish_stream(b, &t);
+    unmap(b, second, unit).expect("unmapped");
+    release(b, &handle);
+    gone(b, first, 1);
+    gone(b, second, 1);
+}
+
 pub fn access_is_given_again_after_every_map<T: Bench>(b: &T) {
     let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 2));
     let handle = mapped(b, addr);

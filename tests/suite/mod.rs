@@ -256,6 +256,7 @@ macro_rules! conformance {
             capture: [
                 asking_whether_a_stream_captures_is_harmless, asking_a_captured_stream_for_its_id_ends_the_capture,
                 relaxed_batches_break_no_capture, calls_outside_a_relaxed_batch_end_it,
+                a_call_that_is_let_through_ends_no_capture,
                 virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,
                 a_context_event_ends_the_capture,
                 a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,
@@ -268,6 +269,7 @@ macro_rules! conformance {
                 access_is_given_again_after_every_map, a_handle_is_mapped_whole, one_call_may_span_handles_and_holes,
                 contents_survive_a_move, fresh_memory_is_zero, a_released_handle_lives_while_it_is_mapped,
                 a_reservation_can_be_continued, work_runs_across_the_seam_of_two_handles,
+                a_handle_is_lent_by_a_second_mapping,
             ]
             reuse: [
                 a_hit_makes_no_driver_call, the_same_stream_reuses_at_once, an_ordered_stream_is_lent_the_bytes,

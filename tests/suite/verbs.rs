@@ -22,8 +22,11 @@ pub struct Pinned {
 }
 
 pub fn pin<T: Bench>(b: &T, bytes: usize) -> Pinned {
-    let ptr = b.device().pin_raw(bytes as u64, HostKind::Cached).expect("pinned memory");
-    Pinned { ptr, bytes }
+    try_pin(b, bytes).expect("pinned memory")
+}
+pub fn try_pin<T: Bench>(b: &T, bytes: usize) -> DriverResult<Pinned> {
+    let ptr = b.device().pin_raw(bytes as u64, HostKind::Cached)?;
+    Ok(Pinned { ptr, bytes })
 }
 
 #[allow(unsafe_code, reason = "pinned memory is real")]

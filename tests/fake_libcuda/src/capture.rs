@@ -3,11 +3,19 @@
 //! All captures are as strict as a global one; only a thread's relaxed mode spares them. There is nothing to launch at the
 //! end: a graph can only be destroyed. This file does not know what was recorded.
 
-use crate::door::{self, Fail};
+use crate::door::{self, Fail, Outcome};
 use crate::raw::Out;
 use crate::state::{state, stream};
 use millpond::driver::Fences;
+use millpond::driver::sim::Sim;
 use std::ffi::c_uint;
+
+/// For a call that destroys captures unless its thread is relaxed, and of which the simulated device knows nothing. A
+/// query is such a call, and of an event never recorded it does nothing else.
+pub(crate) fn forbid(sim: &Sim) -> Outcome {
+    sim.query(&sim.create_event()?)?;
+    Ok(())
+}
 
 driver_calls! {
     /// Begins a capture; its mode is taken for global whatever it is.

@@ -5,6 +5,7 @@
 //! handles, so that giving one back waits for nothing. The simulator's oracle is told of every allocation and free, so
 //! that a use which is not ordered between the two is convicted, whoever gets the bytes next.
 
+use crate::capture;
 use crate::device::number;
 use crate::door::{Fail, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
 use crate::raw::{In, Out};
@@ -171,6 +172,7 @@ fn allocate(bytes: usize, pool: Option<u64>, on: u64) -> Outcome<u64> {
     if sim.is_capturing(&on)? {
         return Err(Fail::unsupported("allocations are not recorded into captures here"));
     }
+    capture::forbid(&sim)?;
     let Some(rounded) = (bytes as u64).checked_next_multiple_of(BLOCK).filter(|&b| b > 0) else {
         return Err(Fail::invalid(format!("{bytes} bytes cannot be allocated")));
     };

@@ -83,6 +83,8 @@ pub(crate) enum Kind {
     Pooled,
     Mapped {
         handle: u64,
+        /// Access was given since the map.
+        usable: bool,
     },
 }
 

@@ -169,7 +169,7 @@ driver_calls! {
             )));
         }
         map(&reserved(address)?, address, &physical.sim)?;
-        state().add_range(address, bytes as u64, physical.device, Kind::Mapped { handle });
+        state().add_range(address, bytes as u64, physical.device, Kind::Mapped { handle, usable: false });
         Ok(())
     }
     /// Makes mapped memory usable; needed after every map.
@@ -185,7 +185,21 @@ driver_calls! {
         if count == 0 {
             return Err(Fail::invalid("rights for nobody"));
         }
-        set_access(&sim, address, bytes as u64)
+        set_access(&sim, address, bytes as u64)?;
+        for (_, range) in state().ranges.range_mut(address..address + bytes as u64) {
+            if let Kind::Mapped { usable, .. } = &mut range.kind {
+                *usable = true;
+            }
+        }
+        Ok(())
+    }
+    /// What a device may do with mapped memory: 0 nothing, 3 read and write.
+    fn cuMemGetAccess(rights: Out<c_ulonglong>, location: In<Location>, address: u64) {
+        let (_, device) = device_of(location.get()?)?;
+        match state().range_around(address).filter(|(_, r)| r.device == device).map(|(_, r)| r.kind) {
+            Some(Kind::Mapped { usable, .. }) => rights.put(if usable { 3 } else { 0 }),
+            _ => Err(Fail::invalid(format!("nothing of device {device} is mapped at {address:#x}"))),
+        }
     }
     /// Takes mappings away.
     fn cuMemUnmap(address: u64, bytes: usize) {
