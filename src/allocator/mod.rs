@@ -233,7 +233,8 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
     /// driver's. Nothing is lost.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "as for its only line")]
+    #[inline(always)]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         self.alloc_plain(bytes, stream)
     }
@@ -281,41 +282,56 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// The hot path: no driver call, one lock, no allocation, some 300 instructions with the free.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
+    #[inline(always)]
     fn alloc_plain(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_watched() {
-            return self.alloc_watched(bytes, stream);
+        let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
+        if plain && let Some((share, taken)) = Pool::hit(stream.pool(), bytes) {
+            return Ok(Self::handed(share, taken, bytes));
         }
-        self.alloc_hit(bytes, stream)
+        // The error comes in a box: else the caller's result would be made in memory for its sake.
+        match self.alloc_otherwise(plain, bytes, stream) {
+            Ok(allocation) => Ok(allocation),
+            Err(why) => Err(*why),
+        }
     }
 
-    /// The rest of it, on a stream of this allocator's that need not be asked.
-    #[inline]
-    fn alloc_hit(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        let pool = stream.pool();
-        let Some(len) = Granules::for_request(bytes) else {
-            return self.alloc_rare(bytes, Granules(1), stream);
-        };
-        let kind = if bytes <= pool.small_bytes { Kind::Small } else { Kind::Large };
-        let mut state = pool.lock();
-        let Some(taken) = state.hit(len, kind, bytes) else {
-            drop(state);
-            return Self::miss(pool, Want::new(len, kind), bytes);
-        };
-        let share = state.share(pool);
-        drop(state);
-        Ok(Self::handed(share, taken, bytes))
-    }
-
-    /// As [`Allocator::alloc_plain`], on a stream that has to be asked, as every framework's: whether it captures, and then
-    /// it is a hit like any other. Not cold, unlike what is truly rare.
+    /// A miss, or a stream that has to be asked, as every framework's: whether it captures, and then it is a hit like any
+    /// other. Not cold, unlike what is truly rare.
     #[inline(never)]
-    fn alloc_watched(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        if stream.is_special() || !Arc::ptr_eq(&stream.pool().core, self.core()) {
-            return self.alloc_rare(bytes, Granules(1), stream);
+    fn alloc_otherwise(
+        &self,
+        missed: bool,
+        bytes: u64,
+        stream: &Stream<D>,
+    ) -> Result<Allocation<D>, Box<Error>> {
+        let allocation = if missed {
+            self.alloc_missed(bytes, stream)
+        } else if stream.is_special() || !Arc::ptr_eq(&stream.pool().core, self.core()) {
+            self.alloc_rare(bytes, Granules(1), stream)
+        } else {
+            stream.refuse_capture().and_then(|()| self.alloc_hit(bytes, stream))
+        };
+        allocation.map_err(Box::new)
+    }
+
+    /// On a stream of this allocator's that need not be asked.
+    fn alloc_hit(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        match Pool::hit(stream.pool(), bytes) {
+            Some((share, taken)) => Ok(Self::handed(share, taken, bytes)),
+            None => self.alloc_missed(bytes, stream),
         }
-        stream.refuse_capture()?;
-        self.alloc_hit(bytes, stream)
+    }
+
+    /// The same if that was no hit.
+    #[cold]
+    #[inline(never)]
+    fn alloc_missed(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let pool = stream.pool();
+        match Granules::for_request(bytes) {
+            Some(len) => Self::miss(pool, Want::new(len, pool.kind(bytes)), bytes),
+            None => self.alloc_rare(bytes, Granules(1), stream),
+        }
     }
 
     /// The same for what is rare: an alignment, a stream that is watched for more than captures, no bytes, or a mistake.

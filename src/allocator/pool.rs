@@ -295,6 +295,12 @@ impl<D: Driver> Pool<D> {
         }
     }
 
+    /// Which segments serve a request.
+    #[inline]
+    pub(crate) fn kind(&self, bytes: u64) -> Kind {
+        if bytes <= self.small_bytes { Kind::Small } else { Kind::Large }
+    }
+
     #[inline]
     pub(crate) fn lock(&self) -> Held<'_> {
         self.state.state.lock()

@@ -16,11 +16,11 @@
 #![allow(unsafe_code, reason = "references are counted by hand")]
 
 use super::allocation::Allocation;
-use super::pool::{AfterFree, Held, Pool, PoolState, Watch};
+use super::pool::{AfterFree, Handed, Held, Pool, PoolState, Watch};
 use crate::driver::Driver;
 use crate::heap::ChunkId;
 use crate::sync::Arc;
-use crate::units::Addr;
+use crate::units::{Addr, Granules};
 
 /// How many references are counted at once.
 const BATCH: u32 = 256;
@@ -33,13 +33,19 @@ impl PoolState {
     /// A reference for a handle, without an atomic step if one is here.
     #[inline]
     pub(crate) fn share<D: Driver>(&mut self, pool: &Arc<Pool<D>>) -> Arc<Pool<D>> {
+        self.move_out(pool);
+        // SAFETY: a reference that was counted and belongs to the state (K1) becomes the handle's; it is this pool's, whose
+        // state is locked.
+        unsafe { Arc::from_raw(Arc::as_ptr(pool)) }
+    }
+
+    /// A reference moves out of the state. Nobody has it: it is lost if none is made of it.
+    #[inline]
+    fn move_out<D: Driver>(&mut self, pool: &Arc<Pool<D>>) {
         self.shares.0 = match self.shares.0.checked_sub(1) {
             Some(left) => left,
             None => Self::mint(pool),
         };
-        // SAFETY: a reference that was counted and belongs to the state (K1) becomes the handle's; it is this pool's, whose
-        // state is locked.
-        unsafe { Arc::from_raw(Arc::as_ptr(pool)) }
     }
 
     #[cold]
@@ -49,6 +55,29 @@ impl PoolState {
             core::mem::forget(Arc::clone(pool));
         }
         BATCH - 1
+    }
+}
+
+/// What a hit handed out, in two registers. A whole handle would be returned through memory, written in words and at once moved
+/// in pairs of them, and the move would wait for the words.
+#[derive(Clone, Copy)]
+struct Hit {
+    id: u64,
+    addr: Addr,
+}
+
+impl Hit {
+    /// At no address of a range: those are multiples of 512.
+    const NONE: Hit = Hit { id: 0, addr: Addr(1) };
+
+    #[inline]
+    fn of(taken: &Handed) -> Hit {
+        Hit { id: u64::from(taken.generation) << 32 | u64::from(taken.chunk.index()), addr: taken.addr }
+    }
+    #[inline]
+    fn taken(self) -> Option<Handed> {
+        let (chunk, generation) = (ChunkId::from_index(self.id as u32), (self.id >> 32) as u32);
+        (self.addr != Hit::NONE.addr).then_some(Handed { chunk, generation, addr: self.addr })
     }
 }
 
@@ -64,6 +93,24 @@ impl<D: Driver> Drop for Allocation<D> {
 }
 
 impl<D: Driver> Pool<D> {
+    /// The hot path, with a reference for the handle; `None` for a miss, or for a request that no pool answers.
+    #[allow(clippy::inline_always, reason = "what is inlined makes the handle where it shall lie: see Hit")]
+    #[inline(always)]
+    pub(crate) fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<(Arc<Pool<D>>, Handed)> {
+        let taken = Self::hit_locked(pool, bytes).taken()?;
+        // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
+        Some((unsafe { Arc::from_raw(Arc::as_ptr(pool)) }, taken))
+    }
+
+    #[inline(never)]
+    fn hit_locked(pool: &Arc<Pool<D>>, bytes: u64) -> Hit {
+        let Some(len) = Granules::for_request(bytes) else { return Hit::NONE };
+        let mut state = pool.lock();
+        let Some(taken) = state.hit(len, pool.kind(bytes), bytes) else { return Hit::NONE };
+        state.move_out(pool);
+        Hit::of(&taken)
+    }
+
     /// Free: one lock, no driver call, no user code. Told once in DESIGN.md, "One free". The address is only looked at
     /// for an event.
     #[inline]
