@@ -20,12 +20,24 @@
 //! warmest, and sorting would buy little, because a search compares lengths anyway and a bin is narrow. A chunk whose
 //! length changes within the bin's width stays where it is.
 //!
-//! The bitmap is flat, eight words in one cache line, because it is written more often than searched far: with a second
-//! level, a bit for each power of two, a pair that cuts and joins took 8 % more instructions.
+//! A bin and its chunks are links of one circle, and all links lie in one array: a chunk enters and leaves without anybody
+//! asking whether it has neighbours, whether it is the first or the last. What a program frees next is not to be foretold,
+//! and a question that is answered wrongly in advance costs a processor as much as thirty instructions.
+//!
+//! ```text
+//! links   0 ..= 463     the bins of small chunks        ╭─► bin 48 ─► chunk 7 ─► chunk 2 ─╮
+//!         512 ..= 975   the bins of large ones          ╰─────────────────────────────────╯
+//!         1023 + id     the chunk in slot id            bin 49 ─╮     an empty bin follows itself
+//!                                                       ╰───────╯
+//! ```
+//!
+//! The bitmap is flat, eight words in one cache line for each kind, because it is written more often than searched far: with
+//! a second level, a bit for each power of two, a pair that cuts and joins took 8 % more instructions.
 //!
 //! This module does not know whose bytes these are, what a stamp means, or where a segment lies except to align.
 
-use super::chunk::{Chunk, ChunkState, NIL, OUT};
+use super::Kind;
+use super::chunk::{Chunk, ChunkState, NOBODY};
 use super::segment::Segments;
 use crate::units::Epoch;
 
@@ -37,12 +49,16 @@ const SUBS: u32 = 1 << SUB_BITS;
 const LEVELS: usize = 29;
 /// Bins in all.
 const BINS: usize = LEVELS * SUBS as usize;
-/// Room for the bins: a power of two, so that an index is masked and needs no check.
-const ROOM: usize = BINS.next_power_of_two();
+/// From one kind's first bin to the other's: a power of two.
+const HALF: u32 = BINS.next_power_of_two() as u32;
+/// Links of bins: those of the chunks are behind them.
+const HEADS: u32 = 2 * HALF;
+/// A chunk's link is so much further on than its slot. Slot 0 has no chunk and no link: it stands for a bin, so that whoever
+/// comes upon one in a circle need not ask.
+const FIRST: u32 = HEADS - 1;
 /// Words of the bitmap.
-const WORDS: usize = ROOM / 64;
-const _: () =
-    assert!(BINS / 64 == WORDS - 1 && BINS < ROOM, "one past the last bin is a bin too, in the last word");
+const WORDS: usize = HEADS as usize / 64;
+const _: () = assert!(BINS < HALF as usize, "one past the last bin of a kind is a bin of that kind too");
 
 /// Chunks looked at in one bin before the search settles for the tightest so far. On recorded traces a walk takes 0.2
 /// to 1.9 steps in the own bin and 0.5 to 3.9 in the next one.
@@ -50,69 +66,86 @@ pub(super) const WALK: u32 = 16;
 /// Chunks looked at by the sweep before a take is called a miss: microseconds, where growth costs hundreds.
 pub(super) const SWEEP: usize = 1024;
 
-/// A bin's number. Higher bins hold longer chunks.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// A bin's number. Of one kind, higher bins hold longer chunks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Bin(u32);
 
 impl Bin {
-    /// One past the last bin.
-    const END: Bin = Bin(BINS as u32);
+    /// That of a chunk in none.
+    pub(super) const NONE: Bin = Bin(u32::MAX);
 
-    /// The bin of chunks of `len` granules.
+    /// The bin of chunks of a kind and of `len` granules.
     #[inline]
-    pub(super) const fn of(len: u32) -> Bin {
+    pub(super) const fn of(kind: Kind, len: u32) -> Bin {
+        Bin(kind as u32 * HALF).of_same_kind(len)
+    }
+    /// As [`Bin::of`], for the kind of this bin.
+    #[inline]
+    const fn of_same_kind(self, len: u32) -> Bin {
         // The leading one stays at bit 4: a length of five significant bits or fewer is not shifted at all.
         let shift = (len | SUBS).ilog2() - SUB_BITS;
-        Bin((shift << SUB_BITS) + (len >> shift))
+        Bin((self.0 & HALF) + (shift << SUB_BITS) + (len >> shift))
+    }
+    /// One past the last bin of a kind.
+    const fn end(kind: Kind) -> Bin {
+        Bin(kind as u32 * HALF + BINS as u32)
     }
     /// The first bin all of whose chunks have `len` granules or more. May be one past the last bin.
-    pub(super) const fn holding_only(len: u32) -> Bin {
-        let bin = Bin::of(len);
+    pub(super) const fn holding_only(kind: Kind, len: u32) -> Bin {
+        let bin = Bin::of(kind, len);
         if bin.low() == len { bin } else { bin.next() }
-    }
-    /// Whether chunks of both lengths belong into one bin: they differ only below the five leading bits of the longer.
-    #[inline]
-    const fn share(one: u32, other: u32) -> bool {
-        ((one ^ other) << (one | other | SUBS).leading_zeros()) >> (u32::BITS - 1 - SUB_BITS) == 0
     }
     #[inline]
     pub(super) const fn next(self) -> Bin {
         Bin(self.0 + 1)
     }
+    /// Its number among the bins of its kind.
+    const fn rank(self) -> u32 {
+        self.0 & (HALF - 1)
+    }
+    const fn is_end(self) -> bool {
+        self.rank() == BINS as u32
+    }
     const fn shift(self) -> u32 {
-        (self.0 >> SUB_BITS).saturating_sub(1)
+        (self.rank() >> SUB_BITS).saturating_sub(1)
     }
     /// The shortest length that belongs here.
     pub(super) const fn low(self) -> u32 {
         let shift = self.shift();
-        (self.0 - (shift << SUB_BITS)) << shift
+        (self.rank() - (shift << SUB_BITS)) << shift
     }
     /// The longest length that belongs here.
     pub(super) const fn high(self) -> u32 {
         self.low() | ((1 << self.shift()) - 1)
     }
-    #[inline]
-    const fn index(self) -> usize {
-        self.0 as usize & (ROOM - 1)
-    }
     /// The word of the bitmap that it has a bit in.
     #[inline]
     const fn word(self) -> usize {
-        self.index() >> 6
+        self.0 as usize / 64 % WORDS
+    }
+    #[inline]
+    const fn place_in_word(self) -> u32 {
+        self.0 % 64
     }
     #[inline]
     const fn bit(self) -> u64 {
-        1 << (self.0 & 63)
+        1 << self.place_in_word()
     }
-    #[cfg(test)]
-    fn all() -> impl Iterator<Item = Bin> {
-        (0..BINS as u32).map(Bin)
+    fn all(kind: Kind) -> impl Iterator<Item = Bin> {
+        (0..BINS as u32).map(move |rank| Bin(kind as u32 * HALF + rank))
+    }
+}
+
+impl core::fmt::Debug for Bin {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "bin {}", self.rank())
     }
 }
 
 /// What a search looks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sought<'a> {
+    pub(super) kind: Kind,
     pub(super) len: u32,
     /// A power of two, in granules of address.
     pub(super) align: u32,
@@ -120,6 +153,10 @@ pub(super) struct Sought<'a> {
 }
 
 impl Sought<'_> {
+    /// The same among the chunks of a kind.
+    pub(super) fn of(self, kind: Kind) -> Self {
+        Sought { kind, ..self }
+    }
     /// Granules to skip at the front of `chunk` so that the address is aligned.
     #[inline]
     pub(super) fn skip(&self, chunk: &Chunk) -> u32 {
@@ -131,206 +168,234 @@ impl Sought<'_> {
     }
 }
 
-/// The free chunks of one kind.
+/// A place in a circle: the numbers of the links before and behind it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) prev: u32,
+    pub(super) next: u32,
+}
+
+/// The free chunks by kind and size.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
-    /// A bit a bin, set iff the bin is not empty: one cache line. The bit behind the last bin is always set, so that a
-    /// search for the next one ends without looking for the end.
+    /// A bit a bin, set iff the bin is not empty. The bit behind the last bin of a kind is always set, so that a search for the
+    /// next one ends without looking for the end.
     words: [u64; WORDS],
-    heads: [u32; ROOM],
+    /// The bins' links, then the chunks'; none before the first chunk enters.
+    links: Vec<Link>,
 }
 
 impl Bins {
     pub(super) const fn new() -> Bins {
         let mut words = [0; WORDS];
-        words[Bin::END.word()] = Bin::END.bit();
-        Bins { words, heads: [NIL; ROOM] }
+        words[Bin::end(Kind::Small).word()] = Bin::end(Kind::Small).bit();
+        words[Bin::end(Kind::Large).word()] = Bin::end(Kind::Large).bit();
+        Bins { words, links: Vec::new() }
+    }
+
+    /// Nothing has entered yet: there are no links.
+    #[inline]
+    pub(super) fn is_fresh(&self) -> bool {
+        self.links.is_empty()
     }
 
     /// A free chunk enters the bin of its length.
     #[inline]
-    pub(super) fn enter(&mut self, chunks: &mut [Chunk], id: u32) {
-        let bin = Bin::of(chunks[id as usize].len);
-        self.link(chunks, id, bin);
-    }
-
-    /// A free chunk leaves the bin of its length, which must not have changed since it entered.
-    #[inline]
-    pub(super) fn leave(&mut self, chunks: &mut [Chunk], id: u32) {
-        let bin = Bin::of(chunks[id as usize].len);
-        self.unlink(chunks, id, bin);
-    }
-
-    /// A free chunk in a bin gets another length. Returns whether that belongs into another bin: then the caller is to
-    /// [`rebin`](Bins::rebin) it at once.
-    #[inline]
-    pub(super) fn resize(chunk: &mut Chunk, id: u32, new: u32) -> bool {
-        let (state, prev, old) = (chunk.state, chunk.bin_prev, chunk.len);
-        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but changes its length in a bin");
-        law!(H3, prev != OUT, "chunk {id} changes its length in a bin but is in none");
-        chunk.len = new;
-        !Bin::share(old, new)
-    }
-
-    /// A free chunk of `old` granules, in a bin, has got another length: it stays where it is or moves to the right bin.
-    pub(super) fn resized(&mut self, chunks: &mut [Chunk], id: u32, old: u32) {
+    pub(super) fn enter(&mut self, chunks: &mut [Chunk], id: u32, kind: Kind) {
         let chunk = &mut chunks[id as usize];
-        let new = core::mem::replace(&mut chunk.len, old);
-        if Bins::resize(chunk, id, new) {
-            self.rebin(chunks, id, old, new);
+        let (state, bin) = (chunk.state, chunk.bin);
+        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but enters a bin");
+        law!(H3, bin == Bin::NONE, "chunk {id} enters a bin but is in one");
+        chunk.bin = Bin::of(kind, chunk.len);
+        let bin = chunk.bin;
+        if (FIRST + id) as usize >= self.links.len() {
+            self.grow(id);
+        }
+        self.put_first(FIRST + id, bin);
+    }
+
+    /// A free chunk leaves its bin.
+    #[inline(never)]
+    pub(super) fn leave(&mut self, chunks: &mut [Chunk], id: u32) {
+        let bin = Bins::begin_leave(&mut chunks[id as usize], id);
+        self.close_gap(FIRST + id, bin);
+    }
+
+    #[inline]
+    fn begin_leave(chunk: &mut Chunk, id: u32) -> Bin {
+        let (state, bin) = (chunk.state, chunk.bin);
+        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but leaves a bin");
+        law!(H3, bin != Bin::NONE, "chunk {id} leaves a bin but is in none");
+        chunk.bin = Bin::NONE;
+        bin
+    }
+
+    /// [`Bins::leave`] for the chunk that [`Bins::first`] returned for this bin.
+    #[inline]
+    pub(super) fn pop(&mut self, chunks: &mut [Chunk], id: u32, bin: Bin) {
+        let own = Bins::begin_leave(&mut chunks[id as usize], id);
+        let at = FIRST + id;
+        let links = self.links.as_mut_slice();
+        let (prev, next) = (links[at as usize].prev, links[at as usize].next);
+        law!(
+            H3,
+            own == bin && prev == bin.0,
+            "chunk {id}, of {own:?}, is the first of {bin:?} but behind {}",
+            Told(prev)
+        );
+        links[bin.0 as usize].next = next;
+        let back = core::mem::replace(&mut links[next as usize].prev, bin.0);
+        law!(H3, back == at, "{} is behind {} but linked to {}", Told(next), Told(at), Told(back));
+        self.words[bin.word()] &= !(u64::from(next == bin.0) << bin.place_in_word());
+    }
+
+    /// A free chunk in a bin gets another length. Returns the bin that it is in and the one that it belongs into now: the caller
+    /// is to [`rebin`](Bins::rebin) it at once if they differ.
+    #[inline]
+    pub(super) fn resize(chunk: &mut Chunk, id: u32, new: u32) -> (Bin, Bin) {
+        let (state, old) = (chunk.state, chunk.bin);
+        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but changes its length in a bin");
+        law!(H3, old != Bin::NONE, "chunk {id} changes its length in a bin but is in none");
+        chunk.len = new;
+        chunk.bin = old.of_same_kind(new);
+        (old, chunk.bin)
+    }
+
+    /// A free chunk in a bin has got another length: it stays where it is or moves to the right bin.
+    pub(super) fn resized(&mut self, chunks: &mut [Chunk], id: u32) {
+        let chunk = &mut chunks[id as usize];
+        let (from, to) = Bins::resize(chunk, id, chunk.len);
+        if from != to {
+            self.rebin(id, from, to);
         }
     }
 
     /// A chunk whose length changed moves from its old bin to its new one.
-    #[allow(
-        clippy::inline_always,
-        reason = "as a call it costs 20 instructions more, and a cut with its join makes two"
-    )]
+    #[allow(clippy::inline_always, reason = "a cut with its join makes two")]
     #[inline(always)]
-    pub(super) fn rebin(&mut self, chunks: &mut [Chunk], id: u32, old: u32, new: u32) {
-        let (old, new) = (Bin::of(old), Bin::of(new));
-        let head = self.heads[new.index()];
-        let chunk = &mut chunks[id as usize];
-        let (prev, next) = (chunk.bin_prev, chunk.bin_next);
-        chunk.bin_prev = NIL;
-        chunk.bin_next = head;
-        self.close_gap(chunks, id, old, prev, next);
-        self.put_first(chunks, id, new, head);
+    pub(super) fn rebin(&mut self, id: u32, from: Bin, to: Bin) {
+        self.close_gap(FIRST + id, from);
+        self.put_first(FIRST + id, to);
     }
 
-    /// [`Bins::enter`] for a caller that knows the bin.
+    /// A link that is in no circle comes behind its bin.
     #[inline]
-    fn link(&mut self, chunks: &mut [Chunk], id: u32, bin: Bin) {
-        let head = self.heads[bin.index()];
-        let chunk = &mut chunks[id as usize];
-        let state = chunk.state;
-        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but enters a bin");
-        law!(H3, chunk.bin_prev == OUT, "chunk {id} enters a bin but is in one");
-        chunk.bin_prev = NIL;
-        chunk.bin_next = head;
-        self.put_first(chunks, id, bin, head);
+    fn put_first(&mut self, at: u32, bin: Bin) {
+        let links = self.links.as_mut_slice();
+        let head = &mut links[bin.0 as usize];
+        let behind = head.next;
+        head.next = at;
+        links[behind as usize].prev = at;
+        links[at as usize] = Link { prev: bin.0, next: behind };
+        self.words[bin.word()] |= bin.bit();
     }
 
-    /// The bin begins with `id` from now on, instead of with `head`.
+    /// The links before and behind one are linked to each other. Where they are the same, it is the bin, and empty.
+    #[allow(clippy::inline_always, reason = "as a call it costs twenty instructions more")]
+    #[inline(always)]
+    fn close_gap(&mut self, at: u32, bin: Bin) {
+        let links = self.links.as_mut_slice();
+        let (prev, next) = (links[at as usize].prev, links[at as usize].next);
+        let back = core::mem::replace(&mut links[next as usize].prev, prev);
+        law!(H3, back == at, "{} is behind {} but linked to {}", Told(next), Told(at), Told(back));
+        let on = core::mem::replace(&mut links[prev as usize].next, next);
+        law!(H3, on == at, "{} is before {} but linked to {}", Told(prev), Told(at), Told(on));
+        self.words[bin.word()] &= !(u64::from(prev == next) << bin.place_in_word());
+    }
+
+    /// Links for the chunks up to `id`, and for the bins if there are none yet.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, id: u32) {
+        let from = self.links.len() as u32;
+        self.links.extend((from..=FIRST + id).map(|at| Link { prev: at, next: at }));
+    }
+
+    /// The chunk that entered a bin last, or `NOBODY`.
     #[inline]
-    fn put_first(&mut self, chunks: &mut [Chunk], id: u32, bin: Bin, head: u32) {
-        self.heads[bin.index()] = id;
-        // The end of a list is beyond the slab, so one comparison tells whether there is a chunk.
-        if let Some(behind) = chunks.get_mut(head as usize) {
-            behind.bin_prev = id;
-        } else {
-            self.words[bin.word()] |= bin.bit();
-        }
+    pub(super) fn first(&self, bin: Bin) -> u32 {
+        self.behind(bin.0)
     }
 
-    /// [`Bins::leave`] for a caller that knows the bin.
+    /// The chunk behind a link; `NOBODY` if that is the bin again.
     #[inline]
-    pub(super) fn unlink(&mut self, chunks: &mut [Chunk], id: u32, bin: Bin) {
-        let chunk = &mut chunks[id as usize];
-        let (state, prev, next) = (chunk.state, chunk.bin_prev, chunk.bin_next);
-        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but leaves a bin");
-        law!(H3, prev != OUT, "chunk {id} leaves a bin but is in none");
-        chunk.bin_prev = OUT;
-        self.close_gap(chunks, id, bin, prev, next);
+    fn behind(&self, at: u32) -> u32 {
+        self.links[at as usize].next.saturating_sub(FIRST)
     }
 
-    /// The neighbours in its bin of a chunk that is gone from between them are linked to each other.
-    #[inline]
-    fn close_gap(&mut self, chunks: &mut [Chunk], id: u32, bin: Bin, prev: u32, next: u32) {
-        if let Some(after) = chunks.get_mut(next as usize) {
-            let back = after.bin_prev;
-            law!(H3, back == id, "chunk {next} is behind chunk {id} in a bin but linked to {back}");
-            after.bin_prev = prev;
-        }
-        if let Some(before) = chunks.get_mut(prev as usize) {
-            let on = before.bin_next;
-            law!(H3, on == id, "chunk {prev} is before chunk {id} in a bin but linked to {on}");
-            before.bin_next = next;
-        } else {
-            let first = self.heads[bin.index()];
-            law!(
-                H3,
-                first == id,
-                "chunk {id} of {} granules heads a bin that begins with {first}",
-                bin.low()
-            );
-            self.heads[bin.index()] = next;
-            if next == NIL {
-                self.words[bin.word()] &= !bin.bit();
-            }
-        }
-    }
-
-    /// The chunk that entered a bin last, or `NIL`.
-    #[inline]
-    pub(super) fn head(&self, bin: Bin) -> u32 {
-        self.heads[bin.index()]
-    }
-
-    /// [`Bins::unlink`] for the chunk that [`Bins::head`] returned.
-    #[inline]
-    pub(super) fn pop(&mut self, chunks: &mut [Chunk], id: u32, bin: Bin) {
-        let chunk = &mut chunks[id as usize];
-        let (state, prev, next) = (chunk.state, chunk.bin_prev, chunk.bin_next);
-        law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but leaves a bin");
-        law!(H3, prev == NIL, "chunk {id} heads a bin but is linked to {prev}");
-        chunk.bin_prev = OUT;
-        self.heads[bin.index()] = next;
-        if let Some(after) = chunks.get_mut(next as usize) {
-            let back = after.bin_prev;
-            law!(H3, back == id, "chunk {next} is behind chunk {id} in a bin but linked to {back}");
-            after.bin_prev = NIL;
-        } else {
-            self.words[bin.word()] &= !bin.bit();
-        }
-    }
-
-    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NIL`, and how many were
-    /// looked at, [`WALK`] at most of the own bin and as many of the next occupied one. Most bins hold one chunk: then
-    /// there is nothing to compare.
+    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NOBODY`, and how many were
+    /// looked at, [`WALK`] at most of the own bin and some more of the next occupied one.
     #[inline]
     pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin) -> (u32, u32) {
         let mut steps = 0;
-        let head = self.head(own);
-        if let Some(first) = chunks.get(head as usize) {
-            let (found, walked) = if first.bin_next == NIL {
-                (if first.len >= len { head } else { NIL }, 1)
-            } else {
-                walk(head, chunks, len)
-            };
-            if found != NIL {
+        if self.links[own.0 as usize].next != own.0 {
+            let (found, walked) = self.walk(own, chunks, len);
+            if found != NOBODY {
                 return (found, walked);
             }
             steps = walked;
         }
-        let head = self.head(self.occupied_from(own.next()));
-        match chunks.get(head as usize) {
-            Some(first) if first.bin_next == NIL => (head, steps + 1),
-            Some(_) => {
-                let (found, walked) = walk(head, chunks, len);
-                (found, steps + walked)
-            }
-            None => (NIL, steps),
+        let (found, walked) = self.shortest(self.occupied_from(own.next()), chunks);
+        (found, steps + walked)
+    }
+
+    /// The shortest of the first [`WALK`] chunks of a bin, and how many were looked at; of equals the lowest, so that long
+    /// ranges form at the high end.
+    #[inline]
+    fn shortest(&self, bin: Bin, chunks: &[Chunk]) -> (u32, u32) {
+        // Behind the length the place: one number, so that one comparison without a jump tells whether a chunk is the best so
+        // far.
+        let key = |id: u32| {
+            let chunk = &chunks[id as usize];
+            u128::from(chunk.len) << 64 | u128::from(chunk.place.number())
+        };
+        let mut best = self.first(bin);
+        if best == NOBODY {
+            return (NOBODY, 0);
         }
+        let mut id = self.behind(FIRST + best);
+        let mut steps = 1;
+        if id != NOBODY {
+            let mut least = key(best);
+            while id != NOBODY && steps < WALK {
+                let this = key(id);
+                (best, least) = if this < least { (id, this) } else { (best, least) };
+                id = self.behind(FIRST + id);
+                steps += 1;
+            }
+        }
+        (best, steps)
+    }
+
+    /// The tightest of the first [`WALK`] chunks of a bin that have `len` granules, or `NOBODY`, and how many were looked at;
+    /// of equals the lowest.
+    #[inline(never)]
+    fn walk(&self, bin: Bin, chunks: &[Chunk], len: u32) -> (u32, u32) {
+        // As above, of what is left over. Of a chunk that is too short that wraps around to more than any length.
+        let (mut best, mut least) = (NOBODY, 1 << 96);
+        let mut steps = 0;
+        for id in self.ids(bin).take(WALK as usize) {
+            let chunk = &chunks[id as usize];
+            steps += 1;
+            let left = u64::from(chunk.len).wrapping_sub(u64::from(len));
+            if left == 0 {
+                return (id, steps);
+            }
+            let this = u128::from(left) << 64 | u128::from(chunk.place.number());
+            (best, least) = if this < least { (id, this) } else { (best, least) };
+        }
+        (best, steps)
     }
 
     /// A chunk of exactly the length sought, looking at no more than `steps` of its bin.
     pub(super) fn exact(&self, chunks: &[Chunk], sought: &Sought<'_>, steps: usize) -> Option<u32> {
-        let mut at = self.heads[Bin::of(sought.len).index()];
-        for _ in 0..steps {
-            if at == NIL {
-                return None;
-            }
-            let chunk = &chunks[at as usize];
-            if chunk.len == sought.len && sought.skip(chunk) == 0 {
-                return Some(at);
-            }
-            at = chunk.bin_next;
-        }
-        None
+        let ids = self.ids(Bin::of(sought.kind, sought.len)).take(steps);
+        ids.map(|id| (id, &chunks[id as usize]))
+            .find(|(_, chunk)| chunk.len == sought.len && sought.skip(chunk) == 0)
+            .map(|(id, _)| id)
     }
 
-    /// The first occupied bin from `bin` up, or the one past the last, which is always empty.
+    /// The first occupied bin of the same kind from `bin` up, or the one past the last, which is always empty.
     #[inline]
     pub(super) fn occupied_from(&self, bin: Bin) -> Bin {
         let mut at = bin.word();
@@ -342,18 +407,18 @@ impl Bins {
         Bin((at as u32) << 6 | word.trailing_zeros())
     }
 
-    /// The bin of the longest free chunk.
-    pub(super) fn highest(&self) -> Option<Bin> {
-        let of_bins = |at: usize| {
-            if at == Bin::END.word() { self.words[at] & (Bin::END.bit() - 1) } else { self.words[at] }
-        };
-        let at = (0..WORDS).rev().find(|&at| of_bins(at) != 0)?;
+    /// The bin of the longest free chunk of a kind.
+    pub(super) fn highest(&self, kind: Kind) -> Option<Bin> {
+        let end = Bin::end(kind);
+        let of_bins =
+            |at: usize| if at == end.word() { self.words[at] & (end.bit() - 1) } else { self.words[at] };
+        let at = (end.word() / (WORDS / 2) * (WORDS / 2)..=end.word()).rev().find(|&at| of_bins(at) != 0)?;
         Some(Bin((at as u32) << 6 | of_bins(at).ilog2()))
     }
 
     /// As [`Bins::best_fit`], at an address to be sought.
     pub(super) fn best_fit_at(&self, chunks: &[Chunk], sought: &Sought<'_>) -> (Option<u32>, u32) {
-        let own = Bin::of(sought.len);
+        let own = Bin::of(sought.kind, sought.len);
         let (hit, first) = self.tightest(own, chunks, sought, WALK as usize, |_| true);
         if hit.is_some() {
             return (hit, first as u32);
@@ -372,10 +437,10 @@ impl Bins {
         mut accept: impl FnMut(Epoch) -> bool,
     ) -> (Option<u32>, usize) {
         let mut steps = 0;
-        let mut from = Bin::of(sought.len);
+        let mut from = Bin::of(sought.kind, sought.len);
         loop {
             let bin = self.occupied_from(from);
-            if bin == Bin::END {
+            if bin.is_end() {
                 return (None, steps);
             }
             let (hit, more) = self.tightest(bin, chunks, sought, limit - steps, &mut accept);
@@ -389,7 +454,8 @@ impl Bins {
 
     /// A chunk so long that it fits wherever it begins, looking at one.
     pub(super) fn certain(&self, chunks: &[Chunk], sought: &Sought<'_>) -> Option<u32> {
-        let bin = self.occupied_from(Bin::holding_only(sought.len.checked_add(sought.align - 1)?));
+        let bin =
+            self.occupied_from(Bin::holding_only(sought.kind, sought.len.checked_add(sought.align - 1)?));
         self.tightest(bin, chunks, sought, 1, |_| true).0
     }
 
@@ -404,75 +470,74 @@ impl Bins {
     ) -> (Option<u32>, usize) {
         let mut best: Option<(u32, &Chunk)> = None;
         let mut steps = 0;
-        let mut at = self.heads[bin.index()];
-        while at != NIL && steps < limit {
-            let chunk = &chunks[at as usize];
+        for id in self.ids(bin).take(limit) {
+            let chunk = &chunks[id as usize];
             steps += 1;
-            let tighter = best.is_none_or(|(_, b)| (chunk.len, chunk.place()) < (b.len, b.place()));
+            let tighter = best.is_none_or(|(_, b)| (chunk.len, chunk.place) < (b.len, b.place));
             if tighter && sought.fits(chunk) && accept(chunk.stamp) {
                 if chunk.len == sought.len {
-                    return (Some(at), steps);
+                    return (Some(id), steps);
                 }
-                best = Some((at, chunk));
+                best = Some((id, chunk));
             }
-            at = chunk.bin_next;
         }
         (best.map(|(id, _)| id), steps)
     }
 
-    /// The bins that have a head or a bit: for the walker. Sixty-four that have neither are seen to at once.
-    pub(super) fn in_use(&self) -> impl Iterator<Item = Bin> + '_ {
-        let end = |at: usize| if at == Bin::END.word() { Bin::END.bit() } else { 0 };
-        let quiet = move |at: usize| self.words[at] == end(at) && self.heads[at * 64..][..64] == [NIL; 64];
-        (0..WORDS)
-            .filter(move |&at| !quiet(at))
-            .flat_map(|at| (at * 64..BINS.min(at * 64 + 64)).map(|b| Bin(b as u32)))
+    /// The chunks of a bin, newest first.
+    fn ids(&self, bin: Bin) -> impl Iterator<Item = u32> + '_ {
+        let known = |id: u32| (id != NOBODY).then_some(id);
+        let first = if self.is_fresh() { NOBODY } else { self.first(bin) };
+        core::iter::successors(known(first), move |&id| known(self.behind(FIRST + id)))
+    }
+
+    /// The bins of a kind that have a chunk or a bit: for the walker. Sixty-four that have neither are seen to at once.
+    pub(super) fn in_use(&self, kind: Kind) -> impl Iterator<Item = Bin> + '_ {
+        Bin::all(kind).filter(|&bin| {
+            let first = self.links.get(bin.0 as usize).map_or(bin.0, |head| head.next);
+            first != bin.0 || self.words[bin.word()] & bin.bit() != 0
+        })
     }
 
     /// The chunks of a bin, newest first, and whether its bit is set: for the walker.
-    pub(super) fn contents<'a>(
+    pub(super) fn contents(&self, bin: Bin) -> (bool, impl Iterator<Item = u32> + '_) {
+        (self.words[bin.word()] & bin.bit() != 0, self.ids(bin))
+    }
+    /// Whether a chunk is linked back to the one before it in its bin, the first to the bin, and what it is linked back to.
+    pub(super) fn linked_back(
         &self,
+        id: u32,
+        before: Option<u32>,
         bin: Bin,
-        chunks: &'a [Chunk],
-    ) -> (bool, impl Iterator<Item = u32> + use<'a>) {
-        let head = self.heads[bin.index()];
-        let next = |id: u32| (id != NIL).then_some(id);
-        let marked = self.words[bin.word()] & bin.bit() != 0;
-        (marked, core::iter::successors(next(head), move |&id| next(chunks[id as usize].bin_next)))
+    ) -> (bool, impl core::fmt::Display + use<>) {
+        let back = self.links[(FIRST + id) as usize].prev;
+        (back == before.map_or(bin.0, |id| FIRST + id), Told(back))
     }
     #[cfg(test)]
     pub(super) fn forget_bit(&mut self, bin: Bin) {
         self.words[bin.word()] &= !bin.bit();
     }
+    #[cfg(test)]
+    pub(super) fn link_mut(&mut self, id: u32) -> &mut Link {
+        &mut self.links[(FIRST + id) as usize]
+    }
 }
 
-/// The tightest of the first [`WALK`] chunks from `at` on that have `len` granules, or `NIL`, and how many were looked at.
-/// Of equals the lowest, so that long ranges form at the high end.
-#[inline(never)]
-fn walk(mut at: u32, chunks: &[Chunk], len: u32) -> (u32, u32) {
-    // What is left over, and behind it the place: one number, so that one comparison without a jump tells whether a chunk is
-    // the best so far. Of a chunk that is too short the first half wraps around to more than any length.
-    let (mut best, mut least) = (NIL, 1 << 96);
-    let mut steps = 0;
-    while let Some(chunk) = chunks.get(at as usize) {
-        steps += 1;
-        let left = u64::from(chunk.len).wrapping_sub(u64::from(len));
-        if left == 0 {
-            return (at, steps);
-        }
-        let this = u128::from(left) << 64 | u128::from(chunk.place());
-        (best, least) = if this < least { (at, this) } else { (best, least) };
-        at = chunk.bin_next;
-        if steps == WALK {
-            break;
+/// A link's number, for the words of a law.
+struct Told(u32);
+
+impl core::fmt::Display for Told {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self.0.saturating_sub(FIRST) {
+            id @ 1.. => write!(f, "chunk {id}"),
+            NOBODY => write!(f, "{:?}", Bin(self.0)),
         }
     }
-    (best, steps)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BINS, Bin, Bins};
+    use super::{BINS, Bin, Bins, HALF, Kind};
 
     /// Every length to 2^16, and every edge of a bin to `u32::MAX` with its neighbours. Fewer of both under Miri, some
     /// hundred times slower.
@@ -507,22 +572,25 @@ mod tests {
     #[test]
     fn every_length_has_the_bin_of_the_definition() {
         for len in lengths() {
-            assert_eq!(u64::from(Bin::of(len).0), naive(len), "length {len}");
+            assert_eq!(u64::from(Bin::of(Kind::Small, len).0), naive(len), "length {len}");
         }
-        assert_eq!(Bin::of(u32::MAX).0 as usize, BINS - 1);
+        assert_eq!(Bin::of(Kind::Small, u32::MAX).rank() as usize, BINS - 1);
+        assert_eq!(Bin::of(Kind::Large, u32::MAX).0, HALF + BINS as u32 - 1);
     }
 
     #[test]
     fn bins_are_monotone_and_tile_the_lengths() {
         for pair in lengths().windows(2) {
-            assert!(Bin::of(pair[0]) <= Bin::of(pair[1]), "{pair:?}");
+            assert!(Bin::of(Kind::Large, pair[0]) <= Bin::of(Kind::Large, pair[1]), "{pair:?}");
         }
-        for bin in Bin::all().skip(1) {
-            assert_eq!(Bin::of(bin.low()), bin);
-            assert_eq!(Bin::of(bin.high()), bin);
+        for bin in Bin::all(Kind::Large).skip(1) {
+            assert_eq!(Bin::of(Kind::Large, bin.low()), bin);
+            assert_eq!(Bin::of(Kind::Large, bin.high()), bin);
             match bin.high().checked_add(1) {
-                Some(n) => assert_eq!(Bin::of(n), bin.next(), "{bin:?} and the next leave a hole"),
-                None => assert_eq!(bin.0 as usize, BINS - 1),
+                Some(n) => {
+                    assert_eq!(Bin::of(Kind::Large, n), bin.next(), "{bin:?} and the next leave a hole")
+                }
+                None => assert_eq!(bin.rank() as usize, BINS - 1),
             }
             let width = u64::from(bin.high() - bin.low()) + 1;
             assert!(width == 1 || width * 16 <= u64::from(bin.low()), "{bin:?} is wide");
@@ -530,33 +598,19 @@ mod tests {
     }
 
     #[test]
-    fn lengths_share_a_bin_if_their_bins_are_one() {
-        for pair in lengths().windows(2) {
-            for longer in [pair[1], pair[1].saturating_mul(2), pair[1].saturating_add(pair[1] / 16)] {
-                assert_eq!(
-                    Bin::share(pair[0], longer),
-                    Bin::of(pair[0]) == Bin::of(longer),
-                    "{pair:?} {longer}"
-                );
-            }
-            assert!(Bin::share(pair[0], pair[0]));
-        }
-    }
-
-    #[test]
     fn a_chunk_of_a_higher_bin_always_fits() {
         for len in lengths() {
-            let own = Bin::of(len);
+            let own = Bin::of(Kind::Large, len);
             assert!(own.low() <= len && len <= own.high(), "length {len}");
-            if (own.0 as usize) < BINS - 1 {
+            if (own.rank() as usize) < BINS - 1 {
                 assert!(own.next().low() > len, "a chunk above the bin of {len} may be too short");
             }
-            let sure = Bin::holding_only(len);
-            if (sure.0 as usize) < BINS {
+            let sure = Bin::holding_only(Kind::Large, len);
+            if !sure.is_end() {
                 assert!(sure.low() >= len, "length {len}");
             }
             assert!(
-                sure.0 == 0 || Bin(sure.0 - 1).low() < len,
+                sure.rank() == 0 || Bin(sure.0 - 1).low() < len,
                 "a lower bin than {sure:?} would do for {len}"
             );
         }
@@ -564,18 +618,25 @@ mod tests {
 
     #[test]
     fn the_bitmap_finds_the_same_bin_as_a_walk() {
-        for (a, b) in [(0, 463), (1, 16), (15, 16), (31, 48), (200, 207), (462, 463), (7, 7)] {
-            let mut bins = Bins::new();
-            for bin in [Bin(a), Bin(b)] {
-                bins.words[bin.word()] |= bin.bit();
-            }
-            assert_eq!(bins.highest(), Some(Bin(b)));
-            for from in (0..=BINS as u32).step_by(if cfg!(miri) { BINS / 16 } else { 1 }) {
-                let expected = [a, b].into_iter().filter(|&n| n >= from).min().map(Bin);
-                assert_eq!(bins.occupied_from(Bin(from)), expected.unwrap_or(Bin::END), "from {from}");
+        let last = BINS as u32 - 1;
+        for (a, b) in [(0, last), (1, 16), (15, 16), (31, 48), (200, 207), (last - 1, last), (7, 7)] {
+            for kind in Kind::ALL {
+                let base = kind as u32 * HALF;
+                let mut bins = Bins::new();
+                for bin in [Bin(base + a), Bin(base + b)] {
+                    bins.words[bin.word()] |= bin.bit();
+                }
+                assert_eq!((bins.highest(kind), bins.highest(kind.other())), (Some(Bin(base + b)), None));
+                for from in (0..=BINS as u32).step_by(if cfg!(miri) { BINS / 16 } else { 1 }) {
+                    let expected = [a, b].into_iter().filter(|&n| n >= from).min().map(|n| Bin(base + n));
+                    let found = bins.occupied_from(Bin(base + from));
+                    assert_eq!(found, expected.unwrap_or(Bin::end(kind)), "from {from}");
+                }
             }
         }
-        assert_eq!(Bins::new().highest(), None);
-        assert_eq!(Bins::new().occupied_from(Bin(0)), Bin::END);
+        for kind in Kind::ALL {
+            assert_eq!(Bins::new().highest(kind), None);
+            assert_eq!(Bins::new().occupied_from(Bin(kind as u32 * HALF)), Bin::end(kind));
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! streams allows it, or what a segment costs. It is cold: it alone touches the index of Away chunks.
 
 use super::bins::Sought;
-use super::chunk::{ChunkId, ChunkState, NIL};
+use super::chunk::{ChunkId, ChunkState, NIL, Place};
 use super::segment::Segment;
 use super::{FreeChunk, Heap, Kind, SegmentView, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
@@ -57,9 +57,13 @@ impl Heap {
     /// H6, when `base` or `len` are no whole granules, the segment is known already, leaves the address space or
     /// overlaps another one.
     pub fn add_segment(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
-        let slot = self.segments.insert(Segment { id, base, len: len.0, kind, first: NIL, free: 0, here: 0 });
-        let first = self.chunks.fresh((slot, id), 0, len.0, ChunkState::Away, Epoch::COMPLETE);
-        self.segments[slot].first = first;
+        let slot = self.segments.insert(Segment { id, base, len: len.0, kind, edge: NIL, free: 0, here: 0 });
+        let edge = self.chunks.edge(slot, id);
+        let first = self.chunks.fresh(slot, Place::new(id, 0), len.0, ChunkState::Away, Epoch::COMPLETE);
+        for (one, other) in [(edge, first), (first, edge)] {
+            (self.chunks[one].prev, self.chunks[one].next) = (other, other);
+        }
+        self.segments[slot].edge = edge;
         self.away.insert((id, 0), first);
     }
 
@@ -76,10 +80,12 @@ impl Heap {
         if segment.here != 0 {
             return false;
         }
-        let only = segment.first;
+        let edge = segment.edge;
+        let only = self.chunks[edge].next;
         law!(H2, self.chunks[only].len == segment.len, "segment {} is all Away but in pieces", id.0);
         self.away.remove(&(id, 0));
         self.chunks.vacate(only);
+        self.chunks.remove_edge(edge);
         self.segments.remove(id);
         true
     }
@@ -105,7 +111,7 @@ impl Heap {
             Some((s, id)) if s == segment && self.covers(id, offset, len) => id,
             _ => self.not_away(segment, offset, len),
         };
-        let start = self.chunks[id].offset;
+        let start = self.chunks[id].offset();
         let id = if offset == start {
             self.away.remove(&(segment, start));
             id
@@ -128,8 +134,8 @@ impl Heap {
         let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free))?;
         Some(FreeChunk {
             chunk,
-            segment: free.segment_id,
-            offset: Granules(free.offset),
+            segment: free.place.segment(),
+            offset: Granules(free.offset()),
             len: Granules(free.len),
             stamp: free.stamp,
         })
@@ -138,7 +144,7 @@ impl Heap {
     /// Whether a chunk has all of `[offset, offset + len)`, and that is something.
     fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
         let chunk = &self.chunks[id];
-        len > 0 && offset >= chunk.offset && u64::from(offset) + u64::from(len) <= u64::from(chunk.end())
+        len > 0 && offset >= chunk.offset() && u64::from(offset) + u64::from(len) <= u64::from(chunk.end())
     }
 
     #[cold]
@@ -166,16 +172,16 @@ impl Heap {
     /// When `want.len` is zero or `want.align` is no power of two.
     pub fn find(&self, want: &Want, steps: usize, accept: impl FnMut(Epoch) -> bool) -> Option<Found> {
         let sought: Sought<'_> = want.sought(&self.segments);
-        let id = self.bins[want.kind as usize].sweep(self.chunks.all(), &sought, steps, accept).0?;
+        let id = self.bins.sweep(self.chunks.all(), &sought, steps, accept).0?;
         let chunk = &self.chunks[id];
         Some(Found {
             chunk: ChunkId(id),
-            segment: chunk.segment_id,
-            offset: Granules(chunk.offset),
+            segment: chunk.place.segment(),
+            offset: Granules(chunk.offset()),
             len: Granules(chunk.len),
             stamp: chunk.stamp,
             kind: want.kind,
-            at: Granules(chunk.offset + sought.skip(chunk)),
+            at: Granules(chunk.offset() + sought.skip(chunk)),
         })
     }
 
@@ -206,7 +212,7 @@ impl Heap {
             self.covers(id, offset, len),
             "cut of {len} granules at {offset} from {chunk}, which has {} at {}",
             self.chunks[id].len,
-            self.chunks[id].offset
+            self.chunks[id].offset()
         );
         let piece = if state == Some(ChunkState::Free) {
             self.detach_free(id, offset, len)
@@ -220,19 +226,17 @@ impl Heap {
     pub fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
         let Some(slot) = self.segments.slot(segment) else { return Vec::new() };
         let mut cuts = Vec::new();
-        let mut at = self.segments[slot].first;
-        while self.segments[slot].free > 0 && at != NIL {
+        let edge = self.segments[slot].edge;
+        let mut at = self.chunks[edge].next;
+        while self.segments[slot].free > 0 && at != edge {
             let chunk = &self.chunks[at];
             let (next, free) = (chunk.next, chunk.is(ChunkState::Free));
             if free {
-                let (offset, len) = (Granules(chunk.offset), Granules(chunk.len));
+                let (offset, len) = (Granules(chunk.offset()), Granules(chunk.len));
                 // The chunk behind may be Away and merge into this one: by H2 the one behind that is not, so
                 // it is where to go on.
-                let beyond = if next != NIL && self.chunks[next].is(ChunkState::Away) {
-                    self.chunks[next].next
-                } else {
-                    next
-                };
+                let beyond =
+                    if self.chunks[next].is(ChunkState::Away) { self.chunks[next].next } else { next };
                 cuts.push(self.cut(ChunkId(at), offset, len));
                 at = beyond;
             } else {
@@ -244,7 +248,7 @@ impl Heap {
 
     /// The piece of a free chunk as a chunk of its own, in no bin; head and tail are back in theirs.
     fn detach_free(&mut self, id: u32, offset: u32, len: u32) -> u32 {
-        let (slot, start) = (self.chunks[id].segment, self.chunks[id].offset);
+        let (slot, start) = (self.chunks[id].segment, self.chunks[id].offset());
         let segment = &mut self.segments[slot];
         segment.free -= len;
         let kind = segment.kind;
@@ -256,21 +260,16 @@ impl Heap {
         let chunk = &self.chunks[id];
         law!(
             H1,
-            chunk.offset == offset,
+            chunk.offset() == offset,
             "chunk {id} is in flight from {} on: a piece at {offset} is not its front",
-            chunk.offset
+            chunk.offset()
         );
         self.totals.in_flight -= u64::from(len);
         if chunk.len == len {
             self.totals.in_flight_chunks -= 1;
             return id;
         }
-        let front = self.chunks.shear(id, len);
-        let segment = &mut self.segments[self.chunks[front].segment];
-        if segment.first == id {
-            segment.first = front;
-        }
-        front
+        self.chunks.shear(id, len)
     }
 
     /// A chunk in no bin becomes Away and merges with what is Away around it.
@@ -282,9 +281,9 @@ impl Heap {
             base: segment.base,
             segment_len: Granules(segment.len),
             kind: segment.kind,
-            offset: Granules(chunk.offset),
+            offset: Granules(chunk.offset()),
             len: Granules(chunk.len),
-            addr: segment.base.offset(Granules(chunk.offset)),
+            addr: segment.base.offset(Granules(chunk.offset())),
             stamp: chunk.stamp,
         };
         chunk.state = Some(ChunkState::Away);
@@ -294,11 +293,11 @@ impl Heap {
         segment.here -= chunk.len;
         self.totals.held -= u64::from(chunk.len);
         let (prev, next) = (chunk.prev, chunk.next);
-        if next != NIL && self.chunks[next].is(ChunkState::Away) {
-            self.away.remove(&(cut.segment, self.chunks[next].offset));
+        if self.chunks[next].is(ChunkState::Away) {
+            self.away.remove(&(cut.segment, self.chunks[next].offset()));
             self.chunks.absorb(id, next);
         }
-        if prev != NIL && self.chunks[prev].is(ChunkState::Away) {
+        if self.chunks[prev].is(ChunkState::Away) {
             self.chunks.absorb(prev, id);
         } else {
             self.away.insert((cut.segment, cut.offset.0), id);

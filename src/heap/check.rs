@@ -4,7 +4,7 @@
 //! It does not know what the heap was asked to do; a model beside it does.
 
 use super::bins::Bin;
-use super::chunk::{ChunkState, NIL, OUT};
+use super::chunk::{ChunkState, NIL};
 use super::{Heap, Kind};
 use crate::units::{Epoch, GRANULE_BYTES};
 
@@ -67,23 +67,23 @@ impl Heap {
 
     fn check_segment(&self, slot: u32, count: &mut Count) {
         let s = &self.segments[slot];
-        let (mut end, mut before, mut at) = (0_u64, NIL, s.first);
+        let (mut end, mut before, mut at) = (0_u64, s.edge, self.chunks[s.edge].next);
         let (mut here, mut free) = (0_u64, 0_u64);
         let mut last = None;
-        while at != NIL {
+        while at != s.edge {
             let c = &self.chunks[at];
             let len = u64::from(c.len);
             law!(
                 H1,
-                (c.segment, c.segment_id) == (slot, s.id),
+                (c.segment, c.place.segment()) == (slot, s.id),
                 "chunk {at} is linked into segment {} but belongs elsewhere",
                 s.id.0
             );
             law!(
                 H1,
-                u64::from(c.offset) == end,
+                u64::from(c.offset()) == end,
                 "chunk {at} begins at {}, its neighbour ends at {end}",
-                c.offset
+                c.offset()
             );
             law!(H1, c.len > 0, "chunk {at} is empty");
             law!(H1, c.prev == before, "chunk {at} follows chunk {before} but is linked back to {}", c.prev);
@@ -94,11 +94,16 @@ impl Heap {
                 "chunks {before} and {at} are neighbours, both {:?}",
                 c.state
             );
-            law!(H4, c.is(ChunkState::Free) || c.bin_prev == OUT, "chunk {at} is {:?} but in a bin", c.state);
+            law!(
+                H4,
+                c.is(ChunkState::Free) || c.bin == Bin::NONE,
+                "chunk {at} is {:?} but in a bin",
+                c.state
+            );
             count.chunks += 1;
             match c.state {
                 Some(ChunkState::Free) => {
-                    law!(H3, c.bin_prev != OUT, "chunk {at} is free but in no bin");
+                    law!(H3, c.bin != Bin::NONE, "chunk {at} is free but in no bin");
                     count.free += len;
                     count.free_chunks += 1;
                     free += len;
@@ -113,8 +118,8 @@ impl Heap {
                     count.in_flight_chunks += 1;
                 }
                 Some(ChunkState::Away) => {
-                    let indexed = self.away.get(&(s.id, c.offset)) == Some(&at);
-                    law!(H9, indexed, "chunk {at} is Away at {} but not in the index", c.offset);
+                    let indexed = self.away.get(&(s.id, c.offset())) == Some(&at);
+                    law!(H9, indexed, "chunk {at} is Away at {} but not in the index", c.offset());
                     law!(H9, c.stamp == Epoch::COMPLETE && c.asked == 0, "chunk {at} is Away but remembers");
                     count.away_chunks += 1;
                 }
@@ -143,29 +148,29 @@ impl Heap {
     fn check_bins(&self, count: &Count) {
         let mut binned = 0;
         for kind in Kind::ALL {
-            let bins = &self.bins[kind as usize];
             let mut longest = 0;
-            for bin in bins.in_use() {
-                let (marked, contents) = bins.contents(bin, self.chunks.all());
-                let mut before = NIL;
+            for bin in self.bins.in_use(kind) {
+                let (marked, contents) = self.bins.contents(bin);
+                let mut before = None;
                 for id in contents {
                     let c = &self.chunks[id];
                     law!(H4, c.is(ChunkState::Free), "chunk {id} is {:?} but in a bin", c.state);
-                    law!(H3, c.bin_prev == before, "chunk {id} is linked back to {} in its bin", c.bin_prev);
-                    let home = self.segments[c.segment].kind == kind && Bin::of(c.len) == bin;
+                    let (linked, back) = self.bins.linked_back(id, before, bin);
+                    law!(H3, linked, "chunk {id} is linked back to {back} in its bin");
+                    let home = Bin::of(self.segments[c.segment].kind, c.len) == bin && c.bin == bin;
                     law!(H3, home, "chunk {id} of {} granules is in the wrong bin, {kind:?} {bin:?}", c.len);
-                    before = id;
+                    before = Some(id);
                     binned += 1;
                     longest = longest.max(c.len);
                     law!(H3, binned <= count.free_chunks, "a bin has more chunks than are free: a circle");
                 }
-                law!(H3, marked == (before != NIL), "the bit of {kind:?} {bin:?} is {marked}");
+                law!(H3, marked == before.is_some(), "the bit of {kind:?} {bin:?} is {marked}");
             }
             let bound = self.largest_free(kind).0;
             law!(H8, bound >= longest, "the {kind:?} bound is {bound} granules, the largest has {longest}");
             law!(
                 H8,
-                Bin::of(bound) == Bin::of(longest),
+                Bin::of(kind, bound) == Bin::of(kind, longest),
                 "the {kind:?} bound of {bound} granules is far from {longest}"
             );
         }
@@ -184,14 +189,15 @@ impl Heap {
         while at != NIL {
             let c = &self.chunks[at];
             law!(H9, c.state.is_none(), "chunk {at} is {:?} but on the vacant list", c.state);
-            law!(H9, c.prev == NIL && c.bin_prev == OUT, "chunk {at} is vacant but linked");
+            law!(H9, c.prev == NIL && c.bin == Bin::NONE, "chunk {at} is vacant but linked");
             vacant += 1;
             law!(H9, vacant <= self.chunks.slots(), "the vacant list is a circle");
             at = c.next;
         }
         law!(
             H9,
-            u64::from(vacant) + count.chunks == u64::from(self.chunks.slots()),
+            u64::from(vacant) + count.chunks + self.segments.iter().count() as u64 + 1
+                == u64::from(self.chunks.slots().max(1)),
             "{} slots, but {vacant} are vacant and {} in segments",
             self.chunks.slots(),
             count.chunks

@@ -1,16 +1,22 @@
 //! The records of chunks: a slab with `u32` indices, each record linked to its neighbours in address order.
 //!
+//! The chunks of a segment and its *edge*, a record without bytes, are a circle: each chunk has a neighbour on both sides, and a
+//! verb that links one anew asks for none. Slot 0 never has a chunk.
+//!
 //! It splits a record in two, joins two records into one and reuses vacant slots. It does not know bins' sizes,
 //! segments' addresses or totals: a caller that changes a free chunk's length takes it out of its bin first.
 
+use super::bins::Bin;
 use crate::units::{Epoch, SegmentId};
 use core::fmt;
 use core::ops::{Index, IndexMut};
 
-/// The end of a list.
+/// The first slot, which never has a chunk: no bytes, in no segment.
+pub(super) const NOBODY: u32 = 0;
+/// Slots of a heap, at most: a bin's link has a number too.
+const MOST: u32 = u32::MAX - 4096;
+/// The end of the list of vacant slots: no slot has this number.
 pub(super) const NIL: u32 = u32::MAX;
-/// In place of the previous chunk in a bin: this chunk is in no bin.
-pub(super) const OUT: u32 = u32::MAX - 1;
 
 /// The slot of a chunk in its heap. Together with the generation that [`Heap::take`](super::Heap::take) returned, it
 /// names one allocation of that heap; alone, only whatever the slot holds now.
@@ -55,45 +61,92 @@ pub enum ChunkState {
     Away,
 }
 
-/// One chunk: a cache line, so that a step of a search touches one, and none is another pool's too. In this order, so that
-/// [`Chunk::place`] is one load.
+/// Where a chunk begins: its segment's number and, behind it, the offset. One number, because it is compared as one, and
+/// because what is written in halves and then read whole makes the reader wait.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(u64);
+
+impl Place {
+    #[inline]
+    pub(super) const fn new(segment: SegmentId, offset: u32) -> Place {
+        Place((segment.0 as u64) << 32 | offset as u64)
+    }
+    #[inline]
+    pub(super) const fn segment(self) -> SegmentId {
+        SegmentId((self.0 >> 32) as u32)
+    }
+    #[inline]
+    pub(super) const fn offset(self) -> u32 {
+        self.0 as u32
+    }
+    /// `granules` further on in the same segment. No segment is so long that its number would change.
+    #[inline]
+    pub(super) const fn beyond(self, granules: u32) -> Place {
+        Place(self.0 + granules as u64)
+    }
+    /// For a comparison together with something else.
+    #[inline]
+    pub(super) const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {} at {}", self.segment().0, self.offset())
+    }
+}
+
+/// One chunk: a cache line, so that a step of a search touches one, and none is another pool's too.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {
-    pub(super) offset: u32,
-    /// The number of its segment.
-    pub(super) segment_id: SegmentId,
+    pub(super) place: Place,
     pub(super) len: u32,
     /// The slot of its segment in this heap.
     pub(super) segment: u32,
-    /// Neighbours in address order. In a vacant slot, `next` is the next vacant one.
+    /// Neighbours in address order; before the first and behind the last of a segment its edge. In a vacant slot, `next` is the
+    /// next vacant one.
     pub(super) prev: u32,
     pub(super) next: u32,
-    /// Neighbours in its bin; `bin_prev` is `OUT` when in none.
-    pub(super) bin_prev: u32,
-    pub(super) bin_next: u32,
     pub(super) tag: u32,
+    /// The bin that it is in.
+    pub(super) bin: Bin,
     pub(super) stamp: Epoch,
     pub(super) asked: u64,
     /// How often the slot was handed out. It outlives the chunk: that is what finds a double free. It wraps; a stale
     /// handle goes unnoticed only at exactly 2^32 uses of one slot.
     pub(super) generation: u32,
-    /// `None` when the slot is vacant.
+    /// `None` when the slot is vacant, or a segment's edge.
     pub(super) state: Option<ChunkState>,
 }
 
 const _: () = assert!(size_of::<Chunk>() == 64);
 
 impl Chunk {
+    /// A slot with no chunk in it, before its first.
+    const VACANT: Chunk = Chunk {
+        place: Place::new(SegmentId(0), 0),
+        len: 0,
+        segment: 0,
+        prev: NIL,
+        next: NIL,
+        tag: 0,
+        stamp: Epoch::COMPLETE,
+        asked: 0,
+        generation: 0,
+        state: None,
+        bin: Bin::NONE,
+    };
+
     /// Where it ends: the offset of the next chunk.
     #[inline]
     pub(super) fn end(&self) -> u32 {
-        self.offset + self.len
+        self.offset() + self.len
     }
-    /// Where it begins, as a number that grows with the segment's, then with the offset.
     #[inline]
-    pub(super) fn place(&self) -> u64 {
-        u64::from(self.segment_id.0) << 32 | u64::from(self.offset)
+    pub(super) fn offset(&self) -> u32 {
+        self.place.offset()
     }
     #[inline]
     pub(super) fn is(&self, state: ChunkState) -> bool {
@@ -127,8 +180,8 @@ impl Slab {
     pub(super) const fn new() -> Slab {
         Slab { records: Vec::new(), vacant: NIL }
     }
-    /// The records, for a verb that looks at several: with the slice at hand each look is one comparison, and `NIL` and
-    /// `OUT` are beyond its end.
+    /// The records, for a verb that looks at several: with the slice at hand each look is one comparison, and `NIL` is beyond
+    /// its end.
     #[inline]
     pub(super) fn all(&self) -> &[Chunk] {
         &self.records
@@ -185,8 +238,8 @@ impl Slab {
     /// A record of `len` granules at `offset`, in no bin and with no neighbours yet.
     pub(super) fn fresh(
         &mut self,
-        (segment, segment_id): (u32, SegmentId),
-        offset: u32,
+        segment: u32,
+        place: Place,
         len: u32,
         state: ChunkState,
         stamp: Epoch,
@@ -194,44 +247,51 @@ impl Slab {
         let id = self.claim();
         let slot = &mut self.records[id as usize];
         *slot = Chunk {
-            offset,
-            segment_id,
+            place,
             len,
             segment,
             prev: NIL,
             next: NIL,
-            bin_prev: OUT,
-            bin_next: NIL,
             tag: 0,
             stamp,
             asked: 0,
             generation: slot.generation,
             state: Some(state),
+            bin: Bin::NONE,
         };
         id
+    }
+
+    /// The edge of a segment: a record of no bytes that is no chunk, before the segment's first and behind its last. So each
+    /// chunk has two neighbours, and whoever links one anew need not ask.
+    pub(super) fn edge(&mut self, segment: u32, id: SegmentId) -> u32 {
+        let edge = self.fresh(segment, Place::new(id, 0), 0, ChunkState::Away, Epoch::COMPLETE);
+        let record = &mut self.records[edge as usize];
+        (record.state, record.prev, record.next) = (None, edge, edge);
+        edge
+    }
+
+    /// An edge goes, when it has no neighbours but itself.
+    pub(super) fn remove_edge(&mut self, edge: u32) {
+        retire(&mut self.records, &mut self.vacant, edge);
+    }
+
+    /// The chunks of the segment with this edge, in address order.
+    pub(super) fn around(&self, edge: u32) -> impl Iterator<Item = u32> + '_ {
+        let chunk = move |id: u32| (id != edge).then_some(id);
+        core::iter::successors(chunk(self[edge].next), move |&id| chunk(self[id].next))
     }
 
     /// One more slot, vacant and first on the vacant list.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
+        if self.records.is_empty() {
+            self.records.push(Chunk::VACANT);
+        }
         let id = self.slots();
-        assert!(id < OUT, "a heap cannot have more than {OUT} chunks: 256 GiB of records");
-        self.records.push(Chunk {
-            offset: 0,
-            segment_id: SegmentId(0),
-            len: 0,
-            segment: 0,
-            prev: NIL,
-            next: self.vacant,
-            bin_prev: OUT,
-            bin_next: NIL,
-            tag: 0,
-            stamp: Epoch::COMPLETE,
-            asked: 0,
-            generation: 0,
-            state: None,
-        });
+        assert!(id < MOST, "a heap cannot have more than {MOST} chunks: 256 GiB of records");
+        self.records.push(Chunk { next: self.vacant, ..Chunk::VACANT });
         self.vacant = id;
     }
 
@@ -239,7 +299,7 @@ impl Slab {
     pub(super) fn vacate(&mut self, id: u32) {
         let slot = &self.records[id as usize];
         law!(H9, slot.state.is_some(), "chunk {id} was vacated twice");
-        law!(H4, slot.bin_prev == OUT, "chunk {id} was vacated while in a bin");
+        law!(H4, slot.bin == Bin::NONE, "chunk {id} was vacated while in a bin");
         retire(&mut self.records, &mut self.vacant, id);
     }
 
@@ -247,21 +307,19 @@ impl Slab {
     /// is in a bin, it is the caller's to see that this is still the right one.
     pub(super) fn split(&mut self, id: u32, at: u32) -> u32 {
         let low = &mut self[id];
-        let (len, next, segment, offset) = (low.len, low.next, (low.segment, low.segment_id), low.offset);
+        let (len, next, segment, place) = (low.len, low.next, low.segment, low.place);
         let (state, stamp) = (low.state, low.stamp);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be split at {at}");
         let Some(state) = state else { super::broken("H9", format_args!("chunk {id} is vacant but split")) };
         low.len = at;
         let stamp = if planted!(SplitUnstamped) { Epoch::COMPLETE } else { stamp };
-        let rest = self.fresh(segment, offset + at, len - at, state, stamp);
+        let rest = self.fresh(segment, place.beyond(at), len - at, state, stamp);
         self[id].next = rest;
         self[rest].prev = id;
         self[rest].next = next;
-        if next != NIL {
-            let after = &mut self[next];
-            law!(H1, after.prev == id, "chunk {next} follows chunk {id} but is linked to {}", after.prev);
-            after.prev = rest;
-        }
+        let after = &mut self[next];
+        law!(H1, after.prev == id, "chunk {next} follows chunk {id} but is linked to {}", after.prev);
+        after.prev = rest;
         rest
     }
 
@@ -269,28 +327,21 @@ impl Slab {
     /// id. For chunks in flight, whose ids others know.
     pub(super) fn shear(&mut self, id: u32, at: u32) -> u32 {
         let high = &self[id];
-        let (len, prev, segment, offset) =
-            (high.len, high.prev, (high.segment, high.segment_id), high.offset);
+        let (len, prev, segment, place) = (high.len, high.prev, high.segment, high.place);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be sheared at {at}");
         let Some(state) = high.state else {
             super::broken("H9", format_args!("chunk {id} is vacant but sheared"))
         };
-        let front = self.fresh(segment, offset, at, state, high.stamp);
+        let front = self.fresh(segment, place, at, state, high.stamp);
         let high = &mut self[id];
-        high.offset += at;
+        high.place = place.beyond(at);
         high.len -= at;
         high.prev = front;
         self[front].prev = prev;
         self[front].next = id;
-        if prev != NIL {
-            law!(
-                H1,
-                self[prev].next == id,
-                "chunk {prev} precedes chunk {id} but is linked to {}",
-                self[prev].next
-            );
-            self[prev].next = front;
-        }
+        let before = &mut self[prev];
+        law!(H1, before.next == id, "chunk {prev} precedes chunk {id} but is linked to {}", before.next);
+        before.next = front;
         front
     }
 
@@ -309,8 +360,6 @@ pub(super) struct Front {
     pub(super) generation: u32,
     pub(super) segment: u32,
     pub(super) offset: u32,
-    /// Whether the segment begins with it now: the caller sets that right.
-    pub(super) is_first: bool,
 }
 
 /// A new record in no bin gets the first `len` granules of a free chunk, which has its new length already and keeps its
@@ -327,9 +376,8 @@ pub(super) fn cut_front(
 ) -> Front {
     let front = *vacant;
     let chunk = &mut chunks[id as usize];
-    let (offset, segment, prev, stamp) = (chunk.offset, chunk.segment, chunk.prev, chunk.stamp);
-    let segment_id = chunk.segment_id;
-    chunk.offset = offset + len;
+    let (place, segment, prev, stamp) = (chunk.place, chunk.segment, chunk.prev, chunk.stamp);
+    chunk.place = place.beyond(len);
     chunk.prev = front;
     if planted!(SplitUnstamped) {
         chunk.stamp = Epoch::COMPLETE;
@@ -338,13 +386,12 @@ pub(super) fn cut_front(
     let was = slot.state;
     law!(H9, was.is_none(), "chunk {front} is on the vacant list but {was:?}");
     *vacant = slot.next;
-    slot.offset = offset;
+    slot.place = place;
     slot.len = len;
     slot.segment = segment;
-    slot.segment_id = segment_id;
     slot.prev = prev;
     slot.next = id;
-    slot.bin_prev = OUT;
+    slot.bin = Bin::NONE;
     slot.tag = 0;
     slot.stamp = stamp;
     slot.asked = asked;
@@ -353,85 +400,44 @@ pub(super) fn cut_front(
         slot.generation = slot.generation.wrapping_add(1);
     }
     let generation = slot.generation;
-    let is_first = match chunks.get_mut(prev as usize) {
-        Some(before) => {
-            let on = before.next;
-            law!(H1, on == id, "chunk {prev} precedes chunk {id} but is linked to {on}");
-            before.next = front;
-            false
-        }
-        None => true,
-    };
-    Front { id: front, generation, segment, offset, is_first }
+    let on = core::mem::replace(&mut chunks[prev as usize].next, front);
+    law!(H1, on == id, "chunk {prev} precedes chunk {id} but is linked to {on}");
+    Front { id: front, generation, segment, offset: place.offset() }
 }
 
-/// `low` takes the chunk behind it in: `high`, of `len` granules with this stamp, which the caller saw to be in no bin,
-/// vanishes. `low`, which had `old` granules, has its new length already.
+/// `into` takes a neighbour in, `gone`, which the caller saw to be in no bin, and which vanishes. `into` has the length of both
+/// already, `len`; it gets the lower place and the later stamp.
 #[inline]
-pub(super) fn append(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32, old: u32, stamp: Epoch) {
-    let gone = &chunks[high as usize];
-    let (start, segment, prev, next) = (gone.offset, gone.segment, gone.prev, gone.next);
-    let chunk = &mut chunks[low as usize];
-    let end = chunk.offset + old;
+pub(super) fn merge(chunks: &mut [Chunk], vacant: &mut u32, into: u32, gone: u32, len: u32, stamp: Epoch) {
+    let record = &chunks[gone as usize];
+    let (place, more, prev, next) = (record.place, record.len, record.prev, record.next);
+    let chunk = &mut chunks[into as usize];
+    let (low, high) = (chunk.place.min(place), chunk.place.max(place));
+    // The lower one ends where the other begins, and so both end where the upper one did.
+    let end = if place < chunk.place { place.beyond(more) } else { chunk.place.beyond(len - more) };
     law!(
         H1,
-        chunk.segment == segment && end == start && chunk.next == high && prev == low,
-        "chunks {low} (ends at {end}) and {high} (begins at {start}) are merged but are no neighbours"
+        end == high,
+        "chunks {into} and {gone} are merged but are no neighbours: {low:?} ends at {}, {high:?}",
+        end.offset()
     );
-    chunk.next = next;
+    chunk.place = low;
     chunk.stamp = later(chunk.stamp, stamp);
-    if let Some(after) = chunks.get_mut(next as usize) {
-        let back = after.prev;
-        law!(H1, back == high, "chunk {next} follows chunk {high} but is linked to {back}");
-        after.prev = low;
-    }
-    retire(chunks, vacant, high);
-}
-
-/// As [`append`], from the other side: `high` has its new length already and begins where `low`, of `len` granules, began,
-/// which vanishes. Returns whether the segment begins with `high` now.
-#[inline]
-pub(super) fn prepend(
-    chunks: &mut [Chunk],
-    vacant: &mut u32,
-    high: u32,
-    low: u32,
-    len: u32,
-    stamp: Epoch,
-) -> bool {
-    let gone = &chunks[low as usize];
-    let (offset, segment, prev) = (gone.offset, gone.segment, gone.prev);
-    let chunk = &mut chunks[high as usize];
-    let (start, end) = (chunk.offset, offset + len);
-    law!(
-        H1,
-        chunk.segment == segment && end == start && chunk.prev == low,
-        "chunks {low} (ends at {end}) and {high} (begins at {start}) are merged but are no neighbours"
-    );
-    chunk.offset = offset;
-    chunk.prev = prev;
-    chunk.stamp = later(chunk.stamp, stamp);
-    let is_first = match chunks.get_mut(prev as usize) {
-        Some(before) => {
-            let on = before.next;
-            law!(H1, on == low, "chunk {prev} precedes chunk {low} but is linked to {on}");
-            before.next = high;
-            false
-        }
-        None => true,
-    };
-    retire(chunks, vacant, low);
-    is_first
+    let on = core::mem::replace(&mut chunks[prev as usize].next, next);
+    law!(H1, on == gone, "chunk {prev} precedes chunk {gone} but is linked to {on}");
+    let back = core::mem::replace(&mut chunks[next as usize].prev, prev);
+    law!(H1, back == gone, "chunk {next} follows chunk {gone} but is linked to {back}");
+    retire(chunks, vacant, gone);
 }
 
 /// `low` gets the bytes of `high`, which is in no bin, and the later of the two stamps.
 pub(super) fn absorb(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32) {
     let gone = &chunks[high as usize];
     let (more, stamp) = (gone.len, gone.stamp);
-    law!(H4, gone.bin_prev == OUT, "chunk {high} is merged while in a bin");
-    let old = chunks[low as usize].len;
-    chunks[low as usize].len = old + more;
-    append(chunks, vacant, low, high, old, stamp);
+    law!(H4, gone.bin == Bin::NONE, "chunk {high} is merged while in a bin");
+    let len = chunks[low as usize].len + more;
+    chunks[low as usize].len = len;
+    merge(chunks, vacant, low, high, len, stamp);
 }
 
 /// Law O5: the bytes of both are complete when the later stamp is.

@@ -38,8 +38,8 @@ impl Heap {
         (record.generation == generation).then(|| ChunkView {
             state,
             segment: segment.id,
-            offset: Granules(record.offset),
-            addr: segment.base.offset(Granules(record.offset)),
+            offset: Granules(record.offset()),
+            addr: segment.base.offset(Granules(record.offset())),
             len: Granules(record.len),
             asked: record.asked,
             stamp: record.stamp,
@@ -62,13 +62,11 @@ impl Heap {
     pub fn allocated(&self) -> Vec<(ChunkId, u32, ChunkView)> {
         let mut all = Vec::new();
         for segment in self.segments.iter() {
-            let mut at = segment.first;
-            while at != super::chunk::NIL {
+            for at in self.chunks.around(segment.edge) {
                 let chunk = &self.chunks[at];
                 if chunk.is(ChunkState::Allocated) {
                     all.push((ChunkId(at), chunk.generation, self.view(ChunkId(at), chunk.generation)));
                 }
-                at = chunk.next;
             }
         }
         all

@@ -4,19 +4,23 @@
 //! instructions for both; `benches/hit.rs` counts them. What is rare is out of line: alignment above a granule, the other
 //! kind's space, the sweep behind the sixteenth chunk, ranges that were in flight.
 //!
-//! Three departures from the simple version (take a chunk out of its bin, cut it, put the rest back; give: take the
+//! Four departures from the simple version (take a chunk out of its bin, cut it, put the rest back; give: take the
 //! neighbours out of their bins, join, put the whole in):
 //!
 //! 1. A take gets the *front* of a longer chunk as a new record, and the rest keeps its own; a give hands the range to the
 //!    free neighbour, which keeps its own. So a chunk whose length stays in its bin's width stays in its bin: cutting
 //!    and joining small ranges at a long chunk touches no bin at all.
-//! 2. A verb gets the slab as one slice: each look is then one comparison, which finds the end of a list, too.
+//! 2. A verb gets the slab as one slice: each look is then one comparison, which the compiler can see to be done already.
 //! 3. What can be told from other counts is not counted: free granules, live allocations.
+//! 4. Nobody asks what is not to be foretold. What a program frees next decides which neighbours are free, whether a chunk is
+//!    the first of its bin or of its segment, which bin comes next; a processor guesses, and each wrong guess costs as much as
+//!    thirty instructions. So bins and segments are circles, where every chunk has two neighbours (`bins`, [`Segment::edge`]),
+//!    and which neighbour takes a range in is a number, not a way. A pair has more instructions by that, and takes less time.
 //!
 //! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
 
 use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
-use super::chunk::{self, Chunk, ChunkId, ChunkState, OUT};
+use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
 use super::segment::{Segment, Segments};
 use super::snapshot::Totals;
 use super::{Given, Heap, Kind, Taken, Want};
@@ -60,7 +64,7 @@ impl Heap {
     pub fn take_exact(&mut self, want: &Want, asked: u64) -> Option<Taken> {
         assert_holds(want.len, asked);
         let sought = want.sought(&self.segments);
-        let fit = self.bins[want.kind as usize].exact(self.chunks.all(), &sought, SWEEP)?;
+        let fit = self.bins.exact(self.chunks.all(), &sought, SWEEP)?;
         let id = self.carve(want.kind, fit, want);
         Some(self.hand_out(id, asked))
     }
@@ -82,48 +86,53 @@ impl Heap {
     /// An exact fit at the head of its bin, the last of this length that was given back, needs no search.
     #[inline]
     fn take_front(&mut self, len: u32, kind: Kind, asked: u64) -> Option<Taken> {
-        let own = Bin::of(len);
-        let bins = &mut self.bins[kind as usize];
+        let own = Bin::of(kind, len);
+        if self.bins.is_fresh() {
+            return self.miss();
+        }
+        let first = self.bins.first(own);
         let chunks = self.chunks.all_mut();
-        let head = bins.head(own);
-        if chunks.get(head as usize).is_some_and(|first| first.len == len) {
-            bins.pop(chunks, head, own);
+        if chunks[first as usize].len == len {
+            self.bins.pop(chunks, first, own);
             self.totals.free_chunks -= 1;
-            Some(begin(&mut chunks[head as usize], head, asked, &mut self.segments, &mut self.totals))
+            Some(begin(&mut chunks[first as usize], first, asked, &mut self.segments, &mut self.totals))
         } else {
             self.search(kind, len, own, asked)
         }
+    }
+
+    /// Nothing fits.
+    #[cold]
+    #[inline(never)]
+    fn miss(&mut self) -> Option<Taken> {
+        self.totals.failed += 1;
+        None
     }
 
     /// A hit all the same: the best of two bins, its front cut off if it is longer.
     #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
     #[inline(always)]
     fn search(&mut self, kind: Kind, len: u32, own: Bin, asked: u64) -> Option<Taken> {
-        let bins = &mut self.bins[kind as usize];
         let (chunks, vacant) = self.chunks.parts_to_fill();
-        let (id, steps) = bins.best_fit(chunks, len, own);
+        let (id, steps) = self.bins.best_fit(chunks, len, own);
         self.totals.searched(steps);
-        let Some(found) = chunks.get(id as usize) else {
+        if id == NOBODY {
             if steps < WALK {
                 // The own bin was seen to its end, and there is none above.
-                self.totals.failed += 1;
-                return None;
+                return self.miss();
             }
             let id = self.sweep(kind, &Want::new(Granules(len), kind))?;
             return Some(self.hand_out(id, asked));
-        };
-        if found.len == len {
-            bins.unlink(chunks, id, own);
+        }
+        if chunks[id as usize].len == len {
+            self.bins.leave(chunks, id);
             self.totals.free_chunks -= 1;
             let chunk = &mut chunks[id as usize];
             return Some(begin(chunk, id, asked, &mut self.segments, &mut self.totals));
         }
         self.totals.splits += 1;
-        let front = cut(chunks, vacant, bins, id, len, ChunkState::Allocated, asked);
+        let front = cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Allocated, asked);
         let segment = &mut self.segments[front.segment];
-        if front.is_first {
-            segment.first = front.id;
-        }
         Some(hand(ChunkId(front.id), front.generation, front.offset, len, asked, segment, &mut self.totals))
     }
 
@@ -133,26 +142,20 @@ impl Heap {
         let whole = self.chunks[id].len;
         if skip == 0 && len < whole {
             let (chunks, vacant) = self.chunks.parts_to_fill();
-            let bins = &mut self.bins[kind as usize];
-            let front = cut(chunks, vacant, bins, id, len, ChunkState::Free, 0);
-            if front.is_first {
-                self.segments[front.segment].first = front.id;
-            }
-            return front.id;
+            return cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Free, 0).id;
         }
-        let bins = &mut self.bins[kind as usize];
         self.totals.free_chunks -= 1;
         if skip == 0 {
             law!(H1, len == whole, "{len} granules are cut from chunk {id}, which has {whole}");
-            bins.leave(self.chunks.all_mut(), id);
+            self.bins.leave(self.chunks.all_mut(), id);
             return id;
         }
         let piece = self.chunks.split(id, skip);
-        bins.resized(self.chunks.all_mut(), id, whole);
+        self.bins.resized(self.chunks.all_mut(), id);
         self.totals.free_chunks += 1;
         if self.chunks[piece].len > len {
             let tail = self.chunks.split(piece, len);
-            bins.enter(self.chunks.all_mut(), tail);
+            self.bins.enter(self.chunks.all_mut(), tail, kind);
             self.totals.free_chunks += 1;
         }
         piece
@@ -163,7 +166,7 @@ impl Heap {
         let chunk = &mut self.chunks[id];
         let state = chunk.state;
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
-        law!(H4, chunk.bin_prev == OUT, "chunk {id} is handed out while in a bin");
+        law!(H4, chunk.bin == Bin::NONE, "chunk {id} is handed out while in a bin");
         begin(chunk, id, asked, &mut self.segments, &mut self.totals)
     }
 
@@ -210,42 +213,31 @@ impl Heap {
     pub(super) fn settle(&mut self, id: u32, stamp: Epoch) -> Given {
         let (chunks, vacant) = self.chunks.parts_mut();
         let chunk = &mut chunks[id as usize];
-        law!(H4, chunk.bin_prev == OUT, "chunk {id} becomes free but is in a bin");
+        law!(H4, chunk.bin == Bin::NONE, "chunk {id} becomes free but is in a bin");
         let (slot, prev, next, len) = (chunk.segment, chunk.prev, chunk.next, chunk.len);
         let segment = &mut self.segments[slot];
         segment.free += len;
-        let bins = &mut self.bins[segment.kind as usize];
-        let is_free = |id: u32| chunks.get(id as usize).is_some_and(|c| c.is(ChunkState::Free));
-        let (free, free_len) = match (is_free(prev), is_free(next)) {
-            (false, false) => {
-                let chunk = &mut chunks[id as usize];
-                (chunk.state, chunk.stamp) = (Some(ChunkState::Free), stamp);
-                bins.enter(chunks, id);
-                self.totals.free_chunks += 1;
-                (id, len)
-            }
-            (false, true) => {
-                self.totals.merges += 1;
-                let (free_len, is_first) = join_next(chunks, vacant, bins, id, next, len, stamp);
-                if is_first {
-                    segment.first = next;
-                }
-                (next, free_len)
-            }
-            (true, false) => {
-                self.totals.merges += 1;
-                (prev, join_prev(chunks, vacant, bins, prev, id, len, stamp))
-            }
-            (true, true) => {
-                bins.leave(chunks, next);
-                let both = len + chunks[next as usize].len;
-                let stamp = chunk::later(stamp, chunks[next as usize].stamp);
-                chunk::absorb(chunks, vacant, id, next);
-                self.totals.free_chunks -= 1;
-                self.totals.merges += 2;
-                (prev, join_prev(chunks, vacant, bins, prev, id, both, stamp))
-            }
-        };
+        let (bins, kind) = (&mut self.bins, segment.kind);
+        let is_free = |id: u32| chunks[id as usize].is(ChunkState::Free);
+        let (before, behind) = (is_free(prev), is_free(next));
+        if !(before | behind) {
+            let chunk = &mut chunks[id as usize];
+            (chunk.state, chunk.stamp) = (Some(ChunkState::Free), stamp);
+            bins.enter(chunks, id, kind);
+            self.totals.free_chunks += 1;
+            return Given { len: Granules(len), free: ChunkId(id), free_len: Granules(len) };
+        }
+        let mut stamp = stamp;
+        if before & behind {
+            bins.leave(chunks, next);
+            stamp = chunk::later(stamp, chunks[next as usize].stamp);
+            chunk::absorb(chunks, vacant, id, next);
+            self.totals.free_chunks -= 1;
+            self.totals.merges += 1;
+        }
+        self.totals.merges += 1;
+        let free = if before { prev } else { next };
+        let free_len = join(chunks, vacant, bins, free, id, stamp);
         Given { len: Granules(len), free: ChunkId(free), free_len: Granules(free_len) }
     }
 
@@ -253,8 +245,8 @@ impl Heap {
     #[cold]
     #[inline(never)]
     fn sweep(&mut self, kind: Kind, want: &Want) -> Option<u32> {
-        let sought = want.sought(&self.segments);
-        let bins = &self.bins[kind as usize];
+        let sought = want.sought(&self.segments).of(kind);
+        let bins = &self.bins;
         let (fit, steps) = bins.sweep(self.chunks.all(), &sought, SWEEP, |_| true);
         let fit = fit.or_else(|| bins.certain(self.chunks.all(), &sought));
         self.totals.swept(steps);
@@ -270,8 +262,8 @@ impl Heap {
     #[inline(never)]
     fn take_from(&mut self, kind: Kind, want: &Want, asked: u64) -> Option<Taken> {
         assert_holds(want.len, asked);
-        let sought = want.sought(&self.segments);
-        let (fit, steps) = self.bins[kind as usize].best_fit_at(self.chunks.all(), &sought);
+        let sought = want.sought(&self.segments).of(kind);
+        let (fit, steps) = self.bins.best_fit_at(self.chunks.all(), &sought);
         self.totals.searched(steps);
         let id = match fit {
             Some(id) => self.carve(kind, id, want),
@@ -305,10 +297,10 @@ fn cut(
     let rest = &mut chunks[id as usize];
     let whole = rest.len;
     law!(H1, 0 < len && len < whole, "chunk {id} of {whole} granules cannot be split at {len}");
-    let moves = Bins::resize(rest, id, whole - len);
+    let (from, to) = Bins::resize(rest, id, whole - len);
     let front = chunk::cut_front(chunks, vacant, id, len, state, asked);
-    if moves {
-        bins.rebin(chunks, id, whole, whole - len);
+    if from != to {
+        bins.rebin(id, from, to);
     }
     front
 }
@@ -320,7 +312,7 @@ fn begin(chunk: &mut Chunk, id: u32, asked: u64, segments: &mut Segments, totals
     chunk.generation = chunk.generation.wrapping_add(1);
     chunk.asked = asked;
     let segment = &mut segments[chunk.segment];
-    hand(ChunkId(id), chunk.generation, chunk.offset, chunk.len, asked, segment, totals)
+    hand(ChunkId(id), chunk.generation, chunk.offset(), chunk.len, asked, segment, totals)
 }
 
 /// The books of a take.
@@ -339,47 +331,19 @@ fn hand(
     Taken { chunk, generation, addr: segment.base.offset(Granules(offset)) }
 }
 
-/// The free chunk before takes this one of `len` granules in. Returns how long it is then.
+/// A free chunk takes its neighbour in, which is in no bin and becomes free with `stamp` by that. Returns how long it is then.
+/// Which of the two comes first is not asked: both ways the places of the two and their sum are the same.
 #[inline]
-fn join_prev(
-    chunks: &mut [Chunk],
-    vacant: &mut u32,
-    bins: &mut Bins,
-    low: u32,
-    id: u32,
-    len: u32,
-    stamp: Epoch,
-) -> u32 {
-    let chunk = &mut chunks[low as usize];
-    let old = chunk.len;
-    let moves = Bins::resize(chunk, low, old + len);
-    chunk::append(chunks, vacant, low, id, old, stamp);
-    if moves {
-        bins.rebin(chunks, low, old, old + len);
+fn join(chunks: &mut [Chunk], vacant: &mut u32, bins: &mut Bins, free: u32, id: u32, stamp: Epoch) -> u32 {
+    let more = chunks[id as usize].len;
+    let chunk = &mut chunks[free as usize];
+    let len = chunk.len + more;
+    let (from, to) = Bins::resize(chunk, free, len);
+    chunk::merge(chunks, vacant, free, id, len, stamp);
+    if from != to {
+        bins.rebin(free, from, to);
     }
-    old + len
-}
-
-/// The free chunk behind takes this one of `len` granules in, and begins where this one began. Returns how long it is
-/// then, and whether the segment begins with it now.
-#[inline]
-fn join_next(
-    chunks: &mut [Chunk],
-    vacant: &mut u32,
-    bins: &mut Bins,
-    id: u32,
-    high: u32,
-    len: u32,
-    stamp: Epoch,
-) -> (u32, bool) {
-    let chunk = &mut chunks[high as usize];
-    let old = chunk.len;
-    let moves = Bins::resize(chunk, high, old + len);
-    let is_first = chunk::prepend(chunks, vacant, high, id, len, stamp);
-    if moves {
-        bins.rebin(chunks, high, old, old + len);
-    }
-    (old + len, is_first)
+    len
 }
 
 impl Want {
@@ -387,7 +351,7 @@ impl Want {
     pub(super) fn sought<'a>(&self, segments: &'a Segments) -> Sought<'a> {
         assert!(self.len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
         assert!(self.align.0.is_power_of_two(), "the alignment of a want is a power of two, 1 at least");
-        Sought { len: self.len.0, align: self.align.0, segments }
+        Sought { kind: self.kind, len: self.len.0, align: self.align.0, segments }
     }
 }
 

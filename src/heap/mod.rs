@@ -31,11 +31,11 @@
 //!
 //! With `c` a chunk, `s` a segment, lengths and offsets in granules of 512 bytes:
 //!
-//! * **H1** chunks tile: `offset(first(s)) = 0`, `offset(next(c)) = offset(c) + len(c)`, `prev(next(c)) = c`,
-//!   `len(c) > 0`, `Σ len(c in s) = len(s)`.
+//! * **H1** chunks tile: with `e` the edge of `s`, `offset(next(e)) = 0`, `offset(next(c)) = offset(c) + len(c)`, and in the
+//!   circle of `e` and its chunks `prev(next(c)) = c`; `len(c) > 0`, `Σ len(c in s) = len(s)`.
 //! * **H2** neighbours differ: no `c` with `state(c) = state(next(c)) = Free`, nor both Away.
-//! * **H3** `state(c) = Free ⇔ c` is in the bin of `len(c)` of its segment's kind, once, and in no other;
-//!   `bit(b) = 1 ⇔ b` is not empty.
+//! * **H3** `state(c) = Free ⇔ c` is in the bin of `len(c)` of its segment's kind, once, and in no other, and its record names
+//!   that bin; in the circle of a bin and its chunks `prev(next(c)) = c`; `bit(b) = 1 ⇔ b` is not empty.
 //! * **H4** `c` in a bin `⇒ state(c) = Free`: what is allocated, in flight or away is in none.
 //! * **H5** `free + allocated + in flight = held`, each the sum of its chunks' lengths; `here(s)` and `free(s)` likewise,
 //!   segment by segment.
@@ -171,8 +171,7 @@ pub struct Given {
 #[derive(Clone)]
 pub struct Heap {
     chunks: Slab,
-    /// One set for each kind.
-    bins: [Bins; 2],
+    bins: Bins,
     segments: Segments,
     /// The Away chunks by place: for [`Heap::extend`] to find the one that an offset lies in.
     away: BTreeMap<(SegmentId, u32), u32>,
@@ -184,7 +183,7 @@ impl Heap {
     pub const fn new() -> Heap {
         Heap {
             chunks: Slab::new(),
-            bins: [Bins::new(), Bins::new()],
+            bins: Bins::new(),
             segments: Segments::new(),
             away: BTreeMap::new(),
             totals: Totals::new(),

@@ -18,8 +18,8 @@ pub(super) struct Segment {
     pub(super) base: Addr,
     pub(super) len: u32,
     pub(super) kind: Kind,
-    /// The chunk at offset 0.
-    pub(super) first: u32,
+    /// The record before its first chunk and behind its last.
+    pub(super) edge: u32,
     /// Granules that are free here.
     pub(super) free: u32,
     /// Granules that are here at all: not Away.
@@ -76,7 +76,7 @@ impl Segments {
         self.by_id.binary_search_by_key(&id, |e| e.0).ok().map(|at| self.by_id[at].1)
     }
 
-    /// A new segment; its `first` is still to be set.
+    /// A new segment; its `edge` is still to be set.
     pub(super) fn insert(&mut self, segment: Segment) -> u32 {
         law!(
             H6,
@@ -143,7 +143,7 @@ impl Segments {
 
     /// Granules to skip at the front of `chunk` so that its address is a multiple of `align` granules.
     pub(super) fn skip(&self, chunk: &Chunk, align: u32) -> u32 {
-        let granule = self[chunk.segment].base.0 / GRANULE_BYTES + u64::from(chunk.offset);
+        let granule = self[chunk.segment].base.0 / GRANULE_BYTES + u64::from(chunk.offset());
         (granule.wrapping_neg() & u64::from(align - 1)) as u32
     }
 }

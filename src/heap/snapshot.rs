@@ -3,7 +3,7 @@
 //! This module does not know how the data is shown. A snapshot is a copy: it refers to nothing, and ids of chunks are
 //! left out of it, because they would be stale.
 
-use super::chunk::{ChunkState, NIL};
+use super::chunk::ChunkState;
 use super::{Heap, Kind};
 use crate::report::Histogram;
 use crate::units::{Addr, Epoch, Granules, SegmentId};
@@ -239,7 +239,7 @@ impl Heap {
     /// occupied bin, so at most 1/16 too much. No take of that kind above it can hit. [`Heap::snapshot`] is exact.
     #[inline]
     pub fn largest_free(&self, kind: Kind) -> Granules {
-        match self.bins[kind as usize].highest() {
+        match self.bins.highest(kind) {
             Some(bin) => Granules(u64::from(bin.high()).min(self.totals.free()) as u32),
             None => Granules::ZERO,
         }
@@ -253,11 +253,9 @@ impl Heap {
             .segments
             .iter()
             .map(|s| {
-                let next = |id: u32| (id != NIL).then_some(id);
-                let ids = core::iter::successors(next(s.first), |&id| next(self.chunks[id].next));
-                let ranges = ids.filter_map(|id| {
+                let ranges = self.chunks.around(s.edge).filter_map(|id| {
                     let chunk = &self.chunks[id];
-                    let (offset, len) = (Granules(chunk.offset), Granules(chunk.len));
+                    let (offset, len) = (Granules(chunk.offset()), Granules(chunk.len));
                     chunk.state.map(|state| RangeMap { offset, len, state, stamp: chunk.stamp })
                 });
                 SegmentMap {

@@ -6,15 +6,13 @@
 
 use super::{Heap, Kind, S, Taken, give, heap, islands, take};
 use crate::heap::bins::Bin;
-use crate::heap::chunk::{ChunkState, NIL, OUT};
+use crate::heap::chunk::{ChunkState, Place};
 use crate::heap::{ChunkId, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A law's number, the words, and what breaks it.
 type Breach = (&'static str, &'static str, fn());
-
-const LARGE: usize = Kind::Large as usize;
 
 /// Words of laws that nothing can break, and why.
 const UNBREAKABLE: &[(&str, &str)] = &[
@@ -33,7 +31,7 @@ fn alter(heap: &mut Heap, id: u32) -> &mut crate::heap::chunk::Chunk {
     &mut heap.chunks[id]
 }
 
-/// A heap of 64 granules with so many chunks of 16 taken, of the slots from 1 on; the rest is slot 0's.
+/// A heap of 64 granules with so many chunks of 16 taken, of the slots from 1 on; the rest is slot 2's.
 fn taken<const N: usize>() -> (Heap, [Taken; N]) {
     let mut heap = heap(64);
     let all = core::array::from_fn(|_| take(&mut heap, 16));
@@ -48,177 +46,185 @@ fn away() -> Heap {
     heap
 }
 
-/// At the doors of bins. Of [`islands`] the first is slot 1, the second slot 3, and so on.
+/// At the doors of bins. Of [`islands`] the first is slot 3, the second slot 5, and so on.
 const BINS: &[Breach] = &[
-    ("H4", "chunk 0 is Some(InFlight) but changes its length in a bin", || {
+    ("H4", "chunk 2 is Some(InFlight) but changes its length in a bin", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).state = Some(ChunkState::InFlight);
+        alter(&mut heap, 2).state = Some(ChunkState::InFlight);
         take(&mut heap, 8);
     }),
-    ("H3", "chunk 0 changes its length in a bin but is in none", || {
+    ("H3", "chunk 2 changes its length in a bin but is in none", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).bin_prev = OUT;
+        alter(&mut heap, 2).bin = Bin::NONE;
         take(&mut heap, 8);
     }),
-    ("H4", "chunk 1 is Some(Allocated) but enters a bin", || {
+    ("H4", "chunk 3 is Some(Allocated) but enters a bin", || {
         let (mut heap, _) = taken::<1>();
-        heap.bins[LARGE].enter(heap.chunks.all_mut(), 1);
+        heap.bins.enter(heap.chunks.all_mut(), 3, Kind::Large);
     }),
-    ("H3", "chunk 0 enters a bin but is in one", || {
+    ("H3", "chunk 2 enters a bin but is in one", || {
         let mut heap = heap(64);
-        heap.bins[LARGE].enter(heap.chunks.all_mut(), 0);
+        heap.bins.enter(heap.chunks.all_mut(), 2, Kind::Large);
     }),
     // Behind the head of its bin: not the way of an exact fit at the head.
-    ("H4", "chunk 1 is Some(InFlight) but leaves a bin", || {
+    ("H4", "chunk 3 is Some(InFlight) but leaves a bin", || {
         let mut heap = islands(&[67, 66]);
-        alter(&mut heap, 1).state = Some(ChunkState::InFlight);
+        alter(&mut heap, 3).state = Some(ChunkState::InFlight);
         take(&mut heap, 67);
     }),
-    ("H3", "chunk 1 leaves a bin but is in none", || {
+    ("H3", "chunk 3 leaves a bin but is in none", || {
         let mut heap = islands(&[67, 66]);
-        alter(&mut heap, 1).bin_prev = OUT;
+        alter(&mut heap, 3).bin = Bin::NONE;
         take(&mut heap, 67);
     }),
-    ("H3", "chunk 1 is behind chunk 3 in a bin but linked to 4294967295", || {
+    ("H3", "chunk 3 is behind chunk 5 but linked to bin 9", || {
         let mut heap = islands(&[66, 67, 66]);
-        alter(&mut heap, 1).bin_prev = NIL;
+        heap.bins.link_mut(3).prev = 9;
         take(&mut heap, 67);
     }),
-    ("H3", "chunk 1 is before chunk 3 in a bin but linked to 4294967295", || {
+    ("H3", "chunk 3 is before chunk 5 but linked to bin 48", || {
         let mut heap = islands(&[66, 67, 66]);
-        alter(&mut heap, 3).bin_prev = 1;
+        heap.bins.link_mut(5).prev = heap.bins.link_mut(7).next - 2;
         take(&mut heap, 67);
-    }),
-    ("H3", "chunk 0 of 32 granules heads a bin that begins with 4294967295", || {
-        let mut heap = heap(64);
-        alter(&mut heap, 0).len = 32;
-        heap.bins[LARGE].leave(heap.chunks.all_mut(), 0);
     }),
     // At the head: an exact fit.
-    ("H4", "chunk 0 is Some(InFlight) but leaves a bin", || {
+    ("H4", "chunk 2 is Some(InFlight) but leaves a bin", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).state = Some(ChunkState::InFlight);
+        alter(&mut heap, 2).state = Some(ChunkState::InFlight);
         take(&mut heap, 64);
     }),
-    ("H3", "chunk 0 heads a bin but is linked to 9", || {
+    ("H3", "chunk 2, of bin 48, is the first of bin 48 but behind bin 9", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).bin_prev = 9;
+        heap.bins.link_mut(2).prev = 9;
         take(&mut heap, 64);
     }),
-    ("H3", "chunk 1 is behind chunk 3 in a bin but linked to 7", || {
+    ("H3", "chunk 2, of bin 32, is the first of bin 48 but behind bin 48", || {
+        let mut heap = heap(64);
+        alter(&mut heap, 2).bin = Bin::of(Kind::Large, 32);
+        take(&mut heap, 64);
+    }),
+    ("H3", "chunk 3 is behind chunk 5 but linked to bin 7", || {
         let mut heap = islands(&[16, 16]);
-        alter(&mut heap, 1).bin_prev = 7;
+        heap.bins.link_mut(3).prev = 7;
         take(&mut heap, 16);
     }),
 ];
 
 /// Where chunks are cut and joined, and slots change hands.
 const CHUNKS: &[Breach] = &[
-    ("H9", "chunk 1 is on the vacant list but Some(Free)", || {
+    ("H9", "chunk 3 is on the vacant list but Some(Free)", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
-        alter(&mut heap, 1).state = Some(ChunkState::Free);
+        alter(&mut heap, 3).state = Some(ChunkState::Free);
         heap.add_segment(SegmentId(8), Addr(0x100_0000), Granules(1), Kind::Large);
     }),
-    ("H9", "chunk 1 is on the vacant list but Some(InFlight)", || {
+    ("H9", "chunk 3 is on the vacant list but Some(InFlight)", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
-        alter(&mut heap, 1).state = Some(ChunkState::InFlight);
+        alter(&mut heap, 3).state = Some(ChunkState::InFlight);
         take(&mut heap, 8);
     }),
-    ("H9", "chunk 0 was vacated twice", || {
+    ("H9", "chunk 2 was vacated twice", || {
         let mut heap = away();
-        alter(&mut heap, 0).state = None;
+        alter(&mut heap, 2).state = None;
         heap.remove_segment(S);
     }),
-    ("H4", "chunk 0 was vacated while in a bin", || {
+    ("H4", "chunk 2 was vacated while in a bin", || {
         let mut heap = away();
-        alter(&mut heap, 0).bin_prev = NIL;
+        alter(&mut heap, 2).bin = Bin::of(Kind::Large, 64);
         heap.remove_segment(S);
     }),
-    ("H1", "chunk 0 of 64 granules cannot be split at 64", || {
-        heap(64).chunks.split(0, 64);
+    ("H1", "chunk 2 of 64 granules cannot be split at 64", || {
+        heap(64).chunks.split(2, 64);
     }),
-    ("H1", "chunk 0 of 8 granules cannot be split at 16", || {
+    ("H1", "chunk 2 of 8 granules cannot be split at 16", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).len = 8;
+        alter(&mut heap, 2).len = 8;
         take(&mut heap, 16);
     }),
-    ("H9", "chunk 0 is vacant but split", || {
+    ("H9", "chunk 2 is vacant but split", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).state = None;
-        heap.chunks.split(0, 8);
+        alter(&mut heap, 2).state = None;
+        heap.chunks.split(2, 8);
     }),
-    ("H1", "chunk 0 of 64 granules cannot be sheared at 64", || {
-        heap(64).chunks.shear(0, 64);
+    ("H1", "chunk 2 of 64 granules cannot be sheared at 64", || {
+        heap(64).chunks.shear(2, 64);
     }),
-    ("H9", "chunk 1 is vacant but sheared", || {
+    ("H9", "chunk 3 is vacant but sheared", || {
         let (mut heap, _) = taken::<1>();
-        alter(&mut heap, 1).state = None;
-        heap.chunks.shear(1, 4);
+        alter(&mut heap, 3).state = None;
+        heap.chunks.shear(3, 4);
     }),
-    ("H1", "chunk 2 follows chunk 1 but is linked to 9", || {
+    ("H1", "chunk 4 follows chunk 3 but is linked to 9", || {
         let (mut heap, [a, _]) = taken();
         give(&mut heap, &a);
-        alter(&mut heap, 2).prev = 9;
+        alter(&mut heap, 4).prev = 9;
         heap.cut(a.chunk, Granules(4), Granules(4));
     }),
-    ("H1", "chunk 3 follows chunk 2 but is linked to 9", || {
+    ("H1", "chunk 5 follows chunk 4 but is linked to 9", || {
         let (mut heap, [a, b, _]) = taken();
         give(&mut heap, &a);
-        alter(&mut heap, 3).prev = 9;
+        alter(&mut heap, 5).prev = 9;
         give(&mut heap, &b);
     }),
-    ("H1", "chunk 1 precedes chunk 2 but is linked to 8", || {
+    ("H1", "chunk 3 precedes chunk 4 but is linked to 8", || {
         let (mut heap, [_, b]) = taken();
         heap.hold(b.chunk, b.generation, Epoch(4));
-        alter(&mut heap, 1).next = 8;
+        alter(&mut heap, 3).next = 8;
         heap.cut(b.chunk, Granules(16), Granules(8));
     }),
-    ("H1", "chunk 1 precedes chunk 0 but is linked to 9", || {
+    ("H1", "chunk 3 precedes chunk 2 but is linked to 9", || {
         let (mut heap, _) = taken::<1>();
-        alter(&mut heap, 1).next = 9;
+        alter(&mut heap, 3).next = 9;
         take(&mut heap, 8);
     }),
-    ("H1", "chunk 1 precedes chunk 2 but is linked to 9", || {
+    ("H1", "chunk 3 precedes chunk 4 but is linked to 9", || {
         let (mut heap, [_, b]) = taken();
-        alter(&mut heap, 1).next = 9;
+        alter(&mut heap, 3).next = 9;
         give(&mut heap, &b);
     }),
-    ("H1", "chunks 1 (ends at 16) and 2 (begins at 20) are merged but are no neighbours", || {
-        let (mut heap, [a, b, _]) = taken();
-        give(&mut heap, &a);
-        alter(&mut heap, 2).offset = 20;
-        give(&mut heap, &b);
-    }),
-    ("H1", "chunks 1 (ends at 15) and 0 (begins at 16) are merged but are no neighbours", || {
-        let (mut heap, [t]) = taken();
-        alter(&mut heap, 1).len = 15;
-        give(&mut heap, &t);
-    }),
-    ("H4", "chunk 0 is merged while in a bin", || {
+    (
+        "H1",
+        "chunks 3 and 4 are merged but are no neighbours: segment 7 at 0 ends at 16, segment 7 at 20",
+        || {
+            let (mut heap, [a, b, _]) = taken();
+            give(&mut heap, &a);
+            alter(&mut heap, 4).place = Place::new(S, 20);
+            give(&mut heap, &b);
+        },
+    ),
+    (
+        "H1",
+        "chunks 2 and 3 are merged but are no neighbours: segment 7 at 0 ends at 15, segment 7 at 16",
+        || {
+            let (mut heap, [t]) = taken();
+            alter(&mut heap, 3).len = 15;
+            give(&mut heap, &t);
+        },
+    ),
+    ("H4", "chunk 2 is merged while in a bin", || {
         let (mut heap, [_, b]) = taken();
-        heap.cut(ChunkId(0), Granules(32), Granules(32));
-        alter(&mut heap, 0).bin_prev = NIL;
+        heap.cut(ChunkId(2), Granules(32), Granules(32));
+        alter(&mut heap, 2).bin = Bin::of(Kind::Large, 64);
         heap.hold(b.chunk, b.generation, Epoch(4));
         heap.cut(b.chunk, Granules(16), Granules(16));
     }),
-    ("H1", "65 granules are cut from chunk 0, which has 64", || {
-        heap(64).detach(Kind::Large, 0, 0, 65);
+    ("H1", "65 granules are cut from chunk 2, which has 64", || {
+        heap(64).detach(Kind::Large, 2, 0, 65);
     }),
-    ("H1", "chunk 0 is too short, by a skip of 0", || {
-        heap(64).carve(Kind::Large, 0, &Want::new(Granules(65), Kind::Large));
+    ("H1", "chunk 2 is too short, by a skip of 0", || {
+        heap(64).carve(Kind::Large, 2, &Want::new(Granules(65), Kind::Large));
     }),
-    ("H4", "chunk 1 is Some(Allocated) but handed out", || {
+    ("H4", "chunk 3 is Some(Allocated) but handed out", || {
         let (mut heap, _) = taken::<1>();
-        heap.hand_out(1, 1);
+        heap.hand_out(3, 1);
     }),
-    ("H4", "chunk 0 is handed out while in a bin", || {
-        heap(64).hand_out(0, 1);
+    ("H4", "chunk 2 is handed out while in a bin", || {
+        heap(64).hand_out(2, 1);
     }),
-    ("H4", "chunk 1 becomes free but is in a bin", || {
+    ("H4", "chunk 3 becomes free but is in a bin", || {
         let (mut heap, [t]) = taken();
-        alter(&mut heap, 1).bin_prev = NIL;
+        alter(&mut heap, 3).bin = Bin::of(Kind::Large, 64);
         give(&mut heap, &t);
     }),
 ];
@@ -227,12 +233,12 @@ const CHUNKS: &[Breach] = &[
 const CALLERS: &[Breach] = &[
     ("H1", "extend of segment 7 at 60 by 8 granules: some of it is here already", || {
         let mut heap = heap(100);
-        heap.cut(ChunkId(0), Granules(64), Granules(36));
+        heap.cut(ChunkId(2), Granules(64), Granules(36));
         heap.extend(S, Granules(60), Granules(8), Epoch(1));
     }),
     ("H1", "extend of segment 7 at 64 by 37 granules: the range leaves the segment", || {
         let mut heap = heap(100);
-        heap.cut(ChunkId(0), Granules(64), Granules(36));
+        heap.cut(ChunkId(2), Granules(64), Granules(36));
         heap.extend(S, Granules(64), Granules(37), Epoch(1));
     }),
     ("H1", "extend of segment 7 at 0 by 0 granules: the range is empty", || {
@@ -241,20 +247,20 @@ const CALLERS: &[Breach] = &[
     ("H1", "extend of segment 3 at 0 by 1 granules: this heap does not know the segment", || {
         heap(100).extend(SegmentId(3), Granules(0), Granules(1), Epoch(1));
     }),
-    ("H1", "cut of 65 granules at 0 from chunk 0, which has 64 at 0", || {
-        heap(64).cut(ChunkId(0), Granules(0), Granules(65));
+    ("H1", "cut of 65 granules at 0 from chunk 2, which has 64 at 0", || {
+        heap(64).cut(ChunkId(2), Granules(0), Granules(65));
     }),
-    ("H1", "chunk 1 is in flight from 0 on: a piece at 8 is not its front", || {
+    ("H1", "chunk 3 is in flight from 0 on: a piece at 8 is not its front", || {
         let (mut heap, [t]) = taken();
         heap.hold(t.chunk, t.generation, Epoch(9));
         heap.cut(t.chunk, Granules(8), Granules(8));
     }),
     ("H2", "segment 7 is all Away but in pieces", || {
         let mut heap = away();
-        alter(&mut heap, 0).len = 32;
+        alter(&mut heap, 2).len = 32;
         heap.remove_segment(S);
     }),
-    ("H4", "cut of chunk 1, which is allocated: only free ranges and ranges in flight may leave", || {
+    ("H4", "cut of chunk 3, which is allocated: only free ranges and ranges in flight may leave", || {
         let (mut heap, [t]) = taken();
         heap.cut(t.chunk, Granules(0), Granules(16));
     }),
@@ -275,7 +281,7 @@ const CALLERS: &[Breach] = &[
     }),
     (
         "H7",
-        "give of chunk 1.1, but the slot is at generation 1 and free: freed twice, or a handle of another heap",
+        "give of chunk 3.1, but the slot is at generation 1 and free: freed twice, or a handle of another heap",
         || {
             let (mut heap, [t, _]) = taken();
             give(&mut heap, &t);
@@ -284,7 +290,7 @@ const CALLERS: &[Breach] = &[
     ),
     (
         "H7",
-        "give of chunk 1.1, but the slot is at generation 2 and allocated: freed twice, or a handle of another heap",
+        "give of chunk 3.1, but the slot is at generation 2 and allocated: freed twice, or a handle of another heap",
         || {
             let (mut heap, [t]) = taken();
             give(&mut heap, &t);
@@ -294,7 +300,7 @@ const CALLERS: &[Breach] = &[
     ),
     (
         "H7",
-        "give of chunk 2.1, but the slot is at generation 1 and vacant: freed twice, or a handle of another heap",
+        "give of chunk 4.1, but the slot is at generation 1 and vacant: freed twice, or a handle of another heap",
         || {
             let (mut heap, [a, b]) = taken();
             give(&mut heap, &a);
@@ -302,31 +308,31 @@ const CALLERS: &[Breach] = &[
             heap.give_untagged(b.chunk, b.generation, Epoch(4));
         },
     ),
-    ("H7", "give of chunk 9.1: this heap has 1 slots", || {
-        heap(64).give_untagged(ChunkId(9), 1, Epoch(4));
+    ("H7", "give of chunk 11.1: this heap has 3 slots", || {
+        heap(64).give_untagged(ChunkId(11), 1, Epoch(4));
     }),
-    ("H7", "hold of chunk 9.1: this heap has 1 slots", || heap(64).hold(ChunkId(9), 1, Epoch(4))),
-    ("H7", "tag of chunk 9.0: this heap has 1 slots", || {
-        heap(64).tag(ChunkId(9));
+    ("H7", "hold of chunk 11.1: this heap has 3 slots", || heap(64).hold(ChunkId(11), 1, Epoch(4))),
+    ("H7", "tag of chunk 11.0: this heap has 3 slots", || {
+        heap(64).tag(ChunkId(11));
     }),
     (
         "H7",
-        "set_tag of chunk 0.0, but the slot is at generation 0 and free: freed twice, or a handle of another heap",
-        || heap(64).set_tag(ChunkId(0), 5),
+        "set_tag of chunk 2.0, but the slot is at generation 0 and free: freed twice, or a handle of another heap",
+        || heap(64).set_tag(ChunkId(2), 5),
     ),
     (
         "H7",
-        "set_stamp of chunk 1.2, but the slot is at generation 1 and allocated: freed twice, or a handle of another heap",
-        || taken::<1>().0.set_stamp(ChunkId(1), 2, Epoch(9)),
+        "set_stamp of chunk 3.2, but the slot is at generation 1 and allocated: freed twice, or a handle of another heap",
+        || taken::<1>().0.set_stamp(ChunkId(3), 2, Epoch(9)),
     ),
     (
         "H7",
-        "view of chunk 0.0, but the slot is at generation 0 and away: freed twice, or a handle of another heap",
+        "view of chunk 2.0, but the slot is at generation 0 and away: freed twice, or a handle of another heap",
         || {
-            away().view(ChunkId(0), 0);
+            away().view(ChunkId(2), 0);
         },
     ),
-    ("H7", "chunk 1.1 is held twice: it is in flight", || {
+    ("H7", "chunk 3.1 is held twice: it is in flight", || {
         let (mut heap, [t]) = taken();
         heap.hold(t.chunk, t.generation, Epoch(4));
         heap.hold(t.chunk, t.generation, Epoch(5));
@@ -335,60 +341,62 @@ const CALLERS: &[Breach] = &[
 
 /// What only the walker sees.
 const WALKS: &[Breach] = &[
-    ("H1", "chunk 0 is linked into segment 7 but belongs elsewhere", || {
-        walk(|heap| alter(heap, 0).segment_id = SegmentId(8));
+    ("H1", "chunk 2 is linked into segment 7 but belongs elsewhere", || {
+        walk(|heap| alter(heap, 2).place = Place::new(SegmentId(8), 0));
     }),
-    ("H1", "chunk 0 begins at 16, its neighbour ends at 15", || {
+    ("H1", "chunk 2 begins at 16, its neighbour ends at 15", || {
         walk(|heap| {
             let t = take(heap, 16);
             alter(heap, t.chunk.0).len = 15;
         });
     }),
-    ("H1", "chunk 0 is empty", || walk(|heap| alter(heap, 0).len = 0)),
-    ("H1", "chunk 2 follows chunk 1 but is linked back to 2", || {
+    ("H1", "chunk 2 is empty", || walk(|heap| alter(heap, 2).len = 0)),
+    ("H1", "chunk 4 follows chunk 3 but is linked back to 2", || {
         let (mut heap, _) = taken::<2>();
-        alter(&mut heap, 2).prev = 2;
+        alter(&mut heap, 4).prev = 2;
         heap.check();
     }),
-    ("H1", "the chunks of segment 7 tile 63 of 64 granules", || walk(|heap| alter(heap, 0).len = 63)),
-    ("H2", "chunks 0 and 1 are neighbours, both Some(Free)", || {
+    ("H1", "the chunks of segment 7 tile 63 of 64 granules", || walk(|heap| alter(heap, 2).len = 63)),
+    ("H2", "chunks 2 and 3 are neighbours, both Some(Free)", || {
         walk(|heap| {
-            let (bins, chunks) = (&mut heap.bins[LARGE], &mut heap.chunks);
-            bins.leave(chunks.all_mut(), 0);
-            let high = chunks.split(0, 10);
-            bins.enter(chunks.all_mut(), 0);
-            bins.enter(chunks.all_mut(), high);
+            let (bins, chunks) = (&mut heap.bins, &mut heap.chunks);
+            bins.leave(chunks.all_mut(), 2);
+            let high = chunks.split(2, 10);
+            bins.enter(chunks.all_mut(), 2, Kind::Large);
+            bins.enter(chunks.all_mut(), high, Kind::Large);
         });
     }),
-    ("H3", "chunk 0 is free but in no bin", || {
-        walk(|heap| heap.bins[LARGE].leave(heap.chunks.all_mut(), 0));
+    ("H3", "chunk 2 is free but in no bin", || {
+        walk(|heap| heap.bins.leave(heap.chunks.all_mut(), 2));
     }),
     ("H3", "0 chunks are in bins, 1 are free", || {
         walk(|heap| {
-            heap.bins[LARGE].leave(heap.chunks.all_mut(), 0);
-            alter(heap, 0).bin_prev = NIL;
+            heap.bins.leave(heap.chunks.all_mut(), 2);
+            alter(heap, 2).bin = Bin::of(Kind::Large, 64);
         });
     }),
-    ("H3", "chunk 0 of 64 granules is in the wrong bin, Small Bin(48)", || {
+    ("H3", "chunk 2 of 64 granules is in the wrong bin, Small bin 48", || {
         walk(|heap| {
-            heap.bins[LARGE].leave(heap.chunks.all_mut(), 0);
-            heap.bins[Kind::Small as usize].enter(heap.chunks.all_mut(), 0);
+            heap.bins.leave(heap.chunks.all_mut(), 2);
+            heap.bins.enter(heap.chunks.all_mut(), 2, Kind::Small);
         });
     }),
-    ("H3", "the bit of Large Bin(48) is false", || walk(|heap| heap.bins[LARGE].forget_bit(Bin::of(64)))),
-    ("H3", "chunk 1 is linked back to 7 in its bin", || {
+    ("H3", "the bit of Large bin 48 is false", || {
+        walk(|heap| heap.bins.forget_bit(Bin::of(Kind::Large, 64)))
+    }),
+    ("H3", "chunk 3 is linked back to bin 7 in its bin", || {
         let mut heap = islands(&[16, 16]);
-        alter(&mut heap, 1).bin_prev = 7;
+        heap.bins.link_mut(3).prev = 7;
         heap.check();
     }),
-    ("H4", "chunk 0 is Some(Allocated) but in a bin", || {
-        walk(|heap| alter(heap, 0).state = Some(ChunkState::Allocated));
+    ("H4", "chunk 2 is Some(Allocated) but in a bin", || {
+        walk(|heap| alter(heap, 2).state = Some(ChunkState::Allocated));
     }),
     // It denies it, but the bin says so; H5 would hide that.
-    ("H4", "chunk 0 is Some(InFlight) but in a bin", || {
+    ("H4", "chunk 2 is Some(InFlight) but in a bin", || {
         let mut heap = heap(64);
-        alter(&mut heap, 0).state = Some(ChunkState::InFlight);
-        alter(&mut heap, 0).bin_prev = OUT;
+        alter(&mut heap, 2).state = Some(ChunkState::InFlight);
+        alter(&mut heap, 2).bin = Bin::NONE;
         heap.check_bins_of(1);
     }),
     ("H5", "segment 7 has 64 granules here, not 63", || walk(|heap| heap.segments[0].here -= 1)),
@@ -426,42 +434,42 @@ const WALKS: &[Breach] = &[
         heap.totals.held = heap.totals.allocated + 3;
         heap.check_bins_of(1);
     }),
-    ("H9", "chunk 1 is vacant but linked", || {
+    ("H9", "chunk 3 is vacant but linked", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
-        alter(&mut heap, 1).bin_prev = NIL;
+        alter(&mut heap, 3).bin = Bin::of(Kind::Large, 64);
         heap.check();
     }),
-    ("H9", "chunk 1 is vacant but linked into segment 7", || {
+    ("H9", "chunk 3 is vacant but linked into segment 7", || {
         let (mut heap, _) = taken::<1>();
-        alter(&mut heap, 1).state = None;
+        alter(&mut heap, 3).state = None;
         heap.check();
     }),
-    ("H9", "chunk 1 is Some(Free) but on the vacant list", || {
+    ("H9", "chunk 3 is Some(Free) but on the vacant list", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
-        alter(&mut heap, 1).state = Some(ChunkState::Free);
+        alter(&mut heap, 3).state = Some(ChunkState::Free);
         heap.check();
     }),
     ("H9", "the vacant list is a circle", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
-        alter(&mut heap, 1).next = 1;
+        alter(&mut heap, 3).next = 3;
         heap.check();
     }),
-    ("H9", "2 slots, but 0 are vacant and 1 in segments", || {
+    ("H9", "4 slots, but 0 are vacant and 1 in segments", || {
         walk(|heap| {
-            heap.chunks.fresh((0, SegmentId(0)), 0, 1, ChunkState::Allocated, Epoch(1));
+            heap.chunks.fresh(0, Place::new(S, 0), 1, ChunkState::Allocated, Epoch(1));
         });
     }),
-    ("H9", "chunk 0 is Away at 0 but not in the index", || {
+    ("H9", "chunk 2 is Away at 0 but not in the index", || {
         let mut heap = away();
         heap.away.clear();
         heap.check();
     }),
-    ("H9", "chunk 0 is Away but remembers", || {
+    ("H9", "chunk 2 is Away but remembers", || {
         let mut heap = away();
-        alter(&mut heap, 0).asked = 1;
+        alter(&mut heap, 2).asked = 1;
         heap.check();
     }),
     ("H9", "the Away index has 1 chunks, the segments 0", || {
