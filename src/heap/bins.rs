@@ -588,7 +588,7 @@ mod tests {
             assert_eq!(Bin::of(Kind::Large, bin.high()), bin);
             match bin.high().checked_add(1) {
                 Some(n) => {
-                    assert_eq!(Bin::of(Kind::Large, n), bin.next(), "{bin:?} and the next leave a hole")
+                    assert_eq!(Bin::of(Kind::Large, n), bin.next(), "{bin:?} and the next leave a hole");
                 }
                 None => assert_eq!(bin.rank() as usize, BINS - 1),
             }

@@ -256,7 +256,7 @@ macro_rules! conformance {
             capture: [
                 asking_whether_a_stream_captures_is_harmless, asking_a_captured_stream_for_its_id_ends_the_capture,
                 relaxed_batches_break_no_capture, calls_outside_a_relaxed_batch_end_it,
-                a_call_that_is_let_through_ends_no_capture,
+                a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too,
                 virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,
                 a_context_event_ends_the_capture,
                 a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,

@@ -118,8 +118,14 @@ impl Call {
                 | Call::MemFreeHost
                 | Call::EventQuery
                 | Call::EventSynchronize
+                | Call::StreamSynchronize
                 | Call::CtxSynchronize
         )
+    }
+
+    /// Nor inside a relaxed batch.
+    pub(super) const fn is_never_safe_while_capturing(self) -> bool {
+        matches!(self, Call::CtxSynchronize)
     }
 }
 

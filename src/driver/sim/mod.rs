@@ -209,6 +209,14 @@ impl Sim {
         let guard = self.lock();
         exec::run_all(&guard)
     }
+    /// Runs everything that is queued on this device, and the host learns it, as in a free: a part of a call of the driver's and
+    /// none itself, so that no capture minds it.
+    ///
+    /// # Errors
+    /// Something cannot run.
+    pub fn drain(&self) -> DriverResult<()> {
+        event::drain_device(&self.lock(), self.index(), Call::MemFree)
+    }
     /// Whether nothing is queued on any device of the world.
     pub fn idle(&self) -> bool {
         self.lock().borrow().active.is_empty()

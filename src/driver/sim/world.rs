@@ -228,7 +228,10 @@ impl World {
             }
             return Err(DriverError::new(call.name(), code_of(kind), kind, "a planted fault"));
         }
-        if call.is_unsafe_while_capturing() && !self.captures.is_empty() && !capture::is_relaxed() {
+        if call.is_unsafe_while_capturing()
+            && !self.captures.is_empty()
+            && (call.is_never_safe_while_capturing() || !capture::is_relaxed())
+        {
             self.forbid_while_capturing(device, call)?;
         }
         self.host_now += call.price();

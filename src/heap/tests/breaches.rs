@@ -382,7 +382,7 @@ const WALKS: &[Breach] = &[
         });
     }),
     ("H3", "the bit of Large bin 48 is false", || {
-        walk(|heap| heap.bins.forget_bit(Bin::of(Kind::Large, 64)))
+        walk(|heap| heap.bins.forget_bit(Bin::of(Kind::Large, 64)));
     }),
     ("H3", "chunk 3 is linked back to bin 7 in its bin", || {
         let mut heap = islands(&[16, 16]);

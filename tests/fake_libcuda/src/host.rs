@@ -71,7 +71,7 @@ driver_calls! {
         let range = state().range_at(address, "pinned allocation", |k| matches!(k, Kind::Pinned { .. }))?;
         let owner = state().sims[range.device].clone();
         // Cells of spin kernels may lie in it: they end before it leaves the table.
-        spin::blocking(|| owner.synchronize_device())?;
+        spin::blocking(|| owner.drain())?;
         give_back(address, range, || spin::blocking(|| unpin(&owner, address, range.bytes)))
     }
     /// Where the device finds pinned memory: where the CPU does.

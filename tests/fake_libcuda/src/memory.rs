@@ -73,11 +73,11 @@ driver_calls! {
         }
         let range = state().range_at(address, "device allocation", |k| matches!(k, Kind::Plain | Kind::Pooled))?;
         if range.kind == Kind::Pooled {
-            spin::blocking(|| sim.synchronize_device())?;
+            spin::blocking(|| sim.drain())?;
             return crate::pool::free(address, 0);
         }
         let owner = state().sims[range.device].clone();
-        spin::blocking(|| owner.synchronize_device())?;
+        spin::blocking(|| owner.drain())?;
         give_back(address, range, || spin::blocking(|| free(&owner, address, range.bytes)))
     }
     /// Free and total memory of the current device.
