@@ -11,7 +11,7 @@ use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;
 use super::shared::Core;
 use crate::driver::{Driver, Note};
-use crate::heap::{ChunkId, Given, Heap, Kind, Taken, Want};
+use crate::heap::{ChunkId, Given, Heap, Kind, Packed, Taken, Want};
 use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::atomic::AtomicU32;
@@ -167,10 +167,10 @@ pub(crate) enum AfterFree {
 impl PoolState {
     /// The hot path: a hit at any address, or nothing.
     #[inline]
-    pub(crate) fn hit(&mut self, len: Granules, kind: Kind, asked: u64) -> Option<Handed> {
+    pub(crate) fn hit(&mut self, len: Granules, kind: Kind, asked: u64) -> Option<Packed> {
         let taken = self.heap.take_plain(asked, kind)?;
         self.count_size(len);
-        Some(Handed::from(taken))
+        Some(taken)
     }
 
     /// As [`PoolState::hit`], for what is rare: an alignment, or exact fits only.

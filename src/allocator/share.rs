@@ -18,7 +18,7 @@
 use super::allocation::Allocation;
 use super::pool::{AfterFree, Handed, Held, Pool, PoolState, Watch};
 use crate::driver::Driver;
-use crate::heap::ChunkId;
+use crate::heap::{ChunkId, Packed};
 use crate::sync::Arc;
 use crate::units::{Addr, Granules};
 
@@ -58,29 +58,6 @@ impl PoolState {
     }
 }
 
-/// What a hit handed out, in two registers. A whole handle would be returned through memory, written in words and at once moved
-/// in pairs of them, and the move would wait for the words.
-#[derive(Clone, Copy)]
-struct Hit {
-    id: u64,
-    addr: Addr,
-}
-
-impl Hit {
-    /// At no address of a range: those are multiples of 512.
-    const NONE: Hit = Hit { id: 0, addr: Addr(1) };
-
-    #[inline]
-    fn of(taken: &Handed) -> Hit {
-        Hit { id: u64::from(taken.generation) << 32 | u64::from(taken.chunk.index()), addr: taken.addr }
-    }
-    #[inline]
-    fn taken(self) -> Option<Handed> {
-        let (chunk, generation) = (ChunkId::from_index(self.id as u32), (self.id >> 32) as u32);
-        (self.addr != Hit::NONE.addr).then_some(Handed { chunk, generation, addr: self.addr })
-    }
-}
-
 impl<D: Driver> Drop for Allocation<D> {
     #[inline]
     fn drop(&mut self) {
@@ -94,21 +71,23 @@ impl<D: Driver> Drop for Allocation<D> {
 
 impl<D: Driver> Pool<D> {
     /// The hot path, with a reference for the handle; `None` for a miss, or for a request that no pool answers.
-    #[allow(clippy::inline_always, reason = "what is inlined makes the handle where it shall lie: see Hit")]
+    #[allow(clippy::inline_always, reason = "what is inlined makes the handle where it shall lie")]
     #[inline(always)]
     pub(crate) fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<(Arc<Pool<D>>, Handed)> {
-        let taken = Self::hit_locked(pool, bytes).taken()?;
+        let taken = Handed::from(Self::hit_locked(pool, bytes).some()?);
         // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
         Some((unsafe { Arc::from_raw(Arc::as_ptr(pool)) }, taken))
     }
 
+    /// What it returns fits into two registers. A whole handle would be returned through memory, written in words and at once
+    /// moved in pairs of them, and the move would wait for the words.
     #[inline(never)]
-    fn hit_locked(pool: &Arc<Pool<D>>, bytes: u64) -> Hit {
-        let Some(len) = Granules::for_request(bytes) else { return Hit::NONE };
+    fn hit_locked(pool: &Arc<Pool<D>>, bytes: u64) -> Packed {
+        let Some(len) = Granules::for_request(bytes) else { return Packed::NONE };
         let mut state = pool.lock();
-        let Some(taken) = state.hit(len, pool.kind(bytes), bytes) else { return Hit::NONE };
+        let Some(taken) = state.hit(len, pool.kind(bytes), bytes) else { return Packed::NONE };
         state.move_out(pool);
-        Hit::of(&taken)
+        taken
     }
 
     /// Free: one lock, no driver call, no user code. Told once in DESIGN.md, "One free". The address is only looked at

@@ -23,7 +23,7 @@ use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
 use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
 use super::segment::{Segment, Segments};
 use super::snapshot::Totals;
-use super::{Given, Heap, Kind, Taken, Want};
+use super::{Given, Heap, Kind, Packed, Taken, Want};
 use crate::units::{Epoch, Granules};
 
 impl Heap {
@@ -42,7 +42,7 @@ impl Heap {
     pub fn take(&mut self, want: &Want, asked: u64) -> Option<Taken> {
         if want.align.0 == 1 {
             assert_holds(want.len, asked);
-            self.take_front(want.len.0, want.kind, asked)
+            self.take_front(want.len.0, want.kind, asked).map(Packed::taken)
         } else {
             self.take_from(want.kind, want, asked)
         }
@@ -66,7 +66,7 @@ impl Heap {
         let sought = want.sought(&self.segments);
         let fit = self.bins.exact(self.chunks.all(), &sought, SWEEP)?;
         let id = self.carve(want.kind, fit, want);
-        Some(self.hand_out(id, asked))
+        Some(self.hand_out(id, asked).taken())
     }
 
     /// As [`Heap::take`], the fewest granules that hold `asked` bytes, at any address: the hot path.
@@ -74,7 +74,7 @@ impl Heap {
     /// # Panics
     /// When `asked` is zero or more than a segment holds.
     #[inline]
-    pub fn take_plain(&mut self, asked: u64, kind: Kind) -> Option<Taken> {
+    pub fn take_plain(&mut self, asked: u64, kind: Kind) -> Option<Packed> {
         match Granules::for_request(asked) {
             Some(len) => self.take_front(len.0, kind, asked),
             None => panic!(
@@ -85,10 +85,11 @@ impl Heap {
 
     /// An exact fit at the head of its bin, the last of this length that was given back, needs no search.
     #[inline]
-    fn take_front(&mut self, len: u32, kind: Kind, asked: u64) -> Option<Taken> {
+    fn take_front(&mut self, len: u32, kind: Kind, asked: u64) -> Option<Packed> {
         let own = Bin::of(kind, len);
         if self.bins.is_fresh() {
-            return self.miss();
+            self.count_miss();
+            return None;
         }
         let first = self.bins.first(own);
         let chunks = self.chunks.all_mut();
@@ -104,22 +105,22 @@ impl Heap {
     /// Nothing fits.
     #[cold]
     #[inline(never)]
-    fn miss(&mut self) -> Option<Taken> {
+    fn count_miss(&mut self) {
         self.totals.failed += 1;
-        None
     }
 
     /// A hit all the same: the best of two bins, its front cut off if it is longer.
     #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
     #[inline(always)]
-    fn search(&mut self, kind: Kind, len: u32, own: Bin, asked: u64) -> Option<Taken> {
+    fn search(&mut self, kind: Kind, len: u32, own: Bin, asked: u64) -> Option<Packed> {
         let (chunks, vacant) = self.chunks.parts_to_fill();
         let (id, steps) = self.bins.best_fit(chunks, len, own);
         self.totals.searched(steps);
         if id == NOBODY {
             if steps < WALK {
                 // The own bin was seen to its end, and there is none above.
-                return self.miss();
+                self.count_miss();
+                return None;
             }
             let id = self.sweep(kind, &Want::new(Granules(len), kind))?;
             return Some(self.hand_out(id, asked));
@@ -133,7 +134,7 @@ impl Heap {
         self.totals.splits += 1;
         let front = cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Allocated, asked);
         let segment = &mut self.segments[front.segment];
-        Some(hand(ChunkId(front.id), front.generation, front.offset, len, asked, segment, &mut self.totals))
+        Some(hand(front.id, front.generation, front.offset, len, asked, segment, &mut self.totals))
     }
 
     /// `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
@@ -162,7 +163,7 @@ impl Heap {
     }
 
     /// A free chunk in no bin, of the length wanted, becomes an allocation.
-    pub(super) fn hand_out(&mut self, id: u32, asked: u64) -> Taken {
+    pub(super) fn hand_out(&mut self, id: u32, asked: u64) -> Packed {
         let chunk = &mut self.chunks[id];
         let state = chunk.state;
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
@@ -269,7 +270,7 @@ impl Heap {
             Some(id) => self.carve(kind, id, want),
             None => self.sweep(kind, want)?,
         };
-        Some(self.hand_out(id, asked))
+        Some(self.hand_out(id, asked).taken())
     }
 
     /// A free chunk that fits leaves its bin; what is too much of it, before and behind, stays free.
@@ -307,28 +308,28 @@ fn cut(
 
 /// A free chunk that has just left its bin becomes an allocation.
 #[inline]
-fn begin(chunk: &mut Chunk, id: u32, asked: u64, segments: &mut Segments, totals: &mut Totals) -> Taken {
+fn begin(chunk: &mut Chunk, id: u32, asked: u64, segments: &mut Segments, totals: &mut Totals) -> Packed {
     chunk.state = Some(ChunkState::Allocated);
     chunk.generation = chunk.generation.wrapping_add(1);
     chunk.asked = asked;
     let segment = &mut segments[chunk.segment];
-    hand(ChunkId(id), chunk.generation, chunk.offset(), chunk.len, asked, segment, totals)
+    hand(id, chunk.generation, chunk.offset(), chunk.len, asked, segment, totals)
 }
 
 /// The books of a take.
 #[inline]
 fn hand(
-    chunk: ChunkId,
+    chunk: u32,
     generation: u32,
     offset: u32,
     len: u32,
     asked: u64,
     segment: &mut Segment,
     totals: &mut Totals,
-) -> Taken {
+) -> Packed {
     segment.free -= len;
     totals.handed_out(len, asked);
-    Taken { chunk, generation, addr: segment.base.offset(Granules(offset)) }
+    Packed::new(chunk, generation, segment.base.offset(Granules(offset)))
 }
 
 /// A free chunk takes its neighbour in, which is in no bin and becomes free with `stamp` by that. Returns how long it is then.

@@ -141,6 +141,33 @@ pub struct Taken {
     pub addr: Addr,
 }
 
+/// A [`Taken`] in two words, each written whole: for the way of a hit, where it stays in registers. Chunk and generation apart
+/// would be joined in memory, and who reads as one word what was just written as two waits for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Packed {
+    id: u64,
+    addr: Addr,
+}
+
+impl Packed {
+    /// At no address of a range: those are multiples of 512.
+    pub(crate) const NONE: Packed = Packed { id: 0, addr: Addr(1) };
+
+    #[inline]
+    fn new(chunk: u32, generation: u32, addr: Addr) -> Packed {
+        Packed { id: u64::from(generation) << 32 | u64::from(chunk), addr }
+    }
+    #[inline]
+    fn taken(self) -> Taken {
+        Taken { chunk: ChunkId(self.id as u32), generation: (self.id >> 32) as u32, addr: self.addr }
+    }
+    /// What it is, unless it is [`Packed::NONE`].
+    #[inline]
+    pub(crate) fn some(self) -> Option<Taken> {
+        (self.addr != Packed::NONE.addr).then(|| self.taken())
+    }
+}
+
 /// A free chunk, as it is after ranges merged into it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeChunk {
