@@ -10,7 +10,7 @@ use crate::spin;
 use crate::state::{Kind, State, give_back, here, state};
 use millpond::DriverError;
 use millpond::driver::sim::Sim;
-use millpond::driver::{Fences, Host, HostKind};
+use millpond::driver::{Host, HostKind};
 use std::ffi::c_uint;
 use std::ptr::NonNull;
 

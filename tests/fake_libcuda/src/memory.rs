@@ -7,7 +7,7 @@ use crate::door::{Fail, Outcome};
 use crate::raw::Out;
 use crate::spin;
 use crate::state::{Kind, context_of, give_back, here, state};
-use millpond::driver::{Fences, Memory};
+use millpond::driver::Memory;
 use millpond::units::Addr;
 use std::ffi::c_uint;
 
