@@ -8,7 +8,10 @@
 //! nothing of an allocator, and a control that allocates nothing and shares nothing: what the machine itself allows.
 //! `benches/gpu.sh` does all this, and the same for others. Without a GPU it says so and ends with 2.
 
-#![allow(clippy::inline_always, reason = "what is measured is a call of the allocator, and not one of the loop's own")]
+#![allow(
+    clippy::inline_always,
+    reason = "what is measured is a call of the allocator, and not one of the loop's own"
+)]
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use millpond::driver::cuda::Cuda;
