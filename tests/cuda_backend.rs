@@ -11,7 +11,7 @@
 mod remote;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use millpond::driver::cuda::{Backing, Cuda, GpuStream};
 use millpond::driver::{
     Copies, Driver, DriverResult, Fences, Host, HostKind, Mapping, Memory, StreamKind, StreamOptions,
@@ -323,7 +323,6 @@ fn a_stream_has_the_priority_that_was_asked_for() {
 }
 
 #[test]
-#[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
 fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator() {
     let Some(rig) = rig() else { return };
     let theirs = CudaContext::new(0).expect("cudarc's");
@@ -357,17 +356,23 @@ fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator()
     gpu.trim(Trim::All).expect("trimmed what is complete");
     let pinned = gpu.alloc_pinned(MIB).expect("pinned beside the capture");
     drop(pinned);
-    // SAFETY: the stream is alive, and its capture began on it.
-    let graph = unsafe { result::stream::end_capture(native.cu_stream()) };
-    let graph = graph.unwrap_or_else(|e| panic!("the capture was lost: code {}", e.0 as u32));
-    // SAFETY: ended above, and used by nobody.
-    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    ended(&native).unwrap_or_else(|code| panic!("the capture was lost: code {}", code as u32));
     assert!(!rig.cuda.is_capturing(&known).expect("asked"));
     rig.cuda.record_context(&event).expect("nobody captures now");
     drop((before, home, other, foreign, known, event));
     drop(gpu);
     drop((native, theirs));
     rig.clean();
+}
+
+/// Ends the capture that began on a stream: the driver's code, if it was lost.
+#[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
+fn ended(native: &CudaStream) -> Result<(), sys::CUresult> {
+    // SAFETY: the stream is alive, and its capture began on it.
+    let graph = unsafe { result::stream::end_capture(native.cu_stream()) }.map_err(|e| e.0)?;
+    // SAFETY: ended above, and used by nobody.
+    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    Ok(())
 }
 
 /// Why the backend asks whether a stream captures before it asks anything else about it.
@@ -392,10 +397,8 @@ fn asking_a_captured_stream_what_it_is_ends_the_capture() {
         assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}");
         native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
         assert_eq!(ask(), sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "{what}");
-        // SAFETY: the stream is alive, and its capture began on it.
-        let ended = unsafe { result::stream::end_capture(on) };
         let lost = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        assert_eq!(ended.map_err(|e| e.0), Err(lost), "{what} was told, and the capture lives");
+        assert_eq!(ended(&native), Err(lost), "{what} was told, and the capture lives");
         assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}, behind the capture");
     }
     drop((native, theirs));
@@ -414,13 +417,8 @@ fn a_stream_ordered_segment_ends_a_capture_outside_a_relaxed_batch() {
         native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
         let take = || pooled.allocate_raw(2 * MIB);
         let taken = if relaxed { pooled.relaxed(take) } else { take() };
-        // SAFETY: the stream is alive, and its capture began on it.
-        let ended = unsafe { result::stream::end_capture(native.cu_stream()) };
+        let ended = ended(&native);
         assert_eq!((taken.is_ok(), ended.is_ok()), (relaxed, relaxed), "{taken:?}, {ended:?}");
-        if let Ok(graph) = ended {
-            // SAFETY: ended above, and used by nobody.
-            unsafe { result::graph::destroy(graph) }.expect("destroyed");
-        }
         match taken {
             // SAFETY: taken above, whole, and never used.
             Ok(addr) => unsafe { pooled.free_raw(addr, 2 * MIB) }.expect("freed"),
@@ -433,7 +431,6 @@ fn a_stream_ordered_segment_ends_a_capture_outside_a_relaxed_batch() {
 
 /// The last value of a context gives back its kernels, and what they needed, in the middle of somebody's capture.
 #[test]
-#[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
 fn somebody_elses_capture_survives_the_end_of_the_backend() {
     let Some(rig) = rig() else { return };
     let theirs = CudaContext::new(0).expect("cudarc's");
@@ -448,11 +445,7 @@ fn somebody_elses_capture_survives_the_end_of_the_backend() {
     let before = freed();
     drop(cuda);
     assert_eq!(freed(), before.map(|n| n + 1), "it was the last");
-    // SAFETY: the stream is alive, and its capture began on it.
-    let graph = unsafe { result::stream::end_capture(native.cu_stream()) };
-    let graph = graph.unwrap_or_else(|e| panic!("the capture was lost: code {}", e.0 as u32));
-    // SAFETY: ended above, and used by nobody.
-    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    ended(&native).unwrap_or_else(|code| panic!("the capture was lost: code {}", code as u32));
     drop((native, theirs));
     if let Some(fake) = fake {
         assert_eq!((fake.verdict(), fake.leaks()), (None, None));
@@ -918,11 +911,7 @@ fn a_stream_is_asked_in_one_call_whatever_is_current() {
     ask(false);
     native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
     ask(true);
-    // SAFETY: the stream is alive, and its capture began on it.
-    let graph = unsafe { result::stream::end_capture(native.cu_stream()) };
-    let graph = graph.unwrap_or_else(|e| panic!("the capture was lost: code {}", e.0 as u32));
-    // SAFETY: ended above, and used by nobody.
-    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    ended(&native).unwrap_or_else(|code| panic!("the capture was lost: code {}", code as u32));
     ask(false);
     drop((known, foreign, gpu, native, theirs));
     rig.clean();

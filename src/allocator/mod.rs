@@ -45,7 +45,7 @@ pub use trim::Trimmed;
 
 use crate::driver::{Driver, HostKind, Note, StreamKind, StreamOptions};
 use crate::error::Error;
-use crate::heap::{Kind, Want};
+use crate::heap::Want;
 use crate::report::{Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
@@ -233,10 +233,19 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
     /// driver's. Nothing is lost.
-    #[allow(clippy::inline_always, reason = "as for its only line")]
+    // The hot path: one lock, no allocation, some 300 instructions with the free.
+    #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
     #[inline(always)]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        self.alloc_plain(bytes, stream)
+        let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
+        if plain && let Some((share, taken)) = Pool::hit(stream.pool(), bytes) {
+            return Ok(Self::handed(share, taken, bytes));
+        }
+        // The error comes in a box: else the caller's result would be made in memory for its sake.
+        match self.alloc_otherwise(plain, bytes, stream) {
+            Ok(allocation) => Ok(allocation),
+            Err(why) => Err(*why),
+        }
     }
 
     /// As [`Allocator::alloc`], for a caller who has just seen that the stream does not capture: on an adopted stream that
@@ -279,21 +288,6 @@ impl<D: Driver> Allocator<D> {
             stream.pool().lock().set_name(crate::heap::ChunkId::from_index(id.chunk), name.into());
         }
         Ok(allocation)
-    }
-
-    /// The hot path: no driver call, one lock, no allocation, some 300 instructions with the free.
-    #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
-    #[inline(always)]
-    fn alloc_plain(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
-        if plain && let Some((share, taken)) = Pool::hit(stream.pool(), bytes) {
-            return Ok(Self::handed(share, taken, bytes));
-        }
-        // The error comes in a box: else the caller's result would be made in memory for its sake.
-        match self.alloc_otherwise(plain, bytes, stream) {
-            Ok(allocation) => Ok(allocation),
-            Err(why) => Err(*why),
-        }
     }
 
     /// A miss, or a stream that has to be asked, as every framework's: whether it captures, and then it is a hit like any
@@ -357,8 +351,7 @@ impl<D: Driver> Allocator<D> {
         let Some(len) = Granules::holding(bytes) else {
             return Err(Error::TooLarge { asked: bytes, most: Granules::MAX.bytes() });
         };
-        let kind = if bytes <= core.small_bytes { Kind::Small } else { Kind::Large };
-        let want = Want { len, align, kind };
+        let want = Want { len, align, kind: pool.kind(bytes) };
         let taken = {
             let mut state = pool.lock();
             let taken = state.hit_rare(&want, bytes, core.config.exact_fit);

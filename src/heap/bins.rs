@@ -22,7 +22,7 @@
 //!
 //! A bin and its chunks are links of one circle, and all links lie in one array: a chunk enters and leaves without anybody
 //! asking whether it has neighbours, whether it is the first or the last. What a program frees next is not to be foretold,
-//! and a question that is answered wrongly in advance costs a processor as much as thirty instructions.
+//! and a question that a processor answers wrongly in advance costs more than the instructions that spare it (benches/RESULTS.md).
 //!
 //! ```text
 //! links   0 ..= 463     the bins of small chunks        ╭─► bin 48 ─► chunk 7 ─► chunk 2 ─╮
@@ -153,10 +153,6 @@ pub(super) struct Sought<'a> {
 }
 
 impl Sought<'_> {
-    /// The same among the chunks of a kind.
-    pub(super) fn of(self, kind: Kind) -> Self {
-        Sought { kind, ..self }
-    }
     /// Granules to skip at the front of `chunk` so that the address is aligned.
     #[inline]
     pub(super) fn skip(&self, chunk: &Chunk) -> u32 {
@@ -324,7 +320,7 @@ impl Bins {
     }
 
     /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NOBODY`, and how many were
-    /// looked at, [`WALK`] at most of the own bin and some more of the next occupied one.
+    /// looked at, [`WALK`] at most of the own bin and as many of the next occupied one.
     #[inline]
     pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin) -> (u32, u32) {
         let mut steps = 0;
@@ -491,7 +487,7 @@ impl Bins {
         core::iter::successors(known(first), move |&id| known(self.behind(FIRST + id)))
     }
 
-    /// The bins of a kind that have a chunk or a bit: for the walker. Sixty-four that have neither are seen to at once.
+    /// The bins of a kind that have a chunk or a bit: for the walker.
     pub(super) fn in_use(&self, kind: Kind) -> impl Iterator<Item = Bin> + '_ {
         Bin::all(kind).filter(|&bin| {
             let first = self.links.get(bin.0 as usize).map_or(bin.0, |head| head.next);

@@ -171,7 +171,7 @@ impl Heap {
     /// # Panics
     /// When `want.len` is zero or `want.align` is no power of two.
     pub fn find(&self, want: &Want, steps: usize, accept: impl FnMut(Epoch) -> bool) -> Option<Found> {
-        let sought: Sought<'_> = want.sought(&self.segments);
+        let sought: Sought<'_> = want.sought(want.kind, &self.segments);
         let id = self.bins.sweep(self.chunks.all(), &sought, steps, accept).0?;
         let chunk = &self.chunks[id];
         Some(Found {

@@ -246,32 +246,20 @@ impl Slab {
     ) -> u32 {
         let id = self.claim();
         let slot = &mut self.records[id as usize];
-        *slot = Chunk {
-            place,
-            len,
-            segment,
-            prev: NIL,
-            next: NIL,
-            tag: 0,
-            stamp,
-            asked: 0,
-            generation: slot.generation,
-            state: Some(state),
-            bin: Bin::NONE,
-        };
+        let generation = slot.generation;
+        *slot = Chunk { place, len, segment, stamp, generation, state: Some(state), ..Chunk::VACANT };
         id
     }
 
     /// The edge of a segment: a record of no bytes that is no chunk, before the segment's first and behind its last. So each
-    /// chunk has two neighbours, and whoever links one anew need not ask.
+    /// chunk has two neighbours, and whoever links one anew need not ask. It has none itself yet.
     pub(super) fn edge(&mut self, segment: u32, id: SegmentId) -> u32 {
         let edge = self.fresh(segment, Place::new(id, 0), 0, ChunkState::Away, Epoch::COMPLETE);
-        let record = &mut self.records[edge as usize];
-        (record.state, record.prev, record.next) = (None, edge, edge);
+        self.records[edge as usize].state = None;
         edge
     }
 
-    /// An edge goes, when it has no neighbours but itself.
+    /// An edge goes, behind the last of its segment's chunks.
     pub(super) fn remove_edge(&mut self, edge: u32) {
         retire(&mut self.records, &mut self.vacant, edge);
     }

@@ -13,8 +13,8 @@
 //! 2. A verb gets the slab as one slice: each look is then one comparison, which the compiler can see to be done already.
 //! 3. What can be told from other counts is not counted: free granules, live allocations.
 //! 4. Nobody asks what is not to be foretold. What a program frees next decides which neighbours are free, whether a chunk is
-//!    the first of its bin or of its segment, which bin comes next; a processor guesses, and each wrong guess costs as much as
-//!    thirty instructions. So bins and segments are circles, where every chunk has two neighbours (`bins`, [`Segment::edge`]),
+//!    the first of its bin or of its segment, which bin comes next; a processor guesses, and each wrong guess costs more than
+//!    the instructions that spare it. So bins and segments are circles, where every chunk has two neighbours (`bins`, [`Segment::edge`]),
 //!    and which neighbour takes a range in is a number, not a way. A pair has more instructions by that, and takes less time.
 //!
 //! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
@@ -63,7 +63,7 @@ impl Heap {
     /// As [`Heap::take`].
     pub fn take_exact(&mut self, want: &Want, asked: u64) -> Option<Taken> {
         assert_holds(want.len, asked);
-        let sought = want.sought(&self.segments);
+        let sought = want.sought(want.kind, &self.segments);
         let fit = self.bins.exact(self.chunks.all(), &sought, SWEEP)?;
         let id = self.carve(want.kind, fit, want);
         Some(self.hand_out(id, asked).taken())
@@ -246,7 +246,7 @@ impl Heap {
     #[cold]
     #[inline(never)]
     fn sweep(&mut self, kind: Kind, want: &Want) -> Option<u32> {
-        let sought = want.sought(&self.segments).of(kind);
+        let sought = want.sought(kind, &self.segments);
         let bins = &self.bins;
         let (fit, steps) = bins.sweep(self.chunks.all(), &sought, SWEEP, |_| true);
         let fit = fit.or_else(|| bins.certain(self.chunks.all(), &sought));
@@ -263,7 +263,7 @@ impl Heap {
     #[inline(never)]
     fn take_from(&mut self, kind: Kind, want: &Want, asked: u64) -> Option<Taken> {
         assert_holds(want.len, asked);
-        let sought = want.sought(&self.segments).of(kind);
+        let sought = want.sought(kind, &self.segments);
         let (fit, steps) = self.bins.best_fit_at(self.chunks.all(), &sought);
         self.totals.searched(steps);
         let id = match fit {
@@ -348,11 +348,11 @@ fn join(chunks: &mut [Chunk], vacant: &mut u32, bins: &mut Bins, free: u32, id: 
 }
 
 impl Want {
-    /// What the bins search for, at an address to be sought.
-    pub(super) fn sought<'a>(&self, segments: &'a Segments) -> Sought<'a> {
+    /// What the bins search for among the chunks of a kind, its own or the other, at an address to be sought.
+    pub(super) fn sought<'a>(&self, kind: Kind, segments: &'a Segments) -> Sought<'a> {
         assert!(self.len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
         assert!(self.align.0.is_power_of_two(), "the alignment of a want is a power of two, 1 at least");
-        Sought { kind: self.kind, len: self.len.0, align: self.align.0, segments }
+        Sought { kind, len: self.len.0, align: self.align.0, segments }
     }
 }
 

@@ -21,6 +21,14 @@ fn gone<T: Bench>(b: &T, addr: Addr, units: u64) {
     unreserve(b, addr, units * b.device().granularity());
 }
 
+/// The second mapping of a handle goes, then the handle, and the addresses of both mappings.
+fn both_gone<T: Bench>(b: &T, handle: &HandleOf<T>, first: Addr, second: Addr) {
+    unmap(b, second, b.device().granularity()).expect("unmapped");
+    release(b, handle);
+    gone(b, first, 1);
+    gone(b, second, 1);
+}
+
 fn is_refused(result: DriverResult<impl Sized>) -> bool {
     match result {
         Ok(_) => false,
@@ -58,10 +66,7 @@ pub fn one_handle_at_two_addresses_is_the_same_memory<T: Bench>(b: &T) {
     unmap(b, first, unit).expect("unmapped");
     b.check(&s, second, unit, !B);
     finish_stream(b, &s);
-    unmap(b, second, unit).expect("unmapped");
-    release(b, &handle);
-    gone(b, first, 1);
-    gone(b, second, 1);
+    both_gone(b, &handle, first, second);
 }
 
 /// The next owner's work is queued through a second mapping while the former owner's, through the first, has not run.
@@ -95,10 +100,7 @@ pub fn a_handle_is_lent_by_a_second_mapping<T: Bench>(b: &T) {
     assert!(done(b, &rewritten));
     b.check(&t, second, unit, !A);
     finish_stream(b, &t);
-    unmap(b, second, unit).expect("unmapped");
-    release(b, &handle);
-    gone(b, first, 1);
-    gone(b, second, 1);
+    both_gone(b, &handle, first, second);
 }
 
 pub fn access_is_given_again_after_every_map<T: Bench>(b: &T) {

@@ -2,8 +2,8 @@
 //!
 //! While a stream captures, what is put on it is counted and not run. A global capture is destroyed by calls that could
 //! wait or allocate, from any thread that is not inside [`relaxed`](crate::driver::Fences::relaxed), and by a wait for the
-//! device from any thread at all; a captured stream's identity may not be asked; a wait on an event from outside destroys the capture. This file does not build graphs and
-//! does not check that forked streams were joined before the end.
+//! device from any thread at all; a captured stream's identity may not be asked; a wait on an event from outside destroys
+//! the capture. This file does not build graphs and does not check that forked streams were joined before the end.
 
 use super::Sim;
 use super::call::Call;
