@@ -6,6 +6,7 @@
 #   flight    the in-flight test, thousands of rounds
 #   planted   the same test in a build with planted bugs, which it must find (benches/planted)
 #   memcheck  compute-sanitizer's memcheck over the suite, fewer rounds
+#   soak      ten million pairs and a million frees behind another stream: memory of process and device stays flat (examples/gpu_soak.rs)
 #   replay    every recorded workload on four streams, every byte of every block checked
 #   examples  the examples that anybody reads first, on the simulated device and on this one, and what they say of it
 #   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
@@ -28,7 +29,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck replay examples demos rows transfers cublas plug rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos rows transfers cublas plug rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # A kernel not yet loaded would wait for running ones at its first launch.
@@ -130,6 +131,22 @@ stage_memcheck() {
             grep '^test ' "$log" | tail -1
             echo "the first that was said:"
             grep -m 40 -E '^=========|panicked at' -A 1 "$log"
+            failed=1
+        fi
+    done
+    return "$failed"
+}
+
+# On the simulated device first, so that a failure there is not taken for the GPU's.
+stage_soak() {
+    local failed=0 where log="$here/soak.txt" status
+    for where in "" gpu; do
+        status=0
+        # shellcheck disable=SC2086  # words or none
+        within 240 "$bin/gpu_soak" $where ${where:+$size} >"$log" || status=$?
+        tables "$log"
+        if [ "$status" != 0 ] || [ "$(grep -c '^PASS' "$log")" != 2 ]; then
+            echo "gpu_soak $where ended with $status"
             failed=1
         fi
     done

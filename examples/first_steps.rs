@@ -7,28 +7,29 @@ mod common;
 
 use millpond::driver::{Driver, Kernels};
 use millpond::kernel::{Argument, Kernel, TwinMemory};
-use millpond::{Allocator, Config};
+use millpond::{Allocator, Config, Stream};
 use std::error::Error;
 use std::process::ExitCode;
 
-/// The program. It is the same for every device.
+/// The program. It is the same for every device. `tests/soak.rs` runs it for ever.
 #[allow(unsafe_code, reason = "a kernel of the program's own")]
-fn steps<D: Driver + Kernels>(device: D, saxpy: &Kernel, n: usize) -> Result<Vec<f32>, Box<dyn Error>> {
-    let gpu = Allocator::new(device, Config::default())?;
-    let (copy, work) = (gpu.stream()?, gpu.stream()?);
-
+pub(crate) fn steps<D: Driver + Kernels>(
+    gpu: &Allocator<D>,
+    [copy, work]: [&Stream<D>; 2],
+    saxpy: &Kernel,
+    n: usize,
+) -> Result<Vec<f32>, Box<dyn Error>> {
     let host = gpu.pinned_from_fn(n, |i| i as f32)?;
-    let mut x = gpu.zeros::<f32>(n, &copy)?;
-    let mut y = gpu.zeros::<f32>(n, &work)?;
-    let sent = x.copy_from(host, &copy)?; // it owns the source until the copy is done
+    let mut x = gpu.zeros::<f32>(n, copy)?;
+    let mut y = gpu.zeros::<f32>(n, work)?;
+    let sent = x.copy_from(host, copy)?; // it owns the source until the copy is done
     // `work` waits for the copy, on the device; the host does not wait.
     // SAFETY: the kernel takes these, reads `x`, writes `y`, has a thread for each of their elements, and ends.
-    unsafe { saxpy.launch(&work, n, (2.0f32, x.read(), y.write()))? };
-    let back = y.to_pinned(&work)?.wait()?; // the data can be reached only through wait()
+    unsafe { saxpy.launch(work, n, (2.0f32, x.read(), y.write()))? };
+    let back = y.to_pinned(work)?.wait()?; // the data can be reached only through wait()
     let host = sent.wait()?; // the source, ready for the next batch
     drop(x); // at any time, on any thread: the bytes are reused only in order
-    println!("{}", gpu.report());
-    println!("{} elements went there, {} came back: {:?} ...", host.len(), back.len(), &back[..5]);
+    assert_eq!(host.len(), back.len());
     Ok(back.to_vec())
 }
 
@@ -86,7 +87,11 @@ struct FirstSteps;
 
 impl common::Program for FirstSteps {
     fn on<D: Driver + Kernels>(&self, device: D) -> Result<(), Box<dyn Error>> {
-        let result = steps(device, &SAXPY, N)?;
+        let gpu = Allocator::new(device, Config::default())?;
+        let (copy, work) = (gpu.stream()?, gpu.stream()?);
+        let result = steps(&gpu, [&copy, &work], &SAXPY, N)?;
+        println!("{}", gpu.report());
+        println!("{N} elements went there, {} came back: {:?} ...", result.len(), &result[..5]);
         let twice = (0..N).map(|i| 2.0 * i as f32);
         if result.into_iter().eq(twice) {
             Ok(())

@@ -2,7 +2,11 @@
  *
  * A stream is a CUstream, which is a cudaStream_t; null is the legacy default stream. A pointer from here is device memory.
  * Every function but millpond_torch_alloc may be called from any thread at any time, and none lets a panic through. A code
- * other than MILLPOND_STATUS_OK says that nothing was changed; millpond_last_error has the words. */
+ * other than MILLPOND_STATUS_OK says that nothing was changed; millpond_last_error has the words.
+ *
+ * A process that is forked from one that has an allocator can do nothing with it: every call there answers
+ * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
+ * to be freed: the driver takes everything back, work pending or not. */
 
 #ifndef MILLPOND_H
 #define MILLPOND_H
@@ -54,6 +58,10 @@ typedef enum {
    A defect of millpond: nothing is known of what was changed.
    */
   MILLPOND_STATUS_PANIC = 9,
+  /*
+   This process was forked from one that had an allocator: CUDA does not work here.
+   */
+  MILLPOND_STATUS_FORKED = 10,
 } millpond_status;
 
 /*
@@ -75,7 +83,9 @@ millpond_status millpond_create(int device,
 
 /*
  Ends an allocator: waits for the device, and gives back what nobody has. What is alive can still be freed; everything else
- fails from now on.
+ fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
+ What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
+ the device; else at the next create, trim or destroy of whatever allocator in the process.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
 
@@ -90,7 +100,8 @@ millpond_status millpond_alloc(millpond_allocator allocator,
                                void **out);
 
 /*
- Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device. Null is nothing.
+ Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, unless the allocator was
+ destroyed. Null is nothing.
  */
 millpond_status millpond_free(millpond_allocator allocator,
                               void *ptr);
@@ -104,6 +115,16 @@ millpond_status millpond_free_on(millpond_allocator allocator, void *ptr, void *
  As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it.
  */
 millpond_status millpond_free_unknown(millpond_allocator allocator, void *ptr);
+
+/*
+ As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
+ them are alive, the allocation's own may be among them. Frees nothing if one of them captures; nor if one is another device's,
+ but then the uses of those before it stay recorded.
+ */
+millpond_status millpond_free_after(millpond_allocator allocator,
+                                    void *ptr,
+                                    void *const *streams,
+                                    size_t n);
 
 /*
  Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.

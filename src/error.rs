@@ -4,7 +4,11 @@
 //! Every message says what was asked, what was found and what to do. A broken invariant is never an error: it panics
 //! with its number. This module knows none of the mechanics that fail.
 
-use crate::report::{Report, bytes};
+mod memory;
+
+pub use memory::{Holder, OutOfMemory};
+
+use crate::report::bytes;
 use crate::units::{Addr, AllocationId, DeviceId, StreamId};
 use core::fmt;
 use std::borrow::Cow;
@@ -145,90 +149,6 @@ impl From<DriverError> for Unavailable {
         Unavailable::Driver(e)
     }
 }
-
-/// No memory: what was asked, what there is, what was tried, and what to do.
-#[derive(Clone, Debug)]
-pub struct OutOfMemory {
-    /// Bytes asked for.
-    pub asked: u64,
-    /// Bytes after rounding.
-    pub rounded: u64,
-    /// The stream it was asked on; `None` for pinned host memory.
-    pub stream: Option<StreamId>,
-    /// The rungs of the miss ladder that were climbed, in order.
-    pub tried: Vec<&'static str>,
-    /// The driver's last refusal, if it was the driver that refused.
-    pub driver: Option<DriverError>,
-    /// What the pools held at that moment.
-    pub report: Report,
-}
-
-impl OutOfMemory {
-    /// One sentence on what to do, from the facts.
-    pub fn advice(&self) -> String {
-        let r = &self.report;
-        let t = &r.total;
-        if r.limit.is_some_and(|l| self.rounded > l) {
-            return format!(
-                "The request alone is above the limit of {}: raise the limit (set_limit, MILLPOND_LIMIT) or ask for less.",
-                bytes(r.limit.unwrap_or(0))
-            );
-        }
-        if t.cached >= self.rounded && t.largest_free < self.rounded {
-            return format!(
-                "{} are cached but the largest free range is {}: the pools are fragmented; trim(), or allocate the large blocks first.",
-                bytes(t.cached),
-                bytes(t.largest_free)
-            );
-        }
-        if t.in_flight >= self.rounded {
-            return format!(
-                "{} were freed while other streams still use them: synchronise those streams, or let cross-stream reuse wait.",
-                bytes(t.in_flight)
-            );
-        }
-        match r.limit {
-            Some(l) if r.taken + self.rounded > l => {
-                format!(
-                    "{} of the limit of {} are taken: raise the limit or free something.",
-                    bytes(r.taken),
-                    bytes(l)
-                )
-            }
-            _ => format!("{} are live: free something, or use a smaller batch.", bytes(t.allocated)),
-        }
-    }
-}
-
-impl fmt::Display for OutOfMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let r = &self.report;
-        let t = &r.total;
-        write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.asked), bytes(self.rounded))?;
-        match self.stream {
-            Some(s) => write!(f, " on {s} of {}", r.device)?,
-            None => write!(f, " of pinned host memory")?,
-        }
-        write!(
-            f,
-            "; taken {}, live {}, cached {}, largest free {}, in flight {}, limit {}",
-            bytes(r.taken),
-            bytes(t.allocated),
-            bytes(t.cached),
-            bytes(t.largest_free),
-            bytes(t.in_flight),
-            r.limit.map_or("none".into(), bytes)
-        )?;
-        if !self.tried.is_empty() {
-            write!(f, "; tried {}", self.tried.join(", "))?;
-        }
-        if let Some(d) = &self.driver {
-            write!(f, "; {d}")?;
-        }
-        write!(f, ". {}", self.advice())
-    }
-}
-impl std::error::Error for OutOfMemory {}
 
 /// One side of an operation on two arrays.
 #[derive(Clone, PartialEq, Eq, Debug)]

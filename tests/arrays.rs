@@ -5,16 +5,18 @@
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
 
 use millpond::array::ForeignMemory;
-use millpond::driver::sim::{Launch, Schedule, Sim};
+use millpond::driver::sim::{Call, Launch, Schedule, Sim};
 use millpond::transfer::Part;
 use millpond::units::{Addr, AllocationId, DeviceId, GIB};
 use millpond::{
-    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Transfer, kernel, transfer,
+    Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, PinnedArray, Stream, Transfer,
+    kernel, transfer,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 const STREAMS: usize = 3;
@@ -118,6 +120,14 @@ enum Rare {
     Reborn { what: usize, on: usize, foreign: bool },
     /// A stream ends, with whatever it holds, and another one takes its place.
     Close { on: usize },
+    /// One half is written while somebody holds a guard to write the other, on another stream perhaps.
+    Halves { what: usize, on: (usize, usize), value: u8 },
+    /// A fill that is queued, and whose call then panics.
+    Panic { what: usize, on: usize, value: u8 },
+    /// A fill, while whatever the device is asked about events is answered by an error.
+    Unanswered { what: usize, on: usize, value: u8, other: u8 },
+    /// A large source whose token is dropped at once, and then as much pinned memory for somebody else.
+    Large { on: usize, value: u8 },
 }
 
 fn rare() -> impl Strategy<Value = Step> {
@@ -131,9 +141,15 @@ fn rare() -> impl Strategy<Value = Step> {
             .prop_map(|(what, other, on, value)| Rare::Share { what, other, on, value }),
         2 => (what.clone(), on.clone(), part, value)
             .prop_map(|(what, on, part, value)| Rare::Scope { what, on, part, value }),
-        2 => (what, on.clone(), any::<bool>())
+        2 => (what.clone(), on.clone(), any::<bool>())
             .prop_map(|(what, on, foreign)| Rare::Reborn { what, on, foreign }),
-        1 => on.prop_map(|on| Rare::Close { on }),
+        1 => on.clone().prop_map(|on| Rare::Close { on }),
+        2 => (what.clone(), (on.clone(), on.clone()), any::<u8>())
+            .prop_map(|(what, on, value)| Rare::Halves { what, on, value }),
+        1 => (what.clone(), on.clone(), any::<u8>()).prop_map(|(what, on, value)| Rare::Panic { what, on, value }),
+        2 => (what, on.clone(), any::<u8>(), any::<u8>())
+            .prop_map(|(what, on, value, other)| Rare::Unanswered { what, on, value, other }),
+        1 => (on, any::<u8>()).prop_map(|(on, value)| Rare::Large { on, value }),
     ];
     rare.prop_map(Step::Rare)
 }
@@ -221,6 +237,26 @@ impl Token {
             (_, token) => drop(token),
         }
     }
+}
+
+/// Pinned memory that the host has just written.
+fn filled(gpu: &Allocator<Sim>, len: usize, value: u8) -> Pinned {
+    let mut host = gpu.pinned_uninit::<u8>(len).unwrap();
+    host.fill(value);
+    host
+}
+
+/// A copy of a large source whose token is dropped while it is under way.
+fn large(gpu: &Allocator<Sim>, stream: &Stream<Sim>, value: u8) {
+    // By an allocator of its own: that of the programs' arrays is kept short of memory.
+    const LARGE: usize = (4 << 20) + 512;
+    let roomy = Allocator::new(gpu.driver().clone(), Config::default()).unwrap();
+    let s = roomy.adopt(stream.native().clone()).unwrap();
+    let mut x = roomy.uninit(LARGE, &s).unwrap();
+    drop(x.copy_from(filled(&roomy, LARGE, value), &s).unwrap());
+    let other = filled(&roomy, LARGE, !value);
+    assert!(x.slice(LEN..2 * LEN).to_vec(&s).unwrap().iter().all(|&v| v == value));
+    drop(other);
 }
 
 /// A kernel of the program's own, ordered by it, and declared if it is the first on this stream: whether it was.
@@ -475,7 +511,40 @@ impl Machine {
                 }
                 *any_declared = true;
             }
+            Rare::Large { on, value } => large(gpu, &streams[on], value),
             _ if n == 0 => {}
+            Rare::Halves { what, on, value } => {
+                let (x, model) = &mut arrays[what % n];
+                let (mut low, high) = x.split_at_mut(LEN / 2);
+                let guard = high.write_on(&streams[on.0]).unwrap();
+                low.fill_bytes(value, &streams[on.1]).unwrap();
+                drop(guard);
+                model[..LEN / 2].fill(value);
+                *any_declared = true;
+            }
+            Rare::Panic { what, on, value } => {
+                let (x, model) = &mut arrays[what % n];
+                sim.panic_behind(Call::MemsetD8, 1);
+                let filled = catch_unwind(AssertUnwindSafe(|| x.fill_bytes(value, &streams[on])));
+                assert!(filled.is_err(), "the call panics: {filled:?}");
+                model.fill(value);
+                // Its end is stamped, as no marker could be made.
+                *any_declared = true;
+            }
+            Rare::Unanswered { what, on, value, other } => {
+                let (x, model) = &mut arrays[what % n];
+                // Kept for as long as the copy is not known to be done.
+                let source = Arc::new(filled(gpu, LEN, other));
+                drop(x.copy_from(source, &streams[on]).unwrap());
+                model.fill(other);
+                sim.fail(Call::EventQuery, 1, DriverErrorKind::Other);
+                let (y, model) = &mut arrays[(what + 1) % n];
+                y.fill_bytes(value, &streams[on]).unwrap();
+                model.fill(value);
+                sim.clear_faults();
+                // Somebody else's, who may have the source's memory if nobody keeps it.
+                drop(filled(gpu, LEN, value));
+            }
             Rare::Guard { what, on, part: (a, b), value, marked, forget } => {
                 let (x, model) = &mut arrays[what % n];
                 guarded(sim, x, &streams[on], (a, b), value, (marked, forget));

@@ -9,12 +9,13 @@ use millpond::driver::sim::{Call, Sim};
 use millpond::heap::{ChunkId, ChunkState, Heap, Kind, Taken, Want};
 use millpond::order::{Access, Clock, Entry, InFlight, Pending, TimelineId, Uses};
 use millpond::trace::{Event as Happening, Sink};
-use millpond::units::{Addr, Epoch, GIB, Granules, MIB, SegmentId};
+use millpond::units::{Addr, Epoch, GIB, Granules, KIB, MIB, SegmentId};
 use millpond::{
     Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, Policy, RawAllocation, Reuse, Trim,
 };
 use rig::{all_back, all_clean, check, late, on, write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -330,17 +331,21 @@ fn the_largest_range_aligned_is_out_of_memory() {
     all_clean(&sim, gpu);
 }
 
-/// An idle pinned segment goes back for a larger one, and where that is too large still, the limit is the reason given.
+/// An idle pinned segment that is in the way stays until a trim, and the limit is the reason given, before it and where
+/// the request is too large still.
 #[test]
-fn a_pinned_request_past_the_limit_gives_back_what_is_idle_and_says_limit() {
+fn a_pinned_request_past_the_limit_keeps_what_is_idle_and_says_limit() {
     let sim = late();
     let gpu = on(&sim, Config::default().pinned_limit(128 * MIB));
     let (kept, idle) = (gpu.alloc_pinned(64 * MIB).unwrap(), gpu.alloc_pinned(64 * MIB).unwrap());
     drop(idle);
-    let refused = gpu.alloc_pinned(100 * MIB).unwrap_err();
-    let facts = refused.out_of_memory().expect("out of memory");
-    assert_eq!((facts.report.limit, facts.report.taken), (Some(128 * MIB), 64 * MIB));
-    assert!(facts.driver.is_none(), "{refused}");
+    for taken in [128 * MIB, 64 * MIB] {
+        let refused = gpu.alloc_pinned(100 * MIB).unwrap_err();
+        let facts = refused.out_of_memory().expect("out of memory");
+        assert_eq!((facts.report.limit, facts.report.taken), (Some(128 * MIB), taken));
+        assert!(facts.driver.is_none(), "{refused}");
+        gpu.trim(Trim::All).unwrap();
+    }
     drop(kept);
     all_clean(&sim, gpu);
 }
@@ -521,4 +526,79 @@ fn an_allocation_goes_through_words_and_back() {
     all_clean(&sim, gpu);
     assert!(matches!("6GiB".parse(), Ok(Limit::Bytes(n)) if n == 6 * GIB));
     assert!("much".parse::<Limit>().is_err_and(|e| e.to_string().contains("much")));
+}
+
+/// Rows without elements lie anywhere: their pitch is no distance that anybody goes.
+#[test]
+fn rows_without_elements_may_have_any_pitch() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let mut x = gpu.zeros::<f64>(8, &s).unwrap();
+    for rows in [0, 1, 2, usize::MAX] {
+        let (mut y, pitch) = (gpu.zeros::<f64>(8, &s).unwrap(), usize::MAX);
+        let plane = x.view().plane(rows, 0, pitch).unwrap();
+        assert_eq!(plane.to_pinned(&s).unwrap().wait().unwrap().len(), 0);
+        y.view_mut().plane(rows, 0, pitch).unwrap().copy_from_plane(&plane, &s).unwrap();
+        let nothing = gpu.pinned_uninit::<f64>([rows, 0]).unwrap();
+        let sent = x.view_mut().plane(rows, 0, pitch).unwrap().copy_from(nothing, &s);
+        assert_eq!(sent.unwrap().wait().unwrap().len(), 0);
+    }
+    drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+/// An allocation of no bytes has the alignment that was asked for.
+#[test]
+fn nothing_is_aligned_too() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    for align in (0..=30).map(|shift| 1u64 << shift) {
+        let x = gpu.alloc_aligned(0, align, &s).unwrap();
+        assert!(x.address().0 != 0 && x.address().0.is_multiple_of(align), "{} for {align}", x.address());
+    }
+    drop(s);
+    all_clean(&sim, gpu);
+}
+
+/// Events that nobody was told of are counted where the program looks.
+#[test]
+fn lost_events_are_shown() {
+    struct Count(AtomicU64);
+    impl Sink for Count {
+        fn event(&self, _: u64, _: &Happening) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let sink = Arc::new(Count(AtomicU64::new(0)));
+    let gpu = on(&Sim::new(GIB), Config::default().sink(sink.clone()));
+    let s = gpu.stream().unwrap();
+    assert_eq!(gpu.report().events_lost, 0);
+    assert!(!gpu.report().to_string().contains("lost"));
+    let many: Vec<_> = (0..(1 << 16) + 100).map(|_| gpu.alloc(512, &s).unwrap()).collect();
+    gpu.deliver_events();
+    let before = sink.0.load(Ordering::Relaxed);
+    drop(many);
+    let report = gpu.report();
+    assert_eq!(report.events_lost, 100);
+    assert!(report.to_string().contains("events      100 lost"), "{report}");
+    assert!(report.to_json().contains("\"events_lost\":100"));
+    gpu.deliver_events();
+    assert_eq!(sink.0.load(Ordering::Relaxed) - before, 1 << 16, "the others are told");
+}
+
+/// A refused `free_on` gives the allocation back, alive and unrecorded.
+#[test]
+fn a_refused_free_gives_the_allocation_back() {
+    let sim = late();
+    let (gpu, other) = (on(&sim, Config::default()), on(&Sim::new(GIB), Config::default()));
+    let (s, far) = (gpu.stream().unwrap(), other.stream().unwrap());
+    let x = gpu.alloc(KIB, &s).unwrap();
+    let id = x.id();
+    let (x, error) = x.free_on(&far).unwrap_err();
+    assert!(matches!(error, Error::WrongDevice { .. }), "{error}");
+    assert_eq!((x.id(), gpu.report().total.live), (id, 1));
+    drop((x, s));
+    all_clean(&sim, gpu);
 }

@@ -437,8 +437,8 @@ fn a_stream_that_was_let_go_is_waited_for_too() {
         let home = gpu.stream().expect("a stream");
         let Given { theirs, ours } = given(&rig, &gpu, Adopted);
         drop(ours);
-        // Something that looks after closed streams.
-        drop(gpu.uninit::<u32>(1, &home).expect("memory"));
+        // A miss, which looks after closed streams.
+        drop(gpu.uninit::<u32>(WORDS, &home).expect("memory"));
         let shared = sevens(&gpu, &home);
         let at = shared.address().0;
         let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");

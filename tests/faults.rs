@@ -38,7 +38,7 @@ fn play(scenario: &Scenario, stage: &mut Stage) -> Result<(), Stop> {
 
 /// The run in which nothing fails: how many calls it makes, and that it gets where it claims to.
 fn good_run(scenario: &Scenario, schedule: Schedule) -> u64 {
-    let mut stage = Stage::new((scenario.config)(), schedule);
+    let mut stage = Stage::new(scenario, schedule);
     assert!(play(scenario, &mut stage).is_ok(), "{}: the good run stopped", scenario.name);
     let report = stage.gpu().report();
     assert!((scenario.reached)(&report), "{}: does not get where it claims to:\n{report}", scenario.name);
@@ -50,7 +50,7 @@ fn good_run(scenario: &Scenario, schedule: Schedule) -> u64 {
 
 /// Call `k` of a run fails; afterwards everything is as it should be. Gives what destructors met.
 fn faulty_run(scenario: &Scenario, k: u64, kind: Kind) -> End {
-    let mut stage = Stage::new((scenario.config)(), Schedule::Latest);
+    let mut stage = Stage::new(scenario, Schedule::Latest);
     stage.story = format!("{}: call {k} fails with {kind:?}", scenario.name);
     stage.planted = Some(kind);
     stage.sim.fail_call(k, kind);
@@ -86,7 +86,7 @@ fn every_call_fails_once_with_every_kind() {
 #[test]
 fn good_runs_on_a_quick_device() {
     for scenario in SCENARIOS {
-        let mut stage = Stage::new((scenario.config)(), Schedule::Earliest);
+        let mut stage = Stage::new(scenario, Schedule::Earliest);
         assert!(play(scenario, &mut stage).is_ok());
         assert_eq!((stage.errors, stage.end(scenario.name)), (0, End::default()));
     }
@@ -99,7 +99,7 @@ fn events_that_are_not_ready_for_a_while() {
     for scenario in SCENARIOS {
         for times in [1, 2, 3, 5, 8, 1000] {
             for schedule in [Schedule::Latest, Schedule::Earliest] {
-                let mut stage = Stage::new((scenario.config)(), schedule);
+                let mut stage = Stage::new(scenario, schedule);
                 stage.story = format!("{}: {times} times not ready under {schedule:?}", scenario.name);
                 stage.unready = true;
                 stage.sim.not_ready(times);
@@ -120,7 +120,7 @@ fn a_context_lost_at_every_call() {
     for scenario in SCENARIOS {
         let calls = good_run(scenario, Schedule::Latest);
         for k in 1..=calls {
-            let mut stage = Stage::new((scenario.config)(), Schedule::Latest);
+            let mut stage = Stage::new(scenario, Schedule::Latest);
             let made = stage.sim.call_count();
             stage.story = format!("{}: the context is lost at call {k}", scenario.name);
             stage.planted = Some(Kind::ContextLost);
@@ -144,7 +144,7 @@ fn pairs_of_calls_fail() {
         let calls = good_run(scenario, Schedule::Latest);
         for first in 1..calls {
             for second in first + 1..=calls + 2 {
-                let mut stage = Stage::new((scenario.config)(), Schedule::Latest);
+                let mut stage = Stage::new(scenario, Schedule::Latest);
                 stage.story = format!("{}: calls {first} and {second} fail", scenario.name);
                 stage.planted = Some(Kind::Other);
                 stage.keep_faults = true;

@@ -5,8 +5,14 @@
 
 #[path = "lifetimes/adoption.rs"]
 mod adoption;
+#[path = "lifetimes/bounds.rs"]
+mod bounds;
 #[path = "lifetimes/callbacks.rs"]
 mod callbacks;
+#[path = "lifetimes/default_streams.rs"]
+mod default_streams;
+#[path = "lifetimes/disturbed.rs"]
+mod disturbed;
 #[path = "lifetimes/knobs.rs"]
 mod knobs;
 #[path = "lifetimes/orders.rs"]

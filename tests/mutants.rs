@@ -1,5 +1,6 @@
 //! The suite against planted bugs: every bug of DESIGN.md's zoo is noticed, by a scenario of its own and, if it is one of
-//! order, by random programs within 10,000 operations. `.ci/mutants` builds and runs this.
+//! order, by random programs within 10,000 operations, and by all small programs or not by these, with the reason. `.ci/mutants`
+//! builds and runs this.
 //!
 //! In ordinary builds there is nothing to plant and nothing here.
 
@@ -8,10 +9,14 @@
 #[path = "arrays.rs"]
 mod arrays;
 mod cases;
+mod worlds;
 
 use millpond::mutant::{self, Bug};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use worlds::arrays::Arrays;
+use worlds::blocks::{Blocks, Second};
+use worlds::ranges::Ranges;
 
 /// A good generator finds each bug of order within so many operations.
 const WITHIN: usize = 10_000;
@@ -31,17 +36,91 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::LineUnlinked, "a second pool for one stream costs memory and breaks nothing"),
     (Bug::DueDropped, "it costs memory and breaks nothing"),
     (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
+    (Bug::RequestTrims, "it costs time, which no judge of order sees"),
     (Bug::HintNeverRaised, "it costs memory and breaks nothing"),
-    (Bug::ArrayUnsealed, "the programs of arrays have no faults"),
+    (Bug::ArrayUnsealed, "the programs of arrays fail no marker"),
     (Bug::ScrubSkipped, "the programs do not scrub"),
     (Bug::ScrubUnborn, "the programs do not scrub"),
 ];
 
+/// Bugs that the exhaustive search does not look for, and why.
+const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
+    (
+        &[
+            Bug::Z17,
+            Bug::Z18,
+            Bug::Z32,
+            Bug::Z37,
+            Bug::Z38,
+            Bug::Z39,
+            Bug::CopyLate,
+            Bug::LearnLate,
+            Bug::DevicePromiseLate,
+            Bug::CoverOther,
+            Bug::CoverTie,
+        ],
+        "calls are whole in the programs, nobody stands still in one",
+    ),
+    (&[Bug::Z5], "the programs make no threads' default streams"),
+    (&[Bug::Z12], "the programs have one device"),
+    (&[Bug::Z4, Bug::LineUnlinked], "the programs adopt no streams of others"),
+    (&[Bug::ScrubSkipped, Bug::ScrubUnborn], "the programs do not scrub"),
+    (&[Bug::ForeignAtOnce], "the programs bring in no memory of others"),
+    (&[Bug::CopyEmpty, Bug::DueDropped, Bug::HintNeverRaised], "it costs memory and breaks nothing"),
+    (&[Bug::TrimPending, Bug::RequestTrims], "it costs time, which no judge of order sees"),
+    (&[Bug::IndependentWaits], "the programs have no independent streams"),
+    (&[Bug::UnclaimForgotten], "the device refuses no growth in the programs"),
+    (&[Bug::PutBackComplete, Bug::ContextDueLost], "only programs of arrays have faults"),
+    (&[Bug::Z21], "the programs record each use right before its kernel"),
+    (&[Bug::UnknownPlain], "the programs record every use"),
+    (&[Bug::OpenForgotten], "what it keeps goes with the allocator, as each program ends"),
+    (&[Bug::WaitProvesNewest], "the host waits for no token before a program's end"),
+    (
+        &[Bug::Z13, Bug::LineRetiredEarly, Bug::ClosedAdmits, Bug::ClosedDrainsOrdered],
+        "it survives all of four blocks' operations, and of five there are 2,893,900",
+    ),
+    (&[Bug::Z36], "it survives all of the range's six operations, and of seven there are 456,579"),
+    (
+        &[Bug::MergeBothForgets],
+        "it takes nine operations on the range, for three neighbours in three states; of eight there are 7,992,234",
+    ),
+    (&[Bug::Z34], "the programs record no use until an event of theirs"),
+    (
+        &[Bug::ArrayOpenUnseen, Bug::ArrayWholeForgetsOpen],
+        "the programs of arrays declare no work of somebody's own",
+    ),
+    (&[Bug::ArrayCoverAny], "on two streams an operation has one other to wait for"),
+];
+
 /// Bugs that only operations on arrays, guards, tokens and foreign memory can show: programs of arrays look for them.
 fn is_of_arrays(bug: Bug) -> bool {
-    use Bug::{ForeignAtOnce, GuardSealedEarly, KeeperAtOnce, Z33, Z35};
-    matches!(bug, Z33 | Z35 | ForeignAtOnce | GuardSealedEarly | KeeperAtOnce)
+    use Bug::{
+        ForeignAtOnce, GuardSealedEarly, KeeperAtOnce, KeeperErrorDone, LargeSourceUnseen, PanicUnsealed,
+        PartForgetsHome, Z33, Z35,
+    };
+    matches!(bug, Z33 | Z35 | ForeignAtOnce | GuardSealedEarly | KeeperAtOnce | KeeperErrorDone)
+        || matches!(bug, LargeSourceUnseen | PanicUnsealed | PartForgetsHome)
         || bug.name().starts_with("array-")
+}
+
+/// Bugs that only an operation with several operands can show, while another thread orders its streams: programs by threads look
+/// for them.
+fn is_of_threads(bug: Bug) -> bool {
+    matches!(bug, Bug::CoverOther | Bug::CoverTie)
+}
+
+/// The program of a seed that may show a bug; of each kind in turn for none.
+fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
+    let kind = match bug {
+        None => seed % 3,
+        Some(bug) if is_of_threads(bug) => 2,
+        Some(bug) => is_of_arrays(bug).into(),
+    };
+    match kind {
+        0 => cases::random::run(seed),
+        1 => arrays::program(seed),
+        _ => cases::threads::run(seed),
+    }
 }
 
 /// Panics are what some bugs lead to: they are caught, and say nothing on the way.
@@ -87,6 +166,45 @@ fn killed(case: &cases::Case, bug: Bug) -> Result<(), String> {
     }
 }
 
+/// What the exhaustive search goes through until a program is not judged right: families (`tests/worlds`) and lengths of programs.
+/// Bugs of arrays are looked for among programs of arrays.
+const SEARCHED: &[(&str, usize)] = &[
+    ("array", 2),
+    ("range", 3),
+    ("blocks", 3),
+    ("array", 3),
+    ("range", 4),
+    ("range", 5),
+    ("range", 6),
+    ("blocks", 4),
+    ("array", 4),
+];
+/// The first of them take a second.
+const SHORTER: usize = 6;
+
+/// What the exhaustive search takes to find a bug, or to find right code wrong: the family, the length, the number of the program;
+/// and what was said.
+///
+/// Right code is judged by the shorter programs here; `tests/small_worlds.rs` judges it by all.
+fn exhaustive(bug: Option<Bug>) -> Option<(String, String)> {
+    let _planted = mutant::plant(bug);
+    let searched = if bug.is_none() { &SEARCHED[..SHORTER] } else { SEARCHED };
+    let searched = searched.iter().filter(|(family, _)| !bug.is_some_and(is_of_arrays) || *family == "array");
+    searched.copied().find_map(|(family, length)| {
+        let (programs, wrong) = match family {
+            "array" => worlds::first_wrong(&Arrays, length),
+            "range" => worlds::first_wrong(&Ranges, length),
+            _ => worlds::first_wrong(&Blocks(Second::new()), length),
+        };
+        wrong.map(|e| (format!("{family} {length}: {programs}"), e))
+    })
+}
+
+/// Why the exhaustive search does not look for a bug, if it does not.
+fn not_exhaustive(bug: Bug) -> Option<&'static str> {
+    NOT_EXHAUSTIVE.iter().find(|(bugs, _)| bugs.contains(&bug)).map(|(_, why)| *why)
+}
+
 /// What passes, what fails before it came to its point, and what fails by itself has found nothing.
 #[test]
 fn a_scenario_that_fails_for_another_reason_finds_nothing() {
@@ -130,8 +248,7 @@ fn random(bug: Option<Bug>, search: u64) -> Option<(usize, String)> {
     let _planted = mutant::plant(bug);
     let mut operations = 0;
     for seed in search << 32.. {
-        let of_arrays = bug.map_or(seed % 2 == 0, is_of_arrays);
-        let (made, outcome) = if of_arrays { arrays::program(seed) } else { cases::random::run(seed) };
+        let (made, outcome) = program(bug, seed);
         operations += made;
         mutant::forget_points();
         if let Err(e) = outcome {
@@ -161,7 +278,14 @@ fn every_planted_bug_is_found() {
                 missed.push(format!("right code fails a random program: {e}"));
             }
         }
-        for &bug in Bug::CORE {
+        if let Some((program, e)) = exhaustive(None) {
+            missed.push(format!("right code fails a small program, {program}: {e}"));
+        }
+        // `MILLPOND_ONLY=z8,z9` looks for those only.
+        let only = std::env::var("MILLPOND_ONLY").ok();
+        let wanted =
+            |bug: &Bug| only.as_deref().is_none_or(|names| names.split(',').any(|n| n == bug.name()));
+        for &bug in Bug::CORE.iter().filter(|bug| wanted(bug)) {
             // An abort or a hang names its bug.
             let _ = write!(std::io::stderr(), "{bug} ");
             let mut killers = Vec::new();
@@ -194,14 +318,33 @@ fn every_planted_bug_is_found() {
                     "-".to_owned()
                 }
             };
-            let _ = writeln!(table, "| {bug} | {} | {} | {after} |", bug.what(), killers.join("; "));
+            let exhausted = match not_exhaustive(bug) {
+                Some(why) => format!("no: {why}"),
+                None => {
+                    if let Some((program, said)) = exhaustive(Some(bug)) {
+                        if std::env::var_os("MILLPOND_LOUD").is_some() {
+                            let _ = writeln!(std::io::stderr(), "{bug}: {program}\n{said}");
+                        }
+                        program
+                    } else {
+                        missed.push(format!("{bug} ({}) survives every small program", bug.what()));
+                        "-".to_owned()
+                    }
+                }
+            };
+            let _ = writeln!(
+                table,
+                "| {bug} | {} | {} | {after} | {exhausted} |",
+                bug.what(),
+                killers.join("; ")
+            );
         }
         (table, missed)
     });
     // Past the test harness, which shows what a passing test prints to nobody.
     let _ = writeln!(
         std::io::stderr(),
-        "\n| bug | what is wrong | scenario | random operations |\n|---|---|---|---|\n{table}"
+        "\n| bug | what is wrong | scenario | random operations | small programs |\n|---|---|---|---|---|\n{table}"
     );
     assert!(missed.is_empty(), "{} misses:\n{}", missed.len(), missed.join("\n"));
 }
@@ -217,7 +360,9 @@ fn untold(bug: Bug, cases: &[cases::Case], text: &str) -> Option<String> {
     }
     let killers: Vec<_> = cases.iter().filter(|c| c.kills.contains(&bug.name())).map(|c| c.name).collect();
     let columns: Vec<_> = rest.split('|').map(str::trim).collect();
-    let [scenario, random, _] = columns[..] else { return Some(format!("{bug} has other columns")) };
+    let [scenario, random, exhausted, _] = columns[..] else {
+        return Some(format!("{bug} has other columns"));
+    };
     if scenario != killers.join("; ") {
         return Some(format!("{bug} is found by {:?}, not {scenario:?}", killers.join("; ")));
     }
@@ -225,7 +370,17 @@ fn untold(bug: Bug, cases: &[cases::Case], text: &str) -> Option<String> {
         Some((_, why)) => random == format!("directed only: {why}"),
         None => random.parse().is_ok_and(|n: usize| (1..=WITHIN).contains(&n)),
     };
-    (!right).then(|| format!("{bug}: random programs are not said to do this: {random:?}"))
+    if !right {
+        return Some(format!("{bug}: random programs are not said to do this: {random:?}"));
+    }
+    let right = match not_exhaustive(bug) {
+        Some(why) => exhausted == format!("no: {why}"),
+        None => SEARCHED.iter().any(|(family, length)| {
+            let number = exhausted.strip_prefix(&format!("{family} {length}: "));
+            number.is_some_and(|n| n.parse().is_ok_and(|n: usize| n > 0))
+        }),
+    };
+    (!right).then(|| format!("{bug}: small programs are not said to do this: {exhausted:?}"))
 }
 
 /// DESIGN.md's chapter names every bug, the scenarios that find it, and whether random programs do.
@@ -245,18 +400,25 @@ fn a_zoo_told_wrongly_is_noticed() {
         untold(bug, core::slice::from_ref(&case), &format!("| {bug} | {} |{rest}", bug.what()))
     };
     let (_, why) = DIRECTED_ONLY[0];
-    assert_eq!(told(Bug::Z5, &format!(" two streams | directed only: {why} |")), None);
-    assert_eq!(told(Bug::Z8, " two streams | 192 |"), None);
+    let no = format!("no: {}", not_exhaustive(Bug::Z5).expect("a reason"));
+    assert_eq!(told(Bug::Z5, &format!(" two streams | directed only: {why} | {no} |")), None);
+    assert_eq!(told(Bug::Z8, " two streams | 192 | range 5: 73 |"), None);
     for (bug, rest) in [
-        (Bug::Z8, " | 192 |"),
-        (Bug::Z8, " two streams; three | 192 |"),
-        (Bug::Z9, " two streams | 54 |"),
+        (Bug::Z8, " | 192 | range 5: 73 |"),
+        (Bug::Z8, " two streams; three | 192 | range 5: 73 |"),
+        (Bug::Z9, " two streams | 54 | range 5: 73 |"),
         (Bug::Z8, " two streams |"),
-        (Bug::Z8, " two streams | - |"),
-        (Bug::Z8, " two streams | 10001 |"),
-        (Bug::Z8, " two streams | directed only: nobody looked |"),
-        (Bug::Z5, " two streams | 12 |"),
-        (Bug::Z5, " two streams | directed only |"),
+        (Bug::Z8, " two streams | 192 |"),
+        (Bug::Z8, " two streams | - | range 5: 73 |"),
+        (Bug::Z8, " two streams | 10001 | range 5: 73 |"),
+        (Bug::Z8, " two streams | directed only: nobody looked | range 5: 73 |"),
+        (Bug::Z8, " two streams | 192 | - |"),
+        (Bug::Z8, " two streams | 192 | range 9: 73 |"),
+        (Bug::Z8, " two streams | 192 | range 5: 0 |"),
+        (Bug::Z8, " two streams | 192 | no: nobody looked |"),
+        (Bug::Z5, &format!(" two streams | 12 | {no} |")),
+        (Bug::Z5, &format!(" two streams | directed only | {no} |")),
+        (Bug::Z5, &format!(" two streams | directed only: {why} | array 2: 3 |")),
     ] {
         assert!(told(bug, rest).is_some(), "{bug}:{rest}");
     }

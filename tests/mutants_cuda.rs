@@ -60,7 +60,6 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "on_fake_cuda::early::mapping::contents_survive_a_move",
         ],
     ),
-    (Bug::CudaKeeperPutsBack, &["cudarc_types::doors::what_is_in_hand_when_the_keeper_closes_is_waited_for"]),
     (Bug::CudaLentEndsEarly, &["cudarc_types::hazard_1_both_readers_are_waited_for"]),
     (
         Bug::CudaBlockingStream,

@@ -104,17 +104,29 @@ fn parity_limit_five_plus_one() {
     all_clean(&sim, gpu);
 }
 
-/// Free, but in pieces that no request fits: given back to make room, since everything is complete.
+/// Free, but in pieces that no request fits: given back to make room, since everything is complete. Ours gives plain memory
+/// back in a trim only, because that waits for the device; memory whose frees do not wait, by itself.
 #[test]
 fn parity_fragmented_limit() {
-    let (sim, gpu, s) = one(parity().limit(Limit::Bytes(10 * UNIT)));
-    let kept = gpu.alloc(2 * UNIT, &s).unwrap();
-    drop([0; 4].map(|_| gpu.alloc(UNIT, &s).unwrap()));
-    drop((gpu.alloc(4 * UNIT, &s).unwrap(), gpu.alloc(3 * UNIT, &s).unwrap()));
-    let big = gpu.alloc(8 * UNIT, &s).unwrap();
-    assert_eq!(gpu.report().taken, 10 * UNIT);
-    drop((kept, big, s));
-    all_clean(&sim, gpu);
+    for waiting_frees in [true, false] {
+        let sim = Sim::new(GIB).waiting_frees(waiting_frees);
+        let gpu = on(&sim, parity().limit(Limit::Bytes(10 * UNIT)));
+        let s = gpu.stream().unwrap();
+        let alloc = |units: u64, in_the_way: u64| {
+            if waiting_frees {
+                assert!(gpu.alloc(units * UNIT, &s).unwrap_err().out_of_memory().is_some());
+                assert_eq!(gpu.trim(Trim::All).unwrap().bytes, in_the_way * UNIT);
+            }
+            gpu.alloc(units * UNIT, &s).unwrap()
+        };
+        let kept = gpu.alloc(2 * UNIT, &s).unwrap();
+        drop([0; 4].map(|_| gpu.alloc(UNIT, &s).unwrap()));
+        drop((gpu.alloc(4 * UNIT, &s).unwrap(), alloc(3, 4)));
+        let big = alloc(8, 7);
+        assert_eq!(gpu.report().taken, 10 * UNIT);
+        drop((kept, big, s));
+        all_clean(&sim, gpu);
+    }
 }
 
 #[test]
@@ -416,3 +428,32 @@ fn parity_stream_destroyed_before_its_arrays() {
     drop((y, z, keep));
     all_clean(&sim, gpu);
 }
+
+/// The tests again, for `tests/soak.rs`, which runs each for ever.
+#[allow(dead_code, unreachable_pub, reason = "read by another test")]
+pub(crate) const AGAIN: &[(&str, fn())] = &[
+    ("parity_rounding", parity_rounding),
+    ("parity_split_tree_merges_back_in_both_drop_orders", parity_split_tree_merges_back_in_both_drop_orders),
+    ("parity_live_chunks_are_distinct", parity_live_chunks_are_distinct),
+    ("parity_split_order_head_then_tail", parity_split_order_head_then_tail),
+    ("parity_limit_five_plus_one", parity_limit_five_plus_one),
+    ("parity_fragmented_limit", parity_fragmented_limit),
+    ("parity_reuse_of_the_same_address", parity_reuse_of_the_same_address),
+    ("parity_no_reuse_across_streams_unless_ordered", parity_no_reuse_across_streams_unless_ordered),
+    ("parity_trim_whole_split_one_stream_all", parity_trim_whole_split_one_stream_all),
+    ("parity_bytes_per_stream", parity_bytes_per_stream),
+    (
+        "parity_limits_by_size_and_fraction_and_their_errors",
+        parity_limits_by_size_and_fraction_and_their_errors,
+    ),
+    ("parity_environment_limit", parity_environment_limit),
+    ("parity_zero_size_unpooled", parity_zero_size_unpooled),
+    ("parity_knob_cross_stream_reuse_never", parity_knob_cross_stream_reuse_never),
+    ("parity_knob_exact_growth", parity_knob_exact_growth),
+    ("parity_knob_accounting_at_drop", parity_knob_accounting_at_drop),
+    ("parity_knob_remainders_down_to_a_granule", parity_knob_remainders_down_to_a_granule),
+    ("parity_knob_trim_keeps_split_addresses", parity_knob_trim_keeps_split_addresses),
+    ("parity_eight_threads_random_sizes_with_trims", parity_eight_threads_random_sizes_with_trims),
+    ("parity_replay_of_rmm_logs", parity_replay_of_rmm_logs),
+    ("parity_stream_destroyed_before_its_arrays", parity_stream_destroyed_before_its_arrays),
+];

@@ -104,6 +104,8 @@ fn running_ahead_and_late_schedules() {
             (200, Schedule::Latest),
             (200, Schedule::Earliest),
             (50, Schedule::Random(3)),
+            (u64::MAX, Schedule::Earliest),
+            (u64::MAX, Schedule::Random(3)),
         ] {
             let deal = Deal { run_ahead, ..dealt(4, 0.2) };
             let config = Config::default().policy(policy);
@@ -139,7 +141,9 @@ fn under_pressure_every_rung_keeps_the_order() {
         assert_eq!((o.violations, o.mismatches), (0, 0), "{}", o.verdict);
         assert!(o.lost.is_nothing());
         assert!(o.peak_taken_bytes <= peak * 5 / 4);
-        assert!(o.report.ladder.lend_with_wait.tried + o.report.ladder.trim.tried > 0, "no pressure at all");
+        // A request gives no plain memory back: where it may not have its stream wait, the host waits.
+        let ladder = o.report.ladder;
+        assert!(ladder.lend_with_wait.tried + ladder.wait.tried > 0, "no pressure at all");
     }
 }
 
@@ -187,6 +191,7 @@ fn a_limit_too_small_ends_it_with_the_facts() {
         let failure = o.failure.as_ref().unwrap();
         assert!(failure.out_of_memory && failure.message.contains("limit 64.0 MiB"), "{failure}");
         assert!(failure.call > 0 && failure.bytes > 0);
+        assert_eq!(o.taken_over_live, None, "a part of the trace ran: there is no ratio to its whole peak");
         assert!(!o.is_clean());
         assert!(o.lost.is_nothing() && o.violations == 0 && o.mismatches == 0, "and nothing else is wrong");
         assert!(o.calls < 3000);

@@ -534,3 +534,29 @@ fn reuse_never_keeps_pools_apart() {
     drop((a, b));
     all_clean(&sim, gpu);
 }
+
+/// The tests again, for `tests/soak.rs`, which runs each for ever.
+#[allow(dead_code, unreachable_pub, reason = "read by another test")]
+pub(crate) const AGAIN: &[(&str, fn())] = &[
+    ("s08_read_before_copy_detected", s08_read_before_copy_detected),
+    ("s16_mutate_pinned_in_flight", s16_mutate_pinned_in_flight),
+    ("s17_drop_pinned_in_flight", s17_drop_pinned_in_flight),
+    ("t06_best_fit_takes_a_quarter_on_varying_lengths", t06_best_fit_takes_a_quarter_on_varying_lengths),
+    ("t10_same_stream_early_reuse_ok", t10_same_stream_early_reuse_ok),
+    ("t11_two_streams_one_pool_is_caught", t11_two_streams_one_pool_is_caught),
+    ("t12_pool_per_stream", t12_pool_per_stream),
+    ("t13_cross_stream_reclaim", t13_cross_stream_reclaim),
+    ("t16_default_stream_waits_only_for_blocking", t16_default_stream_waits_only_for_blocking),
+    ("t17_shared_reader_two_streams", t17_shared_reader_two_streams),
+    ("g05_thread_hop", g05_thread_hop),
+    ("g06_wait_for_a_stream_or_an_event", g06_wait_for_a_stream_or_an_event),
+    ("h12_report_units", h12_report_units),
+    ("h13_profile_reuse_factor", h13_profile_reuse_factor),
+    ("c01_trim_one_stream_or_all", c01_trim_one_stream_or_all),
+    ("c02_limit_by_bytes_fraction_and_environment", c02_limit_by_bytes_fraction_and_environment),
+    ("c06_capturing_stream_refused_others_go_on", c06_capturing_stream_refused_others_go_on),
+    ("c07_ptds_identity", c07_ptds_identity),
+    ("c08_json_lines_hook", c08_json_lines_hook),
+    ("a_use_behind_the_recorded_event_is_the_programs", a_use_behind_the_recorded_event_is_the_programs),
+    ("reuse_never_keeps_pools_apart", reuse_never_keeps_pools_apart),
+];

@@ -7,8 +7,13 @@
 
 #![cfg(shuttle)]
 
+// It plants bugs, and `.ci/shuttle` builds what can.
+#[cfg(millpond_mutants)]
+#[path = "threads_shuttle/operands.rs"]
+mod operands;
 mod rig;
 
+use millpond::driver::Memory;
 use millpond::driver::sim::{Schedule, Sim};
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
@@ -36,25 +41,26 @@ fn explore(program: fn()) {
     }
 }
 
-/// A device that runs its work early, late or anyhow: the checker chooses.
+/// A device that runs its work early, late or anyhow, and whose frees wait for all of it or for nothing: the checker chooses.
 fn device() -> Sim {
     let schedule = match thread_rng().gen_range(0..3) {
         0 => Schedule::Earliest,
         1 => Schedule::Latest,
         _ => Schedule::Random(thread_rng().gen_range(0..1 << 20)),
     };
-    Sim::new(64 * MIB).schedule(schedule)
+    Sim::new(64 * MIB).schedule(schedule).waiting_frees(thread_rng().gen_bool(0.5))
 }
 
 /// Every block is one segment, and there are just so many of them: whoever runs out of memory although it holds no
 /// more than its share was wronged.
-fn shares(blocks: u64) -> Config {
+fn shares(sim: &Sim, blocks: u64) -> Config {
     let policy = if thread_rng().gen_bool(0.5) { Policy::Latency } else { Policy::Footprint };
-    // Where no wait is inserted on the device, the host has to wait, for the right markers.
+    // Where no wait is inserted on the device, the host has to wait, for the right markers. Where nothing is lent either, one
+    // stream's memory serves another by way of the device, and a request gives none back where that waits for the device.
     let reuse = match thread_rng().gen_range(0..3) {
         0 => Reuse::WithWaits,
-        1 => Reuse::Ordered,
-        _ => Reuse::Never,
+        1 if !sim.free_waits_for_device() => Reuse::Never,
+        _ => Reuse::Ordered,
     };
     Config::default().growth(Growth::Exact).limit(Limit::Bytes(blocks * MIB)).policy(policy).reuse(reuse)
 }
@@ -110,7 +116,7 @@ fn work(gpu: &Allocator<Sim>, sim: &Sim, table: &Mutex<Vec<Parcel>>, steps: usiz
 
 fn together(threads: usize, steps: usize) {
     let sim = device();
-    let gpu = on(&sim, shares(threads as u64 + 2));
+    let gpu = on(&sim, shares(&sim, threads as u64 + 2));
     let table = Arc::new(Mutex::new(Vec::new()));
     let all = (0..threads)
         .map(|_| {
@@ -197,7 +203,7 @@ fn two_threads_of_one_stream_borrow() {
 fn a_request_beside_a_trim_is_never_out_of_memory() {
     explore(|| {
         let sim = device();
-        let gpu = on(&sim, shares(1));
+        let gpu = on(&sim, shares(&sim, 1));
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(MIB, &a).unwrap();
         write(&sim, &block, &a);
@@ -218,7 +224,7 @@ fn a_request_beside_a_trim_is_never_out_of_memory() {
 fn what_a_trim_puts_back_is_waited_for() {
     explore(|| {
         let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
-        let gpu = on(&sim, shares(1).reuse(Reuse::Ordered));
+        let gpu = on(&sim, shares(&sim, 1).reuse(Reuse::Ordered));
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(MIB, &a).unwrap();
         write(&sim, &block, &a);
@@ -241,7 +247,7 @@ fn what_a_trim_puts_back_is_waited_for() {
 fn what_is_freed_behind_a_request_is_found() {
     explore(|| {
         let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
-        let gpu = on(&sim, shares(2).reuse(Reuse::Ordered));
+        let gpu = on(&sim, shares(&sim, 2).reuse(Reuse::Ordered));
         let (a, b, c) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
         drop([gpu.alloc(MIB, &a).unwrap(), gpu.alloc(MIB, &b).unwrap()]);
         let other = {
@@ -318,7 +324,7 @@ fn one_of_two_trims_gives_the_segment_back() {
 fn nothing_returns_to_a_pool_that_was_swept_away() {
     explore(|| {
         let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
-        let gpu = on(&sim, shares(1));
+        let gpu = on(&sim, shares(&sim, 1));
         let gone = gpu.stream().unwrap();
         let block = gpu.alloc(MIB, &gone).unwrap();
         write(&sim, &block, &gone);
@@ -337,13 +343,41 @@ fn nothing_returns_to_a_pool_that_was_swept_away() {
     });
 }
 
+/// Two threads make streams, and with that gather what closed ones left and take their pools off the list: what the one
+/// moves does not enter a pool that the other takes away.
+#[test]
+fn two_threads_gather_what_closed_streams_left() {
+    explore(|| {
+        let sim = device();
+        let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)));
+        // A list as long as it may be without being looked at; the oldest would be who inherits.
+        drop((0..16).map(|_| gpu.stream().unwrap()).collect::<Vec<_>>());
+        let all = (0..2)
+            .map(|_| {
+                let gpu = gpu.clone();
+                thread::spawn(move || {
+                    for _ in 0..2 {
+                        let s = gpu.stream().unwrap();
+                        drop((gpu.alloc(MIB, &s).expect("its share"), s));
+                    }
+                })
+            })
+            .collect();
+        join(all);
+        gpu.check();
+        let s = gpu.stream().unwrap();
+        drop((gpu.alloc(MIB, &s).expect("stranded"), gpu.alloc(MIB, &s).expect("stranded"), s));
+        all_clean(&sim, gpu);
+    });
+}
+
 /// The host waits for the device while another thread synchronises, and a stream is gone: the numbers that the
 /// synchronise reserves must not be waited for on a stream that makes no more markers.
 #[test]
 fn waiting_beside_a_synchronise_with_a_closed_stream() {
     explore(|| {
         let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
-        let gpu = on(&sim, shares(1).reuse(Reuse::Ordered));
+        let gpu = on(&sim, shares(&sim, 1).reuse(Reuse::Ordered));
         let (gone, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(MIB, &gone).unwrap();
         write(&sim, &block, &gone);
@@ -391,7 +425,7 @@ fn the_last_handle_gives_everything_back_once() {
 fn a_stream_is_adopted_while_its_pool_closes() {
     explore(|| {
         let sim = device();
-        let gpu = on(&sim, shares(2));
+        let gpu = on(&sim, shares(&sim, 2));
         let native = sim.stream().unwrap();
         let s = gpu.adopt(native.clone()).unwrap();
         let block = gpu.alloc(MIB, &s).unwrap();

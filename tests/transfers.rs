@@ -449,9 +449,41 @@ fn d08_one_slow_stream_does_not_grow_the_pinned_pool() {
     let mut y = gpu.uninit::<u8>(n, &quick).unwrap();
     for _ in 0..200 {
         drop(y.copy_from(gpu.pinned_uninit(n).unwrap(), &quick).unwrap());
+        assert!(!sim.run_until_idle(), "the quick stream keeps pace, the gate stays");
     }
     let pinned = gpu.report().pinned.unwrap();
     assert_eq!(pinned.held_peak, 64 * MIB, "one segment");
     gate.open();
     sim.verdict().unwrap();
 }
+
+/// The tests again, for `tests/soak.rs`, which runs each for ever.
+#[allow(dead_code, unreachable_pub, reason = "read by another test")]
+pub(crate) const AGAIN: &[(&str, fn())] = &[
+    ("s03_pinned_copies_overlap_a_kernel", s03_pinned_copies_overlap_a_kernel),
+    ("s04_one_copy_stream_no_overlap", s04_one_copy_stream_no_overlap),
+    ("s05_pinned_arrays_have_a_shape", s05_pinned_arrays_have_a_shape),
+    ("s10_an_array_from_host_data_without_blocking", s10_an_array_from_host_data_without_blocking),
+    ("s11_a_copy_checks_the_shape", s11_a_copy_checks_the_shape),
+    ("s12_a_copy_to_the_host_without_blocking", s12_a_copy_to_the_host_without_blocking),
+    ("s13_a_copy_to_pageable_memory_blocks", s13_a_copy_to_pageable_memory_blocks),
+    ("t09_both_copies_and_a_kernel_at_once", t09_both_copies_and_a_kernel_at_once),
+    (
+        "p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait",
+        p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait,
+    ),
+    (
+        "p07_data_of_a_copy_to_the_host_come_behind_the_wait",
+        p07_data_of_a_copy_to_the_host_come_behind_the_wait,
+    ),
+    ("p08_work_on_the_copys_stream_comes_after_it", p08_work_on_the_copys_stream_comes_after_it),
+    ("p09_a_source_cannot_change_while_it_is_read", p09_a_source_cannot_change_while_it_is_read),
+    ("g07_pinned_batches_without_blocking", g07_pinned_batches_without_blocking),
+    ("h01_a_pinned_buffer_lives_until_its_copy_is_done", h01_a_pinned_buffer_lives_until_its_copy_is_done),
+    ("h02_a_copy_between_devices_keeps_both_ends", h02_a_copy_between_devices_keeps_both_ends),
+    ("data_are_waited_for_on_independent_streams_too", data_are_waited_for_on_independent_streams_too),
+    ("d02_an_array_dropped_under_a_reader", d02_an_array_dropped_under_a_reader),
+    ("d03_a_stream_dropped_with_work_pending", d03_a_stream_dropped_with_work_pending),
+    ("d07_a_pinned_request_takes_what_was_asked", d07_a_pinned_request_takes_what_was_asked),
+    ("d08_one_slow_stream_does_not_grow_the_pinned_pool", d08_one_slow_stream_does_not_grow_the_pinned_pool),
+];

@@ -58,3 +58,14 @@ fn right_code_passes_random_programs() {
         }
     }
 }
+
+/// The same of programs by several threads; nobody stands still here, so that their calls follow one another.
+#[test]
+fn right_code_passes_random_programs_by_threads() {
+    for seed in 0..200 {
+        let (_, outcome) = cases::threads::run(seed);
+        if let Err(e) = outcome {
+            panic!("{e}");
+        }
+    }
+}

@@ -29,7 +29,8 @@ pub(crate) fn run(args: &ReplayArgs, out: &mut Output) -> io::Result<Status> {
                 } else {
                     show(args, &outcome, of_a, out)?;
                 }
-                if outcome.is_clean() { Status::Clean } else { Status::Failed }
+                let served = outcome.refused == 0;
+                if outcome.is_clean() && served { Status::Clean } else { Status::Failed }
             }
             Err((status, what)) => {
                 complain(&what);

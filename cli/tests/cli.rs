@@ -116,7 +116,8 @@ fn a_broken_program_is_told_in_full_with_status_1() {
     assert_eq!(o.status.code(), Some(1));
     let text = out(&o);
     assert!(text.contains("VIOLATED"), "{text}");
-    assert!(text.contains("0 of them the allocator's") && text.contains("Missing edge: "), "{text}");
+    assert!(text.contains("none of them the allocator's"), "{text}");
+    assert!(text.contains("\n   where: call ") && text.contains("\n   missing edge: "), "{text}");
     assert!(!text.contains(" 0 violations in"));
 }
 
@@ -472,4 +473,39 @@ fn the_main_job_runs_on_the_cuda_backend() {
         command(&["replay", &log, "--device", "cuda:9"]).env("MILLPOND_LIBCUDA", &driver).output().unwrap();
     assert_eq!(missing.status.code(), Some(2));
     assert!(err(&missing).contains("device 9 was asked for, there"), "{}", err(&missing));
+}
+
+/// The help promises it: a request that failed is no success, of a program either.
+#[test]
+fn a_program_with_refused_requests_fails() {
+    let folder = folder("refused");
+    let program = "millpond trace 1\nstreams 1\nalloc b0 1MiB on s0\nalloc b1 8MiB on s0\nfree b0\n";
+    let path = file(&folder, "greedy.trace", program);
+    let o = millpond(&["replay", &path]);
+    assert_eq!(o.status.code(), Some(0), "{}{}", out(&o), err(&o));
+    for json in [false, true] {
+        let mut args = vec!["replay", &path, "--limit", "4MiB"];
+        args.extend(json.then_some("--json"));
+        let o = millpond(&args);
+        assert_eq!(o.status.code(), Some(1), "{}{}", out(&o), err(&o));
+        if json {
+            assert_eq!(serde_json::from_str::<Value>(&out(&o)).unwrap()["refused"], 1);
+        } else {
+            assert!(out(&o).contains("refused     1 request"), "{}", out(&o));
+        }
+    }
+}
+
+/// A value that is no text is not the same as none.
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let log = file(&folder("bytes"), "small.csv", LOG);
+    for name in ["MILLPOND_LIMIT", "MILLPOND_POLICY", "MILLPOND_WAIT_MS"] {
+        let value = std::ffi::OsStr::from_bytes(b"1\xFFMiB");
+        let o = command(&["replay", &log]).env(name, value).output().unwrap();
+        assert_eq!(o.status.code(), Some(2), "{}{}", out(&o), err(&o));
+        assert!(err(&o).contains(name) && err(&o).contains("expected text in UTF-8"), "{}", err(&o));
+    }
 }

@@ -1,17 +1,233 @@
-"""CuPy on millpond: `import millpond_cupy; millpond_cupy.install()`.
+"""CuPy on millpond: `import millpond_cupy; millpond_cupy.install()`, before streams are used.
 
-CuPy does not tell an allocator which streams use an array, so by default a freed array's bytes come back behind everything
-that its device holds at that moment: right without any annotation. A program that keeps to one stream, or that calls
-`record_use`, says `install(uses="own")` and gets bytes back in the order of the array's own stream.
+CuPy does not tell an allocator which streams use an array, but it has to make a stream current before it launches on it. So the
+package watches `use` and `with` of CuPy's streams, and a freed array's bytes come back behind every stream that was ever current on
+its device: no annotation is needed. `uses` says what a free waits for:
+
+    "known"  (the default) all streams that were ever current, the null stream among them, and those that ended since
+    "own"    the array's own stream, and what `record_use` was told: for programs that keep to one stream, or say it all
+    "any"    everything that the device holds, whoever queued it. It costs more, and while others capture graphs memory may be held
+
+What "known" does not see: work on a stream that was never current, such as a launch by another library on an array that it
+was given, or a copy with `stream=` of a stream that was never used otherwise. Say `pool.record_use(array, stream)` before the array is
+dropped. Nor does it see streams that other threads made current before the pool was made and on which they allocate nothing
+afterwards. The stream of an ExternalStream must live as long as that object. Per-thread default streams cannot be named by another
+thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
+
+While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
+pool behind its end; `held_frees` says how many wait so. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
+import collections
+import ctypes
+import os
+import sys
 import threading
 
-import cupy
+try:
+    import cupy
+except ImportError as _why:
+    raise ImportError("millpond_cupy needs CuPy, which cannot be imported: install cupy-cuda12x or its like") from _why
 import millpond
 
-_pools = {}
-_lock = threading.Lock()
+_LEGACY = (0, 1)
+_PER_THREAD = 2
+
+
+class _Known:
+    """The streams of a device that may use its arrays.
+
+    A CuPy stream is one of them from the first time that it is current until it ends. Before it ends, a stream of our own, which
+    is never destroyed, waits for it, and is named in its place. No finalizer runs on a stream that a free is about to name:
+    `lock` keeps other threads' away, and the own thread's, which the collector may start anywhere, are put off until the call
+    is over.
+    """
+
+    def __init__(self, device):
+        self.device = device
+        self.lock = threading.RLock()
+        self.join = None
+        # A stream ended and could not be waited for, or cannot be named from here.
+        self.lost = False
+        self._handles = {}
+        self._list = None
+        self._thread = None
+        self._naming = 0
+        self._late = []
+
+    def note(self, stream, pointer):
+        """The stream is current, or is about to be."""
+        if pointer in _LEGACY or self._handles.get(id(stream)) == pointer:
+            return
+        with self.lock:
+            if pointer == _PER_THREAD:
+                thread = _this_thread()
+                self.lost = self.lost or self._thread not in (None, thread)
+                self._thread = thread
+            else:
+                self._handles[id(stream)] = pointer
+            self._list = None
+
+    def naming(self, free):
+        """Runs `free` with the streams' handles as C has them, or None if they are not enough. All are alive until it returns."""
+        with self.lock:
+            self._naming += 1
+            try:
+                return free(self._names())
+            finally:
+                self._naming -= 1
+                while self._late and not self._naming:
+                    self._end(*self._late.pop())
+
+    def _names(self):
+        if self.lost or self._thread not in (None, _this_thread()):
+            return None
+        if self._list is None:
+            handles = {0, *self._handles.values()}
+            if self._thread is not None:
+                handles.add(_PER_THREAD)
+            if self.join is not None:
+                handles.add(self.join.ptr)
+            self._list = (ctypes.c_void_p * len(handles))(*handles)
+        return self._list
+
+    def end(self, stream, finish):
+        """A stream's finalizer: `finish` destroys it."""
+        with self.lock:
+            if self._naming:
+                self._late.append((stream, finish))
+            else:
+                self._end(stream, finish)
+
+    def _end(self, stream, finish):
+        try:
+            self._wait_for(stream)
+        except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
+            self.lost = True
+        self._handles.pop(id(stream), None)
+        self._list = None
+        finish(stream)
+
+    def _wait_for(self, stream):
+        if stream.is_capturing():
+            raise RuntimeError("its work is a graph's")
+        before = cupy.cuda.runtime.getDevice()
+        if before != self.device:
+            cupy.cuda.runtime.setDevice(self.device)
+        try:
+            if self.join is None:
+                self.join = cupy.cuda.Stream(non_blocking=True)
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+            self.join.wait_event(event)
+        finally:
+            if before != self.device:
+                cupy.cuda.runtime.setDevice(before)
+
+    def has(self, stream):
+        """Whether it was current once."""
+        return id(stream) in self._handles
+
+
+_known = {}
+_making = threading.RLock()
+_local = threading.local()
+# In a child that was forked from a process with this module.
+_child = False
+
+
+def _forked():
+    """A lock that another thread held at the fork is nobody's here: no finalizer may wait for it."""
+    global _child, _making
+    _child, _making = True, threading.RLock()
+    for known in list(_known.values()):
+        known.lock, known._naming = threading.RLock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _this_thread():
+    """What stands for this thread and never for a later one."""
+    try:
+        return _local.thread
+    except AttributeError:
+        _local.thread = object()
+        return _local.thread
+
+
+def _known_of(device):
+    return _known.get(device) or _known.setdefault(device, _Known(device))
+
+
+def _note(stream):
+    pointer = stream.ptr
+    if pointer not in _LEGACY:
+        device = stream.device_id
+        _known_of(cupy.cuda.runtime.getDevice() if device < 0 else device).note(stream, pointer)
+
+
+def _hook(holder, name, made):
+    """Puts `made(what is there)` in place of a method, once."""
+    there = getattr(holder, name, None)
+    if not hasattr(there, "_millpond"):
+        hooked = made(there)
+        hooked._millpond = True
+        hooked.__name__, hooked.__doc__ = name, getattr(there, "__doc__", None)
+        setattr(holder, name, hooked)
+
+
+def _current(there):
+    def hooked(self, *arguments, **named):
+        _note(self)
+        return there(self, *arguments, **named)
+
+    return hooked
+
+
+def _ending(there, _exiting=sys.is_finalizing):
+    finish = there or (lambda stream: None)
+
+    def hooked(self):
+        known = None
+        if not _exiting() and not _child:
+            known = next((k for k in list(_known.values()) if k.has(self)), None)
+        if known is None:
+            finish(self)
+        else:
+            known.end(self, finish)
+
+    return hooked
+
+
+def _watch():
+    """Hooks CuPy's streams."""
+    try:
+        for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
+            for name in ("use", "__enter__"):
+                # Where it is defined, so that other subclasses have it too.
+                holder = next(c for c in kind.__mro__ if name in vars(c))
+                _hook(holder, name, _current)
+            _hook(kind, "__del__", _ending)
+    except (AttributeError, StopIteration, TypeError) as why:
+        raise RuntimeError(f"the streams of this CuPy cannot be watched ({why}): say uses='any', or 'own'") from why
+
+
+def _default_is_per_thread():
+    """What is current on a thread that has chosen nothing."""
+    found = []
+
+    def ask():
+        try:
+            found.append(cupy.cuda.get_current_stream().ptr)
+        except Exception:  # No device: whoever asks next is told.
+            pass
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found == [_PER_THREAD]
 
 
 class _Owner:
@@ -23,77 +239,174 @@ class _Owner:
         self._free = free
         self.pointer = pointer
 
-    def __del__(self):
-        try:
-            self._free(self.pointer)
-        except Exception:  # At the end of the process there may be nothing left to call.
-            pass
+    def __del__(self, _exiting=sys.is_finalizing):
+        if not _exiting():
+            try:
+                self._free(self.pointer)
+            except Exception:  # In a forked child, or behind the end of everything: nobody is there to be told.
+                pass
 
 
-class _Pinned:
-    """Pinned memory as CuPy's pointers hold it. Nobody told which copies use it, so it comes back behind everything."""
+class _Pinned(_Owner):
+    """Pinned memory as CuPy's pointers hold it. Nobody told which copies use it, so it comes back behind all that may."""
 
-    __slots__ = ("_free", "ptr", "size")
+    __slots__ = ("size",)
 
-    def __init__(self, allocator, size):
-        self._free = allocator.free_pinned_unknown
-        self.ptr = allocator.alloc_pinned(size)
+    def __init__(self, free, pointer, size):
+        super().__init__(free, pointer)
         self.size = size
 
-    def __int__(self):
-        return self.ptr
+    @property
+    def ptr(self):
+        return self.pointer
 
-    def __del__(self):
+    def __int__(self):
+        return self.pointer
+
+
+class _Frees:
+    """How a pool's memory of a device is freed."""
+
+    def __init__(self, allocator, uses, known):
+        self.allocator, self.known = allocator, known
+        self.waiting = collections.deque()
+        self.device = allocator.free if uses == "own" else allocator.free_unknown if uses == "any" else self._device
+        self.pinned = self._pinned if uses == "known" else allocator.free_pinned_unknown
+        self._declared = None
+
+    def _device(self, pointer):
+        self._try(self._after, pointer)
+        self.again()
+
+    def _pinned(self, pointer):
+        self._try(self._pinned_after, pointer)
+        self.again()
+
+    def _try(self, free, pointer, put=collections.deque.append):
+        """Whether it is freed. Not while a stream captures, whose capture would end by it: it waits then."""
         try:
-            self._free(self.ptr)
-        except Exception:  # At the end of the process there may be nothing left to call.
-            pass
+            free(pointer)
+            return True
+        except millpond.CapturingError:
+            put(self.waiting, (free, pointer))
+            return False
+
+    def again(self):
+        """Frees what waits for the ends of captures, as far as they have ended."""
+        while self.waiting:
+            try:
+                free, pointer = self.waiting.popleft()
+            except IndexError:  # Another thread was here.
+                return
+            if not self._try(free, pointer, collections.deque.appendleft):
+                return
+
+    def _declare(self):
+        """The stream that stands for those that ended is never destroyed."""
+        join = self.known.join
+        if join is not self._declared:
+            self.allocator.declare_permanent(join.ptr)
+            self._declared = join
+
+    def _after(self, pointer):
+        def free(handles):
+            if handles is not None:
+                try:
+                    self._declare()
+                    return self.allocator._free_after(pointer, handles)
+                except millpond.DriverError:  # A stream that cannot be asked, such as a destroyed one of somebody else's.
+                    pass
+            return self.allocator.free_unknown(pointer)
+
+        return self.known.naming(free)
+
+    def _pinned_after(self, pointer):
+        def free(handles):
+            if handles is not None:
+                try:
+                    self._declare()
+                    for handle in handles:
+                        self.allocator.record_pinned_use(pointer, handle or 0)
+                    return self.allocator.free_pinned(pointer)
+                except millpond.DriverError:
+                    pass
+            return self.allocator.free_pinned_unknown(pointer)
+
+        return self.known.naming(free)
 
 
 class MemoryPool:
     """Shaped as cupy.cuda.MemoryPool, for every device: an allocator each, made when it is first asked for something."""
 
-    def __init__(self, uses="any", **options):
-        if uses not in ("any", "own"):
-            raise ValueError(f"uses is {uses!r}; it may be 'any' (whoever used it) or 'own' (its own stream, and recorded uses)")
-        self._any = uses == "any"
+    def __init__(self, uses="known", **options):
+        if uses not in ("known", "any", "own"):
+            raise ValueError(
+                f"uses is {uses!r}; it may be 'known' (streams that were current), 'any' (whoever used it) or 'own' (its own stream, and recorded uses)"
+            )
+        millpond._words(options)
+        self._uses = uses
+        self._watched = uses == "known"
         self._options = options
-        self._allocators = {}
         self._frees = {}
-        self._making = threading.Lock()
+        if self._watched:
+            _watch()
+            self._lost = _default_is_per_thread()
+            _note(cupy.cuda.get_current_stream())
+
+    def _of(self, device):
+        found = self._frees.get(device)
+        if found is None:
+            with _making:
+                found = self._frees.get(device)
+                if found is None:
+                    known = _known_of(device) if self._watched else None
+                    if known and self._lost:
+                        known.lost = True
+                    made = millpond.Allocator(device, **self._options)
+                    found = self._frees[device] = _Frees(made, self._uses, known)
+        return found
+
+    def _here(self):
+        found = self._of(cupy.cuda.runtime.getDevice())
+        if found.waiting:
+            found.again()
+        return found
 
     def allocator(self, device=None):
-        """millpond's own view of a device's allocator."""
-        device = cupy.cuda.runtime.getDevice() if device is None else int(device)
-        found = self._allocators.get(device)
-        if found is None:
-            with self._making:
-                found = self._allocators.get(device)
-                if found is None:
-                    found = millpond.Allocator(device, **self._options)
-                    self._frees[device] = found.free_unknown if self._any else found.free
-                    self._allocators[device] = found
-        return found
+        """millpond's own view of a device's allocator: a number, "cuda:0" or a cupy.cuda.Device."""
+        device = cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)
+        return self._of(device).allocator
 
     def malloc(self, size):
         """A cupy.cuda.MemoryPointer, for the current stream of the current device."""
+        here = self._here()
+        allocator = here.allocator
         device = cupy.cuda.runtime.getDevice()
-        allocator = self.allocator(device)
-        size = int(size)
+        size = millpond._bytes(size)
+        stream = cupy.cuda.get_current_stream()
+        if self._watched:
+            _note(stream)
         try:
-            pointer = allocator.alloc(size, cupy.cuda.get_current_stream().ptr)
+            pointer = allocator.alloc(size, stream.ptr)
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["taken"], stats.get("limit") or 0)
             raise refused from why
         if not pointer:
             return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
-        owner = _Owner(self._frees[device], pointer)
+        owner = _Owner(here.device, pointer)
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, size, owner, device), 0)
 
     def malloc_pinned(self, size):
-        """A cupy.cuda.PinnedMemoryPointer: its memory serves again when all that the current device holds at its end is complete."""
-        return cupy.cuda.PinnedMemoryPointer(_Pinned(self.allocator(), int(size)), 0)
+        """A cupy.cuda.PinnedMemoryPointer: its memory serves again when what may use it at its end is complete, as `uses` says
+        it; with "own" as with "any"."""
+        here = self._here()
+        size = millpond._bytes(size)
+        return cupy.cuda.PinnedMemoryPointer(_Pinned(here.pinned, here.allocator.alloc_pinned(size), size), 0)
+
+    def held_frees(self):
+        """How many freed arrays and pinned buffers of the current device wait for the end of a capture."""
+        return len(self._of(cupy.cuda.runtime.getDevice()).waiting)
 
     def record_use(self, array, stream=None):
         """Work on the stream (the current one) uses the array: its bytes come back behind that."""
@@ -120,7 +433,7 @@ class MemoryPool:
 
     def free_all_blocks(self, stream=None):
         """Gives idle memory of the current device back. The stream is for CuPy's sake: one's part cannot be told apart."""
-        self.allocator().trim()
+        self._here().allocator.trim()
 
     def free_all_free(self):
         """As free_all_blocks."""
@@ -147,9 +460,17 @@ class MemoryPool:
         return self.allocator().report()
 
 
-def install(uses="any", pinned=True, **options):
-    """Makes millpond CuPy's allocator, of pinned memory too if wanted, with the options of millpond.Allocator. Returns the pool."""
+def install(uses="known", pinned=True, **options):
+    """Makes millpond CuPy's allocator, of pinned memory too if wanted, with the options of millpond.Allocator. Returns the pool.
+    What is wrong with the arguments or the device is raised before CuPy is touched."""
+    try:
+        devices = cupy.cuda.runtime.getDeviceCount()
+    except Exception as why:
+        raise millpond.NoDeviceError(f"CuPy sees no device: {why}") from why
+    if not devices:
+        raise millpond.NoDeviceError("CuPy sees no device")
     pool = MemoryPool(uses, **options)
+    pool.allocator()
     cupy.cuda.set_allocator(pool.malloc)
     if pinned:
         cupy.cuda.set_pinned_memory_allocator(pool.malloc_pinned)

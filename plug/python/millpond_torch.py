@@ -2,15 +2,38 @@
 
 Everything that PyTorch asks of an allocator goes to millpond from there on: record_stream, empty_cache,
 set_per_process_memory_fraction and base addresses included. An allocation that fails raises torch.OutOfMemoryError with
-millpond's report in it.
+millpond's report in it. A device is a number, "cuda:0" or a torch.device, and the current one if it is not said.
+
+A process that is forked after `install` has no allocator, as it has no CUDA: start workers that need a GPU by "spawn" or
+"forkserver". At the interpreter's exit nothing is freed: the driver takes everything back.
 """
 
 import ctypes
+import os
+import threading
+import warnings
 
+try:
+    import torch
+except ImportError as _why:
+    raise ImportError(f"millpond_torch needs PyTorch, which cannot be imported: {_why}") from _why
 import millpond
-import torch
 
 _installed = None
+# By device: what its allocator was made with. The library keeps one a device, for the life of the process.
+_made = {}
+_pluggable = False
+_lock = threading.Lock()
+
+
+def _forked():
+    """Whoever held the lock at the fork is not here."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 # PyTorch hands streams out of pools of 32 a priority and device, and never destroys them.
 _POOL = 32
@@ -21,8 +44,23 @@ def _address(name):
     return ctypes.cast(getattr(millpond._lib, name), ctypes.c_void_p).value
 
 
+def _must_have_cuda():
+    """A PyTorch with GPUs and with allocators of others' making: how many GPUs."""
+    built = getattr(torch.version, "cuda", None)
+    if not built:
+        raise millpond.NoDeviceError(f"PyTorch {torch.__version__} was built without CUDA: install a build for CUDA")
+    if not hasattr(torch.cuda.memory, "CUDAPluggableAllocator"):
+        raise RuntimeError(f"PyTorch {torch.__version__} takes no allocator from elsewhere: it must be 2.0 or newer")
+    count = torch.cuda.device_count()
+    if not count:
+        raise millpond.NoDeviceError(f"PyTorch {torch.__version__} for CUDA {built} sees no GPU")
+    return count
+
+
 def pluggable():
     """The allocator as torch.cuda.memory.CUDAPluggableAllocator, with every hook that this PyTorch has."""
+    global _pluggable
+    _must_have_cuda()
     made = torch.cuda.memory.CUDAPluggableAllocator(
         millpond.library_path(), "millpond_torch_alloc", "millpond_torch_free"
     )
@@ -40,25 +78,48 @@ def pluggable():
             raise RuntimeError(
                 "this PyTorch has no set_record_stream_fn: tensors that several streams use would be reused too early"
             )
+    _pluggable = True
     return made
 
 
 def install(**options):
-    """Makes millpond PyTorch's allocator, with the options of millpond.Allocator for every device. Returns it."""
+    """Makes millpond PyTorch's allocator, with the options of millpond.Allocator for every device. Returns it.
+
+    What is wrong with the options, the devices or this PyTorch is raised before PyTorch is touched.
+    """
     global _installed
-    if _installed is not None:
-        if options:
-            raise RuntimeError("millpond is installed already: options are for the first call")
-        return _installed
-    words = millpond._words(options)
-    made = pluggable()
-    torch.cuda.memory.change_current_allocator(made)
-    for device in range(torch.cuda.device_count()):
-        number = ctypes.c_uint32()
-        millpond._must(millpond._lib.millpond_torch_allocator(device, words, ctypes.byref(number)))
-        _declare_streams(device, number.value)
-    _installed = made
-    return made
+    with _lock:
+        if _installed is not None:
+            if options:
+                raise RuntimeError("millpond is installed already: options are for the first call")
+            return _installed
+        words = millpond._words(options)
+        count = _must_have_cuda()
+        if torch.cuda.is_initialized():
+            raise RuntimeError("PyTorch has begun with its own allocator: install millpond before anything uses a GPU")
+        made = pluggable()
+        for device in range(count):
+            # Each device can do what is asked for, or none gets an allocator that PyTorch would meet.
+            if device not in _made:
+                millpond.Allocator(device, **options).close()
+        numbers = [_allocator_of(device, words) for device in range(count)]
+        torch.cuda.memory.change_current_allocator(made)
+        _installed = made
+        for device, number in enumerate(numbers):
+            try:
+                _declare_streams(device, number)
+            except Exception as why:  # PyTorch is switched: its streams are followed one by one then.
+                warnings.warn(f"the streams of device {device} are not declared to millpond, which costs time: {why}", RuntimeWarning)
+        return made
+
+
+def _allocator_of(device, words):
+    """The number of a device's allocator, made with these options unless a call before this one has made it with them."""
+    number = ctypes.c_uint32()
+    options = None if _made.get(device) == words else words
+    millpond._must(millpond._lib.millpond_torch_allocator(device, options, ctypes.byref(number)))
+    _made[device] = words
+    return number.value
 
 
 def _declare_streams(device, number):
@@ -71,11 +132,18 @@ def _declare_streams(device, number):
                 millpond._must(millpond._lib.millpond_declare_permanent(number, stream))
 
 
+def _number(device):
+    if device is not None and str(device) != "cuda":
+        return millpond._device(device)
+    return torch.cuda.current_device()
+
+
 def allocator(device=None):
     """millpond's own view of a device's allocator: report(), stats(), trim(), set_limit()."""
-    device = torch.cuda.current_device() if device is None else torch.device("cuda", device).index
+    if not _pluggable:
+        raise RuntimeError("PyTorch does not use millpond yet: call millpond_torch.install() first")
     number = ctypes.c_uint32()
-    millpond._must(millpond._lib.millpond_torch_allocator(device, None, ctypes.byref(number)))
+    millpond._must(millpond._lib.millpond_torch_allocator(_number(device), None, ctypes.byref(number)))
     return millpond.Allocator._named(number.value)
 
 
@@ -86,7 +154,9 @@ def memory_stats(device=None):
     counters = total["counters"]
     return {
         "allocated_bytes.all.current": total["allocated"],
-        "allocated_bytes.all.peak": total["allocated_peak"],
+        # With several streams the peak is known from below and from above: what was reached, and what may have been.
+        "allocated_bytes.all.peak": stats["allocated_peak"],
+        "allocated_bytes.all.peak_at_most": stats["allocated_peak_at_most"],
         "requested_bytes.all.current": total["asked"],
         "reserved_bytes.all.current": stats["taken"],
         "reserved_bytes.all.peak": stats["taken_peak"],

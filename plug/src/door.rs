@@ -7,7 +7,8 @@
 //! writes nothing that another thread's hit reads or writes.
 //!
 //! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
-//! destroyed one says that it is.
+//! destroyed one says that it is. What is freed of a destroyed one goes back to the device at that free if its work is
+//! complete, else at the next call that may wait: a create, a trim or a destroy, of whatever allocator.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
@@ -30,6 +31,8 @@ const MOST: usize = 4096;
 const PER_THREAD: usize = 2;
 /// How many streams a thread remembers.
 const REMEMBERED: usize = 16;
+/// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
+const FORGETTING: usize = 16;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
 /// device. One that finds no place is met like any other.
 const PLACES: usize = 256;
@@ -37,12 +40,18 @@ const PROBES: usize = 16;
 
 static DOORS: [OnceLock<Box<Door>>; MOST] = [const { OnceLock::new() }; MOST];
 static NEXT: AtomicU32 = AtomicU32::new(0);
+/// Some destroyed door may hold memory that nobody has.
+static OWING: AtomicBool = AtomicBool::new(false);
 
 /// An allocator behind a number.
 pub(crate) struct Door {
     number: u32,
     gpu: Allocator<Cuda>,
     closed: AtomicBool,
+    /// One destroy at a time.
+    closing: Mutex<()>,
+    /// Destroyed, and something was freed that has not gone back.
+    owes: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
     /// Pinned memory by its address: asked for rarely, so a lock will do.
@@ -153,14 +162,14 @@ fn config(options: &str) -> Result<Config, Failure> {
         }
         given.insert(format!("MILLPOND_{}", name.to_ascii_uppercase()), value.trim().to_owned());
     }
-    let look_up = |name: &str| given.get(name).cloned().or_else(|| std::env::var(name).ok());
-    Ok(Config::from_variables(look_up)?)
+    Ok(Config::from_env_and(|name| given.get(name).cloned())?)
 }
 
 impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
         let config = config(options)?;
+        Door::settle();
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
         let gpu = Allocator::new(cuda, config)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +181,8 @@ impl Door {
         };
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
-        let door = Door { number, gpu, closed: AtomicBool::new(false), permanent, lanes, pinned };
+        let (closed, closing, owes) = (AtomicBool::new(false), Mutex::new(()), AtomicBool::new(false));
+        let door = Door { number, gpu, closed, closing, owes, permanent, lanes, pinned };
         Ok(place.get_or_init(|| Box::new(door)))
     }
 
@@ -219,14 +229,46 @@ impl Door {
     }
 
     /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
+    ///
+    /// # Errors
+    /// The driver's. Then it is as open as before, and can be closed later.
     pub(crate) fn close(&self) -> Result<(), Failure> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        drop(core::mem::take(&mut *self.lanes.lock()));
+        let _turn = self.closing.lock();
+        self.opened()?;
+        Door::settle();
+        // What can fail comes first.
         self.gpu.synchronize()?;
         self.gpu.trim(Trim::All)?;
+        self.closed.store(true, Ordering::Release);
+        drop(core::mem::take(&mut *self.lanes.lock()));
+        // What came back since, on other threads.
+        self.give_back();
         Ok(())
+    }
+
+    /// Of a destroyed door: gives back what is complete. What is not, or what the driver refuses, is owed.
+    #[cold]
+    fn give_back(&self) {
+        let trimmed = self.gpu.trim(Trim::All);
+        let report = self.gpu.report();
+        let pinned = report.pinned.as_ref().map_or(0, |p| p.held.saturating_sub(p.allocated));
+        let kept = report.taken.saturating_sub(report.total.allocated) + pinned;
+        if trimmed.is_err() || kept > 0 {
+            self.owes.store(true, Ordering::Release);
+            OWING.store(true, Ordering::Release);
+        }
+    }
+
+    /// Gives back what destroyed doors owe.
+    fn settle() {
+        if !OWING.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for door in DOORS.iter().map_while(OnceLock::get) {
+            if door.owes.swap(false, Ordering::AcqRel) {
+                door.give_back();
+            }
+        }
     }
 
     /// The places that a permanent stream's lane may have, in the order in which they are taken.
@@ -350,6 +392,11 @@ impl Door {
             if handle > PER_THREAD {
                 // The handle is another stream's now, so the one that had it has ended.
                 gone.extend(lanes.extract_if(|&(h, i), _| h == handle && i != id && i != lasting));
+            } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
+                // Nobody says that a thread has ended, but its list of streams ends with it. Who is forgotten and comes
+                // back is found anew.
+                let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
+                gone.extend(lanes.extract_if(|&(h, _), lane| h == PER_THREAD && forgotten(lane)));
             }
             Arc::clone(lanes.entry(key).or_insert_with(|| Arc::new(lane)))
         };
@@ -429,7 +476,7 @@ impl Door {
 
     /// Ends an allocation. Its slot first: the bytes may be another's at once.
     #[inline]
-    fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) -> Result<(), Failure> {
+    fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
         hold.end();
         if by_unknown {
@@ -437,10 +484,9 @@ impl Door {
         } else {
             drop(allocation);
         }
-        if self.closed.load(Ordering::Relaxed) {
-            self.gpu.trim(Trim::All)?;
+        if self.closed.load(Ordering::Acquire) {
+            self.give_back();
         }
-        Ok(())
     }
 
     /// Frees in the order of the allocation's own stream and of all recorded uses.
@@ -449,7 +495,8 @@ impl Door {
             return Ok(());
         }
         let (hold, tag) = self.hold(ptr)?;
-        self.end(ptr, hold, tag.is_unknown())
+        self.end(ptr, hold, tag.is_unknown());
+        Ok(())
     }
 
     /// Frees behind what `handle` holds, too.
@@ -463,7 +510,8 @@ impl Door {
             let allocation = peek(ptr.addr() as u64, hold.entry());
             self.on(handle, |lane| record_use(&allocation, lane))?;
         }
-        self.end(ptr, hold, tag.is_unknown())
+        self.end(ptr, hold, tag.is_unknown());
+        Ok(())
     }
 
     /// Frees behind everything that any stream holds.
@@ -472,7 +520,8 @@ impl Door {
             return Ok(());
         }
         let (hold, _) = self.hold(ptr)?;
-        self.end(ptr, hold, true)
+        self.end(ptr, hold, true);
+        Ok(())
     }
 
     /// Work on `handle`, queued by now or before the free, uses the bytes.
@@ -515,8 +564,8 @@ impl Door {
         } else {
             drop(pinned);
         }
-        if self.closed.load(Ordering::Relaxed) {
-            self.gpu.trim(Trim::All)?;
+        if self.closed.load(Ordering::Acquire) {
+            self.give_back();
         }
         Ok(())
     }
@@ -539,6 +588,7 @@ impl Door {
 
     /// Gives idle memory back to the device: how many bytes.
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
+        Door::settle();
         Ok(self.gpu.trim(Trim::All)?.bytes)
     }
 

@@ -8,11 +8,12 @@
 use crate::door::Door;
 use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// The name of an allocator; 0 is none.
 pub type MillpondAllocator = u32;
 
-fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
+pub(crate) fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     if text.is_null() {
         return Ok("");
     }
@@ -21,10 +22,16 @@ fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     text.to_str().map_err(|_| Failure::new(Status::BadArgument, format!("{text:?} is no UTF-8")))
 }
 
-fn put<T>(to: *mut T, value: T) -> Result<(), Failure> {
+/// Fails if there is no place for a result: to be asked before anything is done.
+pub(crate) fn place<T>(to: *mut T) -> Result<(), Failure> {
     if to.is_null() {
         return Err(Failure::new(Status::BadArgument, "the place for the result is null"));
     }
+    Ok(())
+}
+
+pub(crate) fn put<T>(to: *mut T, value: T) -> Result<(), Failure> {
+    place(to)?;
     // SAFETY: not null, and by the header a place for one value.
     unsafe { to.write(value) };
     Ok(())
@@ -43,6 +50,43 @@ pub(crate) fn copy_out(whole: &str, to: *mut c_char, room: usize) -> usize {
     whole.len()
 }
 
+/// How many calls have touched a device, or are about to.
+static TOUCHED: AtomicU32 = AtomicU32::new(0);
+
+#[cfg(unix)]
+fn watch_forks() {
+    use std::sync::Once;
+    type Handler = Option<extern "C" fn()>;
+    unsafe extern "C" {
+        fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> c_int;
+    }
+    extern "C" fn child() {
+        if TOUCHED.load(Ordering::Relaxed) > 0 {
+            crate::status::forked();
+        }
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the function of POSIX; the handler stores to a flag, which any thread may do after a fork. It fails only
+        // where there is no memory, and then a child is not told apart.
+        let _ = unsafe { pthread_atfork(None, None, Some(child)) };
+    });
+}
+#[cfg(not(unix))]
+fn watch_forks() {}
+
+/// A new allocator. Whoever is forked from this process while it has one, or is making one, has none.
+pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
+    watch_forks();
+    TOUCHED.fetch_add(1, Ordering::Relaxed);
+    let opened = Door::open(device, options);
+    if opened.as_ref().is_err_and(|e| e.status == Status::BadArgument) {
+        // An option that is none, found before the driver was asked for anything.
+        TOUCHED.fetch_sub(1, Ordering::Relaxed);
+    }
+    opened
+}
+
 /// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
 /// growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
 #[unsafe(no_mangle)]
@@ -56,12 +100,14 @@ pub extern "C" fn millpond_create(
         let device = u32::try_from(device).map_err(|_| {
             Failure::new(Status::BadArgument, format!("{device} is no device: they count from 0"))
         })?;
-        put(out, Door::open(device, text(options)?)?.name())
+        put(out, open(device, text(options)?)?.name())
     })
 }
 
 /// Ends an allocator: waits for the device, and gives back what nobody has. What is alive can still be freed; everything else
-/// fails from now on.
+/// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
+/// What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
+/// the device; else at the next create, trim or destroy of whatever allocator in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())
@@ -83,7 +129,8 @@ pub extern "C" fn millpond_alloc(
     })
 }
 
-/// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device. Null is nothing.
+/// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, unless the allocator was
+/// destroyed. Null is nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free(ptr))
@@ -103,6 +150,47 @@ pub extern "C" fn millpond_free_on(
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free_unknown(ptr))
+}
+
+/// As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
+/// them are alive, the allocation's own may be among them. Frees nothing if one of them captures; nor if one is another device's,
+/// but then the uses of those before it stay recorded.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_free_after(
+    allocator: MillpondAllocator,
+    ptr: *mut c_void,
+    streams: *const *mut c_void,
+    n: usize,
+) -> MillpondStatus {
+    call(|| {
+        let door = Door::any(allocator)?;
+        let streams = match n {
+            0 => &[],
+            _ if streams.is_null() || n > isize::MAX as usize / size_of::<*mut c_void>() => {
+                let message = format!("{n} streams at {streams:p}: there is no such list");
+                return Err(Failure::new(Status::BadArgument, message));
+            }
+            // SAFETY: not null, and by the header so many handles.
+            _ => unsafe { core::slice::from_raw_parts(streams, n) },
+        };
+        if ptr.is_null() {
+            return Ok(());
+        }
+        // Whoever captures is found before a use is recorded anywhere.
+        for stream in streams {
+            // SAFETY: alive, by the header.
+            match unsafe { door.gpu().driver().raw_id(stream.cast()) } {
+                Ok(_) => {}
+                // A driver without ids: each stream is known by its handle.
+                Err(e) if e.kind == pond::DriverErrorKind::NotSupported => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        for stream in streams {
+            door.record_use(ptr, stream.addr())?;
+        }
+        door.free(ptr)
+    })
 }
 
 /// Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
@@ -174,6 +262,8 @@ pub extern "C" fn millpond_find(
     bytes: *mut usize,
 ) -> MillpondStatus {
     call(|| {
+        place(begin)?;
+        place(bytes)?;
         let (at, len) = Door::any(allocator)?.around(ptr)?;
         put(begin, at as *mut c_void)?;
         put(bytes, len as usize)

@@ -1,6 +1,7 @@
 //! What a call came to: a code, and the words behind the thread's last failure.
 
 use core::ffi::c_char;
+use core::sync::atomic::{AtomicBool, Ordering};
 use pond::Error;
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -29,6 +30,8 @@ pub enum MillpondStatus {
     Driver = 8,
     /// A defect of millpond: nothing is known of what was changed.
     Panic = 9,
+    /// This process was forked from one that had an allocator: CUDA does not work here.
+    Forked = 10,
 }
 
 use MillpondStatus as Status;
@@ -81,8 +84,29 @@ fn remember(message: &str) {
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
+/// In a process that was forked from one that had touched a device.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// This is such a process: every call fails from now on, and does nothing else. Another thread of the parent may have held
+/// any lock at the fork, so nothing but this flag may be looked at.
+pub(crate) fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+#[cold]
+fn in_the_child() -> Status {
+    failed(&Failure::new(
+        Status::Forked,
+        "this process was forked from one that had an allocator, and CUDA does not work in it: nothing was done; start the process by spawn or forkserver, or fork before the first allocator is made",
+    ))
+}
+
 /// Runs a call; a panic stops here.
+#[inline]
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    if FORKED.load(Ordering::Relaxed) {
+        return in_the_child();
+    }
     match std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(failure)) => failed(&failure),

@@ -8,10 +8,10 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref, reason = "C has no unsafe functions")]
 
 use crate::door::Door;
-use crate::ffi::MillpondAllocator;
+use crate::ffi::{MillpondAllocator, place, put, text};
 use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
 use crate::throw::throw;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
@@ -23,12 +23,17 @@ static OPENING: Mutex<()> = Mutex::new(());
 /// Frees and uses of pointers that are none of ours, and of streams that could not be asked.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
 
+fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
+    let slot = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
+    slot.ok_or_else(|| Failure::new(Status::BadArgument, format!("{device} is no device")))
+}
+
+/// A device's, made if there is none yet.
 fn door(device: c_int) -> Result<&'static Door, Failure> {
-    let place = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
-    let place = place.ok_or_else(|| Failure::new(Status::BadArgument, format!("{device} is no device")))?;
-    match place.get() {
+    let slot = slot(device)?;
+    match slot.get() {
         Some(door) => Ok(door),
-        None => open(device, place, None),
+        None => open(device, slot, None),
     }
 }
 
@@ -50,7 +55,7 @@ fn open(
             )),
         };
     }
-    let door = Door::open(device.cast_unsigned(), options.unwrap_or_default())?;
+    let door = crate::ffi::open(device.cast_unsigned(), options.unwrap_or_default())?;
     Ok(place.get_or_init(|| door))
 }
 
@@ -63,19 +68,13 @@ pub extern "C" fn millpond_torch_allocator(
     out: *mut MillpondAllocator,
 ) -> MillpondStatus {
     call(|| {
-        // SAFETY: a text that ends with a zero byte, by the header.
-        let options = (!options.is_null()).then(|| unsafe { CStr::from_ptr(options) }.to_string_lossy());
-        let place = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
-        let found = match (&options, place) {
-            (Some(options), Some(place)) => open(device, place, Some(options))?,
-            _ => door(device)?,
+        place(out)?;
+        let found = if options.is_null() {
+            door(device)?
+        } else {
+            open(device, slot(device)?, Some(text(options)?))?
         };
-        if out.is_null() {
-            return Err(Failure::new(Status::BadArgument, "the place for the result is null"));
-        }
-        // SAFETY: not null, and by the header a place for one value.
-        unsafe { out.write(found.name()) };
-        Ok(())
+        put(out, found.name())
     })
 }
 
@@ -102,7 +101,12 @@ pub extern "C-unwind" fn millpond_torch_alloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_int, stream: *mut c_void) {
     untold(call(|| {
-        let door = door(device)?;
+        let slot = slot(device)?;
+        if ptr.is_null() {
+            return Ok(());
+        }
+        // A device without an allocator has no allocation either.
+        let door = *slot.get().ok_or_else(|| foreign(ptr))?;
         door.free_on(ptr, stream.addr()).or_else(|e| match e.status {
             Status::UnknownPointer => Err(e),
             // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
@@ -138,7 +142,12 @@ pub extern "C" fn millpond_torch_empty_cache() {
 /// PyTorch's `set_per_process_memory_fraction`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_memory_fraction(fraction: f64, device: c_int) {
-    untold(call(|| door(device)?.set_limit(&format!("{}%", fraction * 100.0))));
+    untold(call(|| {
+        let limit = format!("{}%", fraction * 100.0);
+        // Before an allocator is made for it.
+        limit.parse::<pond::Limit>()?;
+        door(device)?.set_limit(&limit)
+    }));
 }
 
 /// PyTorch's `getBaseAllocation`: where the allocation of an address begins, and how long it is.

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "functions of a library, found by name")]
 #![allow(clippy::many_single_char_names, reason = "streams s, t and blocks x, y, as in the traces")]
 
+mod fresh;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
 
@@ -29,12 +30,8 @@ const CAPTURING: c_int = 6;
 const NO_DEVICE: c_int = 7;
 
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
-    let exe = std::env::current_exe().expect("a test has a path");
-    let name = "libmillpond_plug.so";
-    let deps = exe.parent().expect("it lies in a folder");
-    let path = [deps.join("..").join(name), deps.join(name)].into_iter().find(|p| p.exists());
     // SAFETY: the library's initialisers are Rust's own.
-    unsafe { Library::new(path.expect("cargo builds the library before its tests")) }.expect("it loads")
+    unsafe { Library::new(fresh::library()) }.expect("it loads")
 });
 
 /// The functions as they are linked into this very program.
@@ -343,7 +340,11 @@ fn streams_that_end_unannounced_are_followed() {
         for round in 0..40_u64 {
             let s = stream(&cuda);
             handles.push(s.handle().addr());
-            let x = door.alloc(4 * MIB, &s);
+            let x = door.try_alloc(4 * MIB, &s).unwrap_or_else(|code| {
+                assert_eq!(code, OUT_OF_MEMORY);
+                assert_eq!([door.one("millpond_synchronize"), door.trim()], [OK; 2]);
+                door.alloc(4 * MIB, &s)
+            });
             write(&cuda, &s, x, 4 * MIB, round);
             if round % 3 == 0 {
                 // Freed on a stream that ends.
@@ -354,6 +355,8 @@ fn streams_that_end_unannounced_are_followed() {
             }
             drop(s);
             if round % 5 == 0 {
+                // Idle segments of another size go back in a trim, and in no request.
+                assert_eq!([door.one("millpond_synchronize"), door.trim()], [OK; 2]);
                 let y = door.alloc(8 * MIB, &keeper);
                 write(&cuda, &keeper, y, 8 * MIB, !round);
                 assert_eq!(door.free(y), OK);
@@ -670,6 +673,74 @@ fn after_the_end_what_is_alive_can_be_freed() {
         assert_eq!(door.stat("live"), 1);
         assert_eq!(door.free(x), OK);
         assert_eq!(door.stat("live"), 0);
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+const DRIVER: c_int = 8;
+
+/// What ends an allocator may fail, and then it has ended nothing: each of its driver calls in turn.
+#[test]
+fn a_failed_destroy_destroys_nothing() {
+    alone("a_failed_destroy_destroys_nothing", |fake| {
+        let cuda = program();
+        let s = stream(&cuda);
+        let mut failed = 0;
+        for nth in 1.. {
+            let door = Door::new("");
+            let kept = door.alloc(MIB, &s);
+            assert_eq!(door.free(door.alloc(100 * MIB, &s)), OK);
+            write(&cuda, &s, kept, MIB, 1);
+            let before = fake.calls_total();
+            fake.fail_call(before + nth, 999);
+            let code = door.one("millpond_destroy");
+            let calls = fake.calls_total() - before;
+            fake.clear_faults();
+            if code != OK {
+                failed += 1;
+                assert_eq!((code, door.stat("live")), (DRIVER, 1), "call {nth}: {}", last());
+                assert_eq!(door.free(door.alloc(MIB, &s)), OK, "call {nth}: it is as open as before");
+                door.destroy();
+            }
+            assert_eq!(door.one("millpond_destroy"), UNKNOWN_ALLOCATOR);
+            assert_eq!(door.free(kept), OK);
+            // What a call that failed without harm to the end has left.
+            assert_eq!(door.trim(), UNKNOWN_ALLOCATOR);
+            let other = Door::new("");
+            assert_eq!((door.stat("taken"), fake.verdict()), (0, None), "call {nth}");
+            other.destroy();
+            if nth > calls {
+                break;
+            }
+        }
+        assert!(failed >= 2, "{failed} calls failed");
+    });
+}
+
+/// What is freed behind the end with work pending goes back later, by whatever call may wait; no such free says that it failed.
+#[test]
+fn what_is_freed_after_the_end_goes_back() {
+    alone("what_is_freed_after_the_end_goes_back", |fake| {
+        let cuda = program();
+        let s = stream(&cuda);
+        let other = Door::new("");
+        for nth in 1..20 {
+            let door = Door::new("");
+            let (x, y) = (door.alloc(2 * MIB, &s), door.alloc(2 * MIB, &s));
+            door.destroy();
+            assert!(door.stat("taken") >= 4 * MIB as u64);
+            write(&cuda, &s, x, MIB, 1);
+            fake.fail_call(fake.calls_total() + nth, 999);
+            let codes = [door.free(x), door.free(y)];
+            fake.clear_faults();
+            assert_eq!(codes, [OK, OK], "call {nth}: {}", last());
+            assert_eq!(door.stat("live"), 0);
+            // SAFETY: a stream of this test's.
+            unsafe { sys::cuStreamSynchronize(s.handle()) };
+            assert_eq!(other.trim(), OK);
+            assert_eq!(door.stat("taken"), 0, "call {nth}");
+        }
+        other.destroy();
         assert_eq!(fake.verdict(), None);
     });
 }

@@ -1,6 +1,7 @@
 //! The header from C and C++: programs compiled here, against the built library. Needs a C compiler, as Rust itself does; the
 //! C++ part says that it is skipped where there is no C++ compiler.
 
+mod fresh;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
 
@@ -14,12 +15,7 @@ impl Room {
     fn new(name: &str) -> Room {
         let at = std::env::temp_dir().join(format!("millpond-plug-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&at).expect("a folder");
-        let exe = std::env::current_exe().expect("a test has a path");
-        let deps = exe.parent().expect("it lies in a folder");
-        let library = "libmillpond_plug.so";
-        let built = [deps.join("..").join(library), deps.join(library)].into_iter().find(|p| p.exists());
-        std::fs::copy(built.expect("cargo builds the library before its tests"), at.join("libmillpond.so"))
-            .expect("copied");
+        std::fs::copy(fresh::library(), at.join("libmillpond.so")).expect("copied");
         Room(at)
     }
 }

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define EXPECT(condition)                                                                     \
   do {                                                                                        \
@@ -27,9 +29,73 @@ static void *churn(void *unused) {
   return NULL;
 }
 
+/* A call that cannot give its result has done nothing. */
+static void no_place_for_the_result(void) {
+  void *begin = &begin, *block = NULL;
+  size_t bytes = 99;
+  millpond_allocator torch = 99;
+  EXPECT(millpond_create(0, "policy=footprint", NULL) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_torch_allocator(0, "policy=footprint", NULL) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_torch_allocator(0, "policy=\xff", &torch) == MILLPOND_STATUS_BAD_ARGUMENT && torch == 99);
+  millpond_torch_memory_fraction(-1.0, 0);
+  millpond_torch_free(&torch, 1, 0, NULL);
+  millpond_torch_free(NULL, 0, 0, NULL);
+  EXPECT(millpond_torch_untold() == 2);
+  EXPECT(millpond_torch_allocator(0, "growth=exact", &torch) == MILLPOND_STATUS_OK && torch != 0);
+  EXPECT(millpond_alloc(torch, 512, NULL, NULL) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_alloc_pinned(torch, 512, NULL) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_alloc(torch, 512, NULL, &block) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_find(torch, block, &begin, NULL) == MILLPOND_STATUS_BAD_ARGUMENT && begin == &begin);
+  EXPECT(millpond_find(torch, block, NULL, &bytes) == MILLPOND_STATUS_BAD_ARGUMENT && bytes == 99);
+  void *streams[3] = {NULL, (void *)1, (void *)2};
+  EXPECT(millpond_free_after(torch, block, NULL, 1) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_free_after(torch, block, streams, (size_t)-1) == MILLPOND_STATUS_BAD_ARGUMENT);
+  EXPECT(millpond_free_after(torch, (char *)block + 512, streams, 3) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(millpond_free_after(99, block, streams, 3) == MILLPOND_STATUS_UNKNOWN_ALLOCATOR);
+  EXPECT(millpond_free_after(torch, block, streams, 3) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_free_after(torch, block, streams, 0) == MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(millpond_free_after(torch, NULL, NULL, 0) == MILLPOND_STATUS_OK);
+  EXPECT(millpond_destroy(torch) == MILLPOND_STATUS_OK);
+}
+
+/* A child of a process with an allocator: every call says so, and the parent's memory is as it was. */
+static void fork_is_refused(void *block) {
+  millpond_allocator other = 99;
+  void *more = &more;
+  size_t bytes = 0;
+  pid_t child = fork();
+  if (child == 0) {
+    EXPECT(millpond_alloc(pool, 512, NULL, &more) == MILLPOND_STATUS_FORKED);
+    EXPECT(strstr(millpond_last_error(), "forked") != NULL);
+    EXPECT(millpond_create(0, NULL, &other) == MILLPOND_STATUS_FORKED);
+    EXPECT(millpond_free(pool, block) == MILLPOND_STATUS_FORKED);
+    EXPECT(millpond_trim(pool, &bytes) == MILLPOND_STATUS_FORKED);
+    EXPECT(millpond_destroy(pool) == MILLPOND_STATUS_FORKED);
+    EXPECT(millpond_torch_allocator(0, NULL, &other) == MILLPOND_STATUS_FORKED);
+    exit(0);
+  }
+  int status = -1;
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+  EXPECT(millpond_find(pool, block, &more, &bytes) == MILLPOND_STATUS_OK && more == block);
+}
+
+/* Options that are none reach no driver: whoever is forked after them may begin. */
+static void fork_before_the_first(void) {
+  millpond_allocator first = 99;
+  EXPECT(millpond_create(0, "policy=best", &first) == MILLPOND_STATUS_BAD_ARGUMENT);
+  pid_t child = fork();
+  if (child == 0) {
+    EXPECT(millpond_create(0, NULL, &first) == MILLPOND_STATUS_OK);
+    exit(0);
+  }
+  int status = -1;
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
 int main(void) {
   EXPECT(strlen(millpond_version()) > 0);
-  EXPECT(millpond_create(0, "policy=footprint", NULL) == MILLPOND_STATUS_BAD_ARGUMENT);
+  fork_before_the_first();
+  no_place_for_the_result();
   EXPECT(millpond_create(0, "policy=footprint", &pool) == MILLPOND_STATUS_OK);
 
   void *block = NULL, *other = NULL, *begin = NULL;
@@ -38,6 +104,7 @@ int main(void) {
   EXPECT(millpond_alloc(pool, 1 << 20, NULL, &other) == MILLPOND_STATUS_OK && other != block);
   EXPECT(millpond_find(pool, (char *)block + 77, &begin, &bytes) == MILLPOND_STATUS_OK);
   EXPECT(begin == block && bytes == 1 << 20);
+  fork_is_refused(block);
   EXPECT(millpond_record_use(pool, block, NULL) == MILLPOND_STATUS_OK);
   EXPECT(millpond_declare_permanent(pool, NULL) == MILLPOND_STATUS_OK);
   EXPECT(millpond_free_on(pool, block, NULL) == MILLPOND_STATUS_OK);

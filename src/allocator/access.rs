@@ -14,14 +14,15 @@
 //! 3. The bytes' former life on the home stream counts as a write before the first (O7).
 //! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or lent (`lent`).
 //!
-//! Several missing waits become as few as possible: one marker's copy of its stream's clock may cover another. This file
-//! does not know types, extents (two parts of one allocation wait for each other), nor what an operation does.
+//! Several missing waits become few: what one wait teaches may make the next one unnecessary. This file does not know types,
+//! extents (two parts of one allocation wait for each other), nor what an operation does.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod lent;
 pub(crate) mod open;
 
 use super::allocation::{Allocation, Home};
+use super::events::SharedEvent;
 use super::foreign::Foreign;
 use super::keeper::Keeper;
 #[cfg(feature = "cuda")]
@@ -30,7 +31,7 @@ use super::pool::{Pool, release_uses};
 use super::registry::{CONTEXT, Line, Registry};
 use super::shared::lost;
 use super::stream::{Event, Stream};
-use crate::driver::{Driver, DriverResult, Note};
+use crate::driver::{Driver, DriverResult, Note, RangeUse};
 use crate::error::{DriverErrorKind, Error};
 use crate::heap::ChunkId;
 use crate::order::{Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, Uses, is_ordered};
@@ -263,7 +264,7 @@ impl<D: Driver> Tracked<D> {
             let ended = holder.used(on.id, intent, epoch, open);
             release_uses(holder.via().registry, ended);
         }
-        if intent == Intent::WriteWhole {
+        if intent == Intent::WriteWhole || (planted!(PartForgetsHome) && intent == Intent::Write) {
             self.home_written.store(0, Ordering::Release);
             self.forget_home_reads();
         }
@@ -369,7 +370,12 @@ impl<'a, D: Driver> Holder<'a, D> {
     fn with_uses<R>(&self, then: impl FnOnce(&mut Uses) -> R) -> R {
         match self {
             Holder::Pool(home) => home.pool.with_uses(home.chunk, home.generation, then),
-            Holder::Foreign(memory) => then(&mut memory.uses.lock()),
+            Holder::Foreign(memory) => {
+                let mut uses = memory.uses.lock();
+                let result = then(&mut uses);
+                bound(&mut uses, &memory.registry);
+                result
+            }
         }
     }
     /// What operations on it speak through.
@@ -402,6 +408,13 @@ impl<'a, D: Driver> Via<'a, D> {
 fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, access: Access) -> PendingSet {
     let seen = registry.seen();
     uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
+}
+
+/// Keeps the number of uses at most twice that of those that were pending at the last look.
+pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>) {
+    if uses.is_crowded() {
+        uses.retire(&registry.seen());
+    }
 }
 
 fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
@@ -438,6 +451,7 @@ impl<D: Driver> Pool<D> {
         let tag = state.heap.view(chunk, generation).tag;
         let (tag, uses) = state.uses.get_or_add(tag);
         let result = then(uses);
+        bound(uses, &self.core.registry);
         state.heap.set_tag(chunk, tag);
         result
     }
@@ -463,10 +477,16 @@ impl<D: Driver> Pool<D> {
 }
 
 impl<D: Driver> Registry<D> {
-    /// Orders later work on `to` after all of `pending`, with as few waits as their markers allow.
+    /// Orders later work on `to` after all of `pending`, and skips the waits that earlier ones made unnecessary.
+    ///
+    /// Whether a wait can be skipped is decided against the clock of `to`, which only waits that have returned raise. A marker
+    /// that was not waited for makes no other wait unnecessary: two markers can each carry a clock that covers the other's use,
+    /// because another thread may order the two streams both ways between the making of the one and of the other, and then
+    /// neither wait would be made. Nor is such cover transitive: of two markers of one stream the later one may be published
+    /// first.
     fn order_after_all(&self, driver: &D, to: &Line<D>, pending: &[Pending]) -> DriverResult<()> {
-        let clock = to.clock();
         let missing: PendingSet = {
+            let clock = to.clock();
             let seen = self.seen();
             pending.iter().copied().filter(|&p| !is_ordered(to.id, &clock, &seen, p)).collect()
         };
@@ -476,21 +496,22 @@ impl<D: Driver> Registry<D> {
             _ => {}
         }
         let mut markers = SmallVec::<[_; 2]>::new();
-        for p in missing {
+        for &p in &missing {
             if let Some(from) = self.line(p.on)
                 && let Some(marker) = self.marker_or_wait(driver, &from, p)?
             {
                 markers.push((p, marker));
             }
         }
-        for (i, (p, marker)) in markers.iter().enumerate() {
-            let covers = |(j, (_, other)): (usize, &(Pending, Marker<_>))| {
-                if planted!(ArrayCoverAny) {
-                    return j < i;
-                }
-                j != i && other.copy.get(p.on) >= p.epoch
-            };
-            if !markers.iter().enumerate().any(covers) {
+        // A marker that covers most of the others' uses first: its wait may teach what theirs would. The order decides how many
+        // waits there are, never whether one is missing.
+        markers.sort_by_cached_key(|(_, marker)| {
+            missing.iter().filter(|p| marker.copy.get(p.on) < p.epoch).count()
+        });
+        #[cfg(millpond_mutants)]
+        leave_out(&mut markers);
+        for (p, marker) in &markers {
+            if !is_ordered(to.id, &to.clock(), &self.seen(), *p) {
                 self.wait_for(driver, to, p.on, marker)?;
             }
         }
@@ -503,7 +524,7 @@ impl<D: Driver> Registry<D> {
         driver: &D,
         from: &Line<D>,
         p: Pending,
-    ) -> DriverResult<Option<Marker<Arc<D::Event>>>> {
+    ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         match self.marker_for(driver, from, p.epoch) {
             Err(e) if p.on == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
                 self.wait_host(driver, p, core::time::Duration::MAX).map(|_| None)
@@ -511,6 +532,21 @@ impl<D: Driver> Registry<D> {
             marker => marker,
         }
     }
+}
+
+/// Planted: waits are left out because another candidate's marker carries a clock that covers their uses.
+#[cfg(millpond_mutants)]
+fn leave_out<E>(markers: &mut SmallVec<[(Pending, Marker<E>); 2]>) {
+    let covers = |i: usize, j: usize| markers[i].1.copy.get(markers[j].0.on) >= markers[j].0.epoch;
+    let left_to = |i: usize, j: usize| match j {
+        _ if planted!(ArrayCoverAny) => j < i,
+        _ if planted!(CoverOther) => j != i && covers(j, i),
+        _ if planted!(CoverTie) => j != i && covers(j, i) && !(i < j && covers(i, j)),
+        _ => false,
+    };
+    let out: Vec<bool> = (0..markers.len()).map(|i| (0..markers.len()).any(|j| left_to(i, j))).collect();
+    let mut out = out.into_iter();
+    markers.retain(|_| out.next() == Some(false));
 }
 
 /// Seals an operation's touches when it is over, also if it panicked: it may have been queued (O6).
@@ -524,7 +560,8 @@ struct Sealing<'a, D: Driver> {
 impl<D: Driver> Drop for Sealing<'_, D> {
     fn drop(&mut self) {
         let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
-        for touch in self.touches {
+        let lost = planted!(PanicUnsealed) && std::thread::panicking();
+        for touch in self.touches.iter().filter(|_| !lost) {
             touch.of.seal(self.stream, touch.intent, epoch, None);
         }
     }
@@ -538,7 +575,7 @@ pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D
     for holder in touches.iter().filter_map(|t| t.of.holder()) {
         holder.check(stream)?;
     }
-    stream.refuse_capture()?;
+    stream.admit("operate")?;
     order_line_behind(&Via::of(stream), stream.line(), touches)
 }
 
@@ -554,6 +591,10 @@ fn order_line_behind<D: Driver>(
     }
     for id in touches.iter().filter(|t| !t.of.is_home(line)).filter_map(|t| t.of.id()) {
         via.driver.note(Note::Admitted { id, stream: line.info.id });
+    }
+    for (id, intent) in touches.iter().filter_map(|t| Some((t.of.id()?, t.intent))) {
+        let used = if intent == Intent::Read { RangeUse::Read } else { RangeUse::ReadWrite };
+        via.driver.note(Note::Operation { id, stream: line.info.id, used });
     }
     Ok(())
 }

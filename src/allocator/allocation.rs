@@ -5,7 +5,7 @@
 
 use super::pool::Pool;
 use super::stream::{Event, Stream};
-use crate::driver::{Driver, Note};
+use crate::driver::{Called, Driver, Note};
 use crate::error::Error;
 use crate::heap::ChunkId;
 use crate::sync::Arc;
@@ -37,8 +37,8 @@ pub(crate) struct Home<D: Driver> {
     pub(crate) generation: u32,
 }
 
-/// Where an allocation of no bytes "lies": never null, never anybody's.
-const DANGLING: Addr = Addr(512);
+/// Where an allocation of no bytes "lies": never null, and a multiple of every alignment that can be asked for.
+pub(super) const DANGLING: Addr = Addr(super::MOST_ALIGNMENT);
 
 impl<D: Driver> Allocation<D> {
     #[inline]
@@ -95,11 +95,12 @@ impl<D: Driver> Allocation<D> {
     /// Orders nothing now: the work itself has to come after the allocation.
     ///
     /// # Errors
-    /// A stream of another device; a capturing stream; a marker that had fallen due and could not be made is no error.
+    /// A stream of another device; a capturing stream; a per-thread default stream of another thread. A marker that had
+    /// fallen due and could not be made is no error.
     pub fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
-        stream.refuse_capture()?;
+        stream.admit("record_use")?;
         if stream.line().id == home.pool.line.id {
             return Ok(());
         }
@@ -134,7 +135,7 @@ impl<D: Driver> Allocation<D> {
     pub fn share_with(&self, stream: &Stream<D>) -> Result<(), Error> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
-        stream.refuse_capture()?;
+        stream.admit("share_with")?;
         if stream.line().id != home.pool.line.id {
             let core = &home.pool.core;
             let birth = home.pool.birth(home.chunk, home.generation);
@@ -147,18 +148,25 @@ impl<D: Driver> Allocation<D> {
     /// Frees it behind everything queued on `stream` so far and until now: [`Allocation::record_use`], then drop.
     ///
     /// # Errors
-    /// As [`Allocation::record_use`]; the allocation is then dropped without it, which is safe only if it was recorded
-    /// before.
+    /// As [`Allocation::record_use`], with the allocation: nothing was recorded and nothing freed.
+    #[track_caller]
     pub fn free_on(self, stream: &Stream<D>) -> Result<(), (Allocation<D>, Error)> {
+        let _called = Called::<D>::here();
         match self.record_use(stream) {
-            Ok(()) => Ok(()),
+            // Here, while it is known who frees it.
+            Ok(()) => {
+                drop(self);
+                Ok(())
+            }
             Err(e) => Err((self, e)),
         }
     }
 
     /// Frees it when nobody knows which streams used it: the bytes are reused after everything queued on any stream of
     /// the context by now, destroyed ones included.
+    #[track_caller]
     pub fn free_unknown(mut self) {
+        let _called = Called::<D>::here();
         let Some(home) = self.home.take() else { return };
         let core = Arc::clone(&home.pool.core);
         core.registry.serve(&core.driver);

@@ -161,7 +161,9 @@ impl Config {
         self
     }
     /// No reuse that depends on when the device happened to finish: the same calls give the same addresses relative to
-    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes.
+    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes. So that the
+    /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it makes
+    /// another one ([`Allocator::stream`](super::Allocator::stream), `adopt`), for two seconds at most.
     #[must_use]
     pub fn deterministic(mut self, on: bool) -> Config {
         self.deterministic = on;
@@ -191,7 +193,8 @@ impl Config {
         self.scrub = on;
         self
     }
-    /// How long the ladder's last wait for the device may take; 2 s by default.
+    /// How long a request may block the host in all before it is out of memory; 2 s by default. It never waits for an
+    /// [independent](crate::Stream::set_independent) stream, nor for the whole device.
     #[must_use]
     pub fn bounded_wait(mut self, limit: Duration) -> Config {
         self.wait = Some(limit);
@@ -203,8 +206,13 @@ impl Config {
         self.sinks.push(sink);
         self
     }
-    /// Called when a request is about to fail, with no lock held; `true` means "something was freed, try again". It may
-    /// allocate and free; a miss inside it does not call it again.
+    /// Called when a request for device or pinned memory is about to fail, with no lock held; `true` means "something was
+    /// freed, try again". It may allocate and free; a miss inside it does not call it again. It is called at most three
+    /// times for one request.
+    ///
+    /// A request gives no idle segment back to the driver, because that may wait for the whole device. A program that
+    /// would rather wait than fail says so here: `gpu.trim(Trim::All).is_ok_and(|trimmed| trimmed.bytes > 0)`, on a clone
+    /// of the allocator that is put where the callback finds it, and taken out again at the end.
     #[must_use]
     pub fn on_out_of_memory(mut self, hook: impl Fn(&OutOfMemory) -> bool + Send + Sync + 'static) -> Config {
         self.hook = Some(Arc::new(hook));
@@ -227,7 +235,25 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] names the variable, what it holds and what it may hold.
     pub fn from_env() -> Result<Config, Error> {
-        Config::from_variables(|name| std::env::var(name).ok())
+        Config::from_env_and(|_| None)
+    }
+
+    /// As [`Config::from_env`], with values of the caller's by the variables' names, which go above the environment's.
+    ///
+    /// # Errors
+    /// As [`Config::from_env`].
+    pub fn from_env_and(given: impl Fn(&str) -> Option<String>) -> Result<Config, Error> {
+        Config::read(|name| {
+            match given(name)
+                .map(Into::into)
+                .or_else(|| std::env::var_os(name))
+                .map(std::ffi::OsString::into_string)
+            {
+                None => Ok(None),
+                Some(Ok(value)) => Ok(Some(value)),
+                Some(Err(raw)) => Err(bad(name, &raw.to_string_lossy(), "text in UTF-8")),
+            }
+        })
     }
 
     /// As [`Config::from_env`], with a look-up of the caller's.
@@ -235,12 +261,17 @@ impl Config {
     /// # Errors
     /// As [`Config::from_env`].
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Config, Error> {
+        Config::read(|name| Ok(get(name)))
+    }
+
+    fn read(get: impl Fn(&'static str) -> Result<Option<String>, Error>) -> Result<Config, Error> {
         let mut c = Config::default();
-        let get = |name: &str| get(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        if let Some(v) = get("MILLPOND_LIMIT") {
+        let get =
+            |name: &'static str| get(name).map(|v| v.map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()));
+        if let Some(v) = get("MILLPOND_LIMIT")? {
             c.limit = parse_limit("MILLPOND_LIMIT", &v)?;
         }
-        if let Some(v) = get("MILLPOND_PINNED_LIMIT") {
+        if let Some(v) = get("MILLPOND_PINNED_LIMIT")? {
             c.pinned_limit = match parse_limit("MILLPOND_PINNED_LIMIT", &v)? {
                 Limit::None => None,
                 Limit::Bytes(n) => Some(n),
@@ -249,14 +280,14 @@ impl Config {
                 }
             };
         }
-        if let Some(v) = get("MILLPOND_POLICY") {
+        if let Some(v) = get("MILLPOND_POLICY")? {
             c.policy = choose("MILLPOND_POLICY", &v, "latency or footprint", |v| match v {
                 "latency" => Some(Policy::Latency),
                 "footprint" => Some(Policy::Footprint),
                 _ => None,
             })?;
         }
-        if let Some(v) = get("MILLPOND_REUSE") {
+        if let Some(v) = get("MILLPOND_REUSE")? {
             c.reuse = choose("MILLPOND_REUSE", &v, "never, ordered or waits", |v| match v {
                 "never" => Some(Reuse::Never),
                 "ordered" => Some(Reuse::Ordered),
@@ -264,20 +295,20 @@ impl Config {
                 _ => None,
             })?;
         }
-        if let Some(v) = get("MILLPOND_GROWTH") {
+        if let Some(v) = get("MILLPOND_GROWTH")? {
             c.growth = choose("MILLPOND_GROWTH", &v, "rounded or exact", |v| match v {
                 "rounded" => Some(Growth::default()),
                 "exact" => Some(Growth::Exact),
                 _ => None,
             })?;
         }
-        if let Some(v) = get("MILLPOND_DETERMINISTIC") {
+        if let Some(v) = get("MILLPOND_DETERMINISTIC")? {
             c.deterministic = choose("MILLPOND_DETERMINISTIC", &v, "0 or 1", switch)?;
         }
-        if let Some(v) = get("MILLPOND_SCRUB") {
+        if let Some(v) = get("MILLPOND_SCRUB")? {
             c.scrub = choose("MILLPOND_SCRUB", &v, "0 or 1", switch)?;
         }
-        if let Some(v) = get("MILLPOND_WAIT_MS") {
+        if let Some(v) = get("MILLPOND_WAIT_MS")? {
             c.wait = Some(choose("MILLPOND_WAIT_MS", &v, "a number of milliseconds", |v| {
                 v.parse().ok().map(Duration::from_millis)
             })?);

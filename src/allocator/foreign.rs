@@ -62,7 +62,7 @@ impl<D: Driver> Foreign<D> {
     /// Work on `stream`, queued by now or before the drop, uses it: as [`Allocation::record_use`](super::Allocation::record_use).
     pub(super) fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
         self.check(stream)?;
-        stream.refuse_capture()?;
+        stream.admit("record_use")?;
         let on = stream.line();
         if on.id != self.home.id {
             // Due markers come before the operation that is being recorded (O9).
@@ -92,7 +92,7 @@ impl<D: Driver> Drop for Foreign<D> {
         pending.push(Pending { on: self.home.id, epoch: self.home.stamp() });
         for line in pending.iter().filter_map(|p| self.registry.line(p.on)) {
             if line.note_unmarked(self.bytes) {
-                self.registry.raise_errand();
+                self.registry.raise_errand(&line);
             }
         }
         if planted!(ForeignAtOnce) {

@@ -5,8 +5,9 @@
 //! grows again. Sizes are tried from the planned one down to the exact request, because a limit or a full card may
 //! still have room for that.
 
+use super::entry::Range;
 use super::miss::{Miss, Step};
-use super::pool::Range;
+use super::undo::Undo;
 use crate::driver::Driver;
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
@@ -20,9 +21,12 @@ impl<D: Driver> Miss<'_, D> {
         if let Some(handed) = self.again() {
             return Ok(Some(handed));
         }
-        // Live bytes peak where pools grow: sampled here, for the report and for the slack.
-        let peak = self.core.sample_live(self.want.len.bytes());
-        let most = if slack { peak.saturating_add(peak / 100) } else { u64::MAX };
+        let most = if slack {
+            let peak = self.core.peak_with(self.want.len.bytes());
+            peak.saturating_add(peak / 100)
+        } else {
+            u64::MAX
+        };
         // A segment is aligned as the driver aligns it: an aligned request may have to skip a front.
         let Some(needed) = self.want.len.checked_add(Granules(self.want.align.0.saturating_sub(1))) else {
             return Ok(None);
@@ -50,7 +54,9 @@ impl<D: Driver> Miss<'_, D> {
         // A claim is memory in hand: the driver may refuse it, and then there is room for others.
         let Some(_hand) = claimed else { return Ok(None) };
         assert_unlocked("memory is taken from the device");
+        let unclaim = Undo::new(|| core.backing.lock().unclaim(len));
         let asked = core.registry.watch(core.driver.relaxed(|| core.driver.allocate(len.bytes())));
+        unclaim.forget();
         let range = match asked {
             Ok(range) => range,
             Err(e) => {
@@ -74,11 +80,11 @@ impl<D: Driver> Miss<'_, D> {
             core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: self.pool.line.info.id });
         }
         drop(guard);
+        core.cut_peaks_when_due();
         Ok(Some(taken))
     }
 
-    /// Rung 7: idle segments go back to the device if that can make room, then growth. A plain free waits for every
-    /// kernel on the device, so this comes after everything that does not.
+    /// Rung 7, only where a free does not wait for the device: idle segments go back if that can make room, then growth.
     pub(crate) fn trim_and_grow(&mut self) -> Step {
         if self.core.config.reuse == super::config::Reuse::Never
             && self.core.backing.lock().segments.is_empty()

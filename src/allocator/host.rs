@@ -5,22 +5,25 @@
 //! order), each waiting for its own stream: one slow stream keeps back what it uses and nothing else. There is one pool
 //! for all streams. It does not know what is copied where.
 //!
-//! A miss learns what is complete, grows, gives idle segments back to grow elsewhere, and waits; like the ladder of
-//! device memory it fails only after a round in which nothing was in anybody's hand and nothing was freed.
+//! A miss learns what is complete, grows, waits, and asks the user's callback; like the ladder of device memory it fails
+//! only after a round in which nothing was in anybody's hand and nothing was freed. It never unpins: that waits for the
+//! whole device, so only an explicit trim does.
 //!
 //! Cached and write-combined memory never share a segment. The heap keeps two kinds of segment apart anyway, for small and
 //! large requests on a device; there is no such distinction here, so its kinds stand for these two ([`segments_of`]).
 
 use super::Live;
+use super::access::bound;
 use super::hands::Hands;
-use super::miss::ROUNDS;
+use super::miss::{CALLBACKS, ROUNDS};
 use super::pinned::PinnedAllocation;
 use super::pool::{note_pending, release_open};
 use super::registry::Registry;
 use super::shared::Core;
 use super::trim::Trimmed;
+use super::undo::Undo;
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
-use crate::error::{DriverError, Error, OutOfMemory};
+use crate::error::{DriverError, DriverErrorKind, Error, Holder, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
 use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::{Counters, Histogram, PoolReport};
@@ -102,11 +105,26 @@ impl<D: Driver> HostPool<D> {
         }
     }
 
-    /// No owner is left; whether pinned allocations still live.
-    pub(crate) fn abandon(&self) -> bool {
-        let mut state = self.state.lock();
-        state.orphan = true;
-        state.live > 0
+    /// Adds what it remembers.
+    pub(super) fn count(&self, to: &mut super::Bookkeeping) {
+        let state = self.state.lock();
+        let heap = state.heap.stats();
+        to.uses += state.uses.values().map(|uses| uses.iter().count()).sum::<usize>();
+        to.use_slots += state.uses.len();
+        to.in_flight += state.in_flight.len();
+        to.in_flight_uses += state.in_flight.uses().count();
+        to.chunks += (heap.live + heap.free_chunks + heap.in_flight_chunks) as usize;
+        to.segments += state.segments.len();
+    }
+
+    /// No owner is left: the last free gives back what is pinned.
+    pub(crate) fn abandon(&self) {
+        self.state.lock().orphan = true;
+    }
+
+    /// Whether no pinned allocation lives.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state.lock().live == 0
     }
 
     /// What is complete comes back.
@@ -191,7 +209,7 @@ impl<D: Driver> HostPool<D> {
             held_peak: state.taken_peak,
             live: state.live,
             free_chunks: stats.free_chunks,
-            largest_free: state.heap.snapshot().largest_free.bytes(),
+            largest_free: state.heap.longest_free().bytes(),
             in_flight_ranges: state.in_flight.len() as u64,
             counters: Counters { splits: stats.splits, merges: stats.merges, ..state.counters },
             sizes: state.sizes.clone(),
@@ -199,13 +217,23 @@ impl<D: Driver> HostPool<D> {
         })
     }
 
+    /// For an error: the bytes of segments that are wholly free, and what is alive.
+    fn facts(&self) -> (u64, Vec<Holder>) {
+        let state = self.state.lock();
+        let idle = state.heap.segments().filter(|s| s.free == s.len).map(|s| s.len.bytes()).sum();
+        let stats = state.heap.stats();
+        (idle, super::facts::largest([(None, (stats.live, stats.allocated))].into_iter().collect()))
+    }
+
     /// Adds to the uses of an allocation that is alive.
-    pub(crate) fn with_uses(&self, id: AllocationId, of: impl FnOnce(&mut Uses)) {
+    pub(crate) fn with_uses(&self, registry: &Registry<D>, id: AllocationId, of: impl FnOnce(&mut Uses)) {
         let mut state = self.state.lock();
         let state = &mut *state;
         // The heap panics if the generation is another's (H7).
         state.heap.view(ChunkId::from_index(id.chunk), id.generation);
-        of(state.uses.entry(id.chunk).or_default());
+        let uses = state.uses.entry(id.chunk).or_default();
+        of(uses);
+        bound(uses, registry);
     }
 
     /// What an access of the CPU's has to be complete.
@@ -246,12 +274,15 @@ impl<D: Driver> HostPool<D> {
                 uses: pending,
                 home: Epoch::COMPLETE,
             });
+            if state.in_flight.is_crowded() {
+                state.drain(&core.registry.seen());
+            }
         }
         let last = state.orphan && state.live == 0;
         drop(guard);
         release_open(&core.registry, &uses);
         if last {
-            core.orphan_done();
+            core.pinned_done();
         }
     }
 }
@@ -312,53 +343,69 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
         return Err(super::shared::lost());
     }
     core.registry.serve(&core.driver);
-    core.keeper.serve();
+    core.keeper.sweep();
     core.host.state.lock().counters.misses += 1;
     let hands = &core.host.hands;
     let own = Cell::new(0);
     let mut patience = core.config.wait.unwrap_or(Duration::from_secs(2));
     let mut refusal = None;
+    let (mut callbacks, mut asked_user) = (0, false);
     // The round before found nothing: this one finds out whether that is the truth.
     let mut checking = false;
     let (start, whole) = (std::time::Instant::now(), patience);
     for round in 0.. {
-        if round >= ROUNDS && start.elapsed() >= whole {
-            break;
-        }
         let (landed, before) = (hands.landed(), own.get());
         let frees = core.host.state.lock().counters.frees;
-        if let Some(t) = fold(core, want, bytes)? {
-            return Ok(t);
-        }
+        // What cannot be asked is no completion; new memory may serve all the same.
+        let unasked = match fold(core, want, bytes) {
+            Ok(Some(t)) => return Ok(t),
+            Ok(None) => None,
+            Err(e) if e.is_context_lost() => return Err(e.into()),
+            Err(e) => Some(e),
+        };
         match grow(core, want, bytes, &own)? {
             Ok(t) => return Ok(t),
-            Err(again) => refusal = again,
-        }
-        if trim_idle(core, &own)?.bytes > 0 {
-            match grow(core, want, bytes, &own)? {
-                Ok(t) => return Ok(t),
-                Err(again) => refusal = again.or(refusal),
-            }
+            Err(again) => refusal = again.or(unasked),
         }
         let (served, mut progress) = wait(core, want, bytes, &mut patience)?;
         if let Some(t) = served {
             return Ok(t);
         }
+        let waiting = std::time::Instant::now();
         progress |= hands.others_landed(landed, own.get() - before, patience);
+        patience = patience.saturating_sub(waiting.elapsed());
         progress |= checking && core.host.state.lock().counters.frees != frees;
-        if refusal.as_ref().is_some_and(|e| !e.is_out_of_memory()) || (checking && !progress) {
+        // Who loses every race has to end too.
+        progress &= round < ROUNDS || start.elapsed() < whole;
+        let failing = refusal.as_ref().is_some_and(|e: &DriverError| !e.is_out_of_memory());
+        checking = !checking && !progress && !failing;
+        if (progress && !failing) || checking {
+            continue;
+        }
+        if callbacks == CALLBACKS {
             break;
         }
-        checking = !progress;
+        let answer = core.ask_user(|| facts(core, want, bytes, refusal.clone(), asked_user));
+        asked_user |= answer.is_some();
+        if answer != Some(true) {
+            break;
+        }
+        callbacks += 1;
     }
-    Err(refused(core, want, bytes, refusal))
+    Err(match refusal {
+        // A driver that refused for another reason than memory is told as it is.
+        Some(e) if !e.is_out_of_memory() => e.into(),
+        refusal => facts(core, want, bytes, refusal, asked_user).into(),
+    })
 }
 
-/// A driver that refused for another reason than memory is told as it is.
-fn refused<D: Driver>(core: &Core<D>, want: &Want, bytes: u64, refusal: Option<DriverError>) -> Error {
-    if let Some(e) = refusal.as_ref().filter(|e| !e.is_out_of_memory()) {
-        return e.clone().into();
-    }
+fn facts<D: Driver>(
+    core: &Core<D>,
+    want: &Want,
+    bytes: u64,
+    driver: Option<DriverError>,
+    asked_user: bool,
+) -> OutOfMemory {
     let mut report = core.report();
     // The facts of an error about pinned memory are the pinned pool's.
     report.limit = core.host.state.lock().limit;
@@ -366,23 +413,22 @@ fn refused<D: Driver>(core: &Core<D>, want: &Want, bytes: u64, refusal: Option<D
         report.taken = pinned.held;
         report.total = pinned.clone();
     }
-    let tried = vec!["fold", "grow", "trim", "wait"];
-    OutOfMemory { asked: bytes, rounded: want.len.bytes(), stream: None, tried, driver: refusal, report }
-        .into()
+    let mut tried = vec!["fold", "grow", "wait"];
+    if asked_user {
+        tried.push("callback");
+    }
+    let (trim_would_free, holders) = core.host.facts();
+    let (asked, rounded) = (bytes, want.len.bytes());
+    OutOfMemory { asked, rounded, stream: None, tried, driver, trim_would_free, holders, report }
 }
 
 fn fold<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Option<Taken>, DriverError> {
-    if !core.config.deterministic {
-        let waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
-        for p in waiting {
-            if let Some(line) = core.registry.line(p.on) {
-                core.registry.fold(&core.driver, &line)?;
-            }
-        }
-    }
-    let mut state = core.host.state.lock();
-    state.drain(&core.registry.seen());
-    Ok(state.take(want, bytes))
+    core.registry.drain_to_end(&core.driver, !core.config.deterministic, || {
+        let mut state = core.host.state.lock();
+        state.drain(&core.registry.seen());
+        state.in_flight.oldest().collect()
+    })?;
+    Ok(core.host.state.lock().take(want, bytes))
 }
 
 /// The inner result says why there was no growth: the limit (`None`) or the driver.
@@ -409,7 +455,9 @@ fn grow<D: Driver>(
         };
         assert_unlocked("host memory is pinned");
         let kind = memory_of(want.kind);
+        let unclaim = Undo::new(|| core.host.state.lock().taken -= size);
         let pinned = core.registry.watch(core.driver.relaxed(|| core.driver.pin(size, kind)));
+        unclaim.forget();
         let mut state = core.host.state.lock();
         match pinned {
             Ok(range) => {
@@ -442,14 +490,20 @@ fn wait<D: Driver>(
 ) -> Result<(Option<Taken>, bool), DriverError> {
     let mut progress = false;
     loop {
-        let waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
+        let mut waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
+        let waitable = core.registry.waitable();
+        waiting.retain(|&p| waitable.by_host(p));
         if waiting.is_empty() || patience.is_zero() {
             return Ok((None, progress));
         }
         for p in waiting {
             core.host.state.lock().counters.host_waits += 1;
             let start = std::time::Instant::now();
-            let done = core.registry.wait_host(&core.driver, p, *patience)?;
+            let done = match core.registry.wait_host(&core.driver, p, *patience) {
+                // Nobody can wait for what a capturing stream holds; the others may be done.
+                Err(e) if e.kind == DriverErrorKind::Capturing => continue,
+                done => done?,
+            };
             *patience = patience.saturating_sub(start.elapsed());
             if !done {
                 return Ok((None, progress));
@@ -463,13 +517,9 @@ fn wait<D: Driver>(
     }
 }
 
-/// Unpins segments all of whose bytes are free; they are complete by the pool's rule.
+/// Unpins segments all of whose bytes are free; they are complete by the pool's rule. The driver waits for the device.
 pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
-    trim_idle(core, &Cell::new(0))
-}
-
-/// What it has in hand and puts down counts in `own`.
-fn trim_idle<D: Driver>(core: &Core<D>, own: &Cell<u64>) -> Result<Trimmed, DriverError> {
+    let own = Cell::new(0);
     let mut trimmed = Trimmed::default();
     let mut idle = Vec::new();
     let _hand = {
@@ -484,7 +534,7 @@ fn trim_idle<D: Driver>(core: &Core<D>, own: &Cell<u64>) -> Result<Trimmed, Driv
                 idle.push((len, kind, range));
             }
         }
-        core.host.hands.take(own)
+        core.host.hands.take(&own)
     };
     assert_unlocked("host memory is unpinned");
     let mut failed = None;

@@ -1,17 +1,24 @@
 //! Keeps values that the device still reads until it is done: sources of copies whose tokens were dropped early.
 //!
-//! A drop never waits for the device, so what a dropped token owned goes here with the event behind its copy, and is
-//! dropped by a later call that may speak to the driver: the next copy, launch, miss of pinned memory, trim or
+//! A drop never waits for the device, so what a dropped token owned goes here with the numbers of what has to be complete, and
+//! is dropped by a later call that may speak to the driver: the next copy, launch, miss of pinned memory, trim or
 //! synchronise. Values run their own destructors, so they are dropped with no lock held. What cannot be proved complete
 //! is never dropped: it is forgotten. It does not know what a value is.
+//!
+//! A value waits on one use at a time, by timeline and epoch; epochs of one timeline end in order. So an operation looks at the
+//! oldest epoch of one timeline, the next one each time, and asks the device once; it asks again only when the answer
+//! brought something. However many values are kept, a call pays for itself and for what it drops.
 
 use super::registry::Registry;
 use super::stream::Event;
-use crate::driver::{Driver, DriverResult};
-use crate::order::PendingSet;
+use crate::driver::Driver;
+use crate::order::{Completed, Pending, PendingSet, TimelineId};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Mutex, Ordering, assert_unlocked};
+use crate::units::Epoch;
+use core::mem::ManuallyDrop;
 use core::time::Duration;
+use std::collections::BTreeMap;
 
 /// What a value is kept for.
 pub(crate) enum Until<D: Driver> {
@@ -27,69 +34,97 @@ pub(crate) struct Keeper<D: Driver> {
     registry: Arc<Registry<D>>,
     /// Whether there is anything to look at.
     any: AtomicBool,
-    kept: Mutex<Kept<D>>,
+    kept: Mutex<Kept>,
     /// A deterministic allocator asks no event: it drops what it knows complete by its own waits.
     asks: bool,
 }
 
-struct Kept<D: Driver> {
-    all: Vec<(Until<D>, Box<dyn Send>)>,
+struct Kept {
+    /// By the use that each waits on now.
+    waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<Value>>>,
+    /// The timeline that was looked at last.
+    last: TimelineId,
     /// The allocator and its streams are gone: nobody comes by any more.
     closed: bool,
 }
 
+/// A value and all it is kept for.
+struct Value {
+    uses: PendingSet,
+    value: Box<dyn Send>,
+}
+
+impl Kept {
+    /// Files a value under its first use that is not complete; the value again if there is none.
+    fn file(&mut self, value: Value, seen: &impl Completed) -> Option<Value> {
+        let Some(next) = value.uses.iter().copied().find(|&p| !seen.is_complete(p)) else {
+            return Some(value);
+        };
+        self.waiting.entry(next.on).or_default().entry(next.epoch).or_default().push(value);
+        None
+    }
+
+    /// Takes out what waited on this timeline and is over. What is left waits on: the oldest use.
+    fn take_over(&mut self, on: TimelineId, seen: &impl Completed, over: &mut Vec<Value>) -> Option<Pending> {
+        loop {
+            let oldest = self.waiting.get_mut(&on)?.first_entry();
+            let Some(oldest) = oldest else {
+                self.waiting.remove(&on);
+                return None;
+            };
+            let pending = Pending { on, epoch: *oldest.key() };
+            if !seen.is_complete(pending) {
+                return Some(pending);
+            }
+            for value in oldest.remove() {
+                over.extend(self.file(value, seen));
+            }
+        }
+    }
+
+    /// The timeline after the one that was looked at last, round and round.
+    fn next(&mut self) -> Option<TimelineId> {
+        let after = (core::ops::Bound::Excluded(self.last), core::ops::Bound::Unbounded);
+        let next = self.waiting.range(after).next().or_else(|| self.waiting.first_key_value());
+        self.last = *next?.0;
+        Some(self.last)
+    }
+
+    fn take_all(&mut self) -> Vec<Value> {
+        core::mem::take(&mut self.waiting).into_values().flat_map(BTreeMap::into_values).flatten().collect()
+    }
+}
+
 impl<D: Driver> Keeper<D> {
     pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> Keeper<D> {
-        Keeper {
-            driver,
-            registry,
-            any: AtomicBool::new(false),
-            kept: Mutex::new(Kept { all: Vec::new(), closed: false }),
-            asks,
-        }
+        let kept = Kept { waiting: BTreeMap::new(), last: TimelineId(0), closed: false };
+        Keeper { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
     /// Keeps a value until then. Makes no driver call, unless the allocator is gone: then it waits.
     pub(crate) fn keep(&self, until: Until<D>, value: Box<dyn Send>) {
-        if !self.is_seen(&until) && !planted!(KeeperAtOnce) {
+        let uses = match until {
+            Until::Event(event) => {
+                smallvec::smallvec![Pending { on: event.timeline(), epoch: event.epoch() }]
+            }
+            Until::Uses(uses) => uses,
+        };
+        let value = Value { uses, value };
+        let over = {
             let mut kept = self.kept.lock();
-            if !kept.closed {
-                kept.all.push((until, value));
-                self.any.store(true, Ordering::Release);
-                return;
+            if kept.closed {
+                drop(kept);
+                return self.let_go(value);
             }
-            drop(kept);
-            self.let_go(&until, value);
-        }
+            let over =
+                if planted!(KeeperAtOnce) { Some(value) } else { kept.file(value, &self.registry.seen()) };
+            self.any.store(!kept.waiting.is_empty(), Ordering::Release);
+            over
+        };
+        drop(over);
     }
 
-    fn is_seen(&self, until: &Until<D>) -> bool {
-        match until {
-            Until::Event(event) => event.is_seen(),
-            Until::Uses(uses) => self.registry.all_complete(uses),
-        }
-    }
-
-    /// Asks the device.
-    fn is_complete(&self, until: &Until<D>) -> Result<bool, crate::error::Error> {
-        match until {
-            Until::Event(event) => event.is_complete(),
-            Until::Uses(uses) => Ok(self.learn(uses).map(|()| self.registry.all_complete(uses))?),
-        }
-    }
-
-    /// Asks for the markers of what is not known to be complete, and has them made.
-    fn learn(&self, uses: &PendingSet) -> DriverResult<()> {
-        for p in uses {
-            let Some(line) = self.registry.line(p.on).filter(|line| line.seen() < p.epoch) else { continue };
-            if self.registry.marker_for(&self.driver, &line, p.epoch)?.is_some() {
-                self.registry.fold(&self.driver, &line)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Drops what is complete.
+    /// Drops some of what is complete: at most one question to the device that brings nothing.
     #[inline]
     pub(crate) fn serve(&self) {
         if self.any.load(Ordering::Acquire) {
@@ -99,28 +134,43 @@ impl<D: Driver> Keeper<D> {
 
     #[cold]
     fn look(&self) {
+        let next = self.kept.lock().next();
+        if let Some(on) = next {
+            self.look_at(on);
+        }
+    }
+
+    /// Drops all that is complete, of every stream.
+    pub(crate) fn sweep(&self) {
+        if self.any.load(Ordering::Acquire) {
+            let all: Vec<TimelineId> = self.kept.lock().waiting.keys().copied().collect();
+            for on in all {
+                self.look_at(on);
+            }
+        }
+    }
+
+    /// Drops what waited on this timeline and is complete. Asks the device for the oldest use, and again while that brings
+    /// something. Nothing is in hand meanwhile: who closes finds every value.
+    fn look_at(&self, on: TimelineId) {
         assert_unlocked("kept values are looked at");
-        let all = core::mem::take(&mut self.kept.lock().all);
-        // An error is no completion (O4): whoever needs the stream meets it.
-        let done =
-            |until: &Until<D>| self.is_seen(until) || (self.asks && self.is_complete(until).unwrap_or(false));
-        let (over, pending): (Vec<_>, Vec<_>) = all.into_iter().partition(|(until, _)| done(until));
-        point!("kept values in hand");
-        let left = {
-            let mut kept = self.kept.lock();
-            // Who closed meanwhile found nothing to wait for: what was in hand is ours to wait for.
-            let left = if kept.closed && !planted!(CudaKeeperPutsBack) {
-                pending
-            } else {
-                kept.all.extend(pending);
-                Vec::new()
+        loop {
+            let mut over = Vec::new();
+            let oldest = {
+                let mut kept = self.kept.lock();
+                let oldest = kept.take_over(on, &self.registry.seen(), &mut over);
+                self.any.store(!kept.waiting.is_empty(), Ordering::Release);
+                oldest
             };
-            self.any.store(!kept.all.is_empty(), Ordering::Release);
-            left
-        };
-        drop(over);
-        for (until, value) in left {
-            self.let_go(&until, value);
+            drop(over);
+            point!("a kept value is asked for");
+            // An error is no completion (O4): whoever needs the stream meets it.
+            let Some(oldest) = oldest.filter(|_| self.asks) else { return };
+            match self.registry.ask(&self.driver, oldest) {
+                Ok(true) => {}
+                Err(_) if planted!(KeeperErrorDone) => drop(self.kept.lock().waiting.remove(&on)),
+                _ => return,
+            }
         }
     }
 
@@ -129,31 +179,29 @@ impl<D: Driver> Keeper<D> {
         let all = {
             let mut kept = self.kept.lock();
             kept.closed = true;
-            core::mem::take(&mut kept.all)
+            kept.take_all()
         };
-        for (until, value) in all {
-            self.let_go(&until, value);
+        for value in all {
+            self.let_go(value);
         }
     }
 
     /// Drops a value behind what is waited for; forgets it if that cannot be had. A lost context runs nothing any more, so
     /// that nothing uses the value.
-    fn let_go(&self, until: &Until<D>, value: Box<dyn Send>) {
-        match self.wait(until) {
-            Err(e) if !e.is_context_lost() => core::mem::forget(value),
-            _ => drop(value),
+    fn let_go(&self, Value { uses, value }: Value) {
+        // A driver call that panics is no completion either.
+        let value = ManuallyDrop::new(value);
+        let done = uses.into_iter().all(|p| {
+            let waited = self.registry.wait_host(&self.driver, p, Duration::MAX);
+            waited.map_or_else(|e| e.is_context_lost(), |_| true)
+        });
+        if done {
+            drop(ManuallyDrop::into_inner(value));
         }
     }
 
-    fn wait(&self, until: &Until<D>) -> Result<(), crate::error::Error> {
-        match until {
-            Until::Event(event) => event.synchronize(Duration::MAX),
-            Until::Uses(uses) => {
-                for &p in uses {
-                    self.registry.wait_host(&self.driver, p, Duration::MAX)?;
-                }
-                Ok(())
-            }
-        }
+    /// How many values are kept.
+    pub(super) fn len(&self) -> usize {
+        self.kept.lock().waiting.values().flat_map(BTreeMap::values).map(Vec::len).sum()
     }
 }

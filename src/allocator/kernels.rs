@@ -61,7 +61,7 @@ impl<D: Driver> Probe<D> {
     }
     /// Says that there is an errand.
     pub fn raise_errand(&self) {
-        self.registry.raise_errand();
+        self.registry.raise_errand(&self.line);
     }
     /// Does the errands.
     pub fn serve(&self) {

@@ -4,12 +4,17 @@
 //! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Facts are checked before
 //! the entry's stamp is loaded. Whatever fails puts the range back exactly as it was.
 
+use super::bounded::Waitable;
+use super::entry::Range;
 use super::hands::Hand;
+use super::lenders::Candidates;
 use super::miss::{Miss, Step};
-use super::pool::{Handed, Pool, Range, Watch};
-use super::registry::CONTEXT;
+use super::pool::{Handed, Pool, Watch};
+use super::registry::{CONTEXT, QUESTIONS};
+use super::shared::{Core, numbered};
+use super::undo::Undo;
 use crate::driver::Driver;
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{ChunkId, Cut, Kind, Want};
 use crate::order::{Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
@@ -21,6 +26,14 @@ const LEND_LARGE: Granules = Granules((2 << 20) / 512);
 const LEND_SMALL: Granules = Granules((256 << 10) / 512);
 /// How many free chunks of a pool are looked at.
 const STEPS: usize = 64;
+
+fn put_back_free<D: Driver>(core: &Core<D>, from: &Pool<D>, cut: &Cut) {
+    let mut state = from.lock();
+    let stamp = if planted!(PutBackComplete) { Epoch::COMPLETE } else { cut.stamp };
+    from.extend(&mut state, &Range::from(cut), stamp);
+    state.counters.lends_out -= 1;
+    core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
+}
 
 /// A range on its way to the pool that misses.
 struct Guest {
@@ -35,8 +48,13 @@ impl<'a, D: Driver> Miss<'a, D> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
         let to = self.pool.line.id;
-        for from in self.others() {
-            self.learn_of(&from);
+        let mut questions = QUESTIONS;
+        for number in self.lenders() {
+            let Some(from) = self.core.pool_numbered(number) else { continue };
+            if from.longest_hint() < self.want.len.0 {
+                continue;
+            }
+            self.learn_of(&from, &mut questions);
             let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
                 is_ordered(to, &clock, seen, Pending { on: from.line.id, epoch }) || planted!(Z16)
             };
@@ -57,25 +75,38 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.pool.line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits) {
             return Ok(None);
         }
-        if let Some((entry, _hand)) = self.take_in_flight(self.pool) {
-            return self.own_in_flight(entry);
+        let waitable = self.core.registry.waitable();
+        if let Some((entry, _hand)) = self.take_in_flight(self.pool, &waitable) {
+            // What it waits for may not be to be waited for at the moment: another pool's memory may.
+            let step = self.own_in_flight(&entry)?;
+            if step.is_some() {
+                return Ok(step);
+            }
         }
         for from in self.others() {
             // Nobody is made to wait for an independent stream: also its ranges in flight wait for their home last.
-            if from.line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits) {
+            if !waitable.by_streams(from.line.id) {
                 continue;
             }
             if let Some((cut, _hand)) = self.cut_free(&from, &Kind::ALL, |_, _| true) {
                 let stamp = Pending { on: from.line.id, epoch: cut.stamp };
                 let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
+                let core = self.core;
+                let put_back = Undo::new(|| put_back_free(core, &from, &cut));
                 if let Err(e) = self.wait_for_all(&guest.pending) {
-                    self.put_back_free(&from, &cut);
-                    return self.refused(e);
+                    drop(put_back);
+                    // Its stream cannot be marked now; another one's memory may serve.
+                    self.unordered(e)?;
+                    continue;
                 }
+                put_back.forget();
                 return Ok(Some(self.settle(&from, &guest)));
             }
-            if let Some((entry, _hand)) = self.take_in_flight(&from) {
-                return self.foreign_in_flight(&from, entry);
+            if let Some((entry, _hand)) = self.take_in_flight(&from, &waitable) {
+                let step = self.foreign_in_flight(&from, entry)?;
+                if step.is_some() {
+                    return Ok(step);
+                }
             }
         }
         Ok(None)
@@ -85,6 +116,28 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn others(&self) -> Vec<Arc<Pool<D>>> {
         let mut pools = self.core.pool_list();
         pools.retain(|p| p.number != self.pool.number);
+        pools
+    }
+
+    /// The numbers of those of them that may hold enough, in the order of the list: of thousands of streams few do, and the
+    /// others are not even looked at. Of many each climb begins with others, because it does not ask about all of them.
+    fn lenders(&self) -> Vec<u32> {
+        let least = self.want.len.0;
+        let Candidates { surely: mut pools, mut perhaps } = self.core.lenders.of(least);
+        if !perhaps.is_empty() {
+            let all = self.core.pools.lock();
+            perhaps.retain(|&n| numbered(&all, n).is_some_and(|pool| pool.longest_hint() >= least));
+            drop(all);
+            pools.append(&mut perhaps);
+            pools.sort_unstable();
+        }
+        if let Ok(own) = pools.binary_search(&self.pool.number) {
+            pools.remove(own);
+        }
+        if pools.len() > QUESTIONS {
+            let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % pools.len();
+            pools.rotate_left(from);
+        }
         pools
     }
 
@@ -100,10 +153,15 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Asks whether markers of a pool's stream that were published are complete, if the pool may hold enough at all.
-    fn learn_of(&mut self, from: &Pool<D>) {
-        if from.longest_hint() >= self.want.len.0 && !self.core.config.deterministic {
+    fn learn_of(&mut self, from: &Pool<D>, questions: &mut usize) {
+        if self.core.config.deterministic || *questions == 0 {
+            return;
+        }
+        match self.core.registry.fold(&self.core.driver, &from.line) {
+            Ok(news) => *questions -= usize::from(news == Some(false)),
             // An error is no completion: the range is not accepted then, and the next rung meets the error.
-            if let Err(e) = self.core.registry.fold(&self.core.driver, &from.line) {
+            Err(e) => {
+                *questions -= 1;
                 self.refusal = Some(e);
             }
         }
@@ -141,14 +199,6 @@ impl<'a, D: Driver> Miss<'a, D> {
         Some((cut, self.hand()))
     }
 
-    fn put_back_free(&self, from: &Pool<D>, cut: &Cut) {
-        let mut state = from.lock();
-        let stamp = if planted!(PutBackComplete) { Epoch::COMPLETE } else { cut.stamp };
-        from.extend(&mut state, &Range::from(cut), stamp);
-        state.counters.lends_out -= 1;
-        self.core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
-    }
-
     /// The guest enters our pool and serves us, in one hold of the lock.
     fn settle(&mut self, from: &Pool<D>, guest: &Guest) -> Handed {
         let mut guard = self.pool.lock();
@@ -176,24 +226,24 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
     /// independent streams still use are left alone.
-    fn take_in_flight(&self, from: &Pool<D>) -> Option<(Entry, Hand<'a>)> {
-        let registry = &self.core.registry;
+    fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<D>) -> Option<(Entry, Hand<'a>)> {
         let mut state = from.lock();
         let entry = state.in_flight.take_at_least(self.needed(), STEPS, |entry| {
-            entry.uses.iter().all(|p| {
-                p.on == CONTEXT || registry.line(p.on).is_none_or(|l| !l.independent.load(Ordering::Relaxed))
-            })
+            entry.uses.iter().all(|p| waitable.by_streams(p.on))
         })?;
         Some((entry, self.hand()))
     }
 
-    fn own_in_flight(&mut self, entry: Entry) -> Step {
+    fn own_in_flight(&mut self, entry: &Entry) -> Step {
+        let pool = self.pool;
+        let put_back = Undo::new(|| pool.lock().in_flight.insert(entry.clone()));
         if !planted!(InFlightAtOnce)
             && let Err(e) = self.wait_for_all(&entry.uses)
         {
-            self.pool.lock().in_flight.insert(entry);
-            return self.refused(e);
+            drop(put_back);
+            return self.unordered(e);
         }
+        put_back.forget();
         let mut guard = self.pool.lock();
         let state = &mut *guard;
         let mut all = entry.uses.clone();
@@ -210,10 +260,12 @@ impl<'a, D: Driver> Miss<'a, D> {
         if !planted!(Z29) {
             pending.push(Pending { on: from.line.id, epoch: entry.home });
         }
+        let put_back = Undo::new(|| from.lock().in_flight.insert(entry.clone()));
         if let Err(e) = self.wait_for_all(&pending) {
-            from.lock().in_flight.insert(entry);
-            return self.refused(e);
+            drop(put_back);
+            return self.unordered(e);
         }
+        put_back.forget();
         let len = self.portion(entry.len);
         let cut = {
             let mut state = from.lock();
@@ -224,7 +276,9 @@ impl<'a, D: Driver> Miss<'a, D> {
             } else if len < entry.len {
                 // The rest stays in flight under its old number, with all its uses.
                 let rest = Granules(entry.len.0 - len.0);
-                state.in_flight.insert(Entry { len: rest, ..entry });
+                let mut rest = Entry { len: rest, ..entry };
+                rest.uses.truncate(if planted!(RestForgetsUses) { 1 } else { usize::MAX });
+                state.in_flight.insert(rest);
             }
             state.counters.lends_out += 1;
             cut
@@ -232,6 +286,12 @@ impl<'a, D: Driver> Miss<'a, D> {
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
         let guest = Guest { range: Range::from(&cut), pending };
         Ok(Some(self.settle(from, &guest)))
+    }
+
+    /// A wait that could not be inserted; the range was put back. That the driver has no context-wide markers is no refusal
+    /// of memory: the next rung is tried.
+    fn unordered(&mut self, error: DriverError) -> Step {
+        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.refused(error) }
     }
 
     /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.

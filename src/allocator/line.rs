@@ -11,6 +11,7 @@
 //!
 //! It does not know other streams' timelines, nor how markers are made, waited for or found complete: the registry does.
 
+use super::events::SharedEvent;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 #[cfg(loom)]
@@ -41,6 +42,8 @@ pub(crate) struct Line<D: Driver> {
     pub(crate) open: AtomicUsize,
     /// Pools on this stream that are not closed, of any allocator.
     pub(crate) pools: AtomicUsize,
+    /// It stands in the registry's list of errands, or whoever took it from there has not looked yet.
+    pub(super) errand: AtomicBool,
     /// Never waited on and never made to wait.
     pub(crate) independent: AtomicBool,
     /// Somebody else may begin a capture on its stream, so that it is asked before a marker is made.
@@ -51,10 +54,12 @@ pub(crate) struct Line<D: Driver> {
 }
 
 pub(super) struct LineState<D: Driver> {
-    pub(super) timeline: Timeline<Arc<D::Event>>,
+    pub(super) timeline: Timeline<SharedEvent<D>>,
     /// Taken out when the line closes. Makers of markers hold a clone, so that it outlives them.
     pub(super) native: Option<D::Stream>,
     pub(super) closing: bool,
+    /// The newest marker was not complete when it was last asked for.
+    pub(super) behind: bool,
 }
 
 impl<D: Driver> Line<D> {
@@ -85,7 +90,7 @@ impl<D: Driver> Line<D> {
         Epoch(self.submitted.fetch_add(1, Ordering::AcqRel) + 1)
     }
     #[cfg(loom)]
-    pub(super) fn each_published(&self, show: impl FnMut(&Marker<Arc<D::Event>>)) {
+    pub(super) fn each_published(&self, show: impl FnMut(&Marker<SharedEvent<D>>)) {
         self.state.lock().timeline.above(Epoch(0)).for_each(show);
     }
     /// Asks for a marker that covers what was freed until now.
@@ -120,13 +125,13 @@ impl<D: Driver> Line<D> {
         self.is_here() && !self.info.mortal
     }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
-    /// the clocks say that it acted on this one.
+    /// the clocks say that it acted on this one. The one check for every backend.
     pub(crate) fn own_thread(&self, call: &'static str) -> DriverResult<()> {
         if self.is_here() {
             return Ok(());
         }
         let message = format!(
-            "{} is the default stream of another thread, whose handle means this thread's own here: only its own thread can make it wait or wait for it",
+            "{} is the default stream of another thread, whose handle means this thread's own here: only its own thread can use it; adopt this thread's own instead, or pass an event of that one",
             self.info.id
         );
         Err(DriverError::new(call, 400, DriverErrorKind::InvalidHandle, message))
@@ -168,9 +173,13 @@ pub(super) fn new_line<D: Driver>(
         unmarked_bytes: AtomicU64::new(0),
         open: AtomicUsize::new(0),
         pools: AtomicUsize::new(0),
+        errand: AtomicBool::new(false),
         independent: AtomicBool::new(false),
         foreign: AtomicBool::new(false),
         owner: (info.kind == StreamKind::PerThreadDefault).then(current_thread),
-        state: Ranked::new(Rank::Timeline, LineState { timeline: Timeline::new(id), native, closing: false }),
+        state: Ranked::new(
+            Rank::Timeline,
+            LineState { timeline: Timeline::new(id), native, closing: false, behind: false },
+        ),
     })
 }

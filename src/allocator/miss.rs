@@ -13,7 +13,7 @@
 //! 4 lend behind an inserted wait               4 the same
 //! 5 (move handles: needs virtual memory)       5 (the same)
 //! 6 -                                          6 grow within the limit
-//! 7 give idle segments back, grow again        7 the same
+//! 7 give idle segments back, grow again        7 the same, both only where a free waits for nothing
 //! 8 a bounded wait of the host, then again     8 the same
 //! 9 the user's callback, then again            9 the same
 //! 10 OutOfMemory                               10 the same
@@ -29,7 +29,7 @@ use super::hands::Hand;
 use super::pool::{Handed, Pool, PoolState};
 use super::shared::{Core, lost};
 use crate::driver::Driver;
-use crate::error::{DriverError, Error, OutOfMemory};
+use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Want};
 use crate::order::Pending;
 use crate::report::{Ladder, Rung};
@@ -42,7 +42,7 @@ use core::time::Duration;
 /// request that loses every race for what they free goes on.
 pub(crate) const ROUNDS: usize = 32;
 /// The callback may ask for another try so often for one request.
-const CALLBACKS: usize = 3;
+pub(crate) const CALLBACKS: usize = 3;
 /// What rung 8 waits at most, unless the options say otherwise.
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -93,7 +93,11 @@ impl<D: Driver> Core<D> {
     #[inline(never)]
     pub(crate) fn miss(&self, pool: &Pool<D>, want: Want, asked: u64) -> Result<Handed, Error> {
         assert_unlocked("a miss");
-        pool.lock().counters.misses += 1;
+        let lends = {
+            let mut state = pool.lock();
+            state.counters.misses += 1;
+            state.counters.lends_in
+        };
         let own = Cell::new(0);
         let mut miss = Miss {
             core: self,
@@ -108,10 +112,34 @@ impl<D: Driver> Core<D> {
             refusal: None,
         };
         let served = miss.climb();
+        if served.is_ok() && pool.lock().counters.lends_in != lends {
+            // Another pool's memory is live here now, beside what is live there.
+            self.cut_peaks_when_due();
+        }
         if served.is_err() && self.is_recording() {
             self.record(Event::OutOfMemory { asked, stream: pool.line.info.id });
         }
         served
+    }
+}
+
+impl<D: Driver> Core<D> {
+    /// Asks the user's callback, with no lock held, whether to try again; `None` without one, or inside it. A panic in it
+    /// passes through: nothing is held and nothing was taken.
+    pub(crate) fn ask_user(&self, facts: impl FnOnce() -> OutOfMemory) -> Option<bool> {
+        struct Inside;
+        impl Drop for Inside {
+            fn drop(&mut self) {
+                IN_HOOK.with(|inside| inside.set(false));
+            }
+        }
+        let hook = self.config.hook.clone()?;
+        if IN_HOOK.with(|inside| inside.replace(true)) {
+            return None;
+        }
+        let _inside = Inside;
+        assert_unlocked("the out-of-memory callback");
+        Some(hook(&facts()))
     }
 }
 
@@ -156,11 +184,16 @@ impl<'a, D: Driver> Miss<'a, D> {
             if policy == Policy::Footprint {
                 rung!(self.grow, self.grow(false));
             }
-            rung!(self.trim, self.trim_and_grow());
+            // A plain free would wait for the whole device: only an explicit trim may.
+            if !self.core.driver.free_waits_for_device() || planted!(RequestTrims) {
+                rung!(self.trim, self.trim_and_grow());
+            }
             if !checking {
                 rung!(self.wait, self.wait(&mut progress));
             }
+            let waiting = std::time::Instant::now();
             let mut moved = self.core.hands.others_landed(landed, self.own.get() - own, self.patience);
+            self.patience = self.patience.saturating_sub(waiting.elapsed());
             moved |= checking && self.others_freed();
             // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
             self.stamps_due |= moved;
@@ -240,20 +273,21 @@ impl<'a, D: Driver> Miss<'a, D> {
         if let Some(handed) = self.again() {
             return Ok(Some(handed));
         }
-        if !self.core.config.deterministic {
-            let waiting: Vec<Pending> = self.pool.lock().in_flight.oldest().collect();
-            for p in waiting {
-                let Some(line) = self.core.registry.line(p.on) else { continue };
-                if let Err(e) = self.core.registry.fold(&self.core.driver, &line) {
-                    return self.refused(e);
-                }
-            }
+        let (core, pool) = (self.core, self.pool);
+        let mut any = false;
+        let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, || {
+            any |= pool.drain();
+            pool.lock().in_flight.oldest().collect()
+        });
+        if let Err(e) = asked {
+            return self.refused(e);
         }
-        if self.pool.drain() { Ok(self.again()) } else { Ok(None) }
+        if any { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// Rung 8: the device is given time to finish, at most [`WAIT`] in all; what is over is drained everywhere, and
-    /// idle segments go back. Other pools' bytes count: one of them may be what we need.
+    /// Rung 8: the device is given time to finish, at most [`WAIT`] in all, where a request may wait for it at all
+    /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere. Other pools' bytes count: one of them
+    /// may be what we need.
     ///
     /// Each marker made is one more to wait for, so the stamps of what is free are waited for once, and again only when
     /// more became free since: ranges in flight came back, others freed or put down what they had in hand. Otherwise
@@ -285,6 +319,8 @@ impl<'a, D: Driver> Miss<'a, D> {
         batch.sort_unstable();
         batch.dedup();
         batch.retain(|&p| !core.registry.all_complete(&[p]));
+        let waitable = core.registry.waitable();
+        batch.retain(|&p| waitable.by_host(p));
         let start = std::time::Instant::now();
         for p in batch {
             let left = self.patience.saturating_sub(start.elapsed());
@@ -298,6 +334,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
             match core.registry.wait_host(&core.driver, p, left) {
                 Ok(done) => *progress |= done,
+                // Nobody can wait for what a capturing stream holds; the others go on.
+                Err(e) if e.kind == DriverErrorKind::Capturing => {}
                 Err(e) => return self.refused(e),
             }
         }
@@ -324,35 +362,16 @@ impl<'a, D: Driver> Miss<'a, D> {
         core::mem::replace(&mut self.frees, now) != now
     }
 
-    /// Rung 9, with no lock held. A panic in it passes through: nothing is held and nothing was taken.
+    /// Rung 9.
     fn callback(&mut self) -> bool {
-        struct Inside;
-        impl Drop for Inside {
-            fn drop(&mut self) {
-                IN_HOOK.with(|inside| inside.set(false));
-            }
-        }
-        let Some(hook) = self.core.config.hook.clone() else { return false };
-        if IN_HOOK.with(|inside| inside.replace(true)) {
-            return false;
-        }
-        let _inside = Inside;
-        assert_unlocked("the out-of-memory callback");
-        let facts = self.facts();
-        let again = hook(&facts);
+        let Some(again) = self.core.ask_user(|| self.facts()) else { return false };
         self.count("callback", |l| &mut l.callback, again);
         again
     }
 
     fn facts(&self) -> OutOfMemory {
-        OutOfMemory {
-            asked: self.asked,
-            rounded: self.want.len.bytes(),
-            stream: Some(self.pool.line.info.id),
-            tried: self.tried.clone(),
-            driver: self.refusal.clone(),
-            report: self.core.report(),
-        }
+        let (stream, rounded) = (self.pool.line.info.id, self.want.len.bytes());
+        self.core.out_of_memory(stream, self.asked, rounded, self.tried.clone(), self.refusal.clone())
     }
 
     /// Rung 10. A driver that refused for another reason than memory is told as it is.

@@ -11,7 +11,13 @@
 pub(crate) mod access;
 mod allocation;
 mod backing;
+mod bookkeeping;
+mod bounded;
+mod closed;
 mod config;
+mod entry;
+mod events;
+mod facts;
 pub(crate) mod foreign;
 mod grow;
 mod hands;
@@ -21,8 +27,10 @@ pub(crate) mod keeper;
 #[doc(hidden)]
 pub mod kernels;
 mod lend;
+mod lenders;
 mod line;
 mod miss;
+mod peaks;
 mod pinned;
 mod pool;
 mod raw;
@@ -35,15 +43,17 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod trim;
+mod undo;
 
 pub use allocation::Allocation;
+pub use bookkeeping::Bookkeeping;
 pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES};
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;
 pub use stream::{Event, Stream};
 pub use trim::Trimmed;
 
-use crate::driver::{Driver, HostKind, Note, StreamKind, StreamOptions};
+use crate::driver::{Called, Driver, HostKind, Note, StreamKind, StreamOptions};
 use crate::error::Error;
 use crate::heap::Want;
 use crate::report::{Report, Usage};
@@ -154,8 +164,9 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// A pool on a stream that somebody else made. The native stream is kept until its pool has no live allocation and
-    /// no use is open on it. Adopting one stream twice gives two handles of one pool. A per-thread default stream is to
-    /// be adopted by its own thread; other threads mark it with context-wide events.
+    /// no use is open on it. Adopting one stream twice gives two handles of one pool. A per-thread default stream is
+    /// adopted by its own thread, and every verb that names it fails on another, where the native handle means that
+    /// thread's own stream. What was allocated on it can be freed and dropped by any thread, and used on other streams.
     ///
     /// # Errors
     /// A stream of another device; a capturing stream; the driver's.
@@ -197,7 +208,11 @@ impl<D: Driver> Allocator<D> {
         let line = core.registry.attach(info, &native);
         let pool = {
             let mut pools = core.pools.lock();
-            let known = pools.iter().find(|p| {
+            // One count on the line is ours, made just now: then no pool of any allocator is on it. Read under the lock under
+            // which pools are added, because somebody else may adopt the stream at the same moment.
+            let alone = line.pools.load(crate::sync::Ordering::Acquire) == 1;
+            let looked_at = if alone { &[][..] } else { pools.as_slice() };
+            let known = looked_at.iter().find(|p| {
                 if p.line.id != line.id {
                     return false;
                 }
@@ -232,7 +247,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
-    /// driver's. Nothing is lost.
+    /// driver's; that of an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
     // The hot path: one lock, no allocation, some 300 instructions with the free.
     #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
     #[inline(always)]
@@ -256,6 +271,7 @@ impl<D: Driver> Allocator<D> {
     #[inline]
     pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_special() {
+            stream.line().own_thread("alloc")?;
             return self.alloc_checked(bytes, Granules(1), stream);
         }
         self.alloc_hit(bytes, stream)
@@ -265,7 +281,9 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::alloc`]; [`Error::BadAlignment`] if `align` is no power of two or above 1 GiB.
+    #[track_caller]
     pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let _called = Called::<D>::here();
         if !align.is_power_of_two() || align > MOST_ALIGNMENT {
             return Err(Error::BadAlignment { asked: align, most: MOST_ALIGNMENT });
         }
@@ -273,19 +291,23 @@ impl<D: Driver> Allocator<D> {
         self.alloc_rare(bytes, granules, stream)
     }
 
-    /// As [`Allocator::alloc`], with a name for [`Allocator::live`] to show.
+    /// As [`Allocator::alloc`], with a name for [`Allocator::live`], out-of-memory errors and verdicts to show.
     ///
     /// # Errors
     /// As [`Allocator::alloc`].
+    #[track_caller]
     pub fn alloc_named(
         &self,
         bytes: u64,
         name: impl Into<Arc<str>>,
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, Error> {
+        let _called = Called::<D>::here();
         let allocation = self.alloc(bytes, stream)?;
         if let Some(id) = allocation.id() {
-            stream.pool().lock().set_name(crate::heap::ChunkId::from_index(id.chunk), name.into());
+            let name = name.into();
+            self.core().driver.name(id, &name);
+            stream.pool().lock().set_name(crate::heap::ChunkId::from_index(id.chunk), name);
         }
         Ok(allocation)
     }
@@ -333,7 +355,7 @@ impl<D: Driver> Allocator<D> {
     #[inline(never)]
     fn alloc_rare(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         if Arc::ptr_eq(&stream.pool().core, self.core()) {
-            stream.refuse_capture()?;
+            stream.admit("alloc")?;
         }
         self.alloc_checked(bytes, align, stream)
     }
@@ -415,9 +437,12 @@ impl<D: Driver> Allocator<D> {
 
     /// Pins host memory from the cache of pinned segments: zero-filled only when fresh ([`Config::scrub`]: always),
     /// 512-byte aligned. It comes back to the cache only when every recorded use is *complete*: the CPU is not on a stream.
+    /// When the limit is reached it may block the host for a bounded time; it never unpins anything, as a
+    /// [trim](Allocator::trim) does.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] above the pinned limit or when the host has no more, [`Error::TooLarge`], the driver's.
+    #[track_caller]
     pub fn alloc_pinned(&self, bytes: u64) -> Result<PinnedAllocation<D>, Error> {
         self.alloc_pinned_as(bytes, HostKind::Cached)
     }
@@ -426,7 +451,9 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::alloc_pinned`].
+    #[track_caller]
     pub fn alloc_pinned_as(&self, bytes: u64, kind: HostKind) -> Result<PinnedAllocation<D>, Error> {
+        let _called = Called::<D>::here();
         let allocation = host::alloc(self.core(), bytes, kind)?;
         if self.core().config.scrub {
             scrub::pinned(&allocation);
@@ -435,18 +462,24 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Gives idle segments back to the device: those all of whose bytes are free and complete. It waits for no stream by
-    /// itself ([`Allocator::synchronize`] first, to give back all that is free), but a plain free of the driver waits
-    /// for every kernel on the device.
+    /// itself ([`Allocator::synchronize`] first, to give back all that is free).
+    ///
+    /// **It may wait for the whole device, without a bound**: a plain free of the driver and an unpinning wait for every
+    /// kernel, [independent](Stream::set_independent) streams included. That is why no request gives anything back by
+    /// itself, but where the driver's frees wait for nothing (`driver::cuda::Backing::Async`). A request that fails
+    /// because idle memory lies in segments that are too small for it is served after a trim.
     ///
     /// # Errors
     /// The driver's; what was given back stays so, the rest is kept.
+    #[track_caller]
     #[allow(
         clippy::needless_pass_by_value,
         reason = "`trim(Trim::All)` reads better than `trim(&Trim::All)`"
     )]
     pub fn trim(&self, which: Trim<'_, D>) -> Result<Trimmed, Error> {
+        let _called = Called::<D>::here();
         let core = self.core();
-        core.keeper.serve();
+        core.keeper.sweep();
         let trimmed = match which {
             Trim::All => {
                 let mut t = core.trim(None)?;
@@ -467,7 +500,7 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Sets how much may be taken from the device. A limit below what is taken gives idle segments back until it is
-    /// kept, if they suffice; it never fails for what is live, and refuses all growth until enough is free.
+    /// kept, if they suffice, which may wait for the device as a [trim](Allocator::trim) may; it never fails for what is live, and refuses all growth until enough is free.
     ///
     /// # Errors
     /// [`Error::Config`] for a fraction outside 0 to 1; the driver's.
@@ -506,10 +539,11 @@ impl<D: Driver> Allocator<D> {
         for (line, epoch) in lines.iter().zip(promised) {
             core.registry.proved(line, epoch);
         }
+        core.registry.serve_and_wait(&core.driver);
         for pool in core.pool_list() {
             pool.drain();
         }
-        core.keeper.serve();
+        core.keeper.sweep();
         core.host.drain(&core.registry);
         core.deliver();
         Ok(())
@@ -523,10 +557,7 @@ impl<D: Driver> Allocator<D> {
     /// Sets every peak to the present value.
     pub fn reset_peaks(&self) {
         let core = self.core();
-        for pool in core.pool_list() {
-            pool.lock().reset_peaks();
-        }
-        core.allocated_peak.store(core.live_bytes(), crate::sync::Ordering::Relaxed);
+        core.reset_live_peaks();
         core.host.reset_peaks();
         let mut backing = core.backing.lock();
         backing.taken_peak = backing.taken;
@@ -566,7 +597,7 @@ impl<D: Driver> Allocator<D> {
         self.core().deliver();
     }
 
-    /// Checks every invariant of every heap by walking it: for tests.
+    /// Checks every invariant of every heap by walking it, and that each pool is known for what it may lend: for tests.
     ///
     /// # Panics
     /// With the invariant's number.
@@ -576,6 +607,7 @@ impl<D: Driver> Allocator<D> {
         for pool in core.pool_list() {
             let state = pool.lock();
             state.heap.check();
+            pool.check_lender(&state);
             held += state.heap.stats().held;
         }
         let moving = core.moving.load(crate::sync::Ordering::Relaxed);

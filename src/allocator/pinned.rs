@@ -41,7 +41,7 @@ impl<D: Driver> PinnedAllocation<D> {
     }
     /// The first byte, as a number; a multiple of 512.
     pub fn address(&self) -> Addr {
-        self.home.as_ref().map_or(Addr(512), |h| h.addr)
+        self.home.as_ref().map_or(super::allocation::DANGLING, |h| h.addr)
     }
     /// The first byte. Valid for reads and writes of [`PinnedAllocation::len`] bytes until the drop, as long as no device
     /// work touches them. Of no bytes: dangling.
@@ -69,16 +69,16 @@ impl<D: Driver> PinnedAllocation<D> {
     /// Says that work queued on `stream`, now or until this is dropped, uses the bytes.
     ///
     /// # Errors
-    /// A stream of another device; a capturing stream.
+    /// A stream of another device; a capturing stream; a per-thread default stream of another thread.
     pub fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
-        stream.refuse_capture()?;
+        stream.admit("record_use")?;
         let Some(home) = &self.home else { return Ok(()) };
         if !Arc::ptr_eq(&home.core.registry, &stream.pool().core.registry) {
             return Err(Error::WrongDevice { found: stream.info().device, expected: home.core.device });
         }
         home.core.registry.serve(&home.core.driver);
         let line = stream.line();
-        home.core.host.with_uses(home.id, |uses| {
+        home.core.host.with_uses(&home.core.registry, home.id, |uses| {
             if uses.declare(line.id) {
                 line.open.fetch_add(1, crate::sync::Ordering::AcqRel);
             }
@@ -96,7 +96,7 @@ impl<D: Driver> PinnedAllocation<D> {
         if !Arc::ptr_eq(&home.core.registry, event.registry()) {
             return Err(Error::WrongDevice { found: event.device(), expected: home.core.device });
         }
-        home.core.host.with_uses(home.id, |uses| {
+        home.core.host.with_uses(&home.core.registry, home.id, |uses| {
             uses.exact(event.timeline(), Access::Write, event.epoch());
         });
         home.core.driver.note(Note::Used { id: home.id, stream: event.stream(), so_far: true });
@@ -111,7 +111,7 @@ impl<D: Driver> PinnedAllocation<D> {
         core.driver.note(Note::Freed { id, unknown: true });
         // The number that the marker below, or the next one, will have.
         let everything = core.registry.context().stamp();
-        core.host.with_uses(id, |uses| uses.exact(CONTEXT, Access::Write, everything));
+        core.host.with_uses(&core.registry, id, |uses| uses.exact(CONTEXT, Access::Write, everything));
         core.host.free(&core, id);
         core.registry.mark_context(&core.driver);
     }

@@ -7,17 +7,20 @@
 //!
 //! It does not know other pools: who lends what to whom is told in `lend`.
 
+mod figures;
+
+use super::access::bound;
 use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;
 use super::shared::Core;
 use crate::driver::{Driver, Note};
 use crate::heap::{ChunkId, Given, Heap, Kind, Packed, Taken, Want};
 use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
-use crate::report::{Counters, Histogram, PoolReport};
+use crate::report::Counters;
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Arc, Ordering, Quick, Rank, Ranked, RankedGuard};
 use crate::trace::Event;
-use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
+use crate::units::{Addr, AllocationId, Epoch, Granules};
 use hashbrown::HashMap;
 
 /// What one stream owns in one allocator.
@@ -67,9 +70,11 @@ pub(crate) struct PoolState {
     /// Allocations served by misses.
     missed: u64,
     held_peak: u64,
+    /// The most that was live before this stretch (`peaks`).
+    former_peak: u64,
     pub(crate) in_flight: InFlight,
     pub(super) uses: UseSlab,
-    names: HashMap<u32, Arc<str>>,
+    pub(super) names: HashMap<u32, Arc<str>>,
     /// Handles of the stream that users hold.
     pub(crate) streams: usize,
     /// The stream is gone: only complete ranges enter, with stamp 0, or ranges that return unchanged.
@@ -111,7 +116,7 @@ impl Watch {
 /// The uses of allocations that were used by other streams: a side slab, found by the chunk's tag.
 #[derive(Default)]
 pub(super) struct UseSlab {
-    slots: Vec<Uses>,
+    pub(super) slots: Vec<Uses>,
     free: Vec<u32>,
 }
 
@@ -196,15 +201,10 @@ impl PoolState {
         Some(Handed::from(taken))
     }
 
-    /// As [`Histogram::add`], into an array: the index needs no check and nothing grows.
+    /// As `report::Histogram::add`, into an array: the index needs no check and nothing grows.
     #[inline]
     fn count_size(&mut self, len: Granules) {
         self.sizes[(u64::from(len.0 - 1) << 1 | 1).ilog2() as usize] += 1;
-    }
-
-    fn sizes(&self) -> Histogram {
-        let used = self.sizes.iter().rposition(|&n| n > 0).map_or(0, |last| last + 1);
-        Histogram { counts: self.sizes[..used].to_vec() }
     }
 
     /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
@@ -218,34 +218,6 @@ impl PoolState {
         }
     }
 
-    /// What the pool did. The heap keeps what every take and give counts.
-    fn counters(&self) -> Counters {
-        let heap = self.heap.stats();
-        Counters {
-            allocations: heap.takes,
-            frees: self.frees(),
-            hits: heap.takes - self.missed,
-            bytes_served: heap.bytes_served,
-            splits: heap.splits,
-            merges: heap.merges,
-            ..self.counters
-        }
-    }
-
-    pub(crate) fn frees(&self) -> u64 {
-        let heap = self.heap.stats();
-        heap.takes - heap.live
-    }
-
-    pub(crate) fn note_held(&mut self) {
-        self.held_peak = self.held_peak.max(self.heap.stats().held);
-    }
-
-    pub(crate) fn reset_peaks(&mut self) {
-        self.heap.reset_peak();
-        self.held_peak = self.heap.stats().held;
-    }
-
     pub(crate) fn set_name(&mut self, chunk: ChunkId, name: Arc<str>) {
         self.names.insert(chunk.index(), name);
         self.watch.set(Watch::NAMED);
@@ -256,9 +228,8 @@ impl PoolState {
     }
 
     /// The tighter bound on the longest free range, after a search that found nothing.
-    pub(crate) fn longest(&mut self) -> u32 {
-        self.longest = Kind::ALL.into_iter().map(|kind| self.heap.largest_free(kind).0).max().unwrap_or(0);
-        self.longest
+    fn longest(&self) -> u32 {
+        Kind::ALL.into_iter().map(|kind| self.heap.largest_free(kind).0).max().unwrap_or(0)
     }
 }
 
@@ -277,6 +248,7 @@ impl<D: Driver> Pool<D> {
             counters: Counters::default(),
             missed: 0,
             held_peak: 0,
+            former_peak: 0,
             in_flight: InFlight::new(),
             uses: UseSlab::default(),
             names: HashMap::new(),
@@ -318,15 +290,34 @@ impl<D: Driver> Pool<D> {
     #[inline]
     pub(crate) fn publish_longest(&self, state: &mut PoolState, longest: u32) {
         if longest > state.longest && !planted!(HintNeverRaised) {
-            state.longest = longest;
-            self.state.longest.store(longest, Ordering::Relaxed);
+            self.set_longest(state, longest);
         }
     }
 
     /// Sets the hint down to what a search found to be true.
     pub(crate) fn tighten_longest(&self, state: &mut PoolState) {
         let longest = state.longest();
+        self.set_longest(state, longest);
+    }
+
+    /// Cold: a free that makes a range longer than the pool has had since the last search, or a search (F1 in `lenders`).
+    #[cold]
+    #[inline(never)]
+    fn set_longest(&self, state: &mut PoolState, longest: u32) {
+        let before = core::mem::replace(&mut state.longest, longest);
         self.state.longest.store(longest, Ordering::Relaxed);
+        self.core.lenders.moved(self.number, before, longest);
+    }
+
+    /// Panics unless F1 holds: the bound is one, and other pools' misses find this one under it.
+    pub(super) fn check_lender(&self, state: &PoolState) {
+        let (longest, bound) = (state.heap.longest_free().0, state.longest);
+        assert!(
+            longest <= bound || planted!(HintNeverRaised),
+            "F1: {self:?} has {longest}, of at most {bound}"
+        );
+        assert_eq!(bound, self.longest_hint(), "F1: {self:?} says another bound than it has");
+        self.core.lenders.check(self.number, bound);
     }
 
     /// Tells a checking device.
@@ -366,7 +357,7 @@ impl<D: Driver> Pool<D> {
         }
         if state.watch.has(Watch::ASKED) && self.line.note_unmarked(len.bytes()) {
             state.watch.clear(Watch::ASKED);
-            self.core.registry.raise_errand();
+            self.core.registry.raise_errand(&self.line);
         }
         if state.watch.has(Watch::RECORDING) {
             self.core.record(Event::Free {
@@ -435,6 +426,9 @@ impl<D: Driver> Pool<D> {
                 home,
             });
             state.counters.in_flight_frees += 1;
+            if state.in_flight.is_crowded() {
+                self.drain_locked(state);
+            }
             self.settle(state, chunk, generation, view.addr, view.len, true)
         };
         drop(guard);
@@ -468,6 +462,7 @@ impl<D: Driver> Pool<D> {
         let tag = state.heap.tag(chunk);
         let (tag, uses) = state.uses.get_or_add(tag);
         uses.exact(on, order::Access::Write, epoch);
+        bound(uses, &self.core.registry);
         state.heap.set_tag(chunk, tag);
     }
 
@@ -483,159 +478,6 @@ impl<D: Driver> Pool<D> {
         let mut state = self.lock();
         state.heap.set_stamp(chunk, generation, self.line.stamp());
     }
-
-    /// Own ranges in flight whose uses are over enter the free state. Returns whether any did.
-    pub(crate) fn drain(&self) -> bool {
-        let registry = &self.core.registry;
-        let clock = self.line.clock();
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        if state.in_flight.is_empty() {
-            return false;
-        }
-        let closed = state.closed;
-        let done = {
-            let seen = registry.seen();
-            let over = |p: Pending| {
-                if closed && !planted!(ClosedDrainsOrdered) {
-                    order::Completed::is_complete(&seen, p)
-                } else {
-                    order::is_ordered(self.line.id, &clock, &seen, p)
-                }
-            };
-            state.in_flight.drain(over)
-        };
-        let mut any = false;
-        for entry in done {
-            any |= self.enter_drained(state, entry);
-        }
-        any
-    }
-
-    #[allow(
-        clippy::needless_pass_by_value,
-        reason = "the entry left the index and goes back into it or ends here"
-    )]
-    fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
-        let mut all = entry.uses.clone();
-        if !planted!(Z36) {
-            all.push(Pending { on: self.line.id, epoch: entry.home });
-        }
-        let Some(stamp) = self.entry_stamp(state, &all) else {
-            // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
-            let home = Pending { on: self.line.id, epoch: entry.home };
-            state.in_flight.insert(Entry { uses: smallvec::smallvec![home], ..entry });
-            return false;
-        };
-        let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };
-        let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
-        self.publish_longest(state, given.free_len.0);
-        true
-    }
-
-    /// Law O5, the stamp with which a range enters this pool's free state after its ordering facts were checked: 0 if
-    /// all its uses, former home stamps among them, are complete; else the pool's submitted + 1, loaded now. `None`: the
-    /// pool is closed and the range is not complete.
-    pub(crate) fn entry_stamp(&self, state: &PoolState, uses: &[Pending]) -> Option<Epoch> {
-        if planted!(Z19) {
-            return Some(uses.last().map_or(Epoch::COMPLETE, |home| home.epoch));
-        }
-        if self.core.registry.all_complete(uses) {
-            Some(Epoch::COMPLETE)
-        } else if state.closed && !planted!(ClosedAdmits) {
-            None
-        } else {
-            Some(self.line.stamp())
-        }
-    }
-
-    /// A range from another pool, or from the device, enters: facts were checked, `uses` are what it carries. The
-    /// heap merges it with its neighbours. `false` if the pool is closed and the range is not complete.
-    pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> bool {
-        let Some(stamp) = self.entry_stamp(state, uses) else { return false };
-        let stamp = match stamp {
-            Epoch::COMPLETE => stamp,
-            _ if planted!(Z1) => self.line.marked(),
-            _ if planted!(Z2) => Epoch::COMPLETE,
-            _ => stamp,
-        };
-        self.extend(state, range, stamp);
-        true
-    }
-
-    /// A range comes in with this stamp: complete, or returning exactly as it was.
-    pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) {
-        if planted!(ClosedKeepsOut) && state.closed && stamp != Epoch::COMPLETE {
-            return;
-        }
-        if !state.heap.has_segment(range.segment) {
-            state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
-        }
-        let merged = state.heap.extend(range.segment, range.offset, range.len, stamp);
-        self.publish_longest(state, merged.len.0);
-        state.note_held();
-    }
-
-    /// The pool's part of a report.
-    pub(crate) fn report(&self) -> PoolReport {
-        let mut state = self.lock();
-        let stats = state.heap.stats();
-        let largest_free = state.heap.snapshot().largest_free.bytes();
-        self.tighten_longest(&mut state);
-        let oldest_in_flight = state
-            .in_flight
-            .oldest()
-            .filter_map(|p| {
-                let line = self.core.registry.line(p.on)?;
-                Some(line.stamp().0.saturating_sub(p.epoch.0))
-            })
-            .max();
-        let report = PoolReport {
-            stream: self.line.info.id,
-            name: None,
-            closed: state.closed,
-            held: stats.held,
-            allocated: stats.allocated,
-            asked: stats.asked,
-            cached: stats.free,
-            in_flight: stats.in_flight,
-            allocated_peak: stats.allocated_peak,
-            held_peak: state.held_peak,
-            live: stats.live,
-            free_chunks: stats.free_chunks,
-            largest_free,
-            in_flight_ranges: state.in_flight.len() as u64,
-            oldest_in_flight,
-            counters: state.counters(),
-            sizes: state.sizes(),
-        };
-        state.unlock_fair();
-        report
-    }
-}
-
-/// A range on the move, with all that a heap needs to take it in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Range {
-    pub(crate) segment: SegmentId,
-    pub(crate) base: Addr,
-    pub(crate) segment_len: Granules,
-    pub(crate) kind: Kind,
-    pub(crate) offset: Granules,
-    pub(crate) len: Granules,
-}
-
-impl From<&crate::heap::Cut> for Range {
-    fn from(c: &crate::heap::Cut) -> Range {
-        Range {
-            segment: c.segment,
-            base: c.base,
-            segment_len: c.segment_len,
-            kind: c.kind,
-            offset: c.offset,
-            len: c.len,
-        }
-    }
 }
 
 /// A range was freed that has to wait for `pending`: counts towards its stream's next marker. For the context, which
@@ -643,11 +485,11 @@ impl From<&crate::heap::Cut> for Range {
 pub(crate) fn note_pending<D: Driver>(registry: &Registry<D>, pending: Pending, bytes: u64, made: bool) {
     let Some(line) = registry.line(pending.on) else { return };
     if line.note_unmarked(bytes) {
-        registry.raise_errand();
+        registry.raise_errand(&line);
     }
     if pending.on == CONTEXT && !made {
         line.raise_due();
-        registry.raise_errand();
+        registry.raise_errand(&line);
     }
 }
 
@@ -666,13 +508,13 @@ pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoItera
 }
 
 /// One open use of a line ends.
-pub(super) fn close_open<D: Driver>(registry: &Registry<D>, line: &Line<D>) {
+pub(super) fn close_open<D: Driver>(registry: &Registry<D>, line: &Arc<Line<D>>) {
     if line.open.fetch_sub(1, Ordering::AcqRel) == 1
         // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open` as
         // this looks at `pools`, and one of the two has to see the other.
         && line.pools.fetch_add(0, Ordering::AcqRel) == 0
     {
-        registry.raise_errand();
+        registry.raise_errand(line);
     }
 }
 

@@ -32,6 +32,16 @@ impl<E> Recorder<E> {
         }
     }
 
+    /// How many are kept.
+    pub(crate) fn len(&self) -> usize {
+        self.kept.lock().events.len()
+    }
+
+    /// How many events nobody will be told of: more were kept than there was room for.
+    pub(crate) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
     #[cold]
     #[inline(never)]
     pub(crate) fn push(&self, event: E) {

@@ -7,9 +7,11 @@
 //!
 //! It does not know pools, chunks or bytes.
 
+mod completion;
 #[cfg(feature = "cuda")]
 pub(crate) mod entered;
 
+use super::events::{EventPool, SharedEvent};
 use super::line::new_line;
 pub(crate) use super::line::{CONTEXT, Line};
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
@@ -18,8 +20,11 @@ use crate::order::{Clock, Completed, Marker, Pending, TimelineId, is_ordered};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Ordering, Rank, Ranked, assert_unlocked};
 use crate::units::{Epoch, StreamId};
+use completion::Outstanding;
+pub(crate) use completion::QUESTIONS;
 use core::time::Duration;
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 /// A marker half made (O8): its number and the clock's copy, taken in one hold of the line's lock.
 struct Reserved<D: Driver> {
@@ -29,12 +34,54 @@ struct Reserved<D: Driver> {
     native: Option<D::Stream>,
 }
 
+/// Errands under way: those that a panic out of a driver call leaves go back to the registry's list.
+struct Errands<'a, D: Driver> {
+    registry: &'a Registry<D>,
+    now: Option<Arc<Line<D>>>,
+    /// The last one is next.
+    left: SmallVec<[Arc<Line<D>>; 8]>,
+}
+
+impl<D: Driver> Errands<'_, D> {
+    fn next(&mut self) -> bool {
+        self.now = self.left.pop();
+        self.now.is_some()
+    }
+}
+
+impl<D: Driver> Drop for Errands<'_, D> {
+    fn drop(&mut self) {
+        let Some(now) = self.now.take() else { return };
+        // These are marked as listed.
+        self.registry.errands.lock().extend(self.left.drain(..).rev());
+        self.registry.raise_errand(&now);
+    }
+}
+
+/// A close under way. Its end leaves the line no longer closing, and with its stream if that is still here.
+struct Closing<'a, D: Driver> {
+    line: &'a Line<D>,
+    native: Option<D::Stream>,
+}
+
+impl<D: Driver> Drop for Closing<'_, D> {
+    fn drop(&mut self) {
+        let mut state = self.line.state.lock();
+        state.closing = false;
+        if let Some(native) = self.native.take() {
+            state.native = Some(native);
+        }
+    }
+}
+
 /// The timelines of one device.
 pub(crate) struct Registry<D: Driver> {
     table: Ranked<Table<D>>,
-    /// Events that nobody refers to. In their counted blocks, so that a marker takes none from the host.
-    events: Ranked<Vec<Arc<D::Event>>>,
-    /// Some line's due or closable flag is up.
+    events: Arc<EventPool<D>>,
+    outstanding: Outstanding,
+    /// Timelines whose due or closable flag went up since the last call that served them, each once ([`Line::errand`]).
+    errands: Ranked<Vec<Arc<Line<D>>>>,
+    /// Whether there are any.
     errand: AtomicBool,
     lost: AtomicBool,
     context: Arc<Line<D>>,
@@ -94,7 +141,9 @@ impl<D: Driver> Registry<D> {
         by_id.insert(CONTEXT, Arc::clone(&context));
         Registry {
             table: Ranked::new(Rank::Registry, Table { by_stream: HashMap::new(), by_id, next: 1 }),
-            events: Ranked::new(Rank::Leaf, Vec::new()),
+            events: EventPool::new(),
+            outstanding: Outstanding::default(),
+            errands: Ranked::new(Rank::Leaf, Vec::new()),
             errand: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             context,
@@ -168,44 +217,29 @@ impl<D: Driver> Registry<D> {
         result
     }
 
-    fn event(&self, driver: &D) -> DriverResult<Arc<D::Event>> {
-        let pooled = self.events.lock().pop();
-        match pooled {
-            Some(e) => Ok(e),
-            None => driver.create_event().map(Arc::new),
-        }
-    }
-
-    fn recycle(&self, markers: impl Iterator<Item = Marker<Arc<D::Event>>>) {
-        let free: Vec<_> = markers
-            .map(|m| m.event)
-            .filter_map(|mut e| Arc::get_mut(&mut e).is_some().then_some(e))
-            .collect();
-        self.events.lock().extend(free);
-    }
-
     /// O8: reserve, copy the clock, record, publish. `None` when the line is closed: its closing marker covers all.
     pub(crate) fn make_marker(
         &self,
         driver: &D,
         line: &Line<D>,
-    ) -> DriverResult<Option<Marker<Arc<D::Event>>>> {
+    ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         assert_unlocked("a marker is recorded");
-        let event = self.watch(self.event(driver))?;
+        let event = self.watch(self.events.take(driver))?;
         let reserved = {
             let state = line.state.lock();
             // Holding a clone keeps the native stream until the record has returned.
             let native = state.native.clone();
             if native.is_none() && line.id != CONTEXT {
                 drop(state);
-                self.events.lock().push(event);
                 return Ok(None);
             }
             let number = if planted!(Z17) { Epoch::COMPLETE } else { line.reserve(&state) };
             let copy = if planted!(CopyEmpty) { Clock::EMPTY } else { state.timeline.clock().clone() };
             Reserved { number, copy, native }
         };
-        self.record(driver, line, event, reserved).map(Some)
+        let marker = self.record(driver, line, event, reserved)?;
+        self.bound_markers(driver);
+        Ok(Some(marker))
     }
 
     /// The second half of a marker: record, publish.
@@ -213,12 +247,12 @@ impl<D: Driver> Registry<D> {
         &self,
         driver: &D,
         line: &Line<D>,
-        event: Arc<D::Event>,
+        event: SharedEvent<D>,
         Reserved { mut number, copy, native }: Reserved<D>,
-    ) -> DriverResult<Marker<Arc<D::Event>>> {
+    ) -> DriverResult<Marker<SharedEvent<D>>> {
         if planted!(Z3) {
-            let early = Marker { number, event: Arc::clone(&event), copy: copy.clone() };
-            line.state.lock().timeline.publish(early);
+            let early = Marker { number, event: event.clone(), copy: copy.clone() };
+            self.publish(line, early);
         }
         point!("numbered" unless line.state.lock().closing);
         if planted!(Z39) && native.is_some() && line.is_closed() && !line.state.lock().closing {
@@ -244,16 +278,15 @@ impl<D: Driver> Registry<D> {
         let marker = Marker { number, event, copy };
         if let Err(e) = self.watch(recorded) {
             if planted!(FailedRecord) {
-                line.state.lock().timeline.publish(marker.clone());
+                self.publish(line, marker);
             }
             // The number covers nothing; the event captured nothing new and can serve again.
-            self.recycle(core::iter::once(marker));
             line.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
             line.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
             return Err(e);
         }
         if !planted!(Z3) {
-            line.state.lock().timeline.publish(marker.clone());
+            self.publish(line, marker.clone());
         }
         // Only a published marker answers what fell due (O9), and only what fell due before it was reserved.
         line.published.fetch_max(number.0, Ordering::AcqRel);
@@ -266,7 +299,7 @@ impl<D: Driver> Registry<D> {
         driver: &D,
         line: &Line<D>,
         epoch: Epoch,
-    ) -> DriverResult<Option<Marker<Arc<D::Event>>>> {
+    ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         loop {
             let (found, closed) = {
                 let state = line.state.lock();
@@ -280,6 +313,7 @@ impl<D: Driver> Registry<D> {
                 return Ok(None);
             }
             assert!(!closed, "O8: {epoch:?} of closed timeline {:?} is covered by no marker", line.id);
+            point!("not covered");
             match self.make_marker(driver, line)? {
                 Some(m) if m.number >= epoch => return Ok(Some(m)),
                 Some(_) => {}
@@ -317,7 +351,7 @@ impl<D: Driver> Registry<D> {
         driver: &D,
         to: &Line<D>,
         on: TimelineId,
-        marker: &Marker<Arc<D::Event>>,
+        marker: &Marker<SharedEvent<D>>,
     ) -> DriverResult<()> {
         assert_unlocked("a wait is inserted");
         to.own_thread("wait")?;
@@ -368,84 +402,53 @@ impl<D: Driver> Registry<D> {
         Ok(done)
     }
 
-    /// Whoever is ordered behind all of this is complete, and so is this.
-    pub(crate) fn learn(&self, clock: &Clock) {
-        let table = self.table.lock();
-        for (on, epoch) in clock.iter() {
-            if let Some(other) = table.by_id.get(&on) {
-                other.complete_to(epoch);
-            }
-        }
-    }
-
-    /// A marker was seen complete by a call made after it was recorded: so is all that it covers, its copy included.
-    pub(crate) fn marker_complete(&self, line: &Line<D>, marker: &Marker<Arc<D::Event>>) {
-        line.complete_to(marker.number);
-        self.learn(&marker.copy);
-        if planted!(CompleteJoinsNow) {
-            self.learn(&line.clock());
-        }
-        self.proved(line, marker.number);
-    }
-
-    /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear
-    /// one to query (DESIGN.md, what the driver costs), so none is asked twice.
-    pub(crate) fn fold(&self, driver: &D, line: &Line<D>) -> DriverResult<bool> {
-        assert_unlocked("an event is queried");
-        let pending: Vec<Marker<Arc<D::Event>>> = {
-            let state = line.state.lock();
-            state.timeline.above(line.seen()).cloned().collect()
-        };
-        let (mut done, mut open) = (0, pending.len());
-        // The newest first: if it is done, one query told all.
-        let mut probe = open.wrapping_sub(1);
-        while done < open {
-            // An error is never "complete" (O4).
-            let answer = self.watch(driver.relaxed(|| driver.query(&pending[probe].event)));
-            if answer.or_else(|e| if planted!(Z10) { Ok(true) } else { Err(e) })? {
-                done = probe + 1;
-            } else {
-                open = probe;
-            }
-            probe = usize::midpoint(done, open);
-        }
-        if let Some(newest) = done.checked_sub(1) {
-            let newest = newest + usize::from(planted!(FoldOffByOne) && newest + 1 < pending.len());
-            self.marker_complete(line, &pending[newest]);
-        }
-        Ok(done > 0)
-    }
-
-    /// The call made after [`Line::promise`] returned: everything up to the number is complete.
-    pub(crate) fn proved(&self, line: &Line<D>, epoch: Epoch) {
-        line.complete_to(epoch);
-        let mut state = line.state.lock();
-        let done: Vec<_> = state.timeline.retire(line.seen()).collect();
-        drop(state);
-        self.recycle(done.into_iter());
-    }
-
-    /// Says that some line has an errand for the next call that may speak to the driver.
-    pub(crate) fn raise_errand(&self) {
+    /// Says that a line has an errand for the next call that may speak to the driver.
+    pub(crate) fn raise_errand(&self, line: &Arc<Line<D>>) {
         // Not a store: of two who raise it, whoever serves has to see what both did before, and a store by the second would
         // hide the first.
+        if !line.errand.swap(true, Ordering::AcqRel) {
+            self.errands.lock().push(Arc::clone(line));
+        }
         self.errand.swap(true, Ordering::AcqRel);
     }
 
-    /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up.
+    /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up. Waits for
+    /// nothing.
     pub(crate) fn serve(&self, driver: &D) {
-        if !self.errand.swap(false, Ordering::AcqRel) {
+        self.serve_errands(driver, false);
+    }
+
+    /// The same for a caller that says it may wait for the device: it does where a closing marker cannot be recorded.
+    pub(crate) fn serve_and_wait(&self, driver: &D) {
+        self.serve_errands(driver, true);
+    }
+
+    fn serve_errands(&self, driver: &D, may_wait: bool) {
+        // Whoever drops a stream while a panic passes through leaves errands to a later call: a second panic would be the end.
+        if !self.errand.load(Ordering::Acquire)
+            || std::thread::panicking()
+            || !self.errand.swap(false, Ordering::AcqRel)
+        {
             return;
         }
-        for line in self.lines() {
-            if line.is_due() && self.make_marker(driver, &line).is_err() {
-                if planted!(DueDropped) {
-                    line.published.fetch_max(line.due.load(Ordering::Acquire), Ordering::AcqRel);
+        let left: SmallVec<[Arc<Line<D>>; 8]> = self.errands.lock().drain(..).rev().collect();
+        let mut errands = Errands { registry: self, now: None, left };
+        while errands.next() {
+            let Some(line) = &errands.now else { break };
+            // Down before the flags are looked at: what is raised from here on is an errand of its own.
+            line.errand.swap(false, Ordering::AcqRel);
+            if line.is_due() {
+                if self.make_marker(driver, line).is_ok() {
+                    self.learn_of(driver, line);
+                } else {
+                    if planted!(DueDropped) {
+                        line.published.fetch_max(line.due.load(Ordering::Acquire), Ordering::AcqRel);
+                    }
+                    self.raise_errand(line);
                 }
-                self.raise_errand();
             }
-            if line.is_idle() && self.close(driver, &line).is_err() {
-                self.raise_errand();
+            if line.is_idle() && self.close(driver, line, may_wait).is_err() {
+                self.raise_errand(line);
             }
         }
     }
@@ -457,6 +460,8 @@ impl<D: Driver> Registry<D> {
                 match self.make_marker(driver, &line) {
                     // What a capturing stream did before is learnt after the capture.
                     Err(e) if e.kind == DriverErrorKind::Capturing => {}
+                    // What would take a context-wide marker where there are none, when the program synchronises.
+                    Err(e) if e.kind == DriverErrorKind::NotSupported && !line.is_marked_by_handle() => {}
                     made => drop(made?),
                 }
             } else if line.is_due() {
@@ -478,14 +483,14 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn mark_context(&self, driver: &D) {
         if self.make_marker(driver, &self.context).is_err() && !planted!(ContextDueLost) {
             self.context.raise_due();
-            self.raise_errand();
+            self.raise_errand(&self.context);
         }
     }
 
     /// The last pool on the line closed and no use is open: makes the closing marker and lets the native stream go.
     /// Called with no lock held. `Ok(false)`: somebody came back, or somebody else closes it.
-    pub(crate) fn close(&self, driver: &D, line: &Line<D>) -> DriverResult<bool> {
-        let event = self.watch(self.event(driver));
+    pub(crate) fn close(&self, driver: &D, line: &Line<D>, may_wait: bool) -> DriverResult<bool> {
+        let event = self.watch(self.events.take(driver));
         let (native, reserved) = {
             let mut state = line.state.lock();
             let idle = line.pools.load(Ordering::Acquire) == 0
@@ -499,11 +504,14 @@ impl<D: Driver> Registry<D> {
             let copy = state.timeline.clock().clone();
             (native.clone(), Reserved { number: line.reserve(&state), copy, native: Some(native) })
         };
+        // Until it is done the line has its stream again at the end, whether a call fails or panics.
+        let mut closing = Closing { line, native: Some(native.clone()) };
         let last = reserved.number;
         let made = event.and_then(|event| self.record(driver, line, event, reserved)).map(drop);
         let proof = made.or_else(|e| {
-            // A capture does not survive a wait for its stream, or for the device: it is closed after the capture.
-            if e.kind == DriverErrorKind::Capturing {
+            // A capture does not survive a wait for its stream, or for the device: it is closed after the capture. And no
+            // request waits without bound: then it is closed by a call that may.
+            if e.kind == DriverErrorKind::Capturing || !may_wait {
                 return Err(e);
             }
             // The record failed: completion of the whole stream, asked for after the number was reserved, proves as much;
@@ -517,50 +525,20 @@ impl<D: Driver> Registry<D> {
             });
             self.watch(waited).map(|()| self.proved(line, last))
         });
-        let mut state = line.state.lock();
-        state.closing = false;
-        if let Err(e) = proof {
-            state.native = Some(native);
-            return Err(e);
-        }
-        drop(state);
-        drop(native);
+        proof?;
+        // Counted before anybody can take it out of the table.
+        self.closed();
+        let ended = closing.native.take();
+        drop(closing);
+        drop((ended, native));
+        // Its marker is one more.
+        self.bound_markers(driver);
         Ok(true)
     }
 
-    /// Takes lines out of the table that are closed and complete: nothing can ever wait for them again.
-    pub(crate) fn retire(&self) {
-        {
-            let mut table = self.table.lock();
-            let dead: Vec<TimelineId> = table
-                .by_id
-                .values()
-                .filter(|l| {
-                    l.id != CONTEXT
-                        && l.pools.load(Ordering::Acquire) == 0
-                        && l.open.load(Ordering::Acquire) == 0
-                        && {
-                            let state = l.state.lock();
-                            state.native.is_none() && !state.closing
-                        }
-                        && (l.seen().0 >= l.submitted.load(Ordering::Acquire) || planted!(LineRetiredEarly))
-                })
-                .map(|l| l.id)
-                .collect();
-            for id in dead {
-                if let Some(line) = table.by_id.remove(&id)
-                    && (planted!(LineUnlinked)
-                        || table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id))
-                {
-                    table.by_stream.remove(&line.info.id);
-                }
-            }
-        }
-        let lines = self.lines();
-        let seen = self.seen();
-        for line in lines {
-            line.state.lock().timeline.clock_mut().retire(&seen);
-        }
+    /// Events that wait for a marker to use them.
+    pub(super) fn events_pooled(&self) -> usize {
+        self.events.len()
     }
 }
 

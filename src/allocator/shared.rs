@@ -1,7 +1,7 @@
 //! What all handles of one allocator share: the driver, the options, the list of pools, the backing, the counts.
 //!
 //! Lifetimes are decided here. Users hold `Allocator`s and `Stream`s, counted as owners; pools and this value refer to
-//! each other until the last owner is gone and the last allocation freed, in whichever order: then everything is
+//! each other until the last owner is gone and the last device allocation freed, in whichever order: then everything is
 //! waited for and given back ([`Core::shut_down`]). It does not know how memory is found.
 
 use super::backing::Backing;
@@ -9,6 +9,8 @@ use super::config::{Config, Growth, SMALL_BYTES};
 use super::hands::Hands;
 use super::host::HostPool;
 use super::keeper::Keeper;
+use super::lenders::Lenders;
+use super::peaks::Peaks;
 use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
 use super::registry::Registry;
@@ -21,12 +23,10 @@ use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
 use crate::units::{DeviceId, StreamId};
 use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
 static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
-
-/// Lists of pools shorter than this are not swept.
-const SWEEP_LEAST: usize = 16;
 
 /// A pool's number in this process.
 ///
@@ -38,6 +38,12 @@ pub(crate) fn next_pool_number() -> u32 {
     n
 }
 
+/// The pool of this number in a list of them: numbers are given out under the list's lock, so that they grow in it.
+pub(super) fn numbered<D: Driver>(pools: &[Arc<Pool<D>>], number: u32) -> Option<&Arc<Pool<D>>> {
+    let at = pools.binary_search_by_key(&number, |pool| pool.number).ok()?;
+    Some(&pools[at])
+}
+
 /// One allocator, behind its handles.
 pub(crate) struct Core<D: Driver> {
     pub(crate) driver: D,
@@ -47,7 +53,10 @@ pub(crate) struct Core<D: Driver> {
     /// Requests up to here are small. With exact growth there are no segments to share, and all are of one kind.
     pub(crate) small_bytes: u64,
     pub(crate) registry: Arc<Registry<D>>,
+    /// By their numbers, which grow.
     pub(crate) pools: Ranked<Vec<Arc<Pool<D>>>>,
+    /// Those of them that may have something to lend.
+    pub(crate) lenders: Lenders,
     pub(crate) backing: Ranked<Backing<D>>,
     pub(crate) host: HostPool<D>,
     /// What dropped tokens of copies owned.
@@ -55,19 +64,21 @@ pub(crate) struct Core<D: Driver> {
     recorder: Recorder<Event>,
     pub(crate) ladder: Mutex<Ladder>,
     /// What pools did that are no more.
-    departed: Mutex<(Counters, Histogram)>,
-    /// Highest sum of live bytes seen on slow paths.
-    pub(crate) allocated_peak: AtomicU64,
+    pub(super) departed: Mutex<(Counters, Histogram)>,
+    pub(super) peaks: Peaks,
     /// Bytes cut from one pool and not yet in the next.
     pub(crate) moving: AtomicU64,
     /// A new pool that makes the list longer than this sweeps it.
-    sweep_above: AtomicUsize,
+    pub(super) sweep_above: AtomicUsize,
+    /// Where the next search through the pools of many streams begins.
+    pub(super) turn: AtomicUsize,
     /// Who holds any such bytes.
     pub(crate) hands: Hands,
     /// One trim at a time: two that gather one segment would each find it incomplete.
     pub(crate) trimmer: Ranked<()>,
     owners: AtomicUsize,
-    /// Pools with live allocations after the last owner went, and one more while they are counted.
+    /// Pools with live allocations after the last owner went, and one more while they are counted. Pinned memory is not among
+    /// them: what is forgotten of it keeps nothing of the device.
     orphans: AtomicUsize,
 }
 
@@ -80,6 +91,9 @@ impl<D: Driver> Core<D> {
         if !registry.alive() {
             return Err(lost());
         }
+        if !config.deterministic {
+            registry.allow_queries();
+        }
         let host = HostPool::new(config.pinned_limit);
         let keeper = Keeper::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
         Ok(Arc::new(Core {
@@ -88,15 +102,17 @@ impl<D: Driver> Core<D> {
             small_bytes: if config.growth == Growth::Exact { 0 } else { SMALL_BYTES },
             registry,
             pools: Ranked::new(Rank::Pools, Vec::new()),
+            lenders: Lenders::new(),
             backing: Ranked::new(Rank::Backing, Backing::new(limit)),
             host,
             keeper: Arc::new(keeper),
             recorder: Recorder::new(),
             ladder: Mutex::new(Ladder::default()),
             departed: Mutex::new((Counters::default(), Histogram::default())),
-            allocated_peak: AtomicU64::new(0),
+            peaks: Peaks::new(),
             moving: AtomicU64::new(0),
-            sweep_above: AtomicUsize::new(SWEEP_LEAST),
+            sweep_above: AtomicUsize::new(super::closed::SWEEP_LEAST),
+            turn: AtomicUsize::new(0),
             hands: Hands::default(),
             trimmer: Ranked::new(Rank::Trimmer, ()),
             owners: AtomicUsize::new(0),
@@ -115,6 +131,11 @@ impl<D: Driver> Core<D> {
     /// Keeps an event. May be called under any lock and in a drop: it only stores.
     pub(crate) fn record(&self, event: Event) {
         self.recorder.push(event);
+    }
+
+    /// Events that no sink was given yet.
+    pub(super) fn events_recorded(&self) -> usize {
+        self.recorder.len()
     }
 
     /// Hands the kept events to the sinks. Called with no lock held, never in a drop.
@@ -144,84 +165,9 @@ impl<D: Driver> Core<D> {
         self.pools.lock().clone()
     }
 
-    /// Raises the peak of live bytes (rounded, all pools) to what it is now and `more`, and returns it.
-    pub(crate) fn sample_live(&self, more: u64) -> u64 {
-        let live = self.live_bytes() + more;
-        self.allocated_peak.fetch_max(live, Ordering::Relaxed).max(live)
-    }
-
-    /// Live bytes (rounded) of all pools, one lock at a time.
-    pub(crate) fn live_bytes(&self) -> u64 {
-        self.pool_list().iter().map(|p| p.lock().heap.stats().allocated).sum()
-    }
-
-    /// Sweeps when the list of pools has become twice as long as the last sweep left it: a program that opens a stream
-    /// for each epoch and never trims would keep the pools of all of them.
-    pub(crate) fn tidy(&self) {
-        if self.pools.lock().len() <= self.sweep_above.load(Ordering::Relaxed) {
-            return;
-        }
-        if !self.config.deterministic {
-            for line in self.registry.lines().iter().filter(|l| l.is_closed()) {
-                // An error is no completion (O4); whoever needs the line meets it.
-                let _ = self.registry.fold(&self.driver, line);
-            }
-        }
-        self.sweep();
-        let left = self.pools.lock().len();
-        self.sweep_above.store(SWEEP_LEAST.max(2 * left), Ordering::Relaxed);
-    }
-
-    /// Takes closed and empty pools off the list; what they did stays in the sums.
-    pub(crate) fn sweep(&self) {
-        let mut gone = Vec::new();
-        {
-            let mut pools = self.pools.lock();
-            pools.retain(|pool| {
-                let state = pool.lock();
-                let empty = state.closed
-                    && state.heap.live() == 0
-                    && state.in_flight.is_empty()
-                    && state.heap.stats().held == 0
-                    // What is in hand may have been cut here and come back: under this lock, no hand means never.
-                    && !self.hands.any();
-                drop(state);
-                if empty {
-                    gone.push(Arc::clone(pool));
-                }
-                !empty
-            });
-        }
-        for pool in gone {
-            let r = pool.report();
-            let mut departed = self.departed.lock();
-            departed.0.add(&r.counters);
-            departed.1.merge(&r.sizes);
-        }
-        self.registry.retire();
-    }
-
-    /// The pool's stream is gone and nothing of it is live: only complete ranges enter from here on. Makes no driver
-    /// call; the stream itself closes at the next errand.
-    pub(crate) fn close_pool(&self, pool: &Pool<D>) {
-        {
-            let mut state = pool.lock();
-            if state.closed || state.streams > 0 || state.heap.live() > 0 {
-                return;
-            }
-            // Before the closing marker is reserved (closing a stream).
-            state.closed = !planted!(Z37);
-        }
-        if planted!(Z37) {
-            pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-            let _ = self.registry.close(&self.driver, &pool.line);
-            point!("closing");
-            pool.lock().closed = true;
-            return;
-        }
-        point!("closing");
-        pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-        self.registry.raise_errand();
+    /// The pool of this number, unless it has left the list.
+    pub(super) fn pool_numbered(&self, number: u32) -> Option<Arc<Pool<D>>> {
+        numbered(&self.pools.lock(), number).cloned()
     }
 
     /// A free left its pool without allocations, and the pool is leaving.
@@ -235,7 +181,13 @@ impl<D: Driver> Core<D> {
     }
 
     pub(crate) fn orphan_done(&self) {
-        if self.orphans.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.orphans.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        if std::thread::panicking() {
+            // A broken invariant has been told already: told again, out of a destructor, it would be the end of the process.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.shut_down()));
+        } else {
             self.shut_down();
         }
     }
@@ -254,13 +206,23 @@ impl<D: Driver> Core<D> {
             drop(state);
             Pool::release(&pool, shares);
         }
-        if self.host.abandon() {
-            self.orphans.fetch_add(1, Ordering::AcqRel);
-        }
+        self.host.abandon();
         self.orphan_done();
     }
 
-    /// Waits for what may still touch our bytes, and gives everything back. Nothing refers to any of them any more.
+    /// The last pinned allocation of an abandoned allocator is gone: what is pinned goes back, whatever else is alive.
+    pub(crate) fn pinned_done(&self) {
+        assert_unlocked("pinned memory is given back");
+        self.driver.relaxed(|| {
+            self.wait_or_synchronize(self.host.uses_in_flight());
+            self.host.release_all(&self.driver);
+            self.registry.serve(&self.driver);
+            self.registry.retire();
+            self.registry.trim_events();
+        });
+    }
+
+    /// Waits for what may still touch our bytes, and gives everything back, but for pinned memory that is still referred to.
     fn shut_down(&self) {
         assert_unlocked("the allocator shuts down");
         // The last handle may go beside somebody's capture.
@@ -268,20 +230,9 @@ impl<D: Driver> Core<D> {
     }
 
     fn give_all_back(&self) {
-        // Where a stream cannot be marked, or its marker not be waited for, the host waits for everything.
-        if !self.wait_for_ours() {
-            let lines = self.registry.lines();
-            let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
-            match self.registry.watch(self.driver.synchronize_device()) {
-                Ok(()) => {
-                    for (line, epoch) in lines.iter().zip(promised) {
-                        self.registry.proved(line, epoch);
-                    }
-                }
-                // The second failure in a row: plain frees wait by themselves, a lost context has nothing left to wait for.
-                Err(e) => self.driver.drop_failed(e),
-            }
-        }
+        // Asked before the wait: what is freed later has uses that this does not wait for.
+        let unpin = self.host.is_idle();
+        self.wait_or_synchronize(self.ours());
         let pools = core::mem::take(&mut *self.pools.lock());
         for pool in &pools {
             let mut state = pool.lock();
@@ -289,7 +240,7 @@ impl<D: Driver> Core<D> {
                 state.closed = true;
                 drop(state);
                 pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-                self.registry.raise_errand();
+                self.registry.raise_errand(&pool.line);
             }
         }
         let segments = self.backing.lock().take_all();
@@ -299,14 +250,20 @@ impl<D: Driver> Core<D> {
                 drop(range);
             }
         }
-        self.host.release_all(&self.driver);
-        self.registry.serve(&self.driver);
+        if unpin {
+            self.host.release_all(&self.driver);
+        }
+        self.registry.serve_and_wait(&self.driver);
         self.registry.retire();
+        self.registry.trim_events();
+        if !self.config.deterministic {
+            self.registry.disallow_queries();
+        }
     }
 
-    /// Waits, by markers, for all that may still touch our bytes: what the pools' own streams hold, and the uses of ranges in
-    /// flight. Not for the device: somebody's capture in the context need not survive that. `false`: it could not be done.
-    fn wait_for_ours(&self) -> bool {
+    /// All that may still touch our bytes: what the pools' own streams hold, and the uses of ranges in flight. Not the device:
+    /// somebody's capture in the context need not survive a wait for that.
+    fn ours(&self) -> Vec<Pending> {
         let mut pending = self.host.uses_in_flight();
         for pool in self.pool_list() {
             let state = pool.lock();
@@ -317,17 +274,36 @@ impl<D: Driver> Core<D> {
                 pending.push(Pending { on: pool.line.id, epoch: pool.line.promise() });
             }
         }
+        pending
+    }
+
+    /// Waits by markers. Where a stream cannot be marked, or its marker not be waited for, the host waits for everything.
+    fn wait_or_synchronize(&self, mut pending: Vec<Pending>) {
         // The newest of each stream covers the others.
         pending.sort_unstable_by(|a, b| b.cmp(a));
         pending.dedup_by_key(|p| p.on);
-        pending
+        let waited = pending
             .into_iter()
-            .all(|p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true)))
+            .all(|p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true)));
+        if waited {
+            return;
+        }
+        let lines = self.registry.lines();
+        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
+        match self.registry.watch(self.driver.synchronize_device()) {
+            Ok(()) => {
+                for (line, epoch) in lines.iter().zip(promised) {
+                    self.registry.proved(line, epoch);
+                }
+            }
+            // The second failure in a row: plain frees wait by themselves, a lost context has nothing left to wait for.
+            Err(e) => self.driver.drop_failed(e),
+        }
     }
 
     /// Everything, gathered pool by pool; exact when nothing runs beside it.
     pub(crate) fn report(&self) -> Report {
-        let allocated_peak = self.sample_live(0);
+        let peak = self.peak_bounds();
         let pools: Vec<PoolReport> = self.pool_list().iter().map(|p| p.report()).collect();
         let mut total = PoolReport::sum(&pools);
         {
@@ -336,10 +312,12 @@ impl<D: Driver> Core<D> {
             total.sizes.merge(&departed.1);
         }
         total.stream = StreamId(0);
+        total.allocated_peak = peak.at_most;
         let pinned = self.host.report();
         let driver_calls = self.driver.calls();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let backing = self.backing.lock();
+        total.held_peak = backing.taken_peak;
         Report {
             device: self.device,
             capacity: self.capacity,
@@ -351,12 +329,14 @@ impl<D: Driver> Core<D> {
             moving: self.moving.load(Ordering::Relaxed),
             growths: backing.growths,
             releases: backing.releases,
-            allocated_peak,
+            allocated_peak: peak.at_least,
+            allocated_peak_at_most: peak.at_most,
             total,
             pools,
             ladder: *self.ladder.lock(),
             pinned,
             driver_calls,
+            events_lost: self.recorder.lost(),
             deferred_errors,
         }
     }

@@ -5,11 +5,12 @@
 //! known, which costs memory and never safety.
 
 use super::Allocator;
+use super::events::SharedEvent;
 use super::keeper::Keeper;
 use super::pool::{Pool, Watch};
 use super::registry::{Line, Registry};
 use super::shared::{Owner, lost};
-use crate::driver::{Driver, StreamInfo};
+use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
 use crate::order::{Marker, TimelineId};
 use crate::sync::{Arc, Ordering};
@@ -46,7 +47,8 @@ impl<D: Driver> Clone for Stream<D> {
 impl<D: Driver> Stream<D> {
     pub(crate) fn new(owner: Owner<D>, pool: Arc<Pool<D>>, native: D::Stream, foreign: bool) -> Stream<D> {
         let core = owner.core();
-        let special = core.is_recording() || core.config.exact_fit || core.config.scrub;
+        let of_a_thread = pool.line.info.kind == StreamKind::PerThreadDefault;
+        let special = core.is_recording() || core.config.exact_fit || core.config.scrub || of_a_thread;
         let watched = foreign || special;
         Stream(Arc::new(Inner { pool, native, foreign, watched, special, owner }))
     }
@@ -98,9 +100,10 @@ impl<D: Driver> Stream<D> {
         self.line().id
     }
 
-    /// Never waited on and never made to wait for the sake of memory: for streams that depend on each other through flags or
-    /// collectives, where an inserted wait could hang the program. Its memory is then reused by others only when
-    /// complete, or when the program itself ordered them.
+    /// Never waited on, by other streams or by the host, and never made to wait for the sake of memory: for streams that
+    /// depend on each other through flags or collectives, where an inserted wait could hang the program. Its memory is
+    /// then reused by others only when complete, or when the program itself ordered them. An explicit
+    /// [trim](Allocator::trim) may wait for it.
     ///
     /// Arrays are another matter: an operation on one waits for what it conflicts with, on any stream, independent or not,
     /// because the data would be wrong otherwise. Keep an array to one of such streams, order them yourself beforehand
@@ -115,7 +118,14 @@ impl<D: Driver> Stream<D> {
         self
     }
 
-    /// Fails for a stream that is being captured.
+    /// Fails where the calling thread may do nothing with it: for another thread's default stream, and for one that is
+    /// being captured.
+    pub(crate) fn admit(&self, call: &'static str) -> Result<(), Error> {
+        self.line().own_thread(call)?;
+        self.refuse_capture()
+    }
+
+    /// Fails for a stream that is being captured. Of a per-thread default stream, to be asked on its own thread.
     #[inline]
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
         let asked = self.0.foreign
@@ -137,18 +147,19 @@ impl<D: Driver> Stream<D> {
     /// Records an event behind everything queued so far. Orders nothing by itself; the host does not wait.
     ///
     /// # Errors
-    /// The driver's; a capturing stream.
+    /// The driver's; a capturing stream; a per-thread default stream of another thread, whose handle means this thread's
+    /// own stream here.
     pub fn record(&self) -> Result<Event<D>, Error> {
-        self.refuse_capture()?;
+        self.admit("record")?;
         self.registry().serve(self.driver());
         Ok(self.event(self.mark()?))
     }
     /// A marker behind everything queued so far.
-    pub(super) fn mark(&self) -> Result<Marker<Arc<D::Event>>, Error> {
+    pub(super) fn mark(&self) -> Result<Marker<SharedEvent<D>>, Error> {
         self.registry().make_marker(self.driver(), self.line())?.ok_or_else(lost)
     }
     /// A marker of this stream as users hold it.
-    pub(super) fn event(&self, marker: Marker<Arc<D::Event>>) -> Event<D> {
+    pub(super) fn event(&self, marker: Marker<SharedEvent<D>>) -> Event<D> {
         Event {
             registry: Arc::clone(self.registry()),
             driver: self.driver().clone(),
@@ -164,13 +175,12 @@ impl<D: Driver> Stream<D> {
     /// # Errors
     /// The driver's, and a per-thread default stream of another thread: nothing was ordered then.
     pub fn wait(&self, event: &Event<D>) -> Result<(), Error> {
-        self.refuse_capture()?;
+        self.admit("wait")?;
         let registry = self.registry();
         if Arc::ptr_eq(registry, &event.registry) || planted!(Z12) {
             registry.wait_for(self.driver(), self.line(), event.on.id, &event.marker)?;
         } else {
             // Another device's event: ordered on the device, unknown to our clocks.
-            self.line().own_thread("wait")?;
             registry.watch(self.driver().wait(&self.0.native, &event.marker.event))?;
         }
         Ok(())
@@ -234,7 +244,7 @@ pub struct Event<D: Driver> {
     registry: Arc<Registry<D>>,
     driver: D,
     on: Arc<Line<D>>,
-    marker: Marker<Arc<D::Event>>,
+    marker: Marker<SharedEvent<D>>,
     /// Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
     queries_teach: bool,
 }

@@ -3,10 +3,14 @@
 //! A segment's bytes may lie in several pools. Each pool is locked once, gives its free pieces up, and is unlocked; if
 //! together they are the whole segment and every stamp is complete in the host's view (law O4), the segment is released;
 //! else each piece returns to where it was, with the stamp it had. It never waits for the device itself, but the
-//! driver's plain free does.
+//! driver's plain free does; so a request trims only where that is not so ([`Memory::free_waits_for_device`]).
+//!
+//! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
-use super::pool::{Pool, Range};
+use super::entry::Range;
+use super::pool::Pool;
 use super::shared::{Core, lost_context};
+use super::undo::Undo;
 use crate::driver::{Driver, DriverResult};
 use crate::heap::Cut;
 use crate::order::Pending;
@@ -37,6 +41,8 @@ impl<D: Driver> Core<D> {
     /// The driver's, when a marker, a query or a free failed; what had been given back stays so, the rest is kept.
     pub(crate) fn trim(&self, only: Option<&Pool<D>>) -> DriverResult<Trimmed> {
         self.learn()?;
+        self.registry.retire();
+        self.registry.trim_events();
         let trimmed = self.trim_segments(only, u64::MAX, &Cell::new(0))?;
         self.sweep();
         Ok(trimmed)
@@ -51,7 +57,7 @@ impl<D: Driver> Core<D> {
         if !self.registry.alive() {
             return Err(lost_context());
         }
-        self.registry.serve(&self.driver);
+        self.registry.serve_and_wait(&self.driver);
         self.registry.mark_all(&self.driver)?;
         if !self.config.deterministic {
             for line in self.registry.lines() {
@@ -153,7 +159,13 @@ impl<D: Driver> Core<D> {
         let Some(range) = self.backing.lock().take_out(id) else { return Ok(false) };
         let addr = range.addr();
         assert_unlocked("a segment is given back");
-        match self.driver.relaxed(|| range.release()) {
+        let gone = Undo::new(|| {
+            self.backing.lock().released(len.bytes());
+            self.moving.fetch_sub(len.bytes(), Ordering::Relaxed);
+        });
+        let released = self.driver.relaxed(|| range.release());
+        gone.forget();
+        match released {
             Ok(()) => {
                 self.backing.lock().released(len.bytes());
                 if self.is_recording() {

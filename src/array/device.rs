@@ -5,7 +5,7 @@ use super::view::{DeviceView, DeviceViewMut};
 use super::{Element, bytes_of};
 use crate::allocator::access::{Intent, Touch, Tracked, order_behind};
 use crate::allocator::{Allocation, Allocator, Stream};
-use crate::driver::Driver;
+use crate::driver::{Called, Driver};
 use crate::error::{Error, Mismatch, Side};
 use crate::units::{Addr, AllocationId, StreamId};
 use core::fmt;
@@ -50,11 +50,13 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`Error::Overflow`]; as [`Allocator::alloc`].
+    #[track_caller]
     pub fn uninit<T: Element>(
         &self,
         shape: impl Into<Shape>,
         stream: &Stream<D>,
     ) -> Result<DeviceArray<T, D>, Error> {
+        let _called = Called::<D>::here();
         let shape = shape.into();
         let bytes = Tracked::new(self.alloc(bytes_of::<T>(shape)?, stream)?);
         Ok(DeviceArray::of(bytes, shape))
@@ -64,6 +66,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::uninit`]; the driver's.
+    #[track_caller]
     pub fn zeros<T: Element>(
         &self,
         shape: impl Into<Shape>,
@@ -208,6 +211,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
+    #[track_caller]
     pub fn fill_bytes(&mut self, value: u8, stream: &Stream<D>) -> Result<(), Error> {
         self.view_mut().fill_bytes(value, stream)
     }

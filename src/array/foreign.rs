@@ -78,7 +78,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     /// # Errors
     /// With the owner: [`Error::ForeignRange`] for a range that is null, of no bytes, misaligned for `T`, too short, or
     /// past the end of all addresses; [`Error::WrongDevice`] for one on another device than `stream`;
-    /// [`Error::Overflow`].
+    /// [`Error::Overflow`]; a per-thread default stream of another thread.
     ///
     /// # Safety
     /// The range is memory of that device, readable and writable by its kernels, until `owner` is dropped. Until then
@@ -98,7 +98,8 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
             if found != expected {
                 return Err(Error::WrongDevice { found, expected });
             }
-            memory.check(needed, align_of::<T>() as u64)
+            memory.check(needed, align_of::<T>() as u64)?;
+            Ok(stream.line().own_thread("from_foreign")?)
         });
         match checked {
             Ok(()) => {

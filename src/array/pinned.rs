@@ -4,7 +4,7 @@ use super::pinned_view::{PinnedView, PinnedViewMut};
 use super::shape::Shape;
 use super::{Element, bytes_of};
 use crate::allocator::{Allocator, PinnedAllocation};
-use crate::driver::{Driver, HostKind};
+use crate::driver::{Called, Driver, HostKind};
 use crate::error::Error;
 use core::fmt;
 use core::marker::PhantomData;
@@ -50,6 +50,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// [`Error::Overflow`]; as [`Allocator::alloc_pinned`].
+    #[track_caller]
     pub fn pinned_uninit<T: Element>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
         self.pinned_uninit_as(shape, HostKind::Cached)
     }
@@ -58,11 +59,13 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
+    #[track_caller]
     pub fn pinned_uninit_as<T: Element>(
         &self,
         shape: impl Into<Shape>,
         kind: HostKind,
     ) -> Result<PinnedArray<T, D>, Error> {
+        let _called = Called::<D>::here();
         let shape = shape.into();
         let memory = self.alloc_pinned_as(bytes_of::<T>(shape)?, kind)?;
         Ok(PinnedArray { memory, shape, elements: PhantomData })
@@ -71,6 +74,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
+    #[track_caller]
     #[allow(unsafe_code, reason = "zeroes are made as bytes, since an element has no zero of its own")]
     pub fn pinned_zeros<T: Element>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
         let mut array = self.pinned_uninit::<T>(shape)?;
@@ -83,6 +87,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
+    #[track_caller]
     pub fn pinned_from_slice<T: Element>(&self, from: &[T]) -> Result<PinnedArray<T, D>, Error> {
         let mut array = self.pinned_uninit(from.len())?;
         array.copy_from_slice(from);
@@ -92,6 +97,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
+    #[track_caller]
     pub fn pinned_from_fn<T: Element>(
         &self,
         shape: impl Into<Shape>,

@@ -7,7 +7,7 @@ use super::Element;
 use super::shape::{Shape, resolve};
 use crate::allocator::Stream;
 use crate::allocator::access::{Intent, Mark, Touch, Tracked, operate};
-use crate::driver::Driver;
+use crate::driver::{Called, Driver};
 use crate::error::Error;
 use crate::units::{Addr, AllocationId};
 use core::fmt;
@@ -200,8 +200,10 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
     ///
     /// # Errors
     /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
+    #[track_caller]
     #[allow(unsafe_code, reason = "fills work on raw addresses")]
     pub fn fill_bytes(&mut self, value: u8, stream: &Stream<D>) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         let (addr, bytes) = (self.addr, self.size_bytes());
         if bytes == 0 {
             return Ok(());

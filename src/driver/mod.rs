@@ -5,6 +5,7 @@
 //! No method here may be called with a lock of the allocator held.
 
 // Model checkers follow no foreign call and no thread of the system: their builds have neither this nor `replay`.
+mod caller;
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod cuda;
 mod kernels;
@@ -13,6 +14,8 @@ mod patience;
 mod pitch;
 pub mod sim;
 
+pub(crate) use caller::Called;
+pub use caller::Caller;
 pub use kernels::{Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Twin, TwinMemory};
 pub use pitch::{Pitched, Place};
 
@@ -57,7 +60,14 @@ pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
     /// Out of memory, or whatever the driver says.
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr>;
 
-    /// Frees a range. **Waits for every kernel on the device** on real hardware (DESIGN.md, what the driver costs).
+    /// Whether [`Memory::free_raw`] waits for the device, independent streams included. Where it does, an allocator gives
+    /// nothing back for a request's sake, only in an explicit trim and at its end. `true` by default.
+    fn free_waits_for_device(&self) -> bool {
+        true
+    }
+
+    /// Frees a range. Waits for every kernel on the device, unless [`Memory::free_waits_for_device`] says that it does
+    /// not.
     ///
     /// # Errors
     /// Whatever the driver says; the range then counts as still allocated.
@@ -110,14 +120,17 @@ impl<D: Memory> OwnedRange<D> {
     /// # Errors
     /// The driver's error, and the range, which is still allocated.
     #[allow(unsafe_code, reason = "the one place where an owned range is freed")]
+    #[track_caller]
     pub fn release(mut self) -> Result<(), (Self, DriverError)> {
+        // Before the call: if that panics it may have freed the range, and a leak is better than a second free.
+        self.armed = false;
         // SAFETY: the range came from `allocate_raw` of this driver and is freed once, since `armed` is cleared.
         match unsafe { self.driver.free_raw(self.addr, self.bytes) } {
-            Ok(()) => {
-                self.armed = false;
-                Ok(())
+            Ok(()) => Ok(()),
+            Err(e) => {
+                self.armed = true;
+                Err((self, e))
             }
-            Err(e) => Err((self, e)),
         }
     }
 }
@@ -220,6 +233,7 @@ impl<D: Host> OwnedHost<D> {
     /// # Errors
     /// The driver's error, and the range, which is still pinned.
     #[allow(unsafe_code, reason = "the one place where a pinned range is freed")]
+    #[track_caller]
     pub fn release(mut self) -> Result<(), (Self, DriverError)> {
         // SAFETY: the range came from `pin_raw` of this driver and is freed once, since `armed` is cleared.
         match unsafe { self.driver.unpin_raw(self.ptr, self.bytes) } {
@@ -546,6 +560,16 @@ pub enum Note {
         /// The stream let in.
         stream: StreamId,
     },
+    /// The library itself is about to have an operation queued on a stream, and has ordered that behind every use it knew of
+    /// that conflicts. Told for each allocation that the operation touches, whatever its home stream.
+    Operation {
+        /// Which allocation.
+        id: AllocationId,
+        /// The stream that is given the operation next.
+        stream: StreamId,
+        /// What the operation does to it.
+        used: RangeUse,
+    },
     /// Bytes came back. Told before the pool is locked.
     Freed {
         /// Which allocation.
@@ -584,10 +608,16 @@ impl fmt::Debug for DeviceSlot {
 
 /// Everything an allocator needs of a device.
 pub trait Driver: Memory + Fences + Copies + Host {
+    /// Whether it judges what is asked of it, and so wants to know which line of the program asked ([`Caller`]).
+    const JUDGES: bool = false;
     /// Tells a checking device about ownership. No driver call; empty by default.
     #[inline]
     fn note(&self, note: Note) {
         let _ = note;
+    }
+    /// Tells a checking device what the program calls an allocation. No driver call; empty by default.
+    fn name(&self, id: AllocationId, name: &str) {
+        let _ = (id, name);
     }
     /// This driver, as one that overwrites plain and pinned memory before it gives it back, if somebody else could be given
     /// it unchanged. Itself by default: for devices whose memory always comes fresh.

@@ -283,6 +283,11 @@ unsafe impl Memory for Null {
         Ok(Addr(addr))
     }
 
+    /// As the plain memory that it stands for, so that a replay here takes the same decisions.
+    fn free_waits_for_device(&self) -> bool {
+        true
+    }
+
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         self.count(Call::Free);
         let mut live = self.0.live.lock();

@@ -202,7 +202,7 @@ impl Bins {
         let (state, bin) = (chunk.state, chunk.bin);
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but enters a bin");
         law!(H3, bin == Bin::NONE, "chunk {id} enters a bin but is in one");
-        chunk.bin = Bin::of(kind, chunk.len);
+        chunk.bin = Bin::of(kind, chunk.len + u32::from(planted!(BinAbove)));
         let bin = chunk.bin;
         if (FIRST + id) as usize >= self.links.len() {
             self.grow(id);
@@ -253,7 +253,7 @@ impl Bins {
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but changes its length in a bin");
         law!(H3, old != Bin::NONE, "chunk {id} changes its length in a bin but is in none");
         chunk.len = new;
-        chunk.bin = old.of_same_kind(new);
+        chunk.bin = old.of_same_kind(new + u32::from(planted!(BinAbove)));
         (old, chunk.bin)
     }
 
@@ -481,7 +481,7 @@ impl Bins {
     }
 
     /// The chunks of a bin, newest first.
-    fn ids(&self, bin: Bin) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn ids(&self, bin: Bin) -> impl Iterator<Item = u32> + '_ {
         let known = |id: u32| (id != NOBODY).then_some(id);
         let first = if self.is_fresh() { NOBODY } else { self.first(bin) };
         core::iter::successors(known(first), move |&id| known(self.behind(FIRST + id)))

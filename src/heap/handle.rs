@@ -72,6 +72,14 @@ impl Heap {
         all
     }
 
+    /// How long an allocation is that is alive.
+    ///
+    /// # Panics
+    /// H7, when the slot is neither allocated nor in flight.
+    pub(crate) fn allocated_len(&self, chunk: ChunkId) -> Granules {
+        Granules(self.chunks[self.in_use(chunk, "allocated_len")].len)
+    }
+
     /// The caller's number for an allocation; 0 when it was just taken.
     ///
     /// # Panics

@@ -231,7 +231,8 @@ impl Heap {
         let mut stamp = stamp;
         if before & behind {
             bins.leave(chunks, next);
-            stamp = chunk::later(stamp, chunks[next as usize].stamp);
+            let theirs = chunks[next as usize].stamp;
+            stamp = if planted!(MergeBothForgets) { stamp } else { chunk::later(stamp, theirs) };
             chunk::absorb(chunks, vacant, id, next);
             self.totals.free_chunks -= 1;
             self.totals.merges += 1;

@@ -245,6 +245,15 @@ impl Heap {
         }
     }
 
+    /// The longest free range, exactly: of each kind's highest occupied bin, which holds it (H8). Nothing is copied.
+    pub fn longest_free(&self) -> Granules {
+        let of_kind = |kind| {
+            let ids = self.bins.highest(kind).into_iter().flat_map(|bin| self.bins.ids(bin));
+            ids.map(|id| self.chunks[id].len).max().unwrap_or(0)
+        };
+        Granules(Kind::ALL.into_iter().map(of_kind).max().unwrap_or(0))
+    }
+
     /// A copy of everything, range by range.
     pub fn snapshot(&self) -> Snapshot {
         let mut largest_free = Granules::ZERO;

@@ -3,7 +3,7 @@
 use super::operand::{Arguments, Parameter, collect};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, Touch, operate};
-use crate::driver::{Argument, Driver, Grid, Kernel, KernelLaunch, KernelRange, Kernels};
+use crate::driver::{Argument, Called, Driver, Grid, Kernel, KernelLaunch, KernelRange, Kernels};
 use crate::error::Error;
 use smallvec::SmallVec;
 
@@ -51,6 +51,7 @@ impl Kernel {
     /// comes to an end. Where it gets memory in another way, by an address in a number or in memory, the program keeps
     /// that alive and in order ([`DeviceArray::wait_on`](crate::DeviceArray::wait_on),
     /// [`DeviceArray::record_use`](crate::DeviceArray::record_use)).
+    #[track_caller]
     #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
     pub unsafe fn launch<'a, D: Driver + Kernels>(
         &self,
@@ -58,6 +59,7 @@ impl Kernel {
         grid: impl Into<Grid>,
         arguments: impl Arguments<'a, D>,
     ) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         let (grid, parameters) = (grid.into(), collect(arguments));
         if grid.is_empty() {
             return Ok(());

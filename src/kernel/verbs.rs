@@ -43,6 +43,7 @@ fn same_length<T, U>(
 ///
 /// # Errors
 /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
+#[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house, and the bytes of an element")]
 pub fn fill<'a, T: Element, D: Driver + Kernels>(
     into: impl Into<DeviceViewMut<'a, T, D>>,
@@ -71,6 +72,7 @@ pub fn fill<'a, T: Element, D: Driver + Kernels>(
 ///
 /// # Errors
 /// As [`fill`].
+#[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
 pub fn iota<'a, T: Number, D: Driver + Kernels>(
     into: impl Into<DeviceViewMut<'a, T, D>>,
@@ -89,6 +91,7 @@ pub fn iota<'a, T: Number, D: Driver + Kernels>(
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless both shapes are equal; arrays of another device; as [`fill`].
+#[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
 pub fn saxpy<'x, 'y, T: Number, D: Driver + Kernels>(
     a: T,
@@ -117,6 +120,7 @@ pub fn saxpy<'x, 'y, T: Number, D: Driver + Kernels>(
 /// # Errors
 /// [`Error::Mismatch`] unless `into` has one element; as [`Allocator::alloc`](crate::Allocator::alloc); arrays of another
 /// device; as [`fill`]. After one of several launches failed, `into` may be as it was.
+#[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
 pub fn reduce_sum<'x, 'y, T: Number, D: Driver + Kernels>(
     x: impl Into<DeviceView<'x, T, D>>,
@@ -159,6 +163,7 @@ fn pieces<T>() -> (usize, u64) {
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless `into` has as many elements as `at`; arrays of another device; as [`fill`].
+#[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
 pub fn gather<'f, 'i, 't, T: Element, D: Driver + Kernels>(
     from: impl Into<DeviceView<'f, T, D>>,
@@ -190,6 +195,7 @@ pub fn gather<'f, 'i, 't, T: Element, D: Driver + Kernels>(
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless `from` has as many elements as `at`; arrays of another device; as [`fill`].
+#[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
 pub fn scatter<'f, 'i, 't, T: Element, D: Driver + Kernels>(
     from: impl Into<DeviceView<'f, T, D>>,

@@ -34,7 +34,12 @@ pub struct InFlight {
     entries: HashMap<u32, Entry>,
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<u32>>>,
     by_len: BTreeSet<(Granules, u32)>,
+    /// Twice as many ranges as the last drain left.
+    crowd: usize,
 }
+
+/// So many ranges wait for the next drain that somebody makes anyway.
+const FEW: usize = 32;
 
 impl InFlight {
     /// None in flight.
@@ -52,6 +57,12 @@ impl InFlight {
     /// Every range.
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
+    }
+
+    /// Whether there are twice as many ranges as the last drain left, so that another one is paid for by the frees since. Only a
+    /// miss has to drain; without this, a program that never misses would keep ranges here that are long over.
+    pub fn is_crowded(&self) -> bool {
+        self.entries.len() >= FEW.max(self.crowd)
     }
 
     /// A freed range enters, waiting on its first use that is not over.
@@ -93,6 +104,7 @@ impl InFlight {
                 self.waiting.remove(&on);
             }
         }
+        self.crowd = 2 * self.entries.len();
         out
     }
 

@@ -76,6 +76,106 @@ fn o8_markers_published_out_of_order_are_found_by_number() {
     assert_eq!(s.newest(), Epoch(7));
 }
 
+fn published(numbers: impl IntoIterator<Item = u64>) -> Timeline<u64> {
+    let mut timeline = Timeline::new(S);
+    for n in numbers {
+        timeline.publish(Marker { number: Epoch(n), event: n, copy: Clock::EMPTY });
+    }
+    timeline
+}
+
+#[test]
+fn the_newest_complete_marker_is_found_with_few_questions_wherever_it_is() {
+    for count in 0..40_u64 {
+        let timeline = published((1..=count).map(|i| 3 * i));
+        for complete in 0..=count {
+            for was_behind in [false, true] {
+                let (mut done, mut open, mut questions, mut behind) = (Epoch(0), None, 0, was_behind);
+                while let Some(probe) = timeline.probe(done, open, behind) {
+                    questions += 1;
+                    if probe.event <= 3 * complete {
+                        (done, behind) = (probe.number, false);
+                    } else {
+                        open = Some(probe.number);
+                    }
+                }
+                assert_eq!(done, Epoch(3 * complete), "{complete} of {count}");
+                let most = match complete {
+                    _ if count == 0 => 0,
+                    0 if was_behind => 1,
+                    _ if complete == count => 1 + u32::from(was_behind && count > 1),
+                    _ => 2 + count.ilog2() + u32::from(was_behind),
+                };
+                assert!(questions <= most, "{questions} questions for {complete} of {count}, {was_behind}");
+            }
+        }
+    }
+}
+
+#[test]
+fn thinning_keeps_the_newest_and_leaves_every_epoch_covered() {
+    for newest in 1..6_usize {
+        for count in 0..60_u64 {
+            let mut timeline = published(1..=count);
+            let out = timeline.thin(newest);
+            let left: Vec<u64> = timeline.above(Epoch(0)).map(|m| m.event).collect();
+            assert_eq!(out.len() + left.len(), count as usize, "none is lost");
+            if count as usize <= 2 * newest {
+                assert!(out.is_empty());
+                continue;
+            }
+            assert!(left.len() <= newest + (count as usize - newest) / 2 + 1, "{left:?}");
+            assert!(left.ends_with(&(count - newest as u64 + 1..=count).collect::<Vec<_>>()), "{left:?}");
+            for epoch in 1..=count {
+                let covering = timeline.covering(Epoch(epoch)).expect("the newest covers all");
+                assert!((epoch..=epoch + 1).contains(&covering.event), "{epoch} by {}", covering.event);
+            }
+        }
+    }
+}
+
+#[test]
+fn uses_that_are_complete_go_when_they_are_twice_as_many_as_before() {
+    let mut uses = Uses::default();
+    let mut done = Seen::default();
+    for reader in 0..1000 {
+        let on = TimelineId(10 + reader);
+        uses.exact(on, Access::Read, Epoch(1));
+        // The newest three are pending.
+        if let Some(old) = reader.checked_sub(3) {
+            done.0.insert(TimelineId(10 + old), Epoch(1));
+        }
+        if uses.is_crowded() {
+            uses.retire(&done);
+            assert_eq!(uses.len(), 3, "what is pending stays");
+        }
+        assert!(uses.len() <= 8, "{} uses of which 3 are pending", uses.len());
+    }
+    let mut open = Uses::default();
+    open.declare(S);
+    open.exact(S, Access::Write, Epoch(1));
+    open.retire(&seen(&[(S, 9)]));
+    assert_eq!(open.at_free(None, |_| Epoch(4))[..], [pending(S, 4)], "an open use is never over");
+}
+
+#[test]
+fn ranges_in_flight_are_crowded_when_they_are_twice_as_many_as_the_last_drain_left() {
+    let mut flight = InFlight::new();
+    let mut drains = 0;
+    for chunk in 0..10_000 {
+        flight.insert(entry(chunk, 4, &[pending(T, u64::from(chunk) + 1)]));
+        if flight.is_crowded() {
+            drains += 1;
+            // The newest five are pending.
+            let done = seen(&[(T, u64::from(chunk.saturating_sub(4)))]);
+            flight.drain(|p| done.is_complete(p));
+            assert_eq!(flight.len(), 5);
+        }
+        assert!(flight.len() < 32);
+    }
+    assert!((300..=400).contains(&drains), "{drains}");
+}
+
 #[test]
 #[should_panic(expected = "O8: marker Epoch(1) of TimelineId(1) published twice")]
 fn o8_a_number_is_published_once() {

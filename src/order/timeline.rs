@@ -79,6 +79,45 @@ impl<E: Clone> Timeline<E> {
         self.published.range(at..)
     }
 
+    /// The marker to ask next, in a search for the newest complete one: what is at or below `done` is known to be complete,
+    /// what is at or above `open` is not. The newest first, because if that is complete one question was enough; of a stream
+    /// that was `behind` when it was last asked the oldest first, because if that is not complete one question was enough
+    /// too. Then the middle of what is left.
+    pub fn probe(&self, done: Epoch, open: Option<Epoch>, behind: bool) -> Option<&Marker<E>> {
+        let from = self.published.partition_point(|m| m.number <= done);
+        let to =
+            open.map_or(self.published.len(), |open| self.published.partition_point(|m| m.number < open));
+        if from >= to {
+            return None;
+        }
+        let at = match open {
+            None if behind => from,
+            None => to - 1,
+            Some(_) => usize::midpoint(from, to),
+        };
+        self.published.get(at)
+    }
+
+    /// Takes out every second marker of all but the `newest` ones, if there are more than twice as many. Whoever waits for an
+    /// epoch that a marker taken out covered waits for a later one, which covers it too: for a little more, and never for
+    /// less. The newest marker always stays.
+    pub fn thin(&mut self, newest: usize) -> Vec<Marker<E>> {
+        if self.published.len() <= 2 * newest.max(1) {
+            return Vec::new();
+        }
+        let old = self.published.len() - newest.max(1);
+        let (mut kept, mut out) = (VecDeque::new(), Vec::new());
+        for (i, marker) in self.published.drain(..).enumerate() {
+            if i < old && i % 2 == 0 {
+                out.push(marker);
+            } else {
+                kept.push_back(marker);
+            }
+        }
+        self.published = kept;
+        out
+    }
+
     /// Takes out the markers up to `seen`, which are complete and will be waited for no more.
     pub fn retire(&mut self, seen: Epoch) -> impl Iterator<Item = Marker<E>> + '_ {
         let n = self.published.partition_point(|m| m.number <= seen || planted!(MarkersRetiredEarly));

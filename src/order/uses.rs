@@ -8,7 +8,7 @@
 //!
 //! It does not know the allocation, the pool or who waits.
 
-use super::{Pending, PendingSet, TimelineId};
+use super::{Completed, Pending, PendingSet, TimelineId};
 use crate::units::Epoch;
 use smallvec::SmallVec;
 
@@ -63,12 +63,36 @@ impl Use {
 pub struct Uses {
     all: SmallVec<[Use; 2]>,
     operations: u32,
+    /// Twice as many as the last look for complete ones left.
+    crowd: u32,
 }
+
+/// So many uses are kept without a look.
+const FEW: usize = 8;
 
 impl Uses {
     /// Whether nobody but the home stream is known to have touched it.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    /// Whether there are twice as many uses as [`Uses::retire`] left, so that another look is paid for by those that came
+    /// since. An array that is only read has a use for each stream that ever read it, until then.
+    pub fn is_crowded(&self) -> bool {
+        self.all.len() >= FEW.max(self.crowd as usize)
+    }
+
+    /// Drops exact uses that are complete: nobody has to come after them any more.
+    pub fn retire(&mut self, seen: &impl Completed) {
+        self.all.retain(
+            |u| !matches!(u.kind, UseKind::Exact(epoch) if seen.is_complete(Pending { on: u.on, epoch })),
+        );
+        self.crowd = u32::try_from(2 * self.all.len()).unwrap_or(u32::MAX);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// Every use.

@@ -19,8 +19,8 @@ use crate::trace::{Access, Action, Call, Log};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The most streams that a log can be dealt over. A miss looks at every pool, and so does closing one: with 10,000 streams
-/// the time is theirs alone.
+/// The most streams that a log can be dealt over. A miss looks at every pool that has enough free memory, in order or not, and closing
+/// one looks at every pool: with 10,000 streams the time is theirs alone.
 pub const STREAMS_MOST: u32 = 4096;
 /// The most host threads that a log can be dealt over.
 pub const THREADS_MOST: u32 = 256;

@@ -119,6 +119,10 @@ pub fn replay_log<D: Touch>(
     outcome.foreign_uses = dealt.visits.len() as u64;
     outcome.failure = failure;
     outcome.take_report(&driver, allocator.report());
+    // What was live at most is the trace's figure, of all its calls in its order.
+    if outcome.failure.is_some() || (deal.racy && dealt.threads > 1) {
+        outcome.taken_over_live = None;
+    }
     outcome.lost.allocations = allocator.live().len() as u64;
     if let Some(makespan) = makespan
         && outcome.failure.is_none()
@@ -138,9 +142,13 @@ pub fn replay_log<D: Touch>(
 /// One stream a number of the deal; the legacy default stream for the one that stands for it.
 fn open_streams<D: Touch>(allocator: &Allocator<D>, dealt: &deal::Dealt) -> Result<Vec<Stream<D>>, Error> {
     (0..dealt.streams)
-        .map(|n| match allocator.driver().legacy().filter(|_| dealt.legacy == Some(n)) {
-            Some(native) => allocator.adopt(native),
-            None => allocator.stream(),
+        .map(|n| {
+            if let Some(native) = allocator.driver().legacy().filter(|_| dealt.legacy == Some(n)) {
+                return allocator.adopt(native);
+            }
+            let stream = allocator.stream()?;
+            allocator.driver().number(stream.native(), u64::from(n))?;
+            Ok(stream)
         })
         .collect()
 }

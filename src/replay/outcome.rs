@@ -27,7 +27,7 @@ pub struct Outcome {
     pub peak_live_bytes: u64,
     /// The most that was ever taken from the device.
     pub peak_taken_bytes: u64,
-    /// The one over the other, if anything was live.
+    /// The one over the other, if anything was live and the trace was run to its end in its order.
     pub taken_over_live: Option<f64>,
     /// Segments taken from the device.
     pub growths: u64,

@@ -12,7 +12,7 @@ use super::outcome::{Outcome, ReplayError};
 use super::touch::Touch;
 use super::turns;
 use crate::allocator::{Allocation, Allocator, Config, Event, Limit, PinnedAllocation, Stream, Trim};
-use crate::driver::Driver;
+use crate::driver::{Called, Caller, Driver};
 use crate::error::Error;
 use crate::trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
 use crate::units::{Addr, AllocationId, StreamId};
@@ -89,6 +89,7 @@ fn run<D: Touch>(
     }
     let step = |table: &mut Table<D>, at: usize| {
         let op = program.steps[at].op;
+        let _called = Called::<D>::at(Caller::Step(at as u64));
         table.step(op).map_err(|error| ReplayError::Step { step: at, op, error })?;
         after(at);
         Ok(())
@@ -221,6 +222,7 @@ impl<D: Touch> Table<D> {
 
     fn open(&mut self, number: StreamNo) -> Result<(), Error> {
         let stream = self.allocator.stream()?;
+        self.allocator.driver().number(stream.native(), u64::from(number.0))?;
         self.streams.insert(number, stream);
         self.opened += 1;
         Ok(())
@@ -235,6 +237,11 @@ impl<D: Touch> Table<D> {
         match made {
             Ok(place) => {
                 let block = Block::new(place);
+                if D::JUDGES
+                    && let Some(id) = block.id()
+                {
+                    self.allocator.driver().name(id, &number.to_string());
+                }
                 self.live += block.bytes();
                 self.peak_live = self.peak_live.max(self.live);
                 self.blocks.insert(number, block);
@@ -328,6 +335,7 @@ impl<D: Touch> Table<D> {
         Ok(())
     }
 
+    #[allow(unsafe_code, reason = "pinned blocks are touched by kernels, too")]
     fn touch(
         &mut self,
         block: BlockNo,
@@ -344,11 +352,18 @@ impl<D: Touch> Table<D> {
         }
         let driver = self.allocator.driver();
         let (addr, bytes) = (b.addr(), b.bytes());
+        if !recorded && matches!(b.place, Place::Pinned(_)) {
+            // The allocator may hand the bytes out while this is queued, to somebody with references to them: it is judged,
+            // and touches nothing.
+            return Ok(driver.declare(stream.native(), addr, bytes, id, access)?);
+        }
         match access {
             Access::Write => {
                 self.writes += 1;
                 let word = mixed(self.writes) | 1;
-                driver.write(stream.native(), addr, bytes, id, word)?;
+                // SAFETY: the block is alive and the program's; nobody made a reference to it, and if it is pinned, the use was
+                // recorded above, so that its bytes go to nobody before the kernel is complete.
+                unsafe { driver.write(stream.native(), addr, bytes, id, word)? };
                 b.pieces.clear();
                 b.pieces.push(Piece { end: bytes, word: Some(word) });
             }
@@ -357,7 +372,8 @@ impl<D: Touch> Table<D> {
                 for p in &b.pieces {
                     // The word is anchored at the block's beginning; a check's begins with its range.
                     let word = p.word.map(|w| w.rotate_right(8 * (start % 8) as u32));
-                    driver.read(stream.native(), Addr(addr.0 + start), p.end - start, id, word)?;
+                    // SAFETY: as for the write.
+                    unsafe { driver.read(stream.native(), Addr(addr.0 + start), p.end - start, id, word)? };
                     start = p.end;
                 }
             }
@@ -365,6 +381,7 @@ impl<D: Touch> Table<D> {
         Ok(())
     }
 
+    #[allow(unsafe_code, reason = "one block of a copy may be pinned")]
     fn copy(&mut self, to: BlockNo, from: BlockNo, bytes: u64, stream: StreamNo) -> Result<(), Error> {
         let (Some(source), Some(target)) = (self.blocks.get(&from), self.blocks.get(&to)) else {
             return Ok(());
@@ -376,7 +393,9 @@ impl<D: Touch> Table<D> {
             return Ok(());
         }
         self.foreign_uses += [source, target].iter().filter(|b| b.home() != Some(stream.id())).count() as u64;
-        self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)?;
+        // SAFETY: both blocks are alive and the program's, nobody made a reference to them, and both uses were recorded above,
+        // so that their bytes go to nobody before the copy is complete.
+        unsafe { self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)? };
         let mut pieces = source.first(bytes);
         pieces.extend(target.pieces.iter().copied().filter(|p| p.end > bytes));
         if let Some(target) = self.blocks.get_mut(&to) {

@@ -13,6 +13,7 @@ use super::outcome::{Failure, ReplayError};
 use super::touch::Touch;
 use super::turns;
 use crate::allocator::{Allocation, Allocator, Event, Stream};
+use crate::driver::{Called, Caller};
 use crate::error::Error;
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicU64;
@@ -68,6 +69,7 @@ pub(super) fn word(slot: u32, born: u32, writes: u32) -> u64 {
     mixed(u64::from(slot) << 32 ^ u64::from(born) << 8 ^ u64::from(writes) ^ 0x5EED_0000_0000_0000) | 1
 }
 
+#[allow(unsafe_code, reason = "blocks are touched by their addresses; they are device memory")]
 impl<D: Touch> Stage<'_, D> {
     /// Carries out one act on the life it concerns.
     #[inline]
@@ -80,7 +82,8 @@ impl<D: Touch> Stage<'_, D> {
                 life.writes = 0;
                 if let Some(id) = allocation.id() {
                     let word = word(act.slot, act.turn, 0);
-                    self.driver.write(home.native(), allocation.address(), bytes, id, word)?;
+                    // SAFETY: device memory of a live allocation.
+                    unsafe { self.driver.write(home.native(), allocation.address(), bytes, id, word)? };
                 }
                 life.allocation = Some(allocation);
                 if marked {
@@ -119,7 +122,10 @@ impl<D: Touch> Stage<'_, D> {
                 home.wait(&mark.event)?;
             }
             let word = word(act.slot, life.born, life.writes);
-            self.driver.read(home.native(), allocation.address(), allocation.len(), id, Some(word))?;
+            // SAFETY: device memory of a live allocation.
+            unsafe {
+                self.driver.read(home.native(), allocation.address(), allocation.len(), id, Some(word))?;
+            };
         }
         Ok(Some(allocation))
     }
@@ -158,11 +164,13 @@ impl<D: Touch> Stage<'_, D> {
             Access::Write => {
                 life.writes += 1;
                 let word = word(act.slot, life.born, life.writes);
-                self.driver.write(there.native(), addr, bytes, id, word)?;
+                // SAFETY: device memory of a live allocation.
+                unsafe { self.driver.write(there.native(), addr, bytes, id, word)? };
             }
             Access::Read => {
                 let word = word(act.slot, life.born, life.writes);
-                self.driver.read(there.native(), addr, bytes, id, Some(word))?;
+                // SAFETY: device memory of a live allocation.
+                unsafe { self.driver.read(there.native(), addr, bytes, id, Some(word))? };
             }
         }
         if told(Told::After) {
@@ -203,11 +211,25 @@ pub(super) struct Pass<'a, D: Touch> {
     lives: Vec<Life<D>>,
     /// Allocations and frees made so far.
     calls: AtomicU64,
+    /// For a device that judges: which call of the log each act is, or is dealt behind.
+    numbers: Vec<u32>,
 }
 
 impl<'a, D: Touch> Pass<'a, D> {
     pub(super) fn new(stage: Stage<'a, D>, dealt: &'a Dealt, progress: Progress<'a>) -> Pass<'a, D> {
-        Pass { stage, dealt, progress, lives: Vec::new(), calls: AtomicU64::new(0) }
+        let mut next = 0;
+        let number = |act: &Act| {
+            next += u32::from(!matches!(act.what, What::Visit { .. }));
+            u32::saturating_sub(next, 1)
+        };
+        let numbers = if D::JUDGES { dealt.acts.iter().map(number).collect() } else { Vec::new() };
+        Pass { stage, dealt, progress, lives: Vec::new(), calls: AtomicU64::new(0), numbers }
+    }
+
+    /// While this lives, the calling thread is at an act.
+    #[inline]
+    pub(super) fn called(&self, at: usize) -> Called<D> {
+        Called::at(Caller::Call(self.numbers.get(at).copied().map_or(0, u64::from)))
     }
 
     /// Allocations and frees made so far, in all passes.
@@ -242,6 +264,7 @@ impl<'a, D: Touch> Pass<'a, D> {
             let mut calls = 0;
             for act in some {
                 let life = &mut lives[act.slot as usize];
+                let _called = self.called(at);
                 self.stage.act(life, act, self.dealt).map_err(|e| halt(self.dealt, at, act, e))?;
                 calls += u64::from(!matches!(act.what, What::Visit { .. }));
                 at += 1;

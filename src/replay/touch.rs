@@ -11,19 +11,24 @@ use crate::driver::cuda::Cuda;
 use crate::driver::null::Null;
 use crate::driver::sim::{Launch, Sim};
 use crate::driver::{Driver, DriverResult};
+use crate::trace::Access;
 use crate::units::{Addr, AllocationId};
 use core::time::Duration;
 
-/// A device that work can be replayed on. The safe face of its launches and copies, and its eyes.
+/// A device that work can be replayed on: its launches and copies by addresses, and its eyes.
 ///
-/// All memory named lies in live allocations. Every method with a default does nothing on a device that has no such
-/// thing.
+/// Every method with a default does nothing on a device that has no such thing.
+#[allow(unsafe_code, reason = "addresses may be pinned memory, where Rust references may lead")]
 pub trait Touch: Driver {
     /// Queues a kernel that fills a range with a repeating word (little endian, beginning at `addr`).
     ///
     /// # Errors
     /// The driver's; nothing was then queued.
-    fn write(
+    ///
+    /// # Safety
+    /// The memory lies in live allocations. Of those that are pinned, no byte that is written has a Rust reference to it,
+    /// and no byte that is read is changed through one, until the operation is complete; they stay pinned until then.
+    unsafe fn write(
         &self,
         stream: &Self::Stream,
         addr: Addr,
@@ -37,7 +42,11 @@ pub trait Touch: Driver {
     ///
     /// # Errors
     /// The driver's; nothing was then queued.
-    fn read(
+    ///
+    /// # Safety
+    /// The memory lies in live allocations. Of those that are pinned, no byte that is written has a Rust reference to it,
+    /// and no byte that is read is changed through one, until the operation is complete; they stay pinned until then.
+    unsafe fn read(
         &self,
         stream: &Self::Stream,
         addr: Addr,
@@ -46,11 +55,31 @@ pub trait Touch: Driver {
         word: Option<u64>,
     ) -> DriverResult<()>;
 
+    /// Tells the device's judge of an access that touches no byte.
+    ///
+    /// # Errors
+    /// The driver's; nothing was then told.
+    fn declare(
+        &self,
+        stream: &Self::Stream,
+        addr: Addr,
+        bytes: u64,
+        id: AllocationId,
+        access: Access,
+    ) -> DriverResult<()> {
+        let _ = (stream, addr, bytes, id, access);
+        Ok(())
+    }
+
     /// Queues an asynchronous copy between two ranges, one of them at least device memory, the other that or pinned.
     ///
     /// # Errors
     /// The driver's; nothing was then queued.
-    fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()>;
+    ///
+    /// # Safety
+    /// The memory lies in live allocations. Of those that are pinned, no byte that is written has a Rust reference to it,
+    /// and no byte that is read is changed through one, until the operation is complete; they stay pinned until then.
+    unsafe fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()>;
 
     /// One call of the host's has passed, for a device whose progress is counted in them.
     fn tick(&self) {}
@@ -69,6 +98,15 @@ pub trait Touch: Driver {
     fn ahead(self, ticks: u64) -> Self {
         let _ = ticks;
         self
+    }
+
+    /// Says which number a stream has in what is replayed, for a judge to call it that.
+    ///
+    /// # Errors
+    /// The stream is none of this device's.
+    fn number(&self, stream: &Self::Stream, number: u64) -> DriverResult<()> {
+        let _ = (stream, number);
+        Ok(())
     }
 
     /// The legacy default stream, to be adopted, if there is one.
@@ -117,8 +155,9 @@ pub struct Judgement {
     pub text: String,
 }
 
+#[allow(unsafe_code, reason = "as the trait's")]
 impl Touch for Sim {
-    fn write(
+    unsafe fn write(
         &self,
         stream: &Self::Stream,
         addr: Addr,
@@ -126,9 +165,10 @@ impl Touch for Sim {
         id: AllocationId,
         word: u64,
     ) -> DriverResult<()> {
-        self.launch(stream, Launch::write_pattern(addr, bytes, word).tag(id))
+        // SAFETY: passed on.
+        unsafe { self.launch_anywhere(stream, Launch::write_pattern(addr, bytes, word).tag(id)) }
     }
-    fn read(
+    unsafe fn read(
         &self,
         stream: &Self::Stream,
         addr: Addr,
@@ -140,10 +180,26 @@ impl Touch for Sim {
             Some(word) => Launch::check_pattern(addr, bytes, word),
             None => Launch::new("read").reads(addr, bytes),
         };
+        // SAFETY: passed on.
+        unsafe { self.launch_anywhere(stream, launch.tag(id)) }
+    }
+    fn declare(
+        &self,
+        stream: &Self::Stream,
+        addr: Addr,
+        bytes: u64,
+        id: AllocationId,
+        access: Access,
+    ) -> DriverResult<()> {
+        let launch = match access {
+            Access::Write => Launch::new("write").writes(addr, bytes),
+            Access::Read => Launch::new("read").reads(addr, bytes),
+        };
         self.launch(stream, launch.tag(id))
     }
-    fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
-        self.copy_between(stream, to, from, bytes)
+    unsafe fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
+        // SAFETY: passed on.
+        unsafe { self.copy_anywhere(stream, to, from, bytes) }
     }
     fn tick(&self) {
         Sim::tick(self);
@@ -159,6 +215,9 @@ impl Touch for Sim {
     fn ahead(self, ticks: u64) -> Sim {
         if ticks == 0 { self } else { self.hold(ticks) }
     }
+    fn number(&self, stream: &Self::Stream, number: u64) -> DriverResult<()> {
+        self.number_stream(stream, number)
+    }
     fn legacy(&self) -> Option<Self::Stream> {
         Some(self.legacy_stream())
     }
@@ -169,17 +228,10 @@ impl Touch for Sim {
         Some(self.ledger().host_waits)
     }
     fn judge(&self, finish: bool) -> Option<Judgement> {
-        let said = if finish { self.verdict().err() } else { None };
+        let said = if finish { self.verdict() } else { self.verdict_so_far() };
+        let text = said.err().map_or_else(String::new, |verdict| verdict.to_string());
         let tally = self.tally();
-        let (mismatches, total) = self.mismatches();
-        let text = match said {
-            Some(verdict) => verdict.to_string(),
-            None if finish => String::new(),
-            None => {
-                let violations = self.violations().into_iter().map(|v| v.to_string());
-                violations.chain(mismatches.iter().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
-            }
-        };
+        let (_, total) = self.mismatches();
         Some(Judgement {
             accesses_checked: tally.accesses_checked,
             violations: tally.violations,
@@ -195,19 +247,27 @@ impl Touch for Sim {
     }
 }
 
+#[allow(unsafe_code, reason = "as the trait's")]
 impl Touch for Null {
     /// Nothing: there is no memory.
     #[inline]
-    fn write(&self, _: &Self::Stream, _: Addr, _: u64, _: AllocationId, _: u64) -> DriverResult<()> {
+    unsafe fn write(&self, _: &Self::Stream, _: Addr, _: u64, _: AllocationId, _: u64) -> DriverResult<()> {
         Ok(())
     }
     /// Nothing: there is no memory.
     #[inline]
-    fn read(&self, _: &Self::Stream, _: Addr, _: u64, _: AllocationId, _: Option<u64>) -> DriverResult<()> {
+    unsafe fn read(
+        &self,
+        _: &Self::Stream,
+        _: Addr,
+        _: u64,
+        _: AllocationId,
+        _: Option<u64>,
+    ) -> DriverResult<()> {
         Ok(())
     }
     /// Nothing: there is no memory.
-    fn copy(&self, _: &Self::Stream, _: Addr, _: Addr, _: u64) -> DriverResult<()> {
+    unsafe fn copy(&self, _: &Self::Stream, _: Addr, _: Addr, _: u64) -> DriverResult<()> {
         Ok(())
     }
     fn legacy(&self) -> Option<Self::Stream> {
@@ -222,8 +282,9 @@ impl Touch for Null {
 
 /// Our own kernels on the device. Their findings are mismatches: nothing judges the order on hardware.
 #[cfg(feature = "cuda")]
+#[allow(unsafe_code, reason = "as the trait's")]
 impl Touch for Cuda {
-    fn write(
+    unsafe fn write(
         &self,
         stream: &Self::Stream,
         addr: Addr,
@@ -237,7 +298,7 @@ impl Touch for Cuda {
         self.write_pattern(stream, addr, bytes, word)
     }
     /// Without a word nothing is launched: a read that nobody checks leaves no trace on hardware.
-    fn read(
+    unsafe fn read(
         &self,
         stream: &Self::Stream,
         addr: Addr,
@@ -250,7 +311,7 @@ impl Touch for Cuda {
             _ => Ok(()),
         }
     }
-    fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
+    unsafe fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
         self.copy_between(stream, to, from, bytes)
     }
     fn legacy(&self) -> Option<Self::Stream> {

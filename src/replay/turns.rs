@@ -180,6 +180,7 @@ pub(super) fn free<D: Touch>(pass: &Pass<'_, D>, lives: &mut Vec<Life<D>>, threa
                     if !meeting.reach(act.slot, act.turn) {
                         break;
                     }
+                    let _called = pass.called(at);
                     let done = pass.stage.act(&mut shared[act.slot as usize].lock(), act, pass.dealt);
                     if let Err(e) = done {
                         first.lock().get_or_insert(halt(pass.dealt, at, act, e));

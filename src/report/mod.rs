@@ -99,7 +99,7 @@ pub struct PoolReport {
     pub cached: u64,
     /// Bytes freed while another stream still used them.
     pub in_flight: u64,
-    /// Highest `allocated` so far.
+    /// Highest `allocated` so far; of several pools together at most so much ([`Report::allocated_peak`]).
     pub allocated_peak: u64,
     /// Highest `held` so far.
     pub held_peak: u64,
@@ -127,8 +127,8 @@ impl PoolReport {
     /// Pools together: everything is added up, but for `largest_free`, which is the largest of all, and
     /// `oldest_in_flight`, which is the oldest of all.
     ///
-    /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above;
-    /// [`Report::allocated_peak`] and [`Report::taken_peak`] are the peaks of the sums. The stream is 0, the name none.
+    /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above, of these pools;
+    /// [`Report::allocated_peak`] and [`Report::taken_peak`] tell more of all. The stream is 0, the name none.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a PoolReport>) -> PoolReport {
         let mut t = PoolReport::default();
         for p in pools {
@@ -181,7 +181,7 @@ pub struct Ladder {
     pub grow: Rung,
     /// A range of another pool, or one in flight, behind an inserted wait.
     pub lend_with_wait: Rung,
-    /// Idle memory given back to make room, then growth.
+    /// Idle memory given back to make room, then growth: only where the driver's frees wait for nothing.
     pub trim: Rung,
     /// A bounded wait of the host for the device.
     pub wait: Rung,
@@ -228,8 +228,11 @@ pub struct Report {
     pub growths: u64,
     /// Segments given back so far.
     pub releases: u64,
-    /// Highest sum of live bytes (rounded), sampled on slow paths.
+    /// The most that was live at once over all pools, in bytes (rounded): at least this was. A hit tells no other pool, so that
+    /// with several pools two bounds are known; they are equal where the figure itself is ([`Report::peak_live`]).
     pub allocated_peak: u64,
+    /// The same from above: at most this was.
+    pub allocated_peak_at_most: u64,
     /// The sum over pools.
     pub total: PoolReport,
     /// One a stream, in the order of their creation.
@@ -240,18 +243,37 @@ pub struct Report {
     pub pinned: Option<PoolReport>,
     /// Driver calls by name, if the driver counts.
     pub driver_calls: Vec<(&'static str, u64)>,
+    /// Events that no sink was told of: too many were kept, by frees with no allocation in between.
+    pub events_lost: u64,
     /// Errors that destructors met and could not return.
     pub deferred_errors: Vec<String>,
 }
 
 impl Report {
-    /// The total as the sum over the pools; see [`PoolReport::sum`] for what is no sum.
+    /// The total as the sum over the pools; see [`PoolReport::sum`] for what is no sum. An allocator's own report has in its
+    /// total also what pools did that are gone, and for its peaks the better bounds.
     pub fn sum_pools(&mut self) {
         self.total = PoolReport::sum(&self.pools);
     }
 
-    /// Peak bytes taken from the device over peak live bytes: 1 is perfect. `None` before the first allocation.
-    pub fn taken_over_live(&self) -> Option<f64> {
-        (self.allocated_peak > 0).then(|| self.taken_peak as f64 / self.allocated_peak as f64)
+    /// The most that was live at once over all pools, if it is known.
+    pub fn peak_live(&self) -> Option<u64> {
+        (self.allocated_peak == self.allocated_peak_at_most).then_some(self.allocated_peak)
     }
+
+    /// Peak bytes taken from the device over peak live bytes: 1 is perfect. `None` before the first allocation, and where the
+    /// peak of live bytes is not known exactly: then there are [bounds](Report::taken_over_live_bounds).
+    pub fn taken_over_live(&self) -> Option<f64> {
+        self.peak_live().and_then(|live| ratio(self.taken_peak, live))
+    }
+
+    /// The least and the most that [`Report::taken_over_live`] can be. `None` before the first allocation.
+    pub fn taken_over_live_bounds(&self) -> Option<(f64, f64)> {
+        let least = ratio(self.taken_peak, self.allocated_peak_at_most)?;
+        Some((least, ratio(self.taken_peak, self.allocated_peak)?))
+    }
+}
+
+fn ratio(taken: u64, live: u64) -> Option<f64> {
+    (live > 0).then(|| taken as f64 / live as f64)
 }

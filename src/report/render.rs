@@ -60,7 +60,12 @@ fn pool_name(pool: &PoolReport) -> String {
 const HEADER: [&str; 10] =
     ["pool", "live", "cached", "in flight", "peak", "allocs", "hits", "lends", "waits", "fragmentation"];
 
-fn pool_cells(name: String, p: &PoolReport) -> [String; 10] {
+/// The peak of several pools: known, or a bound.
+fn peak_of_several(known: Option<u64>, at_most: u64) -> String {
+    known.map_or_else(|| format!("at most {}", bytes(at_most)), bytes)
+}
+
+fn pool_cells(name: String, p: &PoolReport, peak: String) -> [String; 10] {
     let c = &p.counters;
     let hits = if c.allocations == 0 { "-".into() } else { format!("{:.1} %", 100.0 * p.hit_rate()) };
     [
@@ -68,7 +73,7 @@ fn pool_cells(name: String, p: &PoolReport) -> [String; 10] {
         bytes(p.allocated),
         bytes(p.cached),
         bytes(p.in_flight),
-        bytes(p.allocated_peak),
+        peak,
         c.allocations.to_string(),
         hits,
         c.lends_in.to_string(),
@@ -85,14 +90,25 @@ impl Report {
             capacity => format!(" of {}", bytes(capacity)),
         };
         let limit = self.limit.map_or("none".into(), bytes);
-        let ratio = self.taken_over_live().map_or("-".into(), |r| format!("{r:.3}"));
+        let live = match self.peak_live() {
+            Some(live) => bytes(live),
+            None => format!(
+                "at least {}, at most {}",
+                bytes(self.allocated_peak),
+                bytes(self.allocated_peak_at_most)
+            ),
+        };
+        let ratio = match (self.taken_over_live(), self.taken_over_live_bounds()) {
+            (Some(r), _) => format!("{r:.3}"),
+            (None, Some((least, most))) => format!("{least:.3} to {most:.3}"),
+            (None, None) => "-".into(),
+        };
         writeln!(
             f,
-            "{}    taken {} (peak {})   peak live {}   ratio {ratio}   limit {limit}{of}   largest free {}   in flight {}",
+            "{}    taken {} (peak {})   peak live {live}   ratio {ratio}   limit {limit}{of}   largest free {}   in flight {}",
             self.device,
             bytes(self.taken),
             bytes(self.taken_peak),
-            bytes(self.allocated_peak),
             bytes(t.largest_free),
             bytes(t.in_flight),
         )?;
@@ -116,17 +132,20 @@ impl Report {
         }
         let (shown, rest) = order.split_at(order.len().min(POOLS_SHOWN));
         for pool in shown {
-            table.row(pool_cells(pool_name(pool), pool));
+            table.row(pool_cells(pool_name(pool), pool, bytes(pool.allocated_peak)));
         }
         if !rest.is_empty() {
             let name = format!("{} smaller pools", rest.len());
-            table.row(pool_cells(name, &PoolReport::sum(rest.iter().copied())));
+            let rest = PoolReport::sum(rest.iter().copied());
+            let peak = peak_of_several(None, rest.allocated_peak);
+            table.row(pool_cells(name, &rest, peak));
         }
         if self.pools.len() > 1 {
-            table.row(pool_cells("total".into(), &self.total));
+            let peak = peak_of_several(self.peak_live(), self.allocated_peak_at_most);
+            table.row(pool_cells("total".into(), &self.total, peak));
         }
         if let Some(pinned) = &self.pinned {
-            table.row(pool_cells("pinned host".into(), pinned));
+            table.row(pool_cells("pinned host".into(), pinned, bytes(pinned.allocated_peak)));
         }
         table
     }
@@ -159,6 +178,13 @@ impl Report {
             let calls: Vec<String> = calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
             writeln!(f, "driver      {all} calls: {}", calls.join(", "))?;
         }
+        if self.events_lost > 0 {
+            writeln!(
+                f,
+                "events      {} lost: call deliver_events() between long runs of frees",
+                self.events_lost
+            )?;
+        }
         self.deferred_errors.iter().try_for_each(|e| writeln!(f, "error       met by a drop: {e}"))
     }
 }
@@ -183,7 +209,8 @@ impl fmt::Display for Report {
 #[cfg(feature = "serde")]
 impl Report {
     /// The report as one JSON object on one line: every field by its name, and the ratios that the text shows
-    /// (`taken_over_live`, and in each pool `fragmentation` and `hit_rate`).
+    /// (`taken_over_live`, null unless it is known, and its bounds `taken_over_live_at_least` and `taken_over_live_at_most`; in
+    /// each pool `fragmentation` and `hit_rate`).
     pub fn to_json(&self) -> String {
         self.to_value().to_string()
     }
@@ -199,6 +226,9 @@ impl Report {
         };
         let mut v = json!(self);
         v["taken_over_live"] = json!(self.taken_over_live());
+        let bounds = self.taken_over_live_bounds();
+        v["taken_over_live_at_least"] = json!(bounds.map(|b| b.0));
+        v["taken_over_live_at_most"] = json!(bounds.map(|b| b.1));
         v["total"] = pool(&self.total);
         v["pools"] = self.pools.iter().map(pool).collect();
         v["pinned"] = self.pinned.as_ref().map_or(Value::Null, pool);

@@ -226,6 +226,7 @@ fn report(pools: Vec<PoolReport>) -> Report {
     r.taken = r.total.held;
     r.taken_peak = r.total.held_peak;
     r.allocated_peak = r.total.allocated_peak;
+    r.allocated_peak_at_most = r.allocated_peak;
     r.segments = 7;
     r.growths = 9;
     r.releases = 2;

@@ -8,7 +8,7 @@ use super::token::{Download, Refused, Transfer};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Allocator, Stream};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element, PinnedArray, Shape};
-use crate::driver::Driver;
+use crate::driver::{Called, Driver};
 use crate::error::Error;
 
 /// What [`Allocator::array_from_pinned`] makes: the array, and the copy into it.
@@ -19,6 +19,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::uninit`] and [`DeviceArray::copy_from`]; the source comes back in them.
+    #[track_caller]
     pub fn array_from_pinned<P: StableSource>(
         &self,
         source: P,
@@ -41,12 +42,14 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
     /// nothing was then queued. All come with the source.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from<P: StableSource<Item = T>>(
         &mut self,
         source: P,
         stream: &Stream<D>,
     ) -> Result<Transfer<P, D>, Refused<P>> {
+        let _called = Called::<D>::here();
         let sides =
             (("the target, on the device,", self.shape()), ("the source, in host memory,", source.shape()));
         if let Err(e) = same_shape::<T>("copy_from", sides.0, sides.1) {
@@ -71,12 +74,14 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; an array or a stream of another device, a capturing stream, the
     /// driver's: nothing was then queued.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_device<'s>(
         &mut self,
         source: impl Into<DeviceView<'s, T, D>>,
         stream: &Stream<D>,
     ) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         let source = source.into();
         let sides = (("the target", self.shape()), ("the source", source.shape()));
         same_shape::<T>("copy_from_device", sides.0, sides.1)?;
@@ -99,6 +104,7 @@ impl<T: Element, D: Driver> DeviceView<'_, T, D> {
     ///
     /// # Errors
     /// As [`Allocator::alloc_pinned`]; a stream of another device, a capturing stream, the driver's.
+    #[track_caller]
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
         let target = stream.allocator().pinned_uninit(self.shape())?;
         Ok(self.copy_to(target, stream)?)
@@ -108,11 +114,13 @@ impl<T: Element, D: Driver> DeviceView<'_, T, D> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`]. All come with the target.
+    #[track_caller]
     pub fn copy_to(
         &self,
         mut target: PinnedArray<T, D>,
         stream: &Stream<D>,
     ) -> Result<Download<T, D>, Refused<PinnedArray<T, D>>> {
+        let _called = Called::<D>::here();
         let sides =
             (("the target, in host memory,", target.shape()), ("the source, on the device,", self.shape()));
         if let Err(e) = same_shape::<T>("copy_to", sides.0, sides.1) {
@@ -143,6 +151,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_from<P: StableSource<Item = T>>(
         &mut self,
         source: P,
@@ -154,6 +163,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_from_device<'s>(
         &mut self,
         source: impl Into<DeviceView<'s, T, D>>,
@@ -165,6 +175,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
         self.view().to_pinned(stream)
     }
@@ -172,6 +183,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_to(
         &self,
         target: PinnedArray<T, D>,
@@ -183,6 +195,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As [`Allocator::uninit`] and [`DeviceArray::copy_from_device`].
+    #[track_caller]
     pub fn duplicate(&self, stream: &Stream<D>) -> Result<DeviceArray<T, D>, Error> {
         let shape: Shape = self.shape();
         let mut copy = stream.allocator().uninit(shape, stream)?;

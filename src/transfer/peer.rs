@@ -8,7 +8,7 @@ use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate, order_behind};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
-use crate::driver::Driver;
+use crate::driver::{Called, Driver};
 use crate::error::Error;
 
 impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
@@ -19,6 +19,7 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of the wrong device; a capturing stream; the driver's,
     /// "not supported" where the devices cannot reach each other. If the copy was queued before an error, it was waited
     /// for.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_peer<'s>(
         &mut self,
@@ -26,6 +27,7 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
         source: impl Into<DeviceView<'s, T, D>>,
         from_stream: &Stream<D>,
     ) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         let source = source.into();
         let sides = (("the target", self.shape()), ("the source", source.shape()));
         same_shape::<T>("copy_from_peer", sides.0, sides.1)?;
@@ -46,7 +48,12 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
             // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
             let _ = over(from_stream, from_stream.synchronize());
         }
-        operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).and(arrived)
+        let recorded = operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).map(drop);
+        if recorded.is_err() && arrived.is_ok() {
+            // Nothing on this side knows of the copy.
+            let _ = over(from_stream, from_stream.synchronize());
+        }
+        recorded.and(arrived)
     }
 }
 
@@ -55,6 +62,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_from_peer<'s>(
         &mut self,
         stream: &Stream<D>,

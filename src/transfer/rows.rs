@@ -8,7 +8,7 @@ use super::token::{Download, Refused, Transfer};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate};
 use crate::array::{DeviceView, DeviceViewMut, Element, Shape};
-use crate::driver::{Driver, Pitched, Place};
+use crate::driver::{Called, Driver, Pitched, Place};
 use crate::error::{Error, Mismatch, Side};
 use core::fmt;
 
@@ -52,10 +52,14 @@ impl Window {
     fn shape(self) -> Shape {
         Shape::from([self.rows, self.width])
     }
-    /// Bytes from row to row. Up to one row nobody goes on to the next, and the pitch may be any number; past that it lies
-    /// in the view.
+    /// Bytes from row to row. Up to one row nobody goes on to the next, nor where rows have no elements, and the pitch may be any
+    /// number; past that it lies in the view.
     fn bytes_apart<T>(self) -> u64 {
-        if self.rows <= 1 { self.packed::<T>() } else { (self.pitch * size_of::<T>()) as u64 }
+        if self.rows <= 1 || self.width == 0 {
+            self.packed::<T>()
+        } else {
+            (self.pitch * size_of::<T>()) as u64
+        }
     }
     fn copy<T>(self, to: (Place, u64), from: (Place, u64)) -> Pitched {
         let (width, rows) = (self.packed::<T>(), self.rows as u64);
@@ -98,8 +102,10 @@ impl<T: Element, D: Driver> Plane<'_, T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
+        let _called = Called::<D>::here();
         let window = self.window;
         let mut target = stream.allocator().pinned_uninit::<T>(self.shape())?;
         let from = (Place::Device(self.view.address()), window.bytes_apart::<T>());
@@ -128,12 +134,14 @@ impl<T: Element, D: Driver> PlaneMut<'_, T, D> {
     ///
     /// # Errors
     /// As there; the source's shape is rows and width.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from<P: StableSource<Item = T>>(
         &mut self,
         source: P,
         stream: &Stream<D>,
     ) -> Result<Transfer<P, D>, Refused<P>> {
+        let _called = Called::<D>::here();
         let window = self.window;
         let sides = (
             ("the target, rows on the device,", self.shape()),
@@ -160,8 +168,10 @@ impl<T: Element, D: Driver> PlaneMut<'_, T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_plane(&mut self, source: &Plane<'_, T, D>, stream: &Stream<D>) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         same_shape::<T>("copy_from_plane", ("the target", self.shape()), ("the source", source.shape()))?;
         let to = (Place::Device(self.view.address()), self.window.bytes_apart::<T>());
         let from = (Place::Device(source.view.address()), source.window.bytes_apart::<T>());

@@ -7,7 +7,7 @@ use super::{over, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Event, Stream};
 use crate::array::{DeviceView, DeviceViewMut, Element, PinnedView, PinnedViewMut};
-use crate::driver::Driver;
+use crate::driver::{Called, Driver};
 use crate::error::Error;
 use core::cell::RefCell;
 use core::fmt;
@@ -79,12 +79,14 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn upload<'t, T: Element>(
         &self,
         target: impl Into<DeviceViewMut<'t, T, D>>,
         source: PinnedView<'scope, T>,
     ) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         let target = target.into();
         same_shape::<T>("upload", ("the target", target.shape()), ("the source", source.shape()))?;
         let (to, from, bytes) = (target.address(), source.first(), target.size_bytes());
@@ -101,11 +103,13 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn download<'s, T: Element>(
         &self,
         source: impl Into<DeviceView<'s, T, D>>,
         target: PinnedViewMut<'scope, T>,
     ) -> Result<(), Error> {
+        let _called = Called::<D>::here();
         let source = source.into();
         same_shape::<T>("download", ("the target", target.shape()), ("the source", source.shape()))?;
         self.queue(source.size_bytes(), || source.read_into(target.first(), self.stream))

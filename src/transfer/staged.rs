@@ -28,6 +28,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// # Errors
     /// As [`Allocator::uninit`] and there.
+    #[track_caller]
     pub fn array_from_slice<T: Element>(
         &self,
         from: &[T],
@@ -47,6 +48,7 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     /// # Errors
     /// [`Error::Mismatch`] unless there are as many elements; as [`DeviceViewMut::copy_from`] and
     /// [`Allocator::alloc_pinned`]. Some of the target may have been written then.
+    #[track_caller]
     pub fn copy_from_pageable(&mut self, source: &[T], stream: &Stream<D>) -> Result<(), Error> {
         let sides =
             (("the target", Shape::line(self.len())), ("the source, a slice,", Shape::line(source.len())));
@@ -74,6 +76,7 @@ impl<T: Element, D: Driver> DeviceView<'_, T, D> {
     /// # Errors
     /// [`Error::Mismatch`] unless there are as many elements; as [`DeviceView::to_pinned`]. Some of the target may have
     /// been written then.
+    #[track_caller]
     pub fn copy_to_pageable(&self, target: &mut [T], stream: &Stream<D>) -> Result<(), Error> {
         let sides =
             (("the target, a slice,", Shape::line(target.len())), ("the source", Shape::line(self.len())));
@@ -98,6 +101,7 @@ impl<T: Element, D: Driver> DeviceView<'_, T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn to_vec(&self, stream: &Stream<D>) -> Result<Vec<T>, Error> {
         let each = slot_len::<T>(self.len());
         let mut all = Vec::with_capacity(self.len());
@@ -122,6 +126,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_from_pageable(&mut self, source: &[T], stream: &Stream<D>) -> Result<(), Error> {
         self.view_mut().copy_from_pageable(source, stream)
     }
@@ -129,6 +134,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn copy_to_pageable(&self, target: &mut [T], stream: &Stream<D>) -> Result<(), Error> {
         self.view().copy_to_pageable(target, stream)
     }
@@ -136,6 +142,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// # Errors
     /// As there.
+    #[track_caller]
     pub fn to_vec(&self, stream: &Stream<D>) -> Result<Vec<T>, Error> {
         self.view().to_vec(stream)
     }

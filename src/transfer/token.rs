@@ -16,9 +16,10 @@ use std::sync::Arc;
 /// A copy to the device that is under way. It owns its source.
 ///
 /// The device's work on the target comes after the copy by itself: this token is only about the source. Dropping it never
-/// blocks and makes no driver call; the source's memory is then free when the copy is done. Forgetting it is harmless. The
-/// exception: when the allocator, its streams and everything else of it are gone, the last handle ends the allocator, and
-/// that waits for the device.
+/// blocks and makes no driver call; the source's memory is then free when the copy is done. Forgetting it costs that memory, the
+/// pinned segments that it lies among, and one event, which keeps the device's context; nothing else. The exception: when the allocator, its streams and all its device
+/// allocations are gone, the last of them waits for the work on its memory and gives it back, and so does then the last handle of
+/// pinned memory.
 #[must_use = "it owns the source: wait() gives it back, dropping it lets it go behind the copy"]
 pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 
@@ -26,7 +27,8 @@ pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 /// [`wait`](Download::wait).
 ///
 /// Dropping it never blocks, with the exception that [`Transfer`] names; the memory is then reused when the copy is done.
-/// Forgetting it is harmless.
+/// Forgetting it costs that memory, the pinned segments that it lies among, and one event, which keeps the device's context;
+/// nothing else.
 ///
 /// ```
 /// # use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};

@@ -35,8 +35,24 @@ pub(super) const CASES: &[Case] = &[
         run: whole_and_declared,
     },
     Case { name: "an operation without its marker", kills: &["array-unsealed"], run: without_marker },
+    Case {
+        name: "a part is written elsewhere, another at home",
+        kills: &["part-forgets-home"],
+        run: two_parts,
+    },
+    Case { name: "an operation whose call panics", kills: &["panic-unsealed"], run: panics_when_queued },
     Case { name: "a kernel in a guard", kills: &["guard-sealed-early"], run: guarded },
     Case { name: "a shared source whose token is dropped", kills: &["keeper-at-once"], run: shared_source },
+    Case {
+        name: "a query that fails while a source is kept",
+        kills: &["keeper-error-done"],
+        run: failing_query,
+    },
+    Case {
+        name: "a large source whose token is dropped",
+        kills: &["large-source-unseen"],
+        run: large_source,
+    },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
     Case { name: "an owner of foreign memory", kills: &["foreign-at-once"], run: foreign_owner },
 ];
@@ -128,6 +144,65 @@ fn guarded() -> Outcome {
     drop(guard);
     brings(x.to_pinned(&s).map_err(said)?, 2)?;
     drop((x, s, t));
+    w.end()
+}
+
+/// t is to write one half, under a guard, while s writes the other at home; u reads both.
+fn two_parts() -> Outcome {
+    let w = World::at(8);
+    let [s, t, u] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    {
+        let (low, high) = x.split_at_mut(LEN / 2);
+        let guard = high.write_on(&t).map_err(said)?;
+        kernel::fill(low, 2, &s).map_err(said)?;
+        drop(guard);
+    }
+    let down = x.slice(..LEN / 2).to_pinned(&u).map_err(said)?;
+    brings(down, 2)?;
+    drop((x, s, t, u));
+    w.end()
+}
+
+/// t's fill is queued, and then the call panics; s reads what it wrote.
+fn panics_when_queued() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    w.sim.panic_behind(Call::MemsetD8, 1);
+    let filled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.fill_bytes(2, &t)));
+    ensure!(filled.is_err(), "the call did not panic: {filled:?}");
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// Somebody asks whether the kept source's copy is done, and the answer is an error; somebody else gets pinned memory.
+fn failing_query() -> Outcome {
+    let w = World::at(8);
+    let [s] = w.streams();
+    let (mut x, mut y) = (settled(&w, 1, &s)?, settled(&w, 1, &s)?);
+    let source = Arc::new(w.gpu.pinned_from_slice(&vec![2_u8; LEN]).map_err(said)?);
+    drop(x.copy_from(source, &s).map_err(said)?);
+    w.sim.fail(Call::EventQuery, 1, DriverErrorKind::Other);
+    y.fill_bytes(3, &s).map_err(said)?;
+    w.sim.clear_faults();
+    let next = w.gpu.pinned_from_slice(&vec![4_u8; LEN]).map_err(said)?;
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, y, next, s));
+    w.end()
+}
+
+/// A source of its own segment, whose token is dropped while the copy is under way; somebody else gets as much.
+fn large_source() -> Outcome {
+    const LARGE: usize = 12 << 20;
+    let w = World::at(16);
+    let [s] = w.streams();
+    let mut x: Array = w.gpu.uninit(LARGE, &s).map_err(said)?;
+    drop(x.copy_from(w.gpu.pinned_from_slice(&vec![2_u8; LARGE]).map_err(said)?, &s).map_err(said)?);
+    let next = w.gpu.pinned_from_slice(&vec![3_u8; LARGE]).map_err(said)?;
+    brings(x.slice(..LEN).to_pinned(&s).map_err(said)?, 2)?;
+    drop((x, next, s));
     w.end()
 }
 

@@ -14,6 +14,8 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a drained range", kills: &["z19", "drained-complete"], run: drained_range },
     Case { name: "a drained range that the home stream reads", kills: &["z36"], run: drained_under_a_reader },
     Case { name: "merged stamps", kills: &["z23"], run: merged_stamps },
+    Case { name: "merged on both sides", kills: &["merge-both-forgets"], run: merged_on_both_sides },
+    Case { name: "the greatest length of a bin", kills: &["bin-above"], run: greatest_of_a_bin },
     Case { name: "the rest of a split", kills: &["split-unstamped"], run: rest_of_a_split },
     Case { name: "an event before the free", kills: &["stamp-submitted"], run: event_before_the_free },
     Case { name: "a new life on the home stream", kills: &["z20"], run: birth },
@@ -101,6 +103,49 @@ fn merged_stamps() -> Outcome {
     drop(y);
     let z = w.claim(8, &u)?;
     drop((z, s, u));
+    w.end()
+}
+
+/// A complete range comes back between two free ones, the one before it complete and the one behind it just written: what is
+/// left of the three, when their stream has taken as much as the first two, is not complete.
+fn merged_on_both_sides() -> Outcome {
+    let w = World::at(6);
+    let [s, t, u] = w.streams();
+    drop(w.alloc(6, &s)?);
+    let (x, y, z) = (w.claim(2, &s)?, w.claim(2, &s)?, w.claim(2, &s)?);
+    ensure!(x.address() < y.address() && y.address() < z.address(), "they are not in a row");
+    w.read_on(&y, &s, &t)?;
+    drop((x, y));
+    for stream in [&s, &t] {
+        stream.synchronize().map_err(said)?;
+    }
+    w.write(&z, &s)?;
+    drop(z);
+    let front = w.claim(4, &s)?;
+    let rest = w.claim(2, &u)?;
+    drop((front, rest, s, t, u));
+    w.end()
+}
+
+/// Ranges of the greatest length of their bins are found where they are filed: 1 MiB and 127 granules, 31 granules.
+fn greatest_of_a_bin() -> Outcome {
+    let w = World::at(16);
+    let [s] = w.streams();
+    for granules in [2048 + 127, 31, 4096 + 255] {
+        let bytes = granules * 512;
+        let one = w.gpu.alloc(bytes, &s).map_err(said)?;
+        // What lies behind it keeps it apart.
+        let behind = w.gpu.alloc(bytes, &s).map_err(said)?;
+        let address = one.address();
+        drop(one);
+        w.gpu.check();
+        let more = w.gpu.alloc(bytes + 512, &s).map_err(said)?;
+        ensure!(more.address() != address, "a range that is too short was handed out");
+        let again = w.gpu.alloc(bytes, &s).map_err(said)?;
+        ensure!(again.address() == address, "a range of just the length is passed over");
+        drop((behind, more, again));
+    }
+    drop(s);
     w.end()
 }
 

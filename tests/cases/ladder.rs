@@ -14,6 +14,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "deterministic, and given back", kills: &[], run: deterministic_goes_back },
     Case { name: "known complete, and drained", kills: &[], run: known_complete_is_drained },
     Case { name: "independent streams", kills: &["independent-waits"], run: independent },
+    Case { name: "no request trims", kills: &["request-trims"], run: no_request_trims },
 ];
 
 /// Half a segment is free and complete: a trim leaves it.
@@ -93,6 +94,26 @@ fn independent() -> Outcome {
         w.end()?;
     }
     Ok(())
+}
+
+/// Idle segments that are each too small for a request stay where they are: a plain free waits for the whole device.
+fn no_request_trims() -> Outcome {
+    let w = World::at(8);
+    let s = w.stream();
+    drop((w.claim(4, &s)?, w.claim(4, &s)?));
+    w.gpu.synchronize().map_err(said)?;
+    let alone = w.stream().independent();
+    let gate = w.sim.gate(alone.native()).map_err(said)?;
+    let refused = w.gpu.alloc(8 * MIB, &s).map(drop).err();
+    ensure!(
+        refused.as_ref().is_some_and(|e| e.out_of_memory().is_some()),
+        "beside an endless kernel a request came to {refused:?}"
+    );
+    ensure!(w.sim.ledger().endless_waits == 0, "a request waited for an endless kernel");
+    gate.open();
+    drop((s, alone));
+    w.whole_limit()?;
+    w.end()
 }
 
 /// In deterministic mode too, what is complete by a wait of the caller's goes back, ranges that were in flight included.

@@ -14,16 +14,20 @@ mod closing;
 mod entering;
 mod ladder;
 mod markers;
+mod operands;
 mod pinned;
 pub mod random;
 mod shrunk;
+pub mod threads;
 mod uses;
 
 use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::units::{GIB, MIB};
-use millpond::{Allocation, Allocator, Config, Growth, Limit, Stream, Trim};
+use millpond::{Allocation, Allocator, Config, Event, Growth, Limit, Stream, Trim};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// What a scenario came to: the first thing that was wrong.
@@ -45,6 +49,7 @@ pub fn all() -> Vec<Case> {
         entering::CASES,
         ladder::CASES,
         markers::CASES,
+        operands::CASES,
         pinned::CASES,
         shrunk::CASES,
         uses::CASES,
@@ -178,12 +183,19 @@ impl World {
         Ok(())
     }
 
-    /// Liveness at rest: one stream can get every byte under the limit.
+    /// Liveness at rest: one stream can get every byte under the limit, if need be after a trim.
     pub fn whole_limit(&self) -> Outcome {
         self.sim.run_until_idle();
         let limit = self.gpu.report().limit.expect("a limit");
         let s = self.stream();
-        let all = self.gpu.alloc(limit, &s).map_err(|e| format!("stranded: {e}"))?;
+        let all = match self.gpu.alloc(limit, &s) {
+            Err(e) if e.out_of_memory().is_some() => {
+                self.gpu.trim(Trim::All).map_err(said)?;
+                self.gpu.alloc(limit, &s)
+            }
+            other => other,
+        };
+        let all = all.map_err(|e| format!("stranded: {e}"))?;
         drop(all);
         Ok(())
     }
@@ -232,6 +244,44 @@ pub fn at(_point: &'static str, _nth: u32, then: impl FnOnce() + Send + 'static)
 pub fn forget_points() {
     #[cfg(millpond_mutants)]
     millpond::mutant::forget_points();
+}
+
+/// A thread that records an event and stands still on the way until it is let go: a second thread that is frozen exactly,
+/// beside the one that [`at`] stops. Elsewhere it stands before the call.
+pub struct Held {
+    go: mpsc::Sender<()>,
+    recording: JoinHandle<Result<Event<Sim>, String>>,
+}
+
+impl Held {
+    /// Returns when the thread stands at the point, on its way to an event of `s`.
+    pub fn at(point: &'static str, s: &Stream<Sim>) -> Result<Held, String> {
+        let ((stands, reached), (go, let_go)) = (mpsc::channel(), mpsc::channel());
+        let s = s.clone();
+        #[cfg(millpond_mutants)]
+        let bug = millpond::mutant::current();
+        let recording = std::thread::spawn(move || {
+            #[cfg(millpond_mutants)]
+            let _planted = millpond::mutant::plant(bug);
+            at(point, 1, move || {
+                let _ = stands.send(());
+                // Who hangs up lets it go, too.
+                let _ = let_go.recv();
+            });
+            let event = s.record().map_err(said);
+            // One that was never stopped lets nobody wait for that.
+            forget_points();
+            event
+        });
+        reached.recv().map_err(|_| format!("nobody came to {point:?}"))?;
+        Ok(Held { go, recording })
+    }
+
+    /// The thread goes on to the end of its call.
+    pub fn go(self) -> Result<Event<Sim>, String> {
+        drop(self.go);
+        self.recording.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
 }
 
 /// Runs something on a thread of its own, with the same bug planted.

@@ -32,8 +32,9 @@ const FAULT: usize = 11;
 const ADVANCE: usize = 12;
 const PIN: usize = 13;
 const LATE: usize = 14;
+const SHARED: usize = 15;
 /// How often each is drawn, in the order of the verbs, before a seed has its preferences.
-const WEIGHTS: [usize; 15] = [30, 20, 18, 6, 2, 3, 7, 5, 5, 4, 2, 4, 6, 4, 2];
+const WEIGHTS: [usize; 16] = [30, 20, 18, 6, 2, 3, 7, 5, 5, 4, 2, 4, 6, 4, 2, 6];
 
 /// A small seeded generator (splitmix64).
 pub struct Dice(u64);
@@ -54,7 +55,7 @@ impl Dice {
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
-    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    pub fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
     }
 }
@@ -101,7 +102,7 @@ struct Run {
     faulty: bool,
     /// Completion is learnt from waits only.
     deterministic: bool,
-    weights: [usize; 15],
+    weights: [usize; 16],
     lines: Vec<Line>,
     live: Vec<Live>,
     pinned: Vec<PinnedAllocation<Sim>>,
@@ -287,6 +288,7 @@ impl Run {
             (ADVANCE, _) => self.advance(),
             (PIN, _) => self.pin(),
             (LATE, _) => self.late_launch(),
+            (SHARED, _) => self.shared_out(),
             _ => self.alloc(),
         }
     }
@@ -418,6 +420,88 @@ impl Run {
                 Ok(())
             }
         }
+    }
+
+    /// A block that two other streams use is freed; a part of it goes to another, one of the two is done, and the home stream wants
+    /// what is left.
+    fn shared_out(&mut self) -> Outcome {
+        let mut open: Vec<usize> =
+            (0..self.lines.len()).filter(|&i| self.lines[i].stream.is_some()).collect();
+        if open.len() < 3 {
+            return Ok(());
+        }
+        let [home, first, second] = core::array::from_fn(|_| open.swap_remove(self.dice.below(open.len())));
+        let users = [first, second];
+        let s = self.lines[home].stream.clone().expect("open");
+        if self.dice.one_in(2) {
+            return self.between((home, &s), users[0]);
+        }
+        let live = self.live.len();
+        // With nothing cached elsewhere, so that the part has to come from the block.
+        insist(|| self.w.gpu.synchronize()).map_err(said)?;
+        for line in &self.lines {
+            self.host.join(&line.clock);
+        }
+        self.w.gpu.trim(Trim::All).or_else(planted_fault)?;
+        // All there is, or some: a lend takes 2 MiB at least, and something is to be left.
+        let taken: u64 = self.live.iter().map(|l| l.block.len()).sum();
+        let most = self.limit.saturating_sub(taken) / self.page;
+        let pages = if self.dice.one_in(4) { most.min(2 + self.dice.below(3) as u64) } else { most };
+        if pages < 2 {
+            return Ok(());
+        }
+        self.alloc_of(pages * self.page, home, &s)?;
+        if self.live.len() == live {
+            return Ok(());
+        }
+        let writes = self.dice.one_in(4);
+        for on in users {
+            let user = self.lines[on].stream.clone().expect("open");
+            if self.order(live, on, writes)? {
+                insist(|| self.live[live].block.record_use(&user)).map_err(said)?;
+                self.launch(live, on, writes)?;
+            }
+        }
+        drop(self.live.pop());
+        let other = if self.dice.one_in(4) { self.any().0 } else { users[self.dice.below(2)] };
+        let b = self.lines[other].stream.clone().expect("open");
+        self.alloc_of(self.page, other, &b)?;
+        let done = users[self.dice.below(2)];
+        let user = self.lines[done].stream.clone().expect("open");
+        insist(|| user.synchronize()).map_err(said)?;
+        let known = self.lines[done].clock.clone();
+        self.host.join(&known);
+        self.alloc_of(self.page, home, &s)
+    }
+
+    /// Of three blocks in a row the second comes back complete between the first, which is complete, and the third, which is not;
+    /// their stream wants as much as two, and another one the rest.
+    fn between(&mut self, (home, s): (usize, &Stream<Sim>), user: usize) -> Outcome {
+        let live = self.live.len();
+        self.alloc_of(3 * self.page, home, s)?;
+        self.live.truncate(live);
+        for _ in 0..3 {
+            self.alloc_of(self.page, home, s)?;
+        }
+        let u = self.lines[user].stream.clone().expect("open");
+        if self.live.len() < live + 3 || !self.order(live + 1, user, false)? {
+            return Ok(());
+        }
+        insist(|| self.live[live + 1].block.record_use(&u)).map_err(said)?;
+        self.launch(live + 1, user, false)?;
+        let last = self.live.pop().expect("the third");
+        self.live.truncate(live);
+        for (on, stream) in [(home, s), (user, &u)] {
+            insist(|| stream.synchronize()).map_err(said)?;
+            let known = self.lines[on].clock.clone();
+            self.host.join(&known);
+        }
+        self.live.push(last);
+        self.launch(live, home, true)?;
+        drop(self.live.pop());
+        self.alloc_of(2 * self.page, home, s)?;
+        let (other, b) = self.any();
+        self.alloc_of(self.page, other, &b)
     }
 
     /// Used by somebody who says nothing, and freed as such.

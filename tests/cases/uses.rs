@@ -15,6 +15,11 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "two operations on one stream", kills: &["z33"], run: two_operations },
     Case { name: "a lend of a range in flight that its home still reads", kills: &["z29"], run: home_reads },
     Case { name: "the rest of a range in flight", kills: &["z6"], run: rest_in_flight },
+    Case {
+        name: "the rest of a range in flight, and its two users",
+        kills: &["z6", "rest-forgets-uses"],
+        run: rest_and_two_users,
+    },
     Case { name: "used by nobody knows whom", kills: &["unknown-plain"], run: used_by_unknown },
 ];
 
@@ -158,6 +163,27 @@ fn rest_in_flight() -> Outcome {
     drop((y, z, s, t, u));
     w.whole_limit()?;
     w.end()
+}
+
+/// The front of a range in flight that t and u use is lent; one of them is done, and the home stream gets the rest behind the
+/// other. Whichever that is.
+fn rest_and_two_users() -> Outcome {
+    for first in 0..2 {
+        let w = World::at(8);
+        let [s, t, u, v] = w.streams();
+        let x = w.claim(8, &s)?;
+        for user in [&t, &u] {
+            w.read_on(&x, &s, user)?;
+        }
+        drop(x);
+        let y = w.claim(4, &v)?;
+        [&t, &u][first].synchronize().map_err(said)?;
+        let z = w.claim(4, &s)?;
+        drop((y, z, s, t, u, v));
+        w.whole_limit()?;
+        w.end()?;
+    }
+    Ok(())
 }
 
 /// Freed with a use that nobody recorded: it serves behind everything in the context.

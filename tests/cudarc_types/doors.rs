@@ -142,11 +142,10 @@ pub(super) fn spoil(stream: &CudaStream) {
     stream.context().record_err::<()>(Err(error));
 }
 
-/// The keeper is looked at with its values in hand while the allocator's last owner goes: nobody comes by any more, so who
-/// has them in hand waits for them.
+/// The allocator's last owner goes while a kept value is asked for: nobody comes by any more, so who goes waits for it.
 #[cfg(millpond_mutants)]
 #[test]
-fn what_is_in_hand_when_the_keeper_closes_is_waited_for() {
+fn what_is_kept_when_the_keeper_closes_is_waited_for() {
     let Some(rig) = rig() else { return };
     if rig.fake.is_none() {
         return;
@@ -158,7 +157,7 @@ fn what_is_in_hand_when_the_keeper_closes_is_waited_for() {
         let source = Arc::new(gpu.pinned_from_slice(&vec![3_u32; WORDS]).expect("a source"));
         let seen = Arc::downgrade(&source);
         drop(x.copy_from(source, &home).expect("queued"));
-        millpond::mutant::at("kept values in hand", 1, move || drop((home, gpu)));
+        millpond::mutant::at("a kept value is asked for", 1, move || drop((home, gpu)));
         // An array is an owner of nothing, and its door leads to the keeper.
         assert_ne!(x.device_ptr(&stranger).0, 0);
         assert_eq!(millpond::mutant::waiting(), 0, "it stood still");

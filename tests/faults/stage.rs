@@ -4,11 +4,12 @@
 //! taken away, when it must work. So each run shows that an error lost nothing.
 
 use crate::rig;
+use crate::scenarios::{POOLED, Scenario};
 use millpond::driver::sim::{Launch, Leak, Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DriverError, DriverErrorKind as Kind, Error, Event, PinnedAllocation,
-    Stream,
+    Stream, Trim,
 };
 use std::collections::BTreeMap;
 
@@ -41,8 +42,10 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn new(config: Config, schedule: Schedule) -> Stage {
-        let sim = Sim::new(GIB).schedule(schedule);
+    pub(crate) fn new(scenario: &Scenario, schedule: Schedule) -> Stage {
+        let waiting_frees = !POOLED.contains(&scenario.name);
+        let sim = Sim::new(GIB).schedule(schedule).waiting_frees(waiting_frees);
+        let config = (scenario.config)();
         // The first call is made before any fault is planted; a failing one has a test of its own.
         let gpu = rig::on(&sim, config);
         Stage {
@@ -81,7 +84,9 @@ impl Stage {
                 Error::Driver(d) => Some(d.kind) == planted,
                 // A stream that captures gets no marker, and what it did cannot be waited for before it has one.
                 Error::OutOfMemory(_) => {
-                    matches!(planted, Some(Kind::OutOfMemory | Kind::Capturing)) || self.unready
+                    matches!(planted, Some(Kind::OutOfMemory | Kind::Capturing))
+                        || self.unready
+                        || (planted.is_some() && self.is_in_the_way())
                 }
                 Error::TimedOut { .. } => self.unready,
                 _ => false,
@@ -94,8 +99,17 @@ impl Stage {
             if !self.keep_faults {
                 self.sim.clear_faults();
             }
+            if e.out_of_memory().is_some() {
+                self.is_in_the_way();
+            }
         }
         panic!("{}: {what} fails again and again", self.story)
+    }
+
+    /// Whether idle segments were in a request's way, which are gone now: a fault may leave smaller ones than planned, and
+    /// only a trim gives them back.
+    fn is_in_the_way(&self) -> bool {
+        !self.gpu().trim(Trim::All).is_ok_and(|trimmed| trimmed.bytes == 0)
     }
 
     pub(crate) fn open(&mut self, s: &'static str) -> Result<(), Stop> {

@@ -430,6 +430,7 @@ impl StateMachineTest for Real {
             assert_eq!(totals.held, free + allocated + in_flight);
             let longest = SPECS.iter().flat_map(|s| pool.free_ranges(s.id)).map(|r| r.len).max();
             assert_eq!(snapshot.largest_free.0, longest.unwrap_or(0));
+            assert_eq!(heap.longest_free(), snapshot.largest_free, "without a copy too");
             assert_eq!(snapshot.free_sizes.counts.iter().sum::<u64>(), totals.free_chunks);
             assert!(totals.largest_free_bound >= snapshot.largest_free.bytes());
             assert!(totals.steps_max <= 32);

@@ -27,6 +27,11 @@ fn absurd_sizes() {
         assert!(gpu.alloc(1, &s).unwrap_err().out_of_memory().unwrap().driver.is_some());
         write(&sim, &one, &s);
         drop((most, one));
+        // Two segments are in the way, and a request gives none back.
+        let in_the_way = gpu.report().segments == 2;
+        assert_eq!(gpu.alloc(4 * GIB, &s).is_err(), in_the_way);
+        gpu.synchronize().unwrap();
+        gpu.trim(Trim::All).unwrap();
         let all = gpu.alloc(4 * GIB, &s).unwrap();
         drop((all, s));
         all_clean(&sim, gpu);

@@ -122,6 +122,7 @@ fn d05_a_fresh_stream_per_epoch_stays_flat() {
         check_all(&sim, &blocks, &s);
         drop(blocks);
         drop(s);
+        assert!(sim.run_until_idle(), "the epoch is over");
         let taken = gpu.report().taken;
         assert_eq!(taken, *first.get_or_insert(taken), "in epoch {epoch}");
     }

@@ -3,7 +3,8 @@
 use crate::rig::{all_clean, late, on};
 use millpond::driver::sim::{Launch, Sim};
 use millpond::units::MIB;
-use millpond::{Config, Error, PinnedAllocation, Stream, Trim};
+use millpond::{Allocator, Config, Error, OutOfMemory, PinnedAllocation, Stream, Trim};
+use std::sync::{Arc, Mutex};
 
 /// Work on a stream that reads pinned memory, recorded.
 fn read(sim: &Sim, p: &PinnedAllocation<Sim>, s: &Stream<Sim>) {
@@ -47,7 +48,7 @@ fn d08_one_slow_stream_keeps_back_only_its_own() {
     all_clean(&sim, gpu);
 }
 
-/// At the limit the ladder gives idle segments back, waits for copies, and then says what there is.
+/// At the limit a request waits for copies, and then says what there is. Idle segments that are in the way go back in a trim.
 #[test]
 fn the_limit_of_pinned_memory() {
     let sim = late();
@@ -69,7 +70,9 @@ fn the_limit_of_pinned_memory() {
     fill(&sim, &b);
     assert_eq!(gpu.report().pinned.unwrap().counters.host_waits, 1);
     drop(b);
-    // Too small a segment is in the way: given back.
+    // Too small a segment is in the way.
+    assert!(gpu.alloc_pinned(8 * MIB).unwrap_err().out_of_memory().is_some());
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 6 * MIB);
     let c = gpu.alloc_pinned(8 * MIB).unwrap();
     fill(&sim, &c);
     assert_eq!(gpu.report().pinned.unwrap().held, 8 * MIB);
@@ -77,11 +80,19 @@ fn the_limit_of_pinned_memory() {
     all_clean(&sim, gpu);
 }
 
-/// What the wait brings back may be segments that are each too short: they are given back and a longer one is pinned.
+/// What the wait brings back may be segments that are each too short: the callback trims, and a longer one is pinned.
 #[test]
-fn short_segments_make_room_for_a_long_one_after_the_wait() {
+fn a_callback_that_trims_makes_room_for_a_long_pinned_segment() {
     let sim = late();
-    let gpu = on(&sim, Config::default().pinned_limit(60 * MIB));
+    let back: Arc<Mutex<Option<Allocator<Sim>>>> = Arc::default();
+    let inner = Arc::clone(&back);
+    let hook = move |facts: &OutOfMemory| {
+        assert_eq!((facts.stream, facts.asked), (None, 60 * MIB));
+        let gpu = inner.lock().unwrap().clone().expect("filled in below");
+        gpu.trim(Trim::All).is_ok_and(|trimmed| trimmed.bytes > 0)
+    };
+    let gpu = on(&sim, Config::default().pinned_limit(60 * MIB).on_out_of_memory(hook));
+    *back.lock().unwrap() = Some(gpu.clone());
     let s = gpu.stream().unwrap();
     let (a, b) = (gpu.alloc_pinned(30 * MIB).unwrap(), gpu.alloc_pinned(30 * MIB).unwrap());
     for p in [&a, &b] {
@@ -91,6 +102,10 @@ fn short_segments_make_room_for_a_long_one_after_the_wait() {
     drop((a, b));
     let long = gpu.alloc_pinned(60 * MIB).unwrap();
     fill(&sim, &long);
+    // Now a trim brings nothing: the callback says so, and is named.
+    let refused = gpu.alloc_pinned(60 * MIB).unwrap_err();
+    assert!(refused.out_of_memory().unwrap().tried.contains(&"callback"), "{refused}");
+    *back.lock().unwrap() = None;
     drop((long, s));
     all_clean(&sim, gpu);
 }
@@ -158,4 +173,32 @@ fn absurd_pinned_sizes() {
         assert!(none.alloc_pinned(1).unwrap_err().out_of_memory().is_some());
     }
     all_clean(&sim, gpu);
+}
+
+/// A forgotten token costs its host memory and nothing of the device's; a pinned allocation that outlives its allocator likewise.
+#[test]
+fn what_is_forgotten_of_pinned_memory_keeps_nothing_of_the_device() {
+    for forget in [true, false] {
+        let sim = late();
+        let gpu = on(&sim, Config::default());
+        let s = gpu.stream().unwrap();
+        let x = gpu.zeros::<u64>(2, &s).unwrap();
+        let many = gpu.alloc(512 << 20, &s).unwrap();
+        let (down, up) = (x.to_pinned(&s).unwrap(), gpu.alloc_pinned(16).unwrap());
+        if forget {
+            std::mem::forget(down);
+        } else {
+            drop(down);
+        }
+        drop((x, many, s, gpu));
+        let ledger = sim.ledger();
+        assert_eq!(ledger.bytes_taken, 0, "all of the device's memory is back");
+        assert!(ledger.bytes_pinned > 0, "what lives is pinned");
+        drop(up);
+        assert_eq!(sim.ledger().bytes_pinned == 0, !forget);
+        sim.verdict().unwrap();
+        if !forget {
+            assert!(sim.ledger().is_empty(), "{:?}", sim.ledger());
+        }
+    }
 }

@@ -1,10 +1,11 @@
 //! The simulated device under its oracle: the device tells what happened, the oracle convicts, and the contents agree.
 
 use super::*;
-use millpond::driver::sim::Schedule;
 use millpond::driver::sim::oracle::{Blame, Fault, Property, Tally};
-use millpond::driver::{Driver, HostKind, Note};
+use millpond::driver::sim::{HostFunction, Schedule};
+use millpond::driver::{Driver, HostKind, Note, RangeUse};
 use millpond::units::AllocationId;
+use millpond::{Allocator, Config};
 
 /// What a program is convicted of, in order.
 fn faults(sim: &Sim) -> Vec<(Fault, Blame)> {
@@ -241,7 +242,7 @@ fn unordered_reuse_is_the_allocators_fault_and_corrupts_data() {
     let (mismatches, _) = sim.mismatches();
     assert_eq!(mismatches[0].allocation, Some(id(2)), "the new owner's data was overwritten");
     let text = verdict(&sim);
-    assert!(text.contains(&id(1).to_string()) && text.contains(&id(2).to_string()), "{text}");
+    assert!(text.contains("allocation 0") && text.contains("allocation 1"), "{text}");
 }
 
 #[test]
@@ -374,4 +375,96 @@ fn what_the_oracle_accepts_no_schedule_corrupts() {
         accepted > 300 && corrupted > 30,
         "{accepted} accepted, {corrupted} corrupted: both must be seen often"
     );
+}
+
+/// A copy out to pinned memory on one stream, a host function that touches the bytes on another.
+fn copied_out_and_touched(ordered: bool, touch: impl Fn(HostFunction, Addr) -> HostFunction) -> Sim {
+    let sim = sim().schedule(Schedule::Latest);
+    let (s, t, range) =
+        (sim.stream().expect("s"), sim.stream().expect("t"), sim.allocate(512).expect("memory"));
+    let pinned = sim.pin(512, HostKind::Cached).expect("pinned");
+    sim.launch(&s, write(range.addr())).expect("queued");
+    copy_anywhere(&sim, &s, pinned.addr(), range.addr(), 512).expect("out");
+    if ordered {
+        sim.wait(&t, &mark(&sim, &s)).expect("a wait");
+    }
+    sim.host_function(&t, touch(HostFunction::new("parse", || ()), pinned.addr())).expect("queued");
+    sim.synchronize_stream(&t).expect("run");
+    sim.synchronize_stream(&s).expect("run");
+    sim
+}
+
+#[test]
+fn a_host_functions_accesses_are_judged_as_a_kernels() {
+    for touch in [HostFunction::reads, HostFunction::writes] {
+        let racing = copied_out_and_touched(false, |f, at| touch(f, at, 512));
+        assert_eq!(faults(&racing), [RACE]);
+        assert!(verdict(&racing).contains("`parse`"), "by its name: {}", verdict(&racing));
+        let tally = copied_out_and_touched(true, |f, at| touch(f, at, 512)).verdict().expect("ordered");
+        assert_eq!((tally.waits, tally.waits_beyond_need), (1, 0), "the wait is needed by the host function");
+    }
+    copied_out_and_touched(false, |f, _| f).verdict().expect("what touches nothing races with nothing");
+    let apart = copied_out_and_touched(false, |f, at| f.reads(at, 0).reads(Addr(at.0 + 100), 0));
+    apart.verdict().expect("an empty range is no access");
+}
+
+#[test]
+fn a_host_function_in_its_stream_needs_no_completion_in_the_hosts_view() {
+    // As a declared access of the calling thread the same would be a race: ordered is not complete.
+    let sim = sim().schedule(Schedule::Latest);
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    let pinned = sim.pin(512, HostKind::Cached).expect("pinned");
+    let at = pinned.addr();
+    copy_anywhere(&sim, &s, at, range.addr(), 512).expect("out");
+    sim.host_function(&s, HostFunction::new("parse", || ()).reads(at, 512).writes(at, 8)).expect("queued");
+    copy_anywhere(&sim, &s, range.addr(), at, 512).expect("in again");
+    sim.verdict().expect("all on one stream");
+    sim.host_reads(at, 512).expect("pinned");
+    assert_eq!(faults(&sim), [RACE], "the thread has seen nothing complete");
+}
+
+#[test]
+fn a_host_function_for_a_freed_block_is_an_access_after_its_free() {
+    let sim = sim();
+    let (s, pinned) = (sim.stream().expect("s"), sim.pin(512, HostKind::Cached).expect("pinned"));
+    sim.note(Note::Allocated { id: id(1), addr: pinned.addr(), bytes: 512, stream: None });
+    sim.note(Note::Freed { id: id(1), unknown: false });
+    sim.note(Note::Allocated { id: id(2), addr: pinned.addr(), bytes: 512, stream: None });
+    let late = HostFunction::new("late", || ()).reads(pinned.addr(), 512).tag(id(1));
+    sim.host_function(&s, late).expect("queued");
+    assert_eq!(faults(&sim), [(Fault::AfterFree, Blame::Program)]);
+}
+
+#[test]
+fn a_host_function_declares_pinned_memory_only() {
+    let sim = sim();
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    let pinned = sim.pin(512, HostKind::Cached).expect("pinned");
+    for (at, bytes) in [(range.addr(), 512), (pinned.addr(), 513), (Addr(64), 8)] {
+        let function = HostFunction::new("no", || panic!("nothing is queued")).reads(at, bytes);
+        let error = sim.host_function(&s, function).expect_err("not pinned");
+        assert!(error.message.contains("the CPU reaches only that"), "{error}");
+    }
+    sim.verdict().expect("nothing was told");
+}
+
+#[test]
+fn operations_on_arrays_are_known_to_the_library() {
+    // The library says of each operation that it comes, on the home stream too; here a second one is said to come and
+    // queued without the wait that the library would have made.
+    for (said, blame) in [(true, Blame::Allocator), (false, Blame::Program)] {
+        let sim = sim();
+        let gpu = Allocator::new(sim.clone(), Config::default()).expect("an allocator");
+        let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
+        let mut x = gpu.zeros::<u8>(512, &s).expect("memory");
+        x.wait_on(&t).expect("behind the zeroes");
+        x.fill_bytes(1, &s).expect("queued");
+        let id = gpu.live()[0].id;
+        if said {
+            sim.note(Note::Operation { id, stream: t.id(), used: RangeUse::ReadWrite });
+        }
+        sim.launch(t.native(), write(x.address()).tag(id)).expect("queued");
+        let fault = if said { Fault::UnorderedOperation } else { Fault::Race };
+        assert_eq!(faults(&sim), [(fault, blame)]);
+    }
 }

@@ -7,6 +7,7 @@
 mod devices;
 mod judged;
 mod machine;
+mod makespan;
 mod memory;
 mod order;
 mod pinned;
@@ -52,6 +53,20 @@ fn can_finish(sim: &Sim, stream: &SimStream) -> bool {
 /// The verdict as text, empty if there is nothing to say.
 fn verdict(sim: &Sim) -> String {
     sim.verdict().err().map_or(String::new(), |v| v.to_string())
+}
+
+/// A kernel that reaches pinned memory too.
+#[allow(unsafe_code, reason = "kernels on pinned memory")]
+fn launch_anywhere(sim: &Sim, stream: &SimStream, launch: Launch) -> DriverResult<()> {
+    // SAFETY: the callers keep no reference into pinned memory while a kernel is queued, and keep it pinned.
+    unsafe { sim.launch_anywhere(stream, launch) }
+}
+
+/// A copy that reaches pinned memory too.
+#[allow(unsafe_code, reason = "copies of pinned memory")]
+fn copy_anywhere(sim: &Sim, stream: &SimStream, dst: Addr, src: Addr, bytes: u64) -> DriverResult<()> {
+    // SAFETY: as for `launch_anywhere`.
+    unsafe { sim.copy_anywhere(stream, dst, src, bytes) }
 }
 
 // The unsafe verbs, for benches whose buffers outlive what is queued. A test that breaks a contract on purpose breaks it

@@ -1,8 +1,9 @@
 //! The edges of stream order, E1 to E8.
 
 use super::*;
-use millpond::driver::sim::Schedule;
+use millpond::driver::sim::{MismatchKind, Schedule};
 use millpond::error::DriverErrorKind;
+use millpond::{Allocator, Config};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -33,7 +34,7 @@ fn e1_a_check_that_runs_before_its_write_is_found_by_contents() {
     let (found, total) = sim.mismatches();
     assert_eq!((found.len(), total), (1, 1));
     assert_eq!(found[0].addr, range.addr());
-    assert!(found[0].to_string().contains("position 1"), "{}", found[0]);
+    assert!(found[0].to_string().contains("operation 0 of stream 1"), "{}", found[0]);
 }
 
 #[test]
@@ -235,15 +236,104 @@ fn e5_a_host_function_may_drop_streams_and_events() {
 }
 
 #[test]
-fn e5_a_panicking_host_function_is_finished_and_the_device_goes_on() {
+fn e5_a_panicking_host_function_is_finished_and_told_later_and_the_device_goes_on() {
     let sim = sim().schedule(Schedule::Latest);
     let s = sim.stream().expect("s");
     sim.host_function(&s, || panic!("as planned")).expect("queued");
     let event = mark(&sim, &s);
-    let wait = || sim.synchronize_stream(&s);
-    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(wait)).is_err(), "the panic is passed on");
+    sim.synchronize_stream(&s).expect("a driver call, which may be a destructor's, passes no panic on");
     assert!(sim.wait_event(&event, Duration::ZERO).expect("a wait"), "what is behind it runs");
     assert!(sim.event().is_ok(), "driver calls are allowed again");
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sim.run_until_idle()))
+        .expect_err("passed on");
+    assert_eq!(panic.downcast_ref(), Some(&"as planned"));
+    assert!(sim.run_until_idle(), "once");
+    let (found, 1) = sim.mismatches() else { panic!("one finding") };
+    assert_eq!((found[0].kind, found[0].position), (MismatchKind::Panicked, 1));
+    let text = sim.verdict().expect_err("it is a finding").to_string();
+    assert!(
+        text.contains("`host function` panicked") && text.contains(", operation 0 of stream 0"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_panic_of_a_body_passes_out_of_no_drop() {
+    // Each of these runs the body: inside a free, an unpinning, a drop that records an event by the coin's choice.
+    type Drops = (&'static str, Schedule, fn(&Sim, &SimStream));
+    let drops: [Drops; 4] = [
+        ("a range", Schedule::Latest, |sim, s| {
+            let range = sim.allocate(512).expect("memory");
+            queue_panics(sim, s);
+            drop(range);
+        }),
+        ("a pinned range", Schedule::Latest, |sim, s| {
+            let pinned = sim.pin(512, millpond::driver::HostKind::Cached).expect("pinned");
+            queue_panics(sim, s);
+            drop(pinned);
+        }),
+        ("an allocator", Schedule::Latest, |sim, _| {
+            let gpu = Allocator::new(sim.clone(), Config::default()).expect("an allocator");
+            let stream = gpu.stream().expect("a stream");
+            let held = gpu.alloc(4096, &stream).expect("memory");
+            queue_panics(sim, stream.native());
+            drop((held, stream, gpu));
+        }),
+        ("array and tokens", Schedule::Random(3), |sim, _| {
+            let gpu = Allocator::new(sim.clone(), Config::default()).expect("an allocator");
+            let stream = gpu.stream().expect("a stream");
+            for _ in 0..50 {
+                let x = gpu.zeros::<u8>(4096, &stream).expect("memory");
+                queue_panics(sim, stream.native());
+                let y = x.to_pinned(&stream).expect("a copy");
+                drop((y, x));
+            }
+            drop((stream, gpu));
+        }),
+    ];
+    for (what, schedule, drops) in drops {
+        let sim = sim().schedule(schedule);
+        let s = sim.stream().expect("s");
+        drops(&sim, &s);
+        assert!(sim.mismatches().1 > 0, "the drop of {what} ran nothing");
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| sim.run_until_idle()));
+    }
+}
+
+/// Puts a kernel and a host function on a stream that panic, and catches what an earlier one is passed on as.
+fn queue_panics(sim: &Sim, stream: &SimStream) {
+    let kernel = Launch::new("panics").body(|_| panic!("as planned"));
+    let queue = || {
+        sim.launch(stream, kernel).expect("queued");
+        sim.host_function(stream, || panic!("as planned")).expect("queued");
+    };
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(queue));
+}
+
+#[test]
+fn no_number_is_too_large_for_virtual_time_or_for_ticks() {
+    for schedule in [Schedule::Earliest, Schedule::Latest, Schedule::Random(1)] {
+        let sim = sim().schedule(schedule).hold(u64::MAX);
+        let (s, t) = (sim.stream().expect("s"), sim.stream().expect("t"));
+        sim.tick();
+        for _ in 0..3 {
+            sim.launch(&s, touch_nothing().takes(u64::MAX)).expect("queued");
+            sim.wait(&t, &mark(&sim, &s)).expect("t after it");
+            sim.launch(&t, touch_nothing().takes(u64::MAX - 7)).expect("queued");
+            sim.tick();
+        }
+        assert!(!sim.idle(), "held for ever, as asked");
+        sim.synchronize_device().expect("a host wait runs it all the same");
+        let (event, end) = (mark(&sim, &s), sim.makespan());
+        assert_eq!(end, Duration::from_nanos(u64::MAX), "the end of all time");
+        sim.not_ready(u32::MAX);
+        sim.not_ready(1);
+        sim.not_ready_event(&event, u32::MAX).expect("planted");
+        sim.not_ready_event(&event, 1).expect("planted");
+        assert!(!sim.query(&event).expect("a query"));
+        drop(sim.allocate(512).expect("memory"));
+        assert_eq!(sim.makespan(), end);
+    }
 }
 
 #[test]

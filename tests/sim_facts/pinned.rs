@@ -2,7 +2,7 @@
 
 use super::*;
 use millpond::driver::HostKind;
-use millpond::driver::sim::Schedule;
+use millpond::driver::sim::{KernelMemory, Schedule};
 use millpond::error::DriverErrorKind;
 
 fn late() -> (Sim, SimStream, millpond::driver::OwnedRange<Sim>) {
@@ -113,12 +113,87 @@ fn much_pinned_memory_costs_nothing_until_touched() {
 fn kernels_reach_pinned_memory() {
     let sim = sim();
     let (s, pinned) = (sim.stream().expect("s"), sim.pin(512, HostKind::Cached).expect("pinned"));
-    sim.launch(&s, Launch::write_pattern(pinned.addr(), 512, A)).expect("queued");
-    sim.launch(&s, Launch::check_pattern(pinned.addr(), 512, A)).expect("queued");
+    launch_anywhere(&sim, &s, Launch::write_pattern(pinned.addr(), 512, A)).expect("queued");
+    launch_anywhere(&sim, &s, Launch::check_pattern(pinned.addr(), 512, A)).expect("queued");
     assert_eq!(peek(pinned.ptr(), 8), A.to_le_bytes());
     poke(pinned.ptr(), &[0]);
-    sim.launch(&s, Launch::check_pattern(pinned.addr(), 512, A)).expect("queued");
+    launch_anywhere(&sim, &s, Launch::check_pattern(pinned.addr(), 512, A)).expect("queued");
     assert_eq!(sim.mismatches().1, 1);
+}
+
+#[test]
+fn a_safe_call_never_touches_pinned_memory() {
+    // What `peek` sees could be a `&[u8]` of safe code: a pinned array lends one. So no safe call changes it, and none reads
+    // what safe code may be writing.
+    let sim = sim().schedule(Schedule::Latest);
+    let s = sim.stream().expect("s");
+    let (range, pinned) =
+        (sim.allocate(512).expect("memory"), sim.pin(1024, HostKind::Cached).expect("pinned"));
+    let (at, middle) = (pinned.addr(), Addr(pinned.addr().0 + 512));
+    let body = |memory: &mut KernelMemory<'_>| memory.fill(Addr(0), 0, 0);
+    let refused = [
+        sim.launch(&s, Launch::write_pattern(at, 1024, A)),
+        sim.launch(&s, Launch::write_pattern(Addr(at.0 - 8), 16, A)),
+        sim.launch(&s, Launch::check_pattern(middle, 8, A)),
+        sim.launch(&s, Launch::new("body").reads(range.addr(), 512).writes(middle, 8).body(body)),
+        sim.copy_between(&s, at, range.addr(), 512),
+        sim.copy_between(&s, range.addr(), middle, 512),
+    ];
+    for error in refused.map(|r| r.expect_err("refused")) {
+        assert_eq!(error.kind, DriverErrorKind::InvalidValue);
+        assert!(error.message.contains("launch_anywhere"), "{error}");
+    }
+    assert!(sim.idle(), "nothing was queued");
+    // What only declares touches nothing, and is judged.
+    sim.launch(&s, Launch::new("declared").writes(at, 512)).expect("told");
+    sim.copy_between(&s, at, range.addr(), 0).expect("of nothing");
+    assert!(sim.run_until_idle());
+    assert_eq!(peek(pinned.ptr(), 1024), [0; 1024]);
+    assert_eq!(sim.mismatches().1, 0);
+}
+
+#[test]
+fn what_a_safe_call_queued_does_not_find_memory_that_was_pinned_later() {
+    let sim = sim().schedule(Schedule::Latest);
+    let s = sim.stream().expect("s");
+    let range = sim.allocate(4096).expect("memory");
+    // Where the next range of this length will be pinned: the allocator of the process gives the same block again.
+    let mut again = 0;
+    for _ in 0..100 {
+        let guess = sim.pin(4096, HostKind::Cached).expect("pinned").addr();
+        let body = move |memory: &mut KernelMemory<'_>| memory.write(guess, &[1; 8]);
+        let reads = move |memory: &mut KernelMemory<'_>| memory.read(guess, &mut [0; 8]);
+        for launch in [
+            Launch::write_pattern(guess, 4096, A),
+            Launch::check_pattern(guess, 4096, 0),
+            Launch::new("writes").writes(guess, 8).body(body),
+            Launch::new("reads").reads(guess, 8).body(reads),
+        ] {
+            sim.launch(&s, launch).expect("nothing is pinned there now");
+        }
+        sim.copy_between(&s, guess, range.addr(), 4096).expect("queued");
+        let pinned = sim.pin(4096, HostKind::Cached).expect("pinned again");
+        assert!(sim.run_until_idle());
+        assert_eq!(peek(pinned.ptr(), 4096), [0; 4096]);
+        again += u64::from(pinned.addr() == guess);
+    }
+    assert!(again > 0, "no block came back, so that nothing was tried");
+    assert_eq!(sim.mismatches().1, 500, "each of them met a hole");
+}
+
+#[test]
+fn copies_by_address_reach_pinned_memory_where_the_caller_vouches() {
+    let sim = sim();
+    let s = sim.stream().expect("s");
+    let (range, pinned) =
+        (sim.allocate(512).expect("memory"), sim.pin(1024, HostKind::Cached).expect("pinned"));
+    let (at, middle) = (pinned.addr(), Addr(pinned.addr().0 + 512));
+    poke(pinned.ptr(), &[7; 512]);
+    copy_anywhere(&sim, &s, range.addr(), at, 512).expect("in");
+    copy_anywhere(&sim, &s, middle, range.addr(), 512).expect("out");
+    assert_eq!(peek(pinned.ptr(), 1024), [7; 1024]);
+    let error = copy_anywhere(&sim, &s, middle, at, 512).expect_err("both pinned");
+    assert!(error.message.contains("the CPU copies between those"), "{error}");
 }
 
 #[test]

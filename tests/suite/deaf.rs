@@ -37,6 +37,9 @@ unsafe impl<D: Driver> Memory for Deaf<D> {
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr> {
         self.inner.allocate_raw(bytes)
     }
+    fn free_waits_for_device(&self) -> bool {
+        self.inner.free_waits_for_device()
+    }
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         // SAFETY: passed on from the caller.
         unsafe { self.inner.free_raw(addr, bytes) }

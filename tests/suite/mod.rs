@@ -62,6 +62,10 @@ pub trait Bench: Sized + Sync {
 
     /// The driver.
     fn device(&self) -> &Self::Device;
+    /// An allocator on it, for a whole test. Who runs a test for ever gives it the same one again.
+    fn allocator(&self, config: Config) -> Allocator<Self::Device> {
+        Allocator::new(self.device().clone(), config).expect("an allocator")
+    }
     /// Puts a kernel on a stream that runs until it is told to end. Somebody's capture survives that.
     fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
     /// Ends it.
@@ -196,7 +200,7 @@ pub fn finish_stream<T: Bench>(b: &T, stream: &StreamOf<T>) {
 
 /// An allocator on a bench.
 pub fn allocator<T: Bench>(b: &T, config: Config) -> Allocator<T::Device> {
-    Allocator::new(b.device().clone(), config).expect("an allocator")
+    b.allocator(config)
 }
 
 /// Fills a block with a word of its own, and answers the word.

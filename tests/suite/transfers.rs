@@ -143,11 +143,12 @@ pub fn a_shared_source_lives_until_every_copy_is_done<T: Bench>(b: &T) {
     for x in &all {
         assert!(x.to_vec(&s).expect("read") == host[..]);
     }
-    // The last owner of everything may be a token.
+    // The last owner of everything may be a token. The device's memory does not wait for it, but for the work on it: the gate is
+    // opened before the last handle of that goes.
     let gate = b.gate(t.native());
     let sent = all[0].copy_from(host, &t).expect("queued");
-    drop((all, s, t, gpu));
     b.open(gate);
+    drop((all, s, t, gpu));
     drop(sent);
 }
 

@@ -3,18 +3,29 @@
 This module holds an allocator by its C interface: `Allocator(device, limit="40%")` makes one, `millpond_torch.install()` and
 `millpond_cupy.install()` give one to PyTorch and to CuPy. Sizes are bytes, streams are CUDA handles as numbers (0 is the
 legacy default stream), pointers are addresses on the device. Nothing here waits for the device unless it says so.
+
+Arguments are checked before the library is called: what is no whole number is a TypeError, a negative one a ValueError, one
+that does not fit a machine word an OverflowError.
+
+At the end of the process nothing is freed or waited for: the driver takes everything back, work pending or not. In a process that
+was forked from one with an allocator every call raises ForkedError and touches nothing of the parent's: workers that need a
+GPU are started by "spawn" or "forkserver".
 """
 
 import ctypes
 import glob
 import json
+import numbers
+import operator
 import os
+import sys
 
 __all__ = [
     "Allocator",
     "CapturingError",
     "DriverError",
     "Error",
+    "ForkedError",
     "NoDeviceError",
     "OutOfMemoryError",
     "UnknownAllocatorError",
@@ -57,6 +68,10 @@ class DriverError(Error):
     """The driver failed."""
 
 
+class ForkedError(Error):
+    """This process was forked from one that had an allocator: CUDA does not work here."""
+
+
 _ERRORS = {
     1: OutOfMemoryError,
     2: UnknownPointerError,
@@ -67,6 +82,7 @@ _ERRORS = {
     7: NoDeviceError,
     8: DriverError,
     9: Error,
+    10: ForkedError,
 }
 
 
@@ -78,12 +94,31 @@ def library_path():
     here = os.path.dirname(os.path.abspath(__file__))
     found = glob.glob(os.path.join(here, "_library*.so")) + glob.glob(os.path.join(here, "libmillpond*.so"))
     if not found:
-        raise ImportError("millpond's C library is not in the package: install it with pip, or name it by MILLPOND_LIBRARY")
+        raise ImportError(
+            f"millpond's C library is not in the package at {here}: install the package with pip, or name the library by MILLPOND_LIBRARY"
+        )
     return found[0]
 
 
+def _not_loaded(path, why):
+    if os.environ.get("MILLPOND_LIBRARY"):
+        advice = "MILLPOND_LIBRARY names it: let that be the path of libmillpond.so as plug/build makes it, or unset it to use the package's own"
+    else:
+        advice = "install the package anew with pip"
+    return ImportError(f"millpond's C library is asked for at {path}, and cannot be used: {why}. {advice}", path=path)
+
+
 def _open():
-    lib = ctypes.CDLL(library_path())
+    path = library_path()
+    try:
+        return _declared(ctypes.CDLL(path))
+    except OSError as why:
+        raise _not_loaded(path, why) from why
+    except AttributeError as why:
+        raise _not_loaded(path, f"it is no library of millpond's, or not of this version ({why})") from why
+
+
+def _declared(lib):
     number, pointer, size = ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t
     out = ctypes.POINTER
     signatures = {
@@ -93,6 +128,7 @@ def _open():
         "millpond_free": [number, pointer],
         "millpond_free_on": [number, pointer, pointer],
         "millpond_free_unknown": [number, pointer],
+        "millpond_free_after": [number, pointer, pointer, size],
         "millpond_record_use": [number, pointer, pointer],
         "millpond_declare_permanent": [number, pointer],
         "millpond_alloc_pinned": [number, size, out(pointer)],
@@ -130,31 +166,140 @@ def _must(code):
         raise _ERRORS.get(code, Error)(_lib.millpond_last_error().decode(errors="replace"))
 
 
+_WORD = (1 << 8 * ctypes.sizeof(ctypes.c_size_t)) - 1
+_INT = (1 << 8 * ctypes.sizeof(ctypes.c_int) - 1) - 1
+
+
+def _whole(value, what, most=_WORD):
+    """A whole number from 0 to `most`: ctypes would take any, and cut it off."""
+    if type(value) is not int:
+        if isinstance(value, bool):
+            raise TypeError(f"{what} is {value}: it must be a whole number, not a truth value")
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{what} is of type {type(value).__name__}: it must be a whole number") from None
+    if value < 0:
+        raise ValueError(f"{what} is {value}: it cannot be negative")
+    if value > most:
+        raise OverflowError(f"{what} is {value}: it can be {most} at most")
+    return value
+
+
+def _bytes(value):
+    return _whole(value, "the size in bytes")
+
+
+def _pointer(value):
+    """An address; None and a ctypes.c_void_p are what ctypes itself has for one."""
+    if isinstance(value, ctypes.c_void_p):
+        value = value.value
+    return 0 if value is None else _whole(value, "the pointer")
+
+
+def _stream(value):
+    if isinstance(value, ctypes.c_void_p):
+        return value.value or 0
+    try:
+        return _whole(value, "the stream")
+    except TypeError:
+        raise TypeError(
+            f"the stream is of type {type(value).__name__}: it must be a CUDA handle as a whole number, as stream.ptr of CuPy, "
+            "stream.cuda_stream of PyTorch, or 0 for the legacy default stream"
+        ) from None
+
+
+def _device(value):
+    """A device's number: 1, "cuda:1", or an object that PyTorch or CuPy has for it."""
+    if not isinstance(value, str) and hasattr(value, "type") and hasattr(value, "index"):
+        value = str(value)
+    if isinstance(value, str):
+        kind, _, number = value.partition(":")
+        if kind != "cuda" or not (number.isascii() and number.isdigit()):
+            raise ValueError(f'the device is {value!r}: it must be a number from 0 on, or as "cuda:0"')
+        value = int(number)
+    elif not hasattr(value, "__index__"):
+        value = getattr(value, "id", value)
+    return _whole(value, "the device", _INT)
+
+
+def _limit(value, what="the limit"):
+    """A limit in the library's words."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{what} is {value}: a share of the device lies between 0 and 1; bytes are whole numbers")
+        return f"{float(value) * 100:.10f}%"
+    return str(_whole(value, what))
+
+
 def _words(options):
     said = []
     for name, value in options.items():
         if value is None:
             continue
-        if isinstance(value, bool):
+        if name.endswith("limit"):
+            value = _limit(value, name)
+        elif isinstance(value, bool):
+            if name not in ("deterministic", "scrub"):
+                raise TypeError(f"{name} is {value}: it is no switch")
             value = int(value)
-        elif name.endswith("limit") and isinstance(value, float):
-            value = f"{value * 100}%"
-        said.append(f"{name}={value}")
+        elif not isinstance(value, str):
+            value = _whole(value, name)
+        text = str(value)
+        if "," in text or "\0" in text:
+            raise ValueError(f"{name} is {text!r}: an option has neither commas nor zero bytes")
+        said.append(f"{name}={text}")
     return ",".join(said).encode()
 
 
 class Allocator:
-    """An allocator on a device.
+    """An allocator on a device: its number, or "cuda:0".
 
     Options: limit and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
     ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms. What is not said comes from the
     environment (MILLPOND_LIMIT and so on).
+
+    It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. An
+    end waits for the device and gives back what nobody has. Memory that is alive then stays valid and is its allocator's: `free`
+    still takes it, so hold an allocator as long as its memory.
     """
+
+    _number = 0
+    _owned = False
 
     def __init__(self, device=0, **options):
         number = ctypes.c_uint32()
-        _must(_lib.millpond_create(device, _words(options), ctypes.byref(number)))
+        _must(_lib.millpond_create(_device(device), _words(options), ctypes.byref(number)))
         self._number = number.value
+        self._owned = True
+
+    def close(self):
+        """As destroy, and nothing if it was done. An allocator that PyTorch uses is let go, and not ended."""
+        if self._owned:
+            try:
+                self.destroy()
+            except UnknownAllocatorError:
+                self._owned = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self, _ending=sys.is_finalizing):
+        if self._owned and not _ending():
+            try:
+                self.close()
+            except Exception:  # Nobody is there to be told.
+                pass
+
+    def __reduce__(self):
+        raise TypeError("a millpond.Allocator is this process's own: it cannot be copied or pickled; make one in each process")
 
     @classmethod
     def _named(cls, number):
@@ -165,51 +310,60 @@ class Allocator:
     def alloc(self, size, stream=0):
         """The address of so many bytes, for work queued on the stream from now on; 0 for none."""
         pointer = ctypes.c_void_p()
-        _must(_lib.millpond_alloc(self._number, size, stream, ctypes.byref(pointer)))
+        _must(_lib.millpond_alloc(self._number, _bytes(size), _stream(stream), ctypes.byref(pointer)))
         return pointer.value or 0
 
     def free(self, pointer):
         """Gives an allocation back, in the order of its own stream and of all recorded uses."""
-        _must(_lib.millpond_free(self._number, pointer))
+        _must(_lib.millpond_free(self._number, _pointer(pointer)))
 
     def free_on(self, pointer, stream):
         """As free, and behind what the stream holds."""
-        _must(_lib.millpond_free_on(self._number, pointer, stream))
+        _must(_lib.millpond_free_on(self._number, _pointer(pointer), _stream(stream)))
 
     def free_unknown(self, pointer):
         """As free, and behind everything that any stream of the device holds."""
-        _must(_lib.millpond_free_unknown(self._number, pointer))
+        _must(_lib.millpond_free_unknown(self._number, _pointer(pointer)))
+
+    def free_after(self, pointer, streams):
+        """As free, and behind what each of the streams holds: when it is known who may have used it, but not who did. All of
+        them are alive. Frees nothing if one of them captures a graph."""
+        handles = [_stream(s) for s in streams]
+        self._free_after(_pointer(pointer), (ctypes.c_void_p * len(handles))(*handles))
+
+    def _free_after(self, pointer, handles):
+        _must(_lib.millpond_free_after(self._number, pointer, handles, len(handles)))
 
     def record_use(self, pointer, stream):
         """Work on the stream, queued by now or before the free, uses the allocation."""
-        _must(_lib.millpond_record_use(self._number, pointer, stream))
+        _must(_lib.millpond_record_use(self._number, _pointer(pointer), _stream(stream)))
 
     def alloc_pinned(self, size):
         """The address of pinned host memory; 0 for no bytes."""
         pointer = ctypes.c_void_p()
-        _must(_lib.millpond_alloc_pinned(self._number, size, ctypes.byref(pointer)))
+        _must(_lib.millpond_alloc_pinned(self._number, _bytes(size), ctypes.byref(pointer)))
         return pointer.value or 0
 
     def free_pinned(self, pointer):
         """Frees pinned memory: it is handed out again when every recorded use is complete."""
-        _must(_lib.millpond_free_pinned(self._number, pointer))
+        _must(_lib.millpond_free_pinned(self._number, _pointer(pointer)))
 
     def free_pinned_unknown(self, pointer):
         """As free_pinned, and when everything that any stream of the device holds is complete."""
-        _must(_lib.millpond_free_pinned_unknown(self._number, pointer))
+        _must(_lib.millpond_free_pinned_unknown(self._number, _pointer(pointer)))
 
     def record_pinned_use(self, pointer, stream):
         """A copy on the stream, queued by now or before the free, uses the pinned memory."""
-        _must(_lib.millpond_record_pinned_use(self._number, pointer, stream))
+        _must(_lib.millpond_record_pinned_use(self._number, _pointer(pointer), _stream(stream)))
 
     def declare_permanent(self, stream):
         """The stream is never destroyed while the process lives: no call asks the driver who it is."""
-        _must(_lib.millpond_declare_permanent(self._number, stream))
+        _must(_lib.millpond_declare_permanent(self._number, _stream(stream)))
 
     def find(self, pointer):
         """The live allocation that an address lies in: where it begins, and its length. Slow."""
         begin, size = ctypes.c_void_p(), ctypes.c_size_t()
-        _must(_lib.millpond_find(self._number, pointer, ctypes.byref(begin), ctypes.byref(size)))
+        _must(_lib.millpond_find(self._number, _pointer(pointer), ctypes.byref(begin), ctypes.byref(size)))
         return begin.value, size.value
 
     def trim(self):
@@ -220,7 +374,9 @@ class Allocator:
 
     def set_limit(self, limit):
         """How much may be taken: bytes, "6GiB", "40%", a share as a float, None for no limit."""
-        words = "none" if limit is None else f"{limit * 100}%" if isinstance(limit, float) else str(limit)
+        words = _limit(limit)
+        if "\0" in words:
+            raise ValueError(f"the limit is {words!r}: it has no zero bytes")
         _must(_lib.millpond_set_limit(self._number, words.encode()))
 
     def synchronize(self):
@@ -234,6 +390,7 @@ class Allocator:
     def destroy(self):
         """Waits for the device and gives back what nobody has. What is alive can still be freed."""
         _must(_lib.millpond_destroy(self._number))
+        self._owned = False
 
     def stats(self):
         """What the pools hold, as a dictionary."""

@@ -9,10 +9,12 @@ from collections import namedtuple
 from unittest import mock
 
 import millpond
+import stand_in
 
 MIB = 1 << 20
 
 
+@unittest.skipUnless(stand_in.there(), "MILLPOND_LIBCUDA names no stand-in driver")
 class TestAllocator(unittest.TestCase):
     def setUp(self):
         self.gpu = millpond.Allocator(0, limit="64MiB", policy="footprint")
@@ -82,9 +84,10 @@ class TestAllocator(unittest.TestCase):
         runtime = types.SimpleNamespace(getDevice=lambda: 0)
         cuda = types.SimpleNamespace(PinnedMemoryPointer=pointer, runtime=runtime)
         with mock.patch.dict(sys.modules, cupy=types.SimpleNamespace(cuda=cuda)):
+            sys.modules.pop("millpond_cupy", None)
             import millpond_cupy
 
-            pool = millpond_cupy.MemoryPool()
+            pool = millpond_cupy.MemoryPool("any")
         held = pool.malloc_pinned(MIB)
         self.assertEqual((held.mem.size, held.offset, held.mem.ptr % 512), (MIB, 0, 0))
         live = lambda: pool.allocator().stats()["pinned"]["live"]

@@ -73,7 +73,7 @@ impl<D: Driver> PinnedAllocation<D> {
         self.wait_for_lent(Access::Write);
         if let Some(Home { core, id, .. }) = &self.home {
             let mut ended = crate::order::Streams::new();
-            core.host.with_uses(*id, |uses| ended = uses.forget_exact());
+            core.host.with_uses(&core.registry, *id, |uses| ended = uses.forget_exact());
             crate::allocator::pool::release_uses(&core.registry, ended);
         }
         self.lent = Lent::not();
@@ -120,7 +120,7 @@ impl<D: Driver> PinnedAllocation<D> {
     pub(crate) fn lend(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
         let Some(Home { core, id, .. }) = &self.home else { return };
         let line = on.map_or_else(|| core.registry.context(), Entered::line);
-        core.host.with_uses(*id, |uses| {
+        core.host.with_uses(&core.registry, *id, |uses| {
             if uses.lend(line.id, if to_write { Access::Write } else { Access::Read }) {
                 line.open.fetch_add(1, Ordering::AcqRel);
             }

@@ -247,6 +247,12 @@ unsafe impl Memory for Cuda {
         Ok(Addr(addr))
     }
 
+    /// [`Backing::Plain`] does. [`Backing::Async`] waits for a stream of its own only; scrubbing, also for a fill, which
+    /// needs a free place on the device.
+    fn free_waits_for_device(&self) -> bool {
+        self.pool.is_none() || self.scrub
+    }
+
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let ranges = &self.device.ranges;
         let ours = |k: &Kind| matches!(k, Kind::Plain | Kind::Pooled(_));

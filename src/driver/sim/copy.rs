@@ -9,7 +9,7 @@ use super::Sim;
 use super::call::Call;
 use super::event::must_reach;
 use super::exec::{Action, Points};
-use super::memory::Backing;
+use super::memory::{Backing, Reach};
 use super::oracle::AccessKind::{self, Read, Write};
 use super::oracle::StreamKey;
 use super::rate::Engine;
@@ -52,12 +52,13 @@ impl World {
         name: &'static str,
         on: Engine,
         (dst, src, bytes): (Addr, Addr, u64),
+        reach: Reach,
     ) -> DriverResult<()> {
         if bytes == 0 || self.recorded(key, call)? {
             return Ok(());
         }
         self.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
-        let copy = Action::Copy { name, dst: dst.0, src: src.0, bytes };
+        let copy = Action::Copy { name, dst: dst.0, src: src.0, bytes, reach };
         self.submit(key, Booking::on(on, on.nanos(bytes)), copy);
         Ok(())
     }
@@ -75,6 +76,7 @@ unsafe fn staged(src: *const u8, bytes: u64) -> Box<[u8]> {
 #[allow(unsafe_code, reason = "the contract is kept: each operation moves its bytes, in stream order")]
 // SAFETY: an operation moves exactly its bytes when its stream reaches it, and touches nothing else.
 unsafe impl Copies for Sim {
+    #[track_caller]
     unsafe fn copy_h2d(&self, dst: Addr, src: *const u8, bytes: u64, stream: &SimStream) -> DriverResult<()> {
         let call = Call::MemcpyHtoD;
         self.call(call, |w| {
@@ -87,7 +89,8 @@ unsafe impl Copies for Sim {
             let write = touch(dst, bytes, Write);
             let action = if pinned {
                 w.tell(key, "copy from pinned memory", &[touch(host, bytes, Read), write]);
-                Action::Copy { name: "copy from pinned memory", dst, src: host, bytes }
+                let name = "copy from pinned memory";
+                Action::Copy { name, dst, src: host, bytes, reach: Reach::Anywhere }
             } else {
                 w.tell(key, "copy from pageable memory", &[write]);
                 // SAFETY: passed on from this function's caller.
@@ -99,6 +102,7 @@ unsafe impl Copies for Sim {
         })
     }
 
+    #[track_caller]
     unsafe fn copy_d2h(&self, dst: *mut u8, src: Addr, bytes: u64, stream: &SimStream) -> DriverResult<()> {
         let call = Call::MemcpyDtoH;
         let guard = self.lock();
@@ -114,7 +118,8 @@ unsafe impl Copies for Sim {
             if pinned {
                 let name = "copy to pinned memory";
                 w.tell(key, name, &[read, touch(host, bytes, Write)]);
-                w.submit(key, booking, Action::Copy { name, dst: host, src: src.0, bytes });
+                let reach = Reach::Anywhere;
+                w.submit(key, booking, Action::Copy { name, dst: host, src: src.0, bytes, reach });
                 return Ok(None);
             }
             w.tell(key, "copy to pageable memory", &[read]);
@@ -131,7 +136,8 @@ unsafe impl Copies for Sim {
         }
         if world.memory.contents {
             let mut data = vec![0; bytes as usize];
-            if let Err(hole) = world.memory.read_bytes(src.0, &mut data) {
+            if let Err(hole) = world.memory.read_bytes(src.0, &mut data, Reach::Anywhere) {
+                world.runs_from = world.called_from;
                 world.faulted(key, number, "copy to pageable memory".into(), hole);
             } else {
                 // SAFETY: the caller promises that `dst` is writable for `bytes`; the vector is as long and new.
@@ -141,25 +147,18 @@ unsafe impl Copies for Sim {
         Ok(())
     }
 
+    #[track_caller]
     unsafe fn copy_d2d(&self, dst: Addr, src: Addr, bytes: u64, stream: &SimStream) -> DriverResult<()> {
-        let call = Call::MemcpyDtoD;
-        self.call(call, |w| {
-            let key = w.resolve_here(self, stream, call)?;
-            if dst.0.abs_diff(src.0) < bytes {
-                return Err(invalid(
-                    call,
-                    format!("{bytes} bytes at {src} and at {dst} overlap: copy through a third place"),
-                ));
-            }
-            w.queue_copy(key, call, "copy inside the device", Engine::Compute, (dst, src, bytes))
-        })
+        self.queue_inside(dst, src, bytes, stream, Reach::Anywhere)
     }
 
+    #[track_caller]
     unsafe fn copy_rows(&self, copy: &Pitched, stream: &SimStream) -> DriverResult<()> {
         self.queue_rows(copy, stream)
     }
 
     /// Peer access is always on.
+    #[track_caller]
     unsafe fn copy_peer(
         &self,
         dst: Addr,
@@ -171,6 +170,7 @@ unsafe impl Copies for Sim {
         self.queue_peer(dst, to, src, bytes, stream)
     }
 
+    #[track_caller]
     unsafe fn fill(&self, dst: Addr, value: u8, bytes: u64, stream: &SimStream) -> DriverResult<()> {
         let call = Call::MemsetD8;
         self.call(call, |w| {
@@ -181,21 +181,69 @@ unsafe impl Copies for Sim {
             w.tell(key, "fill", &[touch(dst.0, bytes, Write)]);
             let booking = Booking::on(Engine::Compute, Engine::Compute.nanos(bytes));
             let word = u64::from_le_bytes([value; 8]);
-            w.submit(key, booking, Action::Write { name: "fill".into(), addr: dst.0, bytes, word });
+            let (addr, reach) = (dst.0, Reach::Anywhere);
+            w.submit(key, booking, Action::Write { name: "fill".into(), addr, bytes, word, reach });
             Ok(())
         })
     }
 }
 
 impl Sim {
-    /// A copy by addresses alone, the safe form of [`Copies`]: both ranges are simulated memory of this world, device or
-    /// pinned, and a wrong address is a mismatch or an error, never a touch of foreign memory. What a pinned range holds
-    /// changes when the copy runs; the CPU is kept away from it by whoever owns the range, as with any pinned copy.
+    #[track_caller]
+    fn queue_inside(
+        &self,
+        dst: Addr,
+        src: Addr,
+        bytes: u64,
+        stream: &SimStream,
+        reach: Reach,
+    ) -> DriverResult<()> {
+        let call = Call::MemcpyDtoD;
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            if dst.0.abs_diff(src.0) < bytes {
+                return Err(invalid(
+                    call,
+                    format!("{bytes} bytes at {src} and at {dst} overlap: copy through a third place"),
+                ));
+            }
+            if reach == Reach::Device {
+                w.refuse_pinned(dst.0, bytes, call)?;
+                w.refuse_pinned(src.0, bytes, call)?;
+            }
+            w.queue_copy(key, call, "copy inside the device", Engine::Compute, (dst, src, bytes), reach)
+        })
+    }
+
+    /// A copy inside the device by addresses alone, the safe form of [`Copies::copy_d2d`]: a wrong address is a mismatch
+    /// or an error. Pinned memory is refused, since Rust may be looking at it; it is not found either where it was pinned
+    /// after this call.
+    ///
+    /// # Errors
+    /// A range touches pinned memory: use [`Sim::copy_anywhere`] or an array's copies. The ranges overlap. As [`Copies`].
+    #[track_caller]
+    pub fn copy_between(&self, stream: &SimStream, dst: Addr, src: Addr, bytes: u64) -> DriverResult<()> {
+        self.queue_inside(dst, src, bytes, stream, Reach::Device)
+    }
+
+    /// A copy by addresses alone, of which at most one is pinned memory: [`Copies::copy_h2d`], [`Copies::copy_d2h`] or
+    /// [`Copies::copy_d2d`], as the addresses say.
     ///
     /// # Errors
     /// Both ranges are pinned, which no copy of the device's is; as [`Copies`].
-    #[allow(unsafe_code, reason = "three calls whose contract is kept by asking what lies at the addresses")]
-    pub fn copy_between(&self, stream: &SimStream, dst: Addr, src: Addr, bytes: u64) -> DriverResult<()> {
+    ///
+    /// # Safety
+    /// Until the copy has run, a pinned range stays pinned; a pinned source is not changed through a Rust reference, and
+    /// there is no Rust reference to the bytes of a pinned target.
+    #[allow(unsafe_code, reason = "pinned memory is the process's own, where references may lead")]
+    #[track_caller]
+    pub unsafe fn copy_anywhere(
+        &self,
+        stream: &SimStream,
+        dst: Addr,
+        src: Addr,
+        bytes: u64,
+    ) -> DriverResult<()> {
         // Held throughout, so that nothing is unpinned in between.
         let guard = self.lock();
         let pinned = |addr: Addr| {
@@ -207,12 +255,14 @@ impl Sim {
                 Call::MemcpyDtoD,
                 format!("both {src} and {dst} are pinned memory: the CPU copies between those"),
             )),
-            // SAFETY: the source is pinned memory of this world, and `copy_h2d` refuses a copy that runs out of it.
+            // SAFETY: the source is pinned memory of this world, and `copy_h2d` refuses a copy that runs out of it; that it
+            // is not changed meanwhile is passed on from the caller.
             (false, true) => unsafe { self.copy_h2d(dst, src.0 as *const u8, bytes, stream) },
-            // SAFETY: the target is pinned memory of this world, and `copy_d2h` refuses a copy that runs out of it.
+            // SAFETY: the target is pinned memory of this world, and `copy_d2h` refuses a copy that runs out of it; that
+            // nobody looks at it is passed on from the caller.
             (true, false) => unsafe { self.copy_d2h(dst.0 as *mut u8, src, bytes, stream) },
-            // SAFETY: neither is memory of this process: the simulator finds both by their addresses, or reports a hole.
-            (false, false) => unsafe { self.copy_d2d(dst, src, bytes, stream) },
+            // Neither is memory of this process.
+            (false, false) => self.queue_inside(dst, src, bytes, stream, Reach::Device),
         }
     }
 }

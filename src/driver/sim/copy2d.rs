@@ -8,6 +8,7 @@ use super::call::Call;
 use super::copy::touch;
 use super::exec::Action;
 use super::launch::{Kernel, Ranges};
+use super::memory::Reach;
 use super::oracle::AccessKind::{Read, Write};
 use super::rate::Engine;
 use super::stream::{Booking, SimStream};
@@ -31,6 +32,7 @@ impl World {
 
 impl Sim {
     /// Queues a copy of rows.
+    #[track_caller]
     pub(super) fn queue_rows(&self, copy: &Pitched, stream: &SimStream) -> DriverResult<()> {
         let call = Call::Memcpy2D;
         let copy = *copy;
@@ -73,12 +75,14 @@ impl Sim {
                 }
             });
             let booking = Booking::on(engine, engine.nanos(copy.bytes()));
-            w.submit(key, booking, Action::Kernel(Box::new(Kernel { name: name.into(), ranges, body })));
+            let kernel = Kernel { name: name.into(), ranges, body, reach: Reach::Anywhere };
+            w.submit(key, booking, Action::Kernel(Box::new(kernel)));
             Ok(())
         })
     }
 
     /// Queues a copy from this device's memory to another's.
+    #[track_caller]
     pub(super) fn queue_peer(
         &self,
         dst: Addr,
@@ -94,7 +98,7 @@ impl Sim {
         }
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
-            w.queue_copy(key, call, "copy to another device", Engine::Out, (dst, src, bytes))
+            w.queue_copy(key, call, "copy to another device", Engine::Out, (dst, src, bytes), Reach::Anywhere)
         })
     }
 }

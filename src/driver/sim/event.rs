@@ -84,7 +84,8 @@ impl World {
         if self.faults.not_ready() {
             return Ok(false);
         }
-        let done = self.reached(&self.events[&event.key.0].points);
+        let state = &self.events[&event.key.0];
+        let done = state.finish <= self.host_now && self.reached(&state.points);
         if done {
             self.host_sees(event.key);
         }
@@ -96,6 +97,11 @@ impl World {
         if let Some(oracle) = &mut self.oracle {
             oracle.host_sees_event(host, event);
         }
+    }
+
+    /// The program says that what has run is over: the host's clock moves to the end of it.
+    pub(super) fn time_passed(&mut self) {
+        self.host_now = self.host_now.max(self.ran_until);
     }
 
     /// The host waited until a point in virtual time.
@@ -117,7 +123,9 @@ fn captured(call: Call) -> DriverError {
 /// Runs until these positions are reached, for a call that has no way to give up.
 pub(super) fn must_reach(world: &RefCell<World>, goals: Points, call: Call) -> DriverResult<()> {
     exec::reach(world, goals).map_err(|stuck| {
-        let id = world.borrow().stream(stuck.stream).id;
+        let mut world = world.borrow_mut();
+        let (id, device) = (world.stream(stuck.stream).id, world.stream(stuck.stream).device);
+        world.devices[device].endless_waits += 1;
         DriverError::new(
             call.name(),
             999,
@@ -304,6 +312,7 @@ unsafe impl Fences for Sim {
         })?;
         let Some(goals) = goals else { return Ok(false) };
         if exec::reach(&guard, goals).is_err() {
+            guard.borrow_mut().devices[self.index()].endless_waits += 1;
             return Ok(false);
         }
         let mut world = guard.borrow_mut();

@@ -6,13 +6,17 @@
 //! [`reach`] always ends; it walks with a stack of its own, because a chain of waits can be a million long.
 //!
 //! It does not know what operations are for, who judges them or how long they take. A closure is taken out of the
-//! world, called while the world is not borrowed, and put down as finished afterwards, also if it panicked.
+//! world, called while the world is not borrowed, and put down as finished afterwards, also if it panicked. A panic goes no
+//! further here: what makes the executor run may be a destructor. It is kept, and a verb of [`Sim`](super::Sim)'s own that
+//! is none passes it on ([`pass_on`]).
 
 use super::launch::{Kernel, KernelMemory};
+use super::memory::Reach;
 use super::oracle::StreamKey;
 use super::stream::Op;
 use super::world::World;
 use smallvec::SmallVec;
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,7 +25,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// At once, as far as possible: each call leaves nothing behind that could run.
+    /// At once, as far as possible: each call leaves nothing behind that could run. A query still says no until virtual time
+    /// has come to the end of what it asks about: see [`Sim::makespan`](super::Sim::makespan).
     #[default]
     Earliest,
     /// Only when a call of the host has to wait for it. A query never makes anything run.
@@ -62,17 +67,24 @@ pub(super) enum Action {
     /// Nothing: a record, a wait, a read into pageable memory that the call itself does.
     Mark,
     /// Writes a repeating word.
-    Write { name: Name, addr: u64, bytes: u64, word: u64 },
+    Write { name: Name, addr: u64, bytes: u64, word: u64, reach: Reach },
     /// Compares with a repeating word.
-    Check { name: Name, addr: u64, bytes: u64, word: u64, tag: Option<crate::units::AllocationId> },
+    Check {
+        name: Name,
+        addr: u64,
+        bytes: u64,
+        word: u64,
+        tag: Option<crate::units::AllocationId>,
+        reach: Reach,
+    },
     /// Copies between two ranges, pinned memory included.
-    Copy { name: &'static str, dst: u64, src: u64, bytes: u64 },
+    Copy { name: &'static str, dst: u64, src: u64, bytes: u64, reach: Reach },
     /// Writes bytes that were read from pageable memory at submission.
     Staged { dst: u64, data: Box<[u8]> },
     /// A kernel with a body.
     Kernel(Box<Kernel>),
     /// A host function.
-    Host(Box<dyn FnOnce() + Send>),
+    Host { name: Name, code: Box<dyn FnOnce() + Send> },
     /// Waits for a gate to be opened.
     Gate(u32),
 }
@@ -89,7 +101,7 @@ impl std::fmt::Debug for Action {
             Action::Copy { .. } => "copy",
             Action::Staged { .. } => "staged copy",
             Action::Kernel(_) => "kernel",
-            Action::Host(_) => "host function",
+            Action::Host { .. } => "host function",
             Action::Gate(_) => "gate",
         })
     }
@@ -121,7 +133,7 @@ struct Callback {
 
 enum Body {
     Kernel(Box<Kernel>),
-    Host(Box<dyn FnOnce() + Send>),
+    Host(Name, Box<dyn FnOnce() + Send>),
 }
 
 impl World {
@@ -156,10 +168,14 @@ impl World {
             return Step::Stuck("a closed gate stands on it");
         }
         let stream = self.stream_mut(key);
-        let Op { action, number: position, .. } = stream.queue.pop_front().expect("the head was seen above");
+        let Op { action, number: position, finish, from, .. } =
+            stream.queue.pop_front().expect("the head was seen above");
+        self.ran_until = self.ran_until.max(finish);
+        self.runs_from = from;
+        let stream = self.stream_mut(key);
         let body = match action {
             Action::Kernel(kernel) => Body::Kernel(kernel),
-            Action::Host(function) => Body::Host(function),
+            Action::Host { name, code } => Body::Host(name, code),
             simple => {
                 self.run(key, position, simple);
                 self.finish(key);
@@ -175,13 +191,17 @@ impl World {
     fn run(&mut self, stream: StreamKey, position: u64, action: Action) {
         let memory = &mut self.memory;
         let (name, fault) = match action {
-            Action::Write { name, addr, bytes, word } => (name, memory.write_word(addr, bytes, word).err()),
-            Action::Copy { name, dst, src, bytes } => (name.into(), memory.copy(dst, src, bytes).err()),
-            Action::Staged { dst, data } => {
-                ("copy from pageable memory".into(), memory.write_bytes(dst, &data).err())
+            Action::Write { name, addr, bytes, word, reach } => {
+                (name, memory.write_word(addr, bytes, word, reach).err())
             }
-            Action::Check { name, addr, bytes, word, tag } => {
-                match memory.first_difference(addr, bytes, word) {
+            Action::Copy { name, dst, src, bytes, reach } => {
+                (name.into(), memory.copy(dst, src, bytes, reach).err())
+            }
+            Action::Staged { dst, data } => {
+                ("copy from pageable memory".into(), memory.write_bytes(dst, &data, Reach::Anywhere).err())
+            }
+            Action::Check { name, addr, bytes, word, tag, reach } => {
+                match memory.first_difference(addr, bytes, word, reach) {
                     Ok(None) => return,
                     Ok(Some((at, found))) => {
                         self.differs(stream, position, name, (at, at - addr), (word, found), tag);
@@ -190,7 +210,7 @@ impl World {
                     Err(hole) => (name, Some(hole)),
                 }
             }
-            Action::Mark | Action::Gate(_) | Action::Kernel(_) | Action::Host(_) => return,
+            Action::Mark | Action::Gate(_) | Action::Kernel(_) | Action::Host { .. } => return,
         };
         if let Some(hole) = fault {
             self.faulted(stream, position, name, hole);
@@ -219,20 +239,47 @@ impl Callback {
     /// Calls the closure while the world is not borrowed, then puts the operation down as finished.
     fn call(self, cell: &RefCell<World>) {
         let Callback { stream, position, body } = self;
+        let name = match &body {
+            Body::Host(name, _) => name.clone(),
+            Body::Kernel(kernel) => kernel.name.clone(),
+        };
         let outcome = catch_unwind(AssertUnwindSafe(|| match body {
-            Body::Host(function) => function(),
+            Body::Host(_, code) => code(),
             Body::Kernel(kernel) => {
-                let Kernel { name, ranges, body } = *kernel;
-                body(&mut KernelMemory::new(cell, stream, position, name, ranges));
+                let Kernel { name, ranges, body, reach } = *kernel;
+                body(&mut KernelMemory::new(cell, (stream, position), name, ranges, reach));
             }
         }));
         let mut world = cell.borrow_mut();
         world.callbacks -= 1;
         world.finish(stream);
-        drop(world);
         if let Err(panic) = outcome {
-            resume_unwind(panic);
+            world.panicked(stream, position, name);
+            world.panic.0.get_or_insert(panic);
         }
+    }
+}
+
+/// The first panic of a host function or a kernel's body that nobody was told of yet.
+#[derive(Default)]
+pub(super) struct KeptPanic(Option<Box<dyn Any + Send>>);
+
+impl std::fmt::Debug for KeptPanic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "KeptPanic" } else { "no panic" })
+    }
+}
+
+/// Passes a kept panic on to the calling thread, unless that is unwinding or inside a host function itself.
+pub(super) fn pass_on(cell: &RefCell<World>) {
+    if std::thread::panicking() {
+        return;
+    }
+    let mut world = cell.borrow_mut();
+    let kept = if world.callbacks == 0 { world.panic.0.take() } else { None };
+    drop(world);
+    if let Some(panic) = kept {
+        resume_unwind(panic);
     }
 }
 
@@ -332,7 +379,8 @@ fn toss(cell: &RefCell<World>) {
         }
         let coin = world.random.next();
         let key = world.active[(coin >> 8) as usize % world.active.len()];
-        let due = |op: Option<&Op>| op.is_some_and(|o| o.tick + world.hold.ticks <= world.hold.now);
+        let due =
+            |op: Option<&Op>| op.is_some_and(|o| o.tick.saturating_add(world.hold.ticks) <= world.hold.now);
         let stream = world.stream(key);
         if coin.is_multiple_of(8) && due(stream.queue.back()) {
             let goal = (key, stream.submitted);
@@ -356,7 +404,7 @@ pub(super) fn tick(cell: &RefCell<World>) {
             let mut world = cell.borrow_mut();
             let hold = &mut world.hold;
             let Some(&(since, key, position)) = hold.queue.front() else { return };
-            if since + hold.ticks > hold.now {
+            if since.saturating_add(hold.ticks) > hold.now {
                 return;
             }
             hold.queue.pop_front();

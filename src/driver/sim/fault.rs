@@ -21,6 +21,8 @@ enum When {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     planted: Vec<(When, DriverErrorKind)>,
+    /// Calls that panic when they are done, counting down.
+    panics: Vec<(Call, u64)>,
     not_ready: u32,
 }
 
@@ -46,6 +48,21 @@ impl Faults {
             !now
         });
         struck
+    }
+
+    /// Whether this call, which is done, panics now.
+    pub(super) fn panics(&mut self, call: Call) -> bool {
+        let mut struck = false;
+        self.panics.retain_mut(|(c, left)| {
+            *left -= u64::from(*c == call);
+            struck |= *left == 0;
+            *left > 0
+        });
+        struck
+    }
+
+    fn add_not_ready(&mut self, times: u32) {
+        self.not_ready = self.not_ready.saturating_add(times);
     }
 
     /// Whether a planted "not ready" is to be answered now.
@@ -77,9 +94,18 @@ impl Sim {
         assert!(nth > 0, "the next call is number 1");
         self.lock().borrow_mut().faults.planted.push((When::Countdown(call, nth), kind));
     }
+    /// The `nth` call of this kind from now on does its work and then panics, as a host function that runs in it may; 1 is the
+    /// next. A call that fails does not count.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn panic_behind(&self, call: Call, nth: u64) {
+        assert!(nth > 0, "the next call is number 1");
+        self.lock().borrow_mut().faults.panics.push((call, nth));
+    }
     /// The next `times` queries and host waits for events answer "not ready", whatever is true.
     pub fn not_ready(&self, times: u32) {
-        self.lock().borrow_mut().faults.not_ready += times;
+        self.lock().borrow_mut().faults.add_not_ready(times);
     }
     /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever is true.
     ///
@@ -87,7 +113,9 @@ impl Sim {
     /// The event belongs to another world.
     pub fn not_ready_event(&self, event: &SimEvent, times: u32) -> DriverResult<()> {
         let guard = self.lock();
-        guard.borrow_mut().event(self, event, Call::EventQuery)?.not_ready += times;
+        let mut world = guard.borrow_mut();
+        let state = world.event(self, event, Call::EventQuery)?;
+        state.not_ready = state.not_ready.saturating_add(times);
         Ok(())
     }
     /// This device's context is lost: every later call of it fails, destructors excepted.

@@ -11,7 +11,7 @@ use super::event::drain_device;
 use super::memory::{Backing, Part, Store};
 use super::oracle::{AccessKind, Space};
 use super::world::invalid;
-use crate::driver::{DriverResult, Host, HostKind};
+use crate::driver::{Caller, DriverResult, Host, HostKind};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::units::Addr;
 use core::ptr::NonNull;
@@ -90,6 +90,7 @@ impl HostBlock {
 unsafe impl Host for Sim {
     /// As the trait says; memory is committed when touched, so a large range costs nothing. Write-combined memory is
     /// ordinary memory here.
+    #[track_caller]
     fn pin_raw(&self, bytes: u64, _kind: HostKind) -> DriverResult<NonNull<u8>> {
         let call = Call::MemHostAlloc;
         self.call(call, |w| {
@@ -117,7 +118,7 @@ unsafe impl Host for Sim {
                 oracle.memory_created(phys, Space::Pinned, bytes);
                 oracle.mapped(map, phys);
             }
-            w.host_now += bytes * 3 / 10;
+            w.host_works(bytes * 3 / 10);
             let d = &mut w.devices[self.index()];
             d.pinned += bytes;
             d.pinned_peak = d.pinned_peak.max(d.pinned);
@@ -125,6 +126,7 @@ unsafe impl Host for Sim {
         })
     }
 
+    #[track_caller]
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
         let (call, addr) = (Call::MemFreeHost, ptr.addr().get() as u64);
         let guard = self.lock();
@@ -138,7 +140,7 @@ unsafe impl Host for Sim {
         })?;
         drain_device(&guard, self.index(), call)?;
         let mut world = guard.borrow_mut();
-        world.host_now += bytes * 65 / 1000;
+        world.host_works(bytes * 65 / 1000);
         world.devices[self.index()].pinned -= bytes;
         if let Some(Store::Host(block)) = world.remove_whole(addr) {
             block.free();
@@ -157,6 +159,7 @@ impl Sim {
     ///
     /// # Errors
     /// The range is not, or not wholly, pinned by this world.
+    #[track_caller]
     pub fn host_reads(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         self.host_touches(addr, bytes, AccessKind::Read)
     }
@@ -164,27 +167,20 @@ impl Sim {
     ///
     /// # Errors
     /// As [`Sim::host_reads`].
+    #[track_caller]
     pub fn host_writes(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         self.host_touches(addr, bytes, AccessKind::Write)
     }
 
+    #[track_caller]
     fn host_touches(&self, addr: Addr, bytes: u64, kind: AccessKind) -> DriverResult<()> {
         let guard = self.lock();
         let mut guarded = guard.borrow_mut();
         let world = &mut *guarded;
+        world.called_from(Caller::here());
         let host = world.host();
-        let parts = world.memory.parts(addr.0, bytes);
-        let pinned = |part: &Part| match *part {
-            Part::Here { phys, .. } => world.memory.phys(phys).is_some_and(|p| p.backing == Backing::Pinned),
-            Part::Hole { .. } => false,
-        };
-        if !parts.iter().all(pinned) {
-            let message = format!(
-                "{bytes} bytes at {addr} are not pinned memory of this world: the CPU reaches only that"
-            );
-            return Err(DriverError::new("host access", 1, DriverErrorKind::InvalidValue, message));
-        }
-        for part in parts {
+        world.demand_reach_of_cpu(addr, bytes, "host access")?;
+        for part in world.memory.parts(addr.0, bytes) {
             if let (Part::Here { bytes, phys, offset, .. }, Some(oracle)) = (part, &mut world.oracle) {
                 oracle.host_access(host, phys, offset, bytes, kind, None);
             }

@@ -36,6 +36,7 @@ unsafe impl Kernels for Sim {
         kernel.on_cpu().map(drop)
     }
 
+    #[track_caller]
     unsafe fn launch_kernel(&self, launch: &KernelLaunch<'_>, stream: &SimStream) -> DriverResult<()> {
         let twin = launch.kernel.on_cpu()?;
         let grid = launch.grid;
@@ -67,6 +68,8 @@ unsafe impl Kernels for Sim {
             }
         }
         let arguments = launch.arguments.to_vec();
-        self.launch(stream, declared.body(move |memory| twin(memory, &arguments)))
+        let declared = declared.body(move |memory| twin(memory, &arguments));
+        // SAFETY: passed on: whoever launches owns the ranges on the stream until the kernel is complete.
+        unsafe { self.launch_anywhere(stream, declared) }
     }
 }

@@ -1,19 +1,24 @@
-//! Kernels with declared reads and writes, host functions, gates; and what the contents convicted.
+//! Kernels with declared reads and writes, gates; and what the contents convicted.
 //!
 //! A [`Launch`] declares the ranges that a kernel touches: the oracle judges them at submission, and the body, if there is
 //! one, is held to them when it runs. The built-in pattern kernels are the second, independent oracle: a range written
-//! with a word of its generation must still hold it when checked, whatever the executor did in between. This file does
-//! not know the order of things.
+//! with a word of its generation must still hold it when checked, whatever the executor did in between.
+//!
+//! [`Sim::launch`] is safe because no Rust reference leads into device memory. Pinned memory is the process's own, so a
+//! kernel that touches it is launched by [`Sim::launch_anywhere`], whose caller vouches for it; what [`Sim::launch`]
+//! queued does not find pinned memory even where it was pinned later. This file does not know the order of things.
 
 use super::Sim;
 use super::call::Call;
 use super::exec::{self, Action, Name};
+use super::memory::{Backing, Reach};
+use super::mismatch::{Mismatch, MismatchKind};
 use super::oracle::{AccessKind, StreamKey};
 use super::rate::Engine;
 use super::stream::{Booking, SimStream};
-use super::world::{Touch, World};
+use super::world::{Touch, World, invalid};
 use crate::driver::DriverResult;
-use crate::units::{Addr, AllocationId, StreamId};
+use crate::units::{Addr, AllocationId};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::fmt;
@@ -27,6 +32,7 @@ pub(super) struct Kernel {
     pub(super) name: Name,
     pub(super) ranges: Ranges,
     pub(super) body: KernelBody,
+    pub(super) reach: Reach,
 }
 
 enum Does {
@@ -113,7 +119,8 @@ impl Launch {
         self.nanos = Some(nanoseconds);
         self
     }
-    /// What the kernel does when it runs. It may touch declared ranges only and may make no driver call. It replaces what
+    /// What the kernel does when it runs. It may touch declared ranges only and may make no driver call. If it panics, the
+    /// rest is not done: see [`Sim::host_function`]. It replaces what
     /// a built-in kernel would do.
     pub fn body(mut self, body: impl FnOnce(&mut KernelMemory<'_>) + Send + 'static) -> Launch {
         self.does = Does::Code(Box::new(body));
@@ -131,17 +138,18 @@ pub struct KernelMemory<'a> {
     position: u64,
     name: Name,
     ranges: Ranges,
+    reach: Reach,
 }
 
 impl<'a> KernelMemory<'a> {
     pub(super) fn new(
         cell: &'a RefCell<World>,
-        stream: StreamKey,
-        position: u64,
+        (stream, position): (StreamKey, u64),
         name: Name,
         ranges: Ranges,
+        reach: Reach,
     ) -> KernelMemory<'a> {
-        KernelMemory { cell, stream, position, name, ranges }
+        KernelMemory { cell, stream, position, name, ranges, reach }
     }
 
     /// The first address of a range that was not declared so. Declared ranges may continue each other.
@@ -181,132 +189,37 @@ impl<'a> KernelMemory<'a> {
     /// Reads bytes.
     pub fn read(&mut self, addr: Addr, into: &mut [u8]) {
         let bytes = into.len() as u64;
-        if !self.touch(addr, bytes, AccessKind::Read, |w| w.memory.read_bytes(addr.0, into)) {
+        let reach = self.reach;
+        if !self.touch(addr, bytes, AccessKind::Read, |w| w.memory.read_bytes(addr.0, into, reach)) {
             into.fill(0);
         }
     }
     /// Writes bytes.
     pub fn write(&mut self, addr: Addr, from: &[u8]) {
-        self.touch(addr, from.len() as u64, AccessKind::Write, |w| w.memory.write_bytes(addr.0, from));
+        let reach = self.reach;
+        self.touch(addr, from.len() as u64, AccessKind::Write, |w| w.memory.write_bytes(addr.0, from, reach));
     }
     /// Fills a range with a repeating 8-byte word (little endian, beginning at `addr`), however long it is.
     pub fn fill(&mut self, addr: Addr, bytes: u64, word: u64) {
-        self.touch(addr, bytes, AccessKind::Write, |w| w.memory.write_word(addr.0, bytes, word));
+        let reach = self.reach;
+        self.touch(addr, bytes, AccessKind::Write, |w| w.memory.write_word(addr.0, bytes, word, reach));
     }
 }
-
-/// What went wrong when an operation ran.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MismatchKind {
-    /// The bytes were not what they should have been: somebody wrote in between, or nobody had written yet.
-    Content {
-        /// The repeating word that was expected; its first byte is at the beginning of the range.
-        expected: u64,
-        /// The eight bytes found from the address on, as a word; fewer at the end of the range.
-        found: u64,
-        /// How far into the range the difference begins, in bytes.
-        offset: u64,
-    },
-    /// Nothing was mapped there, or access was not given, when the operation ran.
-    Unmapped,
-    /// A kernel's body touched bytes that its launch did not declare.
-    Undeclared,
-}
-
-/// An operation that met the wrong bytes, or none, when it ran: the second oracle's finding.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mismatch {
-    /// The operation's name.
-    pub operation: Name,
-    /// The stream it ran on; `None` for what an allocator handed out.
-    pub stream: Option<StreamId>,
-    /// Its position there, as the oracle counts: the stream's first operation has 1, records and waits have none.
-    pub position: u64,
-    /// The first wrong address.
-    pub addr: Addr,
-    /// The allocation it was launched for, if the launch said so.
-    pub allocation: Option<AllocationId>,
-    /// What was wrong.
-    pub kind: MismatchKind,
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.operation)?;
-        if let Some(stream) = self.stream {
-            write!(f, " on {stream}, position {}", self.position)?;
-        }
-        if let Some(id) = self.allocation {
-            write!(f, ", for allocation {id}")?;
-        }
-        let at = self.addr;
-        match self.kind {
-            MismatchKind::Content { expected, found, offset } => write!(
-                f,
-                ": at {at}, {offset} bytes into its range, found the bytes {:02x?} instead of the pattern {:02x?}: another operation ran between the write and this check, or this one ran before its data was there",
-                found.to_le_bytes(),
-                expected.to_le_bytes()
-            ),
-            MismatchKind::Unmapped => write!(
-                f,
-                ": nothing usable is mapped at {at}: unmapped or freed too early, or set_access was not called after the map"
-            ),
-            MismatchKind::Undeclared => {
-                write!(
-                    f,
-                    ": its body touched {at}, which the launch did not declare so: declare it with reads() or writes()"
-                )
-            }
-        }
-    }
-}
-
-/// Mismatches kept; the others are counted.
-const MISMATCHES_KEPT: usize = 64;
 
 impl World {
-    fn report(
-        &mut self,
-        stream: Option<StreamKey>,
-        position: u64,
-        operation: Name,
-        addr: Addr,
-        kind: MismatchKind,
-        allocation: Option<AllocationId>,
-    ) {
-        self.mismatches_total += 1;
-        if self.mismatches.len() < MISMATCHES_KEPT {
-            let stream = stream.map(|s| StreamId(u64::from(s.0) + 1));
-            self.mismatches.push(Mismatch { operation, stream, position, addr, allocation, kind });
-        }
-    }
-    /// A check found other bytes: `at` is the address and its offset in the range, `words` what was expected and found.
-    pub(super) fn differs(
-        &mut self,
-        stream: StreamKey,
-        position: u64,
-        operation: Name,
-        at: (u64, u64),
-        words: (u64, u64),
-        allocation: Option<AllocationId>,
-    ) {
-        let kind = MismatchKind::Content { expected: words.0, found: words.1, offset: at.1 };
-        self.report(Some(stream), position, operation, Addr(at.0), kind, allocation);
-    }
-    /// An allocator handed out bytes where nothing is mapped.
-    pub(super) fn handed_out(&mut self, id: AllocationId, hole: u64) {
-        self.report(
-            None,
-            0,
-            "an allocation was handed out".into(),
-            Addr(hole),
-            MismatchKind::Unmapped,
-            Some(id),
-        );
-    }
-    /// An operation ran into a hole.
-    pub(super) fn faulted(&mut self, stream: StreamKey, position: u64, operation: Name, hole: u64) {
-        self.report(Some(stream), position, operation, Addr(hole), MismatchKind::Unmapped, None);
+    /// A safe call names device memory only: Rust may be looking at pinned memory.
+    pub(super) fn refuse_pinned(&self, addr: u64, bytes: u64, call: Call) -> DriverResult<()> {
+        let mut touched = self.memory.all_in(addr, addr.saturating_add(bytes));
+        let pinned = touched.find(|(_, m)| bytes > 0 && m.backing == Backing::Pinned);
+        let Some((start, m)) = pinned else { return Ok(()) };
+        Err(invalid(
+            call,
+            format!(
+                "{bytes} bytes at {addr:#x} touch the pinned memory {start:#x}..{:#x}, which Rust references may lead to: \
+                 use launch_anywhere, copy_anywhere or the copies of Copies, which are unsafe, or copies of arrays",
+                m.end
+            ),
+        ))
     }
 }
 
@@ -314,13 +227,45 @@ impl Sim {
     /// Launches a kernel on a stream. The declared ranges are judged now; the body runs when the executor says so.
     ///
     /// # Errors
-    /// The stream is destroyed or of another device, or whatever fault was planted; nothing was then queued.
+    /// A declared range is pinned memory and the kernel does something (what only declares is judged and touches nothing):
+    /// see [`Sim::launch_anywhere`]. The stream is destroyed or of another device. Whatever fault was planted. Nothing was
+    /// then queued.
+    #[track_caller]
     pub fn launch(&self, stream: &SimStream, launch: Launch) -> DriverResult<()> {
+        let queued = self.queue_launch(stream, launch, Reach::Device);
+        exec::pass_on(&self.lock());
+        queued
+    }
+
+    /// As [`Sim::launch`], for kernels that touch pinned memory too.
+    ///
+    /// # Errors
+    /// As [`Sim::launch`], but pinned ranges are fine.
+    ///
+    /// # Safety
+    /// Until the kernel has run, no Rust reference to bytes of a pinned range that it declares as read may change them, and
+    /// there is no Rust reference to those that it declares as written; the ranges stay pinned.
+    #[allow(unsafe_code, reason = "pinned memory is the process's own, where references may lead")]
+    #[track_caller]
+    pub unsafe fn launch_anywhere(&self, stream: &SimStream, launch: Launch) -> DriverResult<()> {
+        let queued = self.queue_launch(stream, launch, Reach::Anywhere);
+        exec::pass_on(&self.lock());
+        queued
+    }
+
+    #[track_caller]
+    fn queue_launch(&self, stream: &SimStream, launch: Launch, reach: Reach) -> DriverResult<()> {
         let call = Call::LaunchKernel;
         // Kept out here, because what a body captured may come back into the simulator when it is dropped.
         let mut launch = Some(launch);
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
+            if reach == Reach::Device
+                && let Some(launch) = &launch
+                && !matches!(launch.does, Does::Nothing)
+            {
+                launch.ranges.iter().try_for_each(|r| w.refuse_pinned(r.addr, r.bytes, call))?;
+            }
             if w.recorded(key, call)? {
                 return Ok(());
             }
@@ -331,36 +276,11 @@ impl Sim {
             let tag = ranges.first().and_then(|r| r.tag);
             let action = match does {
                 Does::Nothing => Action::Mark,
-                Does::Write(addr, bytes, word) => Action::Write { name, addr, bytes, word },
-                Does::Check(addr, bytes, word) => Action::Check { name, addr, bytes, word, tag },
-                Does::Code(body) => Action::Kernel(Box::new(Kernel { name, ranges, body })),
+                Does::Write(addr, bytes, word) => Action::Write { name, addr, bytes, word, reach },
+                Does::Check(addr, bytes, word) => Action::Check { name, addr, bytes, word, tag, reach },
+                Does::Code(body) => Action::Kernel(Box::new(Kernel { name, ranges, body, reach })),
             };
             w.submit(key, Booking::on(Engine::Compute, nanos), action);
-            Ok(())
-        })
-    }
-
-    /// Runs a function of the host in stream order (E5), on whichever thread makes the executor reach it. It may make no
-    /// driver call, and may not take a lock that a thread holds while it calls the driver; what it drops may tell the
-    /// device so. A panic in it is passed on to that thread, with the operation finished.
-    ///
-    /// # Errors
-    /// As [`Sim::launch`].
-    pub fn host_function(
-        &self,
-        stream: &SimStream,
-        function: impl FnOnce() + Send + 'static,
-    ) -> DriverResult<()> {
-        let call = Call::LaunchHostFunc;
-        let mut function = Some(Box::new(function));
-        self.call(call, |w| {
-            let key = w.resolve_here(self, stream, call)?;
-            if w.recorded(key, call)? {
-                return Ok(());
-            }
-            let Some(function) = function.take() else { return Ok(()) };
-            w.tell(key, "host function", &[]);
-            w.submit(key, Booking::instant(), Action::Host(function));
             Ok(())
         })
     }
@@ -370,6 +290,7 @@ impl Sim {
     ///
     /// # Errors
     /// As [`Sim::launch`].
+    #[track_caller]
     pub fn gate(&self, stream: &SimStream) -> DriverResult<Gate> {
         let call = Call::LaunchKernel;
         let gate = self.call(call, |w| {
@@ -407,5 +328,6 @@ impl Gate {
         let guard = self.sim.lock();
         guard.borrow_mut().gates[self.gate as usize] = true;
         exec::woken(&guard);
+        exec::pass_on(&guard);
     }
 }

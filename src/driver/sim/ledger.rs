@@ -19,6 +19,9 @@ pub struct Ledger {
     /// Calls that made the host wait for the device, whether or not anything was pending: synchronisations, waits for
     /// events, plain frees, unpinnings, copies to pageable memory.
     pub host_waits: u64,
+    /// Those among them that could not end, because of a closed gate for example: on a real device the host would have
+    /// waited for as long as it was allowed to.
+    pub endless_waits: u64,
     /// Bytes of device memory taken: plain allocations and handles.
     pub bytes_taken: u64,
     /// The most that was ever taken.
@@ -168,6 +171,7 @@ fn ledger(w: &World, device: usize) -> Ledger {
     let mut l = Ledger {
         calls,
         host_waits: d.host_waits,
+        endless_waits: d.endless_waits,
         bytes_taken: d.taken,
         bytes_taken_peak: d.taken_peak,
         bytes_pinned: d.pinned,

@@ -5,6 +5,9 @@
 //! memory handle may have none, one or two; pinned host memory is a piece whose contents are real memory of this
 //! process, at its real address. Device addresses lie above 2^48, where no pointer of a process is.
 //!
+//! An operation says how far it may reach ([`Reach`]): what safe code queued never meets pinned memory, wherever it
+//! was pinned since.
+//!
 //! This file does not know streams, order, the oracle or the driver's prices. It answers what is mapped where, and moves
 //! contents.
 //!
@@ -27,6 +30,15 @@ pub(super) enum Backing {
     Plain,
     Virtual,
     Pinned,
+}
+
+/// Which memory an operation may touch when it runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reach {
+    /// Device memory. Pinned memory counts as nothing there: Rust may be looking at it.
+    Device,
+    /// Pinned memory too: an unsafe call vouched that no Rust reference is in the way.
+    Anywhere,
 }
 
 /// One mapping; its address is its key in the table.
@@ -245,9 +257,15 @@ impl MemoryMap {
 
     // Contents. Each verb answers the first unusable address as an error, and then has done nothing.
 
-    fn usable(&self, addr: u64, bytes: u64) -> Result<SmallVec<[Part; 2]>, u64> {
+    fn usable(&self, addr: u64, bytes: u64, reach: Reach) -> Result<SmallVec<[Part; 2]>, u64> {
         let parts = self.parts(addr, bytes);
-        match parts.iter().find_map(|p| if let Part::Hole { addr, .. } = p { Some(*addr) } else { None }) {
+        let beyond = |p: &Part| match *p {
+            Part::Hole { addr, .. } => Some(addr),
+            Part::Here { addr, phys, .. } => {
+                (reach == Reach::Device && self.pieces[&phys.0].backing == Backing::Pinned).then_some(addr)
+            }
+        };
+        match parts.iter().find_map(beyond) {
             Some(hole) => Err(hole),
             None => Ok(parts),
         }
@@ -257,8 +275,8 @@ impl MemoryMap {
     }
 
     /// Writes a repeating word, whose first byte goes to `addr`.
-    pub(super) fn write_word(&mut self, addr: u64, bytes: u64, word: u64) -> Result<(), u64> {
-        for part in self.usable(addr, bytes)? {
+    pub(super) fn write_word(&mut self, addr: u64, bytes: u64, word: u64, reach: Reach) -> Result<(), u64> {
+        for part in self.usable(addr, bytes, reach)? {
             let Part::Here { addr: from, bytes, phys, offset, .. } = part else { continue };
             if !self.contents {
                 continue;
@@ -279,8 +297,8 @@ impl MemoryMap {
     }
 
     /// Writes literal bytes.
-    pub(super) fn write_bytes(&mut self, addr: u64, data: &[u8]) -> Result<(), u64> {
-        for part in self.usable(addr, data.len() as u64)? {
+    pub(super) fn write_bytes(&mut self, addr: u64, data: &[u8], reach: Reach) -> Result<(), u64> {
+        for part in self.usable(addr, data.len() as u64, reach)? {
             let Part::Here { addr: from, bytes, phys, offset, .. } = part else { continue };
             if !self.contents {
                 continue;
@@ -295,8 +313,8 @@ impl MemoryMap {
     }
 
     /// Reads bytes; zeroes if contents are off.
-    pub(super) fn read_bytes(&mut self, addr: u64, into: &mut [u8]) -> Result<(), u64> {
-        for part in self.usable(addr, into.len() as u64)? {
+    pub(super) fn read_bytes(&mut self, addr: u64, into: &mut [u8], reach: Reach) -> Result<(), u64> {
+        for part in self.usable(addr, into.len() as u64, reach)? {
             let Part::Here { addr: from, bytes, phys, offset, .. } = part else { continue };
             let slot = &mut into[(from - addr) as usize..][..bytes as usize];
             if !self.contents {
@@ -312,9 +330,9 @@ impl MemoryMap {
     }
 
     /// Copies between any two ranges, pinned host memory included. Runs stay runs.
-    pub(super) fn copy(&mut self, dst: u64, src: u64, bytes: u64) -> Result<(), u64> {
-        let from = self.usable(src, bytes)?;
-        self.usable(dst, bytes)?;
+    pub(super) fn copy(&mut self, dst: u64, src: u64, bytes: u64, reach: Reach) -> Result<(), u64> {
+        let from = self.usable(src, bytes, reach)?;
+        self.usable(dst, bytes, reach)?;
         if !self.contents {
             return Ok(());
         }
@@ -329,17 +347,17 @@ impl MemoryMap {
                             Bytes::Word(word) => {
                                 // Stored anchored at the source's zero: turn it back to begin at `at`.
                                 let word = word.rotate_right(8 * (at % 8) as u32);
-                                self.write_word(to, len, word)?;
+                                self.write_word(to, len, word, reach)?;
                             }
                             Bytes::Literal(all, index) => {
-                                self.write_bytes(to, &all[index..][..len as usize])?;
+                                self.write_bytes(to, &all[index..][..len as usize], reach)?;
                             }
                         }
                     }
                 }
                 Store::Host(block) => {
                     let data = block.to_vec(offset, bytes);
-                    self.write_bytes(to, &data)?;
+                    self.write_bytes(to, &data, reach)?;
                 }
             }
         }
@@ -353,8 +371,9 @@ impl MemoryMap {
         addr: u64,
         bytes: u64,
         word: u64,
+        reach: Reach,
     ) -> Result<Option<(u64, u64)>, u64> {
-        for part in self.usable(addr, bytes)? {
+        for part in self.usable(addr, bytes, reach)? {
             let Part::Here { addr: from, bytes: len, phys, offset, .. } = part else { continue };
             if !self.contents {
                 continue;
@@ -370,7 +389,7 @@ impl MemoryMap {
             if let Some(at) = found.map(|o| from + (o - offset)) {
                 let mut bytes_found = [0; 8];
                 let len = (addr + bytes - at).min(8) as usize;
-                self.read_bytes(at, &mut bytes_found[..len])?;
+                self.read_bytes(at, &mut bytes_found[..len], reach)?;
                 return Ok(Some((at, u64::from_le_bytes(bytes_found))));
             }
         }
@@ -406,14 +425,22 @@ mod tests {
         let b = m.create(0, 100, Backing::Plain, Store::Device(Contents::new(0)));
         m.map(1000, a);
         m.map(1100, b);
-        m.write_word(1050, 100, 0x0807_0605_0403_0201).expect("mapped");
-        assert_eq!(m.first_difference(1050, 100, 0x0807_0605_0403_0201), Ok(None));
+        m.write_word(1050, 100, 0x0807_0605_0403_0201, Reach::Device).expect("mapped");
+        assert_eq!(m.first_difference(1050, 100, 0x0807_0605_0403_0201, Reach::Device), Ok(None));
         let mut over = [0; 4];
-        m.read_bytes(1098, &mut over).expect("mapped");
+        m.read_bytes(1098, &mut over, Reach::Device).expect("mapped");
         assert_eq!(over, [1, 2, 3, 4], "48 bytes on: the word begins again, across the seam");
-        assert_eq!(m.write_word(1150, 100, 0), Err(1200), "the first hole");
-        m.copy(1003, 1051, 40).expect("mapped");
-        assert_eq!(m.first_difference(1003, 40, 0x0108_0706_0504_0302), Ok(None), "shifted by one byte");
-        assert_eq!(m.first_difference(1002, 2, 0), Ok(Some((1003, 2))), "address, and what is there");
+        assert_eq!(m.write_word(1150, 100, 0, Reach::Device), Err(1200), "the first hole");
+        m.copy(1003, 1051, 40, Reach::Device).expect("mapped");
+        assert_eq!(
+            m.first_difference(1003, 40, 0x0108_0706_0504_0302, Reach::Device),
+            Ok(None),
+            "shifted by one byte"
+        );
+        assert_eq!(
+            m.first_difference(1002, 2, 0, Reach::Device),
+            Ok(Some((1003, 2))),
+            "address, and what is there"
+        );
     }
 }

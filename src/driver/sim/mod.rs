@@ -21,8 +21,8 @@
 //! | `stream`, `event`, `capture` | order: queues, what events capture, what captures forbid |
 //! | `exec` | when queued work runs |
 //! | `memory`, `contents` | addresses to bytes; sparse bytes |
-//! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch` | the verbs |
-//! | `rate`, `fault`, `ledger`, `verdict` | virtual time, planted faults, accounts, the judgement |
+//! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch`, `callback` | the verbs |
+//! | `rate`, `fault`, `ledger`, `mismatch`, `verdict` | virtual time, planted faults, accounts, wrong bytes, the judgement |
 //!
 //! ```
 //! use millpond::driver::{Fences, Memory, sim::{Launch, Schedule, Sim}};
@@ -39,6 +39,7 @@
 //! ```
 
 mod call;
+mod callback;
 mod capture;
 mod contents;
 mod copy;
@@ -51,6 +52,7 @@ mod kernels;
 mod launch;
 mod ledger;
 mod memory;
+mod mismatch;
 pub mod oracle;
 mod plain;
 mod rate;
@@ -60,18 +62,21 @@ mod virt;
 mod world;
 
 pub use call::Call;
+pub use callback::HostFunction;
 pub use capture::Captured;
 pub use event::SimEvent;
 pub use exec::Schedule;
-pub use launch::{Gate, KernelMemory, Launch, Mismatch, MismatchKind};
+pub use launch::{Gate, KernelMemory, Launch};
 pub use ledger::{Leak, Ledger};
+pub use mismatch::{Mismatch, MismatchKind};
 pub use stream::SimStream;
 pub use verdict::SimVerdict;
 pub use virt::SimHandle;
 
-use crate::driver::{DeviceSlot, Driver, DriverResult, Note};
+use crate::driver::{Caller, DeviceSlot, Driver, DriverResult, Note, RangeUse};
 use crate::error::DriverError;
 use crate::sync::Arc;
+use crate::units::AllocationId;
 use core::fmt;
 use core::time::Duration;
 use oracle::{HostKey, PhysKey};
@@ -147,6 +152,15 @@ impl Sim {
     pub fn gaps(self, on: bool) -> Sim {
         self.configure("gaps", |w| w.gaps = on)
     }
+    /// Whether a free of plain memory waits for the whole device, as `cuMemFree` does. On unless said; off, it waits for
+    /// nothing, as stream-ordered memory does that comes from a pool of the driver's. Unpinning waits either way.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn waiting_frees(self, on: bool) -> Sim {
+        self.configure("waiting frees", |w| w.waiting_frees = on)
+    }
     /// Gives each host thread a clock of its own: what one thread saw complete, another knows only by
     /// [`Sim::host_edge`]. Without it, host threads are taken to know of each other in order of arrival.
     ///
@@ -156,6 +170,8 @@ impl Sim {
     pub fn strict(self) -> Sim {
         self.configure("strict", |w| {
             w.strict = true;
+            // 0 stands for all of them otherwise.
+            w.next_host = 0;
             w.restart_oracle(w.oracle.is_some());
         })
     }
@@ -194,20 +210,27 @@ impl Sim {
 
 /// Running the device by hand, and its virtual time.
 impl Sim {
-    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran.
+    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and
+    /// moves the host's virtual time to the end of it.
     ///
     /// # Errors
     /// The stream is destroyed or another world's.
     pub fn advance(&self, stream: &SimStream) -> DriverResult<bool> {
         let guard = self.lock();
         let key = guard.borrow_mut().resolve(&self.shared, stream, Call::StreamGetId)?;
-        Ok(exec::advance(&guard, key))
+        let ran = exec::advance(&guard, key);
+        guard.borrow_mut().time_passed();
+        exec::pass_on(&guard);
+        Ok(ran)
     }
-    /// Runs everything that can run, on all devices of the world. Returns whether nothing is left; the host learns
-    /// nothing by it.
+    /// Runs everything that can run, on all devices of the world, and moves the host's virtual time to the end of it. Returns
+    /// whether nothing is left; otherwise the host learns nothing by it.
     pub fn run_until_idle(&self) -> bool {
         let guard = self.lock();
-        exec::run_all(&guard)
+        let idle = exec::run_all(&guard);
+        guard.borrow_mut().time_passed();
+        exec::pass_on(&guard);
+        idle
     }
     /// Runs everything that is queued on this device, and the host learns it, as in a free: a part of a call of the driver's and
     /// none itself, so that no capture minds it.
@@ -225,15 +248,17 @@ impl Sim {
     pub fn tick(&self) {
         let guard = self.lock();
         exec::tick(&guard);
+        exec::pass_on(&guard);
     }
-    /// When everything submitted so far is over, in virtual time, and the host's calls too. It does not depend on the
-    /// schedule.
+    /// When everything submitted so far is over, in virtual time, and the host's calls too. It depends on the schedule only
+    /// where the program does, by what its queries are answered.
     ///
     /// The model: a driver call costs the host its measured price; an operation starts when the call is made, its stream
     /// and what it waits for are past and its engine is free, and takes its bytes over the engine's rate (2 TB/s for
     /// kernels, fills and copies inside the device, which share one engine; 55.5 GB/s for copies in and for copies out,
     /// one engine each); a host wait moves the host's clock, of which there is one, to the end of what it waited for; a
-    /// query does not.
+    /// query does not, and says yes only where the clock has come to that end. So no program is over before its critical
+    /// path is: what the host learnt complete was complete by then. A gate and [`Sim::hold`] take no virtual time.
     pub fn makespan(&self) -> Duration {
         self.device_time().max(self.host_time())
     }
@@ -295,13 +320,18 @@ impl Sim {
         self.index
     }
     /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
+    #[track_caller]
     fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
         let guard = self.lock();
         let result = {
             let mut world = guard.borrow_mut();
+            world.called_from(Caller::here());
             world.enter(self.index, call).and_then(|()| verb(&mut world))
         };
         exec::settle(&guard);
+        let panics = result.is_ok() && guard.borrow_mut().faults.panics(call);
+        drop(guard);
+        assert!(!panics, "{} did its work and panics, as planted", call.name());
         result
     }
     fn keep_error(&self, error: DriverError) {
@@ -314,24 +344,37 @@ impl Sim {
 }
 
 impl Driver for Sim {
+    const JUDGES: bool = true;
+
+    fn name(&self, id: AllocationId, name: &str) {
+        if let Some(oracle) = &mut self.lock().borrow_mut().oracle {
+            oracle.allocation_named(id, name);
+        }
+    }
+
     fn note(&self, note: Note) {
         let guard = self.lock();
         let mut guarded = guard.borrow_mut();
         let world = &mut *guarded;
+        world.called_from(Caller::outermost());
         let host = world.host();
         let known = |id| world.by_id(id).expect("a note names a stream of this world by its unique number");
         match note {
             Note::Allocated { id, addr, bytes, stream } => {
                 let stream = stream.map(known);
                 let mut pieces: SmallVec<[(PhysKey, u64, u64); 2]> = SmallVec::new();
+                let mut holes: SmallVec<[u64; 1]> = SmallVec::new();
                 for part in world.memory.parts(addr.0, bytes) {
                     match part {
                         memory::Part::Here { phys, offset, bytes, .. } => pieces.push((phys, offset, bytes)),
-                        memory::Part::Hole { addr, .. } => world.handed_out(id, addr),
+                        memory::Part::Hole { addr, .. } => holes.push(addr),
                     }
                 }
                 if let Some(oracle) = &mut world.oracle {
                     oracle.allocated(host, id, addr, &pieces, stream);
+                }
+                for hole in holes {
+                    world.handed_out(id, hole);
                 }
             }
             Note::Used { id, stream, so_far } => {
@@ -348,6 +391,16 @@ impl Driver for Sim {
                 let stream = known(stream);
                 if let Some(oracle) = &mut world.oracle {
                     oracle.admitted(id, stream);
+                }
+            }
+            Note::Operation { id, stream, used } => {
+                let stream = known(stream);
+                let kind = match used {
+                    RangeUse::Read => oracle::AccessKind::Read,
+                    RangeUse::ReadWrite => oracle::AccessKind::Write,
+                };
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.operation_comes(id, stream, kind);
                 }
             }
             Note::Freed { id, unknown } => {

@@ -3,7 +3,7 @@
 //! Segments are exactly as long as asked, at least 512-byte aligned, and lie where the smallest free range of addresses
 //! begins: so neighbours usually touch, which catches an allocator that merges over the border of two segments.
 //! [`Sim::gaps`] puts 2 MiB of nothing behind each instead, which catches overruns. A free waits for the whole device, as
-//! the driver does. This file does not know who uses the memory.
+//! the driver's plain one does, unless [`Sim::waiting_frees`] says otherwise. This file does not know who uses the memory.
 
 use super::Sim;
 use super::call::Call;
@@ -52,6 +52,7 @@ unsafe impl Memory for Sim {
         })
     }
 
+    #[track_caller]
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr> {
         let call = Call::MemAlloc;
         self.call(call, |w| {
@@ -79,6 +80,11 @@ unsafe impl Memory for Sim {
         })
     }
 
+    fn free_waits_for_device(&self) -> bool {
+        self.lock().borrow().waiting_frees
+    }
+
+    #[track_caller]
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let call = Call::MemFree;
         let guard = self.lock();
@@ -93,7 +99,9 @@ unsafe impl Memory for Sim {
                 format!("{bytes} bytes at {addr} are no plain allocation of this device: free each range whole, once"),
             ))
         })?;
-        drain_device(&guard, self.index(), call)?;
+        if self.free_waits_for_device() {
+            drain_device(&guard, self.index(), call)?;
+        }
         let mut world = guard.borrow_mut();
         world.remove_whole(addr.0);
         let spaced = world.with_gap(bytes);

@@ -2,7 +2,7 @@
 //!
 //! The simple model: an operation starts when its stream, what it waits for and the host's call are all past, and when
 //! its engine is free; it lasts its bytes over the engine's rate. Everything is known when the operation is submitted,
-//! so the makespan does not depend on the executor's schedule. There are three engines a device: compute (kernels, fills
+//! so no time depends on when the executor runs it. There are three engines a device: compute (kernels, fills
 //! and copies inside the device, all bound by memory bandwidth, so that two kernels last as long together as one after
 //! the other), copies in, copies out.
 //!
@@ -64,8 +64,9 @@ impl Lane {
         if let Some(i) = fit {
             let (from, to) = self.gaps.remove(i);
             let start = from.max(ready);
-            if start + nanos < to {
-                self.gaps.insert(i, (start + nanos, to));
+            let end = start.saturating_add(nanos);
+            if end < to {
+                self.gaps.insert(i, (end, to));
             }
             if from < start {
                 self.gaps.insert(i, (from, start));
@@ -125,5 +126,9 @@ mod tests {
         assert_eq!(Engine::Out.nanos(1), 1);
         assert_eq!(Engine::Out.nanos(0), 0);
         assert!(Engine::In.nanos(u64::MAX) < u64::MAX / 2, "no overflow");
+        let mut e = Engines::default();
+        assert_eq!(e.book(Engine::In, 0, u64::MAX, u64::MAX), u64::MAX, "behind all time");
+        assert_eq!(e.book(Engine::In, 0, 1, u64::MAX), u64::MAX, "the gap before it ends where time ends");
+        assert_eq!(e.book(Engine::In, 0, 0, 1), 1);
     }
 }

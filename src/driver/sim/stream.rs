@@ -9,10 +9,10 @@
 use super::Sim;
 use super::call::Call;
 use super::exec::{Action, Points};
-use super::oracle::StreamKey;
+use super::oracle::{StreamKey, StreamLabel};
 use super::rate::Engine;
 use super::world::{Shared, World, bad_handle};
-use crate::driver::{DriverResult, StreamKind, StreamOptions};
+use crate::driver::{Caller, DriverResult, StreamKind, StreamOptions};
 use crate::sync::Arc;
 use crate::sync::{Ordering, plain::AtomicU64};
 use crate::units::StreamId;
@@ -25,21 +25,34 @@ pub(super) const LEGACY_HANDLE: u64 = 1;
 /// The native value of the calling thread's default stream.
 pub(super) const PER_THREAD_HANDLE: u64 = 2;
 
+/// Default streams have the numbers from here on: a program makes fewer streams than that.
+const DEFAULTS: u64 = 1 << 32;
+
 /// A queued operation; its position is the stream's `done` plus its place in the queue, from 1.
 #[derive(Debug)]
 pub(super) struct Op {
+    /// Where it was asked for.
+    pub(super) from: Option<Caller>,
     pub(super) deps: Points,
     pub(super) action: Action,
     /// Which operation of its stream it is, from 1; a record or a wait has the number of the operation before it.
     pub(super) number: u64,
     /// The host's tick at submission.
     pub(super) tick: u64,
+    /// When it ends, in virtual nanoseconds.
+    pub(super) finish: u64,
 }
 
 /// One stream.
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) id: StreamId,
+    /// What the program calls it.
+    pub(super) name: Option<std::sync::Arc<str>>,
+    /// The program's number of it.
+    pub(super) called: u64,
+    /// Which of the threads' default streams it is, in the order of their first use.
+    pub(super) of_thread: u64,
     pub(super) device: usize,
     pub(super) kind: StreamKind,
     pub(super) handle: u64,
@@ -114,9 +127,18 @@ impl World {
     /// A new stream under a native handle.
     pub(super) fn add_stream(&mut self, device: usize, kind: StreamKind, handle: u64) -> StreamKey {
         let key = StreamKey(self.streams.len() as u32);
-        let id = StreamId(u64::from(key.0) + 1);
+        // As the program counts: those that it made, from 0. Default streams are no one's.
+        let id = if matches!(kind, StreamKind::NonBlocking | StreamKind::Blocking) {
+            self.made.push(key);
+            StreamId(self.made.len() as u64 - 1)
+        } else {
+            StreamId(DEFAULTS + u64::from(key.0))
+        };
         self.streams.push(Some(Box::new(StreamState {
             id,
+            name: None,
+            called: id.0,
+            of_thread: self.per_thread.len() as u64,
             device,
             kind,
             handle,
@@ -140,8 +162,32 @@ impl World {
 
     /// The stream that has a unique number, alive or draining.
     pub(super) fn by_id(&self, id: StreamId) -> Option<StreamKey> {
-        let key = u32::try_from(id.0.checked_sub(1)?).ok()?;
-        ((key as usize) < self.streams.len()).then_some(StreamKey(key))
+        match id.0.checked_sub(DEFAULTS) {
+            None => self.made.get(id.0 as usize).copied(),
+            Some(key) => {
+                u32::try_from(key).ok().filter(|k| (*k as usize) < self.streams.len()).map(StreamKey)
+            }
+        }
+    }
+
+    /// The unique number of a stream that the program made, gone or not.
+    fn made_id(&self, key: StreamKey) -> StreamId {
+        // Keys and numbers are given out in the same order.
+        StreamId(self.made.binary_search(&key).map_or(u64::MAX, |n| n as u64))
+    }
+
+    /// What a person calls a stream.
+    pub(super) fn label(&self, key: StreamKey) -> StreamLabel {
+        let s = self.stream(key);
+        let device = (self.devices.len() > 1).then(|| self.devices[s.device].id);
+        StreamLabel {
+            id: s.id,
+            number: s.called,
+            kind: s.kind,
+            name: s.name.clone(),
+            of_thread: s.of_thread,
+            device,
+        }
     }
 
     /// Where the native value is taken for an identity: the first stream that has it.
@@ -172,7 +218,7 @@ impl World {
                 Some(s) if !s.destroyed => Ok(key),
                 _ => Err(bad_handle(
                     call,
-                    format!("stream {} was destroyed: keep a clone of it as long as it is used", key.0 + 1),
+                    format!("{} was destroyed: keep a clone of it as long as it is used", self.made_id(key)),
                 )),
             },
             Which::Legacy => Ok(self.devices[r.device].legacy),
@@ -248,14 +294,14 @@ impl World {
         let finish = device.engines.book(booking.engine, now, ready, booking.nanos);
         device.last_finish = device.last_finish.max(finish);
 
-        let (active_at, tick) = (self.active.len(), self.hold.now);
+        let (active_at, tick, from) = (self.active.len(), self.hold.now, self.called_from);
         let s = self.stream_mut(key);
         s.since_legacy = matches!(kind, StreamKind::Blocking | StreamKind::PerThreadDefault);
         s.free_at = finish;
         s.submitted += 1;
         let position = s.submitted;
         let was_idle = s.queue.is_empty() && !s.running;
-        s.queue.push_back(Op { deps: booking.deps, action, number: s.operations, tick });
+        s.queue.push_back(Op { from, deps: booking.deps, action, number: s.operations, tick, finish });
         if was_idle {
             s.active_at = active_at;
             self.active.push(key);
@@ -350,7 +396,10 @@ impl SimStream {
 impl fmt::Debug for SimStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.which {
-            Which::Created(key) => write!(f, "SimStream({})", StreamId(u64::from(key.0) + 1)),
+            Which::Created(key) => match self.0.shared.lock().try_borrow() {
+                Ok(world) => write!(f, "SimStream({})", world.made_id(key)),
+                Err(_) => f.write_str("SimStream"),
+            },
             Which::Value => write!(f, "SimStream(handle {:#x})", self.0.handle),
             Which::Legacy => f.write_str("SimStream(legacy default)"),
             Which::PerThread => f.write_str("SimStream(per-thread default)"),
@@ -415,6 +464,32 @@ impl Sim {
     /// As [`Fences::create_stream`](crate::driver::Fences::create_stream).
     pub fn stream(&self) -> DriverResult<SimStream> {
         crate::driver::Fences::create_stream(self, StreamOptions::default())
+    }
+    /// Gives a stream a name for verdicts to show, instead of its number.
+    ///
+    /// # Errors
+    /// The stream is destroyed or another world's.
+    pub fn name_stream(&self, stream: &SimStream, name: &str) -> DriverResult<()> {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let key = world.resolve(self.shared(), stream, Call::StreamGetId)?;
+        let name = std::sync::Arc::<str>::from(name);
+        world.stream_mut(key).name = Some(name.clone());
+        if let Some(oracle) = &mut world.oracle {
+            oracle.stream_named(key, name);
+        }
+        Ok(())
+    }
+    /// As [`Sim::name_stream`], for the number of a stream in the file that is replayed.
+    pub(crate) fn number_stream(&self, stream: &SimStream, number: u64) -> DriverResult<()> {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let key = world.resolve(self.shared(), stream, Call::StreamGetId)?;
+        world.stream_mut(key).called = number;
+        if let Some(oracle) = &mut world.oracle {
+            oracle.stream_numbered(key, number);
+        }
+        Ok(())
     }
     /// A new stream that is ordered with the legacy default stream.
     ///

@@ -4,11 +4,12 @@
 
 use super::Sim;
 use super::exec;
-use super::launch::Mismatch;
-use super::oracle::{Oracle, Tally, Verdict, Violation};
+use super::mismatch::Mismatch;
+use super::oracle::{Oracle, Tally, Verdict, Violation, shown};
 use core::fmt;
 
-/// Something was wrong: the oracle found violations, or operations met the wrong bytes, or both.
+/// Something was wrong: the oracle found violations, or operations met the wrong bytes, or both. Displays the first few of
+/// each, three lines for each, and is the same text whenever the program does the same.
 #[derive(Clone, Debug)]
 pub struct SimVerdict {
     /// What the oracle says, if it found anything.
@@ -22,16 +23,23 @@ pub struct SimVerdict {
 impl fmt::Display for SimVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(verdict) = &self.oracle {
-            writeln!(f, "{verdict}")?;
+            write!(f, "{verdict}")?;
         }
-        for mismatch in &self.mismatches {
-            writeln!(f, "{mismatch}")?;
+        if self.mismatches_total == 0 {
+            return Ok(());
         }
-        let more = self.mismatches_total - self.mismatches.len() as u64;
-        if more > 0 {
-            writeln!(f, "and {more} more mismatches")?;
+        let end = if self.oracle.is_some() { "\n" } else { "" };
+        let met = if self.mismatches_total == 1 { "operation met" } else { "operations met" };
+        write!(f, "{end}{} {met} the wrong bytes", self.mismatches_total)?;
+        let shown = shown(&self.mismatches);
+        for (n, mismatch) in shown.iter().enumerate() {
+            write!(f, "\n{}. {mismatch}", n + 1)?;
         }
-        Ok(())
+        match self.mismatches_total - shown.len() as u64 {
+            0 => Ok(()),
+            1 => f.write_str("\nand 1 more operation"),
+            more => write!(f, "\nand {more} more operations"),
+        }
     }
 }
 
@@ -44,8 +52,15 @@ impl Sim {
     /// # Errors
     /// Everything that was found.
     pub fn verdict(&self) -> Result<Tally, SimVerdict> {
+        exec::run_all(&self.lock());
+        self.verdict_so_far()
+    }
+    /// As [`Sim::verdict`], without running anything: the contents of what is still queued are not judged.
+    ///
+    /// # Errors
+    /// Everything that was found.
+    pub fn verdict_so_far(&self) -> Result<Tally, SimVerdict> {
         let guard = self.lock();
-        exec::run_all(&guard);
         let world = guard.borrow();
         let (tally, convicted) = match world.oracle.as_ref().map(Oracle::verdict) {
             None => (Tally::default(), None),

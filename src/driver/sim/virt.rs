@@ -188,7 +188,7 @@ unsafe impl Mapping for Sim {
             w.take_capacity(self.index(), bytes, call)?;
             let phys =
                 w.memory.create(self.index(), bytes, Backing::Virtual, Store::Device(Contents::new(0)));
-            w.host_now += size_price(bytes);
+            w.host_works(size_price(bytes));
             if let Some(oracle) = &mut w.oracle {
                 oracle.memory_created(phys, Space::Device, bytes);
             }
@@ -227,18 +227,19 @@ unsafe impl Mapping for Sim {
         self.call(call, |w| {
             for start in w.whole_handles(self, addr, bytes, call)? {
                 w.memory.give_access(start);
-                w.host_now += w.window_price(start, 16_500, 28_000);
+                w.host_works(w.window_price(start, 16_500, 28_000));
             }
             Ok(())
         })
     }
 
+    #[track_caller]
     unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let call = Call::Unmap;
         self.call(call, |w| {
             let host = w.host();
             for start in w.whole_handles(self, addr, bytes, call)? {
-                w.host_now += w.window_price(start, 11_700, 18_500);
+                w.host_works(w.window_price(start, 11_700, 18_500));
                 let Some((mapping, gone)) = w.memory.unmap(start) else { continue };
                 if let Some(oracle) = &mut w.oracle {
                     oracle.unmapped(host, mapping.map);
@@ -251,11 +252,12 @@ unsafe impl Mapping for Sim {
         })
     }
 
+    #[track_caller]
     unsafe fn release(&self, handle: &SimHandle) -> DriverResult<()> {
         let call = Call::Release;
         self.call(call, |w| {
             w.live_handle(self, handle, call)?;
-            w.host_now += size_price(handle.bytes);
+            w.host_works(size_price(handle.bytes));
             if w.memory.release(handle.phys).is_some() {
                 w.handle_gone(handle.phys, handle.device, handle.bytes);
             }

@@ -7,14 +7,14 @@
 use super::call::{Call, code_of};
 use super::capture::{self, Capture};
 use super::event::EventState;
-use super::exec::{Hold, Schedule, Seeded};
+use super::exec::{Hold, KeptPanic, Schedule, Seeded};
 use super::fault::Faults;
-use super::launch::Mismatch;
 use super::memory::{FreeAddresses, MemoryMap, Part};
+use super::mismatch::Mismatch;
 use super::oracle::{AccessKind, HostKey, Oracle, StreamKey};
 use super::rate::Engines;
 use super::stream::StreamState;
-use crate::driver::{DriverResult, StreamKind};
+use crate::driver::{Caller, DriverResult, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::sync::{Arc, Reentrant, ReentrantGuard};
 use crate::units::{Addr, AllocationId, DeviceId};
@@ -61,6 +61,7 @@ pub(super) struct Device {
     pub(super) last_finish: u64,
     pub(super) calls: [u64; Call::ALL.len()],
     pub(super) host_waits: u64,
+    pub(super) endless_waits: u64,
     pub(super) streams_live: u64,
     pub(super) events_live: u64,
     pub(super) lost: bool,
@@ -76,6 +77,8 @@ pub(super) struct World {
     pub(super) devices: Vec<Device>,
     /// By key; `None` once destroyed and drained.
     pub(super) streams: Vec<Option<Box<StreamState>>>,
+    /// The streams that the program made, by number.
+    pub(super) made: Vec<StreamKey>,
     /// Native handle values to the streams that have them now.
     pub(super) handles: HashMap<u64, StreamKey>,
     pub(super) free_handles: Vec<u64>,
@@ -100,15 +103,24 @@ pub(super) struct World {
     pub(super) callbacks: u32,
     /// The host's clock, in virtual nanoseconds.
     pub(super) host_now: u64,
+    /// When the latest of the operations that have run ends.
+    pub(super) ran_until: u64,
     /// Calls so far that a fault could be planted in.
     pub(super) calls_made: u64,
     pub(super) faults: Faults,
     pub(super) captures: Vec<Capture>,
     pub(super) next_capture: u32,
     pub(super) gates: Vec<bool>,
+    /// Where the call in progress was made.
+    pub(super) called_from: Option<Caller>,
+    /// Where the operation that runs was asked for.
+    pub(super) runs_from: Option<Caller>,
     pub(super) mismatches: Vec<Mismatch>,
     pub(super) mismatches_total: u64,
+    pub(super) panic: KeptPanic,
     pub(super) gaps: bool,
+    /// Whether a free of plain memory waits for the device.
+    pub(super) waiting_frees: bool,
     pub(super) pinned_capacity: u64,
 }
 
@@ -126,6 +138,7 @@ impl World {
             serial: super::stream::unique_number(),
             devices: Vec::new(),
             streams: Vec::new(),
+            made: Vec::new(),
             handles: HashMap::new(),
             free_handles: Vec::new(),
             next_handle: 0x5500_0000_0000,
@@ -144,14 +157,19 @@ impl World {
             fresh: None,
             callbacks: 0,
             host_now: 0,
+            ran_until: 0,
             calls_made: 0,
             faults: Faults::default(),
             captures: Vec::new(),
             next_capture: 0,
             gates: Vec::new(),
+            called_from: None,
+            runs_from: None,
             mismatches: Vec::new(),
             mismatches_total: 0,
+            panic: KeptPanic::default(),
             gaps: false,
+            waiting_frees: true,
             pinned_capacity: u64::MAX,
         };
         for d in 0..devices {
@@ -173,6 +191,7 @@ impl World {
                 last_finish: 0,
                 calls: [0; Call::ALL.len()],
                 host_waits: 0,
+                endless_waits: 0,
                 streams_live: 0,
                 events_live: 0,
                 lost: false,
@@ -192,8 +211,19 @@ impl World {
             for (key, stream) in (0u32..).zip(&self.streams) {
                 if let Some(s) = stream {
                     oracle.stream_created(StreamKey(key), s.id, s.kind, self.devices[s.device].id);
+                    if let Some(name) = &s.name {
+                        oracle.stream_named(StreamKey(key), name.clone());
+                    }
                 }
             }
+        }
+    }
+
+    /// What is asked from here on is asked for there.
+    pub(super) fn called_from(&mut self, at: Option<Caller>) {
+        self.called_from = at;
+        if let Some(oracle) = &mut self.oracle {
+            oracle.called_from(at);
         }
     }
 
@@ -206,7 +236,7 @@ impl World {
     pub(super) fn enter(&mut self, device: usize, call: Call) -> DriverResult<()> {
         self.devices[device].calls[call as usize] += 1;
         if !call.can_fail() {
-            self.host_now += call.price();
+            self.host_works(call.price());
             return Ok(());
         }
         self.calls_made += 1;
@@ -234,8 +264,13 @@ impl World {
         {
             self.forbid_while_capturing(device, call)?;
         }
-        self.host_now += call.price();
+        self.host_works(call.price());
         Ok(())
+    }
+
+    /// The host spends virtual nanoseconds.
+    pub(super) fn host_works(&mut self, nanos: u64) {
+        self.host_now = self.host_now.saturating_add(nanos);
     }
 
     /// The calling thread, as the oracle knows it: one host for all unless strict.

@@ -67,7 +67,7 @@ fn fill_wide(dst: u64, word: u64, width: u64, count: usize, sim: &Sim, stream: &
     if bytes == 0 {
         return Ok(());
     }
-    Ok(sim.launch(stream, Launch::write_pattern(Addr(dst), bytes, word))?)
+    crate::kernel::queue(sim, stream, Launch::write_pattern(Addr(dst), bytes, word))
 }
 
 /// A copy between any two places.

@@ -70,7 +70,8 @@ pub(crate) fn launch(sim: &Sim, on: &SimStream, kernel: &Kernel, p: &[u64], bloc
         launch = launch.reads(Addr(addr), bytes);
     }
     let arguments: Vec<Argument> = p.iter().map(|&bits| Argument::from_bits(bits)).collect();
-    Ok(sim.launch(on, launch.body(move |memory| twin(memory, &arguments)))?)
+    let launch = launch.body(move |memory| twin(memory, &arguments));
+    crate::kernel::queue(sim, on, launch)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ pub fn config(r: &mut u64) -> Cfg {
         stick: [0, 6, 10][g(3)],
         budget: [4, 8, 16, 40][g(4)],
         arr: g(5),
+        joint: [0, 1, 4, 4][g(4)],
         close: g(3) == 0,
         mv: g(4) != 0,
         freeze: [0, 20, 60, 200][g(4)],

@@ -174,6 +174,68 @@ pub async fn wait_for(mut w: WorldRef, t: usize, u: usize, e: Epoch, need: Clock
     false
 }
 
+/// The marker to wait for: the oldest published one that covers epoch `e` of `u`, else a new one. None if none can be made.
+async fn marker_for(w: WorldRef, u: usize, e: Epoch) -> Option<Mark> {
+    for _ in 0..30 {
+        if let Some(m) = w.timelines[u].marks.iter().filter(|m| m.n >= e).min_by_key(|m| m.n) {
+            return Some(m.clone());
+        }
+        // Between the look and the making anybody may run.
+        pause().await;
+        match make_marker(w, u).await {
+            Some(m) if m.n >= e => return Some(m),
+            Some(_) => {}
+            None if closed(w, u) => pause().await,
+            None => return None,
+        }
+    }
+    None
+}
+
+/// Orders `t` after all of these: a marker for each that is missing, looked up or made one after the other; then the waits. One
+/// is left out only if `t`'s clock of just then says so.
+pub async fn wait_for_all(mut w: WorldRef, t: usize, needs: &[(usize, Epoch, Clock)]) -> bool {
+    let mut found: Vec<(usize, Epoch, Clock, Mark)> = vec![];
+    for &(u, e, need) in needs {
+        if !w.ordered(t, &w.timelines[t].k, u, e) {
+            let Some(mk) = marker_for(w, u, e).await else { return false };
+            found.push((u, e, need, mk))
+        }
+    }
+    let covers = |i: usize, j: usize| found[i].3.k[found[j].0] >= found[j].1;
+    for (i, (u, e, need, mk)) in found.iter().enumerate() {
+        let left_to = |j: usize| j != i && covers(j, i);
+        let out = match w.m {
+            Mutant::CoverOther => (0..found.len()).any(left_to),
+            Mutant::CoverTie => (0..found.len()).any(|j| left_to(j) && !(i < j && covers(i, j))),
+            _ => false,
+        };
+        if out || w.ordered(t, &w.timelines[t].k, *u, *e) {
+            continue;
+        }
+        pause().await;
+        if w.fault() {
+            w.say(|| format!("  wait s{t} on marker {} of s{u} FAILS", mk.n));
+            return false;
+        }
+        let v = w.dev.evs[mk.ev];
+        w.st.awaits += 1;
+        w.st.aimplied += (0..N).all(|x| need[x] <= w.dev.clock[t][x].max(w.dev.host[x])) as u64;
+        w.st.amore += w.dev.covers_more(t, need, &v) as u64;
+        w.dev.wait(t, &v);
+        w.say(|| format!("  s{t} waits on marker {} of s{u}", mk.n));
+        pause().await;
+        let to = &mut w.timelines[t];
+        for x in (0..N).filter(|&x| x != t) {
+            let n = if x == *u { mk.k[x].max(mk.n) } else { mk.k[x] };
+            if n > to.k[x] {
+                (to.k[x], to.learned[x]) = (n, to.submitted)
+            }
+        }
+    }
+    true
+}
+
 /// The host learnt that epoch `n` of `u` is complete.
 pub fn set_complete(mut w: WorldRef, u: usize, n: Epoch) {
     if n > w.timelines[u].complete {

@@ -134,6 +134,12 @@ mutants! {
     /// A synchronise proves the number of after the call.
     SyncNumberAfter,
 
+    // O1 for several uses at once
+    /// A wait is left out because another candidate's marker covers its use.
+    CoverOther,
+    /// The same, and of two that cover each other the first is waited for.
+    CoverTie,
+
     // O9, drop and due markers
     /// Due markers are served behind the launch (stays clean: they cover more).
     DueAfterLaunch,

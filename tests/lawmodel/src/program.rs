@@ -69,6 +69,10 @@ pub async fn user(mut w: WorldRef) {
                         continue;
                     }
                     let Some(t) = lib_stream(w, 9) else { continue };
+                    if w.choose(4) < w.cfg.joint {
+                        joint(w, id, t).await;
+                        continue;
+                    }
                     let how = w.choose(3);
                     w.timelines[t].users += 1;
                     w.allocs[id].acts.push((lo, hi, wr));
@@ -103,6 +107,12 @@ pub async fn user(mut w: WorldRef) {
                 let e = w.next(u);
                 w.say(|| format!("user: s{t}.wait_for(s{u})"));
                 wait_for(w, t, u, e, [0; N], 3).await;
+                if w.choose(3) == 1 {
+                    // Two streams that are kept in step.
+                    let e = w.next(t);
+                    w.say(|| format!("user: s{u}.wait_for(s{t})"));
+                    wait_for(w, u, t, e, [0; N], 3).await;
+                }
                 w.timelines[t].users -= 1;
                 w.timelines[u].users -= 1;
             }
@@ -156,6 +166,38 @@ pub async fn user(mut w: WorldRef) {
             }
         }
     }
+}
+
+/// An operation with this array and one or two others, if they are nobody's at the moment.
+async fn joint(mut w: WorldRef, id: usize, t: usize) {
+    let free = |w: &WorldRef, i: usize| w.allocs[i].live && w.allocs[i].array && w.allocs[i].acts.is_empty();
+    let mut operands = vec![];
+    let mut others: Vec<usize> = (0..w.allocs.len()).filter(|&i| i != id && free(&w, i)).collect();
+    if !free(&w, id) || others.is_empty() {
+        return;
+    }
+    let first = w.choose(2) == 1;
+    operands.push((id, first));
+    for _ in 0..1 + w.choose(2) {
+        if others.is_empty() {
+            break;
+        }
+        let i = w.choose(others.len());
+        let wr = w.choose(2) == 1;
+        operands.push((others.swap_remove(i), wr))
+    }
+    w.timelines[t].users += 1;
+    for &(i, wr) in &operands {
+        let n = w.allocs[i].hi - w.allocs[i].lo;
+        w.allocs[i].acts.push((0, n, wr))
+    }
+    joint_op(w, &operands, t).await;
+    for &(i, wr) in &operands {
+        let n = w.allocs[i].hi - w.allocs[i].lo;
+        let at = w.allocs[i].acts.iter().position(|a| *a == (0, n, wr)).unwrap();
+        w.allocs[i].acts.swap_remove(at);
+    }
+    w.timelines[t].users -= 1;
 }
 
 /// Another library, given the array for a call or a few: it queues what it likes on its stream while it borrows, and nobody

@@ -211,6 +211,88 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
     }
 }
 
+/// An operation with several whole arrays, each with whether it is written: what all of them have to come after is joined, the
+/// newest epoch a stream, and waited for before the one access to each. Its own marker is right behind it.
+pub async fn joint_op(mut w: WorldRef, operands: &[(usize, bool)], t: usize) {
+    serve_due(w, t).await;
+    w.next_op += 1;
+    let op = w.next_op;
+    let mut needs: Vec<(usize, Epoch, Clock)> = vec![];
+    let mut add = |s: usize, e: Epoch, v: Clock| match needs.iter_mut().find(|n| n.0 == s) {
+        Some(n) => {
+            n.1 = n.1.max(e);
+            join(&mut n.2, &v)
+        }
+        None => needs.push((s, e, v)),
+    };
+    for &(id, wr) in operands {
+        let p = w.allocs[id].pool;
+        let n = w.allocs[id].hi - w.allocs[id].lo;
+        lock(w, p).await;
+        w.say(|| format!("joint {} #{id} on s{t}", if wr { "write" } else { "read" }));
+        if t != p {
+            let mut v = [0; N];
+            for va in w.allocs[id].lo..w.allocs[id].hi {
+                if let Some(c) = w.cell(va) {
+                    join(&mut v, &w.phys[c].prev)
+                }
+            }
+            add(p, w.allocs[id].birth, v)
+        }
+        for u in w.allocs[id].uses.iter().filter(|u| u.s != t && (wr || u.w)) {
+            let mut v = [0; N];
+            for &(s, pos, ..) in w.allocs[id].hist.iter().filter(|h| h.0 == u.s && (h.2 || wr)) {
+                v[s] = v[s].max(pos)
+            }
+            add(u.s, u.e.unwrap_or_else(|| w.next(u.s)), v)
+        }
+        let sealed = w.next(t);
+        w.allocs[id].uses.push(Use {
+            s: t,
+            e: None,
+            w: wr,
+            lo: 0,
+            hi: n,
+            raw: false,
+            lent: false,
+            sealed,
+            op,
+        });
+        w.timelines[t].open += 1;
+        unlock(w, p);
+    }
+    let ok = wait_for_all(w, t, &needs).await;
+    pause().await;
+    let fails = !ok || w.fault();
+    if !fails {
+        for &(id, wr) in operands {
+            let n = w.allocs[id].hi - w.allocs[id].lo;
+            judge_by_bytes(w, id, t, 0, n);
+            w.access(id, t, wr, 0, n);
+        }
+        pause().await;
+    }
+    let mk = if fails { None } else { make_marker(w, t).await };
+    for &(id, wr) in operands {
+        let p = w.allocs[id].pool;
+        lock(w, p).await;
+        let mine = w.allocs[id].uses.iter().position(|u| u.s == t && u.op == op && u.e.is_none());
+        // Without a marker what was queued stays open.
+        if let (Some(i), true) = (mine, fails || mk.is_some()) {
+            let mine = w.allocs[id].uses.swap_remove(i);
+            w.timelines[t].open -= 1;
+            if let Some(m) = &mk {
+                if wr {
+                    w.allocs[id].uses.retain(|u| u.e.is_none());
+                    end_lent(w, id)
+                }
+                w.allocs[id].uses.push(Use { e: Some(m.n), ..mine })
+            }
+        }
+        unlock(w, p);
+    }
+}
+
 /// Somebody borrows `lo..hi` of the array and may queue operations on `t` while they do, without a word at the borrow's end:
 /// ordered behind what it conflicts with, a lent use stays until the array is borrowed whole and alone, or freed.
 pub async fn lend_use(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize) -> bool {

@@ -191,6 +191,8 @@ pub struct Cfg {
     pub budget: usize,
     /// Share of arrays, in quarters.
     pub arr: usize,
+    /// Share of operations with several arrays among those with any, in quarters.
+    pub joint: usize,
     /// Whether streams are dropped.
     pub close: bool,
     /// Whether handles move.

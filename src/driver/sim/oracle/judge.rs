@@ -5,12 +5,16 @@
 //! | allocation | P1: no live owner; bytes of no stream: former uses complete in the host's view | allocator |
 //! | access | P3: after the birth, before the free, inside the bytes asked for, where somebody owns them | program |
 //! | access | P2: after every access of former generations | allocator; program if it never told of that use |
-//! | access | race: after every conflicting access of its own generation | program |
+//! | access | race: after every conflicting access of its own generation | program; the library if it knew both |
 //! | unmap, release | P4: every access complete in the host's view, no live owner | allocator; program as at P2 |
 //!
 //! A use is *told of* if it happened before the free (on the home stream as it is then, or in the host's view), if its stream
 //! was given to `used`, or if the free was of unknown uses. Memory in which nothing was ever handed out is judged for races
 //! and P4 only.
+//!
+//! The library *knew* an access if it is of an operation that the library said it would queue, or if it was told of it by
+//! `used`. A race is the library's if the later access is of such an operation, which it undertook to order behind all
+//! that it knew, and it knew the earlier one, which was queued by then; else the program's.
 //!
 //! Of accesses that dominate each other one stands for all: where an owner's newest use was never told of and an older one
 //! was, and the allocator waited for neither, only the program's fault shows until it is mended.
@@ -19,7 +23,7 @@
 //! edge is one violation and not one for every later access. This does not know how clocks or cells work inside.
 
 use super::clock::At;
-use super::ledger::{Gone, Ledger, Live, join_pieces};
+use super::ledger::{Gone, Ledger, Live, Story, join_pieces};
 use super::order::Order;
 use super::shadow::{Access, Owner};
 use super::verdict::{Blame, Fault, Place, Property, Side, Violation};
@@ -34,6 +38,8 @@ struct Met {
     early: Option<(Access, Place)>,
     unrecorded: Option<(Access, Place)>,
     race: Option<(Access, Place)>,
+    /// A race of an operation of the library's with a use that it knew.
+    unwaited: Option<(Access, Place)>,
     unborn: Option<(AllocationId, At)>,
     freed: Option<(AllocationId, Place)>,
     nobodys: Option<Place>,
@@ -65,7 +71,8 @@ impl Oracle {
             }
             None => self.judge_range(actor, place, kind, None),
         };
-        let access = Access { at: actor.at, what: actor.what, id: tag, kind, unrecorded };
+        let (at, what, from, number) = (actor.at, actor.what, actor.from, self.tally.operations);
+        let access = Access { at, what, from, id: tag, kind, unrecorded, librarys: false, number };
         self.ledger.phys(place.phys).newest.note(access);
         if let Some(map) = map.and_then(|m| self.ledger.maps.get_mut(&m)) {
             map.newest.note(access);
@@ -101,6 +108,7 @@ impl Oracle {
         kind: AccessKind,
         tag: Option<AllocationId>,
     ) -> bool {
+        let number = self.tally.operations;
         let Oracle { order, ledger, .. } = self;
         let Ledger { memory, live, .. } = ledger;
         let Some(phys) = memory.get_mut(&place.phys) else {
@@ -134,6 +142,8 @@ impl Oracle {
                 let gap = birth_gap(order, &live[&id], actor);
                 met.unborn = met.unborn.or(gap.map(|gap| (id, gap)));
             }
+            let live_here = owner.and_then(|id| live.get_mut(&id));
+            let ordered_at = live_here.and_then(|l| l.operation(actor.at, kind));
             if owner.is_some_and(|id| live[&id].admits(actor.stream)) {
                 // It need not come after the birth, so what the birth came after is not behind it by itself.
                 let unordered = cell.settled.iter().find(|f| !order.before(f.at, &actor.stamp));
@@ -154,11 +164,15 @@ impl Oracle {
                 let conflicting = a.kind == AccessKind::Write || kind == AccessKind::Write;
                 let lawful = !conflicting || order.before(a.at, &actor.stamp);
                 if !lawful {
-                    met.race.get_or_insert((*a, here));
+                    let known = a.librarys || owner.is_some_and(|id| live[&id].was_told(a.at));
+                    let both = known && ordered_at.is_some_and(|then| a.number <= then);
+                    let slot = if both { &mut met.unwaited } else { &mut met.race };
+                    slot.get_or_insert((*a, here));
                 }
                 lawful
             });
-            let new = Access { at: actor.at, what: actor.what, id: owner, kind, unrecorded: false };
+            let (at, what, from, librarys) = (actor.at, actor.what, actor.from, ordered_at.is_some());
+            let new = Access { at, what, from, id: owner, kind, unrecorded: false, librarys, number };
             cell.add(new, |at| order.known_before(at, &actor.stamp));
         });
         let ownerless = met.freed.is_some() || met.nobodys.is_some();
@@ -182,6 +196,7 @@ impl Oracle {
         let pairs = [
             (met.early, Blame::Allocator, Property::P2, Fault::EarlyReuse),
             (met.unrecorded, Blame::Program, Property::P2, Fault::MissingRecordUse),
+            (met.unwaited, Blame::Allocator, Property::Race, Fault::UnorderedOperation),
             (met.race, Blame::Program, Property::Race, Fault::Race),
         ];
         for (found, blame, property, fault) in pairs {
@@ -199,7 +214,7 @@ impl Oracle {
     fn convict_unborn(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, gap: At, place: Place) {
         self.convict(Blame::Program, |o| {
             let live = &o.ledger.live[&id];
-            let birth = Side::plain("the allocation", o.point(live.born_at), Some(o.held(id)));
+            let birth = o.birth("the allocation", live.born_at, id);
             Violation::new(Property::P3, Fault::BeforeAllocation, o.side(actor, kind, Some(id)))
                 .at(place)
                 .against(birth)
@@ -211,11 +226,7 @@ impl Oracle {
         self.convict(Blame::Program, |o| {
             let v = Violation::new(Property::P3, Fault::Overrun, o.side(actor, kind, Some(id))).at(place);
             match o.neighbour_in(place, id) {
-                Some(n) => v.against(Side::plain(
-                    "the allocation",
-                    o.point(o.ledger.live[&n].born_at),
-                    Some(o.held(n)),
-                )),
+                Some(n) => v.against(o.birth("the allocation", o.ledger.live[&n].born_at, n)),
                 None => v,
             }
         });
@@ -228,11 +239,7 @@ impl Oracle {
         self.convict(Blame::Program, |o| {
             let v = Violation::new(Property::P3, fault, o.side(actor, kind, Some(id))).at(place);
             match o.neighbour_in(place, id) {
-                Some(n) => v.against(Side::plain(
-                    "the next allocation",
-                    o.point(o.ledger.live[&n].born_at),
-                    Some(o.held(n)),
-                )),
+                Some(n) => v.against(o.birth("the next allocation", o.ledger.live[&n].born_at, n)),
                 None => v,
             }
         });
@@ -245,19 +252,16 @@ impl Oracle {
         if let Some(id) = below.filter(|id| contains(self.ledger.live[id].addr, self.ledger.live[id].bytes()))
         {
             return self.convict(Blame::Allocator, |o| {
-                Violation::new(
-                    Property::P3,
-                    Fault::NoMemory,
-                    Side::plain(&o.names.name(actor.what), o.point(actor.at), Some(o.held(id))),
-                )
+                Violation::new(Property::P3, Fault::NoMemory, o.unmapped_side(actor, Some(o.held(id))))
             });
         }
         self.convict(Blame::Program, |o| {
-            let dead =
-                o.ledger.gone.iter().find(|(_, g)| contains(g.addr, g.bytes)).map(|(&id, _)| o.held(id));
+            let had = o.ledger.gone.iter().filter(|(_, g)| contains(g.addr, g.bytes));
+            // The last of them: the map has no order of its own.
+            let dead = had.max_by_key(|(_, g)| g.story.number).map(|(&id, _)| o.held(id));
             let fault = if dead.is_some() { Fault::AfterFree } else { Fault::NothingMapped };
-            let what = format!("{} at {addr} + {bytes} B", o.names.name(actor.what));
-            Violation::new(Property::P3, fault, Side::plain(&what, o.point(actor.at), dead))
+            let v = Violation::new(Property::P3, fault, o.unmapped_side(actor, dead));
+            Violation { unmapped: Some((addr, bytes)), ..v }
         });
     }
 
@@ -274,7 +278,9 @@ impl Oracle {
         let step = self.order.host_step(host);
         let born = self.order.now(host, home);
         let born_at = home.map_or(step, |key| self.order.position(key));
+        let story = Story { number: self.tally.allocations - 1, name: None, from: self.from };
         let live = Live {
+            story,
             addr,
             pieces: join_pieces(pieces),
             home,
@@ -282,6 +288,7 @@ impl Oracle {
             born_at,
             used: SmallVec::new(),
             admitted: SmallVec::new(),
+            operations: SmallVec::new(),
         };
         let mut overlap = self.ledger.live.contains_key(&id).then_some(id);
         let mut missing = None;
@@ -315,41 +322,27 @@ impl Oracle {
                 let mut before = o.held(other);
                 if let Some(old) = &old {
                     before.range = Some((old.addr, old.bytes()));
+                    (before.number, before.from) = (Some(old.story.number), old.story.from);
+                    before.name.clone_from(&old.story.name);
                 }
-                Violation::new(
-                    Property::P1,
-                    Fault::Overlap,
-                    Side::plain("an allocation", o.point(born_at), Some(o.held(id))),
-                )
-                .against(Side::plain(
-                    "an allocation",
-                    o.point(o.ledger.live[&other].born_at),
-                    Some(before),
-                ))
+                let there = o.ledger.live[&other].born_at;
+                Violation::new(Property::P1, Fault::Overlap, o.birth("an allocation", born_at, id))
+                    .against(Side { allocation: Some(before), ..o.birth("an allocation", there, other) })
             });
         }
         if let Some(place) = missing {
             self.convict(Blame::Allocator, |o| {
-                Violation::new(
-                    Property::P3,
-                    Fault::NoMemory,
-                    Side::plain("an allocation", o.point(born_at), Some(o.held(id))),
-                )
-                .at(place)
+                Violation::new(Property::P3, Fault::NoMemory, o.birth("an allocation", born_at, id)).at(place)
             });
         }
         let faults = [(Blame::Allocator, Fault::EarlyReuse), (Blame::Program, Fault::MissingRecordUse)];
         for ((blame, fault), found) in faults.into_iter().zip(early) {
             let Some((earlier, place)) = found else { continue };
             self.convict(blame, |o| {
-                Violation::new(
-                    Property::P2,
-                    fault,
-                    Side::plain("an allocation for the host", o.point(step), Some(o.held(id))),
-                )
-                .at(place)
-                .against(o.past(&earlier))
-                .missing(o.edge(earlier.at, step, &born))
+                Violation::new(Property::P2, fault, o.birth("an allocation for the host", step, id))
+                    .at(place)
+                    .against(o.past(&earlier))
+                    .missing(o.edge(earlier.at, step, &born))
             });
         }
     }
@@ -362,11 +355,10 @@ impl Oracle {
             }
             return;
         }
-        let at = self.order.host_step(host);
+        self.order.host_step(host);
+        let at = self.order.position(stream);
         self.convict(Blame::Program, |o| {
-            let (name, _) = o.order.stream_name(stream);
-            let what = format!("record_use of {name}");
-            Violation::new(Property::P3, Fault::BadUse, Side::plain(&what, o.point(at), Some(o.held(id))))
+            Violation::new(Property::P3, Fault::BadUse, o.plain("record_use", at, Some(o.held(id))))
         });
     }
 
@@ -382,11 +374,7 @@ impl Oracle {
         let step = self.order.host_step(host);
         let Some(live) = self.ledger.live.remove(&id) else {
             return self.convict(Blame::Program, |o| {
-                Violation::new(
-                    Property::P3,
-                    Fault::BadFree,
-                    Side::plain("a free", o.point(step), Some(o.held(id))),
-                )
+                Violation::new(Property::P3, Fault::BadFree, o.plain("a free", step, Some(o.held(id))))
             });
         };
         let end = self.order.now(host, live.home);
@@ -399,11 +387,7 @@ impl Oracle {
                 }
                 cell.owner = Owner::Freed(id);
                 for a in &mut cell.now {
-                    let told = unknown
-                        || a.at
-                            .line
-                            .split()
-                            .is_ok_and(|s| live.used.iter().any(|u| u.0 == s && a.at.tick <= u.1));
+                    let told = unknown || live.was_told(a.at);
                     a.unrecorded = !told && !order.before(a.at, &end);
                 }
             });
@@ -412,7 +396,8 @@ impl Oracle {
             ledger.by_addr.remove(&live.addr);
         }
         let at = live.home.map_or(step, |key| order.position(key));
-        ledger.remember(id, Gone { addr: live.addr, bytes: live.bytes(), home: live.home, at });
+        let (addr, bytes, home) = (live.addr, live.bytes(), live.home);
+        ledger.remember(id, Gone { story: live.story, from: self.from, addr, bytes, home, at });
     }
 
     // --- memory going away
@@ -465,7 +450,7 @@ impl Oracle {
                 (_, Space::Device) => "a release of device memory",
                 (_, Space::Pinned) => "a release of pinned memory",
             };
-            Violation::new(Property::P4, fault, Side::plain(what, o.point(step), None))
+            Violation::new(Property::P4, fault, o.plain(what, step, None))
                 .against(o.past(&access))
                 .missing(o.edge(access.at, step, &seen))
         });
@@ -484,17 +469,9 @@ impl Oracle {
         if let Some((id, place)) = owned {
             let at = self.order.host_step(host);
             self.convict(Blame::Allocator, |o| {
-                Violation::new(
-                    Property::P4,
-                    Fault::ReleasedWhileOwned,
-                    Side::plain("a release", o.point(at), None),
-                )
-                .at(place)
-                .against(Side::plain(
-                    "the allocation",
-                    o.point(o.ledger.live[&id].born_at),
-                    Some(o.held(id)),
-                ))
+                Violation::new(Property::P4, Fault::ReleasedWhileOwned, o.plain("a release", at, None))
+                    .at(place)
+                    .against(o.birth("the allocation", o.ledger.live[&id].born_at, id))
             });
         }
         self.ledger.memory.remove(&key);

@@ -5,11 +5,13 @@
 use super::clock::{At, Stamp};
 use super::shadow::{Access, Shadow};
 use super::verdict::Place;
-use super::{MapKey, PhysKey, Space, StreamKey};
+use super::{AccessKind, MapKey, PhysKey, Space, StreamKey};
+use crate::driver::Caller;
 use crate::units::{Addr, AllocationId};
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// How many freed allocations keep their address and length for reports.
 const REMEMBERED: usize = 1 << 14;
@@ -48,9 +50,19 @@ pub(super) struct Map {
     pub(super) newest: Newest,
 }
 
+/// What a report says of an allocation, beside where and when it is.
+#[derive(Clone, Debug)]
+pub(super) struct Story {
+    /// How many there were before it.
+    pub(super) number: u64,
+    pub(super) name: Option<Arc<str>>,
+    pub(super) from: Option<Caller>,
+}
+
 /// An allocation that was not freed.
 #[derive(Debug)]
 pub(super) struct Live {
+    pub(super) story: Story,
     pub(super) addr: Addr,
     pub(super) pieces: SmallVec<[Place; 1]>,
     pub(super) home: Option<StreamKey>,
@@ -60,12 +72,56 @@ pub(super) struct Live {
     pub(super) used: SmallVec<[(StreamKey, u64); 2]>,
     /// Streams that the allocator let in: they may use the bytes without coming after the birth, on its account.
     pub(super) admitted: SmallVec<[StreamKey; 2]>,
+    /// Operations that the library said it was about to queue, the latest of each stream.
+    pub(super) operations: SmallVec<[Expected; 2]>,
+}
+
+/// An operation that the library ordered and was about to queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    stream: StreamKey,
+    kind: AccessKind,
+    /// It comes behind this tick of the stream.
+    behind: u64,
+    /// How many operations of all streams there were when it was ordered.
+    ordered_at: u64,
+    /// The tick it turned out to have.
+    came: Option<u64>,
 }
 
 impl Live {
     /// Whether the allocator answers for this access being after the bytes' former life.
     pub(super) fn admits(&self, stream: Option<StreamKey>) -> bool {
         stream.is_some_and(|s| self.admitted.contains(&s))
+    }
+}
+
+impl Live {
+    pub(super) fn expect_operation(
+        &mut self,
+        stream: StreamKey,
+        kind: AccessKind,
+        behind: u64,
+        ordered_at: u64,
+    ) {
+        let new = Expected { stream, kind, behind, ordered_at, came: None };
+        match self.operations.iter_mut().find(|e| e.stream == stream) {
+            // One operation may both read and write it: two notes before it comes.
+            Some(e) if e.came.is_none() && e.ordered_at == ordered_at => e.kind = e.kind.max(kind),
+            Some(e) => *e = new,
+            None => self.operations.push(new),
+        }
+    }
+    /// If this access belongs to an operation that the library said it would queue (the first that touches the allocation
+    /// on that stream since it said so): how many operations there were then, which it undertook to order this one behind.
+    pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<u64> {
+        let stream = at.line.split().ok()?;
+        let e = self.operations.iter_mut().find(|e| e.stream == stream && at.tick > e.behind)?;
+        (*e.came.get_or_insert(at.tick) == at.tick && kind <= e.kind).then_some(e.ordered_at)
+    }
+    /// Whether the library was told of what this stream did up to this tick.
+    pub(super) fn was_told(&self, at: At) -> bool {
+        at.line.split().is_ok_and(|s| self.used.iter().any(|u| u.0 == s && at.tick <= u.1))
     }
 }
 
@@ -78,6 +134,9 @@ impl Live {
 /// A freed allocation, for reports.
 #[derive(Debug)]
 pub(super) struct Gone {
+    pub(super) story: Story,
+    /// Where the program freed it.
+    pub(super) from: Option<Caller>,
     pub(super) addr: Addr,
     pub(super) bytes: u64,
     pub(super) home: Option<StreamKey>,

@@ -5,7 +5,7 @@
 //!
 //! `order` keeps happens-before (over `clock`, and `waits` for which waits were needed); `ledger` keeps memory and allocations
 //! (over `shadow`, who last touched each byte); `judge` checks P1 to P4 and races and decides who is to blame; `tell` turns
-//! what it found into the plain data of `verdict`.
+//! what it found into the plain data of `verdict`, and `words` that into what a person reads.
 //!
 //! It does not know contents, time, or whether anything ran; addresses are only names to it. It calls nobody and holds no
 //! lock. It never learns what an allocator believes: only what was handed out and taken back.
@@ -23,10 +23,14 @@ mod tell;
 mod tests;
 mod verdict;
 mod waits;
+mod words;
 
-pub use verdict::{Blame, Fault, Held, MissingEdge, Place, Point, Property, Side, Tally, Verdict, Violation};
+pub use verdict::{
+    Blame, Fault, Held, MissingEdge, Place, Point, Property, Side, StreamLabel, Tally, Verdict, Violation,
+};
+pub(super) use words::{address, clip, lines, place, shown};
 
-use crate::driver::StreamKind;
+use crate::driver::{Caller, StreamKind};
 use crate::units::{Addr, AllocationId, DeviceId, StreamId};
 use clock::{At, Stamp};
 use hashbrown::HashMap;
@@ -93,6 +97,7 @@ struct Actor {
     stamp: Stamp,
     what: What,
     stream: Option<StreamKey>,
+    from: Option<Caller>,
 }
 
 /// The names of operations, each kept once.
@@ -136,6 +141,20 @@ pub struct Oracle {
     names: Names,
     recent: VecDeque<Actor>,
     violations: Vec<Violation>,
+    /// What streams are called.
+    labels: HashMap<StreamId, StreamLabel>,
+    devices: Devices,
+    threads: u64,
+    /// Where what is told now was asked for.
+    from: Option<Caller>,
+}
+
+/// Whether streams of several devices were told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Devices {
+    None,
+    One(DeviceId),
+    Several,
 }
 
 impl Oracle {
@@ -152,6 +171,10 @@ impl Oracle {
             names: Names::new(),
             recent: VecDeque::new(),
             violations: Vec::new(),
+            labels: HashMap::new(),
+            devices: Devices::None,
+            threads: 0,
+            from: None,
         }
     }
 
@@ -164,6 +187,42 @@ impl Oracle {
     /// When the key was used before.
     pub fn stream_created(&mut self, stream: StreamKey, id: StreamId, kind: StreamKind, device: DeviceId) {
         self.order.stream_created(stream, id, kind, device);
+        self.devices = match self.devices {
+            Devices::None => Devices::One(device),
+            Devices::One(one) if one == device => Devices::One(one),
+            Devices::One(_) | Devices::Several => Devices::Several,
+        };
+        let of_thread = self.threads;
+        self.threads += u64::from(kind == StreamKind::PerThreadDefault);
+        let label = StreamLabel { id, number: id.0, kind, name: None, of_thread, device: Some(device) };
+        self.labels.insert(id, label);
+    }
+
+    /// What the program calls a stream, instead of its number.
+    ///
+    /// # Panics
+    /// When there is no such stream.
+    pub fn stream_named(&mut self, stream: StreamKey, name: Arc<str>) {
+        let (id, _) = self.order.stream_name(stream);
+        if let Some(label) = self.labels.get_mut(&id) {
+            label.name = Some(name);
+        }
+    }
+
+    /// The program's number of a stream, where it counts otherwise than its [`StreamId`].
+    ///
+    /// # Panics
+    /// When there is no such stream.
+    pub fn stream_numbered(&mut self, stream: StreamKey, number: u64) {
+        let (id, _) = self.order.stream_name(stream);
+        if let Some(label) = self.labels.get_mut(&id) {
+            label.number = number;
+        }
+    }
+
+    /// Where in the program the calls are made that are told from here on; `None`: that is not known.
+    pub fn called_from(&mut self, at: Option<Caller>) {
+        self.from = at;
     }
 
     /// A stream was destroyed. Its pending work goes on (E7), and counts as the device's.
@@ -185,7 +244,7 @@ impl Oracle {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
-        self.recent.push_back(Actor { at, stamp, what, stream: Some(stream) });
+        self.recent.push_back(Actor { at, stamp, what, stream: Some(stream), from: self.from });
         self.tally.operations += 1;
         OpKey(self.tally.operations - 1)
     }
@@ -338,7 +397,8 @@ impl Oracle {
             AccessKind::Write => "write by the CPU",
         });
         let at = self.order.host_step(host);
-        let actor = Actor { at, stamp: self.order.host_stamp(host), what, stream: None };
+        let stamp = self.order.host_stamp(host);
+        let actor = Actor { at, stamp, what, stream: None, from: self.from };
         self.judge_access(&actor, None, Place { phys, offset, bytes }, kind, tag);
     }
 
@@ -368,6 +428,13 @@ impl Oracle {
         self.judge_allocation(host, id, addr, pieces, stream);
     }
 
+    /// What the program calls an allocation.
+    pub fn allocation_named(&mut self, id: AllocationId, name: &str) {
+        if let Some(live) = self.ledger.live.get_mut(&id) {
+            live.story.name = Some(name.into());
+        }
+    }
+
     /// The owner told the allocator that a stream uses the allocation: from the free on, reuse must respect all that the
     /// stream did with it, before and after this call.
     pub fn used(&mut self, host: HostKey, id: AllocationId, stream: StreamKey) {
@@ -389,6 +456,17 @@ impl Oracle {
     /// the birth itself did not come after.
     pub fn admitted(&mut self, id: AllocationId, stream: StreamKey) {
         self.note_admitted(id, stream);
+    }
+
+    /// The library says that the next operation which this stream is given and which touches the allocation is one that it
+    /// has ordered behind all conflicting uses it knew of. Where it has not, a race with a use that it knew of (an operation of
+    /// its own, or a use told by [`Oracle::used`]) is its fault and not the program's. An operation that writes
+    /// though `kind` says that it reads is the program's.
+    pub fn operation_comes(&mut self, id: AllocationId, stream: StreamKey, kind: AccessKind) {
+        let from = self.order.position(stream).tick;
+        if let Some(live) = self.ledger.live.get_mut(&id) {
+            live.expect_operation(stream, kind, from, self.tally.operations);
+        }
     }
 
     /// Bytes came back to the allocator, at the end of the home stream as it is now; `unknown`: any stream may have used them,
@@ -437,7 +515,8 @@ impl Oracle {
                 _ => return,
             }
         }
-        let violation = Violation { blame, ..describe(self) };
+        let mut violation = Violation { blame, ..describe(self) };
+        self.label(&mut violation);
         self.violations.push(violation);
     }
 }

@@ -18,6 +18,7 @@
 
 use super::AccessKind;
 use super::clock::At;
+use crate::driver::Caller;
 use crate::units::AllocationId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -31,11 +32,17 @@ pub(super) struct What(pub(super) u32);
 pub(super) struct Access {
     pub(super) at: At,
     pub(super) what: What,
+    /// Where in the program it was asked for.
+    pub(super) from: Option<Caller>,
     /// The generation it belonged to; `None` where nobody was told of any.
     pub(super) id: Option<AllocationId>,
     pub(super) kind: AccessKind,
     /// Neither ordered before its free nor recorded with the allocator: the program's fault, if anything comes of it.
     pub(super) unrecorded: bool,
+    /// An operation that the library queued itself.
+    pub(super) librarys: bool,
+    /// How many operations of all streams there were, this one included.
+    pub(super) number: u64,
 }
 
 /// Who owns bytes.
@@ -198,7 +205,16 @@ mod tests {
 
     fn access(stream: u32, tick: u64, kind: AccessKind) -> Access {
         let at = At { line: Line::stream(StreamKey(stream)), tick };
-        Access { at, what: What(0), id: None, kind, unrecorded: false }
+        Access {
+            at,
+            what: What(0),
+            from: None,
+            id: None,
+            kind,
+            unrecorded: false,
+            librarys: false,
+            number: 0,
+        }
     }
     fn borders(s: &Shadow) -> Vec<(u64, u64)> {
         s.cells().map(|(start, c)| (start, c.end)).collect()

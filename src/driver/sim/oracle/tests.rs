@@ -79,6 +79,10 @@ impl Bench {
     fn used(&mut self, id: AllocationId, stream: u32) {
         self.oracle.used(HOST, id, StreamKey(stream));
     }
+    /// The library says that it is about to queue an operation.
+    fn comes(&mut self, id: AllocationId, stream: u32, kind: AccessKind) {
+        self.oracle.operation_comes(id, StreamKey(stream), kind);
+    }
     fn submit(&mut self, stream: u32) -> OpKey {
         self.oracle.submit(HOST, StreamKey(stream), "kernel")
     }

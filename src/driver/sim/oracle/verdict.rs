@@ -1,11 +1,10 @@
 //! What the judge says: counts, violations with both sides, and the verdict.
 //!
-//! Plain data and its words: every violation reads as a paragraph that says who touched what, after which free, which edge is
-//! missing and what to do. This does not know how anything was found out.
+//! Plain data; its words are those of `words`. This does not know how anything was found out.
 
 use super::{AccessKind, HostKey, PhysKey};
-use crate::units::{Addr, AllocationId, StreamId};
-use core::fmt;
+use crate::driver::{Caller, StreamKind};
+use crate::units::{Addr, AllocationId, DeviceId, StreamId};
 use std::sync::Arc;
 
 /// What was told and checked.
@@ -104,6 +103,8 @@ pub enum Fault {
     ReleasedWhileOwned,
     /// Two accesses of one generation race.
     Race,
+    /// The same, but the library knew the earlier use and queued the later one itself, without an edge (the allocator's).
+    UnorderedOperation,
 }
 
 /// A point of a stream or of a host thread.
@@ -123,49 +124,43 @@ pub enum Point {
     },
 }
 
-impl fmt::Display for Point {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Point::Stream { id, position } => write!(f, "{id} position {position}"),
-            Point::Host { thread: None } => f.write_str("the host"),
-            Point::Host { thread: Some(HostKey(n)) } => write!(f, "host thread {n}"),
-        }
-    }
+/// What a person calls a stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StreamLabel {
+    /// Which.
+    pub id: StreamId,
+    /// The number of a stream that the program made, in the order in which it made them, from 0; in a replay that of the
+    /// file.
+    pub number: u64,
+    /// Its kind: default streams are called that.
+    pub kind: StreamKind,
+    /// What the program called it, if it did.
+    pub name: Option<Arc<str>>,
+    /// Of threads' default streams, which: in the order of their first use.
+    pub of_thread: u64,
+    /// Its device, where there are several.
+    pub device: Option<DeviceId>,
 }
 
 /// An allocation, as it was told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Held {
-    /// Which.
+    /// Which. It differs from run to run.
     pub id: AllocationId,
+    /// Which, in the order in which they were made, from 0; `None` when it was freed too long ago, or never made.
+    pub number: Option<u64>,
+    /// What the program called it, if it did.
+    pub name: Option<Arc<str>>,
     /// First address and bytes asked for; `None` when it was freed too long ago.
     pub range: Option<(Addr, u64)>,
     /// The stream it was allocated on.
     pub stream: Option<StreamId>,
+    /// Where the program asked for it, if that is known: of a plain [`alloc`](crate::Allocator::alloc) it is not.
+    pub from: Option<Caller>,
     /// Where it was freed, if it was: its stream's position then, or the host.
     pub freed: Option<Point>,
-}
-
-impl fmt::Display for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "allocation {}", self.id)?;
-        if let Some((addr, bytes)) = self.range {
-            write!(f, " ({addr} + {bytes} B")?;
-            match self.stream {
-                Some(stream) => write!(f, ", allocated on {stream}")?,
-                None => f.write_str(", of no stream")?,
-            }
-            match self.freed {
-                Some(Point::Stream { id, position }) => {
-                    write!(f, ", freed on {id} behind position {position}")?;
-                }
-                Some(Point::Host { .. }) => f.write_str(", freed by the host")?,
-                None => {}
-            }
-            f.write_str(")")?;
-        }
-        Ok(())
-    }
+    /// Where the program freed it, if that is known: of a drop it is not.
+    pub freed_from: Option<Caller>,
 }
 
 /// One side of a violation: an operation, an access of the CPU, an allocation, a free, a release.
@@ -175,25 +170,12 @@ pub struct Side {
     pub what: Arc<str>,
     /// Read or write, if it was an access.
     pub kind: Option<AccessKind>,
-    /// Where.
+    /// Where in the order of things.
     pub at: Point,
+    /// Where in the program, if that is known.
+    pub from: Option<Caller>,
     /// The allocation it belongs to.
     pub allocation: Option<Held>,
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            Some(AccessKind::Read) => " (a read)",
-            Some(AccessKind::Write) => " (a write)",
-            None => "",
-        };
-        write!(f, "`{}`{kind} at {}", self.what, self.at)?;
-        if let Some(held) = self.allocation {
-            write!(f, " for {held}")?;
-        }
-        Ok(())
-    }
 }
 
 /// Two points of which the first should happen before the second, and does not.
@@ -209,37 +191,6 @@ pub struct MissingEdge {
     pub outside_legacy: bool,
 }
 
-impl fmt::Display for MissingEdge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (from, to) = (self.from, self.to);
-        match (from, to) {
-            (Point::Stream { id, position }, Point::Host { .. }) => write!(
-                f,
-                "{from} is not complete in the view of {to}: no synchronise with {id}, and no successful query of an event \
-                 recorded on {id}, at or after position {position}"
-            )?,
-            (Point::Stream { id, position }, Point::Stream { id: waiter, .. }) => write!(
-                f,
-                "{from} does not happen before {to}: no wait on {waiter} for an event recorded on {id} at or after position \
-                 {position}"
-            )?,
-            (Point::Host { .. }, _) => {
-                return write!(
-                    f,
-                    "what {from} did does not happen before {to}: no edge from {from} to the thread that asked for it"
-                );
-            }
-        }
-        if self.known > 0 {
-            write!(f, " (ordered only up to position {})", self.known)?;
-        }
-        if self.outside_legacy {
-            f.write_str("; the legacy default stream and a non-blocking stream do not wait for each other")?;
-        }
-        Ok(())
-    }
-}
-
 /// The bytes in question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
@@ -251,13 +202,8 @@ pub struct Place {
     pub bytes: u64,
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} B at offset {} of memory {}", self.bytes, self.offset, self.phys.0)
-    }
-}
-
-/// One violation: what went wrong, both sides of it, and which edge is missing.
+/// One violation: what went wrong, both sides of it, and which edge is missing. Displays as three lines: what, where, and the
+/// missing edge with the call that makes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     /// Whose fault.
@@ -266,112 +212,21 @@ pub struct Violation {
     pub property: Property,
     /// What exactly.
     pub fault: Fault,
-    /// Where.
+    /// The bytes in question.
     pub place: Option<Place>,
+    /// The addresses in question, where nothing is mapped.
+    pub unmapped: Option<(Addr, u64)>,
     /// The side that should have come first, or that was there first.
     pub earlier: Option<Side>,
     /// The side that was judged.
     pub later: Side,
     /// The edge whose absence makes it a violation, where one could have helped.
     pub missing: Option<MissingEdge>,
+    /// What the streams of all this are called.
+    pub streams: Vec<StreamLabel>,
 }
 
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let blame = match self.blame {
-            Blame::Program => "the program's",
-            Blame::Allocator => "the allocator's",
-        };
-        let (found, advice) = self.fault.words();
-        write!(f, "{:?}, {blame} fault: {found}. {}", self.property, self.later)?;
-        if let Some(place) = self.place {
-            write!(f, ", {place}")?;
-        }
-        f.write_str(".")?;
-        if let Some(earlier) = &self.earlier {
-            write!(f, " Against: {earlier}.")?;
-        }
-        if let Some(missing) = &self.missing {
-            write!(f, " Missing edge: {missing}.")?;
-        }
-        write!(f, " {advice}")
-    }
-}
-
-impl Fault {
-    /// What was found, and one sentence on what to do.
-    fn words(self) -> (&'static str, &'static str) {
-        match self {
-            Fault::Overlap => (
-                "bytes were handed out that a live allocation has",
-                "The allocator must not hand out a range before its owner freed it: look at what put it among the free.",
-            ),
-            Fault::EarlyReuse => (
-                "bytes were reused before their former owner's uses were over",
-                "The allocator must make the new owner's stream wait for the free, and for every recorded use, before it hands \
-                 the bytes out.",
-            ),
-            Fault::MissingRecordUse => (
-                "bytes were reused while a use that the allocator was never told of may be running",
-                "Call record_use with that stream before the free, or make the freeing stream wait for the use.",
-            ),
-            Fault::NoMemory => (
-                "bytes were handed out where there is no memory",
-                "The allocator must map or allocate memory before it hands it out, and keep it until the free.",
-            ),
-            Fault::BeforeAllocation => (
-                "an access is not ordered after the allocation",
-                "Make the using stream wait for an event recorded on the allocating stream after the allocation.",
-            ),
-            Fault::AfterFree => (
-                "an access came after the free",
-                "Free after the last use was submitted, or keep the allocation alive until then.",
-            ),
-            Fault::Overrun => (
-                "an access left its allocation",
-                "Check the length given to the operation against the bytes that were asked for.",
-            ),
-            Fault::NotHandedOut => (
-                "an access touched managed bytes that nobody was given",
-                "Check the address and length: they lie outside every allocation.",
-            ),
-            Fault::UnknownAllocation => (
-                "an access names an allocation that is not alive",
-                "Check that the allocation was made, and not freed, before the operation was submitted.",
-            ),
-            Fault::NothingMapped => (
-                "an access where nothing is mapped",
-                "Check the address; if an allocation has it, its memory was never mapped or was taken away too early.",
-            ),
-            Fault::BadFree => (
-                "the free of something that is not allocated",
-                "Free each allocation once: look for a second owner of it.",
-            ),
-            Fault::BadUse => (
-                "a use was recorded for something that is not allocated",
-                "Record uses before the free: later ones cannot be respected.",
-            ),
-            Fault::UnmappedWhilePending => (
-                "addresses were unmapped while an access through them may be running",
-                "Unmapping waits for nothing: see every use through those addresses complete first.",
-            ),
-            Fault::ReleasedWhilePending => (
-                "memory was given back while an access to it may be running",
-                "See every use complete, by a query or a synchronise, before giving memory back.",
-            ),
-            Fault::ReleasedWhileOwned => (
-                "memory went away while a live allocation is in it",
-                "Give back only memory all of whose allocations were freed.",
-            ),
-            Fault::Race => (
-                "two accesses of one allocation, one of them a write, are not ordered",
-                "Order them by an event: record it behind the one, and make the other's stream wait for it.",
-            ),
-        }
-    }
-}
-
-/// Something was violated. Displays every violation kept, a paragraph each.
+/// Something was violated. Displays the first few violations, the allocator's before the program's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verdict {
     /// The violations kept, the allocator's in preference.
@@ -382,21 +237,4 @@ pub struct Verdict {
     pub tally: Box<Tally>,
 }
 
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let t = &self.tally;
-        write!(
-            f,
-            "{} ordering violations in {} accesses, {} of them the allocator's",
-            t.violations, t.accesses_checked, t.violations_of_allocator
-        )?;
-        for (n, v) in self.violations.iter().enumerate() {
-            write!(f, "\n{}. {v}", n + 1)?;
-        }
-        if self.more > 0 {
-            write!(f, "\nand {} more.", self.more)?;
-        }
-        Ok(())
-    }
-}
 impl std::error::Error for Verdict {}

@@ -1,0 +1,550 @@
+"""millpond_cupy over a CuPy of our own (stub_cupy) and the stand-in driver, whose oracle says whether bytes were another's too early."""
+
+import ctypes
+import gc
+import os
+import signal
+import threading
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+import millpond
+import stand_in
+import stub_cupy
+from stand_in import MIB, alone, order, write
+
+# One segment, so that freed bytes are the next owner's if they may be.
+TIGHT = {"limit": "2MiB", "growth": "exact"}
+SIZE = 2 * MIB
+
+
+class Test(unittest.TestCase):
+    def make(self, uses="known", options=TIGHT, **stub):
+        self.cupy, self.door = stub_cupy.install(**stub)
+        self.pool = self.door.install(uses, **options)
+        return self.cupy.cuda
+
+    def streams(self, count=2):
+        made = [self.cupy.cuda.Stream(non_blocking=True) for _ in range(count)]
+        return made
+
+    def empty(self, stream, size=SIZE):
+        with stream:
+            return self.pool.malloc(size)
+
+    def next_owner_writes(self, stream, former):
+        """What the bytes' next owner does; they must be the same bytes, or nothing is shown."""
+        x = self.empty(stream)
+        self.assertEqual(x.mem.ptr, former)
+        write(stream.ptr, x.mem.ptr, SIZE, 2)
+        return x
+
+
+class TestOrder(Test):
+    def on_two_streams(self, uses, between=lambda one, two: None):
+        """An array of one stream is used on another, dropped, and written by its next owner."""
+        self.make(uses)
+        one, two = self.streams()
+        x = self.empty(one)
+        write(one.ptr, x.mem.ptr, SIZE)
+        order(one.ptr, two.ptr)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        between(one, two)
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone()
+    def test_a_stream_that_was_current_is_waited_for(self):
+        self.assertIsNone(self.on_two_streams("known"))
+
+    @alone()
+    def test_any_waits_too(self):
+        self.assertIsNone(self.on_two_streams("any"))
+
+    @alone()
+    def test_the_oracle_sees_a_use_that_nobody_told(self):
+        self.assertIsNotNone(self.on_two_streams("own"))
+
+    def used_and_ended(self, spoil=lambda: None):
+        """The other stream ends before the array does, with work pending."""
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        order(one.ptr, two.ptr)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        spoil()
+        destroyed = stand_in.calls("cuStreamDestroy_v2")
+        del two
+        self.assertEqual(stand_in.calls("cuStreamDestroy_v2"), destroyed + 1, "a known stream ends when its owner wants")
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone()
+    def test_a_stream_that_ended_is_waited_for(self):
+        self.assertIsNone(self.used_and_ended())
+
+    @alone()
+    def test_without_the_stream_that_stands_for_it_the_oracle_convicts(self):
+        self.assertIsNotNone(self.used_and_ended(lambda: setattr(self.door._Known, "_wait_for", lambda *_: None)))
+
+    @alone()
+    def test_a_stream_that_cannot_be_waited_for_makes_frees_unknown(self):
+        self.assertIsNone(self.used_and_ended(lambda: stand_in.fail_next("cuEventRecord", 999)))
+        self.assertTrue(self.door._known_of(0).lost)
+
+    @alone()
+    def test_a_stream_in_a_cycle_is_waited_for(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        order(one.ptr, two.ptr)
+        two.use()
+        write(two.ptr, x.mem.ptr, SIZE)
+        one.use()
+        # The collector ends all of it in one go, in an order of its own.
+        two.cycle = [x.mem.owner, two]
+        former = x.mem.ptr
+        gc.disable()
+        del x, two
+        gc.enable()
+        gc.collect()
+        self.next_owner_writes(one, former)
+        self.assertIsNone(stand_in.verdict())
+
+    def external(self, enter):
+        self.make()
+        (one,) = self.streams(1)
+        handle = stand_in.stream()
+        x = self.empty(one)
+        order(one.ptr, handle)
+        enter(self.cupy.cuda.ExternalStream(handle), lambda: write(handle, x.mem.ptr, SIZE), one)
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone()
+    def test_an_external_stream(self):
+        def enter(stream, work, one):
+            with stream:
+                work()
+
+        self.assertIsNone(self.external(enter))
+
+    @alone()
+    def test_an_external_stream_that_is_used(self):
+        def enter(stream, work, one):
+            stream.use()
+            work()
+            one.use()
+
+        self.assertIsNone(self.external(enter))
+
+    @alone()
+    def test_a_stream_that_was_never_current_must_be_told(self):
+        self.assertIsNotNone(self.external(lambda stream, work, one: work()))
+
+    @alone()
+    def test_a_use_that_is_told(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        order(one.ptr, two.ptr)
+        write(two.ptr, x.mem.ptr, SIZE)
+        array = SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0))
+        self.pool.record_use(array, two)
+        former = x.mem.ptr
+        del x, array
+        self.next_owner_writes(one, former)
+        self.assertIsNone(stand_in.verdict())
+
+    def on_the_null_stream(self, uses):
+        """The null stream is current from the beginning; the array's own does not wait for it by itself."""
+        cuda = self.make(uses)
+        (one,) = self.streams(1)
+        x = self.empty(one)
+        order(one.ptr, 0)
+        self.assertEqual(cuda.get_current_stream().ptr, 0)
+        write(0, x.mem.ptr, SIZE)
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone()
+    def test_the_null_stream_is_waited_for(self):
+        self.assertIsNone(self.on_the_null_stream("known"))
+
+    @alone()
+    def test_the_null_stream_is_not_waited_for_by_own(self):
+        self.assertIsNotNone(self.on_the_null_stream("own"))
+
+    def per_thread(self, elsewhere):
+        cuda = self.make()
+        (one,) = self.streams(1)
+        x = self.empty(one)
+        # Nothing is pending on the array's own stream but its birth.
+        one.synchronize()
+
+        def work():
+            stand_in.bind()
+            with cuda.Stream.ptds:
+                write(2, x.mem.ptr, SIZE)
+
+        if elsewhere:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        else:
+            work()
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone()
+    def test_this_thread_s_default_stream(self):
+        self.assertIsNone(self.per_thread(False))
+        self.assertIn(2, self.door._known_of(0).naming(list), "it is named")
+
+    @alone()
+    def test_another_thread_s_default_stream(self):
+        self.assertIsNone(self.per_thread(True))
+        self.assertIsNone(self.door._known_of(0).naming(lambda handles: handles), "it cannot be named from here")
+
+    @alone()
+    def test_two_threads_default_streams_cannot_both_be_named(self):
+        self.test_this_thread_s_default_stream.__wrapped__(self)
+        known, named = self.door._known_of(0), []
+
+        def use():
+            self.cupy.cuda.Stream.ptds.use()
+            named.append(known.naming(lambda handles: handles))
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+        named.append(known.naming(lambda handles: handles))
+        self.assertEqual(named, [None, None])
+
+    @alone()
+    def test_per_thread_streams_as_the_default(self):
+        self.make(per_thread=True)
+        self.assertIsNone(self.door._known_of(0).naming(lambda handles: handles))
+
+    @alone()
+    def test_pinned_memory(self):
+        cuda = self.make(options={})
+        (one,) = self.streams(1)
+        target = self.empty(one)
+        held = self.pool.malloc_pinned(MIB)
+        self.assertEqual((held.mem.size, held.offset, int(held.mem) % 512), (MIB, 0, 0))
+        with one:
+            copy = "cuMemcpyHtoDAsync_v2"
+            stand_in.call(copy, ctypes.c_uint64(target.mem.ptr), ctypes.c_void_p(held.mem.ptr), ctypes.c_size_t(MIB), ctypes.c_void_p(one.ptr))
+        former = held.mem.ptr
+        del held
+        self.assertEqual(self.pool.allocator().stats()["pinned"]["live"], 0)
+        other = self.pool.malloc_pinned(MIB)
+        self.assertNotEqual(other.mem.ptr, former, "a copy reads it still")
+        self.pool.allocator().synchronize()
+        again = [self.pool.malloc_pinned(MIB) for _ in range(3)]
+        self.assertIn(former, [a.mem.ptr for a in again])
+
+
+class TestCaptures(Test):
+    @alone()
+    def test_a_capture_lives_and_the_memory_comes_back_behind_it(self):
+        self.make()
+        one, two = self.streams()
+        x, pinned = self.empty(one), self.pool.malloc_pinned(512)
+        with two:
+            two.begin_capture()
+            former = x.mem.ptr
+            del x, pinned
+            self.assertEqual(self.pool.held_frees(), 2)
+            self.assertEqual(self.pool.used_bytes(), SIZE)
+            self.assertIsNotNone(two.end_capture())
+        self.assertEqual(self.pool.held_frees(), 2)
+        self.next_owner_writes(one, former)
+        self.assertEqual(self.pool.held_frees(), 0)
+        self.assertEqual(self.pool.allocator().stats()["pinned"]["live"], 0)
+        self.assertIsNone(stand_in.verdict())
+
+    @alone()
+    def test_a_trim_looks_again(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        with two:
+            two.begin_capture()
+            del x
+            two.end_capture()
+        self.assertEqual(self.pool.held_frees(), 1)
+        self.pool.free_all_blocks()
+        self.assertEqual((self.pool.held_frees(), self.pool.used_bytes()), (0, 0))
+        self.pool.allocator().synchronize()
+        self.pool.free_all_blocks()
+        self.assertEqual(self.pool.total_bytes(), 0)
+
+    @alone()
+    def test_a_stream_that_ends_while_it_captures(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        with two:
+            two.begin_capture()
+        del two
+        del x
+        self.assertTrue(self.door._known_of(0).lost)
+        self.assertEqual(self.pool.used_bytes(), 0)
+
+
+class TestDoor(Test):
+    @alone()
+    def test_what_is_wrong_is_raised_before_cupy_is_touched(self):
+        cupy, door = stub_cupy.install()
+        before = dict(vars(cupy.cuda))
+        for wrong in ({"uses": "some"}, {"limit": "banana"}, {"limit": -1}, {"size": 3}, {"policy": True}):
+            with self.assertRaises((ValueError, TypeError), msg=str(wrong)):
+                door.install(**wrong)
+            self.assertEqual(cupy.cuda.allocators, [])
+        self.assertEqual(vars(cupy.cuda), before)
+        pool = door.install(limit="64MiB", pinned=False)
+        self.assertEqual(cupy.cuda.allocators, [pool.malloc])
+
+    @alone()
+    def test_twice(self):
+        cuda = self.make()
+        first = vars(cuda.Stream.__mro__[1])["use"], cuda.Stream.__del__
+        x = self.pool.malloc(512)
+        other = self.door.install(limit="64MiB")
+        self.assertEqual((vars(cuda.Stream.__mro__[1])["use"], cuda.Stream.__del__), first, "hooked once")
+        self.assertEqual(cuda.allocators[-2:], [other.malloc, other.malloc_pinned])
+        used = self.pool.used_bytes()
+        del x
+        self.assertEqual((used, self.pool.used_bytes()), (512, 0), "an array goes back where it came from")
+
+    @alone()
+    def test_own_and_any_watch_nothing(self):
+        cupy, door = stub_cupy.install()
+        stream = cupy.cuda.Stream
+        before = stream.use, stream.__enter__, stream.__del__
+        door.install("own")
+        door.install("any")
+        self.assertEqual((stream.use, stream.__enter__, stream.__del__), before)
+
+    @alone()
+    def test_streams_that_cannot_be_watched(self):
+        cupy, door = stub_cupy.install()
+        for kind in ("Stream", "ExternalStream"):
+            with mock.patch.object(cupy.cuda, kind, int), self.assertRaisesRegex(RuntimeError, "uses='any'"):
+                door.install()
+        self.assertEqual(cupy.cuda.allocators, [])
+        door.install("any")
+
+    @alone()
+    def test_no_device(self):
+        cupy, door = stub_cupy.install(devices=0)
+        with self.assertRaisesRegex(millpond.NoDeviceError, "CuPy sees no device"):
+            door.install()
+
+        def failing():
+            raise RuntimeError("cudaErrorNoDevice")
+
+        cupy.cuda.runtime.getDeviceCount = failing
+        with self.assertRaisesRegex(millpond.NoDeviceError, "cudaErrorNoDevice"):
+            door.install()
+        self.assertEqual(cupy.cuda.allocators, [])
+
+    def test_no_cupy(self):
+        done = stand_in.run(["-c", "import sys\nsys.modules['cupy'] = None\nimport millpond_cupy"])
+        self.assertRegex(done.stderr, "ImportError: millpond_cupy needs CuPy")
+
+    @alone()
+    def test_sizes(self):
+        self.make()
+        for wrong, kind in ((-1, ValueError), (1 << 64, OverflowError), (1.5, TypeError), (True, TypeError)):
+            for malloc in (self.pool.malloc, self.pool.malloc_pinned):
+                with self.assertRaises(kind):
+                    malloc(wrong)
+        self.assertEqual(self.pool.malloc(0).mem.ptr, 0)
+        with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError):
+            self.pool.malloc(SIZE + 1)
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_two_devices(self):
+        cuda = self.make(devices=2)
+        kept = {}
+        for device in (0, 1):
+            cuda.runtime.setDevice(device)
+            stream = cuda.Stream(non_blocking=True)
+            kept[device] = stream, self.empty(stream)
+        self.assertEqual([self.pool.allocator(d).stats()["total"]["live"] for d in (0, "cuda:1")], [1, 1])
+        # The streams of device 0 end, and its array, while device 1 is current.
+        former = kept[0][1].mem.ptr
+        stand_in.bind(0)
+        write(kept[0][0].ptr, former, SIZE)
+        stand_in.bind(1)
+        del kept[0], stream
+        gc.collect()
+        self.assertEqual(cuda.runtime.getDevice(), 1)
+        self.assertEqual([self.pool.allocator(d).stats()["total"]["live"] for d in (0, 1)], [0, 1])
+        self.assertFalse(self.door._known_of(0).lost or self.door._known_of(1).lost)
+
+    @alone()
+    def test_a_stream_leaves_when_it_ends(self):
+        """However many streams a program makes, a free names those that are there."""
+        self.make(options={})
+        known = self.door._known_of(0)
+        for _ in range(50):
+            (stream,) = self.streams(1)
+            x = self.empty(stream, 512)
+            del stream, x
+        self.assertEqual(known._handles, {})
+        # The null stream, and the one that stands for all that ended.
+        self.assertEqual(known.naming(len), 2)
+        self.assertIsNone(stand_in.verdict())
+
+    @alone()
+    def test_a_stream_that_ended_is_named_no_more(self):
+        self.make(options={})
+        known = self.door._known_of(0)
+        one, two = self.streams()
+        handle = two.ptr
+        with two:
+            x = self.empty(one, 512)
+        self.assertIn(handle, known.naming(list))
+        del two
+        self.assertNotIn(handle, known.naming(list))
+        unknown = mock.Mock(side_effect=self.pool.allocator().free_unknown)
+        self.pool.allocator().free_unknown = unknown
+        del x
+        unknown.assert_not_called()
+        self.assertEqual(self.pool.used_bytes(), 0)
+
+    @alone()
+    def test_an_external_stream_that_is_gone(self):
+        """Against the rule, its object outlives it: the driver refuses the name, and the free is by nobody knows whom."""
+        cuda = self.make(options={})
+        (one,) = self.streams(1)
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        handle = stand_in.stream()
+        kept = cuda.ExternalStream(handle)
+        with kept:
+            pass
+        stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
+        self.assertIn(handle, self.door._known_of(0).naming(list))
+        del x, pinned
+        stats = self.pool.allocator().stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"]), (0, 0))
+
+    @alone()
+    def test_a_stream_does_not_end_while_a_free_names_it(self):
+        """The collector may end a stream in the middle of a free: not before the call is over."""
+        self.make(options={})
+        known = self.door._known_of(0)
+        one, two = self.streams()
+        x = self.empty(one, 512)
+        with two:
+            pass
+        handle, destroyed = two.ptr, stand_in.calls("cuStreamDestroy_v2")
+        free, seen = self.pool.allocator()._free_after, []
+
+        def ends_one(pointer, handles):
+            nonlocal two
+            del two
+            seen.append((handle in list(handles), stand_in.calls("cuStreamDestroy_v2")))
+            free(pointer, handles)
+
+        self.pool.allocator()._free_after = ends_one
+        del x
+        self.assertEqual(seen, [(True, destroyed)])
+        self.assertEqual(stand_in.calls("cuStreamDestroy_v2"), destroyed + 1)
+        self.assertNotIn(handle, known._handles.values())
+
+    @alone()
+    def test_threads_with_streams_that_come_and_go(self):
+        self.make(options={"limit": "64MiB"})
+        wrong, shared = [], []
+
+        def churn(seed):
+            try:
+                stand_in.bind()
+                for i in range(150):
+                    (stream,) = self.streams(1)
+                    with stream:
+                        x = self.pool.malloc(512 * ((seed + i) % 7 + 1))
+                        write(stream.ptr, x.mem.ptr, 512)
+                    shared.append(x)
+                    del x, stream
+                    if len(shared) > 4:
+                        shared.pop(0)
+            except Exception as why:
+                wrong.append(why)
+
+        threads = [threading.Thread(target=churn, args=(n,)) for n in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(wrong, [])
+        shared.clear()
+        gc.collect()
+        self.assertEqual(self.pool.used_bytes(), 0)
+        self.assertIsNone(stand_in.verdict())
+
+    def test_the_exit_with_arrays_alive(self):
+        if not stand_in.there():
+            self.skipTest("MILLPOND_LIBCUDA names no stand-in driver")
+        program = """
+import sys, stand_in, stub_cupy
+cupy, door = stub_cupy.install()
+pool = door.install()
+stream = cupy.cuda.Stream()
+with stream:
+    x, p = pool.malloc(512), pool.malloc_pinned(512)
+    stand_in.write(stream.ptr, x.mem.ptr, 512)
+stream.use()
+sys.modules["kept"] = [x, p, pool, stream]
+"""
+        done = stand_in.run(["-X", "dev", "-c", program])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    @alone()
+    def test_a_forked_child_may_drop_its_arrays(self):
+        """Also where another thread was in the middle of a free."""
+        self.make()
+        (stream,) = self.streams(1)
+        x, p = self.empty(stream, 512), self.pool.malloc_pinned(512)
+        held, over = threading.Event(), threading.Event()
+
+        def hold(handles):
+            held.set()
+            over.wait()
+
+        thread = threading.Thread(target=self.door._known_of(0).naming, args=(hold,))
+        thread.start()
+        held.wait()
+        process = os.fork()
+        if not process:
+            # What waits for a lock for ever is ended by the system, with another code.
+            signal.alarm(20)
+            del x, p, stream
+            gc.collect()
+            os._exit(5)
+        over.set()
+        thread.join()
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 5)
+        self.assertEqual(self.pool.used_bytes(), 512)
+
+
+if __name__ == "__main__":
+    unittest.main()

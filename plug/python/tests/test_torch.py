@@ -1,0 +1,139 @@
+"""millpond_torch over a PyTorch of our own (stub_torch) and the stand-in driver: what is wrong is raised, with a type, before PyTorch
+is switched; and what is switched works."""
+
+import ctypes
+import threading
+import unittest
+import warnings
+
+import millpond
+import stand_in
+import stub_torch
+from stand_in import MIB, alone
+
+
+class Test(unittest.TestCase):
+    def refused(self, kind, words, options=None, **stub):
+        """`install` raises, and has not touched PyTorch."""
+        torch, door = stub_torch.install(**stub)
+        with self.assertRaisesRegex(kind, words):
+            door.install(**options or {})
+        self.assertIsNone(torch.told.current)
+        self.assertEqual(torch.told.initialized, stub.get("initialized", False))
+        return torch, door
+
+    @alone()
+    def test_a_fault_leaves_pytorch_as_it_is(self):
+        self.refused(millpond.NoDeviceError, "built without CUDA", cuda=None)
+        self.refused(millpond.NoDeviceError, "sees no GPU", devices=0)
+        self.refused(RuntimeError, "2.0 or newer", pluggable=False)
+        self.refused(RuntimeError, "set_record_stream_fn", hooks=())
+        self.refused(RuntimeError, "before anything uses a GPU", initialized=True)
+        self.refused(TypeError, "no switch", {"policy": True})
+        self.refused(ValueError, "cannot be negative", {"limit": -1})
+        # What only the library knows; and then the right ones, in the same process.
+        for options in ({"limit": "banana"}, {"size": 3}, {"policy": "best"}):
+            torch, door = self.refused(ValueError, "banana|size|best", options)
+        door.install(limit="64MiB")
+        self.assertIsNotNone(torch.told.current)
+        self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
+
+    @alone()
+    def test_a_device_that_cannot_leaves_pytorch_as_it_is(self):
+        """PyTorch says that there are two devices, the driver has one."""
+        torch, door = self.refused(millpond.NoDeviceError, "", {"limit": "64MiB"}, devices=2)
+        # No allocator of the first device stays behind, with options that nobody wants.
+        torch.cuda.device_count = lambda: 1
+        door.install(limit="32MiB")
+        self.assertEqual(door.allocator("cuda:0").stats()["limit"], 32 * MIB)
+
+    def test_no_torch(self):
+        done = stand_in.run(["-c", "import sys\nsys.modules['torch'] = None\nimport millpond_torch"])
+        self.assertRegex(done.stderr, "ImportError: millpond_torch needs PyTorch")
+
+    @alone()
+    def test_a_switch_that_fails_can_be_tried_again(self):
+        torch, door = stub_torch.install()
+        change, torch.cuda.memory.change_current_allocator = torch.cuda.memory.change_current_allocator, None
+        with self.assertRaises(TypeError):
+            door.install(limit="64MiB")
+        with self.assertRaisesRegex(ValueError, "has its allocator already"):
+            door.install(limit="32MiB")
+        torch.cuda.memory.change_current_allocator = change
+        door.install(limit="64MiB")
+        self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
+
+    @alone()
+    def test_twice(self):
+        torch, door = stub_torch.install()
+        made = door.install(limit="64MiB")
+        self.assertIs(door.install(), made)
+        with self.assertRaisesRegex(RuntimeError, "installed already"):
+            door.install(limit="32MiB")
+        self.assertIs(torch.told.current, made)
+
+    @alone()
+    def test_by_many_threads(self):
+        torch, door = stub_torch.install()
+        made, begin = [], threading.Barrier(4)
+
+        def install():
+            begin.wait()
+            made.append(door.install())
+
+        threads = [threading.Thread(target=install) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(len(made), 4)
+        self.assertEqual(set(map(id, made)), {id(torch.told.current)})
+
+    @alone()
+    def test_streams_that_cannot_be_declared_are_a_warning(self):
+        torch, door = stub_torch.install()
+
+        def failing(device, priority=0):
+            raise RuntimeError("no stream")
+
+        torch.cuda.Stream = failing
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.assertIs(door.install(), torch.told.current)
+        self.assertRegex(str(said[0].message), "device 0 are not declared .* no stream")
+        self.assertEqual(said[0].category, RuntimeWarning)
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_what_is_installed_works(self):
+        torch, door = stub_torch.install(devices=2)
+        with self.assertRaisesRegex(RuntimeError, r"install\(\) first"):
+            door.report()
+        made = door.install(limit="64MiB")
+        path, alloc, free = made.names
+        self.assertEqual(path, millpond.library_path())
+        for hook in stub_torch.HOOKS:
+            self.assertTrue(torch.told.hooks[hook])
+        library = ctypes.CDLL(path)
+        alloc, free = getattr(library, alloc), getattr(library, free)
+        alloc.restype = ctypes.c_void_p
+        alloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        x = alloc(MIB, 1, torch.told.streams[1, 0])
+        self.assertEqual([door.memory_allocated(d) for d in (0, "cuda:1")], [0, MIB])
+        self.assertEqual([door.memory_allocated(d) for d in (None, "cuda")], [0, 0])
+        before = stand_in.calls("cuStreamGetId")
+        free(x, MIB, 1, torch.told.streams[1, 0])
+        self.assertEqual(stand_in.calls("cuStreamGetId"), before, "its streams are declared: nobody asks who they are")
+        self.assertEqual(door.memory_stats(1)["untold_failures"], 0)
+        for wrong, kind in ((-1, ValueError), ("cpu", ValueError), (True, TypeError), (1.5, TypeError)):
+            with self.assertRaises(kind):
+                door.allocator(wrong)
+        # A view ends nothing.
+        with door.allocator() as view:
+            view.free(view.alloc(1))
+        del view
+        door.trim()
+
+
+if __name__ == "__main__":
+    unittest.main()

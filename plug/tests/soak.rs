@@ -1,0 +1,425 @@
+//! The soak of the C interface: programs in C's words, in a loop over the stand-in driver, and nothing may grow.
+//!
+//! The functions are linked into this program, so that the host memory of the interface and the library under it is counted
+//! by this program's allocator; the stand-in driver is a library of its own, with an allocator of its own, so the simulated
+//! device's memory and its oracle's are not in the figures. Each program has a process of its own. It synchronises once
+//! in 100 rounds and behind the library's back, as programs in C do: by the driver's own call.
+//!
+//! 10,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says. tests/soak.rs tells what is compared and why.
+
+#![allow(unsafe_code, reason = "functions of a driver, found by name")]
+
+#[path = "../../tests/soak/counting.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "a module of tests; here the device's memory is apart by itself"
+)]
+mod counting;
+#[path = "../../tests/fake_libcuda/remote.rs"]
+mod remote;
+
+use counting::Account;
+use libloading::Library;
+use millpond_plug::{ffi, status::MillpondStatus, torch};
+use remote::{Fake, When};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fmt::Write;
+use std::ptr::null_mut;
+use std::sync::LazyLock;
+
+#[global_allocator]
+static COUNTED: counting::Counting = counting::Counting;
+
+const KIB: usize = 1 << 10;
+const GIB: u64 = 1 << 30;
+const PERIOD: u64 = 100;
+type Handle = *mut c_void;
+
+fn rounds() -> u64 {
+    let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
+    let rounds =
+        asked.map_or(10_000, |n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"));
+    assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
+    rounds
+}
+
+// The program's own driver.
+
+static DRIVER: LazyLock<Library> = LazyLock::new(|| {
+    // SAFETY: the stand-in has no initialisers of its own beyond Rust's.
+    unsafe { Library::new(remote::path().expect("it was there a moment ago")) }.expect("it loads")
+});
+
+macro_rules! driver {
+    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*) => {$(
+        fn $name($($arg: $type),*) {
+            static AT: LazyLock<libloading::Symbol<'static, extern "C" fn($($type),*) -> c_uint>> =
+                // SAFETY: the function has this type in the driver's interface.
+                LazyLock::new(|| unsafe { DRIVER.get($symbol) }.expect("a function of the driver"));
+            assert_eq!(AT($($arg),*), 0, stringify!($name));
+        }
+    )*};
+}
+driver! {
+    init = b"cuInit" (flags: c_uint);
+    retain = b"cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
+    set_current = b"cuCtxSetCurrent" (context: Handle);
+    create_stream = b"cuStreamCreate" (stream: *mut Handle, flags: c_uint);
+    destroy_stream = b"cuStreamDestroy_v2" (stream: Handle);
+    synchronize_stream = b"cuStreamSynchronize" (stream: Handle);
+    synchronize = b"cuCtxSynchronize" ();
+    set = b"cuMemsetD8Async" (at: u64, value: u8, bytes: usize, stream: Handle);
+}
+
+fn stream() -> Handle {
+    let mut stream = null_mut();
+    create_stream(&raw mut stream, 1);
+    stream
+}
+
+/// The default stream of the calling thread.
+const PER_THREAD: usize = 2;
+
+#[derive(Clone, Copy)]
+struct Context(Handle);
+// SAFETY: a handle is a number that every thread may name.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    fn bind(self) {
+        set_current(self.0);
+    }
+}
+
+fn context() -> Context {
+    let mut context = null_mut();
+    init(0);
+    retain(&raw mut context, 0);
+    set_current(context);
+    Context(context)
+}
+
+// The C interface.
+
+fn must(status: MillpondStatus) {
+    // SAFETY: never null, and it stays until the thread's next failure.
+    let said = || unsafe { CStr::from_ptr(ffi::millpond_last_error()) }.to_string_lossy().into_owned();
+    assert!(status == MillpondStatus::Ok, "{status:?}: {}", said());
+}
+
+#[derive(Clone, Copy)]
+struct Door(u32);
+
+impl Door {
+    fn new(options: &str) -> Door {
+        let (options, mut number) = (CString::new(options).expect("words"), 0);
+        must(ffi::millpond_create(0, options.as_ptr(), &raw mut number));
+        Door(number)
+    }
+    fn alloc(self, bytes: usize, on: Handle) -> Handle {
+        let mut ptr = null_mut();
+        must(ffi::millpond_alloc(self.0, bytes, on, &raw mut ptr));
+        ptr
+    }
+    fn free(self, ptr: Handle) {
+        must(ffi::millpond_free(self.0, ptr));
+    }
+    fn use_on(self, ptr: Handle, on: Handle) {
+        must(ffi::millpond_record_use(self.0, ptr, on));
+    }
+    fn stats(self) -> String {
+        let mut needed = 0;
+        must(ffi::millpond_stats_json(self.0, null_mut(), 0, &raw mut needed));
+        let mut text = vec![0u8; needed];
+        must(ffi::millpond_stats_json(self.0, text.as_mut_ptr().cast::<c_char>(), needed, null_mut()));
+        text.pop();
+        String::from_utf8(text).expect("text")
+    }
+    fn destroy(self) {
+        must(ffi::millpond_destroy(self.0));
+    }
+}
+
+/// The number behind the first field of this name.
+fn field(stats: &str, name: &str) -> u64 {
+    let at =
+        stats.find(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name} in {stats}")) + name.len() + 3;
+    stats[at..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+}
+
+// The loop.
+
+/// No program has more than a MiB alive or pending: what is beyond this was never given back.
+const MOST_TAKEN: u64 = 128 << 20;
+
+/// A program's round, given its number. `None` for the allocator: it makes its own.
+type Round = Box<dyn FnMut(u64)>;
+
+const COUNTERS: [&str; 7] = [
+    "driver events",
+    "driver streams",
+    "bytes taken",
+    "bytes in flight",
+    "segments",
+    "host blocks",
+    "host bytes",
+];
+
+fn counts(account: Account, fake: &Fake, door: Option<Door>) -> [u64; COUNTERS.len()] {
+    let calls = |name: &str| fake.calls(name);
+    let events = calls("cuEventCreate") - calls("cuEventDestroy_v2") - calls("cuEventDestroy");
+    let streams = calls("cuStreamCreate") - calls("cuStreamDestroy_v2");
+    let stats = door.map(Door::stats);
+    let of = |name| stats.as_deref().map_or(0, |stats| field(stats, name));
+    let (taken, in_flight, segments) = (of("taken"), of("in_flight"), of("segments"));
+    drop(stats);
+    let held = account.library();
+    let number = |count: i64| u64::try_from(count).unwrap_or(0);
+    [events, streams, taken, in_flight, segments, number(held.blocks), number(held.bytes)]
+}
+
+/// Runs a program in a process of its own, on a device that runs at once and on one that runs late.
+fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Round) {
+    const HERE: &str = "MILLPOND_SOAK_ALONE";
+    let name = test.rsplit_once("::").map_or(test, |(_, name)| name);
+    let Ok(when) = std::env::var(HERE) else {
+        if remote::fake_or_skip(GIB, 1, When::Latest).is_none() {
+            return;
+        }
+        let exe = std::env::current_exe().expect("a test has a path");
+        let mut found = String::new();
+        for when in ["at once", "late"] {
+            let run = std::process::Command::new(&exe)
+                .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+                .env(HERE, when)
+                .env("RUST_BACKTRACE", "0")
+                .output()
+                .expect("it runs");
+            let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+            if !run.status.success() || !said.contains("1 passed") {
+                found += &said;
+            }
+        }
+        assert!(found.is_empty(), "{found}");
+        return;
+    };
+    let fake = remote::fake(64 * GIB, 1, if when == "late" { When::Latest } else { When::Earliest });
+    let fake = fake.expect("it was there a moment ago");
+    let context = context();
+    let account = Account::open();
+    let found = account.scope(|| watch(account, &fake, context, options, program));
+    assert!(found.is_empty(), "{name}, device {when}, {} rounds:{found}", rounds());
+    assert_eq!(fake.verdict(), None);
+}
+
+fn watch(
+    account: Account,
+    fake: &Fake,
+    context: Context,
+    options: &str,
+    program: fn(Option<Door>, Context) -> Round,
+) -> String {
+    let rounds = rounds();
+    // Programs that make their own allocators are told so by the options.
+    let door = (!matches!(options, "none" | "table")).then(|| Door::new(options));
+    let mut round = program(door, context);
+    let tenth = rounds / 10;
+    let [mut early, mut late] = [[0; COUNTERS.len()]; 2];
+    let mut found = String::new();
+    for i in 0..rounds {
+        round(i);
+        if i % PERIOD == PERIOD - 1 {
+            synchronize();
+        }
+        // Coprime to the period, so that each round of it is looked at; and the report is not cheap.
+        if i % 7 != 0 {
+            continue;
+        }
+        let now = counts(account, fake, door);
+        if now[2] > MOST_TAKEN {
+            let _ = write!(found, "\n    bytes taken: {} after {i} rounds", now[2]);
+            break;
+        }
+        let to = if i < tenth { &mut early } else { &mut late };
+        if i < tenth || i >= rounds - tenth {
+            to.iter_mut().zip(now).for_each(|(high, now)| *high = (*high).max(now));
+        } else if early.iter().zip(now).any(|(early, now)| now > early + early / 2 + 50) {
+            late = now;
+            break;
+        }
+    }
+    drop(round);
+    if let Some(door) = door {
+        door.destroy();
+    }
+    for ((name, before), after) in COUNTERS.iter().zip(early).zip(late) {
+        // As in tests/soak.rs: what is forgotten in batches does not peak at the same height in every tenth.
+        // A destroyed allocator's name is never another's, so that a table of names is kept: of 4096 at most.
+        let by_design = options == "table" && name.starts_with("host");
+        if after > before + before / 4 + 8 && !by_design {
+            let _ = write!(found, "\n    {name}: {before} -> {after}");
+        }
+    }
+    // A stream that lasts as long as the process may be marked once; PyTorch's allocator lasts as long, too.
+    let [left, streams, ..] = counts(account, fake, None);
+    if left > streams && options != "none" {
+        let _ = write!(found, "\n    driver events after the end: {left}");
+    }
+    Account::nobody().scope(|| found.clone())
+}
+
+macro_rules! programs {
+    ($($name:ident: $options:literal, $program:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            soak(stringify!($name), $options, $program);
+        }
+    )*};
+}
+programs! {
+    pairs: "", pairs_on_one_stream;
+    a_use_on_another_stream: "", |door, _| users(door, 1, false, false);
+    two_users: "", |door, _| users(door, 2, false, false);
+    two_permanent_users: "", |door, _| users(door, 2, true, false);
+    two_users_deterministically: "deterministic=1", |door, _| users(door, 2, false, true);
+    two_permanent_users_deterministically: "deterministic=1", |door, _| users(door, 2, true, true);
+    two_users_and_a_small_footprint: "policy=footprint", |door, _| users(door, 2, false, false);
+    two_permanent_users_and_a_small_footprint: "policy=footprint", |door, _| users(door, 2, true, false);
+    two_users_and_no_reuse: "reuse=never", |door, _| users(door, 2, false, false);
+    frees_on_another_stream: "", free_on_another;
+    frees_by_nobody_knows_whom: "", free_unknown;
+    streams_that_come_and_go: "", streams_come_and_go;
+    threads_that_come_and_go: "", threads_come_and_go;
+    pinned_memory: "", pinned;
+    the_pair_for_pytorch: "none", pytorch;
+    allocators_that_come_and_go: "table", allocators;
+}
+
+fn pairs_on_one_stream(door: Option<Door>, _: Context) -> Round {
+    let (door, s) = (door.expect("an allocator"), stream());
+    Box::new(move |i| {
+        let x = door.alloc((1 + i as usize % 9) * 3 * KIB, s);
+        set(x.addr() as u64, 1, KIB, s);
+        door.free(x);
+    })
+}
+
+/// One block at a time, used on other streams. A deterministic allocator asks no event, so it has to be waited with.
+fn users(door: Option<Door>, users: usize, permanent: bool, deterministic: bool) -> Round {
+    let door = door.expect("an allocator");
+    let streams: Vec<_> = (0..=users).map(|_| stream()).collect();
+    if permanent {
+        for &s in &streams {
+            must(ffi::millpond_declare_permanent(door.0, s));
+        }
+    }
+    Box::new(move |i| {
+        let x = door.alloc(4 * KIB, streams[0]);
+        for &user in &streams[1..] {
+            door.use_on(x, user);
+        }
+        door.free(x);
+        if i % PERIOD == 50 {
+            synchronize_stream(streams[users]);
+            if deterministic {
+                must(ffi::millpond_synchronize(door.0));
+            }
+        }
+    })
+}
+
+fn free_on_another(door: Option<Door>, _: Context) -> Round {
+    let (door, s, t) = (door.expect("an allocator"), stream(), stream());
+    Box::new(move |i| {
+        let x = door.alloc((1 + i as usize % 5) * 40 * KIB, s);
+        must(ffi::millpond_free_on(door.0, x, t));
+    })
+}
+
+fn free_unknown(door: Option<Door>, _: Context) -> Round {
+    let (door, s) = (door.expect("an allocator"), stream());
+    Box::new(move |_| must(ffi::millpond_free_unknown(door.0, door.alloc(4 * KIB, s))))
+}
+
+/// Streams of one round, which end before or behind the free, and whose handles come back.
+fn streams_come_and_go(door: Option<Door>, _: Context) -> Round {
+    let (door, home) = (door.expect("an allocator"), stream());
+    Box::new(move |i| {
+        let s = stream();
+        let (x, y) = (door.alloc(4 * KIB, s), door.alloc(4 * KIB, home));
+        set(x.addr() as u64, 1, KIB, s);
+        door.use_on(y, s);
+        if i % 2 == 0 {
+            destroy_stream(s);
+            door.free(x);
+        } else {
+            door.free(x);
+            destroy_stream(s);
+        }
+        door.free(y);
+    })
+}
+
+/// A thousand threads, one after another, each on its default stream. Not more: the oracle has a clock for each.
+fn threads_come_and_go(door: Option<Door>, context: Context) -> Round {
+    let (door, every) = (door.expect("an allocator"), rounds() / 1000);
+    Box::new(move |i| {
+        if i % every != 0 {
+            return;
+        }
+        let theirs = move || {
+            context.bind();
+            let on = std::ptr::without_provenance_mut(PER_THREAD);
+            let x = door.alloc(4 * KIB, on);
+            set(x.addr() as u64, 1, KIB, on);
+            door.free(x);
+        };
+        std::thread::scope(|threads| threads.spawn(theirs).join().expect("no panic"));
+    })
+}
+
+fn pinned(door: Option<Door>, _: Context) -> Round {
+    let (door, s, t) = (door.expect("an allocator"), stream(), stream());
+    Box::new(move |i| {
+        let mut x = null_mut();
+        must(ffi::millpond_alloc_pinned(door.0, 8 * KIB, &raw mut x));
+        must(ffi::millpond_record_pinned_use(door.0, x, s));
+        must(ffi::millpond_record_pinned_use(door.0, x, t));
+        must(if i % 5 == 0 {
+            ffi::millpond_free_pinned_unknown(door.0, x)
+        } else {
+            ffi::millpond_free_pinned(door.0, x)
+        });
+    })
+}
+
+fn pytorch(_: Option<Door>, _: Context) -> Round {
+    let (s, t) = (stream(), stream());
+    Box::new(move |i| {
+        let bytes = (1 + i as usize % 7) * 100 * KIB;
+        let x = torch::millpond_torch_alloc(bytes, 0, s);
+        if i % 2 == 0 {
+            torch::millpond_torch_record_stream(x, t);
+        }
+        torch::millpond_torch_free(x, bytes, 0, if i % 3 == 0 { t } else { s });
+        assert_eq!(torch::millpond_torch_untold(), 0);
+    })
+}
+
+/// A thousand allocators, with a block that outlives each.
+fn allocators(_: Option<Door>, _: Context) -> Round {
+    let (s, t, every) = (stream(), stream(), rounds() / 1000);
+    Box::new(move |i| {
+        if i % every == 0 {
+            let door = Door::new("");
+            let (x, y) = (door.alloc(4 * KIB, s), door.alloc(4 * KIB, s));
+            door.use_on(x, t);
+            door.free(x);
+            door.destroy();
+            door.free(y);
+        }
+    })
+}

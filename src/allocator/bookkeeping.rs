@@ -1,0 +1,105 @@
+//! How much an allocator remembers: the counts that must stay flat while a program runs for ever.
+//!
+//! Everything an allocator keeps beside the heap is there for work that is *pending*: markers of streams, uses of live
+//! allocations, ranges in flight, values that the device still reads. What has ever happened must leave nothing behind.
+//! `tests/soak.rs` holds loops of all shapes against these counts; a user who suspects growth can print them. This file
+//! reads and changes nothing; it does not know which count is too high.
+
+use super::Allocator;
+use crate::driver::Driver;
+use crate::units::Epoch;
+
+/// What an allocator and its device's timelines hold at one moment, as counts. Gathered lock by lock, without a driver
+/// call: exact when nothing runs beside it.
+///
+/// In a steady loop each count is bounded by what is pending on the device, not by the number of rounds. Timelines are
+/// shared by all allocators of a device, and so are the counts of their state.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Bookkeeping {
+    /// Timelines of streams, live ones and those that are gone but not known complete; and one of the context.
+    pub timelines: usize,
+    /// Published markers that no timeline has dropped yet. Each holds a driver event.
+    pub markers: usize,
+    /// Driver events that no marker uses, kept for the next one.
+    pub events_pooled: usize,
+    /// Entries of the streams' clocks: for each stream, which others it is ordered after.
+    pub clock_entries: usize,
+    /// Pools, closed ones that still hold something included.
+    pub pools: usize,
+    /// Recorded uses of live allocations, device and pinned memory.
+    pub uses: usize,
+    /// Slots for the uses of one allocation each, free ones included.
+    pub use_slots: usize,
+    /// Freed ranges that another stream may still touch, device and pinned memory.
+    pub in_flight: usize,
+    /// Recorded uses of those ranges.
+    pub in_flight_uses: usize,
+    /// Values that the device may still read, kept for it: sources of copies whose tokens were dropped.
+    pub kept: usize,
+    /// Names of live allocations.
+    pub names: usize,
+    /// Chunks of the pools' heaps: live, free and in flight.
+    pub chunks: usize,
+    /// Segments taken from the device, and pinned ones.
+    pub segments: usize,
+    /// Trace events that no sink was given yet.
+    pub events_recorded: usize,
+}
+
+impl Bookkeeping {
+    /// Every count with its name.
+    pub fn counts(&self) -> [(&'static str, usize); 14] {
+        [
+            ("timelines", self.timelines),
+            ("markers", self.markers),
+            ("events pooled", self.events_pooled),
+            ("clock entries", self.clock_entries),
+            ("pools", self.pools),
+            ("uses", self.uses),
+            ("use slots", self.use_slots),
+            ("ranges in flight", self.in_flight),
+            ("uses in flight", self.in_flight_uses),
+            ("kept values", self.kept),
+            ("names", self.names),
+            ("chunks", self.chunks),
+            ("segments", self.segments),
+            ("recorded events", self.events_recorded),
+        ]
+    }
+}
+
+impl<D: Driver> Allocator<D> {
+    /// How much this allocator and its device's timelines remember: a diagnostic, for tests and for whoever suspects that a
+    /// long run grows. Takes each lock for a moment and makes no driver call; not for hot paths.
+    pub fn bookkeeping(&self) -> Bookkeeping {
+        let core = self.core();
+        let mut b = Bookkeeping {
+            events_pooled: core.registry.events_pooled(),
+            kept: core.keeper.len(),
+            segments: core.backing.lock().segments.len(),
+            events_recorded: core.events_recorded(),
+            ..Bookkeeping::default()
+        };
+        for line in core.registry.lines() {
+            let state = line.state.lock();
+            b.timelines += 1;
+            b.markers += state.timeline.above(Epoch(0)).len();
+            b.clock_entries += state.timeline.clock().len();
+        }
+        for pool in core.pool_list() {
+            let state = pool.lock();
+            let heap = state.heap.stats();
+            b.pools += 1;
+            b.uses += state.uses.slots.iter().map(|uses| uses.iter().count()).sum::<usize>();
+            b.use_slots += state.uses.slots.len();
+            b.names += state.names.len();
+            b.in_flight += state.in_flight.len();
+            b.in_flight_uses += state.in_flight.uses().count();
+            b.chunks += (heap.live + heap.free_chunks + heap.in_flight_chunks) as usize;
+        }
+        core.host.count(&mut b);
+        b
+    }
+}

@@ -1,0 +1,132 @@
+//! How ranges enter a pool's free state (law O5): from the device, from another pool, or back from flight.
+//!
+//! The facts are checked first and the stamp is loaded then. Nothing here calls the driver; the pool's lock is held.
+//!
+//! It does not know where a range came from.
+
+use super::pool::{Pool, PoolState};
+use crate::driver::Driver;
+use crate::heap::{ChunkId, Kind};
+use crate::order::{self, Entry, Pending};
+use crate::units::{Addr, Epoch, Granules, SegmentId};
+
+/// A range on the move, with all that a heap needs to take it in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range {
+    pub(crate) segment: SegmentId,
+    pub(crate) base: Addr,
+    pub(crate) segment_len: Granules,
+    pub(crate) kind: Kind,
+    pub(crate) offset: Granules,
+    pub(crate) len: Granules,
+}
+
+impl From<&crate::heap::Cut> for Range {
+    fn from(c: &crate::heap::Cut) -> Range {
+        Range {
+            segment: c.segment,
+            base: c.base,
+            segment_len: c.segment_len,
+            kind: c.kind,
+            offset: c.offset,
+            len: c.len,
+        }
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    /// Own ranges in flight whose uses are over enter the free state. Returns whether any did.
+    pub(crate) fn drain(&self) -> bool {
+        self.drain_locked(&mut self.lock())
+    }
+
+    /// The same with the pool's lock held. Makes no driver call.
+    pub(super) fn drain_locked(&self, state: &mut PoolState) -> bool {
+        if state.in_flight.is_empty() {
+            return false;
+        }
+        let registry = &self.core.registry;
+        let clock = self.line.clock();
+        let closed = state.closed;
+        let done = {
+            let seen = registry.seen();
+            let over = |p: Pending| {
+                if closed && !planted!(ClosedDrainsOrdered) {
+                    order::Completed::is_complete(&seen, p)
+                } else {
+                    order::is_ordered(self.line.id, &clock, &seen, p)
+                }
+            };
+            state.in_flight.drain(over)
+        };
+        let mut any = false;
+        for entry in done {
+            any |= self.enter_drained(state, entry);
+        }
+        any
+    }
+
+    #[allow(
+        clippy::needless_pass_by_value,
+        reason = "the entry left the index and goes back into it or ends here"
+    )]
+    fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
+        let mut all = entry.uses.clone();
+        if !planted!(Z36) {
+            all.push(Pending { on: self.line.id, epoch: entry.home });
+        }
+        let Some(stamp) = self.entry_stamp(state, &all) else {
+            // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
+            let home = Pending { on: self.line.id, epoch: entry.home };
+            state.in_flight.insert(Entry { uses: smallvec::smallvec![home], ..entry });
+            return false;
+        };
+        let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };
+        let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
+        self.publish_longest(state, given.free_len.0);
+        true
+    }
+
+    /// Law O5, the stamp with which a range enters this pool's free state after its ordering facts were checked: 0 if
+    /// all its uses, former home stamps among them, are complete; else the pool's submitted + 1, loaded now. `None`: the
+    /// pool is closed and the range is not complete.
+    pub(crate) fn entry_stamp(&self, state: &PoolState, uses: &[Pending]) -> Option<Epoch> {
+        if planted!(Z19) {
+            return Some(uses.last().map_or(Epoch::COMPLETE, |home| home.epoch));
+        }
+        if self.core.registry.all_complete(uses) {
+            Some(Epoch::COMPLETE)
+        } else if state.closed && !planted!(ClosedAdmits) {
+            None
+        } else {
+            Some(self.line.stamp())
+        }
+    }
+
+    /// A range from another pool, or from the device, enters: facts were checked, `uses` are what it carries. The
+    /// heap merges it with its neighbours. `false` if the pool is closed and the range is not complete.
+    pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> bool {
+        let Some(stamp) = self.entry_stamp(state, uses) else { return false };
+        let stamp = match stamp {
+            Epoch::COMPLETE => stamp,
+            _ if planted!(Z1) => self.line.marked(),
+            _ if planted!(Z2) => Epoch::COMPLETE,
+            _ => stamp,
+        };
+        self.extend(state, range, stamp);
+        true
+    }
+
+    /// A range comes in with this stamp: complete, or returning exactly as it was.
+    pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) {
+        if planted!(ClosedKeepsOut) && state.closed && stamp != Epoch::COMPLETE {
+            return;
+        }
+        if !state.heap.has_segment(range.segment) {
+            state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
+        }
+        let merged = state.heap.extend(range.segment, range.offset, range.len, stamp);
+        self.publish_longest(state, merged.len.0);
+        state.note_held();
+    }
+}

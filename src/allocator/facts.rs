@@ -1,0 +1,67 @@
+//! What an out-of-memory error tells: who holds the memory, and what a trim would bring.
+//!
+//! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why it fails.
+
+use super::shared::Core;
+use crate::driver::Driver;
+use crate::error::{DriverError, Holder, OutOfMemory};
+use crate::units::{SegmentId, StreamId};
+use hashbrown::HashMap;
+
+/// So many names are told.
+const HOLDERS: usize = 8;
+
+/// Allocations and bytes that are alive, by name.
+pub(super) type ByName = HashMap<Option<crate::sync::Arc<str>>, (u64, u64)>;
+
+/// The largest of them.
+pub(super) fn largest(all: ByName) -> Vec<Holder> {
+    let mut holders: Vec<Holder> = all
+        .into_iter()
+        .filter(|&(_, (allocations, _))| allocations > 0)
+        .map(|(name, (allocations, bytes))| Holder { name: name.map(|n| n.to_string()), allocations, bytes })
+        .collect();
+    holders.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    holders.truncate(HOLDERS);
+    holders
+}
+
+impl<D: Driver> Core<D> {
+    /// The facts of a request of device memory that fails.
+    pub(crate) fn out_of_memory(
+        &self,
+        stream: StreamId,
+        asked: u64,
+        rounded: u64,
+        tried: Vec<&'static str>,
+        driver: Option<DriverError>,
+    ) -> OutOfMemory {
+        let mut by_name = ByName::new();
+        for pool in self.pool_list() {
+            pool.lock().add_holders(&mut by_name);
+        }
+        OutOfMemory {
+            asked,
+            rounded,
+            stream: Some(stream),
+            tried,
+            driver,
+            trim_would_free: self.idle_bytes(),
+            holders: largest(by_name),
+            report: self.report(),
+        }
+    }
+
+    /// The bytes of the segments that are wholly free, in whichever pools.
+    fn idle_bytes(&self) -> u64 {
+        let mut free: HashMap<SegmentId, u64> = HashMap::new();
+        for pool in self.pool_list() {
+            for segment in pool.lock().heap.segments() {
+                *free.entry(segment.id).or_default() += segment.free.bytes();
+            }
+        }
+        let backing = self.backing.lock();
+        let idle = backing.segments.iter().filter(|(id, range)| free.get(*id) == Some(&range.bytes()));
+        idle.map(|(_, range)| range.bytes()).sum()
+    }
+}

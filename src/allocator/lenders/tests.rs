@@ -1,0 +1,122 @@
+//! Whom a miss looks at: nobody who could serve is left out, and few others are asked.
+
+use super::Class;
+use crate::allocator::{Allocation, Allocator, Config, Growth, Stream, Trim};
+use crate::driver::null::Null;
+use crate::driver::sim::{Schedule, Sim};
+use crate::units::{GRANULE_BYTES, KIB, MIB};
+
+fn allocator(config: Config) -> Allocator<Null> {
+    Allocator::new(Null::default(), config).unwrap()
+}
+
+/// Pools that a request of `bytes` would look at.
+fn candidates(gpu: &Allocator<Null>, bytes: u64) -> usize {
+    let found = gpu.core().lenders.of(u32::try_from(bytes / GRANULE_BYTES).unwrap());
+    found.surely.len() + found.perhaps.len()
+}
+
+#[test]
+fn eight_classes_to_a_power_of_two_and_the_longer_is_in_no_lower_one() {
+    assert_eq!(Class::of(0), None);
+    let of = |len| Class::of(len).unwrap().0;
+    assert_eq!(
+        [1, 2, 3, 4, 8, 9, 15, 16, 17, 18, u32::MAX].map(of),
+        [0, 8, 12, 16, 24, 25, 31, 32, 32, 33, 255]
+    );
+    assert!((1..5000).all(|len| of(len) <= of(len + 1)));
+}
+
+/// Pools looked at by one allocation on each of `streams` streams, all of which stay.
+fn looked_at(config: Config, streams: usize, bytes: u64) -> usize {
+    let gpu = allocator(config);
+    let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
+    let (mut kept, mut looked_at) = (Vec::new(), 0);
+    for stream in &streams {
+        looked_at += candidates(&gpu, bytes);
+        kept.push(gpu.alloc(bytes, stream).unwrap());
+    }
+    gpu.check();
+    looked_at
+}
+
+/// With twice the streams, twice as many pools are looked at in all: not each by each. What is looked at is a pool whose bound
+/// was too high, once, or one that has something left of a segment.
+#[test]
+fn a_miss_looks_at_pools_that_may_serve_and_at_few_others() {
+    let shared = Config::default;
+    let exact = || Config::default().growth(Growth::Exact);
+    for (config, bytes) in [(exact(), 512), (exact(), 3 * MIB), (shared(), 512), (shared(), 3 * MIB)] {
+        let all = [500, 1000, 2000].map(|streams| looked_at(config.clone(), streams, bytes));
+        assert!(all[0] > 0, "nobody was looked at: the count counts nothing");
+        for (few, many) in [(all[0], all[1]), (all[1], all[2])] {
+            assert!(
+                4 * many <= 9 * few,
+                "{bytes} bytes: {few} pools looked at, and {many} with twice the streams"
+            );
+        }
+    }
+}
+
+/// Where it may not grow, it looks at all of them before it waits for one.
+#[test]
+fn the_one_of_many_that_is_in_order_is_found() {
+    for which in [0, 1, 63, 64, 99] {
+        let sim = Sim::new(100 * 4 * MIB).schedule(Schedule::Latest);
+        let gpu = Allocator::new(sim, Config::default().growth(Growth::Exact)).unwrap();
+        let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
+        for stream in &streams {
+            drop(gpu.alloc(4 * MIB, stream).unwrap());
+        }
+        let stream = gpu.stream().unwrap();
+        stream.wait_stream(&streams[which]).unwrap();
+        drop(gpu.alloc(4 * MIB, &stream).unwrap());
+        let report = gpu.report();
+        assert_eq!(report.total.counters.waits_inserted, 0, "stream {which}");
+        assert_eq!(report.total.counters.lends_in, 1, "stream {which}");
+        gpu.check();
+    }
+}
+
+/// Random programs: whatever was allocated, freed, lent, trimmed or reported, the candidates are those that a look at every
+/// pool finds, and every pool stands where its bound says ([`Allocator::check`]).
+#[test]
+fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
+    let mut seed = 13_u64;
+    let mut below = move |n: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % n
+    };
+    for _ in 0..40 {
+        let gpu = allocator(Config::default());
+        let mut streams: Vec<Stream<Null>> = (0..6).map(|_| gpu.stream().unwrap()).collect();
+        let mut live: Vec<Allocation<Null>> = Vec::new();
+        for _ in 0..200 {
+            let on = below(streams.len());
+            match below(12) {
+                0..=4 => {
+                    let bytes = [512, 3 * KIB, 60 * KIB, 300 * KIB, 5 * MIB][below(5)];
+                    live.push(gpu.alloc(bytes, &streams[on]).unwrap());
+                }
+                5..=7 if !live.is_empty() => drop(live.swap_remove(below(live.len()))),
+                8 if !live.is_empty() => live[below(live.len())].record_use(&streams[on]).unwrap(),
+                9 => streams[on] = gpu.stream().unwrap(),
+                10 => drop(gpu.report()),
+                11 if below(4) == 0 => drop(gpu.trim(Trim::All).unwrap()),
+                _ => gpu.synchronize().unwrap(),
+            }
+            gpu.check();
+            let longest = 1 << below(16);
+            let wanted = 1 + below(longest) as u32;
+            let found = gpu.core().lenders.of(wanted);
+            let mut found: Vec<u32> = found.surely.into_iter().chain(found.perhaps).collect();
+            found.sort_unstable();
+            let mut right: Vec<u32> = Vec::new();
+            for pool in gpu.core().pool_list() {
+                let may = Class::of(pool.longest_hint()) >= Class::of(wanted);
+                right.extend(may.then_some(pool.number));
+            }
+            assert_eq!(found, right, "for {wanted} granules");
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! What is known to be complete, how it becomes known, and what may then be forgotten.
+//!
+//! Markers are made by copies, waits and operations on several streams, and nobody need ever ask about one of them: a
+//! program that lives on cache hits and device-side waits never does. So whoever makes a marker pays for keeping their number
+//! down. When twice as many are published as the last look left ([`Outstanding`]), all timelines are looked at: what is
+//! complete is retired, its events return to the pool, and timelines that are over leave the table. A look asks at most one
+//! question and the logarithm of a timeline's markers, of timelines that have some; so a marker costs a constant number of
+//! questions, and the number of markers is at most twice that of those that were pending at the last look, or
+//! [`BURST`], or the number of timelines.
+//!
+//! Where no allocator of the device may learn from queries (`Config::deterministic`), timelines are thinned instead: every
+//! second of their older markers goes. What it covered is covered by the next one. And of closed streams, whose end would
+//! then never be known, the older ones are waited for.
+//!
+//! It does not know pools or bytes.
+
+use super::super::events::{LEAST, SharedEvent};
+use super::{CONTEXT, Line, Registry};
+use crate::driver::{Driver, DriverResult};
+use crate::order::{Clock, Marker, Pending, TimelineId};
+use crate::sync::plain::{AtomicU32, AtomicU64};
+use crate::sync::{Arc, Ordering, assert_unlocked};
+use crate::units::Epoch;
+use core::time::Duration;
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+/// Of a timeline that is thinned, so many markers stay in any case: the newest, which waits are for.
+const DENSE: usize = 16;
+/// A device whose allocators do not ask keeps so many closed streams whose end is not known, and with twice as many it waits.
+const UNFINISHED: usize = 32;
+/// How long it waits for the end of older ones, in all.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A look that is due with so many markers is put off a little by each retirement, not made due at once.
+const BURST: u64 = 4 * LEAST as u64;
+
+/// So many answers without news end a search that a request makes: with a hundred streams that are behind, each miss would
+/// otherwise ask the device a hundred times. The looks that markers pay for ask about all.
+pub(crate) const QUESTIONS: usize = 4;
+
+/// How many markers are published, and when to look at them. No part of any protocol: whatever is read, nothing but the time
+/// of the next look depends on it.
+pub(super) struct Outstanding {
+    /// Published and not retired.
+    markers: AtomicU64,
+    /// The most there were since the last look.
+    peak: AtomicU64,
+    /// With so many, all timelines are looked at; [`LOOKING`] while somebody does.
+    look_at: AtomicU64,
+    /// Closed timelines in the table, and with how many of them older ones are waited for where nobody asks.
+    closed: AtomicU64,
+    finish_at: AtomicU64,
+    /// How many allocators of the device learn from queries.
+    asks: AtomicU32,
+    /// Where the next search among many timelines begins.
+    turn: AtomicU32,
+    /// The closed timeline that was asked about last.
+    asked: AtomicU32,
+}
+
+/// [`Outstanding::look_at`] while somebody looks.
+const LOOKING: u64 = u64::MAX;
+
+/// A look under way; its end says when the next one is.
+struct Look<'a> {
+    out: &'a Outstanding,
+    next: u64,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        self.out.look_at.store(self.next, Ordering::Relaxed);
+    }
+}
+
+impl Default for Outstanding {
+    fn default() -> Outstanding {
+        Outstanding {
+            markers: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            look_at: AtomicU64::new(LEAST as u64),
+            closed: AtomicU64::new(0),
+            finish_at: AtomicU64::new(2 * UNFINISHED as u64),
+            asks: AtomicU32::new(0),
+            turn: AtomicU32::new(0),
+            asked: AtomicU32::new(0),
+        }
+    }
+}
+
+impl<D: Driver> Registry<D> {
+    /// An allocator of this device that learns from queries has come.
+    pub(crate) fn allow_queries(&self) {
+        self.outstanding.asks.fetch_add(1, Ordering::Relaxed);
+    }
+    /// It has gone.
+    pub(crate) fn disallow_queries(&self) {
+        self.outstanding.asks.fetch_sub(1, Ordering::Relaxed);
+    }
+    fn asks(&self) -> bool {
+        self.outstanding.asks.load(Ordering::Relaxed) != 0
+    }
+
+    /// The last step of O8.
+    pub(super) fn publish(&self, line: &Line<D>, marker: Marker<SharedEvent<D>>) {
+        // Counted before anybody can retire it.
+        let now = self.outstanding.markers.fetch_add(1, Ordering::Relaxed) + 1;
+        self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
+        line.state.lock().timeline.publish(marker);
+    }
+
+    /// Whoever is ordered behind all of this is complete, and so is this.
+    pub(crate) fn learn(&self, clock: &Clock) {
+        let raised: SmallVec<[Arc<Line<D>>; 4]> = {
+            let table = self.table.lock();
+            let raised = clock.iter().filter_map(|(on, epoch)| {
+                let line = table.by_id.get(&on).filter(|line| line.seen() < epoch)?;
+                line.complete_to(epoch);
+                Some(Arc::clone(line))
+            });
+            raised.collect()
+        };
+        for line in raised {
+            self.retire_markers(&line);
+        }
+    }
+
+    /// A marker was seen complete by a call made after it was recorded: so is all that it covers, its copy included.
+    pub(crate) fn marker_complete(&self, line: &Line<D>, marker: &Marker<SharedEvent<D>>) {
+        line.complete_to(marker.number);
+        self.learn(&marker.copy);
+        if planted!(CompleteJoinsNow) {
+            self.learn(&line.clock());
+        }
+        self.proved(line, marker.number);
+    }
+
+    /// The call made after [`Line::promise`] returned: everything up to the number is complete.
+    pub(crate) fn proved(&self, line: &Line<D>, epoch: Epoch) {
+        line.complete_to(epoch);
+        self.retire_markers(line);
+    }
+
+    /// Markers that are complete leave their timeline. Their events return to the pool with the last holder.
+    fn retire_markers(&self, line: &Line<D>) {
+        let done: SmallVec<[Marker<SharedEvent<D>>; 8]> = {
+            let mut state = line.state.lock();
+            state.timeline.retire(line.seen()).collect()
+        };
+        self.forget(done);
+    }
+
+    /// These left their timeline; no lock is held.
+    fn forget(&self, markers: impl IntoIterator<Item = Marker<SharedEvent<D>>>) {
+        let mut gone = 0;
+        for marker in markers {
+            drop(marker);
+            gone += 1;
+        }
+        if gone == 0 {
+            return;
+        }
+        self.events.keep_at_most(self.events.most());
+        let out = &self.outstanding;
+        let left = out.markers.fetch_sub(gone, Ordering::Relaxed).saturating_sub(gone);
+        // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
+        let at = out.look_at.load(Ordering::Relaxed);
+        let next = (2 * left).max(LEAST as u64).max((at - at / 8).min(BURST));
+        if at != LOOKING && next < at {
+            let _ = out.look_at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear
+    /// one to query (DESIGN.md, what the driver costs), so none is asked twice.
+    ///
+    /// Returns whether that brought anything; `None` if there was nothing to ask about. An event that cannot be asked, such
+    /// as one that a capture took, says nothing of the others: a failed query neither ends the search nor is repeated first
+    /// by the next one.
+    ///
+    /// # Errors
+    /// The driver's, if it brought nothing; never to be read as complete.
+    pub(crate) fn fold(&self, driver: &D, line: &Line<D>) -> DriverResult<Option<bool>> {
+        let (mut done, mut open) = (None::<Marker<SharedEvent<D>>>, None);
+        let mut failed = None;
+        let mut behind = line.state.lock().behind;
+        loop {
+            let known = done.as_ref().map_or_else(|| line.seen(), |m| m.number);
+            // Once the oldest was complete, the newest is next.
+            let oldest_first = behind && done.is_none() && open.is_none();
+            let probe = line.state.lock().timeline.probe(known, open, oldest_first).cloned();
+            let Some(probe) = probe else { break };
+            match self.is_done(driver, &probe) {
+                Ok(true) => done = Some(probe),
+                Ok(false) => open = Some(probe.number),
+                Err(e) => {
+                    let again = failed.is_some() || e.is_context_lost();
+                    failed = Some(e);
+                    if again {
+                        break;
+                    }
+                    // If the newest is complete, so is this one; if it is the newest, an older one may be.
+                    if !oldest_first {
+                        open = Some(probe.number);
+                    }
+                    behind = false;
+                }
+            }
+        }
+        if done.is_some() || open.is_some() || failed.is_some() {
+            line.state.lock().behind = open.is_some() && failed.is_none();
+        }
+        let Some(mut newest) = done else {
+            return failed.map_or_else(|| Ok(open.map(|_| false)), Err);
+        };
+        if planted!(FoldOffByOne)
+            && let Some(next) = line.state.lock().timeline.above(newest.number).next()
+        {
+            newest = next.clone();
+        }
+        self.marker_complete(line, &newest);
+        Ok(Some(true))
+    }
+
+    fn is_done(&self, driver: &D, marker: &Marker<SharedEvent<D>>) -> DriverResult<bool> {
+        assert_unlocked("an event is queried");
+        // An error is never "complete" (O4).
+        let answer = self.watch(driver.relaxed(|| driver.query(&marker.event)));
+        answer.or_else(|e| if planted!(Z10) { Ok(true) } else { Err(e) })
+    }
+
+    /// Drains ranges in flight to the end. `drain` takes out what is over and says which uses the rest waits on; if `asks`, the
+    /// device is asked about their timelines, each once, until [`QUESTIONS`] answers brought nothing. A range whose use is over
+    /// waits on its next one, so that it may take as many rounds as a range has uses.
+    ///
+    /// # Errors
+    /// The driver's; what was drained stays so.
+    pub(crate) fn drain_to_end(
+        &self,
+        driver: &D,
+        asks: bool,
+        mut drain: impl FnMut() -> Vec<Pending>,
+    ) -> DriverResult<()> {
+        let (mut asked, mut questions) = (BTreeSet::new(), QUESTIONS);
+        loop {
+            let mut waiting = drain();
+            waiting.retain(|p| asks && asked.insert(p.on));
+            if waiting.is_empty() || questions == 0 {
+                return Ok(());
+            }
+            // Of many timelines each call begins with others.
+            let from = self.outstanding.turn.fetch_add(QUESTIONS as u32, Ordering::Relaxed) as usize;
+            let from = if waiting.len() > QUESTIONS { from % waiting.len() } else { 0 };
+            waiting.rotate_left(from);
+            for line in waiting.iter().filter_map(|p| self.line(p.on)) {
+                if questions > 0 {
+                    questions -= usize::from(self.fold(driver, &line)? == Some(false));
+                }
+            }
+        }
+    }
+
+    /// A marker fell due because ranges wait for this timeline: learns what is complete of it, so that frees find ranges to
+    /// drain though nobody misses.
+    pub(super) fn learn_of(&self, driver: &D, line: &Line<D>) {
+        if self.asks() {
+            // Whoever needs the stream meets the error.
+            let _ = self.fold(driver, line);
+        }
+    }
+
+    /// Asks the device once whether `pending` is complete, by the marker that covers it, which is made if there is none.
+    ///
+    /// # Errors
+    /// The driver's; never to be read as complete.
+    pub(crate) fn ask(&self, driver: &D, pending: Pending) -> DriverResult<bool> {
+        let Some(line) = self.line(pending.on).filter(|line| line.seen() < pending.epoch) else {
+            return Ok(true);
+        };
+        let Some(marker) = self.marker_for(driver, &line, pending.epoch)? else { return Ok(true) };
+        let done = self.is_done(driver, &marker)?;
+        if done {
+            self.marker_complete(&line, &marker);
+        }
+        Ok(done)
+    }
+
+    /// Asks about the end of closed streams, one after the other and each call where the last one stopped, until
+    /// [`QUESTIONS`] had no news: streams that take long hide none of the others.
+    pub(crate) fn ask_closed(&self, driver: &D) {
+        let mut closed = self.lines();
+        closed.retain(|line| line.is_closed());
+        let last = self.outstanding.asked.load(Ordering::Relaxed);
+        let from = closed.partition_point(|line| line.id.0 <= last);
+        closed.rotate_left(from);
+        let mut questions = QUESTIONS;
+        for line in closed {
+            if questions == 0 {
+                break;
+            }
+            self.outstanding.asked.store(line.id.0, Ordering::Relaxed);
+            // An error is no completion (O4); whoever needs the line meets it.
+            questions -= usize::from(!matches!(self.fold(driver, &line), Ok(Some(true) | None)));
+        }
+    }
+
+    /// Looks at all timelines if there are twice as many markers as the last look left. Called by who made one, with no lock
+    /// held.
+    pub(super) fn bound_markers(&self, driver: &D) {
+        let out = &self.outstanding;
+        let at = out.look_at.load(Ordering::Relaxed);
+        if at == LOOKING || out.markers.load(Ordering::Relaxed) < at {
+            return;
+        }
+        // One looks; others go on.
+        if out.look_at.compare_exchange(at, LOOKING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        // A driver call that panics ends the look, and not all to come.
+        let mut look = Look { out, next: at };
+        let lines: Vec<Arc<Line<D>>> = self.table.lock().by_id.values().cloned().collect();
+        for line in &lines {
+            self.retire_markers(line);
+            if self.asks() {
+                // Whoever needs the stream meets the error.
+                let _ = self.fold(driver, line);
+            } else {
+                let thinned = line.state.lock().timeline.thin(DENSE);
+                self.forget(thinned);
+            }
+        }
+        let timelines = lines.len() as u64;
+        drop(lines);
+        self.retire();
+        let left = out.markers.load(Ordering::Relaxed);
+        let peak = out.peak.swap(left, Ordering::Relaxed);
+        // Rounded up to a power of two, and shrinking by a quarter a look, so that a loop of bursts does not destroy and create
+        // the events of each.
+        let before = self.events.most();
+        let wanted = usize::try_from(peak.next_power_of_two()).unwrap_or(usize::MAX);
+        self.events.keep_at_most((before - before / 4).max(wanted));
+        look.next = (2 * left).max(timelines).max(LEAST as u64);
+    }
+
+    /// Gives the events back that nobody refers to.
+    pub(crate) fn trim_events(&self) {
+        self.events.give_back();
+    }
+
+    /// A timeline was closed.
+    pub(super) fn closed(&self) {
+        self.outstanding.closed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Where nobody asks, the end of closed streams is known to nobody: all but the newest [`UNFINISHED`] are waited for, for
+    /// at most `patience` in all, when there are twice as many. Not for independent ones, which the host never waits for. Called
+    /// where a program brings a new stream.
+    pub(crate) fn finish_closed(&self, driver: &D, patience: Option<Duration>) {
+        let out = &self.outstanding;
+        if self.asks() || out.closed.load(Ordering::Relaxed) <= out.finish_at.load(Ordering::Relaxed) {
+            return;
+        }
+        let patience = patience.unwrap_or(PATIENCE).min(PATIENCE);
+        let waitable = self.waitable();
+        let mut ended: Vec<_> = self.lines().into_iter().filter(|l| l.is_closed()).collect();
+        ended.truncate(ended.len().saturating_sub(UNFINISHED));
+        let mut ended: Vec<Pending> =
+            ended.into_iter().map(|l| Pending { on: l.id, epoch: l.marked() }).collect();
+        ended.retain(|&p| waitable.by_host(p));
+        let (start, count) = (std::time::Instant::now(), ended.len() as u32);
+        for (n, pending) in ended.into_iter().enumerate() {
+            // Each has its share, and what the ones before it have left: a slow one takes nothing from the others.
+            let share = patience * (n as u32 + 1) / count;
+            let left = share.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                continue;
+            }
+            // Whoever needs it meets the error.
+            let _ = self.wait_host(driver, pending, left);
+        }
+        self.retire();
+        // What could not be waited for in time doubles the way to the next try.
+        let late = out.closed.load(Ordering::Relaxed).saturating_sub(UNFINISHED as u64);
+        out.finish_at.store(2 * (UNFINISHED as u64).max(late), Ordering::Relaxed);
+    }
+
+    /// Takes lines out of the table that are closed and complete: nothing can ever wait for them again.
+    pub(crate) fn retire(&self) {
+        let over: Vec<Arc<Line<D>>> = {
+            let mut table = self.table.lock();
+            let dead: Vec<TimelineId> = table
+                .by_id
+                .values()
+                .filter(|l| {
+                    l.id != CONTEXT
+                        && l.pools.load(Ordering::Acquire) == 0
+                        && l.open.load(Ordering::Acquire) == 0
+                        && {
+                            let state = l.state.lock();
+                            state.native.is_none() && !state.closing
+                        }
+                        && (l.seen().0 >= l.submitted.load(Ordering::Acquire) || planted!(LineRetiredEarly))
+                })
+                .map(|l| l.id)
+                .collect();
+            self.outstanding.closed.fetch_sub(dead.len() as u64, Ordering::Relaxed);
+            let mut over = Vec::new();
+            for id in dead {
+                let Some(line) = table.by_id.remove(&id) else { continue };
+                if planted!(LineUnlinked) || table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id) {
+                    table.by_stream.remove(&line.info.id);
+                }
+                over.push(line);
+            }
+            over
+        };
+        for line in &over {
+            self.retire_markers(line);
+        }
+        drop(over);
+        // The last reference to a line, and with it to its events, is not dropped under the table's lock.
+        let lines = self.lines();
+        let seen = self.seen();
+        for line in &lines {
+            line.state.lock().timeline.clock_mut().retire(&seen);
+        }
+        drop(seen);
+        drop(lines);
+    }
+}

@@ -1,0 +1,24 @@
+//! What is done if a driver call between two steps panics: what was claimed or taken out goes back.
+//!
+//! An error is handled where it is met; a panic passes through, and this is on its way.
+
+/// Runs what it was given unless it is forgotten.
+pub(crate) struct Undo<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Undo<F> {
+    pub(crate) fn new(undo: F) -> Undo<F> {
+        Undo(Some(undo))
+    }
+    /// The step returned: nothing is undone.
+    pub(crate) fn forget(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<F: FnOnce()> Drop for Undo<F> {
+    fn drop(&mut self) {
+        if let Some(undo) = self.0.take() {
+            undo();
+        }
+    }
+}

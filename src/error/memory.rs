@@ -1,0 +1,263 @@
+//! Out of memory: the facts at that moment, and one sentence on what to do that follows from them.
+//!
+//! The sentence never advises what the request has tried, and tells two states apart that look alike: memory that the program
+//! holds, and memory that is free in runs that are too short. It does not know how the facts were gathered.
+
+use super::DriverError;
+use crate::report::{PoolReport, Report, bytes};
+use crate::units::StreamId;
+use core::fmt;
+
+/// So many names and streams are listed.
+const LISTED: usize = 3;
+
+/// Allocations that are alive under one name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// The name that [`Allocator::alloc_named`](crate::Allocator::alloc_named) gave them; `None`: they have none.
+    pub name: Option<String>,
+    /// How many there are.
+    pub allocations: u64,
+    /// Their bytes, rounded as the pools round them.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = bytes(self.bytes);
+        let plural = if self.allocations == 1 { "" } else { "s" };
+        match &self.name {
+            // A name with line ends or escapes must not break the line or the terminal.
+            Some(name) => {
+                let name: String = name.chars().filter(|c| !c.is_control()).collect();
+                write!(f, "\"{name}\" {size} in {} allocation{plural}", self.allocations)
+            }
+            None => write!(f, "{size} in {} allocation{plural} without a name", self.allocations),
+        }
+    }
+}
+
+/// No memory: what was asked, what there is, who holds it, what was tried, and what to do.
+#[derive(Clone, Debug)]
+pub struct OutOfMemory {
+    /// Bytes asked for.
+    pub asked: u64,
+    /// Bytes after rounding.
+    pub rounded: u64,
+    /// The stream it was asked on; `None` for pinned host memory.
+    pub stream: Option<StreamId>,
+    /// The rungs of the miss ladder that were climbed, in order.
+    pub tried: Vec<&'static str>,
+    /// The driver's last refusal, if it was the driver that refused.
+    pub driver: Option<DriverError>,
+    /// Bytes in segments that are wholly free: an explicit [`trim`](crate::Allocator::trim) gives them back once the work
+    /// queued on them is complete.
+    pub trim_would_free: u64,
+    /// What is alive, by name, the most bytes first; at most eight names.
+    pub holders: Vec<Holder>,
+    /// What the pools held at that moment.
+    pub report: Report,
+}
+
+impl OutOfMemory {
+    /// One sentence on what to do, from the facts. It never advises what was [tried](OutOfMemory::tried).
+    pub fn advice(&self) -> String {
+        let t = &self.report.total;
+        self.hopeless()
+            .or_else(|| self.idle_segments())
+            .or_else(|| self.a_run_elsewhere())
+            .or_else(|| (t.in_flight >= self.rounded).then(|| self.wait_for_uses()))
+            .or_else(|| self.fragmented())
+            .unwrap_or_else(|| self.held())
+    }
+
+    fn has_tried(&self, rung: &str) -> bool {
+        self.tried.contains(&rung)
+    }
+
+    fn hopeless(&self) -> Option<String> {
+        let r = &self.report;
+        if let Some(limit) = r.limit.filter(|&l| self.rounded > l) {
+            return Some(format!(
+                "The request alone is above the limit of {}: raise the limit ({}) or ask for less.",
+                bytes(limit),
+                self.limit_knob()
+            ));
+        }
+        let of_device = self.stream.is_some() && r.capacity > 0 && self.rounded > r.capacity;
+        of_device.then(|| {
+            format!("The request alone is above the device's memory of {}: ask for less.", bytes(r.capacity))
+        })
+    }
+
+    fn limit_knob(&self) -> &'static str {
+        match self.stream {
+            Some(_) => "set_limit, MILLPOND_LIMIT",
+            None => "pinned_limit, MILLPOND_PINNED_LIMIT",
+        }
+    }
+
+    /// Whether the request would fit if so many bytes more could be taken; as far as can be known.
+    fn fits_with(&self, more: u64) -> bool {
+        let limit = self.report.limit.unwrap_or(u64::MAX);
+        let within = self.report.taken.saturating_sub(more).saturating_add(self.rounded) <= limit;
+        within && (self.driver.is_none() || more >= self.rounded)
+    }
+
+    fn idle_segments(&self) -> Option<String> {
+        let useful = self.trim_would_free > 0 && self.fits_with(self.trim_would_free);
+        (useful && !self.has_tried("trim")).then(|| {
+            format!(
+                "{} lie in segments that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.",
+                bytes(self.trim_would_free)
+            )
+        })
+    }
+
+    /// A free run is long enough and could not be had.
+    fn a_run_elsewhere(&self) -> Option<String> {
+        let stream = self.stream?;
+        let pool = self.report.pools.iter().find(|p| p.largest_free >= self.rounded)?;
+        let run = bytes(pool.largest_free);
+        Some(if pool.stream == stream {
+            format!(
+                "A run of {run} is free on {stream} but does not serve this request: an alignment or exact_fit stands in the way; ask for more bytes and align inside them, or allocate it earlier."
+            )
+        } else if self.has_tried("lend") {
+            format!(
+                "A run of {run} is free on {}, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.",
+                pool.stream
+            )
+        } else {
+            format!(
+                "A run of {run} is free on {}, and Reuse::Never keeps it there: allocate there, or let streams reuse each other's memory.",
+                pool.stream
+            )
+        })
+    }
+
+    fn wait_for_uses(&self) -> String {
+        let waited = if self.has_tried("wait") { ", also when the bounded wait ended" } else { "" };
+        format!(
+            "{} were freed while other streams still used them{waited}: let those streams end their work (synchronise them) before asking, or raise bounded_wait.",
+            bytes(self.report.total.in_flight)
+        )
+    }
+
+    /// Free is there and no run is long enough. If only a sliver of what is taken is free, what is held is the matter, and not
+    /// in how many pieces the rest lies.
+    fn fragmented(&self) -> Option<String> {
+        let (r, t) = (&self.report, &self.report.total);
+        let room = match (r.limit, &self.driver) {
+            (Some(limit), None) => limit.saturating_sub(r.taken),
+            _ => 0,
+        };
+        let is_there = t.cached.saturating_add(room) >= self.rounded && t.largest_free < self.rounded;
+        (is_there && t.cached > 0 && t.cached >= t.allocated / 4).then(|| {
+            let left = if room > 0 { format!(", and {} are left under the limit", bytes(room)) } else { String::new() };
+            format!(
+                "{} are free in ranges of at most {}{left}: fragmented by what is live between them{}; free some of that, or allocate the large blocks first.",
+                bytes(t.cached),
+                bytes(t.largest_free),
+                self.largest_part()
+            )
+        })
+    }
+
+    /// Who holds most, as a clause.
+    fn largest_part(&self) -> String {
+        let pool = self.report.pools.iter().max_by_key(|p| p.allocated).filter(|p| p.allocated > 0);
+        match (self.holders.first(), pool, self.stream) {
+            (None, _, _) => String::new(),
+            // Without a name the stream says more.
+            (Some(Holder { name: None, .. }), Some(pool), Some(_)) => format!(
+                ", the largest part {} on {} (alloc_named gives allocations a name)",
+                bytes(pool.allocated),
+                pool.stream
+            ),
+            (Some(holder), _, _) => format!(", the largest part {holder}"),
+        }
+    }
+
+    fn held(&self) -> String {
+        let r = &self.report;
+        let live = bytes(r.total.allocated);
+        let largest = self.largest_part();
+        if let Some(limit) = r.limit.filter(|&limit| r.taken.saturating_add(self.rounded) > limit) {
+            let raise = format!("raise the limit ({})", self.limit_knob());
+            return if self.holders.is_empty() {
+                format!("{} of the limit of {} are taken: {raise}.", bytes(r.taken), bytes(limit))
+            } else {
+                format!(
+                    "{live} of the limit of {} are live{largest}: free something, or {raise}.",
+                    bytes(limit)
+                )
+            };
+        }
+        let elsewhere = self.driver.is_some() && r.taken.saturating_add(self.rounded) <= r.capacity;
+        let others = if elsewhere && self.stream.is_some() {
+            format!(
+                "The device has no more though only {} of its {} are taken here: something else uses it. ",
+                bytes(r.taken),
+                bytes(r.capacity)
+            )
+        } else {
+            String::new()
+        };
+        if self.holders.is_empty() {
+            format!("{others}Nothing is live here: ask for less, or end what else uses the memory.")
+        } else {
+            format!("{others}{live} are live{largest}: free something, or use a smaller batch.")
+        }
+    }
+
+    fn write_holders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.holders.iter().take(LISTED).map(ToString::to_string).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        write!(f, "; held: {}", names.join(", "))?;
+        if self.stream.is_some() {
+            let mut pools: Vec<&PoolReport> = self.report.pools.iter().filter(|p| p.allocated > 0).collect();
+            pools.sort_by_key(|p| core::cmp::Reverse(p.allocated));
+            let streams: Vec<String> =
+                pools.iter().take(LISTED).map(|p| format!("{} {}", p.stream, bytes(p.allocated))).collect();
+            write!(f, "; by stream: {}", streams.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let r = &self.report;
+        let t = &r.total;
+        write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.asked), bytes(self.rounded))?;
+        match self.stream {
+            Some(s) => write!(f, " on {s} of {}", r.device)?,
+            None => write!(f, " of pinned host memory")?,
+        }
+        write!(
+            f,
+            "; taken {}, live {}, cached {}, largest free {}, in flight {}, limit {}",
+            bytes(r.taken),
+            bytes(t.allocated),
+            bytes(t.cached),
+            bytes(t.largest_free),
+            bytes(t.in_flight),
+            r.limit.map_or("none".into(), bytes)
+        )?;
+        if self.trim_would_free > 0 && !self.has_tried("trim") {
+            write!(f, ", a trim would free {}", bytes(self.trim_would_free))?;
+        }
+        self.write_holders(f)?;
+        if !self.tried.is_empty() {
+            write!(f, "; tried {}", self.tried.join(", "))?;
+        }
+        if let Some(d) = &self.driver {
+            write!(f, "; {d}")?;
+        }
+        write!(f, ". {}", self.advice())
+    }
+}
+impl std::error::Error for OutOfMemory {}

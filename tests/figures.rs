@@ -1,0 +1,404 @@
+//! Every figure of a report against a model that keeps its own books: random programs on several streams, with uses elsewhere,
+//! limits, trims, refusals, pinned memory, streams that come and go.
+//!
+//! The allocator is deterministic and inserts no waits of its own, and the device runs nothing before the host waits, so that what is
+//! in flight is known too: freed with a use elsewhere, until the next synchronisation. What the model cannot know, which
+//! addresses a request got, it bounds: how many ranges are free, how long the longest is. No field goes unlooked at: the patterns name all.
+
+use millpond::driver::sim::{Call, Schedule, Sim};
+use millpond::report::{Counters, Histogram, PoolReport, Report};
+use millpond::units::{DeviceId, GIB, Granules, MIB, StreamId};
+use millpond::{Allocation, Allocator, Config, Limit, PinnedAllocation, Reuse, Stream, Trim};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc { on: usize, bytes: u64 },
+    Free { at: usize, elsewhere: Option<usize> },
+    Pin { bytes: u64 },
+    Unpin { at: usize, used: Option<usize> },
+    Synchronize,
+    Trim,
+    Limit { mib: Option<u64> },
+    Open,
+    Close { at: usize },
+    ResetPeaks,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let bytes = prop_oneof![1..2048u64, 1..300_000u64, 1..12 * MIB];
+    prop_oneof![
+        12 => (0..8usize, bytes.clone()).prop_map(|(on, bytes)| Step::Alloc { on, bytes }),
+        8 => (any::<usize>(), prop::option::weighted(0.3, 0..8usize))
+            .prop_map(|(at, elsewhere)| Step::Free { at, elsewhere }),
+        2 => bytes.prop_map(|bytes| Step::Pin { bytes }),
+        2 => (any::<usize>(), prop::option::weighted(0.4, 0..8usize))
+            .prop_map(|(at, used)| Step::Unpin { at, used }),
+        1 => Just(Step::Synchronize),
+        1 => Just(Step::Trim),
+        1 => prop::option::of(1..80u64).prop_map(|mib| Step::Limit { mib }),
+        1 => Just(Step::Open),
+        1 => any::<usize>().prop_map(|at| Step::Close { at }),
+        1 => Just(Step::ResetPeaks),
+    ]
+}
+
+/// One pool's books.
+#[derive(Clone, Default, Debug)]
+struct Books {
+    live: u64,
+    asked: u64,
+    allocated: u64,
+    peak: u64,
+    in_flight: u64,
+    ranges: u64,
+    in_flight_frees: u64,
+    allocations: u64,
+    refused: u64,
+    served: u64,
+    sizes: Histogram,
+}
+
+const fn rounded(bytes: u64) -> u64 {
+    bytes.div_ceil(512) * 512
+}
+
+impl Books {
+    fn alloc(&mut self, bytes: u64) {
+        self.live += 1;
+        self.asked += bytes;
+        self.allocated += rounded(bytes);
+        self.peak = self.peak.max(self.allocated);
+        self.allocations += 1;
+        self.served += bytes;
+        self.sizes.add(Granules::holding(bytes).unwrap());
+    }
+    fn free(&mut self, bytes: u64, pending: bool) {
+        self.live -= 1;
+        self.asked -= bytes;
+        self.allocated -= rounded(bytes);
+        if pending {
+            self.in_flight += rounded(bytes);
+            self.ranges += 1;
+            self.in_flight_frees += 1;
+        }
+    }
+    fn land(&mut self) {
+        (self.in_flight, self.ranges) = (0, 0);
+    }
+
+    /// What a pool's report says, field by field.
+    fn check(&self, r: &PoolReport, of: &str) {
+        let PoolReport {
+            stream: _,
+            name: _,
+            closed: _,
+            held,
+            allocated,
+            asked,
+            cached,
+            in_flight,
+            allocated_peak,
+            held_peak,
+            live,
+            free_chunks,
+            largest_free,
+            in_flight_ranges,
+            oldest_in_flight,
+            counters,
+            sizes,
+        } = r;
+        assert_eq!((*allocated, *asked, *live), (self.allocated, self.asked, self.live), "{of}");
+        assert_eq!((*in_flight, *in_flight_ranges), (self.in_flight, self.ranges), "{of}");
+        assert_eq!(*allocated_peak, self.peak, "{of}");
+        assert_eq!(*held, allocated + cached + in_flight, "{of}");
+        assert!(held <= held_peak && allocated_peak <= held_peak, "{of}: {held} {held_peak}");
+        assert_eq!(*free_chunks == 0, *cached == 0, "{of}");
+        assert!(*largest_free <= *cached && cached <= &(largest_free * free_chunks), "{of}");
+        if of != "pinned" {
+            assert_eq!(oldest_in_flight.is_some(), self.ranges > 0, "{of}");
+        }
+        self.check_counters(counters, of);
+        assert_eq!(sizes, &self.sizes, "{of}");
+        let fragmentation = if *cached == 0 { 0.0 } else { 1.0 - *largest_free as f64 / *cached as f64 };
+        assert!((r.fragmentation() - fragmentation).abs() < 1e-12);
+    }
+
+    fn check_counters(&self, counters: &Counters, of: &str) {
+        let Counters {
+            allocations,
+            frees,
+            hits,
+            misses,
+            lends_in: _,
+            lends_out: _,
+            waits_inserted,
+            host_waits,
+            splits: _,
+            merges: _,
+            in_flight_frees,
+            bytes_served,
+        } = *counters;
+        assert_eq!((allocations, frees), (self.allocations, self.allocations - self.live), "{of}");
+        assert_eq!((in_flight_frees, bytes_served), (self.in_flight_frees, self.served), "{of}");
+        assert_eq!(misses, self.allocations - hits + self.refused, "{of}: every request is a hit or a miss");
+        assert_eq!((waits_inserted, host_waits), (0, 0), "{of}");
+    }
+}
+
+struct World {
+    sim: Sim,
+    gpu: Allocator<Sim>,
+    streams: Vec<Stream<Sim>>,
+    blocks: Vec<(Allocation<Sim>, StreamId)>,
+    pinned: Vec<PinnedAllocation<Sim>>,
+    pools: BTreeMap<StreamId, Books>,
+    host: Books,
+    limit: Option<u64>,
+    live: u64,
+    peak: u64,
+}
+
+impl World {
+    fn new() -> World {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let config = Config::default().reuse(Reuse::Ordered).deterministic(true).bounded_wait(Duration::ZERO);
+        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        let mut world = World {
+            sim,
+            gpu,
+            streams: Vec::new(),
+            blocks: Vec::new(),
+            pinned: Vec::new(),
+            pools: BTreeMap::new(),
+            host: Books::default(),
+            limit: None,
+            live: 0,
+            peak: 0,
+        };
+        world.open();
+        world.open();
+        world
+    }
+
+    fn open(&mut self) {
+        let s = self.gpu.stream().unwrap();
+        self.pools.insert(s.id(), Books::default());
+        self.streams.push(s);
+    }
+
+    fn step(&mut self, step: &Step) {
+        let count = self.streams.len();
+        match *step {
+            Step::Alloc { on, bytes } => {
+                let s = &self.streams[on % count];
+                let books = self.pools.get_mut(&s.id()).unwrap();
+                match self.gpu.alloc(bytes, s) {
+                    Ok(a) => {
+                        books.alloc(bytes);
+                        self.live += rounded(bytes);
+                        self.peak = self.peak.max(self.live);
+                        self.blocks.push((a, s.id()));
+                    }
+                    Err(e) => {
+                        let facts = e.out_of_memory().expect("nothing else can be wrong").clone();
+                        books.refused += 1;
+                        assert_eq!((facts.asked, facts.rounded), (bytes, rounded(bytes)));
+                        let held: u64 = facts.holders.iter().map(|h| h.bytes).sum();
+                        assert_eq!(held, self.live, "without names there is one holder");
+                        self.check(&facts.report);
+                    }
+                }
+            }
+            Step::Free { at, elsewhere } if !self.blocks.is_empty() => {
+                let (a, home) = self.blocks.swap_remove(at % self.blocks.len());
+                let used = elsewhere.map(|n| &self.streams[n % count]).filter(|s| s.id() != home);
+                if let Some(s) = used {
+                    a.record_use(s).unwrap();
+                }
+                self.live -= rounded(a.len());
+                self.pools.get_mut(&home).unwrap().free(a.len(), used.is_some());
+            }
+            Step::Pin { bytes } => {
+                self.pinned.push(self.gpu.alloc_pinned(bytes).unwrap());
+                self.host.alloc(bytes);
+            }
+            Step::Unpin { at, used } if !self.pinned.is_empty() => {
+                let p = self.pinned.swap_remove(at % self.pinned.len());
+                if let Some(n) = used {
+                    p.record_use(&self.streams[n % count]).unwrap();
+                }
+                self.host.free(p.len(), used.is_some());
+            }
+            Step::Synchronize => {
+                self.gpu.synchronize().unwrap();
+                self.pools.values_mut().for_each(Books::land);
+                self.host.land();
+            }
+            Step::Trim => {
+                let before = self.sim.ledger();
+                let trimmed = self.gpu.trim(Trim::All).unwrap();
+                let after = self.sim.ledger();
+                let bytes = before.bytes_taken + before.bytes_pinned - after.bytes_taken - after.bytes_pinned;
+                assert_eq!(trimmed.bytes, bytes);
+            }
+            Step::Limit { mib } => {
+                self.limit = mib.map(|n| n * MIB);
+                self.gpu.set_limit(self.limit.map_or(Limit::None, Limit::Bytes)).unwrap();
+            }
+            Step::Open if count < 8 => self.open(),
+            // One that has nothing in flight or alive: when a pool closes, its marker makes completion another matter.
+            Step::Close { at } if count > 1 => {
+                let id = self.streams[at % count].id();
+                let idle = self.pools[&id].live + self.pools[&id].ranges == 0;
+                let unused = self.pools.values().all(|b| b.ranges == 0) && self.host.ranges == 0;
+                if idle && unused {
+                    drop(self.streams.swap_remove(at % count));
+                }
+            }
+            Step::ResetPeaks => {
+                self.gpu.reset_peaks();
+                self.pools.values_mut().chain([&mut self.host]).for_each(|b| b.peak = b.allocated);
+                self.peak = self.live;
+            }
+            _ => {}
+        }
+    }
+
+    fn check(&self, report: &Report) {
+        let Report {
+            device,
+            capacity,
+            limit,
+            policy,
+            taken,
+            taken_peak,
+            segments,
+            moving,
+            growths,
+            releases,
+            allocated_peak,
+            allocated_peak_at_most,
+            total,
+            pools,
+            ladder,
+            pinned,
+            driver_calls,
+            events_lost,
+            deferred_errors,
+        } = report;
+        let ledger = self.sim.ledger();
+        assert_eq!((*device, *capacity, *limit, *policy), (DeviceId(0), GIB, self.limit, "latency"));
+        assert_eq!((*taken, *segments), (ledger.bytes_taken, ledger.plain_ranges));
+        assert!(*taken <= *taken_peak && *taken_peak <= ledger.bytes_taken_peak);
+        assert_eq!((*moving, *events_lost, deferred_errors.len()), (0, 0, 0));
+        assert_eq!(growths - releases, *segments);
+        assert_eq!(*releases, ledger.calls_of(Call::MemFree));
+        assert_eq!(driver_calls, &ledger.calls);
+        assert!(
+            *allocated_peak <= self.peak && self.peak <= *allocated_peak_at_most,
+            "the peak is {}: {report}",
+            self.peak
+        );
+        assert!(*allocated_peak_at_most <= *taken_peak);
+        for p in pools {
+            self.pools[&p.stream].check(p, &p.stream.to_string());
+        }
+        // A pool that is gone had nothing left; what it did counts in the total.
+        let mut all = Books::default();
+        for (id, books) in &self.pools {
+            let gone = pools.iter().all(|p| p.stream != *id);
+            assert!(!gone || books.live + books.ranges == 0, "{id} is not in the report");
+            all.live += books.live;
+            all.asked += books.asked;
+            all.allocated += books.allocated;
+            all.in_flight += books.in_flight;
+            all.ranges += books.ranges;
+            all.in_flight_frees += books.in_flight_frees;
+            all.allocations += books.allocations;
+            all.refused += books.refused;
+            all.served += books.served;
+            all.sizes.merge(&books.sizes);
+        }
+        all.peak = *allocated_peak_at_most;
+        all.check(total, "total");
+        assert_eq!((total.held, total.held_peak), (*taken, *taken_peak));
+        assert_eq!(total.counters.lends_in, total.counters.lends_out, "what one lends another is lent");
+        let climbed: u64 = ladder.rungs().iter().map(|(_, r)| r.served).sum();
+        assert_eq!(climbed, all.allocations - total.counters.hits, "a miss is served by one rung");
+        assert!(ladder.rungs().iter().all(|(_, r)| r.served <= r.tried));
+        assert_eq!((ladder.lend_with_wait.tried, ladder.callback.tried), (0, 0));
+        match pinned {
+            Some(p) => {
+                self.host.check(p, "pinned");
+                assert_eq!(p.held, ledger.bytes_pinned);
+                assert!(p.held_peak <= ledger.bytes_pinned_peak);
+            }
+            None => assert_eq!(self.host.allocations, 0),
+        }
+        match (report.peak_live(), report.taken_over_live(), report.taken_over_live_bounds()) {
+            (Some(live), ratio, _) => {
+                assert_eq!(live, self.peak);
+                assert_eq!(ratio, (live > 0).then(|| *taken_peak as f64 / live as f64));
+            }
+            (None, ratio, bounds) => {
+                let (least, most) = bounds.expect("something was live");
+                let truth = *taken_peak as f64 / self.peak as f64;
+                assert!(ratio.is_none() && least <= truth && truth <= most, "{least} {truth} {most}");
+            }
+        }
+    }
+}
+
+/// What the programs came by: a search that never meets a state says nothing of it.
+#[derive(Default)]
+struct Met {
+    bounded: Cell<u64>,
+    refused: Cell<u64>,
+    in_flight: Cell<u64>,
+    lent: Cell<u64>,
+    released: Cell<u64>,
+    pinned_in_flight: Cell<u64>,
+    gone: Cell<u64>,
+}
+
+impl Met {
+    fn note(&self, world: &World, report: &Report) {
+        let count = |cell: &Cell<u64>, met: bool| cell.set(cell.get() + u64::from(met));
+        count(&self.bounded, report.peak_live().is_none());
+        count(&self.refused, world.pools.values().any(|b| b.refused > 0));
+        count(&self.in_flight, report.total.in_flight > 0);
+        count(&self.lent, report.total.counters.lends_in > 0);
+        count(&self.released, report.releases > 0);
+        count(&self.pinned_in_flight, report.pinned.as_ref().is_some_and(|p| p.in_flight > 0));
+        count(&self.gone, report.pools.len() < world.pools.len());
+    }
+}
+
+#[test]
+fn every_figure_is_the_models() {
+    let met = Met::default();
+    let config = ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new(config);
+    let ran = runner.run(&prop::collection::vec(step(), 1..120), |steps| {
+        let mut world = World::new();
+        for (at, step) in steps.iter().enumerate() {
+            world.step(step);
+            // A report ends a stretch of the peaks: not after each step, or there would be no bounds to see.
+            if at % 7 == 6 || at + 1 == steps.len() {
+                let report = world.gpu.report();
+                world.check(&report);
+                met.note(&world, &report);
+            }
+        }
+        Ok(())
+    });
+    ran.unwrap_or_else(|e| panic!("{e}"));
+    let Met { bounded, refused, in_flight, lent, released, pinned_in_flight, gone } = &met;
+    let all = [bounded, refused, in_flight, lent, released, pinned_in_flight, gone].map(Cell::get);
+    assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
+}

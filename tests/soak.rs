@@ -1,0 +1,71 @@
+//! The soak: steady programs in a loop, and nothing may grow.
+//!
+//! What an allocator holds may be a function of what is pending, never of what has ever happened. That is a promise about
+//! loops, so it is tested on loops: the README's programs, the examples, what tests/rows.rs lists, and random ones, each
+//! 10,000 rounds in an ordinary test run (`MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak` for more), on the simulated
+//! device at four paces. `run` says what is compared; `counting` how the memory of library and device are told apart; and
+//! `complete` reads which programs there are, and fails if one has no loop.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `counting` | a host allocator that counts, on accounts |
+//! | `device` | the simulated device, whose memory is counted apart |
+//! | `run` | the loop and the judgement |
+//! | `programs` | programs with a name, in one allocator that stays |
+//! | `readme` | the README's two, line by line |
+//! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
+//! | `random` | programs by a seed |
+//! | `complete` | whether every example, README program and row is among them |
+
+#![allow(unreachable_pub, reason = "modules of a test")]
+#![allow(clippy::duplicate_mod, reason = "examples and tests are modules here, each with its helpers")]
+
+#[path = "soak/complete.rs"]
+mod complete;
+#[path = "soak/counting.rs"]
+mod counting;
+#[path = "soak/device.rs"]
+mod device;
+#[path = "soak/programs.rs"]
+mod programs;
+#[path = "soak/random.rs"]
+mod random;
+#[path = "soak/readme.rs"]
+mod readme;
+#[path = "soak/run.rs"]
+mod run;
+#[path = "soak/whole.rs"]
+mod whole;
+
+// The programs themselves.
+#[allow(dead_code, reason = "an example, whose loop is called")]
+#[path = "../examples/first_steps.rs"]
+mod first_steps;
+#[path = "../examples/gpu_soak.rs"]
+mod gpu_soak;
+#[allow(dead_code, reason = "an example, whose loop is called")]
+#[path = "../examples/share_between_streams.rs"]
+mod share_between_streams;
+#[allow(dead_code, reason = "an example, whose loop is called")]
+#[path = "../examples/two_streams.rs"]
+mod two_streams;
+
+#[path = "parity.rs"]
+mod parity;
+#[path = "rows_allocator.rs"]
+mod rows_allocator;
+#[allow(unused_macros, reason = "the suite's list is for benches that run all of it once")]
+#[path = "suite/mod.rs"]
+mod suite;
+#[path = "transfers.rs"]
+mod transfers;
+
+/// The program of `benches/gpu.sh soak`, at counts that a test can have.
+#[test]
+fn the_long_run_for_a_gpu_passes_on_the_simulated_device() {
+    let rounds = gpu_soak::Rounds { pairs: 50_000, crossings: 5_000 };
+    gpu_soak::soak(gpu_soak::simulated(), rounds, None).unwrap();
+}
+
+#[global_allocator]
+static COUNTED: counting::Counting = counting::Counting;

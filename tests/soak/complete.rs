@@ -1,0 +1,247 @@
+//! Whether every program that others will run in a loop has one here: reads which examples, README programs and rows there are.
+//!
+//! It does not know what a loop does, but that it is one: programs are listed by the macros that make the tests of them.
+
+use super::{programs, whole};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// Everything that runs in a loop, by its name.
+fn loops() -> BTreeSet<&'static str> {
+    let own = whole::OWN.iter().flat_map(|rows| rows.iter().map(|row| row.0));
+    programs::NAMES.iter().chain(whole::SUITE).copied().chain(own).collect()
+}
+
+// Examples.
+
+/// Examples that have a test of another name.
+const NAMED_OTHERWISE: &[(&str, &str)] = &[
+    // `the_long_run_for_a_gpu_passes_on_the_simulated_device`, which is a soak itself.
+    ("gpu_soak", "gpu_soak::soak("),
+];
+
+/// The examples that run without a GPU: those for which Cargo.toml asks no `cuda`.
+fn examples_without_a_gpu(manifest: &str, files: impl IntoIterator<Item = String>) -> Vec<String> {
+    let needs_a_gpu = |name: &str| {
+        manifest.split("[[example]]").skip(1).any(|section| {
+            let section = section.split("\n[").next().unwrap_or_default();
+            section.contains(&format!("name = \"{name}\"")) && section.contains("\"cuda\"")
+        })
+    };
+    files.into_iter().filter(|name| !needs_a_gpu(name)).collect()
+}
+
+/// The examples: files, and folders with a `main.rs`.
+fn examples() -> Vec<String> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(root().join("examples")).expect("examples") {
+        let path = entry.expect("an entry").path();
+        let is_example = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
+        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        names.extend(is_example.then_some(name));
+    }
+    names.sort();
+    names
+}
+
+#[test]
+fn every_example_that_needs_no_gpu_has_a_loop() {
+    let examples = examples_without_a_gpu(&read("Cargo.toml"), examples());
+    assert!(examples.len() >= 4, "{examples:?}");
+    let (loops, front) = (loops(), read("tests/soak.rs"));
+    let has_one = |name: &str| {
+        let called = NAMED_OTHERWISE.iter().any(|(of, call)| *of == name && front.contains(call));
+        // By the very code: the example's file is a module here.
+        let included = front.contains(&format!("#[path = \"../examples/{name}.rs\"]"));
+        included && (loops.contains(name) || called)
+    };
+    let without: Vec<_> = examples.iter().filter(|name| !has_one(name)).collect();
+    assert!(without.is_empty(), "examples without a loop in tests/soak: {without:?}");
+}
+
+// The README.
+
+/// Lines of the README's programs that are not in the loop: what makes the device and its allocator, and what looks at the result.
+const AROUND: &[&str] = &[
+    "use ",
+    "fn main()",
+    "let sim = ",
+    "let gpu = Allocator::new(",
+    "let (copy, work) = ",
+    "assert_eq!(",
+    "println!(",
+    "sim.verdict()?;",
+];
+
+/// The statements of a program, without comments.
+fn statements(text: &str) -> Vec<String> {
+    let lines = text.lines().map(|line| line.split(" // ").next().unwrap_or_default());
+    let lines =
+        lines.map(|line| line.split("   //").next().unwrap_or_default().trim().replace("1 << 20", "LEN"));
+    lines.filter(|line| !line.is_empty() && line != "}").collect()
+}
+
+/// The programs in Rust.
+fn rust_blocks(readme: &str) -> Vec<&str> {
+    readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
+}
+
+/// What the README's programs have that the functions don't, and the other way round.
+fn differences(readme: &str, ours: &str) -> Vec<String> {
+    let blocks = rust_blocks(readme);
+    let ours: Vec<&str> = ours.split("#[rustfmt::skip]\npub fn ").skip(1).collect();
+    if blocks.len() != ours.len() {
+        return vec![format!("{} programs in the README, {} here", blocks.len(), ours.len())];
+    }
+    let mut found = Vec::new();
+    for (block, ours) in blocks.into_iter().zip(ours) {
+        let theirs: Vec<String> = statements(block)
+            .into_iter()
+            .filter(|line| !AROUND.iter().any(|a| line.starts_with(a)))
+            .collect();
+        let ours = ours.split("\n}").next().unwrap_or_default();
+        let ours: Vec<String> = statements(ours).into_iter().skip(1).collect();
+        if theirs != ours {
+            let mut both = theirs.iter().zip(&ours);
+            let first = both.position(|(a, b)| a != b).unwrap_or(theirs.len().min(ours.len()));
+            found.push(format!("README: {:?}\n  here: {:?}", theirs.get(first), ours.get(first)));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_readmes_programs_run_line_by_line() {
+    let (readme, ours) = (read("README.md"), read("tests/soak/readme.rs"));
+    assert_eq!(rust_blocks(&readme).len(), 2, "programs of the README");
+    assert_eq!(differences(&readme, &ours), Vec::<String>::new());
+    for changed in [
+        readme.replace("batch.record_use(&work)?;", ""),
+        readme.replace("saxpy(2.0", "saxpy(3.0"),
+        format!("{readme}\n```rust\nfn main() {{}}\n```\n"),
+    ] {
+        assert!(!differences(&changed, &ours).is_empty(), "a change of the README goes unseen");
+    }
+    let loops = loops();
+    assert!(loops.contains("readme_arrays") && loops.contains("readme_plain"));
+}
+
+// Rows.
+
+/// Rows that have no loop of their own code, and one of their shape: the row, and the steady program.
+const BY_SHAPE: &[(&str, &str)] = &[
+    // Its test compares two numbers of epochs on purpose; the program goes on with them.
+    ("D5", "streams_come_and_go"),
+];
+
+/// Rows that cannot be looped, and why.
+const NO_LOOP: &[(&str, &str)] = &[
+    (
+        "C4",
+        "where the CUDA backend takes memory from; its test runs on the stand-in driver, whose soak is plug/tests/soak.rs",
+    ),
+    ("T15", "its test reads the sources: no stream is kept where nobody named it"),
+    ("G4", "its test reads the sources: a thread keeps nothing that an order depends on"),
+    ("7.14", "a double free is a panic that leaves its allocator behind, forgotten on purpose"),
+];
+
+/// A row of the table: its id, and the tests that show it.
+#[derive(PartialEq, Eq, Debug)]
+struct Row {
+    id: String,
+    tests: Vec<String>,
+}
+
+/// The rows that tests on some device show. Every list of evidence follows two texts, the row's id and what must hold.
+fn rows(table: &str) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (at, _) in table.match_indices("&[") {
+        let mut texts = table[..at].rsplit('"');
+        let (Some(_), Some(_), Some(_), Some(id)) = (texts.next(), texts.next(), texts.next(), texts.next())
+        else {
+            continue;
+        };
+        // A bracket ends the list: texts in it have none.
+        let evidence = table[at + 2..].split(']').next().unwrap_or_default();
+        let calls = evidence.split(')').filter_map(|call| call.split_once('('));
+        let shown = calls.filter(|(kind, _)| kind.ends_with("Test") || kind.ends_with("Suite"));
+        let tests: Vec<String> =
+            shown.filter_map(|(_, what)| Some(what.rsplit('"').nth(1)?.to_owned())).collect();
+        if !tests.is_empty() {
+            rows.push(Row { id: id.to_owned(), tests });
+        }
+    }
+    rows
+}
+
+/// The table of tests/rows.rs.
+fn table() -> String {
+    let text = read("tests/rows.rs");
+    let (_, table) = text.split_once("const ROWS: &[(&str, &str, &[Evidence])] = &[").expect("the table");
+    table.split("\n];").next().expect("its end").to_owned()
+}
+
+/// Rows without a loop.
+fn without_a_loop(rows: &[Row], loops: &BTreeSet<&str>) -> Vec<String> {
+    let by_shape = |id: &str| BY_SHAPE.iter().any(|(row, program)| *row == id && loops.contains(program));
+    let lacks = rows.iter().filter(|row| {
+        !row.tests.iter().any(|test| loops.contains(test.as_str()))
+            && !by_shape(&row.id)
+            && !NO_LOOP.iter().any(|(id, _)| *id == row.id)
+    });
+    lacks.map(|row| format!("{} {:?}", row.id, row.tests)).collect()
+}
+
+#[test]
+fn every_row_has_a_loop() {
+    let (rows, mut loops) = (rows(&table()), loops());
+    assert!(rows.len() > 60, "{} rows that tests show", rows.len());
+    assert_eq!(without_a_loop(&rows, &loops), Vec::<String>::new());
+    // It can fail.
+    assert!(loops.remove("t12_pool_per_stream"), "the loop of T12");
+    assert_eq!(without_a_loop(&rows, &loops).len(), 1);
+    // Nothing stands on a list of exceptions that has a loop, or is no row.
+    for (id, why) in NO_LOOP.iter().chain(BY_SHAPE) {
+        let row = rows.iter().find(|row| row.id == *id).unwrap_or_else(|| panic!("{id} is no row"));
+        assert!(
+            !row.tests.iter().any(|test| loops.contains(test.as_str())),
+            "{id} has a loop, in spite of: {why}"
+        );
+        assert!(!why.is_empty());
+    }
+}
+
+/// Tests that run once: 7.14 above; and one that is half a second of loops over every call that may fail.
+const ONCE: &[&str] = &["parity_double_free", "h02_a_peer_copy_is_ordered_whatever_fails"];
+
+/// Tests of rows that a row's list does not name are run too: whoever adds one adds its loop.
+#[test]
+fn every_test_of_rows_has_a_loop() {
+    let loops = loops();
+    for file in ["tests/rows_allocator.rs", "tests/transfers.rs", "tests/parity.rs"] {
+        let text = read(file);
+        let tests: Vec<&str> = text
+            .split("#[test]\n")
+            .skip(1)
+            .filter_map(|rest| rest.split_once("fn ")?.1.split_once('(').map(|(name, _)| name))
+            .collect();
+        assert!(tests.len() > 20, "{file}: {tests:?}");
+        let without: Vec<_> =
+            tests.into_iter().filter(|name| !loops.contains(name) && !ONCE.contains(name)).collect();
+        assert!(without.is_empty(), "{file}: not in its list `AGAIN`: {without:?}");
+    }
+}
+
+#[test]
+fn the_table_is_read_as_it_stands() {
+    let table = "    (\"A1\", \"what, and why\", &[Owed(\"x\")]),\n    (\n        \"A2\",\n        \"two\",\n        &[\n            Suite(\"s\"),\n            Bench(F, \"b\"),\n            Test(\n                \"tests/f.rs\",\n                \"t\",\n            ),\n        ],\n    ),\n";
+    assert_eq!(rows(table), [Row { id: "A2".into(), tests: vec!["s".into(), "t".into()] }]);
+}

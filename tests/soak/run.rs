@@ -1,0 +1,357 @@
+//! Runs a steady program for many rounds and looks whether anything grows.
+//!
+//! A round does the same every time, so whatever is held may depend on what is pending and on nothing else. The device is
+//! at most [`PERIOD`] rounds behind, in one of four ways ([`Pace`]), and the program synchronises once a period, as little
+//! as it likes. Every counter is read behind every round. The highest value in the last tenth of the rounds may not be
+//! above the highest in the first tenth, beyond [`slack`]: what the allocator forgets in batches has its highest points
+//! where batch and period meet, and a tenth does not see all of them. What grows by one a round is then ten times as high,
+//! what grows by one in 100 rounds still stands out; and the slack is the same in a run of a million rounds. Programs that end with
+//! each round ([`Run::whole`]) have fewer of them, and thirds in place of tenths.
+//!
+//! Three more things are asked: no call to the driver becomes more frequent; each kind of call that the allocator makes for
+//! its own sake is at most [`CALLS_AN_OPERATION`] an operation, over the whole run; at the end nothing is left, on the device
+//! or on the host.
+
+use super::counting::{Account, device};
+use super::device::Device;
+use millpond::driver::sim::{Call, Schedule, Sim};
+use millpond::units::GIB;
+use millpond::{Allocator, Config};
+use std::fmt::Write;
+
+/// Rounds between two synchronisations, and the most that the device is behind.
+pub const PERIOD: u64 = 100;
+
+/// How far the device is behind the host.
+#[derive(Clone, Copy, Debug)]
+pub enum Pace {
+    /// Not at all.
+    AtOnce,
+    /// 32 rounds; the host never waits but by the program.
+    Behind,
+    /// A period: nothing runs before somebody waits for it or the period is over.
+    Late,
+    /// A seeded coin decides what runs, the same in every period.
+    Coin(u64),
+}
+
+impl Pace {
+    fn sim(self) -> Sim {
+        let sim = Sim::new(4 * GIB);
+        match self {
+            Pace::AtOnce => sim,
+            Pace::Behind => sim.hold(32),
+            Pace::Late => sim.schedule(Schedule::Latest),
+            Pace::Coin(seed) => sim.schedule(Schedule::Random(seed)),
+        }
+    }
+    fn after_round(self, sim: &Sim) {
+        if let Pace::Behind = self {
+            sim.tick();
+        }
+    }
+    fn after_period(self, sim: &Sim) {
+        if let Pace::Late | Pace::Coin(_) = self {
+            sim.run_until_idle();
+        }
+        if let Pace::Coin(seed) = self {
+            sim.set_schedule(Schedule::Random(seed));
+        }
+    }
+}
+
+/// A device with an allocator, for a program to begin on.
+pub struct Bench {
+    pub device: Device,
+    pub gpu: Allocator<Device>,
+}
+
+/// A program that goes on for ever.
+pub struct Steady {
+    /// One round, given its number.
+    pub round: Box<dyn FnMut(u64)>,
+    /// The synchronisation behind a period.
+    pub synchronise: Box<dyn FnMut()>,
+    /// Records, waits, queries and synchronisations that a round asks for by name.
+    pub asked: u64,
+}
+
+/// Rounds of a run: 10,000, or what `MILLPOND_SOAK_ROUNDS` says.
+pub fn rounds() -> u64 {
+    let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
+    let rounds =
+        asked.map_or(10_000, |n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"));
+    assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
+    rounds
+}
+
+/// How long a program runs, and on what.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    pub pace: Pace,
+    /// Rounds before anything is compared: until the device's lists are as long as they may be when nothing is pending.
+    warm_up: u64,
+    rounds: u64,
+    /// Rounds between two synchronisations.
+    period: u64,
+    /// The first one in so many of the rounds is compared with the last.
+    windows: u64,
+    /// One in so many may come and go ([`slack`]).
+    part: u64,
+    /// Whether the device has the bytes, and not only the order of what touches them.
+    contents: bool,
+    /// Whether the allocator is synchronised between periods, and the counters are read there: windows that are shorter than the
+    /// time in which lists fill up to what is kept in any case would show that as growth.
+    at_rest: bool,
+}
+
+impl Run {
+    /// A steady program.
+    pub fn steady(pace: Pace) -> Run {
+        Run {
+            pace,
+            warm_up: 0,
+            rounds: rounds(),
+            period: PERIOD,
+            windows: 10,
+            part: 4,
+            contents: false,
+            at_rest: false,
+        }
+    }
+    /// A program from its beginning to its end: a fortieth of the rounds, each of which is hundreds of operations; of one with
+    /// thousands a fifth of that.
+    pub fn whole(pace: Pace, is_long: bool) -> Run {
+        let rounds = rounds() / if is_long { 200 } else { 40 };
+        Run { pace, warm_up: 60, rounds, period: 5, windows: 3, part: 8, contents: true, at_rest: true }
+    }
+}
+
+/// Rounds up to which the oracle judges too: it remembers every operation.
+const JUDGED: u64 = 100_000;
+
+/// Where what is pending stays the same from round to round, an event is created once in so many operations.
+const OPERATIONS_AN_EVENT: u64 = 16;
+
+/// Calls that the allocator makes for the sake of its bookkeeping, each at most so often an operation.
+const CALLS_AN_OPERATION: u64 = 2;
+const KEEPING: [Call; 7] = [
+    Call::EventCreate,
+    Call::EventDestroy,
+    Call::EventRecord,
+    Call::CtxRecordEvent,
+    Call::EventQuery,
+    Call::EventSynchronize,
+    Call::StreamWaitEvent,
+];
+
+/// Names and values of everything that may not grow.
+const COUNTERS: usize = 25;
+type Counts = [(&'static str, u64); COUNTERS];
+
+/// Reads every counter. What it needs itself is given back before it returns.
+pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Counts {
+    let mut all = [("", 0); COUNTERS];
+    let mut at = 0;
+    let mut put = |name, value| {
+        all[at] = (name, value);
+        at += 1;
+    };
+    for (name, value) in gpu.bookkeeping().counts() {
+        put(name, value as u64);
+    }
+    let ledger = device.ledger();
+    put("driver events", ledger.events);
+    put("driver streams", ledger.streams);
+    put("plain ranges", ledger.plain_ranges);
+    put("pinned ranges", ledger.pinned_ranges);
+    put("handles", ledger.handles);
+    put("mappings", ledger.mappings);
+    put("reservations", ledger.reservations);
+    put("device bytes", ledger.bytes_taken);
+    put("pinned bytes", ledger.bytes_pinned);
+    super::counting::device(|| drop(ledger));
+    let held = account.library();
+    put("host blocks", u64::try_from(held.blocks).unwrap_or(0));
+    put("host bytes", u64::try_from(held.bytes).unwrap_or(0));
+    all
+}
+
+fn calls(device: &Device) -> [u64; Call::ALL.len()] {
+    let ledger = device.ledger();
+    let all = std::array::from_fn(|i| ledger.calls_of(Call::ALL[i]));
+    super::counting::device(|| drop(ledger));
+    all
+}
+
+/// The highest values of a tenth.
+struct Highest(Option<Counts>);
+
+impl Highest {
+    fn add(&mut self, now: &Counts) {
+        let highest = self.0.get_or_insert(*now);
+        for (high, now) in highest.iter_mut().zip(now) {
+            high.1 = high.1.max(now.1);
+        }
+    }
+}
+
+/// By how much a counter's highest value may change between tenths: a quarter, an eighth in programs that end, and a few. Entries
+/// of clocks, which are for pairs of timelines, half: they are forgotten when all timelines are looked at, and in between they grow
+/// with the square. Pooled events too: they are those of the driver's events, which are counted by themselves, that wait for use.
+fn slack(name: &str, before: u64, part: u64) -> u64 {
+    let part = if name == "clock entries" || name == "events pooled" { 2 } else { part };
+    before / part + if name.ends_with("bytes") { 32 << 10 } else { 8 }
+}
+
+/// What grew between two readings, in words; empty if nothing did.
+fn grown(early: &Counts, late: &Counts, part: u64) -> String {
+    let mut text = String::new();
+    for ((name, before), (_, after)) in early.iter().zip(late) {
+        if *after > before + slack(name, *before, part) {
+            let _ = write!(text, "\n    {name}: {before} -> {after}");
+        }
+    }
+    text
+}
+
+/// So much that nobody needs to see the end.
+fn runs_away(early: &Counts, now: &Counts, part: u64) -> bool {
+    early.iter().zip(now).any(|((name, before), (_, now))| *now > 2 * (before + slack(name, *before, part)))
+}
+
+/// Runs a program at a pace.
+///
+/// # Panics
+/// If anything grows, a call becomes more frequent, or something is left.
+pub fn soak(name: &str, pace: Pace, config: Config, program: impl FnOnce(&Bench) -> Steady) {
+    if let Err(why) = try_soak(name, Run::steady(pace), config, program) {
+        panic!("{why}");
+    }
+}
+
+/// As [`soak`], and says what was found.
+pub fn try_soak(
+    name: &str,
+    run: Run,
+    config: Config,
+    program: impl FnOnce(&Bench) -> Steady,
+) -> Result<(), String> {
+    let account = Account::open();
+    let mut found = account.scope(|| watch(account, run, config, program));
+    // A thread of the program's may have ended and not have given its own back yet: it needs a processor, no time.
+    let mut left = account.library();
+    for _ in 0..100_000 {
+        if left.blocks == 0 {
+            break;
+        }
+        std::thread::yield_now();
+        left = account.library();
+    }
+    if (left.blocks, left.bytes) != (0, 0) {
+        let _ = write!(found, "\n    host memory after the end: {left:?}");
+    }
+    if found.is_empty() { Ok(()) } else { Err(format!("{name}, {run:?}:{found}")) }
+}
+
+fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> String {
+    let Run { pace, warm_up, rounds, period, windows, part, contents, at_rest } = run;
+    let sim = device(|| pace.sim().oracle(rounds <= JUDGED).contents(contents));
+    let device = Device::new(sim);
+    let gpu = Allocator::new(device.clone(), config).expect("an allocator");
+    let bench = Bench { device: device.clone(), gpu: gpu.clone() };
+    let Steady { mut round, mut synchronise, asked } = program(&bench);
+    drop(bench);
+    let tenth = rounds / windows;
+    let (mut early, mut late) = (Highest(None), Highest(None));
+    let mut one = |i: u64| {
+        round(i);
+        super::counting::device(|| pace.after_round(device.sim()));
+        if i % period == period - 1 {
+            super::counting::device(|| pace.after_period(device.sim()));
+            synchronise();
+            if at_rest {
+                gpu.synchronize().expect("it works");
+            }
+        }
+    };
+    (0..warm_up).for_each(&mut one);
+    let (mut at, before, operations_before) =
+        ([[0; Call::ALL.len()]; 2], calls(&device), device.operations());
+    let (mut run_away, mut done) = (false, 0);
+    for i in 0..rounds {
+        one(warm_up + i);
+        done = i + 1;
+        if done == tenth {
+            at[0] = calls(&device);
+        } else if done == rounds - tenth {
+            at[1] = calls(&device);
+        }
+        if at_rest && !(warm_up + done).is_multiple_of(period) {
+            continue;
+        }
+        let now = counts(account, &device, &gpu);
+        if i < tenth {
+            early.add(&now);
+        } else if i >= rounds - tenth {
+            late.add(&now);
+        } else if runs_away(early.0.as_ref().expect("the first tenth is over"), &now, part) {
+            late.add(&now);
+            run_away = true;
+            break;
+        }
+    }
+    let (last, operations) = (calls(&device), device.operations() - operations_before + done * asked);
+    let mut found = account_apart(|| grown(&early.0.expect("rounds"), &late.0.expect("rounds"), part));
+    account_apart(|| {
+        if run_away {
+            let _ = write!(found, "\n    (given up after {done} rounds)");
+        }
+        for (i, call) in Call::ALL.iter().enumerate() {
+            let (first, end) = (at[0][i] - before[i], last[i] - at[1][i]);
+            if !run_away && end > first + first / 4 + 64 {
+                let _ = write!(found, "\n    {} calls a tenth of the rounds: {first} -> {end}", call.name());
+            }
+            let all = last[i] - before[i];
+            if KEEPING.contains(call) && all > 100 + CALLS_AN_OPERATION * operations {
+                let _ = write!(found, "\n    {} calls for {operations} operations: {all}", call.name());
+            }
+        }
+    });
+    account_apart(|| {
+        let created = last[Call::EventCreate as usize] - at[0][Call::EventCreate as usize];
+        if matches!(pace, Pace::AtOnce | Pace::Behind)
+            && !run_away
+            && created > 64 + operations / OPERATIONS_AN_EVENT
+        {
+            let _ = write!(
+                found,
+                "\n    events created after the first tenth: {created}, for {operations} operations"
+            );
+        }
+    });
+    drop((round, synchronise));
+    drop(gpu);
+    super::counting::device(|| {
+        device.sim().run_until_idle();
+        let left = device.sim().leaks();
+        if !left.is_empty() {
+            let _ = write!(
+                found,
+                "\n    left on the device at the end: {} things, the first {}",
+                left.len(),
+                left[0]
+            );
+        }
+        if let Err(verdict) = device.sim().verdict() {
+            let _ = write!(found, "\n    {verdict}");
+        }
+    });
+    drop(device);
+    account_apart(|| found.clone())
+}
+
+/// Runs something of the test's own, which is on nobody's account.
+fn account_apart<R>(run: impl FnOnce() -> R) -> R {
+    Account::nobody().scope(run)
+}

@@ -1,0 +1,586 @@
+//! One array on two streams: fills, copies whose tokens are kept or dropped, guards with operations between their two ends, pinned
+//! memory that somebody else gets meanwhile, and one fault.
+//!
+//! The array fills the limit; its home is the first stream. What it holds is two values, one a half. A guard to write has the
+//! upper half, so that the lower one may be operated on while it lives; a guard to read has the whole. At a guard's end its kernel
+//! is queued, and the guard is dropped or forgotten. Sources of copies are pinned memory: small, shared ([`Arc`], which the keeper
+//! keeps), or more than 4 MiB of which the copy reads the beginning. One operation of a program may meet a fault: the next query,
+//! record or wait fails, or its driver call panics behind its work.
+//!
+//! In the end both streams read the array, then the host waits, and every token, every piece of pinned memory and the array have
+//! to hold what running the operations in their order gives them.
+//!
+//! Left out, because a shorter program says it: a run of the device, a new array or a guard as the last step, pinned memory before a
+//! copy's was let go, a failing query where nothing is kept that is asked for. Not enumerated: a second fault, two guards at once, a
+//! third stream, a device that has run a part of a stream, and a copy that panics beside a large source (what a copy that panicked
+//! was given is never given back, and the host's memory would go).
+
+use super::Family;
+use crate::cases::{self, Outcome, World, ensure, said};
+use millpond::driver::sim::{Call, Launch, Sim};
+use millpond::transfer::Part;
+use millpond::units::Addr;
+use millpond::{
+    Config, DeviceArray, Download, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, Transfer,
+};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once};
+
+/// Elements of the array, and of a half.
+const LEN: usize = 512;
+const HALF: usize = LEN / 2;
+/// Elements of a large source.
+const LARGE: usize = (4 << 20) + 512;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    Small,
+    Shared,
+    Large,
+    /// The large one, whose token is kept.
+    LargeKept,
+}
+
+impl Source {
+    fn is_large(self) -> bool {
+        matches!(self, Source::Large | Source::LargeKept)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verb {
+    /// A new array, written by a stream; the one before it is dropped.
+    New(usize),
+    /// A fill of the lower half, or of all.
+    Fill {
+        on: usize,
+        low: bool,
+    },
+    /// A copy into all that there is: the lower half under a guard.
+    Upload {
+        on: usize,
+        source: Source,
+    },
+    /// A copy of all that there is; its token is kept or dropped.
+    Download {
+        on: usize,
+        keep: bool,
+    },
+    Guard {
+        on: usize,
+        write: bool,
+    },
+    /// The guard's kernel, and the guard's end, if it is not forgotten.
+    End {
+        forget: bool,
+    },
+    /// Pinned memory for somebody else, who writes it.
+    Pin {
+        large: bool,
+    },
+    /// The device runs what a stream has.
+    Run(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    Query,
+    Record,
+    Wait,
+    Panic,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    verb: Verb,
+    fault: Option<Fault>,
+}
+
+/// What became of pinned memory.
+#[derive(Clone, Default)]
+struct Memory {
+    /// Some copy's small memory, or large, was let go.
+    let_go: [bool; 2],
+    /// Something may be kept until an event is over.
+    kept: bool,
+    /// A large source was pinned.
+    large: bool,
+}
+
+#[derive(Clone, Default)]
+pub struct Shape {
+    born: bool,
+    /// Where a guard is, and whether it writes.
+    guard: Option<(usize, bool)>,
+    pinned: Memory,
+    pending: [bool; 2],
+    faulted: bool,
+    /// A copy's call panicked.
+    lost: bool,
+}
+
+impl Shape {
+    fn verbs(&self, left: usize) -> Vec<Verb> {
+        use Verb::{Download, End, Fill, Guard, New, Pin, Run, Upload};
+        if !self.born {
+            return vec![New(0), New(1)];
+        }
+        let mut verbs = Vec::new();
+        if self.guard.is_some() {
+            verbs.extend([End { forget: false }, End { forget: true }]);
+            // A guard is to end.
+            if left == 1 {
+                return verbs;
+            }
+        }
+        let under = self.guard.map(|(_, write)| write);
+        for on in 0..2 {
+            if under != Some(false) {
+                verbs.push(Fill { on, low: true });
+                let sources = [Source::Small, Source::Shared, Source::Large, Source::LargeKept];
+                let sources = sources.into_iter().filter(|s| !(self.lost && s.is_large()));
+                verbs.extend(sources.map(|source| Upload { on, source }));
+            }
+            if under.is_none() {
+                verbs.push(Fill { on, low: false });
+            }
+            verbs.extend([true, false].map(|keep| Download { on, keep }));
+            if left > 1 {
+                if under.is_none() {
+                    verbs.extend([New(on), Guard { on, write: true }, Guard { on, write: false }]);
+                }
+                if self.pending[on] {
+                    verbs.push(Run(on));
+                }
+            }
+        }
+        verbs.extend(
+            [false, true]
+                .into_iter()
+                .filter(|&l| self.pinned.let_go[usize::from(l)])
+                .map(|large| Pin { large }),
+        );
+        verbs
+    }
+
+    fn faults(&self, verb: Verb) -> Vec<Option<Fault>> {
+        let mut faults = vec![None];
+        if self.faulted {
+            return faults;
+        }
+        match verb {
+            Verb::Fill { .. } | Verb::Upload { .. } | Verb::Download { .. } => {
+                faults.extend([Fault::Record, Fault::Wait].map(Some));
+                // No token comes of a copy that panics: which one it would be is the same.
+                let one = match verb {
+                    Verb::Upload { source, .. } => source == Source::Small && !self.pinned.large,
+                    Verb::Download { keep, .. } => keep && !self.pinned.large,
+                    _ => true,
+                };
+                faults.extend(one.then_some(Some(Fault::Panic)));
+            }
+            Verb::Guard { .. } => faults.push(Some(Fault::Wait)),
+            Verb::End { forget } => faults.extend((!forget).then_some(Some(Fault::Record))),
+            Verb::New(_) | Verb::Pin { .. } | Verb::Run(_) => {}
+        }
+        if self.pinned.kept && !matches!(verb, Verb::End { .. } | Verb::Run(_)) {
+            faults.push(Some(Fault::Query));
+        }
+        faults
+    }
+}
+
+type Array = DeviceArray<u8, Sim>;
+type Pinned = PinnedArray<u8, Sim>;
+type View<'a> = millpond::DeviceViewMut<'a, u8, Sim>;
+
+struct Run {
+    w: World,
+    streams: [Stream<Sim>; 2],
+    x: Option<Array>,
+    /// What each half holds.
+    holds: [u8; 2],
+    /// The value of the next write.
+    next: u8,
+    up: Vec<(Transfer<Part<Pinned>, Sim>, u8)>,
+    /// With what each must bring.
+    down: Vec<(Download<u8, Sim>, Vec<u8>)>,
+    /// Somebody else's.
+    pins: Vec<(Pinned, u8)>,
+    /// A copy's call panicked: its memory is lost for good, because nobody can say until when the device uses it.
+    lost: bool,
+}
+
+/// How an operation ended that may have met a fault.
+enum Ended<T> {
+    /// As it is to.
+    Well(T),
+    /// By an error or a panic.
+    Faulted,
+}
+
+/// Panics that a program asks for say nothing on the way: there are thousands.
+fn hush() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let said = panic.payload().downcast_ref::<String>();
+            if !said.is_some_and(|said| said.ends_with("as planted")) {
+                before(panic);
+            }
+        }));
+    });
+}
+
+impl Run {
+    /// A host with room for one large segment of pinned memory; or, in programs that need none, for some small ones, because
+    /// large ones cost the search most of its time.
+    fn new(steps: &[Step]) -> Run {
+        hush();
+        let large = |s: &Step| matches!(s.verb, Verb::Upload { source, .. } if source.is_large());
+        let pinned = if steps.iter().any(large) { 16 * LARGE } else { 16 * LEN };
+        let config = Config::default()
+            .growth(Growth::Exact)
+            .limit(Limit::Bytes(LEN as u64))
+            .pinned_limit(pinned as u64);
+        let w = World::new(config);
+        Run {
+            streams: w.streams(),
+            w,
+            x: None,
+            holds: [0; 2],
+            next: 1,
+            up: Vec::new(),
+            down: Vec::new(),
+            pins: Vec::new(),
+            lost: false,
+        }
+    }
+
+    /// An operation that calls the driver by `call`, with the fault: how it ended, and whether its work was queued.
+    fn meet<T, E: std::fmt::Display>(
+        &mut self,
+        fault: Option<Fault>,
+        call: Option<Call>,
+        operation: impl FnOnce() -> Result<T, E>,
+    ) -> Result<(Ended<T>, bool), String> {
+        let sim = &self.w.sim;
+        let Some(fault) = fault else {
+            return operation().map(|t| (Ended::Well(t), true)).map_err(said);
+        };
+        let made = |sim: &Sim| call.map(|call| sim.ledger().calls_of(call));
+        let before = made(sim);
+        match (fault, call) {
+            (Fault::Query, _) => sim.fail(Call::EventQuery, 1, DriverErrorKind::Other),
+            (Fault::Record, _) => sim.fail(Call::EventRecord, 1, DriverErrorKind::Other),
+            (Fault::Wait, _) => sim.fail(Call::StreamWaitEvent, 1, DriverErrorKind::Other),
+            (Fault::Panic, Some(call)) => sim.panic_behind(call, 1),
+            (Fault::Panic, None) => unreachable!("no call to panic in"),
+        }
+        let ended = catch_unwind(AssertUnwindSafe(operation));
+        let struck = before != made(sim);
+        sim.clear_faults();
+        match ended {
+            Ok(Ok(t)) => {
+                ensure!(fault != Fault::Panic, "the call did not panic");
+                Ok((Ended::Well(t), true))
+            }
+            Ok(Err(_)) => Ok((Ended::Faulted, struck)),
+            Err(_) if fault == Fault::Panic => {
+                self.lost |= call != Some(Call::MemsetD8);
+                Ok((Ended::Faulted, struck))
+            }
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    fn value(&mut self) -> u8 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Pinned memory that begins with a value.
+    fn pinned(&self, large: bool, value: u8) -> Result<Pinned, String> {
+        let mut host = self.w.gpu.pinned_uninit::<u8>(if large { LARGE } else { LEN }).map_err(said)?;
+        host[..LEN].fill(value);
+        Ok(host)
+    }
+
+    /// What a view of the whole, or of the lower half, holds.
+    fn held(&self, len: usize) -> Vec<u8> {
+        [[self.holds[0]; HALF], [self.holds[1]; HALF]].concat()[..len].to_vec()
+    }
+
+    fn write(&mut self, len: usize, value: u8) {
+        self.holds[..len / HALF].fill(value);
+    }
+
+    fn fill(&mut self, mut target: View<'_>, on: usize, fault: Option<Fault>) -> Outcome {
+        let (value, stream) = (self.value(), self.streams[on].clone());
+        let (_, queued) = self.meet(fault, Some(Call::MemsetD8), || target.fill_bytes(value, &stream))?;
+        if queued {
+            self.write(target.len(), value);
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, mut target: View<'_>, on: usize, source: Source, fault: Option<Fault>) -> Outcome {
+        let (value, stream, len) = (self.value(), self.streams[on].clone(), target.len());
+        let host = self.pinned(source.is_large(), value)?;
+        let call = Some(Call::MemcpyHtoD);
+        let queued = if source == Source::Shared {
+            let host = Part::new(Arc::new(host), ..len);
+            self.meet(fault, call, || target.copy_from(host, &stream).map(drop).map_err(Error::from))?.1
+        } else {
+            let host = Part::new(host, ..len);
+            let (ended, queued) =
+                self.meet(fault, call, || target.copy_from(host, &stream).map_err(Error::from))?;
+            match ended {
+                Ended::Well(token) if source == Source::LargeKept => self.up.push((token, value)),
+                _ => {}
+            }
+            queued
+        };
+        if queued {
+            self.write(len, value);
+        }
+        Ok(())
+    }
+
+    fn download(
+        &mut self,
+        from: millpond::DeviceView<'_, u8, Sim>,
+        on: usize,
+        keep: bool,
+        fault: Option<Fault>,
+    ) -> Outcome {
+        let (stream, expected) = (self.streams[on].clone(), self.held(from.len()));
+        let (ended, _) = self.meet(fault, Some(Call::MemcpyDtoH), || from.to_pinned(&stream))?;
+        match ended {
+            Ended::Well(token) if keep => self.down.push((token, expected)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// An operation on the array, or on its lower half while the upper one is somebody's.
+    fn operate(&mut self, target: View<'_>, step: Step) -> Outcome {
+        match step.verb {
+            Verb::Fill { on, low } => {
+                let target = if low && target.len() == LEN { target.slice(..HALF) } else { target };
+                self.fill(target, on, step.fault)
+            }
+            Verb::Upload { on, source } => self.upload(target, on, source, step.fault),
+            Verb::Download { on, keep } => self.download(target.view(), on, keep, step.fault),
+            verb => self.aside(verb, step.fault),
+        }
+    }
+
+    /// What does not touch the array.
+    fn aside(&mut self, verb: Verb, fault: Option<Fault>) -> Outcome {
+        match verb {
+            Verb::Pin { large } => {
+                let value = self.value();
+                let (w, len) = (self.w.gpu.clone(), if large { LARGE } else { LEN });
+                if let (Ended::Well(mut host), _) = self.meet(fault, None, || w.pinned_uninit::<u8>(len))? {
+                    host[..LEN].fill(value);
+                    self.pins.push((host, value));
+                }
+            }
+            Verb::Run(s) => while self.w.sim.advance(self.streams[s].native()).map_err(said)? {},
+            verb => unreachable!("{verb:?} touches the array"),
+        }
+        Ok(())
+    }
+
+    /// A guard, the steps up to its end, and that; the rest is left.
+    fn guarded(
+        &mut self,
+        x: &mut Array,
+        (on, write): (usize, bool),
+        fault: Option<Fault>,
+        rest: &mut std::slice::Iter<'_, Step>,
+    ) -> Outcome {
+        let (stream, value, id) = (self.streams[on].clone(), self.value(), x.id().expect("bytes"));
+        if write {
+            let (mut low, high) = x.split_at_mut(HALF);
+            let (guard, _) = self.meet(fault, None, || high.write_on(&stream))?;
+            for step in rest {
+                if let Verb::End { forget } = step.verb {
+                    let Ended::Well(guard) = guard else { break };
+                    let at = guard.address();
+                    let theirs = Launch::new("guarded").writes(at, HALF as u64).tag(id);
+                    let theirs = theirs
+                        .body(move |m| (0..HALF as u64).for_each(|i| m.write(Addr(at.0 + i), &[value])));
+                    self.w.sim.launch(stream.native(), theirs).map_err(said)?;
+                    self.holds[1] = value;
+                    self.end(guard, forget, step.fault)?;
+                    break;
+                }
+                self.operate(low.view_mut(), *step)?;
+            }
+        } else {
+            let (guard, _) = self.meet(fault, None, || x.read_on(&stream))?;
+            for step in rest {
+                match step.verb {
+                    Verb::End { forget } => {
+                        let Ended::Well(guard) = guard else { break };
+                        let theirs = Launch::new("guarded").reads(guard.address(), LEN as u64).tag(id);
+                        self.w.sim.launch(stream.native(), theirs).map_err(said)?;
+                        self.end(guard, forget, step.fault)?;
+                        break;
+                    }
+                    Verb::Download { on, keep } => self.download(x.view(), on, keep, step.fault)?,
+                    verb => self.aside(verb, step.fault)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end<G>(&mut self, guard: G, forget: bool, fault: Option<Fault>) -> Outcome {
+        if forget {
+            std::mem::forget(guard);
+            return Ok(());
+        }
+        let end = || {
+            drop(guard);
+            Ok::<_, String>(())
+        };
+        self.meet(fault, None, end).map(drop)
+    }
+
+    /// The steps one after the other.
+    fn play(&mut self, steps: &[Step], known: usize) -> Outcome {
+        let mut rest = steps.iter();
+        while let Some(step) = rest.next() {
+            if let Verb::New(by) = step.verb {
+                self.x = None;
+                let (gpu, stream) = (self.w.gpu.clone(), self.streams[0].clone());
+                // Nobody else is to be waited for: what fails here is not part of a program.
+                if let (Ended::Well(x), _) = self.meet(step.fault, None, || gpu.uninit(LEN, &stream))? {
+                    let mut x = ManuallyDrop::new(x);
+                    self.fill(x.view_mut(), by, None)?;
+                    self.x = Some(ManuallyDrop::into_inner(x));
+                }
+            } else if let Some(x) = self.x.take() {
+                // What went wrong cannot always be dropped.
+                let mut x = ManuallyDrop::new(x);
+                if let Verb::Guard { on, write } = step.verb {
+                    self.guarded(&mut x, (on, write), step.fault, &mut rest)?;
+                } else {
+                    self.operate(x.view_mut(), *step)?;
+                }
+                self.x = Some(ManuallyDrop::into_inner(x));
+            } else if matches!(step.verb, Verb::Pin { .. } | Verb::Run(_)) {
+                self.aside(step.verb, step.fault)?;
+            }
+            if steps.len() - rest.len() > known {
+                self.w.gpu.check();
+            }
+        }
+        Ok(())
+    }
+
+    /// Both streams read the array, the stream that is not its home first; then everything is looked at.
+    fn look(&mut self) -> Outcome {
+        if let Some(x) = self.x.take() {
+            let x = ManuallyDrop::new(x);
+            for on in [1, 0] {
+                self.download(x.view(), on, true, None)?;
+            }
+            self.x = Some(ManuallyDrop::into_inner(x));
+        }
+        for (token, expected) in self.down.drain(..) {
+            let found = token.wait().map_err(said)?;
+            ensure!(found[..] == expected[..], "a copy brought other bytes than {:?}", ends(&expected));
+        }
+        for (token, value) in self.up.drain(..) {
+            let source = token.wait().map_err(said)?;
+            ensure!(source.iter().all(|&v| v == value), "a source that was kept is not as it was");
+        }
+        for (host, value) in self.pins.drain(..) {
+            ensure!(host[..LEN].iter().all(|&v| v == value), "somebody else's pinned memory was written");
+        }
+        Ok(())
+    }
+}
+
+/// The values of the two halves.
+fn ends(bytes: &[u8]) -> (Option<&u8>, Option<&u8>) {
+    (bytes.first(), bytes.last())
+}
+
+/// The family.
+pub struct Arrays;
+
+impl Family for Arrays {
+    type Step = Step;
+    type Shape = Shape;
+
+    fn steps(&self, shape: &Shape, left: usize) -> Vec<Step> {
+        let verbs = shape.verbs(left).into_iter();
+        verbs.flat_map(|verb| shape.faults(verb).into_iter().map(move |fault| Step { verb, fault })).collect()
+    }
+
+    fn after(&self, shape: &Shape, step: &Step) -> Shape {
+        let mut next = shape.clone();
+        next.faulted |= step.fault.is_some();
+        next.lost |= step.fault == Some(Fault::Panic) && !matches!(step.verb, Verb::Fill { .. });
+        match step.verb {
+            Verb::New(by) => {
+                next.born = true;
+                next.pending[by] = true;
+            }
+            Verb::Fill { on, .. } => next.pending[on] = true,
+            Verb::Upload { on, source } => {
+                next.pending[on] = true;
+                next.pinned.large |= source.is_large();
+                match source {
+                    Source::Small => next.pinned.let_go[0] = true,
+                    Source::Shared => (next.pinned.let_go[0], next.pinned.kept) = (true, true),
+                    Source::Large => next.pinned.let_go[1] = true,
+                    Source::LargeKept => {}
+                }
+            }
+            Verb::Download { on, keep } => {
+                next.pending[on] = true;
+                next.pinned.let_go[0] |= !keep;
+            }
+            Verb::Guard { on, write } => next.guard = Some((on, write)),
+            Verb::End { .. } => {
+                if let Some((on, _)) = next.guard.take() {
+                    next.pending[on] = true;
+                }
+            }
+            Verb::Pin { .. } => {}
+            Verb::Run(s) => next.pending[s] = false,
+        }
+        next
+    }
+
+    fn judge(&self, steps: &[Step], known: usize) -> Outcome {
+        cases::judge(|| {
+            let mut run = ManuallyDrop::new(Run::new(steps));
+            run.play(steps, known)?;
+            run.look()?;
+            run.x = None;
+            let lost = run.lost;
+            if !lost {
+                run.w.all_back()?;
+            }
+            let Run { w, streams, .. } = ManuallyDrop::into_inner(run);
+            drop(streams);
+            if lost {
+                let World { sim, gpu } = w;
+                gpu.check();
+                drop(gpu);
+                sim.run_until_idle();
+                return sim.verdict().map(drop).map_err(said);
+            }
+            w.end()
+        })
+    }
+}
