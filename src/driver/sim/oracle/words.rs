@@ -15,14 +15,19 @@ use crate::report::bytes;
 use crate::units::{Addr, StreamId};
 use core::fmt;
 
-/// The longest line, in characters, the number in a verdict's list included.
-const LINE: usize = 120;
+/// The longest line, in characters, the number in a verdict's list included. At the narrowest width no sentence of this
+/// file is longer, but for paths that cannot be told any shorter.
+const LINE: usize = 140;
 /// What a number in a verdict's list may take.
 const NUMBER: usize = 4;
 /// Before the second and the third line.
 const INDENT: &str = "   ";
 /// The widths of names and paths that are tried.
-const WIDTHS: [usize; 6] = [60, 40, 28, 20, 14, 9];
+const WIDTHS: [usize; 7] = [60, 40, 28, 23, 20, 14, NARROWEST];
+/// Above these widths a line says what else is known.
+const ROOMY: [usize; 3] = [23, 28, 40];
+/// What is cut to this still begins like itself.
+const NARROWEST: usize = 9;
 /// What is left of a file's name at least, its line included.
 const FILE: usize = 24;
 /// How many violations, and mismatches, a verdict shows.
@@ -60,7 +65,7 @@ pub(in super::super) fn place(from: impl fmt::Display, most: usize) -> String {
 fn fit(taken: usize, text: impl Fn(usize) -> String) -> String {
     let most = LINE - NUMBER - taken;
     let fits = WIDTHS.iter().map(|&width| text(width)).find(|t| t.chars().count() <= most);
-    fits.unwrap_or_else(|| clip(&text(WIDTHS[WIDTHS.len() - 1]), most))
+    fits.unwrap_or_else(|| clip(&text(NARROWEST), most))
 }
 
 /// Three lines, of what, where and the rest, each made with names and paths of some width.
@@ -126,7 +131,7 @@ impl Held {
     /// And how long it is, where there is room.
     pub(in super::super) fn with_size(&self, width: usize) -> String {
         match self.range {
-            Some((_, n)) if n > 0 && width > WIDTHS[4] => format!("{} ({})", self.words(width), bytes(n)),
+            Some((_, n)) if n > 0 && width > ROOMY[0] => format!("{} ({})", self.words(width), bytes(n)),
             _ => self.words(width),
         }
     }
@@ -309,7 +314,7 @@ impl Violation {
             | Fault::ReleasedWhilePending => {
                 // What is handed out is no access and has a line of its own only where the program's is known.
                 parts.push(earlier.map_or_else(|| at(later), |e| format!("{} against {}", at(later), at(e))));
-                if self.missing.is_some_and(|m| m.outside_legacy) {
+                if width > ROOMY[0] && self.missing.is_some_and(|m| m.outside_legacy) {
                     parts.push("these two never wait by themselves".to_owned());
                 }
             }
@@ -403,18 +408,18 @@ impl Violation {
             (Blame::Allocator, Property::P4) => {
                 format!("{call} first; report an allocator that did not")
             }
-            (Blame::Allocator, _) if width > WIDTHS[2] => format!("{call} by the allocator: report it"),
+            (Blame::Allocator, _) if width > ROOMY[1] => format!("{call} by the allocator: report it"),
             (Blame::Allocator, _) => format!("{call}; report it"),
             (Blame::Program, _) if matches!(missing.to, Point::Host { .. }) => {
                 format!("{call} first")
             }
-            (Blame::Program, _) if width > WIDTHS[4] => format!("{call} in between"),
+            (Blame::Program, _) if width > ROOMY[0] => format!("{call} in between"),
             (Blame::Program, _) => call,
         };
         // Only where there is room: a wait that is there, and came too early.
         let known = match missing.known {
             0 => String::new(),
-            n if width > WIDTHS[1] => format!(" (ordered up to operation {})", n - 1),
+            n if width > ROOMY[2] => format!(" (ordered up to operation {})", n - 1),
             _ => String::new(),
         };
         format!("missing edge: {from} -> {to}: {told}{known}")
