@@ -117,6 +117,8 @@ zoo! {
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
     HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
+    NewsLost "news-lost" "pools that stand aside do not come back when their memory completes"
+    EnteredUnheard "entered-unheard" "a pool that stands aside does not come back when something complete enters it"
     OpenForgotten "open-forgotten" "the count of open uses never falls"
     UnclaimForgotten "unclaim-forgotten" "a refused growth keeps its room under the limit"
     ArrayWriteUnseen "array-write-unseen" "an operation elsewhere does not come after the home stream's last write (O6)"

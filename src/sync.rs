@@ -30,7 +30,7 @@ pub use std::sync::{Arc, Weak};
 /// Counters that are no part of any protocol, such as numbers given out once in a process: never explored, so that a
 /// model checker spends nothing on them.
 pub mod plain {
-    pub use core::sync::atomic::{AtomicU32, AtomicU64};
+    pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
 
 /// The order in which locks may be taken: a thread that holds one may only take a higher one.

@@ -241,7 +241,9 @@ impl Door {
         self.gpu.trim(Trim::All)?;
         self.closed.store(true, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
-        // What came back since, on other threads.
+        // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
+        // asking where an allocator is deterministic. What the driver refuses here is owed.
+        let _ = self.gpu.synchronize();
         self.give_back();
         Ok(())
     }

@@ -6,43 +6,45 @@
 use super::registry::{CONTEXT, Line, Registry};
 use crate::driver::{Driver, StreamKind};
 use crate::order::{Pending, TimelineId};
-use crate::sync::{Arc, Ordering};
+use crate::sync::Ordering;
 
-/// The streams of a device, as they were when this was made.
-pub(crate) struct Waitable<D: Driver> {
-    /// By their ids.
-    lines: Vec<Arc<Line<D>>>,
-    any_independent: bool,
-}
+/// Whom requests may wait for.
+pub(crate) struct Waitable<'a, D: Driver>(&'a Registry<D>);
 
 impl<D: Driver> Registry<D> {
-    pub(crate) fn waitable(&self) -> Waitable<D> {
-        let lines = self.lines();
-        let any_independent = lines.iter().any(|l| is_independent(l));
-        Waitable { lines, any_independent }
+    pub(crate) fn waitable(&self) -> Waitable<'_, D> {
+        Waitable(self)
+    }
+
+    /// A stream was declared independent, or no longer.
+    pub(crate) fn set_independent(&self, line: &Line<D>, on: bool) {
+        match (line.independent.swap(on, Ordering::AcqRel), on) {
+            (false, true) => drop(self.independents.fetch_add(1, Ordering::AcqRel)),
+            (true, false) => drop(self.independents.fetch_sub(1, Ordering::AcqRel)),
+            _ => {}
+        }
     }
 }
 
-impl<D: Driver> Waitable<D> {
-    fn line(&self, on: TimelineId) -> Option<&Line<D>> {
-        let at = self.lines.binary_search_by_key(&on, |l| l.id).ok()?;
-        Some(&self.lines[at])
+impl<D: Driver> Waitable<'_, D> {
+    /// Whether a stream may be made to wait for this one, for a request's sake. A timeline that has left the table is
+    /// complete.
+    pub(crate) fn by_streams(&self, on: TimelineId) -> bool {
+        self.0.line(on).is_none_or(|l| self.is_dependable(&l))
     }
 
-    /// Whether a stream may be made to wait for this one, for a request's sake. A timeline that is not known is complete, or newer
-    /// than this, and may be independent.
-    pub(crate) fn by_streams(&self, on: TimelineId) -> bool {
-        if self.lines.last().is_some_and(|newest| on > newest.id) {
-            return false;
-        }
-        self.line(on).is_none_or(|l| !(is_independent(l) || (is_wide(l) && self.any_independent)))
+    fn is_dependable(&self, line: &Line<D>) -> bool {
+        let any_independent =
+            || self.0.independents.load(Ordering::Acquire) > 0 && !planted!(IndependentWaits);
+        !(is_independent(line) || (is_wide(line) && any_independent()))
     }
 
     /// Whether the host may wait for this, for a request's sake. Where the driver has no context-wide markers, only a wait
     /// for the whole device would do: what needs one is complete when the program synchronises.
     pub(crate) fn by_host(&self, pending: Pending) -> bool {
         let marked = |l: &Line<D>| l.published.load(Ordering::Acquire) >= pending.epoch.0;
-        self.by_streams(pending.on) && self.line(pending.on).is_none_or(|l| !is_wide(l) || marked(l))
+        let line = self.0.line(pending.on);
+        line.is_none_or(|l| self.is_dependable(&l) && (!is_wide(&l) || marked(&l)))
     }
 }
 

@@ -84,6 +84,7 @@ impl<D: Driver> Pool<D> {
         let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
         self.publish_longest(state, given.free_len.0);
+        self.entered(state);
         true
     }
 
@@ -127,6 +128,7 @@ impl<D: Driver> Pool<D> {
         }
         let merged = state.heap.extend(range.segment, range.offset, range.len, stamp);
         self.publish_longest(state, merged.len.0);
+        self.entered(state);
         state.note_held();
     }
 }

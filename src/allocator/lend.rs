@@ -7,7 +7,7 @@
 use super::bounded::Waitable;
 use super::entry::Range;
 use super::hands::Hand;
-use super::lenders::Candidates;
+use super::lenders::{ASKED, Candidates};
 use super::miss::{Miss, Step};
 use super::pool::{Handed, Pool, Watch};
 use super::registry::{CONTEXT, QUESTIONS};
@@ -16,7 +16,7 @@ use super::undo::Undo;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{ChunkId, Cut, Kind, Want};
-use crate::order::{Entry, Pending, PendingSet, is_ordered};
+use crate::order::{Clock, Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
 use crate::units::{Epoch, Granules};
@@ -48,13 +48,15 @@ impl<'a, D: Driver> Miss<'a, D> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
         let to = self.pool.line.id;
-        let mut questions = QUESTIONS;
-        for number in self.lenders() {
+        let (pools, aside) = self.lenders(&clock);
+        let (mut questions, mut asked) = (QUESTIONS, ASKED);
+        let each = pools.into_iter().map(|n| (n, false)).chain(aside.into_iter().map(|n| (n, true)));
+        for (number, is_aside) in each {
             let Some(from) = self.core.pool_numbered(number) else { continue };
             if from.longest_hint() < self.want.len.0 {
                 continue;
             }
-            self.learn_of(&from, &mut questions);
+            self.learn_of(&from, if is_aside { &mut asked } else { &mut questions });
             let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
                 is_ordered(to, &clock, seen, Pending { on: from.line.id, epoch }) || planted!(Z16)
             };
@@ -83,7 +85,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 return Ok(step);
             }
         }
-        for from in self.others() {
+        for (from, free_only) in self.others() {
             // Nobody is made to wait for an independent stream: also its ranges in flight wait for their home last.
             if !waitable.by_streams(from.line.id) {
                 continue;
@@ -102,7 +104,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 put_back.forget();
                 return Ok(Some(self.settle(&from, &guest)));
             }
-            if let Some((entry, _hand)) = self.take_in_flight(&from, &waitable) {
+            if !free_only && let Some((entry, _hand)) = self.take_in_flight(&from, &waitable) {
                 let step = self.foreign_in_flight(&from, entry)?;
                 if step.is_some() {
                     return Ok(step);
@@ -112,18 +114,21 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
-    /// Every pool of the allocator but our own.
-    fn others(&self) -> Vec<Arc<Pool<D>>> {
-        let mut pools = self.core.pool_list();
-        pools.retain(|p| p.number != self.pool.number);
-        pools
+    /// Every pool of the allocator but our own. Of many first some that have enough free memory, and only for that.
+    fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, bool)> + use<'a, D> {
+        let (core, own) = (self.core, self.pool.number);
+        let first = core.lenders.oldest_of(self.needed().0).into_iter().flatten();
+        let first = first.filter_map(|number| core.pool_numbered(number)).map(|pool| (pool, true));
+        let all = core::iter::once_with(|| core.pool_list()).flatten().map(|pool| (pool, false));
+        first.chain(all).filter(move |(pool, _)| pool.number != own)
     }
 
     /// The numbers of those of them that may hold enough, in the order of the list: of thousands of streams few do, and the
-    /// others are not even looked at. Of many each climb begins with others, because it does not ask about all of them.
-    fn lenders(&self) -> Vec<u32> {
+    /// others are not even looked at. Of many each climb begins with others, because it does not ask about all of them. And
+    /// those that stand aside and may all the same be in order, or are to be asked about.
+    fn lenders(&self, clock: &Clock) -> (Vec<u32>, Vec<u32>) {
         let least = self.want.len.0;
-        let Candidates { surely: mut pools, mut perhaps } = self.core.lenders.of(least);
+        let Candidates { surely: mut pools, mut perhaps, mut aside } = self.core.lenders.of(least, clock);
         if !perhaps.is_empty() {
             let all = self.core.pools.lock();
             perhaps.retain(|&n| numbered(&all, n).is_some_and(|pool| pool.longest_hint() >= least));
@@ -131,6 +136,9 @@ impl<'a, D: Driver> Miss<'a, D> {
             pools.append(&mut perhaps);
             pools.sort_unstable();
         }
+        aside.sort_unstable();
+        aside.dedup();
+        aside.retain(|n| *n != self.pool.number && pools.binary_search(n).is_err());
         if let Ok(own) = pools.binary_search(&self.pool.number) {
             pools.remove(own);
         }
@@ -138,7 +146,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % pools.len();
             pools.rotate_left(from);
         }
-        pools
+        (pools, aside)
     }
 
     /// What a free range must have: an aligned request may have to skip a front.
@@ -190,7 +198,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             })
         };
         let Some(found) = found else {
-            from.tighten_longest(state);
+            from.looked_at_in_vain(state, STEPS);
             return None;
         };
         let cut = state.heap.cut(found.chunk, found.offset, self.portion(found.len));
@@ -226,7 +234,7 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
     /// independent streams still use are left alone.
-    fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<D>) -> Option<(Entry, Hand<'a>)> {
+    fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<'_, D>) -> Option<(Entry, Hand<'a>)> {
         let mut state = from.lock();
         let entry = state.in_flight.take_at_least(self.needed(), STEPS, |entry| {
             entry.uses.iter().all(|p| waitable.by_streams(p.on))
@@ -251,6 +259,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let stamp = self.pool.entry_stamp(state, &all).expect("an open pool admits what is ordered");
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
         self.pool.publish_longest(state, given.free_len.0);
+        self.pool.entered(state);
         Ok(self.search_in(state, true))
     }
 

@@ -6,18 +6,39 @@
 //! its longest free range changes class: upwards at a free or an entry that makes a range longer than the bound, downwards where a
 //! search found the truth. Neither is a hit, nor a free that makes no longer range than there was.
 //!
+//! Nor can a miss look again and again at thousands of pools whose memory is all pending. Where there are many, a pool that
+//! was looked at in vain stands aside: in its place it has the class of what is complete of it. It comes back when its
+//! timeline moves on ([`news`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
+//! if its stream is ordered after some of it, or when it asks the device about a few of those that have a marker to ask about.
+//!
 //! - **F1** While nobody holds a pool's lock, it stands in the class of its bound, or nowhere if that is 0. The bound may be
 //!   too high and is never too low ([`Pool::longest_hint`]), so a pool that could serve is never left out.
+//! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than it says, and no
+//!   longer one with a stamp below the least that it says.
 //!
 //! It does not know what a pool would accept, nor pools that have left: numbers are looked up in the list.
 //!
 //! [`Pool::longest_hint`]: super::pool::Pool::longest_hint
 
-use crate::sync::{Rank, Ranked};
+pub(super) mod news;
+
+use super::registry::Line;
+use crate::driver::Driver;
+use crate::heap::{ChunkState, Heap, Ripe};
+use crate::order::{Clock, TimelineId};
+use crate::sync::{Arc, Rank, Ranked};
+use crate::units::Epoch;
+use core::ops::Bound;
+use hashbrown::HashMap;
+use news::News;
 use std::collections::BTreeSet;
 
 /// Classes to a power of two, as a power of two.
 const FINE: u32 = 3;
+/// With no more pools than this, none stands aside: each is looked at.
+const FEW: usize = 64;
+/// So many of those that stand aside and have a marker are asked about by a miss, each time others.
+pub(super) const ASKED: usize = 4;
 
 /// A class of lengths: of two lengths the longer one is in no lower class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -34,10 +55,35 @@ impl Class {
 }
 
 /// All pools that have free memory.
-pub(crate) struct Lenders(Ranked<All>);
+pub(crate) struct Lenders {
+    all: Ranked<All>,
+    /// Of pools that stand aside.
+    news: Arc<News>,
+}
 
 struct All {
+    /// By the class of the bound: of what is complete, for those that stand aside.
     by_class: BTreeSet<(Class, u32)>,
+    aside: HashMap<u32, Aside>,
+    /// The pools that stand aside, by their timelines.
+    of_line: HashMap<TimelineId, Vec<u32>>,
+    /// They by the class of their longest free range.
+    resting: BTreeSet<(Class, u32)>,
+    /// Those of them that have a marker to ask about, by the class of their longest free range.
+    asking: BTreeSet<(Class, u32)>,
+    /// Who of these was asked about last.
+    asked: (Class, u32),
+}
+
+/// A pool that was looked at in vain.
+struct Aside {
+    line: TimelineId,
+    /// The bounds on its longest free range, and on the longest that is complete.
+    longest: u32,
+    ripe: u32,
+    /// Who is ordered after no marker from here on can have none of it.
+    least: Epoch,
+    asking: bool,
 }
 
 /// Pools that may hold enough, by their numbers, in order.
@@ -46,48 +92,243 @@ pub(super) struct Candidates {
     pub(super) surely: Vec<u32>,
     /// Those in the class of the request: their bound tells.
     pub(super) perhaps: Vec<u32>,
+    /// Of those that stand aside: in order, or to be asked about.
+    pub(super) aside: Vec<u32>,
+}
+
+impl All {
+    fn set(&mut self, pool: u32, before: Option<Class>, now: Option<Class>) {
+        if before == now {
+            return;
+        }
+        if let Some(class) = before {
+            self.by_class.remove(&(class, pool));
+        }
+        if let Some(class) = now {
+            self.by_class.insert((class, pool));
+        }
+    }
+
+    /// The pool stands aside no more.
+    fn call_back(&mut self, pool: u32) {
+        let Some(aside) = self.aside.remove(&pool) else { return };
+        self.set(pool, Class::of(aside.ripe), Class::of(aside.longest));
+        self.unfile(pool, aside.longest);
+        if let Some(pools) = self.of_line.get_mut(&aside.line) {
+            pools.retain(|&p| p != pool);
+            if pools.is_empty() {
+                self.of_line.remove(&aside.line);
+            }
+        }
+    }
+
+    /// A pool that stands aside is found by the length of its longest range, and if it is to be asked about, there too.
+    fn file(&mut self, pool: u32, longest: u32, asking: bool) {
+        let Some(class) = Class::of(longest) else { return };
+        self.resting.insert((class, pool));
+        if asking {
+            self.asking.insert((class, pool));
+        }
+    }
+    fn unfile(&mut self, pool: u32, longest: u32) {
+        let Some(class) = Class::of(longest) else { return };
+        self.resting.remove(&(class, pool));
+        self.asking.remove(&(class, pool));
+    }
+
+    /// The next ones to ask about of those that may have enough.
+    fn to_ask(&mut self, least: Class) -> Vec<u32> {
+        let from = self.asked.max((least, 0));
+        let behind = self.asking.range((Bound::Excluded(from), Bound::Unbounded));
+        let before = self.asking.range((least, 0)..=from);
+        let next: Vec<(Class, u32)> = behind.chain(before).take(ASKED).copied().collect();
+        if let Some(&last) = next.last() {
+            self.asked = last;
+        }
+        next.into_iter().map(|(_, pool)| pool).collect()
+    }
+
+    /// Those that a stream with this clock may be ordered after.
+    fn in_order(&self, least: Class, clock: &Clock) -> Vec<u32> {
+        let may = |on: TimelineId, epoch: Epoch| {
+            let pools = self.of_line.get(&on).into_iter().flatten().copied();
+            pools.filter(move |pool| {
+                self.aside.get(pool).is_some_and(|a| a.least <= epoch && Class::of(a.longest) >= Some(least))
+            })
+        };
+        if clock.len() <= self.of_line.len() {
+            clock.iter().flat_map(|(on, epoch)| may(on, epoch)).collect()
+        } else {
+            self.of_line.keys().flat_map(|&on| may(on, clock.get(on))).collect()
+        }
+    }
 }
 
 impl Lenders {
     pub(crate) fn new() -> Lenders {
-        Lenders(Ranked::new(Rank::Leaf, All { by_class: BTreeSet::new() }))
+        let all = All {
+            by_class: BTreeSet::new(),
+            aside: HashMap::new(),
+            of_line: HashMap::new(),
+            resting: BTreeSet::new(),
+            asking: BTreeSet::new(),
+            asked: (Class(0), 0),
+        };
+        Lenders { all: Ranked::new(Rank::Leaf, all), news: News::new() }
     }
 
     /// The bound of a pool changed, from `before`. Called under the pool's lock.
     pub(crate) fn moved(&self, pool: u32, before: u32, now: u32) {
-        let (before, now) = (Class::of(before), Class::of(now));
-        if before == now {
+        if Class::of(before) == Class::of(now) {
             return;
         }
-        let mut all = self.0.lock();
-        if let Some(class) = before {
-            all.by_class.remove(&(class, pool));
-        }
-        if let Some(class) = now {
-            all.by_class.insert((class, pool));
+        let mut all = self.all.lock();
+        let Some(mut aside) = all.aside.remove(&pool) else {
+            all.set(pool, Class::of(before), Class::of(now));
+            return;
+        };
+        all.unfile(pool, aside.longest);
+        let ripe = aside.ripe;
+        aside.ripe = ripe.min(now);
+        all.set(pool, Class::of(ripe), Class::of(aside.ripe));
+        aside.longest = now;
+        all.file(pool, now, aside.asking);
+        let over = Class::of(aside.ripe) == Class::of(now);
+        all.aside.insert(pool, aside);
+        if over {
+            all.call_back(pool);
         }
     }
 
-    /// Who may have a free range of `len` granules.
-    pub(super) fn of(&self, len: u32) -> Candidates {
+    /// A pool that was looked at in vain stands aside until there is news of its timeline, if there are many pools. `ripe` is
+    /// what was complete of it when `complete` was. Called under the pool's lock. Returns whether it does.
+    pub(super) fn set_aside<D: Driver>(
+        &self,
+        pool: u32,
+        line: &Line<D>,
+        longest: u32,
+        ripe: &Ripe,
+        complete: Epoch,
+    ) -> bool {
+        let ripe_class = Class::of(ripe.longest.0);
+        {
+            let mut all = self.all.lock();
+            if ripe_class >= Class::of(longest) || all.by_class.len() + all.aside.len() <= FEW {
+                return false;
+            }
+            let before = all.aside.get(&pool).map_or(longest, |a| a.ripe);
+            all.set(pool, Class::of(before), ripe_class);
+            let aside = Aside {
+                line: line.id,
+                longest,
+                ripe: ripe.longest.0,
+                least: ripe.least.min(line.stamp()),
+                asking: false,
+            };
+            if all.aside.insert(pool, aside).is_none() {
+                all.of_line.entry(line.id).or_default().push(pool);
+            }
+            all.unfile(pool, longest);
+            all.file(pool, longest, false);
+        }
+        line.listeners.listen(&self.news, pool);
+        // Only now: what came since would not be told.
+        let (now, asking) = line.progress();
+        if now > complete {
+            line.listeners.tell();
+        }
+        if asking {
+            let mut all = self.all.lock();
+            if let Some(aside) = all.aside.get_mut(&pool) {
+                aside.asking = true;
+                all.file(pool, longest, true);
+            }
+        }
+        true
+    }
+
+    /// Something entered a pool, which stands aside no more. Called under the pool's lock.
+    pub(crate) fn call_back(&self, pool: u32) {
+        self.all.lock().call_back(pool);
+    }
+
+    /// Who may have a free range of `len` granules, for a stream with this clock.
+    pub(super) fn of(&self, len: u32, clock: &Clock) -> Candidates {
         let Some(least) = Class::of(len) else {
-            return Candidates { surely: Vec::new(), perhaps: Vec::new() };
+            return Candidates { surely: Vec::new(), perhaps: Vec::new(), aside: Vec::new() };
         };
+        let news = self.news.take();
         let above = Class(least.0 + 1);
-        let all = self.0.lock();
+        let mut all = self.all.lock();
+        for pool in news {
+            all.call_back(pool);
+        }
         let perhaps = all.by_class.range((least, 0)..(above, 0)).map(|&(_, pool)| pool).collect();
         let mut surely: Vec<u32> = all.by_class.range((above, 0)..).map(|&(_, pool)| pool).collect();
+        let mut aside = all.in_order(least, clock);
+        aside.extend(all.to_ask(least));
         drop(all);
         surely.sort_unstable();
-        Candidates { surely, perhaps }
+        Candidates { surely, perhaps, aside }
+    }
+    /// Where there are many, some who may have a free range of `len` granules, pending or not: the oldest of each class.
+    pub(super) fn oldest_of(&self, len: u32) -> Option<Vec<u32>> {
+        let least = Class::of(len)?;
+        let all = self.all.lock();
+        if all.by_class.len() + all.aside.len() <= FEW {
+            return None;
+        }
+        let mut oldest = Vec::new();
+        for pools in [&all.by_class, &all.resting] {
+            let mut from = least;
+            while let Some(&(class, pool)) = pools.range((from, 0)..).next() {
+                oldest.push(pool);
+                from = Class(class.0 + 1);
+            }
+        }
+        drop(all);
+        oldest.sort_unstable();
+        Some(oldest)
     }
 
-    /// Panics unless the pool stands in the class of this bound, and nowhere else.
+    /// Panics unless the pool stands in the class of its bound, or of what is complete of it if it stands aside, and nowhere
+    /// else.
     pub(crate) fn check(&self, pool: u32, bound: u32) {
-        let all = self.0.lock();
+        let all = self.all.lock();
         let stands: Vec<Class> = all.by_class.iter().filter(|at| at.1 == pool).map(|at| at.0).collect();
-        let right: Vec<Class> = Class::of(bound).into_iter().collect();
+        let aside = all.aside.get(&pool);
+        let right: Vec<Class> = Class::of(aside.map_or(bound, |a| a.ripe)).into_iter().collect();
         assert_eq!(stands, right, "F1: the classes of pool {pool}, whose bound is {bound}");
+        let resting: Vec<Class> = all.resting.iter().filter(|at| at.1 == pool).map(|at| at.0).collect();
+        let right: Vec<Class> = aside.and_then(|_| Class::of(bound)).into_iter().collect();
+        assert_eq!(resting, right, "F1: pool {pool}, which stands aside");
+        let asking: Vec<Class> = all.asking.iter().filter(|at| at.1 == pool).map(|at| at.0).collect();
+        let right: Vec<Class> =
+            aside.filter(|a| a.asking).and_then(|_| Class::of(bound)).into_iter().collect();
+        assert_eq!(asking, right, "F1: pool {pool}, to be asked about");
+        let at: Vec<TimelineId> = all.of_line.iter().filter(|l| l.1.contains(&pool)).map(|l| *l.0).collect();
+        assert_eq!(
+            at,
+            aside.map(|a| a.line).into_iter().collect::<Vec<_>>(),
+            "F1: the timeline of pool {pool}"
+        );
+    }
+
+    /// Panics unless F2 holds. Not while the timeline moves on.
+    pub(crate) fn check_aside<D: Driver>(&self, pool: u32, line: &Line<D>, heap: &Heap) {
+        let complete = line.seen();
+        let Some((ripe, least)) = self.all.lock().aside.get(&pool).map(|a| (a.ripe, a.least)) else { return };
+        if self.news.is_of(pool) {
+            return;
+        }
+        for range in heap.snapshot().segments.iter().flat_map(|s| &s.ranges) {
+            assert!(
+                range.state != ChunkState::Free
+                    || range.len.0 <= ripe
+                    || (range.stamp > complete && range.stamp >= least),
+                "F2: pool {pool} stands aside with {ripe} granules up to {complete:?} and none below {least:?}, and has {range:?}"
+            );
+        }
     }
 }
 

@@ -12,6 +12,7 @@
 //! It does not know other streams' timelines, nor how markers are made, waited for or found complete: the registry does.
 
 use super::events::SharedEvent;
+use super::lenders::news::Listeners;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 #[cfg(loom)]
@@ -48,6 +49,8 @@ pub(crate) struct Line<D: Driver> {
     pub(crate) independent: AtomicBool,
     /// Somebody else may begin a capture on its stream, so that it is asked before a marker is made.
     pub(crate) foreign: AtomicBool,
+    /// Allocators that have passed a pool on it over until it moves on.
+    pub(super) listeners: Listeners,
     /// Who may mark it, if only one thread may (a per-thread default stream).
     owner: Option<ThreadId>,
     pub(super) state: Ranked<LineState<D>>,
@@ -103,7 +106,14 @@ impl<D: Driver> Line<D> {
         self.due.load(Ordering::Acquire) > answered
     }
     pub(super) fn complete_to(&self, epoch: Epoch) {
-        self.complete.fetch_max(epoch.0, Ordering::AcqRel);
+        if self.complete.fetch_max(epoch.0, Ordering::AcqRel) < epoch.0 {
+            self.listeners.tell();
+        }
+    }
+    /// What is complete, whatever a load might return, and whether there is a marker to ask about.
+    pub(super) fn progress(&self) -> (Epoch, bool) {
+        let complete = Epoch(self.complete.fetch_add(0, Ordering::AcqRel));
+        (complete, self.state.lock().timeline.newest() > complete)
     }
     /// `K` of this stream, as it is now.
     pub(crate) fn clock(&self) -> Clock {
@@ -176,6 +186,7 @@ pub(super) fn new_line<D: Driver>(
         errand: AtomicBool::new(false),
         independent: AtomicBool::new(false),
         foreign: AtomicBool::new(false),
+        listeners: Listeners::new(),
         owner: (info.kind == StreamKind::PerThreadDefault).then(current_thread),
         state: Ranked::new(
             Rank::Timeline,

@@ -63,6 +63,8 @@ pub(crate) struct PoolState {
     pub(crate) shares: Shares,
     /// What [`Pool::longest_hint`] says.
     longest: u32,
+    /// It may stand aside ([`lenders`](super::lenders)).
+    aside: bool,
     /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
     sizes: [u64; 33],
     /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
@@ -244,6 +246,7 @@ impl<D: Driver> Pool<D> {
             watch,
             shares: Shares::default(),
             longest: 0,
+            aside: false,
             sizes: [0; 33],
             counters: Counters::default(),
             missed: 0,
@@ -300,6 +303,22 @@ impl<D: Driver> Pool<D> {
         self.set_longest(state, longest);
     }
 
+    /// A search by another pool's miss, which looked at `steps` free ranges at most, found nothing that it may have.
+    pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, steps: usize) {
+        self.tighten_longest(state);
+        let complete = self.line.seen();
+        let ripe = state.heap.ripe(steps, complete);
+        state.aside |= self.core.lenders.set_aside(self.number, &self.line, state.longest, &ripe, complete);
+    }
+
+    /// What entered may be complete: other pools' misses are to look again.
+    pub(super) fn entered(&self, state: &mut PoolState) {
+        if state.aside && !planted!(EnteredUnheard) {
+            state.aside = false;
+            self.core.lenders.call_back(self.number);
+        }
+    }
+
     /// Cold: a free that makes a range longer than the pool has had since the last search, or a search (F1 in `lenders`).
     #[cold]
     #[inline(never)]
@@ -318,6 +337,7 @@ impl<D: Driver> Pool<D> {
         );
         assert_eq!(bound, self.longest_hint(), "F1: {self:?} says another bound than it has");
         self.core.lenders.check(self.number, bound);
+        self.core.lenders.check_aside(self.number, &self.line, &state.heap);
     }
 
     /// Tells a checking device.

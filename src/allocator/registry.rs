@@ -17,7 +17,7 @@ pub(crate) use super::line::{CONTEXT, Line};
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::order::{Clock, Completed, Marker, Pending, TimelineId, is_ordered};
-use crate::sync::atomic::AtomicBool;
+use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Arc, Ordering, Rank, Ranked, assert_unlocked};
 use crate::units::{Epoch, StreamId};
 use completion::Outstanding;
@@ -84,6 +84,8 @@ pub(crate) struct Registry<D: Driver> {
     /// Whether there are any.
     errand: AtomicBool,
     lost: AtomicBool,
+    /// How many timelines in the table are of independent streams.
+    pub(super) independents: AtomicU32,
     context: Arc<Line<D>>,
 }
 
@@ -146,6 +148,7 @@ impl<D: Driver> Registry<D> {
             errands: Ranked::new(Rank::Leaf, Vec::new()),
             errand: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            independents: AtomicU32::new(0),
             context,
         }
     }

@@ -109,7 +109,7 @@ impl<D: Driver> Stream<D> {
     /// because the data would be wrong otherwise. Keep an array to one of such streams, order them yourself beforehand
     /// ([`Stream::wait_stream`]), or use plain allocations, whose uses are only recorded.
     pub fn set_independent(&self, on: bool) {
-        self.line().independent.store(on, Ordering::Relaxed);
+        self.0.owner.core().registry.set_independent(self.line(), on);
     }
     /// As [`Stream::set_independent`], for building.
     #[must_use]

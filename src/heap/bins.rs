@@ -87,7 +87,7 @@ impl Bin {
         Bin((self.0 & HALF) + (shift << SUB_BITS) + (len >> shift))
     }
     /// One past the last bin of a kind.
-    const fn end(kind: Kind) -> Bin {
+    pub(super) const fn end(kind: Kind) -> Bin {
         Bin(kind as u32 * HALF + BINS as u32)
     }
     /// The first bin all of whose chunks have `len` granules or more. May be one past the last bin.
@@ -405,7 +405,11 @@ impl Bins {
 
     /// The bin of the longest free chunk of a kind.
     pub(super) fn highest(&self, kind: Kind) -> Option<Bin> {
-        let end = Bin::end(kind);
+        self.highest_before(Bin::end(kind))
+    }
+
+    /// The highest occupied bin of the same kind before this one.
+    pub(super) fn highest_before(&self, end: Bin) -> Option<Bin> {
         let of_bins =
             |at: usize| if at == end.word() { self.words[at] & (end.bit() - 1) } else { self.words[at] };
         let at = (end.word() / (WORDS / 2) * (WORDS / 2)..=end.word()).rev().find(|&at| of_bins(at) != 0)?;

@@ -3,6 +3,7 @@
 //! This module does not know how the data is shown. A snapshot is a copy: it refers to nothing, and ids of chunks are
 //! left out of it, because they would be stale.
 
+use super::bins::Bin;
 use super::chunk::ChunkState;
 use super::{Heap, Kind};
 use crate::report::Histogram;
@@ -32,6 +33,15 @@ pub(super) struct Totals {
     pub(super) steps_max: u32,
     pub(super) sweeps: u64,
     pub(super) sweep_steps: u64,
+}
+
+/// What a look at a heap's free ranges found ([`Heap::ripe`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ripe {
+    /// No complete range is longer; those that were not looked at count as complete.
+    pub longest: Granules,
+    /// No longer range has a stamp below.
+    pub least: Epoch,
 }
 
 /// The totals of a heap, in bytes where not said otherwise.
@@ -252,6 +262,31 @@ impl Heap {
             ids.map(|id| self.chunks[id].len).max().unwrap_or(0)
         };
         Granules(Kind::ALL.into_iter().map(of_kind).max().unwrap_or(0))
+    }
+
+    /// What is complete among the free ranges, by a look at `steps` of them, the longest first.
+    pub fn ripe(&self, steps: usize, complete: Epoch) -> Ripe {
+        let (mut longest, mut least, mut left) = (0, Epoch(u64::MAX), steps);
+        for kind in Kind::ALL {
+            let mut end = Bin::end(kind);
+            while let Some(bin) = self.bins.highest_before(end).filter(|bin| bin.high() > longest) {
+                for id in self.bins.ids(bin) {
+                    if left == 0 {
+                        longest = bin.high();
+                        break;
+                    }
+                    left -= 1;
+                    let chunk = &self.chunks[id];
+                    if chunk.stamp <= complete {
+                        longest = longest.max(chunk.len);
+                    } else {
+                        least = least.min(chunk.stamp);
+                    }
+                }
+                end = bin;
+            }
+        }
+        Ripe { longest: Granules(longest), least }
     }
 
     /// A copy of everything, range by range.

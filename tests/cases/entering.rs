@@ -1,6 +1,7 @@
 //! Ranges that enter a pool's free state, and the stamps that they enter, merge and split with (O1, O5, O7, O8).
 
-use super::{Case, Outcome, World, at, ensure, said};
+use super::{Block, Case, Outcome, World, at, ensure, said};
+use millpond::Stream;
 use millpond::driver::sim::{Launch, Sim};
 use millpond::units::GIB;
 
@@ -25,6 +26,12 @@ pub(super) const CASES: &[Case] = &[
         name: "ordered memory serves at once",
         kills: &["wait-unlearnt", "hint-never-raised"],
         run: ordered_serves_at_once,
+    },
+    Case { name: "one of many pending pools is complete", kills: &["news-lost"], run: one_of_many_completes },
+    Case {
+        name: "a complete range enters one of many pending pools",
+        kills: &["entered-unheard"],
+        run: one_of_many_is_entered,
     },
     Case { name: "a chain of waits", kills: &["copy-empty"], run: chain_of_waits },
     Case { name: "streams by handle", kills: &["z4"], run: handle_comes_back },
@@ -226,6 +233,59 @@ fn ordered_serves_at_once() -> Outcome {
     ensure!(report.growths == 1, "{} growths: s's memory was t's to take", report.growths);
     ensure!(report.total.counters.waits_inserted == 0, "a wait was inserted, the program had made one");
     drop((y, s, t));
+    w.end()
+}
+
+/// Streams on each of which a block of 4 MiB was written and freed.
+fn many_pending(w: &World) -> Result<Vec<Stream<Sim>>, String> {
+    let streams: Vec<_> = (0..100).map(|_| w.stream()).collect();
+    streams.iter().try_for_each(|s| w.written_and_freed(4, s))?;
+    Ok(streams)
+}
+
+/// A block for a stream, from memory that others have, or because all of that is pending from the device.
+fn served(w: &World, mib: u64, s: &Stream<Sim>, lent: bool) -> Result<Block, String> {
+    let before = w.gpu.report().growths;
+    let y = w.claim(mib, s)?;
+    let growths = w.gpu.report().growths - before;
+    ensure!(growths == u64::from(!lent), "{growths} growths for {mib} MiB, of which others had some: {lent}");
+    Ok(y)
+}
+
+/// Memory of a hundred streams was looked at in vain; then that of one is complete and is lent.
+fn one_of_many_completes() -> Outcome {
+    let w = World::new(World::config(4000));
+    let streams = many_pending(&w)?;
+    let late = w.stream();
+    let first = served(&w, 4, &late, false)?;
+    streams[50].synchronize().map_err(said)?;
+    let second = served(&w, 4, &late, true)?;
+    drop((first, second, streams, late));
+    w.end()
+}
+
+/// The same; then what another stream used comes back to the pool of one, complete, and is lent.
+fn one_of_many_is_entered() -> Outcome {
+    let w = World::new(World::config(4000));
+    let streams = many_pending(&w)?;
+    let (home, user, late) = (&streams[50], &streams[51], w.stream());
+    let x = w.alloc(6, home)?;
+    w.write(&x, home)?;
+    user.wait_stream(home).map_err(said)?;
+    x.record_use(user).map_err(said)?;
+    w.sim.launch(user.native(), Launch::new("use").reads(x.address(), x.len())).map_err(said)?;
+    drop(x);
+    home.synchronize().map_err(said)?;
+    let taken = served(&w, 4, home, true)?;
+    w.write(&taken, home)?;
+    drop(taken);
+    let first = served(&w, 4, &late, false)?;
+    user.synchronize().map_err(said)?;
+    let second = served(&w, 4, &late, true)?;
+    // A miss on its home stream finds the range's use over.
+    let own = served(&w, 9, home, false)?;
+    let third = served(&w, 6, &late, true)?;
+    drop((first, second, third, own, streams, late));
     w.end()
 }
 

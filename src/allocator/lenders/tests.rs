@@ -2,18 +2,20 @@
 
 use super::Class;
 use crate::allocator::{Allocation, Allocator, Config, Growth, Stream, Trim};
+use crate::driver::Driver;
 use crate::driver::null::Null;
-use crate::driver::sim::{Schedule, Sim};
-use crate::units::{GRANULE_BYTES, KIB, MIB};
+use crate::driver::sim::{Launch, Schedule, Sim};
+use crate::order::Clock;
+use crate::units::{GIB, GRANULE_BYTES, KIB, MIB};
 
 fn allocator(config: Config) -> Allocator<Null> {
     Allocator::new(Null::default(), config).unwrap()
 }
 
 /// Pools that a request of `bytes` would look at.
-fn candidates(gpu: &Allocator<Null>, bytes: u64) -> usize {
-    let found = gpu.core().lenders.of(u32::try_from(bytes / GRANULE_BYTES).unwrap());
-    found.surely.len() + found.perhaps.len()
+fn candidates<D: Driver>(gpu: &Allocator<D>, bytes: u64) -> usize {
+    let found = gpu.core().lenders.of(u32::try_from(bytes / GRANULE_BYTES).unwrap(), &Clock::EMPTY);
+    found.surely.len() + found.perhaps.len() + found.aside.len()
 }
 
 #[test]
@@ -108,7 +110,7 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
             gpu.check();
             let longest = 1 << below(16);
             let wanted = 1 + below(longest) as u32;
-            let found = gpu.core().lenders.of(wanted);
+            let found = gpu.core().lenders.of(wanted, &Clock::EMPTY);
             let mut found: Vec<u32> = found.surely.into_iter().chain(found.perhaps).collect();
             found.sort_unstable();
             let mut right: Vec<u32> = Vec::new();
@@ -119,4 +121,116 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
             assert_eq!(found, right, "for {wanted} granules");
         }
     }
+}
+
+/// An allocator on a simulated device that runs nothing by itself, and streams on each of which something was allocated and freed.
+/// All of it is pending, and nobody is ordered after it.
+fn pending(streams: usize) -> (Sim, Allocator<Sim>, Vec<Stream<Sim>>) {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default().growth(Growth::Exact)).unwrap();
+    let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
+    for stream in &streams {
+        let allocation = gpu.alloc(3 * MIB, stream).unwrap();
+        sim.launch(&stream.native(), Launch::new("write").writes(allocation.address(), 512)).unwrap();
+        drop(allocation);
+    }
+    gpu.check();
+    (sim, gpu, streams)
+}
+
+/// What an allocation on a stream did: growths, and ranges lent.
+fn served<D: Driver>(gpu: &Allocator<D>, stream: &Stream<D>) -> (u64, u64) {
+    let before = gpu.report();
+    let allocation = gpu.alloc(3 * MIB, stream).unwrap();
+    let after = gpu.report();
+    gpu.check();
+    core::mem::forget(allocation);
+    let (a, b) = (&after.total.counters, &before.total.counters);
+    (after.growths - before.growths, a.lends_in - b.lends_in)
+}
+
+/// What is pending on thousands of streams is looked at once, and not again by each of them.
+#[test]
+fn with_twice_the_streams_twice_as_many_pending_pools_are_looked_at() {
+    let looked_at = |streams: usize| {
+        let gpu = allocator(Config::default());
+        let (mut kept, mut looked_at) = (Vec::new(), 0);
+        for _ in 0..streams {
+            let stream = gpu.stream().unwrap();
+            looked_at += candidates(&gpu, MIB);
+            drop(gpu.alloc(MIB, &stream).unwrap());
+            kept.push(stream);
+        }
+        gpu.check();
+        assert_eq!(gpu.report().growths, streams as u64, "nothing is known to be complete");
+        looked_at
+    };
+    let all = [500, 1000, 2000].map(looked_at);
+    assert!(all[0] > 500, "those of the first few pools, again and again: {all:?}");
+    for (few, many) in [(all[0], all[1]), (all[1], all[2])] {
+        assert!(4 * many <= 9 * few, "{few} pools looked at, and {many} with twice the streams");
+    }
+}
+
+#[test]
+fn a_pool_that_stands_aside_comes_back_when_its_memory_is_complete() {
+    for which in [0, 40, 199] {
+        let (_, gpu, streams) = pending(200);
+        let late = gpu.stream().unwrap();
+        assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
+        assert_eq!(candidates(&gpu, 3 * MIB), 0, "all stand aside");
+        streams[which].synchronize().unwrap();
+        assert_eq!(candidates(&gpu, 3 * MIB), 1, "stream {which} alone has moved on");
+        assert_eq!(served(&gpu, &late), (0, 1), "what is complete serves, stream {which}");
+        assert_eq!(served(&gpu, &late), (1, 0), "and nothing else does");
+    }
+}
+
+#[test]
+fn a_pool_that_stands_aside_is_found_by_a_stream_in_order_behind_it() {
+    for which in [0, 40, 199] {
+        let (_, gpu, streams) = pending(200);
+        let late = gpu.stream().unwrap();
+        assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
+        late.wait_stream(&streams[which]).unwrap();
+        assert_eq!(served(&gpu, &late), (0, 1), "stream {which}");
+        assert_eq!(served(&gpu, &late), (1, 0), "no other one");
+    }
+}
+
+/// Nobody synchronises: a marker is made, its work ends, and a miss asks about it.
+#[test]
+fn a_pool_that_stands_aside_is_asked_about_once_it_has_a_marker() {
+    let (sim, gpu, streams) = pending(200);
+    let late = gpu.stream().unwrap();
+    assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
+    let witness = gpu.stream().unwrap();
+    for stream in &streams[20..40] {
+        witness.wait_stream(stream).unwrap();
+    }
+    // Not done: asked, in vain, and asked again when it is.
+    for _ in 0..10 {
+        assert_eq!(served(&gpu, &late), (1, 0));
+    }
+    assert!(sim.run_until_idle());
+    let lent: u64 = (0..10).map(|_| served(&gpu, &late).1).sum();
+    assert_eq!(lent, 10, "of twenty that are done");
+}
+
+/// A range that is complete enters the pool: here one that comes back from another stream's use.
+#[test]
+fn a_pool_that_stands_aside_comes_back_when_something_complete_enters_it() {
+    let (_, gpu, streams) = pending(100);
+    let (home, user) = (&streams[50], &streams[51]);
+    let allocation = gpu.alloc(6 * MIB, home).unwrap();
+    allocation.record_use(user).unwrap();
+    drop(allocation);
+    let late = gpu.stream().unwrap();
+    assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
+    home.synchronize().unwrap();
+    user.synchronize().unwrap();
+    // Both streams' first ranges, and the one in flight once its home has drained it.
+    assert_eq!([served(&gpu, &late), served(&gpu, &late), served(&gpu, &late)], [(0, 1), (0, 1), (1, 0)]);
+    drop(gpu.alloc(9 * MIB, home).unwrap());
+    assert_eq!(served(&gpu, &late), (0, 1), "what was in flight");
 }

@@ -108,6 +108,7 @@ impl<D: Driver> Registry<D> {
         let now = self.outstanding.markers.fetch_add(1, Ordering::Relaxed) + 1;
         self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
         line.state.lock().timeline.publish(marker);
+        line.listeners.tell();
     }
 
     /// Whoever is ordered behind all of this is complete, and so is this.
@@ -417,6 +418,7 @@ impl<D: Driver> Registry<D> {
         };
         for line in &over {
             self.retire_markers(line);
+            self.set_independent(line, false);
         }
         drop(over);
         // The last reference to a line, and with it to its events, is not dropped under the table's lock.

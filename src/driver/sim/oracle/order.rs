@@ -37,6 +37,8 @@ struct Stream {
     legacy_seen: u64,
     /// Already in its device's `stirred`.
     stirred: bool,
+    /// Already in its device's `unseen`.
+    unseen: bool,
     destroyed: bool,
     retired: bool,
 }
@@ -58,6 +60,8 @@ struct Device {
     legacy: Option<StreamKey>,
     /// Blocking streams that acted since the legacy stream last did.
     stirred: Vec<StreamKey>,
+    /// Streams that acted since a host last saw the whole device complete.
+    unseen: Vec<StreamKey>,
     live: BTreeSet<StreamKey>,
     /// Destroyed and not retired.
     gone: Vec<StreamKey>,
@@ -153,6 +157,7 @@ impl Order {
             actions: 0,
             legacy_seen: 0,
             stirred: false,
+            unseen: false,
             destroyed: false,
             retired: false,
         });
@@ -200,6 +205,9 @@ impl Order {
             s.host_seen = (host, version);
             s.stamp.join(&known);
             self.prune(key);
+        }
+        if !core::mem::replace(&mut self.stream_mut(key).unseen, true) {
+            self.devices.get_mut(&device).expect("a stream's device is known").unseen.push(key);
         }
         match kind {
             StreamKind::NonBlocking => {}
@@ -302,16 +310,36 @@ impl Order {
         self.host_learns(host, &stamp);
     }
     pub(super) fn host_sees_device(&mut self, host: HostKey, device: DeviceId) {
-        let all = self.everything_on(device);
-        self.host_learns(host, &all);
+        let strict = self.strict;
+        let Some(d) = self.devices.get_mut(&device) else { return };
+        let unseen = core::mem::take(&mut d.unseen);
+        // A single host knows what the others did before: of thousands of streams most have done nothing since. Several do not
+        // know what each other saw.
+        let streams = if strict { d.live.iter().chain(&d.gone).copied().collect() } else { unseen.clone() };
+        for key in unseen {
+            self.stream_mut(key).unseen = false;
+        }
+        for key in streams {
+            let stamp = self.stream(key).stamp.clone();
+            self.host_joins(host, &stamp);
+        }
+        self.retire_when_due();
     }
 
     fn host_learns(&mut self, host: HostKey, stamp: &Stamp) {
+        self.host_joins(host, stamp);
+        self.retire_when_due();
+    }
+
+    fn host_joins(&mut self, host: HostKey, stamp: &Stamp) {
         let h = self.host_mut(host);
         if !h.stamp.covers(stamp) {
             h.stamp.join(stamp);
             h.version += 1;
         }
+    }
+
+    fn retire_when_due(&mut self) {
         if !self.strict && self.dying.len() >= self.sweep_at {
             self.retire();
         }
