@@ -4,6 +4,15 @@
  * Every function but millpond_torch_alloc may be called from any thread at any time, and none lets a panic through. A code
  * other than MILLPOND_STATUS_OK says that nothing was changed; millpond_last_error has the words.
  *
+ * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
+ * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache. So a stream that was not declared permanent is marked
+ * only in calls that name it. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
+ * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
+ * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
+ * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. What is not seen: a capture that another
+ * thread begins on a stream while a call names that stream, and ends before the call is over; calls fail on that stream
+ * then until it is marked again, and the graph is whole.
+ *
  * A process that is forked from one that has an allocator can do nothing with it: every call there answers
  * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
  * to be freed: the driver takes everything back, work pending or not. */
@@ -82,10 +91,10 @@ millpond_status millpond_create(int device,
                                 millpond_allocator *out);
 
 /*
- Ends an allocator: waits for the device, and gives back what nobody has. What is alive can still be freed; everything else
+ Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed; everything else
  fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
  What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
- the device; else at the next create, trim or destroy of whatever allocator in the process.
+ the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
 
@@ -101,25 +110,31 @@ millpond_status millpond_alloc(millpond_allocator allocator,
 
 /*
  Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, unless the allocator was
- destroyed. Null is nothing.
+ destroyed. Of streams that were not declared permanent it is held back from others until they are named again. Null is
+ nothing.
  */
 millpond_status millpond_free(millpond_allocator allocator,
                               void *ptr);
 
 /*
- As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's.
+ As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
+ end. A stream that was not declared permanent is marked here.
  */
-millpond_status millpond_free_on(millpond_allocator allocator, void *ptr, void *stream);
+millpond_status millpond_free_on(millpond_allocator allocator,
+                                 void *ptr,
+                                 void *stream);
 
 /*
- As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it.
+ As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it. Held back until
+ millpond_synchronize.
  */
-millpond_status millpond_free_unknown(millpond_allocator allocator, void *ptr);
+millpond_status millpond_free_unknown(millpond_allocator allocator,
+                                      void *ptr);
 
 /*
  As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
  them are alive, the allocation's own may be among them. Frees nothing if one of them captures; nor if one is another device's,
- but then the uses of those before it stay recorded.
+ but then the uses of those before it stay recorded. Those that were not declared permanent are marked here.
  */
 millpond_status millpond_free_after(millpond_allocator allocator,
                                     void *ptr,
@@ -146,7 +161,7 @@ millpond_status millpond_free_pinned(millpond_allocator allocator, void *ptr);
 
 /*
  As millpond_free_pinned, and when everything that any stream of the device holds is complete: when nobody can say which
- copies use it.
+ copies use it. Held back until millpond_synchronize.
  */
 millpond_status millpond_free_pinned_unknown(millpond_allocator allocator, void *ptr);
 
@@ -157,7 +172,7 @@ millpond_status millpond_record_pinned_use(millpond_allocator allocator, void *p
 
 /*
  The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
- at most whether it captures.
+ at most whether it captures. It is marked whenever that is needed, unless it captures.
  */
 millpond_status millpond_declare_permanent(millpond_allocator allocator, void *stream);
 
@@ -167,9 +182,11 @@ millpond_status millpond_declare_permanent(millpond_allocator allocator, void *s
 millpond_status millpond_find(millpond_allocator allocator, const void *ptr, void **begin, size_t *bytes);
 
 /*
- Gives idle memory back to the device. `freed`, if not null, is how many bytes that was. May wait for the device.
+ Gives idle memory back to the device, as far as it is known complete. `freed`, if not null, is how many bytes that was. May wait
+ for the device in the driver's frees, which end no capture.
  */
-millpond_status millpond_trim(millpond_allocator allocator, size_t *freed);
+millpond_status millpond_trim(millpond_allocator allocator,
+                              size_t *freed);
 
 /*
  How much may be taken of the device: `6GiB`, a number of bytes, `40%`, `none`.
@@ -177,7 +194,8 @@ millpond_status millpond_trim(millpond_allocator allocator, size_t *freed);
 millpond_status millpond_set_limit(millpond_allocator allocator, const char *limit);
 
 /*
- Waits for the device, and takes back what it is done with.
+ Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
+ driver refuses then, and the capture is lost.
  */
 millpond_status millpond_synchronize(millpond_allocator allocator);
 

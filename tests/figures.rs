@@ -111,11 +111,13 @@ impl Books {
             oldest_in_flight,
             counters,
             sizes,
+            held_back,
         } = r;
         assert_eq!((*allocated, *asked, *live), (self.allocated, self.asked, self.live), "{of}");
         assert_eq!((*in_flight, *in_flight_ranges), (self.in_flight, self.ranges), "{of}");
         assert_eq!(*allocated_peak, self.peak, "{of}");
         assert_eq!(*held, allocated + cached + in_flight, "{of}");
+        assert!(*held_back <= cached + in_flight, "{of}: {held_back} held back");
         assert!(held <= held_peak && allocated_peak <= held_peak, "{of}: {held} {held_peak}");
         assert_eq!(*free_chunks == 0, *cached == 0, "{of}");
         assert!(*largest_free <= *cached && cached <= &(largest_free * free_chunks), "{of}");

@@ -9,6 +9,8 @@ mod adoption;
 mod bounds;
 #[path = "lifetimes/callbacks.rs"]
 mod callbacks;
+#[path = "lifetimes/captures.rs"]
+mod captures;
 #[path = "lifetimes/default_streams.rs"]
 mod default_streams;
 #[path = "lifetimes/disturbed.rs"]

@@ -3,7 +3,9 @@
 //! A handle's value is the next stream's after a destroy, so a stream is known by handle and id together, unless it was
 //! declared permanent, or is the legacy default stream: then by its handle, in a table that all threads read and that
 //! only a declaration writes. A stream that was not declared may end unannounced; it is followed as mortal
-//! (`Cuda::mortal_stream`), and each thread remembers those it met last. Either way a hit takes no lock but its pool's, and
+//! (`Cuda::mortal_stream`): only calls that name it mark what it holds, a free that names it at once. Each thread remembers those
+//! it met last. Whoever calls from C may have others beside who capture graphs: that is expected of every context
+//! (`Cuda::expect_captures`), so that what nobody can mark is held back until a call that waits for the device. Either way a hit takes no lock but its pool's, and
 //! writes nothing that another thread's hit reads or writes.
 //!
 //! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
@@ -171,6 +173,7 @@ impl Door {
         let config = config(options)?;
         Door::settle();
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
+        cuda.expect_captures();
         let gpu = Allocator::new(cuda, config)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let Some(place) = DOORS.get(number as usize) else {
@@ -486,6 +489,11 @@ impl Door {
         } else {
             drop(allocation);
         }
+    }
+
+    /// Something was freed: of a destroyed door it goes back to the device.
+    #[inline]
+    fn freed(&self) {
         if self.closed.load(Ordering::Acquire) {
             self.give_back();
         }
@@ -498,6 +506,7 @@ impl Door {
         }
         let (hold, tag) = self.hold(ptr)?;
         self.end(ptr, hold, tag.is_unknown());
+        self.freed();
         Ok(())
     }
 
@@ -508,12 +517,27 @@ impl Door {
             return Ok(());
         }
         let (hold, tag) = self.hold(ptr)?;
-        if !tag.is_home(handle) {
-            let allocation = peek(ptr.addr() as u64, hold.entry());
-            self.on(handle, |lane| record_use(&allocation, lane))?;
+        if tag.is_home(handle) {
+            self.end(ptr, hold, tag.is_unknown());
+            self.freed();
+            return Ok(());
         }
-        self.end(ptr, hold, tag.is_unknown());
-        Ok(())
+        self.on(handle, |lane| {
+            record_use(&peek(ptr.addr() as u64, hold.entry()), lane)?;
+            self.end(ptr, hold, tag.is_unknown());
+            lane.stream.mark_frees();
+            self.freed();
+            Ok(())
+        })
+    }
+
+    /// Marks what was freed on a stream that is named, or behind it, until now.
+    pub(crate) fn mark_frees(&self, handle: usize) {
+        // Who cannot be marked is marked when named again.
+        let _ = self.on(handle, |lane| {
+            lane.stream.mark_frees();
+            Ok(())
+        });
     }
 
     /// Frees behind everything that any stream holds.
@@ -523,6 +547,7 @@ impl Door {
         }
         let (hold, _) = self.hold(ptr)?;
         self.end(ptr, hold, true);
+        self.freed();
         Ok(())
     }
 
@@ -592,6 +617,13 @@ impl Door {
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
         Door::settle();
         Ok(self.gpu.trim(Trim::All)?.bytes)
+    }
+
+    /// Waits for the device, and so knows everything complete, of destroyed doors too.
+    pub(crate) fn synchronize(&self) -> Result<(), Failure> {
+        self.gpu.synchronize()?;
+        Door::settle();
+        Ok(())
     }
 
     /// A size, a share or none, in words.

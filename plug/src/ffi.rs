@@ -104,10 +104,10 @@ pub extern "C" fn millpond_create(
     })
 }
 
-/// Ends an allocator: waits for the device, and gives back what nobody has. What is alive can still be freed; everything else
+/// Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed; everything else
 /// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
-/// the device; else at the next create, trim or destroy of whatever allocator in the process.
+/// the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())
@@ -130,13 +130,15 @@ pub extern "C" fn millpond_alloc(
 }
 
 /// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, unless the allocator was
-/// destroyed. Null is nothing.
+/// destroyed. Of streams that were not declared permanent it is held back from others until they are named again. Null is
+/// nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free(ptr))
 }
 
-/// As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's.
+/// As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
+/// end. A stream that was not declared permanent is marked here.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_on(
     allocator: MillpondAllocator,
@@ -146,7 +148,8 @@ pub extern "C" fn millpond_free_on(
     call(|| Door::any(allocator)?.free_on(ptr, stream.addr()))
 }
 
-/// As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it.
+/// As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it. Held back until
+/// millpond_synchronize.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free_unknown(ptr))
@@ -154,7 +157,7 @@ pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut 
 
 /// As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
 /// them are alive, the allocation's own may be among them. Frees nothing if one of them captures; nor if one is another device's,
-/// but then the uses of those before it stay recorded.
+/// but then the uses of those before it stay recorded. Those that were not declared permanent are marked here.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_after(
     allocator: MillpondAllocator,
@@ -189,7 +192,11 @@ pub extern "C" fn millpond_free_after(
         for stream in streams {
             door.record_use(ptr, stream.addr())?;
         }
-        door.free(ptr)
+        door.free(ptr)?;
+        for stream in streams {
+            door.mark_frees(stream.addr());
+        }
+        Ok(())
     })
 }
 
@@ -224,7 +231,7 @@ pub extern "C" fn millpond_free_pinned(allocator: MillpondAllocator, ptr: *mut c
 }
 
 /// As millpond_free_pinned, and when everything that any stream of the device holds is complete: when nobody can say which
-/// copies use it.
+/// copies use it. Held back until millpond_synchronize.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_pinned_unknown(
     allocator: MillpondAllocator,
@@ -244,7 +251,7 @@ pub extern "C" fn millpond_record_pinned_use(
 }
 
 /// The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
-/// at most whether it captures.
+/// at most whether it captures. It is marked whenever that is needed, unless it captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
     allocator: MillpondAllocator,
@@ -270,7 +277,8 @@ pub extern "C" fn millpond_find(
     })
 }
 
-/// Gives idle memory back to the device. `freed`, if not null, is how many bytes that was. May wait for the device.
+/// Gives idle memory back to the device, as far as it is known complete. `freed`, if not null, is how many bytes that was. May wait
+/// for the device in the driver's frees, which end no capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_trim(allocator: MillpondAllocator, freed: *mut usize) -> MillpondStatus {
     call(|| {
@@ -285,10 +293,11 @@ pub extern "C" fn millpond_set_limit(allocator: MillpondAllocator, limit: *const
     call(|| Door::find(allocator)?.set_limit(text(limit)?))
 }
 
-/// Waits for the device, and takes back what it is done with.
+/// Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
+/// driver refuses then, and the capture is lost.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_synchronize(allocator: MillpondAllocator) -> MillpondStatus {
-    call(|| Ok(Door::find(allocator)?.gpu().synchronize()?))
+    call(|| Door::find(allocator)?.synchronize())
 }
 
 /// Sets the peaks of the report to the present values.

@@ -292,6 +292,7 @@ programs! {
     frees_on_another_stream: "", free_on_another;
     frees_by_nobody_knows_whom: "", free_unknown;
     streams_that_come_and_go: "", streams_come_and_go;
+    streams_that_come_and_go_and_are_named: "", named_streams_come_and_go;
     threads_that_come_and_go: "", threads_come_and_go;
     pinned_memory: "", pinned;
     the_pair_for_pytorch: "none", pytorch;
@@ -339,12 +340,35 @@ fn free_on_another(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-fn free_unknown(door: Option<Door>, _: Context) -> Round {
-    let (door, s) = (door.expect("an allocator"), stream());
-    Box::new(move |_| must(ffi::millpond_free_unknown(door.0, door.alloc(4 * KIB, s))))
+/// What nobody can mark comes back when the program says that the device is quiet.
+fn quiet_now_and_then(door: Door, i: u64) {
+    if i % PERIOD == 50 {
+        must(ffi::millpond_synchronize(door.0));
+    }
 }
 
-/// Streams of one round, which end before or behind the free, and whose handles come back.
+fn free_unknown(door: Option<Door>, _: Context) -> Round {
+    let (door, s) = (door.expect("an allocator"), stream());
+    Box::new(move |i| {
+        must(ffi::millpond_free_unknown(door.0, door.alloc(4 * KIB, s)));
+        quiet_now_and_then(door, i);
+    })
+}
+
+/// Streams of one round, named at each free before they end, and whose handles come back: nothing is held back.
+fn named_streams_come_and_go(door: Option<Door>, _: Context) -> Round {
+    let (door, home) = (door.expect("an allocator"), stream());
+    Box::new(move |_| {
+        let s = stream();
+        let (x, y) = (door.alloc(4 * KIB, s), door.alloc(4 * KIB, home));
+        set(x.addr() as u64, 1, KIB, s);
+        must(ffi::millpond_free_on(door.0, x, s));
+        must(ffi::millpond_free_on(door.0, y, s));
+        destroy_stream(s);
+    })
+}
+
+/// Streams of one round, which end before or behind a free that does not name them.
 fn streams_come_and_go(door: Option<Door>, _: Context) -> Round {
     let (door, home) = (door.expect("an allocator"), stream());
     Box::new(move |i| {
@@ -360,6 +384,7 @@ fn streams_come_and_go(door: Option<Door>, _: Context) -> Round {
             destroy_stream(s);
         }
         door.free(y);
+        quiet_now_and_then(door, i);
     })
 }
 
@@ -378,6 +403,9 @@ fn threads_come_and_go(door: Option<Door>, context: Context) -> Round {
             door.free(x);
         };
         std::thread::scope(|threads| threads.spawn(theirs).join().expect("no panic"));
+        if i % (every * 16) == 0 {
+            must(ffi::millpond_synchronize(door.0));
+        }
     })
 }
 
@@ -393,6 +421,7 @@ fn pinned(door: Option<Door>, _: Context) -> Round {
         } else {
             ffi::millpond_free_pinned(door.0, x)
         });
+        quiet_now_and_then(door, i);
     })
 }
 

@@ -156,6 +156,7 @@ impl<D: Driver> Allocation<D> {
             // Here, while it is known who frees it.
             Ok(()) => {
                 drop(self);
+                stream.mark_frees();
                 Ok(())
             }
             Err(e) => Err((self, e)),
@@ -163,7 +164,8 @@ impl<D: Driver> Allocation<D> {
     }
 
     /// Frees it when nobody knows which streams used it: the bytes are reused after everything queued on any stream of
-    /// the context by now, destroyed ones included.
+    /// the context by now, destroyed ones included. Where captures by others are expected
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)) they are held back until the program synchronises.
     #[track_caller]
     pub fn free_unknown(mut self) {
         let _called = Called::<D>::here();

@@ -1,19 +1,25 @@
-//! Whom a request may wait for, on the device or on the host: never an independent stream, and never the whole device.
+//! Whom a request may wait for, on the device or on the host: never an independent stream, never the whole device, and nobody
+//! whose work it cannot mark.
 //!
 //! A context-wide marker is behind the work of every stream, independent ones included, so while there are any it is not
 //! waited for either. This file does not wait, nor say for how long: the ladder's rungs do.
 
-use super::registry::{CONTEXT, Line, Registry};
+use super::registry::{CONTEXT, Line, Named, Registry};
 use crate::driver::{Driver, StreamKind};
 use crate::order::{Pending, TimelineId};
 use crate::sync::Ordering;
+use crate::units::Epoch;
 
 /// Whom requests may wait for.
-pub(crate) struct Waitable<'a, D: Driver>(&'a Registry<D>);
+pub(crate) struct Waitable<'a, D: Driver> {
+    registry: &'a Registry<D>,
+    /// As the driver's.
+    expects_captures: bool,
+}
 
 impl<D: Driver> Registry<D> {
-    pub(crate) fn waitable(&self) -> Waitable<'_, D> {
-        Waitable(self)
+    pub(crate) fn waitable(&self, driver: &D) -> Waitable<'_, D> {
+        Waitable { registry: self, expects_captures: driver.expects_captures() }
     }
 
     /// A stream was declared independent, or no longer.
@@ -30,21 +36,36 @@ impl<D: Driver> Waitable<'_, D> {
     /// Whether a stream may be made to wait for this one, for a request's sake. A timeline that has left the table is
     /// complete.
     pub(crate) fn by_streams(&self, on: TimelineId) -> bool {
-        self.0.line(on).is_none_or(|l| self.is_dependable(&l))
+        self.registry.line(on).is_none_or(|l| self.is_dependable(&l))
     }
 
     fn is_dependable(&self, line: &Line<D>) -> bool {
         let any_independent =
-            || self.0.independents.load(Ordering::Acquire) > 0 && !planted!(IndependentWaits);
+            || self.registry.independents.load(Ordering::Acquire) > 0 && !planted!(IndependentWaits);
         !(is_independent(line) || (is_wide(line) && any_independent()))
+    }
+
+    /// Whether a stream may be made to wait for this: as [`Waitable::by_streams`], and a marker covers it or can be made here and now.
+    /// If not, one falls due.
+    pub(crate) fn orderable(&self, pending: Pending) -> bool {
+        self.registry.line(pending.on).is_none_or(|l| self.is_orderable(&l, pending.epoch))
+    }
+
+    /// The same for a timeline that the caller has.
+    pub(crate) fn is_orderable(&self, line: &Line<D>, epoch: Epoch) -> bool {
+        let held = line.is_held_back(epoch, self.expects_captures);
+        if held {
+            line.raise_due();
+        }
+        !held && self.is_dependable(line)
     }
 
     /// Whether the host may wait for this, for a request's sake. Where the driver has no context-wide markers, only a wait
     /// for the whole device would do: what needs one is complete when the program synchronises.
     pub(crate) fn by_host(&self, pending: Pending) -> bool {
         let marked = |l: &Line<D>| l.published.load(Ordering::Acquire) >= pending.epoch.0;
-        let line = self.0.line(pending.on);
-        line.is_none_or(|l| self.is_dependable(&l) && (!is_wide(&l) || marked(&l)))
+        let waits = |l: &Line<D>| marked(l) || !(is_wide(l) || l.is_unmanaged());
+        self.registry.line(pending.on).is_none_or(|l| self.is_dependable(&l) && waits(&l))
     }
 }
 
@@ -54,5 +75,17 @@ fn is_independent<D: Driver>(line: &Line<D>) -> bool {
 
 /// Whether its markers may be context-wide ones.
 fn is_wide<D: Driver>(line: &Line<D>) -> bool {
-    line.id == CONTEXT || line.info.mortal || line.info.kind == StreamKind::PerThreadDefault
+    line.id == CONTEXT || line.info.kind == StreamKind::PerThreadDefault
+}
+
+impl<D: Driver> Line<D> {
+    /// Whether nobody can be ordered behind this epoch for now: no marker covers it, and none can be made on this thread in a
+    /// call that does not name the stream.
+    pub(crate) fn is_held_back(&self, epoch: Epoch, expects_captures: bool) -> bool {
+        if epoch <= self.covered() {
+            return false;
+        }
+        let by_handle = self.id != CONTEXT && self.is_marked_by_handle(Named::No) && !self.is_closed();
+        !by_handle && (self.info.mortal || expects_captures)
+    }
 }

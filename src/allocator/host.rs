@@ -17,7 +17,7 @@ use super::access::bound;
 use super::hands::Hands;
 use super::miss::{CALLBACKS, ROUNDS};
 use super::pinned::PinnedAllocation;
-use super::pool::{note_pending, release_open};
+use super::pool::{in_flight_held_back, note_pending, release_open};
 use super::registry::Registry;
 use super::shared::Core;
 use super::trim::Trimmed;
@@ -192,7 +192,7 @@ impl<D: Driver> HostPool<D> {
     }
 
     /// The pinned part of a report, if there is anything to say.
-    pub(crate) fn report(&self) -> Option<PoolReport> {
+    pub(crate) fn report(&self, registry: &Registry<D>, expects_captures: bool) -> Option<PoolReport> {
         let state = self.state.lock();
         if state.counters.allocations == 0 {
             return None;
@@ -205,6 +205,7 @@ impl<D: Driver> HostPool<D> {
             asked: stats.asked,
             cached: stats.free,
             in_flight: stats.in_flight,
+            held_back: in_flight_held_back(registry, state.in_flight.iter(), expects_captures),
             allocated_peak: state.allocated_peak,
             held_peak: state.taken_peak,
             live: state.live,
@@ -491,7 +492,7 @@ fn wait<D: Driver>(
     let mut progress = false;
     loop {
         let mut waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
-        let waitable = core.registry.waitable();
+        let waitable = core.registry.waitable(&core.driver);
         waiting.retain(|&p| waitable.by_host(p));
         if waiting.is_empty() || patience.is_zero() {
             return Ok((None, progress));

@@ -77,7 +77,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.pool.line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits) {
             return Ok(None);
         }
-        let waitable = self.core.registry.waitable();
+        let waitable = self.core.registry.waitable(&self.core.driver);
         if let Some((entry, _hand)) = self.take_in_flight(self.pool, &waitable) {
             // What it waits for may not be to be waited for at the moment: another pool's memory may.
             let step = self.own_in_flight(&entry)?;
@@ -90,7 +90,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             if !waitable.by_streams(from.line.id) {
                 continue;
             }
-            if let Some((cut, _hand)) = self.cut_free(&from, &Kind::ALL, |_, _| true) {
+            let found = self.cut_free(&from, &Kind::ALL, |_, epoch| waitable.is_orderable(&from.line, epoch));
+            if let Some((cut, _hand)) = found {
                 let stamp = Pending { on: from.line.id, epoch: cut.stamp };
                 let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
                 let core = self.core;
@@ -237,7 +238,9 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<'_, D>) -> Option<(Entry, Hand<'a>)> {
         let mut state = from.lock();
         let entry = state.in_flight.take_at_least(self.needed(), STEPS, |entry| {
-            entry.uses.iter().all(|p| waitable.by_streams(p.on))
+            let home = Pending { on: from.line.id, epoch: entry.home };
+            let at_home = from.number == self.pool.number;
+            entry.uses.iter().all(|&p| waitable.orderable(p)) && (at_home || waitable.orderable(home))
         })?;
         Some((entry, self.hand()))
     }

@@ -13,6 +13,7 @@
 
 use super::events::SharedEvent;
 use super::lenders::news::Listeners;
+use super::registry::Named;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 #[cfg(loom)]
@@ -51,6 +52,10 @@ pub(crate) struct Line<D: Driver> {
     pub(crate) foreign: AtomicBool,
     /// Allocators that have passed a pool on it over until it moves on.
     pub(super) listeners: Listeners,
+    /// Only calls that name it mark it, or its own thread's, at least where captures are expected.
+    unmanaged: bool,
+    /// Of such a one: a stamp was loaded since the last marker that was recorded began, so that none may cover it.
+    loose: AtomicBool,
     /// Who may mark it, if only one thread may (a per-thread default stream).
     owner: Option<ThreadId>,
     pub(super) state: Ranked<LineState<D>>,
@@ -69,7 +74,31 @@ impl<D: Driver> Line<D> {
     /// The stamp of work queued before this call.
     #[inline]
     pub(crate) fn stamp(&self) -> Epoch {
-        Epoch(self.submitted.load(Ordering::Acquire) + u64::from(!planted!(StampSubmitted)))
+        let stamp = Epoch(self.submitted.load(Ordering::Acquire) + u64::from(!planted!(StampSubmitted)));
+        if self.unmanaged {
+            self.loose.store(true, Ordering::Release);
+        }
+        stamp
+    }
+    /// Only calls that name its stream mark it, or its own thread's.
+    pub(crate) fn is_unmanaged(&self) -> bool {
+        self.unmanaged
+    }
+    /// What is freed until now is about to be covered. Before the number is reserved: a stamp that is loaded in between is
+    /// covered and counts as not, and never the other way round.
+    pub(crate) fn tighten(&self) {
+        self.loose.store(false, Ordering::Release);
+    }
+    /// It was not.
+    pub(crate) fn loosen(&self) {
+        self.loose.store(true, Ordering::Release);
+    }
+    pub(super) fn is_loose(&self) -> bool {
+        self.loose.load(Ordering::Acquire)
+    }
+    /// The newest epoch that is complete, or that a marker covers.
+    pub(crate) fn covered(&self) -> Epoch {
+        Epoch(self.published.load(Ordering::Acquire)).max(self.seen())
     }
     /// The newest number reserved: after a marker was made, its own or a later one.
     pub(crate) fn marked(&self) -> Epoch {
@@ -98,7 +127,7 @@ impl<D: Driver> Line<D> {
     }
     /// Asks for a marker that covers what was freed until now.
     pub(crate) fn raise_due(&self) {
-        self.due.fetch_max(self.stamp().0, Ordering::AcqRel);
+        self.due.fetch_max(self.marked().0 + 1, Ordering::AcqRel);
     }
     /// Whether a marker has fallen due and nobody made it yet.
     pub(crate) fn is_due(&self) -> bool {
@@ -130,9 +159,10 @@ impl<D: Driver> Line<D> {
     pub(super) fn is_here(&self) -> bool {
         self.owner.is_none_or(|t| t == current_thread())
     }
-    /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place.
-    pub(super) fn is_marked_by_handle(&self) -> bool {
-        self.is_here() && !self.info.mortal
+    /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place,
+    /// unless the call names it.
+    pub(super) fn is_marked_by_handle(&self, named: Named) -> bool {
+        self.is_here() && (named == Named::Yes || !self.info.mortal)
     }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
     /// the clocks say that it acted on this one. The one check for every backend.
@@ -187,6 +217,8 @@ pub(super) fn new_line<D: Driver>(
         independent: AtomicBool::new(false),
         foreign: AtomicBool::new(false),
         listeners: Listeners::new(),
+        unmanaged: info.mortal || info.kind == StreamKind::PerThreadDefault,
+        loose: AtomicBool::new(false),
         owner: (info.kind == StreamKind::PerThreadDefault).then(current_thread),
         state: Ranked::new(
             Rank::Timeline,

@@ -312,14 +312,17 @@ impl<'a, D: Driver> Miss<'a, D> {
             let state = pool.lock();
             in_flight.extend(state.in_flight.oldest());
             if stamps && state.heap.stats().free > 0 {
-                batch.push(Pending { on: pool.line.id, epoch: pool.line.marked() });
+                let line = &pool.line;
+                // Of a stream that cannot be marked here, what its markers cover.
+                let epoch = if line.is_unmanaged() { line.covered() } else { line.marked() };
+                batch.push(Pending { on: line.id, epoch });
             }
         }
         batch.extend_from_slice(&in_flight);
         batch.sort_unstable();
         batch.dedup();
         batch.retain(|&p| !core.registry.all_complete(&[p]));
-        let waitable = core.registry.waitable();
+        let waitable = core.registry.waitable(&core.driver);
         batch.retain(|&p| waitable.by_host(p));
         let start = std::time::Instant::now();
         for p in batch {

@@ -272,8 +272,10 @@ impl<D: Driver> Allocator<D> {
     pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_special() {
             stream.line().own_thread("alloc")?;
+            stream.named();
             return self.alloc_checked(bytes, Granules(1), stream);
         }
+        stream.named();
         self.alloc_hit(bytes, stream)
     }
 
@@ -462,7 +464,8 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Gives idle segments back to the device: those all of whose bytes are free and complete. It waits for no stream by
-    /// itself ([`Allocator::synchronize`] first, to give back all that is free).
+    /// itself ([`Allocator::synchronize`] first, to give back all that is free), and says what it left because nobody can tell
+    /// when that is complete ([`Trimmed::held_back`]).
     ///
     /// **It may wait for the whole device, without a bound**: a plain free of the driver and an unpinning wait for every
     /// kernel, [independent](Stream::set_independent) streams included. That is why no request gives anything back by
@@ -486,6 +489,7 @@ impl<D: Driver> Allocator<D> {
                 let pinned = host::trim(core)?;
                 t.bytes += pinned.bytes;
                 t.segments += pinned.segments;
+                t.held_back = core.held_back();
                 t
             }
             Trim::Stream(stream) => {
@@ -520,18 +524,29 @@ impl<D: Driver> Allocator<D> {
         Ok(())
     }
 
-    /// Blocks the host until everything queued on the device is complete; learns that everything is. Not for use beside a
-    /// graph capture in the context: the driver may refuse to wait for a device then, and the capture is lost. An event
-    /// ([`Stream::record`]) is waited for beside one.
+    /// Blocks the host until everything queued on the device is complete; learns that everything is, and so gives back what
+    /// was held back ([`held_back`](crate::report::PoolReport::held_back)). Not for use beside a graph capture in the context: the
+    /// driver refuses to wait for a device then, and the capture is lost. An event ([`Stream::record`]) is waited for beside
+    /// one.
     ///
     /// # Errors
     /// The driver's.
     pub fn synchronize(&self) -> Result<(), Error> {
         let core = self.core();
         let lines = core.registry.lines();
-        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
+        let promised: Vec<_> = lines
+            .iter()
+            .map(|l| {
+                l.tighten();
+                l.promise()
+            })
+            .collect();
         if !planted!(Z11) {
-            core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()))?;
+            let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
+            if waited.is_err() {
+                lines.iter().for_each(|l| l.loosen());
+            }
+            waited?;
         }
         point!("all synchronised");
         let promised =

@@ -9,6 +9,8 @@
 
 mod figures;
 
+pub(super) use figures::in_flight_held_back;
+
 use super::access::bound;
 use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;

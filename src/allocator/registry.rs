@@ -5,11 +5,14 @@
 //! gone. The registry hangs on the driver value ([`DeviceSlot`](crate::driver::DeviceSlot)) and dies with the device's
 //! last allocator.
 //!
+//! Nothing here ends a capture of somebody else's: who can be marked how is `means`.
+//!
 //! It does not know pools, chunks or bytes.
 
 mod completion;
 #[cfg(feature = "cuda")]
 pub(crate) mod entered;
+mod means;
 
 use super::events::{EventPool, SharedEvent};
 use super::line::new_line;
@@ -24,14 +27,17 @@ use completion::Outstanding;
 pub(crate) use completion::QUESTIONS;
 use core::time::Duration;
 use hashbrown::HashMap;
+pub(crate) use means::Named;
+use means::{Means, held_back};
 use smallvec::SmallVec;
 
 /// A marker half made (O8): its number and the clock's copy, taken in one hold of the line's lock.
 struct Reserved<D: Driver> {
     number: Epoch,
     copy: Clock,
-    /// The stream to record on; `None` for a context-wide marker.
     native: Option<D::Stream>,
+    means: Means,
+    named: Named,
 }
 
 /// Errands under way: those that a panic out of a driver call leaves go back to the registry's list.
@@ -117,17 +123,6 @@ impl<D: Driver> Seen<'_, D> {
 /// A driver call on a stream that the line has let go.
 fn gone(call: &'static str) -> DriverError {
     DriverError::new(call, 400, DriverErrorKind::InvalidHandle, "the stream was destroyed")
-}
-
-/// An event recorded on a capturing stream becomes a part of the graph and says nothing of the work before: no marker.
-fn refuse_captured<D: Driver>(driver: &D, line: &Line<D>, native: &D::Stream) -> DriverResult<()> {
-    let asked = line.foreign.load(Ordering::Relaxed) || driver.may_capture(native);
-    if asked && driver.is_capturing(native)? {
-        let message =
-            format!("{} is capturing a graph: its work can be marked after the capture", line.info.id);
-        return Err(DriverError::new("record", 900, DriverErrorKind::Capturing, message));
-    }
-    Ok(())
 }
 
 impl<D: Driver> Registry<D> {
@@ -220,13 +215,31 @@ impl<D: Driver> Registry<D> {
         result
     }
 
-    /// O8: reserve, copy the clock, record, publish. `None` when the line is closed: its closing marker covers all.
+    /// As [`Registry::make_marker_as`], in a call that may not name the stream.
     pub(crate) fn make_marker(
         &self,
         driver: &D,
         line: &Line<D>,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
+        self.make_marker_as(driver, line, Named::No)
+    }
+
+    /// O8: reserve, copy the clock, record, publish. `None` when the line is closed: its closing marker covers all.
+    ///
+    /// # Errors
+    /// The driver's; the stream captures; it cannot be marked here and now ([`Means::Nothing`]): then it falls due.
+    pub(crate) fn make_marker_as(
+        &self,
+        driver: &D,
+        line: &Line<D>,
+        named: Named,
+    ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         assert_unlocked("a marker is recorded");
+        let means = Means::of(driver, line, named);
+        if means == Means::Nothing {
+            line.raise_due();
+            return Err(held_back(line));
+        }
         let event = self.watch(self.events.take(driver))?;
         let reserved = {
             let state = line.state.lock();
@@ -236,9 +249,10 @@ impl<D: Driver> Registry<D> {
                 drop(state);
                 return Ok(None);
             }
+            line.tighten();
             let number = if planted!(Z17) { Epoch::COMPLETE } else { line.reserve(&state) };
             let copy = if planted!(CopyEmpty) { Clock::EMPTY } else { state.timeline.clock().clone() };
-            Reserved { number, copy, native }
+            Reserved { number, copy, native, means, named }
         };
         let marker = self.record(driver, line, event, reserved)?;
         self.bound_markers(driver);
@@ -251,7 +265,7 @@ impl<D: Driver> Registry<D> {
         driver: &D,
         line: &Line<D>,
         event: SharedEvent<D>,
-        Reserved { mut number, copy, native }: Reserved<D>,
+        Reserved { mut number, copy, native, means, named }: Reserved<D>,
     ) -> DriverResult<Marker<SharedEvent<D>>> {
         if planted!(Z3) {
             let early = Marker { number, event: event.clone(), copy: copy.clone() };
@@ -264,14 +278,7 @@ impl<D: Driver> Registry<D> {
         // Frees counted from here on are for the next marker, whether this one covers them or not.
         let frees = line.unmarked_frees.swap(0, Ordering::Relaxed);
         let bytes = line.unmarked_bytes.swap(0, Ordering::Relaxed);
-        let recorded = match &native {
-            Some(native) if line.is_marked_by_handle() => {
-                refuse_captured(driver, line, native).and_then(|()| driver.record(&event, native))
-            }
-            // A per-thread default stream may be marked by its own thread only, a mortal one by nobody; a context-wide event
-            // covers them too.
-            _ => driver.record_context(&event),
-        };
+        let recorded = means.record(driver, line, &event, native.as_ref(), named);
         drop(native);
         point!("recorded" unless line.state.lock().closing);
         if planted!(Z17) && number == Epoch::COMPLETE {
@@ -283,7 +290,8 @@ impl<D: Driver> Registry<D> {
             if planted!(FailedRecord) {
                 self.publish(line, marker);
             }
-            // The number covers nothing; the event captured nothing new and can serve again.
+            // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
+            line.loosen();
             line.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
             line.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
             return Err(e);
@@ -314,6 +322,9 @@ impl<D: Driver> Registry<D> {
             }
             if line.seen() >= epoch {
                 return Ok(None);
+            }
+            if closed && line.is_unmanaged() {
+                return Err(held_back(line));
             }
             assert!(!closed, "O8: {epoch:?} of closed timeline {:?} is covered by no marker", line.id);
             point!("not covered");
@@ -385,8 +396,12 @@ impl<D: Driver> Registry<D> {
             return Ok(true);
         }
         let marker = match self.marker_for(driver, &line, pending.epoch) {
-            // A driver without context-wide markers: the whole context is waited for instead.
-            Err(e) if line.id == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
+            // A driver without context-wide markers: the whole context is waited for instead, unless somebody may capture.
+            Err(e)
+                if line.id == CONTEXT
+                    && e.kind == DriverErrorKind::NotSupported
+                    && !driver.expects_captures() =>
+            {
                 let promised = line.promise();
                 self.watch(driver.relaxed(|| driver.synchronize_device()))?;
                 self.proved(&line, promised);
@@ -440,7 +455,8 @@ impl<D: Driver> Registry<D> {
             let Some(line) = &errands.now else { break };
             // Down before the flags are looked at: what is raised from here on is an errand of its own.
             line.errand.swap(false, Ordering::AcqRel);
-            if line.is_due() {
+            // Who cannot be marked here is served by the next call that names it.
+            if line.is_due() && Means::of(driver, line, Named::No) != Means::Nothing {
                 if self.make_marker(driver, line).is_ok() {
                     self.learn_of(driver, line);
                 } else {
@@ -463,8 +479,10 @@ impl<D: Driver> Registry<D> {
                 match self.make_marker(driver, &line) {
                     // What a capturing stream did before is learnt after the capture.
                     Err(e) if e.kind == DriverErrorKind::Capturing => {}
-                    // What would take a context-wide marker where there are none, when the program synchronises.
-                    Err(e) if e.kind == DriverErrorKind::NotSupported && !line.is_marked_by_handle() => {}
+                    // What nobody can mark here and now: when its stream is named, or the program synchronises.
+                    Err(e)
+                        if e.kind == DriverErrorKind::NotSupported
+                            && !line.is_marked_by_handle(Named::No) => {}
                     made => drop(made?),
                 }
             } else if line.is_due() {
@@ -484,6 +502,10 @@ impl<D: Driver> Registry<D> {
 
     /// A use by nobody knows whom ended: a context-wide marker, now, or as soon as one can be made.
     pub(crate) fn mark_context(&self, driver: &D) {
+        if Means::of(driver, &self.context, Named::No) == Means::Nothing {
+            // When the program synchronises.
+            return;
+        }
         if self.make_marker(driver, &self.context).is_err() && !planted!(ContextDueLost) {
             self.context.raise_due();
             self.raise_errand(&self.context);
@@ -493,6 +515,10 @@ impl<D: Driver> Registry<D> {
     /// The last pool on the line closed and no use is open: makes the closing marker and lets the native stream go.
     /// Called with no lock held. `Ok(false)`: somebody came back, or somebody else closes it.
     pub(crate) fn close(&self, driver: &D, line: &Line<D>, may_wait: bool) -> DriverResult<bool> {
+        let means = Means::of(driver, line, Named::No);
+        if means == Means::Nothing {
+            return Ok(self.close_unmarked(line));
+        }
         let event = self.watch(self.events.take(driver));
         let (native, reserved) = {
             let mut state = line.state.lock();
@@ -505,7 +531,9 @@ impl<D: Driver> Registry<D> {
             // From here on nobody reserves a number; who needs a marker waits for the closing one.
             state.closing = true;
             let copy = state.timeline.clock().clone();
-            (native.clone(), Reserved { number: line.reserve(&state), copy, native: Some(native) })
+            line.tighten();
+            let (number, named) = (line.reserve(&state), Named::No);
+            (native.clone(), Reserved { number, copy, native: Some(native), means, named })
         };
         // Until it is done the line has its stream again at the end, whether a call fails or panics.
         let mut closing = Closing { line, native: Some(native.clone()) };
@@ -520,7 +548,7 @@ impl<D: Driver> Registry<D> {
             // The record failed: completion of the whole stream, asked for after the number was reserved, proves as much;
             // or of the device, where the handle means another stream here.
             let waited = driver.relaxed(|| {
-                if line.is_marked_by_handle() {
+                if means == Means::Handle {
                     driver.synchronize_stream(&native)
                 } else {
                     driver.synchronize_device()
@@ -537,6 +565,28 @@ impl<D: Driver> Registry<D> {
         // Its marker is one more.
         self.bound_markers(driver);
         Ok(true)
+    }
+
+    /// Closes a line that nobody can mark, with no driver call. Every stamp of it was loaded by now: those that no marker covers are
+    /// complete when the program synchronises, as is the number that is its last then.
+    fn close_unmarked(&self, line: &Line<D>) -> bool {
+        let native = {
+            let mut state = line.state.lock();
+            let idle = line.pools.load(Ordering::Acquire) == 0 && line.open.load(Ordering::Acquire) == 0;
+            if !idle || state.closing {
+                return false;
+            }
+            let native = state.native.take();
+            if native.is_some() && line.is_loose() && !planted!(LooseForgotten) {
+                line.reserve(&state);
+            }
+            native
+        };
+        let Some(native) = native else { return false };
+        self.closed();
+        // Its drop may speak to the driver.
+        drop(native);
+        true
     }
 
     /// Events that wait for a marker to use them.

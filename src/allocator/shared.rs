@@ -313,7 +313,7 @@ impl<D: Driver> Core<D> {
         }
         total.stream = StreamId(0);
         total.allocated_peak = peak.at_most;
-        let pinned = self.host.report();
+        let pinned = self.host.report(&self.registry, self.driver.expects_captures());
         let driver_calls = self.driver.calls();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let backing = self.backing.lock();

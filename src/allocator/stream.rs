@@ -8,7 +8,7 @@ use super::Allocator;
 use super::events::SharedEvent;
 use super::keeper::Keeper;
 use super::pool::{Pool, Watch};
-use super::registry::{Line, Registry};
+use super::registry::{Line, Named, Registry};
 use super::shared::{Owner, lost};
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
@@ -35,6 +35,8 @@ struct Inner<D: Driver> {
     watched: bool,
     /// Whether that is more than the question whether it captures.
     special: bool,
+    /// Only calls that name it mark it.
+    unmanaged: bool,
     owner: Owner<D>,
 }
 
@@ -49,8 +51,9 @@ impl<D: Driver> Stream<D> {
         let core = owner.core();
         let of_a_thread = pool.line.info.kind == StreamKind::PerThreadDefault;
         let special = core.is_recording() || core.config.exact_fit || core.config.scrub || of_a_thread;
-        let watched = foreign || special;
-        Stream(Arc::new(Inner { pool, native, foreign, watched, special, owner }))
+        let unmanaged = pool.line.is_unmanaged();
+        let watched = foreign || special || unmanaged;
+        Stream(Arc::new(Inner { pool, native, foreign, watched, special, unmanaged, owner }))
     }
 
     #[inline]
@@ -132,6 +135,7 @@ impl<D: Driver> Stream<D> {
             || self.line().foreign.load(Ordering::Relaxed)
             || self.driver().may_capture(&self.0.native);
         if !asked {
+            self.named();
             return Ok(());
         }
         let registry = self.registry();
@@ -141,7 +145,34 @@ impl<D: Driver> Stream<D> {
         if registry.watch(self.driver().is_capturing(&self.0.native))? {
             return Err(Error::Capturing { stream: Some(self.id()) });
         }
+        self.named();
         Ok(())
+    }
+
+    /// The call that is under way names this stream, which does not capture: makes the marker that fell due, if only such a call
+    /// may.
+    #[inline]
+    pub(crate) fn named(&self) {
+        if self.0.unmanaged && self.line().is_due() && !planted!(NamedNotServed) {
+            self.serve_named();
+        }
+    }
+
+    #[cold]
+    fn serve_named(&self) {
+        if self.mark().is_ok() {
+            self.registry().learn_of(self.driver(), self.line());
+        }
+    }
+
+    /// Marks what was freed on this stream, or behind it, until now, if only calls that name the stream can do that: for a free
+    /// that named it. Nothing on other streams. A marker that fails falls due.
+    pub fn mark_frees(&self) {
+        if self.0.unmanaged && (self.info().mortal || self.driver().expects_captures()) {
+            self.line().raise_due();
+            // A failure leaves it due; whoever needs the stream meets the error.
+            let _ = self.mark();
+        }
     }
 
     /// Records an event behind everything queued so far. Orders nothing by itself; the host does not wait.
@@ -156,7 +187,7 @@ impl<D: Driver> Stream<D> {
     }
     /// A marker behind everything queued so far.
     pub(super) fn mark(&self) -> Result<Marker<SharedEvent<D>>, Error> {
-        self.registry().make_marker(self.driver(), self.line())?.ok_or_else(lost)
+        self.registry().make_marker_as(self.driver(), self.line(), Named::Yes)?.ok_or_else(lost)
     }
     /// A marker of this stream as users hold it.
     pub(super) fn event(&self, marker: Marker<SharedEvent<D>>) -> Event<D> {

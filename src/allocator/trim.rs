@@ -26,6 +26,9 @@ pub struct Trimmed {
     pub bytes: u64,
     /// In how many segments.
     pub segments: u64,
+    /// Freed bytes, of device and pinned memory, that nobody can tell the end of yet:
+    /// [`held_back`](crate::report::PoolReport::held_back). 0 for a trim of one stream.
+    pub held_back: u64,
 }
 
 struct Piece<D: Driver> {

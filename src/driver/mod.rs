@@ -286,8 +286,8 @@ pub struct StreamInfo {
     pub device: DeviceId,
     /// Its kind.
     pub kind: StreamKind,
-    /// Whoever made it destroys it when they like: it may be named only in a call that names it itself. What it holds is
-    /// marked by context-wide events, which cover streams that are gone, too.
+    /// Whoever made it destroys it when they like: it may be named only in a call that names it itself. Such calls mark what it
+    /// holds; what no such call has marked is held back until the program says that the device is quiet.
     pub mortal: bool,
 }
 
@@ -332,6 +332,11 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
     /// on: then it is asked before each operation. Makes no driver call. Streams that are adopted are asked anyway.
     fn may_capture(&self, stream: &Self::Stream) -> bool {
         let _ = stream;
+        false
+    }
+    /// Whether somebody else may capture a graph in this context, on a stream that nobody here can ask: then no context-wide
+    /// event is recorded, which would destroy the capture, and no request waits for the device. Makes no driver call.
+    fn expects_captures(&self) -> bool {
         false
     }
     /// Creates an event that keeps no time.

@@ -64,6 +64,7 @@ impl OutOfMemory {
     pub fn advice(&self) -> String {
         let t = &self.report.total;
         self.hopeless()
+            .or_else(|| self.held_back())
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
             .or_else(|| (t.in_flight >= self.rounded).then(|| self.wait_for_uses()))
@@ -110,6 +111,17 @@ impl OutOfMemory {
             format!(
                 "{} lie in segments that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.",
                 bytes(self.trim_would_free)
+            )
+        })
+    }
+
+    /// Freed memory whose users nobody can tell the end of.
+    fn held_back(&self) -> Option<String> {
+        let held = self.report.total.held_back;
+        (held >= self.rounded).then(|| {
+            format!(
+                "{} are held back: freed on streams that only calls which name them can mark, or by nobody knows whom; name the streams at the free (free_on), declare streams that last, or synchronise while nobody captures a graph.",
+                bytes(held)
             )
         })
     }

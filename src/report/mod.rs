@@ -99,6 +99,11 @@ pub struct PoolReport {
     pub cached: u64,
     /// Bytes freed while another stream still used them.
     pub in_flight: u64,
+    /// Of what is cached or in flight: bytes that no request of another stream can have, and no trim, because nobody can tell when
+    /// their users are done. They are freed memory of streams that only calls that name them mark
+    /// ([`StreamInfo::mortal`](crate::driver::StreamInfo::mortal)), and what was freed by nobody knows whom where captures by others
+    /// are expected. They come back when those streams are named, or at [`Allocator::synchronize`](crate::Allocator::synchronize).
+    pub held_back: u64,
     /// Highest `allocated` so far; of several pools together at most so much ([`Report::allocated_peak`]).
     pub allocated_peak: u64,
     /// Highest `held` so far.
@@ -137,6 +142,7 @@ impl PoolReport {
             t.asked += p.asked;
             t.cached += p.cached;
             t.in_flight += p.in_flight;
+            t.held_back += p.held_back;
             t.allocated_peak += p.allocated_peak;
             t.held_peak += p.held_peak;
             t.live += p.live;

@@ -167,6 +167,14 @@ impl Report {
             self.segments,
             t.counters.host_waits
         )?;
+        let held_back = t.held_back + self.pinned.as_ref().map_or(0, |p| p.held_back);
+        if held_back > 0 {
+            writeln!(
+                f,
+                "held back   {} until their streams are named again, or the program synchronises",
+                bytes(held_back)
+            )?;
+        }
         if let Some(markers) = t.oldest_in_flight {
             let (ranges, bytes) = (t.in_flight_ranges, bytes(t.in_flight));
             writeln!(f, "in flight   {ranges} ranges, {bytes}; the oldest use lies {markers} markers back")?;

@@ -10,6 +10,7 @@
 )]
 
 mod arrays;
+mod captures;
 mod closing;
 mod entering;
 mod ladder;
@@ -45,6 +46,7 @@ pub struct Case {
 pub fn all() -> Vec<Case> {
     [
         arrays::CASES,
+        captures::CASES,
         closing::CASES,
         entering::CASES,
         ladder::CASES,

@@ -3,11 +3,13 @@
 //! Most are kept by the heap as it changes, others by misses; here they are only put together, under the pool's lock.
 
 use super::super::facts::ByName;
-use super::{Pool, PoolState};
+use super::{Pool, PoolState, Registry};
 use crate::driver::{Driver, StreamKind};
 use crate::heap::ChunkId;
+use crate::order::{Entry, Pending};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::Arc;
+use crate::units::Epoch;
 
 /// What a stream is called that the program did not make: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
@@ -81,7 +83,28 @@ impl PoolState {
     }
 }
 
+/// Bytes of ranges in flight that wait for somebody whom nobody can mark here and now.
+pub(in super::super) fn in_flight_held_back<'a, D: Driver>(
+    registry: &Registry<D>,
+    entries: impl Iterator<Item = &'a Entry>,
+    expects_captures: bool,
+) -> u64 {
+    let held =
+        |p: &Pending| registry.line(p.on).is_some_and(|line| line.is_held_back(p.epoch, expects_captures));
+    entries.filter(|entry| entry.uses.iter().any(held)).map(|entry| entry.len.bytes()).sum()
+}
+
 impl<D: Driver> Pool<D> {
+    /// Freed bytes that can serve nobody but, perhaps, the pool's own stream.
+    fn held_back(&self, state: &PoolState) -> u64 {
+        let expects_captures = self.core.driver.expects_captures();
+        let in_flight = in_flight_held_back(&self.core.registry, state.in_flight.iter(), expects_captures);
+        if !self.line.is_unmanaged() || !self.line.is_held_back(Epoch(u64::MAX), expects_captures) {
+            return in_flight;
+        }
+        in_flight + state.heap.free_above(self.line.covered()).bytes()
+    }
+
     /// The pool's part of a report.
     pub(crate) fn report(&self) -> PoolReport {
         let mut state = self.lock();
@@ -93,7 +116,7 @@ impl<D: Driver> Pool<D> {
             .oldest()
             .filter_map(|p| {
                 let line = self.core.registry.line(p.on)?;
-                Some(line.stamp().0.saturating_sub(p.epoch.0))
+                Some((line.marked().0 + 1).saturating_sub(p.epoch.0))
             })
             .max();
         let report = PoolReport {
@@ -105,6 +128,7 @@ impl<D: Driver> Pool<D> {
             asked: stats.asked,
             cached: stats.free,
             in_flight: stats.in_flight,
+            held_back: self.held_back(&state),
             allocated_peak: state.allocated_peak(),
             held_peak: state.held_peak,
             live: stats.live,

@@ -264,7 +264,7 @@ impl<D: Driver> Registry<D> {
 
     /// A marker fell due because ranges wait for this timeline: learns what is complete of it, so that frees find ranges to
     /// drain though nobody misses.
-    pub(super) fn learn_of(&self, driver: &D, line: &Line<D>) {
+    pub(crate) fn learn_of(&self, driver: &D, line: &Line<D>) {
         if self.asks() {
             // Whoever needs the stream meets the error.
             let _ = self.fold(driver, line);
@@ -363,7 +363,7 @@ impl<D: Driver> Registry<D> {
             return;
         }
         let patience = patience.unwrap_or(PATIENCE).min(PATIENCE);
-        let waitable = self.waitable();
+        let waitable = self.waitable(driver);
         let mut ended: Vec<_> = self.lines().into_iter().filter(|l| l.is_closed()).collect();
         ended.truncate(ended.len().saturating_sub(UNFINISHED));
         let mut ended: Vec<Pending> =

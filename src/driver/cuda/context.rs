@@ -24,6 +24,7 @@ use crate::sync::{Arc, Mutex, Weak};
 use crate::units::DeviceId;
 use core::ffi::c_int;
 use core::fmt;
+use core::sync::atomic::AtomicBool;
 use cudarc::driver::result::ctx;
 use cudarc::driver::sys::{CUctx_st, CUstream, CUstream_st};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -56,6 +57,8 @@ pub(super) struct Device {
     pub(super) calls: Calls,
     pub(super) ranges: Ranges,
     pub(super) known: Known,
+    /// As [`Cuda::expect_captures`](super::Cuda::expect_captures) was told.
+    pub(super) expects_captures: AtomicBool,
     pub(super) kernels: Mutex<Option<Arc<Kernels>>>,
     /// Programs' kernels.
     pub(super) loaded: Mutex<Loaded>,
@@ -161,6 +164,7 @@ impl Device {
             calls: Calls::new(),
             ranges: Ranges::default(),
             known: Known::default(),
+            expects_captures: AtomicBool::new(false),
             kernels: Mutex::new(None),
             loaded: Mutex::default(),
             granularity: None,

@@ -13,6 +13,7 @@ use crate::driver::{DriverResult, Fences, StreamInfo, StreamOptions};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::sync::Arc;
 use core::fmt;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use cudarc::driver::sys::{CUevent, CUevent_st};
 
@@ -123,6 +124,10 @@ unsafe impl Fences for Cuda {
         stream.is_lent()
     }
 
+    fn expects_captures(&self) -> bool {
+        self.device.expects_captures.load(Ordering::Relaxed)
+    }
+
     fn create_event(&self) -> DriverResult<GpuEvent> {
         let device = &self.device;
         let bound = device.bind()?;
@@ -153,7 +158,8 @@ unsafe impl Fences for Cuda {
     }
 
     /// As the trait says. Refused while a stream that this context knows of captures: the marker would destroy the
-    /// capture. Streams that nobody told us of cannot be asked.
+    /// capture. Streams that nobody told us of cannot be asked, and a capture that begins behind the question is lost: where
+    /// that may be, [`Cuda::expect_captures`] keeps allocators from asking for one.
     fn record_context(&self, event: &GpuEvent) -> DriverResult<()> {
         let (call, device) = (Call::ctx_record_event, &*self.device);
         if !Arc::ptr_eq(&event.device, &self.device) {

@@ -208,6 +208,15 @@ impl Cuda {
         self.device.table().ctx_record_event.is_some()
     }
 
+    /// Somebody else may capture graphs in this context, on streams that nobody tells us of: programs in C, Python, other
+    /// libraries. From now on, and for every value of this context, no allocator records a context-wide event, which would destroy
+    /// such a capture, and no request waits for the device. What would need either is held back until the program
+    /// synchronises ([`Allocator::synchronize`](crate::Allocator::synchronize)). Nothing takes it back. A
+    /// [`mortal_stream`](Cuda::mortal_stream) says the same.
+    pub fn expect_captures(&self) {
+        self.device.expects_captures.store(true, core::sync::atomic::Ordering::Relaxed);
+    }
+
     /// As [`Cuda::patterns`] was told.
     pub fn has_patterns(&self) -> bool {
         self.patterns

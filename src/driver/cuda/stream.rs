@@ -433,12 +433,14 @@ impl Cuda {
     }
 
     /// As [`Cuda::raw_stream`], a stream that whoever made it may destroy at any time, work pending or not: Python objects.
-    /// The reference outlives it without harm. Use the reference only in calls that name the stream while it is alive; what
-    /// it holds is marked by context-wide events, so that its memory serves others even after its end. Who it is then is
-    /// [`Cuda::raw_id`]'s to tell: another stream may have its handle.
+    /// The reference outlives it without harm. Use the reference only in calls that name the stream while it is alive: such calls
+    /// mark what it holds by then, and nothing else does. What was freed on it, or behind it, since the last one that did
+    /// serves the stream itself, and others when it is named again or the program synchronises
+    /// ([`held_back`](crate::report::PoolReport::held_back)). Who it is after its end is [`Cuda::raw_id`]'s to tell: another stream may have
+    /// its handle. From the first one on captures are expected ([`Cuda::expect_captures`]).
     ///
     /// # Errors
-    /// As [`Cuda::raw_stream`]; not supported where the driver has no context-wide events.
+    /// As [`Cuda::raw_stream`].
     ///
     /// # Safety
     /// The handle names a stream that is alive during this call and during every later call that is given the reference.
@@ -446,12 +448,15 @@ impl Cuda {
         match handle.addr() {
             0 | LEGACY => self.legacy_stream(),
             PER_THREAD => self.per_thread_stream(),
-            _ if self.device.table().stream_get_id.is_none() || !self.has_context_events() => Err(lacking(
+            _ if self.device.table().stream_get_id.is_none() => Err(lacking(
                 Call::stream_get_id,
-                "this driver has no stream ids or no context-wide events, so that a stream that ends unannounced cannot be followed: declare it permanent",
+                "this driver has no stream ids, so that a stream that ends unannounced cannot be followed: declare it permanent",
             )),
-            // SAFETY: passed on from the caller.
-            _ => unsafe { self.borrow(handle, Whose::Mortal) },
+            _ => {
+                self.expect_captures();
+                // SAFETY: passed on from the caller.
+                unsafe { self.borrow(handle, Whose::Mortal) }
+            }
         }
     }
 

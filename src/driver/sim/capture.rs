@@ -69,6 +69,29 @@ impl World {
         }
     }
 
+    /// A global capture begins.
+    pub(super) fn begin_capture(&mut self, device: usize, key: StreamKey) -> DriverResult<()> {
+        let call = Call::BeginCapture;
+        if self.stream(key).kind == StreamKind::LegacyDefault {
+            return Err(refused(call, 900, "the legacy default stream cannot capture: use another stream"));
+        }
+        if self.is_capturing(key) {
+            return Err(refused(call, 901, "the stream captures already: end that capture first"));
+        }
+        let capture = self.next_capture;
+        self.next_capture += 1;
+        self.captures.push(Capture {
+            key: capture,
+            device,
+            origin: key,
+            streams: vec![key],
+            operations: 0,
+            invalid: false,
+        });
+        self.stream_mut(key).capture = Some(capture);
+        Ok(())
+    }
+
     /// Whether a stream is recording, its capture destroyed or not.
     pub(super) fn is_capturing(&self, key: StreamKey) -> bool {
         self.stream(key).capture.is_some()
@@ -190,29 +213,25 @@ impl Sim {
         let call = Call::BeginCapture;
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
-            if w.stream(key).kind == StreamKind::LegacyDefault {
-                return Err(refused(
-                    call,
-                    900,
-                    "the legacy default stream cannot capture: use another stream",
-                ));
-            }
-            if w.is_capturing(key) {
-                return Err(refused(call, 901, "the stream captures already: end that capture first"));
-            }
-            let capture = w.next_capture;
-            w.next_capture += 1;
-            w.captures.push(Capture {
-                key: capture,
-                device: self.index(),
-                origin: key,
-                streams: vec![key],
-                operations: 0,
-                invalid: false,
-            });
-            w.stream_mut(key).capture = Some(capture);
-            Ok(())
+            w.begin_capture(self.index(), key)
         })
+    }
+
+    /// A global capture begins on the stream right behind the `nth` call of this kind from now on, as another thread may begin
+    /// one; 1 is the next. A call that fails does not count.
+    ///
+    /// # Errors
+    /// The stream is destroyed, or another world's.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn capture_behind(&self, call: Call, nth: u64, stream: &SimStream) -> DriverResult<()> {
+        assert!(nth > 0, "the next call is number 1");
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let key = world.resolve_here(self, stream, Call::BeginCapture)?;
+        world.faults.capture_behind(call, nth, key);
+        Ok(())
     }
 
     /// Ends the capture that began on this stream.

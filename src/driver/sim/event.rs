@@ -170,7 +170,8 @@ unsafe impl Fences for Sim {
             #[cfg(millpond_mutants)]
             let key = w.key_by_handle(key);
             let s = w.stream(key);
-            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind, mortal: false })
+            let mortal = stream.0.mortal;
+            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind, mortal })
         })
     }
 
@@ -180,6 +181,10 @@ unsafe impl Fences for Sim {
             let key = w.resolve(self.shared(), stream, call)?;
             Ok(w.is_capturing(key))
         })
+    }
+
+    fn expects_captures(&self) -> bool {
+        self.lock().borrow().devices[self.index()].expects_captures
     }
 
     fn create_event(&self) -> DriverResult<SimEvent> {

@@ -6,6 +6,7 @@
 use super::Sim;
 use super::call::Call;
 use super::event::SimEvent;
+use super::oracle::StreamKey;
 use crate::driver::DriverResult;
 use crate::error::DriverErrorKind;
 
@@ -23,6 +24,8 @@ pub(super) struct Faults {
     planted: Vec<(When, DriverErrorKind)>,
     /// Calls that panic when they are done, counting down.
     panics: Vec<(Call, u64)>,
+    /// Streams on which captures begin behind calls, counting down.
+    captures: Vec<(Call, u64, StreamKey)>,
     not_ready: u32,
 }
 
@@ -59,6 +62,17 @@ impl Faults {
             *left > 0
         });
         struck
+    }
+
+    pub(super) fn capture_behind(&mut self, call: Call, nth: u64, on: StreamKey) {
+        self.captures.push((call, nth, on));
+    }
+
+    /// The stream on which a capture begins now, behind this call, which is done.
+    pub(super) fn captures(&mut self, call: Call) -> Option<StreamKey> {
+        self.captures.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
+        let now = self.captures.iter().position(|c| c.1 == 0)?;
+        Some(self.captures.remove(now).2)
     }
 
     fn add_not_ready(&mut self, times: u32) {

@@ -329,6 +329,13 @@ impl Sim {
             world.enter(self.index, call).and_then(|()| verb(&mut world))
         };
         exec::settle(&guard);
+        if result.is_ok() {
+            let mut world = guard.borrow_mut();
+            if let Some(key) = world.faults.captures(call) {
+                // One that is refused begins nothing.
+                let _ = world.begin_capture(self.index, key);
+            }
+        }
         let panics = result.is_ok() && guard.borrow_mut().faults.panics(call);
         drop(guard);
         assert!(!panics, "{} did its work and panics, as planted", call.name());

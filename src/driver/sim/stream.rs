@@ -372,6 +372,8 @@ pub(super) struct StreamRef {
     pub(super) device: usize,
     pub(super) handle: u64,
     pub(super) which: Which,
+    /// Whoever made it may destroy it at any time.
+    pub(super) mortal: bool,
 }
 
 /// A counted reference to a stream of the simulated device.
@@ -383,7 +385,8 @@ pub struct SimStream(pub(super) Arc<StreamRef>);
 
 impl SimStream {
     pub(super) fn new(sim: &Sim, handle: u64, which: Which) -> SimStream {
-        SimStream(Arc::new(StreamRef { shared: sim.shared().clone(), device: sim.index(), handle, which }))
+        let (shared, device) = (sim.shared().clone(), sim.index());
+        SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false }))
     }
     /// The native handle's value. Unlike [`StreamId`] it comes back: a new stream may have the value of a destroyed
     /// one whose work is still pending, and the value of the per-thread default stream means another stream on each
@@ -440,6 +443,17 @@ impl Sim {
             _ => Which::Value,
         };
         SimStream::new(self, handle, which)
+    }
+    /// As [`Sim::stream_from_handle`], a stream that whoever made it may destroy at any time: an allocator that adopts the
+    /// reference names it in calls that name it and nowhere else. From the first one on captures are expected.
+    pub fn mortal_stream(&self, stream: &SimStream) -> SimStream {
+        self.expect_captures();
+        let (shared, device, handle) = (self.shared().clone(), self.index(), stream.handle());
+        SimStream(Arc::new(StreamRef { shared, device, handle, which: Which::Value, mortal: true }))
+    }
+    /// Somebody else may capture graphs on this device: allocators record no context-wide event from now on.
+    pub fn expect_captures(&self) {
+        self.lock().borrow_mut().devices[self.index()].expects_captures = true;
     }
     /// Destroys a stream while references to it remain, as foreign code may: at once, pending work goes on. Calls
     /// through those references fail from then on.

@@ -47,6 +47,8 @@ pub(super) struct Device {
     pub(super) taken_peak: u64,
     pub(super) pinned: u64,
     pub(super) pinned_peak: u64,
+    /// As [`Sim::expect_captures`] was told.
+    pub(super) expects_captures: bool,
     pub(super) plain_space: FreeAddresses,
     pub(super) virtual_space: FreeAddresses,
     /// Reserved ranges: start to length.
@@ -181,6 +183,7 @@ impl World {
                 taken_peak: 0,
                 pinned: 0,
                 pinned_peak: 0,
+                expects_captures: false,
                 plain_space: FreeAddresses::new(base + PLAIN_START, base + HALF),
                 virtual_space: FreeAddresses::new(base + HALF, base + 2 * HALF),
                 reservations: std::collections::BTreeMap::new(),

@@ -1,0 +1,125 @@
+//! Somebody's capture beside the C interface: whatever is done on other streams, declared or not, it lives.
+
+use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone, bind, function, function_of_driver};
+use super::{program, stream, write};
+use cudarc::driver::sys;
+use pond::driver::cuda::GpuStream;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+fn begin(s: &GpuStream) {
+    let begin = function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+    assert_eq!(begin(s.handle(), 2), 0);
+}
+
+/// Ends the capture: whether it lived and gave a graph.
+fn end(s: &GpuStream) -> bool {
+    let end =
+        function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>("cuStreamEndCapture");
+    let mut graph = null_mut();
+    end(s.handle(), &raw mut graph) == 0 && !graph.is_null()
+}
+
+fn alloc_pinned(door: Door, bytes: usize) -> *mut c_void {
+    let mut ptr = null_mut();
+    let alloc = function::<extern "C" fn(u32, usize, *mut *mut c_void) -> c_int>("millpond_alloc_pinned");
+    assert_eq!(alloc(door.0, bytes, &raw mut ptr), OK);
+    ptr
+}
+
+/// What is done on streams s and u, with a block of s's and a block of pinned memory.
+type Call = fn(Door, [&GpuStream; 2], *mut c_void, *mut c_void);
+const CALLS: [(&str, Call); 9] = [
+    ("free_unknown", |door, _, x, _| assert_eq!(door.free_unknown(x), OK)),
+    ("a use elsewhere", |door, [_, u], x, _| assert_eq!([door.record_use(x, u), door.free(x)], [OK; 2])),
+    ("free_on", |door, [_, u], x, _| assert_eq!(door.free_on(x, u), OK)),
+    ("trim", |door, _, _, _| assert_eq!(door.trim(), OK)),
+    ("an allocation at the limit", |door, [s, _], _, _| {
+        let code = door.try_alloc(50 * MIB, s).err();
+        assert!(code.is_none_or(|code| code == OUT_OF_MEMORY), "{code:?}");
+    }),
+    ("another stream's bytes", |door, [s, _], _, _| {
+        let _ = door.try_alloc(30 * MIB, s);
+    }),
+    ("free_pinned_unknown", |door, _, _, pinned| {
+        let free = function::<extern "C" fn(u32, *mut c_void) -> c_int>("millpond_free_pinned_unknown");
+        assert_eq!(free(door.0, pinned), OK);
+    }),
+    ("fifty rounds", |door, [s, u], _, _| {
+        for _ in 0..50 {
+            let z = door.alloc(4096, s);
+            assert_eq!([door.record_use(z, u), door.free(z)], [OK; 2]);
+        }
+    }),
+    ("streams that end", |door, [s, _], x, _| {
+        for _ in 0..4 {
+            let own = stream(&program());
+            let z = door.alloc(4096, &own);
+            assert_eq!(door.free(z), OK);
+        }
+        assert_eq!(door.free_on(x, s), OK);
+    }),
+];
+
+#[test]
+fn somebodys_capture_lives_beside_every_call() {
+    alone("captures::somebodys_capture_lives_beside_every_call", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        for (name, call) in CALLS {
+            for captured in ["unknown", "not declared", "permanent"] {
+                for others_are_permanent in [false, true] {
+                    let door = Door::new("wait_ms=5,limit=64MiB,growth=exact");
+                    let [s, t, u] = [(); 3].map(|()| stream(&cuda));
+                    if others_are_permanent {
+                        [&s, &u].into_iter().for_each(|stream| door.declare_permanent(stream));
+                    }
+                    match captured {
+                        "permanent" => door.declare_permanent(&t),
+                        "not declared" => assert_eq!(door.free(door.alloc(100, &t)), OK),
+                        _ => {}
+                    }
+                    let (x, pinned) = (door.alloc(4096, &s), alloc_pinned(door, 100));
+                    let w = door.alloc(30 * MIB, &u);
+                    write(&cuda, &u, w, 4096, 1);
+                    assert_eq!(door.free(w), OK);
+                    begin(&t);
+                    call(door, [&s, &u], x, pinned);
+                    let of = format!("{name}; captured {captured}, others permanent {others_are_permanent}");
+                    assert!(end(&t), "{of}: the capture was destroyed");
+                    assert_eq!(fake.verdict(), None, "{of}");
+                    assert_eq!(door.one("millpond_synchronize"), OK);
+                    assert_eq!(door.held_back(), 0, "{of}: the device is quiet");
+                    door.destroy();
+                }
+            }
+        }
+    });
+}
+
+/// As an array library does: blocks of other streams die while the program captures on a stream that was named before.
+#[test]
+fn arrays_that_die_beside_a_capture_leave_it_alone() {
+    alone("captures::arrays_that_die_beside_a_capture_leave_it_alone", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new(""));
+        let (x, y) = (door.alloc(4096, &s), door.alloc(4096, &t));
+        begin(&s);
+        write(&cuda, &s, x, 4096, 1);
+        assert_eq!(door.free_unknown(y), OK);
+        assert_eq!(door.held_back(), 4096, "until the device is quiet");
+        assert!(end(&s));
+        begin(&s);
+        assert_eq!(door.free_on(x, &s), CAPTURING);
+        let legacy = cuda.legacy_stream().expect("always there");
+        for _ in 0..40 {
+            let z = door.alloc(4096, &t);
+            assert_eq!([door.record_use(z, &legacy), door.free(z)], [OK; 2]);
+        }
+        assert!(end(&s));
+        assert_eq!([door.free_on(x, &s), door.one("millpond_synchronize")], [OK; 2]);
+        assert_eq!((door.held_back(), fake.verdict()), (0, None));
+        door.destroy();
+    });
+}

@@ -1,0 +1,95 @@
+//! How a timeline can be marked here and now, so that no capture of somebody else's ends by it.
+//!
+//! | timeline | captures are expected | else |
+//! |---|---|---|
+//! | a stream's that is ours, adopted or permanent | its handle | its handle |
+//! | the calling thread's default stream's | its handle | its handle |
+//! | another thread's default stream's | nothing | a context-wide event |
+//! | a mortal stream's, in a call that names it | its handle | its handle |
+//! | a mortal stream's otherwise | nothing | nothing |
+//! | the context's | nothing | a context-wide event |
+//!
+//! A context-wide event ends every capture in the context, and nobody can be asked whether there is one: a question leaves a
+//! capture out that begins behind it. A mortal stream may be gone, and another one have its handle.
+//!
+//! A stream that somebody else may capture is asked before its record and behind it. A capture that began in between took the
+//! event: nobody looks at it, and the graph has no node of it. One that begins *and ends* between the two questions is not
+//! seen. Its event answers every query and wait with an error (907), which is never "complete" nor an order: who needs the stream
+//! meets that error until the next marker is made.
+
+use super::{CONTEXT, Line};
+use crate::driver::{Driver, DriverResult};
+use crate::error::{DriverError, DriverErrorKind};
+use crate::sync::Ordering;
+
+/// Whether the call that is under way names the stream, so that it is alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Named {
+    Yes,
+    No,
+}
+
+/// See the table above.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Means {
+    Handle,
+    Context,
+    Nothing,
+}
+
+impl Means {
+    pub(super) fn of<D: Driver>(driver: &D, line: &Line<D>, named: Named) -> Means {
+        if line.id != CONTEXT && line.is_marked_by_handle(named) {
+            Means::Handle
+        } else if planted!(ContextMarker) || !(line.info.mortal || driver.expects_captures()) {
+            Means::Context
+        } else {
+            Means::Nothing
+        }
+    }
+
+    /// Records a marker's event. Whoever names the stream has asked it just now.
+    ///
+    /// # Errors
+    /// The driver's; the stream captures, or began to meanwhile.
+    pub(super) fn record<D: Driver>(
+        self,
+        driver: &D,
+        line: &Line<D>,
+        event: &D::Event,
+        native: Option<&D::Stream>,
+        named: Named,
+    ) -> DriverResult<()> {
+        let (Means::Handle, Some(native)) = (self, native) else {
+            return driver.record_context(event);
+        };
+        let asked = line.foreign.load(Ordering::Relaxed) || driver.may_capture(native);
+        if asked && named == Named::No && driver.is_capturing(native)? {
+            return Err(captured(line));
+        }
+        driver.record(event, native)?;
+        if asked && !planted!(CaptureUnseen) && driver.is_capturing(native)? {
+            return Err(captured(line));
+        }
+        Ok(())
+    }
+}
+
+/// An event recorded on a capturing stream becomes a part of the graph and says nothing of the work before: no marker.
+fn captured<D: Driver>(line: &Line<D>) -> DriverError {
+    let message = format!("{} is capturing a graph: its work can be marked after the capture", line.info.id);
+    DriverError::new("record", 900, DriverErrorKind::Capturing, message)
+}
+
+/// A marker that cannot be made here and now.
+pub(super) fn held_back<D: Driver>(line: &Line<D>) -> DriverError {
+    let what = if line.id == CONTEXT {
+        "what was freed by nobody knows whom needs a context-wide event, which would destroy a capture that somebody may have begun: it is held back until the program synchronises".to_owned()
+    } else {
+        format!(
+            "{} is marked only in calls that name it, or on its own thread: what it holds is held back until it is named again or the program synchronises",
+            line.info.id
+        )
+    };
+    DriverError::new("record", 801, DriverErrorKind::NotSupported, what)
+}

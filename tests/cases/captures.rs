@@ -1,0 +1,82 @@
+//! Bugs that end somebody's capture, or forget what a stream holds that only calls which name it may mark.
+
+use super::{Case, Outcome, World, ensure, said};
+use millpond::driver::sim::{Call, SimStream};
+use millpond::{Config, Growth, Limit, Stream, Trim};
+
+pub(super) const CASES: &[Case] = &[
+    Case { name: "a trim beside a capture", kills: &["context-marker"], run: trim_beside_a_capture },
+    Case {
+        name: "a capture behind the question",
+        kills: &["capture-unseen"],
+        run: capture_behind_the_question,
+    },
+    Case { name: "a stream is named again", kills: &["named-not-served"], run: named_again },
+    Case { name: "a stream that nobody marked ends", kills: &["loose-forgotten"], run: unmarked_end },
+];
+
+type Undeclared = (SimStream, Stream<millpond::driver::sim::Sim>);
+
+/// A host that never waits for memory, a limit of so many MiB, and a stream that is not declared.
+fn undeclared(mib: u64) -> Result<(World, Undeclared), String> {
+    let w = World::new(Config::default().limit(Limit::Bytes(mib << 20)).growth(Growth::Exact));
+    let native = w.sim.stream().map_err(said)?;
+    let s = w.gpu.adopt(w.sim.mortal_stream(&native)).map_err(said)?;
+    Ok((w, (native, s)))
+}
+
+/// Somebody captures on a stream that nobody told us of, while memory that another stream freed is looked for.
+fn trim_beside_a_capture() -> Outcome {
+    let (w, (native, s)) = undeclared(8)?;
+    w.written_and_freed(4, &s)?;
+    let theirs = w.sim.stream().map_err(said)?;
+    w.sim.begin_capture(&theirs).map_err(said)?;
+    w.gpu.trim(Trim::All).map_err(said)?;
+    w.sim.end_capture(&theirs).map_err(said)?;
+    drop((s, native, theirs));
+    w.gpu.synchronize().map_err(said)?;
+    w.end()
+}
+
+/// A stream is asked whether it captures, and does right behind the answer.
+fn capture_behind_the_question() -> Outcome {
+    let w = World::at(4);
+    let (native, s) = (w.sim.stream().map_err(said)?, w.stream());
+    let t = w.gpu.adopt(native.clone()).map_err(said)?;
+    w.written_and_freed(4, &t)?;
+    w.sim.capture_behind(Call::StreamIsCapturing, 1, &native).map_err(said)?;
+    ensure!(w.gpu.alloc(4 << 20, &s).is_err(), "t's work cannot be waited for");
+    let graph = w.sim.end_capture(&native).map_err(said)?;
+    ensure!(graph.streams == 1, "{} streams were captured", graph.streams);
+    drop((w.claim(4, &s)?, s, t, native));
+    w.end()
+}
+
+/// Another stream wants what this one freed: it gets it as soon as this one is named.
+fn named_again() -> Outcome {
+    let (w, (native, s)) = undeclared(4)?;
+    let t = w.stream();
+    w.written_and_freed(4, &s)?;
+    ensure!(w.gpu.alloc(4 << 20, &t).is_err(), "nobody can tell when s is done");
+    drop(w.gpu.alloc(0, &s).map_err(said)?);
+    drop((w.claim(4, &t)?, s, t, native));
+    w.gpu.synchronize().map_err(said)?;
+    w.end()
+}
+
+/// It ends with its last free not covered by any marker: that is nobody's before the device is quiet.
+fn unmarked_end() -> Outcome {
+    let (w, (native, s)) = undeclared(4)?;
+    let t = w.stream();
+    w.written_and_freed(4, &s)?;
+    w.sim.destroy_stream(&native).map_err(said)?;
+    drop((s, native));
+    // Its line is closed, and forgotten if it is over.
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let early = w.claim(4, &t);
+    w.sim.verdict().map_err(said)?;
+    ensure!(early.is_err(), "s may be at work");
+    w.gpu.synchronize().map_err(said)?;
+    drop((w.claim(4, &t)?, t));
+    w.end()
+}

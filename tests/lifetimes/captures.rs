@@ -1,0 +1,253 @@
+//! Somebody else's capture lives, whatever is done on other streams; and what cannot be marked without harm to it is held
+//! back, shown, and had again.
+
+use crate::rig::{all_clean, check, late, on, write};
+use millpond::driver::Fences;
+use millpond::driver::sim::{Call, Sim, SimStream};
+use millpond::units::MIB;
+use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Stream, Trim};
+
+/// Streams that are not declared, as a C program's are: an allocator may name them in calls that name them.
+fn undeclared(sim: &Sim, gpu: &Allocator<Sim>) -> (SimStream, Stream<Sim>) {
+    let native = sim.stream().unwrap();
+    let stream = gpu.adopt(sim.mortal_stream(&native)).unwrap();
+    (native, stream)
+}
+
+fn small() -> Config {
+    Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact)
+}
+
+fn held_back(gpu: &Allocator<Sim>) -> u64 {
+    gpu.report().total.held_back
+}
+
+/// What a program does on streams s and u while somebody captures on a third, each alone.
+type Work = fn(&Allocator<Sim>, [&Stream<Sim>; 2]);
+const WORK: [(&str, Work); 8] = [
+    ("a free by nobody knows whom", |gpu, [s, _]| gpu.alloc(4096, s).unwrap().free_unknown()),
+    ("a pinned one", |gpu, _| gpu.alloc_pinned(4096).unwrap().free_unknown()),
+    ("a use elsewhere", |gpu, [s, u]| {
+        let x = gpu.alloc(4096, s).unwrap();
+        x.record_use(u).unwrap();
+    }),
+    ("a free elsewhere", |gpu, [s, u]| gpu.alloc(4096, s).unwrap().free_on(u).map_err(|e| e.1).unwrap()),
+    ("a trim", |gpu, _| {
+        gpu.trim(Trim::All).unwrap();
+    }),
+    ("an allocation at the limit", |gpu, [s, u]| {
+        drop(gpu.alloc(40 * MIB, u).unwrap());
+        assert!(gpu.alloc(50 * MIB, s).unwrap_err().out_of_memory().is_some());
+    }),
+    ("a hundred rounds", |gpu, [s, u]| {
+        for _ in 0..100 {
+            let x = gpu.alloc(4096, s).unwrap();
+            x.record_use(u).unwrap();
+        }
+    }),
+    ("the end of a stream", |gpu, [s, u]| {
+        gpu.alloc(4096, s).unwrap().record_use(u).unwrap();
+        drop(gpu.stream_of(u.id()));
+        gpu.stream().unwrap();
+    }),
+];
+
+/// The captured stream is one that nobody told us of, one that is not declared, and one that was adopted.
+#[test]
+fn a_capture_lives_beside_all_that_other_streams_do() {
+    for (name, work) in WORK {
+        for captured in 0..3 {
+            let sim = late();
+            let gpu = on(&sim, small());
+            let ([sn, un, tn], mut told) = ([(); 3].map(|()| sim.stream().unwrap()), Vec::new());
+            let [s, u] = [&sn, &un].map(|n| gpu.adopt(sim.mortal_stream(n)).unwrap());
+            match captured {
+                0 => {}
+                1 => told.push(gpu.adopt(sim.mortal_stream(&tn)).unwrap()),
+                _ => told.push(gpu.adopt(tn.clone()).unwrap()),
+            }
+            for t in &told {
+                write(&sim, &gpu.alloc(MIB, t).unwrap(), t);
+            }
+            write(&sim, &gpu.alloc(MIB, &u).unwrap(), &u);
+            sim.begin_capture(&tn).unwrap();
+            work(&gpu, [&s, &u]);
+            let end = sim.end_capture(&tn);
+            assert!(end.is_ok(), "{name}, captured {captured}: {end:?}");
+            assert_eq!(sim.ledger().calls_of(Call::CtxRecordEvent), 0, "{name}");
+            gpu.synchronize().unwrap();
+            assert_eq!(held_back(&gpu), 0, "{name}: the device is quiet");
+            drop((s, u, told, sn, un, tn));
+            all_clean(&sim, gpu);
+        }
+    }
+}
+
+/// The memory of a stream that is not declared: its own again at once, another's when the stream was named after the free.
+#[test]
+fn a_call_that_names_a_stream_marks_it() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let ((sn, s), (un, u)) = (undeclared(&sim, &gpu), undeclared(&sim, &gpu));
+    let x = gpu.alloc(64 * MIB, &u).unwrap();
+    write(&sim, &x, &u);
+    drop(x);
+    assert_eq!(held_back(&gpu), 64 * MIB);
+    assert!(gpu.report().to_string().contains("held back   64.0 MiB"), "{}", gpu.report());
+    let trimmed = gpu.trim(Trim::All).unwrap();
+    assert_eq!((trimmed.bytes, trimmed.held_back), (0, 64 * MIB));
+    let refused = gpu.alloc(64 * MIB, &s).unwrap_err();
+    assert!(refused.to_string().contains("held back"), "{refused}");
+    // Its own stream needs no marker.
+    let y = gpu.alloc(64 * MIB, &u).expect("stream order is enough");
+    write(&sim, &y, &u);
+    drop(y);
+    assert!(gpu.alloc(64 * MIB, &s).is_err(), "nobody marked it since");
+    assert_eq!(held_back(&gpu), 64 * MIB);
+    // Any call that names it will do: the refusal made a marker fall due.
+    drop(gpu.alloc(0, &u).unwrap());
+    assert_eq!(held_back(&gpu), 0);
+    let z = gpu.alloc(64 * MIB, &s).expect("behind the marker");
+    write(&sim, &z, &s);
+    check(&sim, &z, &s);
+    assert_eq!(gpu.report().total.counters.waits_inserted, 1);
+    drop((z, s, u, sn, un));
+    all_clean(&sim, gpu);
+}
+
+/// A free that names its stream leaves nothing to be held back, and the stream may end at once.
+#[test]
+fn a_free_that_names_its_stream_marks_it_there() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let (sn, s) = undeclared(&sim, &gpu);
+    for elsewhere in [false, true] {
+        let (home, h) = undeclared(&sim, &gpu);
+        let (other, o) = undeclared(&sim, &gpu);
+        let x = gpu.alloc(64 * MIB, &h).unwrap();
+        write(&sim, &x, &h);
+        if elsewhere {
+            o.wait_stream(&h).unwrap();
+            check(&sim, &x, &o);
+            x.free_on(&o).map_err(|e| e.1).unwrap();
+            h.mark_frees();
+        } else {
+            x.free_on(&h).map_err(|e| e.1).unwrap();
+        }
+        assert_eq!(held_back(&gpu), 0, "elsewhere: {elsewhere}");
+        sim.destroy_stream(&home).unwrap();
+        sim.destroy_stream(&other).unwrap();
+        drop((h, o));
+        let y = gpu.alloc(64 * MIB, &s).expect("behind a stream that is gone");
+        write(&sim, &y, &s);
+        y.free_on(&s).map_err(|e| e.1).unwrap();
+    }
+    drop((s, sn));
+    all_clean(&sim, gpu);
+}
+
+/// A stream ends with freed memory that no marker covers: held back until the device is quiet, and nobody else's before.
+#[test]
+fn what_an_unmarked_stream_held_is_nobodys_until_the_device_is_quiet() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let s = gpu.stream().unwrap();
+    for _ in 0..3 {
+        let (native, h) = undeclared(&sim, &gpu);
+        let x = gpu.alloc(64 * MIB, &h).unwrap();
+        write(&sim, &x, &h);
+        drop(x);
+        sim.destroy_stream(&native).unwrap();
+        drop(h);
+        gpu.trim(Trim::All).unwrap();
+        assert!(gpu.alloc(64 * MIB, &s).unwrap_err().out_of_memory().is_some());
+        assert_eq!(held_back(&gpu), 64 * MIB);
+        gpu.synchronize().unwrap();
+        assert_eq!(held_back(&gpu), 0);
+        let y = gpu.alloc(64 * MIB, &s).expect("the device is quiet");
+        write(&sim, &y, &s);
+        drop(y);
+        gpu.synchronize().unwrap();
+        gpu.trim(Trim::All).unwrap();
+        let kept = gpu.bookkeeping();
+        assert!(kept.timelines <= 2, "{kept:?}");
+    }
+    drop(s);
+    all_clean(&sim, gpu);
+}
+
+/// A capture begins between the question and the record: the event is nobody's marker, and the capture lives.
+#[test]
+fn a_capture_that_begins_behind_the_question_is_seen() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let (native, s) = (sim.stream().unwrap(), gpu.stream().unwrap());
+    let t = gpu.adopt(native.clone()).unwrap();
+    let x = gpu.alloc(64 * MIB, &t).unwrap();
+    write(&sim, &x, &t);
+    drop(x);
+    // The miss on s wants t's memory: it asks t, and t captures right behind the answer.
+    sim.capture_behind(Call::StreamIsCapturing, 1, &native).unwrap();
+    let refused = gpu.alloc(64 * MIB, &s).unwrap_err();
+    assert!(!matches!(refused, millpond::Error::TimedOut { .. }), "{refused}");
+    let graph = sim.end_capture(&native).expect("it lives");
+    assert!(graph.operations <= 1, "nothing but a record");
+    let y = gpu.alloc(64 * MIB, &s).expect("behind the capture");
+    write(&sim, &y, &s);
+    assert_eq!(sim.ledger().host_waits, 0, "a wait on the device was inserted");
+    drop((y, s, t, native));
+    all_clean(&sim, gpu);
+}
+
+/// What is marked is marked once: a loop on streams that are not declared holds nothing back and remembers nothing.
+#[test]
+fn a_loop_on_undeclared_streams_stays_small() {
+    let sim = Sim::new(4 << 30);
+    let gpu = on(&sim, Config::default());
+    let ((sn, s), (un, u)) = (undeclared(&sim, &gpu), undeclared(&sim, &gpu));
+    let mut most = (0, 0);
+    for round in 0..2000 {
+        let x = gpu.alloc(64 << 10, &s).unwrap();
+        write(&sim, &x, &s);
+        x.record_use(&u).unwrap();
+        drop(x);
+        if round > 200 {
+            let kept = gpu.bookkeeping();
+            most = (most.0.max(kept.markers), most.1.max(kept.in_flight));
+        }
+    }
+    assert!(most.0 <= 256 && most.1 <= 128, "markers, ranges in flight: {most:?}");
+    assert!(gpu.report().taken <= 16 * MIB, "{}", gpu.report());
+    assert!(sim.verdict().is_ok());
+    gpu.synchronize().unwrap();
+    drop((s, u, sn, un));
+    all_clean(&sim, gpu);
+}
+
+/// The context is marked where nobody else captures, and nowhere else.
+#[test]
+fn expected_captures_keep_context_wide_events_away() {
+    for expected in [false, true] {
+        let sim = late();
+        if expected {
+            sim.expect_captures();
+        }
+        assert_eq!(sim.expects_captures(), expected);
+        let gpu = on(&sim, small());
+        let s = gpu.stream().unwrap();
+        gpu.alloc(64 * MIB, &s).unwrap().free_unknown();
+        assert_eq!(sim.ledger().calls_of(Call::CtxRecordEvent), u64::from(!expected));
+        assert_eq!(held_back(&gpu), if expected { 64 * MIB } else { 0 });
+        assert_eq!(gpu.alloc(64 * MIB, &s).is_ok(), !expected);
+        // The one call that a capture does not survive says so.
+        let captured = sim.stream().unwrap();
+        sim.begin_capture(&captured).unwrap();
+        let refused = gpu.synchronize().unwrap_err();
+        assert!(matches!(refused, millpond::Error::Driver(ref e) if e.kind == DriverErrorKind::Capturing));
+        drop(sim.end_capture(&captured));
+        gpu.synchronize().unwrap();
+        assert!(gpu.alloc(64 * MIB, &s).is_ok());
+        drop((s, captured));
+        all_clean(&sim, gpu);
+    }
+}
