@@ -52,6 +52,8 @@ pub(crate) struct Door {
     closing: Mutex<()>,
     /// Destroyed, and something was freed that has not gone back.
     owes: AtomicBool,
+    /// It asks no event, so that it knows what is complete by waits only.
+    deterministic: bool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
     /// Pinned memory by its address: asked for rarely, so a lock will do.
@@ -171,6 +173,7 @@ impl Door {
         let config = config(options)?;
         Door::settle();
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
+        let deterministic = config.is_deterministic();
         let gpu = Allocator::new(cuda, config)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let Some(place) = DOORS.get(number as usize) else {
@@ -182,7 +185,7 @@ impl Door {
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
         let (closed, closing, owes) = (AtomicBool::new(false), Mutex::new(()), AtomicBool::new(false));
-        let door = Door { number, gpu, closed, closing, owes, permanent, lanes, pinned };
+        let door = Door { number, gpu, closed, closing, owes, deterministic, permanent, lanes, pinned };
         Ok(place.get_or_init(|| Box::new(door)))
     }
 
@@ -266,6 +269,10 @@ impl Door {
         }
         for door in DOORS.iter().map_while(OnceLock::get) {
             if door.owes.swap(false, Ordering::AcqRel) {
+                if door.deterministic {
+                    // If it fails, what is pending is owed again.
+                    let _ = door.gpu.synchronize();
+                }
                 door.give_back();
             }
         }

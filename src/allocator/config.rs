@@ -169,6 +169,10 @@ impl Config {
         self.deterministic = on;
         self
     }
+    /// Whether it is: whoever gives its memory back has to wait for the device first.
+    pub fn is_deterministic(&self) -> bool {
+        self.deterministic
+    }
     /// A baseline for comparison: a cached chunk serves only a request of its own rounded size, as pools did before
     /// best fit. Never what one wants otherwise.
     #[must_use]
