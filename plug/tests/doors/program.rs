@@ -1,0 +1,104 @@
+//! Programs: what a host thread does, step by step, as numbers that mean something in whatever state they meet. A step that
+//! is left out leaves the others lawful, so that programs shrink well.
+
+use proptest::prelude::*;
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! verbs {
+    ($($verb:ident $weight:literal)*) => {
+        /// What a step does; `world` says how.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Verb { $($verb,)* }
+        /// Each with how often it is chosen.
+        const VERBS: &[(u32, Verb)] = &[$(($weight, Verb::$verb),)*];
+    };
+}
+verbs! {
+    Alloc 30 Write 14 Read 8 Declare 5 Free 12 FreeOn 8 FreeUnknown 3 FreeAfter 3
+    TorchAlloc 6 TorchUse 6 TorchFree 6
+    Open 5 Close 8 Permanent 2
+    Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
+    Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4
+    ThreadEnds 2 WaitStream 2 WaitDevice 1
+}
+
+/// One step: on which thread, what, with what, and which of its driver calls fails (0 is none).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) thread: u8,
+    pub(crate) verb: Verb,
+    pub(crate) a: u8,
+    pub(crate) b: u8,
+    pub(crate) c: u8,
+    pub(crate) fault: u8,
+}
+
+#[derive(Clone)]
+pub(crate) struct Program {
+    /// The device's schedule: at once, as late as it may, or a coin with this seed.
+    pub(crate) schedule: u64,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What programs are made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) threads: u8,
+    pub(crate) faults: bool,
+    pub(crate) steps: usize,
+}
+
+impl Kind {
+    pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
+        let verbs = prop::strategy::Union::new_weighted(
+            VERBS.iter().map(|&(weight, verb)| (weight, Just(verb))).collect(),
+        );
+        let fault =
+            if self.faults { prop_oneof![9 => Just(0), 4 => 1..10_u8].boxed() } else { Just(0).boxed() };
+        let step = (0..self.threads, verbs, any::<[u8; 3]>(), fault)
+            .prop_map(|(thread, verb, [a, b, c], fault)| Step { thread, verb, a, b, c, fault });
+        (
+            prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64],
+            prop::collection::vec(step, 1..self.steps),
+        )
+            .prop_map(|(schedule, steps)| Program { schedule, steps })
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n{self}")
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "schedule {}", self.schedule)?;
+        self.steps
+            .iter()
+            .try_for_each(|s| writeln!(f, "{:?} {} {} {} {} {}", s.verb, s.thread, s.a, s.b, s.c, s.fault))
+    }
+}
+
+impl FromStr for Program {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Program, String> {
+        let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+        let first = lines.next().and_then(|l| l.strip_prefix("schedule ")?.parse().ok());
+        let schedule = first.ok_or("the first line is `schedule NUMBER`")?;
+        let steps = lines.map(step).collect::<Result<_, _>>()?;
+        Ok(Program { schedule, steps })
+    }
+}
+
+fn step(line: &str) -> Result<Step, String> {
+    let (name, numbers) = line.split_once(' ').ok_or_else(|| format!("no step: {line}"))?;
+    let verb = VERBS.iter().map(|v| v.1).find(|v| format!("{v:?}") == name);
+    let verb = verb.ok_or_else(|| format!("no verb: {line}"))?;
+    let numbers: Result<Vec<u8>, _> = numbers.split(' ').map(str::parse).collect();
+    match numbers.as_deref() {
+        Ok(&[thread, a, b, c, fault]) => Ok(Step { thread, verb, a, b, c, fault }),
+        _ => Err(format!("five small numbers follow a verb: {line}")),
+    }
+}
