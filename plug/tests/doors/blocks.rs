@@ -1,4 +1,4 @@
-//! Device memory: allocations, the program's own work on them, and the ways to free them, PyTorch's too.
+//! Device memory: allocations, the program's own work on them, and the ways to free them, `PyTorch`'s too.
 
 use super::{Here, SCRATCH, SIZES, SLOTS, World};
 use crate::driver;

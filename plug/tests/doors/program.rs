@@ -23,6 +23,14 @@ verbs! {
     ThreadEnds 2 WaitStream 2 WaitDevice 1
 }
 
+impl Verb {
+    /// Not for threads that run at once: others rely on what it changes, or its answer hangs on what they do.
+    pub(crate) fn is_for_one(self) -> bool {
+        use Verb::{Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
+        matches!(self, Create | Destroy | Hostile | Limit | Permanent | ThreadEnds)
+    }
+}
+
 /// One step: on which thread, what, with what, and which of its driver calls fails (0 is none).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
@@ -38,6 +46,8 @@ pub(crate) struct Step {
 pub(crate) struct Program {
     /// The device's schedule: at once, as late as it may, or a coin with this seed.
     pub(crate) schedule: u64,
+    /// So often each thread makes its steps, at the same time as the others. 0: once, and in the program's order.
+    pub(crate) rounds: u64,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -46,6 +56,7 @@ pub(crate) struct Program {
 pub(crate) struct Kind {
     pub(crate) threads: u8,
     pub(crate) faults: bool,
+    pub(crate) rounds: u64,
     pub(crate) steps: usize,
 }
 
@@ -62,7 +73,7 @@ impl Kind {
             prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64],
             prop::collection::vec(step, 1..self.steps),
         )
-            .prop_map(|(schedule, steps)| Program { schedule, steps })
+            .prop_map(move |(schedule, steps)| Program { schedule, rounds: self.rounds, steps })
     }
 }
 
@@ -74,7 +85,7 @@ impl fmt::Debug for Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "schedule {}", self.schedule)?;
+        writeln!(f, "schedule {} rounds {}", self.schedule, self.rounds)?;
         self.steps
             .iter()
             .try_for_each(|s| writeln!(f, "{:?} {} {} {} {} {}", s.verb, s.thread, s.a, s.b, s.c, s.fault))
@@ -85,10 +96,14 @@ impl FromStr for Program {
     type Err = String;
     fn from_str(text: &str) -> Result<Program, String> {
         let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
-        let first = lines.next().and_then(|l| l.strip_prefix("schedule ")?.parse().ok());
-        let schedule = first.ok_or("the first line is `schedule NUMBER`")?;
+        let first: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+        let ["schedule", schedule, "rounds", rounds] = first[..] else {
+            return Err("the first line is `schedule NUMBER rounds NUMBER`".to_owned());
+        };
+        let number = |text: &str| text.parse().map_err(|_| format!("no number: {text}"));
+        let (schedule, rounds) = (number(schedule)?, number(rounds)?);
         let steps = lines.map(step).collect::<Result<_, _>>()?;
-        Ok(Program { schedule, steps })
+        Ok(Program { schedule, rounds, steps })
     }
 }
 

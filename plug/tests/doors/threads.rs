@@ -60,8 +60,11 @@ impl Worker {
 /// Runs a program to its end; answers what may be left of it. `None`: a call that was to give something back
 /// was made to fail, and so anything may.
 pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
+    if program.rounds > 0 {
+        return at_once(program, show);
+    }
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
-    let world = Arc::new(Mutex::new(World::new(slots, show)));
+    let world = Arc::new(Mutex::new(World::new(slots, show, None)));
     let mut workers: Vec<Worker> = (0..slots).map(|_| Worker::new(&world)).collect();
     for &step in &program.steps {
         let slot = usize::from(step.thread);
@@ -81,4 +84,36 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     world.after();
     driver::clear_faults();
     (!world.kept).then(|| world.lasting())
+}
+
+/// Each thread on its own, beside the others; blocks go from one to the other.
+fn at_once(program: &Program, show: bool) -> Option<Lasting> {
+    let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
+    let mut first = World::new(slots, show, Some(Arc::default()));
+    let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
+    let ended: Vec<World> = std::thread::scope(|scope| {
+        let run = |(slot, mut world): (usize, World)| {
+            scope.spawn(move || {
+                let here = Here { thread: slot as u32 + 1 };
+                for _ in 0..program.rounds {
+                    for step in program.steps.iter().filter(|s| usize::from(s.thread) == slot) {
+                        world.step(*step, here);
+                    }
+                }
+                world.end(here);
+                world
+            })
+        };
+        let threads: Vec<_> = worlds.into_iter().enumerate().map(run).collect();
+        threads.into_iter().map(|t| t.join().expect("a thread has said why")).collect()
+    });
+    for world in &ended {
+        first.learn(world);
+    }
+    first.end(Here { thread: 0 });
+    first.after();
+    for mut world in ended {
+        world.tidy();
+    }
+    Some(first.lasting())
 }

@@ -8,6 +8,7 @@ use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
 
 macro_rules! say {
     ($world:expr, $($words:tt)*) => {
@@ -73,7 +74,12 @@ pub(crate) struct World {
     /// Something that failed was to give something back.
     pub(crate) kept: bool,
     show: bool,
+    /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
+    mail: Option<Mail>,
+    first: bool,
 }
+
+pub(crate) type Mail = Arc<Mutex<Vec<Block>>>;
 
 /// The thread that makes a step's calls.
 #[derive(Clone, Copy)]
@@ -89,15 +95,20 @@ pub(crate) struct Lasting {
     pub(crate) events: usize,
 }
 
+/// Memory of the program's own on each device.
+fn own(contexts: [u64; 2]) -> [u64; 2] {
+    contexts.map(|context| {
+        driver::bind(context);
+        let mut at = 0;
+        driver::alloc(&raw mut at, SCRATCH);
+        at
+    })
+}
+
 impl World {
-    pub(crate) fn new(threads: usize, show: bool) -> World {
+    /// With four allocators. `mail`: its threads will run at once.
+    pub(crate) fn new(threads: usize, show: bool, mail: Option<Mail>) -> World {
         let contexts = driver::contexts();
-        let scratch = contexts.map(|context| {
-            driver::bind(context);
-            let mut at = 0;
-            driver::alloc(&raw mut at, SCRATCH);
-            at
-        });
         let mut world = World {
             contexts,
             doors: Vec::new(),
@@ -107,7 +118,7 @@ impl World {
             pinned: Vec::new(),
             freed: Vec::new(),
             reads: Vec::new(),
-            scratch,
+            scratch: own(contexts),
             scratch_used: 0,
             events: Vec::new(),
             names: 0,
@@ -116,6 +127,8 @@ impl World {
             begun: 0,
             kept: false,
             show,
+            mail,
+            first: true,
         };
         driver::bind(contexts[0]);
         world.create(0, 0, 0, 0);
@@ -123,6 +136,33 @@ impl World {
         world.create(2, 1, 1, 0);
         world.torch();
         world
+    }
+
+    /// The world of one of the threads that run at once: the same allocators, and all else its own.
+    pub(crate) fn beside(&mut self) -> World {
+        self.begun += 1;
+        World {
+            doors: self.doors.clone(),
+            blocks: Vec::new(),
+            pinned: Vec::new(),
+            freed: Vec::new(),
+            reads: Vec::new(),
+            scratch: own(self.contexts),
+            events: Vec::new(),
+            mail: self.mail.clone(),
+            names: self.begun * 1_000_000,
+            first: false,
+            ..*self
+        }
+    }
+
+    /// What a thread that ran beside others met.
+    pub(crate) fn learn(&mut self, other: &World) {
+        for (door, same) in self.doors.iter_mut().zip(&other.doors) {
+            door.handles.extend(&same.handles);
+            door.lasting.extend(&same.lasting);
+            door.met.extend(&same.met);
+        }
     }
 
     fn torch(&mut self) {
@@ -183,7 +223,9 @@ impl World {
     /// What every allocator has is what the model has.
     fn nothing_has_changed(&mut self, words: &str) {
         let told = last();
-        for (d, door) in self.doors.iter().enumerate() {
+        // Others change it meanwhile.
+        let doors = if self.mail.is_some() { &[] } else { &*self.doors };
+        for (d, door) in doors.iter().enumerate() {
             let stats = Stats::of(door.number);
             let (live, asked) = self.live_of(d);
             assert_eq!((stats.total("live"), stats.total("asked")), (live, asked), "after {words}: {stats}");
@@ -315,6 +357,9 @@ impl World {
     pub(crate) fn step(&mut self, step: Step, here: Here) {
         driver::bind(self.contexts[0]);
         let Step { verb, a, b, c, fault, .. } = step;
+        if self.mail.is_some() && verb.is_for_one() {
+            return self.hand_over(verb, a);
+        }
         match verb {
             Verb::Alloc => self.alloc(a, b, c, fault, here),
             Verb::Write | Verb::Read => {
@@ -373,10 +418,24 @@ impl World {
         }
     }
 
+    /// Threads that run at once leave blocks for each other, and take them up.
+    fn hand_over(&mut self, verb: Verb, a: u8) {
+        let Some(mail) = &self.mail else { return };
+        let mut mail = mail.lock().expect("nothing went wrong");
+        if verb != Verb::Hostile && verb != Verb::Destroy {
+            self.blocks.extend(mail.pop());
+        } else if let Some(x) = self.pick(a) {
+            mail.push(self.blocks.swap_remove(x));
+        }
+    }
+
     /// A program's end: it gives back all it has, in the order that it happens to have it.
     pub(crate) fn end(&mut self, here: Here) {
         say!(self, "// the end");
         driver::bind(self.contexts[0]);
+        if let Some(mail) = self.mail.as_ref().filter(|_| self.first) {
+            self.blocks.append(&mut mail.lock().expect("nothing went wrong"));
+        }
         let mut turn = 0_u8;
         while let Some(x) = self.pick(255) {
             turn = turn.wrapping_add(1);
@@ -390,7 +449,7 @@ impl World {
             self.close(slot);
         }
         for door in 0..self.doors.len() {
-            if self.doors[door].open {
+            if self.doors[door].open && self.first {
                 self.destroy(door, 0);
             }
         }
@@ -418,6 +477,12 @@ impl World {
             let left = (stats.total("live"), stats.field("taken"), stats.pinned("held"));
             assert!(left == (0, 0, 0) || self.kept, "a{} has {left:?} left: {stats}", door.number);
         }
+        self.tidy();
+    }
+
+    /// What was read is what had been written; and the program's own goes back.
+    pub(crate) fn tidy(&mut self) {
+        driver::bind(self.contexts[0]);
         for read in &self.reads {
             for at in [0, read.bytes / 2, read.bytes - 1] {
                 let mut byte = 0;
