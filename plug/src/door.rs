@@ -112,7 +112,8 @@ impl Tag {
 
     fn new(door: u32, handle: usize, lasting: bool) -> Tag {
         // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
-        let lasting = lasting && handle as u64 <= Tag::HANDLE && handle != PER_THREAD;
+        let any_thread = handle == PER_THREAD && !planted!(DoorAnyThreadHome);
+        let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
         Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
     }
     fn door(self) -> u32 {
@@ -238,6 +239,9 @@ impl Door {
     pub(crate) fn close(&self) -> Result<(), Failure> {
         let _turn = self.closing.lock();
         self.opened()?;
+        if planted!(DoorClosedFirst) {
+            self.closed.store(true, Ordering::Release);
+        }
         Door::settle();
         // What can fail comes first.
         self.gpu.synchronize()?;
@@ -264,7 +268,7 @@ impl Door {
 
     /// Gives back what destroyed doors owe.
     fn settle() {
-        if !OWING.swap(false, Ordering::AcqRel) {
+        if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
             return;
         }
         for door in DOORS.iter().map_while(OnceLock::get) {
@@ -343,7 +347,7 @@ impl Door {
             if !lane.lasting {
                 // SAFETY: whoever names a stream in a call promises that it is alive.
                 match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
-                    Ok(id) if id == lane.stream.id() => {}
+                    Ok(id) if id == lane.stream.id() || planted!(DoorHandleIsLane) => {}
                     Ok(_) => return None,
                     Err(e) => return Some(Err(e.into())),
                 }
@@ -398,7 +402,8 @@ impl Door {
             let mut lanes = self.lanes.lock();
             if handle > PER_THREAD {
                 // The handle is another stream's now, so the one that had it has ended.
-                gone.extend(lanes.extract_if(|&(h, i), _| h == handle && i != id && i != lasting));
+                let ended = |&(h, i): &(usize, StreamId)| h == handle && i != id && i != lasting;
+                gone.extend(lanes.extract_if(|key, _| ended(key) && !planted!(DoorLaneKept)));
             } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
                 // Nobody says that a thread has ended, but its list of streams ends with it. Who is forgotten and comes
                 // back is found anew.
@@ -485,13 +490,28 @@ impl Door {
     #[inline]
     fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
-        hold.end();
-        if by_unknown {
+        let late = if planted!(DoorSlotLate) {
+            Some(hold)
+        } else {
+            hold.end();
+            None
+        };
+        if by_unknown && !planted!(DoorUnknownPlain) {
             allocation.free_unknown();
         } else {
             drop(allocation);
         }
-        if self.closed.load(Ordering::Acquire) {
+        if let Some(hold) = late {
+            std::thread::yield_now();
+            hold.end();
+        }
+        self.freed();
+    }
+
+    /// After a free: of a destroyed door what is complete goes back.
+    #[inline]
+    fn freed(&self) {
+        if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
             self.give_back();
         }
     }
@@ -515,9 +535,14 @@ impl Door {
         let (hold, tag) = self.hold(ptr)?;
         if !tag.is_home(handle) {
             let allocation = peek(ptr.addr() as u64, hold.entry());
-            self.on(handle, |lane| record_use(&allocation, lane))?;
+            let recorded = self.on(handle, |lane| record_use(&allocation, lane));
+            if recorded.is_err() && planted!(DoorEndedFirst) {
+                self.end(ptr, hold, true);
+                return recorded;
+            }
+            recorded?;
         }
-        self.end(ptr, hold, tag.is_unknown());
+        self.end(ptr, hold, tag.is_unknown() && !planted!(DoorTagForgotten));
         Ok(())
     }
 
@@ -566,14 +591,12 @@ impl Door {
             return Ok(());
         }
         let pinned = self.pinned.lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
-        if by_unknown {
+        if by_unknown && !planted!(DoorPinnedUnknownPlain) {
             pinned.free_unknown();
         } else {
             drop(pinned);
         }
-        if self.closed.load(Ordering::Acquire) {
-            self.give_back();
-        }
+        self.freed();
         Ok(())
     }
 

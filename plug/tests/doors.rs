@@ -68,12 +68,16 @@ fn a_program_in_the_environment() {
     std::mem::forget(fake);
 }
 
-fn run(program: &Program, show: bool) -> Output {
+/// Runs a program, with a planted bug if it has a name.
+fn run(program: &Program, show: bool, planted: Option<&str>) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("a test has a path"));
     command.args(["--exact", HERE, "--nocapture", "--test-threads", "1"]);
     command.env(PROGRAM, program.to_string()).env("RUST_BACKTRACE", "0");
     if show {
         command.env(SHOW, "1");
+    }
+    if let Some(bug) = planted {
+        command.env("MILLPOND_PLANT", bug);
     }
     command.output().expect("it runs")
 }
@@ -91,7 +95,7 @@ fn search(kind: Kind) {
     let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
     let last = RefCell::new(String::new());
     let found = TestRunner::new(config).run(&kind.programs(), |program| {
-        let run = run(&program, false);
+        let run = run(&program, false, None);
         if run.status.success() {
             return Ok(());
         }
@@ -101,7 +105,11 @@ fn search(kind: Kind) {
     match found {
         Ok(()) => {}
         Err(TestError::Fail(_, program)) => {
-            let shown = said(&run(&program, true));
+            let program = match kind.rounds {
+                0 => program.minimised(|p| !run(p, false, None).status.success()),
+                _ => program,
+            };
+            let shown = said(&run(&program, true, None));
             panic!("{shown}\nWhat was found: {}\n{PROGRAM}=\"{program}\"", last.take());
         }
         Err(e) => panic!("{e}"),
@@ -114,29 +122,77 @@ fn what_was_shrunk_once_is_well() {
         return;
     }
     for (wrong, text) in shrunk::SHRUNK {
-        let run = run(&text.parse().expect("a program"), true);
+        let run = run(&text.parse().expect("a program"), true, None);
         let said = said(&run);
         assert!(run.status.success() && said.contains("millpond_destroy"), "{wrong}:\n{said}");
     }
 }
 
+const KINDS: [(&str, Kind); 4] = [
+    ("one thread", Kind { threads: 1, faults: false, rounds: 0, scenes: 40 }),
+    ("several threads", Kind { threads: 3, faults: false, rounds: 0, scenes: 50 }),
+    ("a driver that fails", Kind { threads: 2, faults: true, rounds: 0, scenes: 40 }),
+    ("threads at once", Kind { threads: 4, faults: false, rounds: 20, scenes: 50 }),
+];
+
 #[test]
 fn programs_of_one_thread() {
-    search(Kind { threads: 1, faults: false, rounds: 0, steps: 60 });
+    search(KINDS[0].1);
 }
 
 #[test]
 fn programs_of_several_threads() {
-    search(Kind { threads: 3, faults: false, rounds: 0, steps: 80 });
+    search(KINDS[1].1);
 }
 
 #[test]
 fn programs_over_a_driver_that_fails() {
-    search(Kind { threads: 2, faults: true, rounds: 0, steps: 60 });
+    search(KINDS[2].1);
 }
 
-/// What happens hangs on the machine's pace, so that a program that failed may pass when it is shrunk.
+/// What happens hangs on the machine's pace.
 #[test]
 fn programs_of_threads_at_once() {
-    search(Kind { threads: 4, faults: false, rounds: 20, steps: 80 });
+    search(KINDS[3].1);
+}
+
+/// Each bug of the C interface that can be planted is found by random programs, of one kind or another. `.ci/mutants` builds
+/// this. It prints the table of DESIGN.md.
+#[cfg(millpond_mutants)]
+#[test]
+fn every_bug_of_the_doors_is_found() {
+    use pond::mutant::Bug;
+    use proptest::strategy::{Strategy, ValueTree};
+    use proptest::test_runner::{RngAlgorithm, TestRng};
+    use std::io::Write;
+
+    /// Of each kind.
+    const WITHIN: u32 = 800;
+    assert!(remote::path().is_some(), "the stand-in driver is not built");
+    let mut table = String::from("\n| bug | what is wrong | found by programs of |\n|---|---|---|\n");
+    let mut missed = Vec::new();
+    let find = |within: u32, bug: Option<Bug>| {
+        // The same programs each time.
+        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        (1..=within).find_map(|number| {
+            KINDS.iter().find_map(|(name, kind)| {
+                let program = kind.programs().new_tree(&mut runner).expect("a program").current();
+                let run = run(&program, false, bug.map(Bug::name));
+                (!run.status.success()).then(|| format!("{name}, within {number}"))
+            })
+        })
+    };
+    assert_eq!(find(100, None), None, "right code fails");
+    for &bug in Bug::DOORS {
+        let found = find(WITHIN, Some(bug));
+        if found.is_none() {
+            missed.push(bug);
+        }
+        let found = found.unwrap_or_default();
+        table += &format!("| {bug} | {} | {found} |\n", bug.what());
+    }
+    // Past the test harness, which shows what a passing test prints to nobody.
+    let _ = std::io::stderr().write_all(table.as_bytes());
+    assert!(missed.is_empty(), "no program finds {missed:?}");
 }

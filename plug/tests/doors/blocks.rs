@@ -149,7 +149,8 @@ impl World {
             }
             (Verb::FreeAfter, Some(mut users)) => {
                 if b >= 128 {
-                    users.push(self.stream(b, device, here));
+                    let more = self.stream(b, device, here);
+                    users.insert(usize::from(b) % (users.len() + 1), more);
                 }
                 let list: Vec<String> = users.iter().map(Named::to_string).collect();
                 let words = format!(

@@ -47,7 +47,7 @@ impl World {
                 self.must(fault, expected, &words, || ffi::millpond_synchronize(number));
             }
             Verb::Limit if !torch => {
-                let limit = [None, Some(4 << 20), Some(16 << 20)][usize::from(b) % 3];
+                let limit = [None, Some(1 << 20), Some(16 << 20)][usize::from(b) % 3];
                 let text = limit.map_or("none".to_owned(), |n: u64| n.to_string());
                 let words = format!("millpond_set_limit(a{number}, \"{text}\")");
                 let text = CString::new(text).expect("words");
