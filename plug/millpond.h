@@ -6,7 +6,8 @@
  *
  * A process that is forked from one that has an allocator can do nothing with it: every call there answers
  * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
- * to be freed: the driver takes everything back, work pending or not. */
+ * to be freed: the driver takes everything back, work pending or not. dlclose unloads nothing (on Linux): allocators, memory and
+ * what threads remember are as they were, and who opens the library again finds them. */
 
 #ifndef MILLPOND_H
 #define MILLPOND_H

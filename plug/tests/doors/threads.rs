@@ -61,7 +61,7 @@ impl Worker {
 /// was made to fail, and so anything may.
 pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     if program.rounds > 0 {
-        return at_once(program, show);
+        return Some(at_once(program, show));
     }
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let world = Arc::new(Mutex::new(World::new(slots, show, None)));
@@ -87,7 +87,7 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
 }
 
 /// Each thread on its own, beside the others; blocks go from one to the other.
-fn at_once(program: &Program, show: bool) -> Option<Lasting> {
+fn at_once(program: &Program, show: bool) -> Lasting {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let mut first = World::new(slots, show, Some(Arc::default()));
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
@@ -115,5 +115,5 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     for mut world in ended {
         world.tidy();
     }
-    Some(first.lasting())
+    first.lasting()
 }
