@@ -15,7 +15,8 @@
  *
  * A process that is forked from one that has an allocator can do nothing with it: every call there answers
  * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
- * to be freed: the driver takes everything back, work pending or not. */
+ * to be freed: the driver takes everything back, work pending or not. dlclose unloads nothing (on Linux): allocators, memory and
+ * what threads remember are as they were, and who opens the library again finds them. */
 
 #ifndef MILLPOND_H
 #define MILLPOND_H
@@ -94,7 +95,8 @@ millpond_status millpond_create(int device,
  Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed; everything else
  fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
  What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
- the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process.
+ the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
+ back, and what a deterministic one had: synchronize or destroy).
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
 

@@ -15,28 +15,31 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 macro_rules! zoo {
-    ($($bug:ident $name:literal $what:literal)+; cuda: $($cuda:ident $cuda_name:literal $cuda_what:literal)+) => {
+    ($($bug:ident $name:literal $what:literal)+; cuda: $($cuda:ident $cuda_name:literal $cuda_what:literal)+;
+        doors: $($door:ident $door_name:literal $door_what:literal)+) => {
         /// A bug that can be planted.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         #[allow(missing_docs, reason = "each is described by `Bug::what`")]
-        pub enum Bug { $($bug,)+ $($cuda,)+ }
+        pub enum Bug { $($bug,)+ $($cuda,)+ $($door,)+ }
 
         impl Bug {
             /// Every bug that has a room, in the order of DESIGN.md's tables.
-            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+];
+            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+ $(Bug::$door,)+];
             /// Those of the heap, the laws and the allocator, which the simulated device shows.
             pub const CORE: &[Bug] = &[$(Bug::$bug,)+];
             /// Those of the CUDA backend, which only a driver shows.
             pub const CUDA: &[Bug] = &[$(Bug::$cuda,)+];
+            /// Those of the C interface.
+            pub const DOORS: &[Bug] = &[$(Bug::$door,)+];
 
             /// Its name, as it is selected.
             pub const fn name(self) -> &'static str {
-                match self { $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ }
+                match self { $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ $(Bug::$door => $door_name,)+ }
             }
             /// What is wrong with the code when it is planted.
             pub const fn what(self) -> &'static str {
-                match self { $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ }
+                match self { $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ $(Bug::$door => $door_what,)+ }
             }
         }
     };
@@ -168,6 +171,22 @@ cuda:
     CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
+;
+doors:
+    DoorTagForgotten "door-tag-forgotten" "free_on forgets that nobody knows who used the memory"
+    DoorRecordLost "door-record-lost" "PyTorch's record_stream that is refused is lost"
+    DoorLaneKept "door-lane-kept" "a stream whose handle is another's now is kept for ever"
+    DoorSlotLate "door-slot-late" "an allocation leaves the table of addresses after its bytes are free"
+    DoorAnyThreadHome "door-any-thread-home" "another thread's default stream counts as the allocation's own"
+    DoorUntrimmed "door-untrimmed" "what is freed after the end of its allocator stays with it"
+    DoorHandleIsLane "door-handle-is-lane" "a thread takes a stream for the one that had its handle"
+    DoorUnknownPlain "door-unknown-plain" "millpond_free_unknown is a plain free"
+    DoorPinnedUnknownPlain "door-pinned-unknown-plain" "millpond_free_pinned_unknown is a plain free"
+    DoorFreeAfterOne "door-free-after-one" "millpond_free_after records the first stream only"
+    DoorClosedFirst "door-closed-first" "a destroy that fails has ended its allocator"
+    DoorEndedFirst "door-ended-first" "a free_on that fails has freed"
+    DoorDebtForgotten "door-debt-forgotten" "what is owed after the end is not given back by later calls"
+    DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
 }
 
 impl fmt::Display for Bug {
@@ -282,13 +301,15 @@ pub fn forget_points() {
 /// # Panics
 /// With what the closure panicked with.
 pub fn point(name: &'static str) {
-    let due = POINTS.with_borrow_mut(|points| {
+    // A stream that a thread remembers to its end comes by when there are no points any more.
+    let due = POINTS.try_with(|points| {
+        let mut points = points.borrow_mut();
         for (_, left, _) in points.iter_mut().filter(|(point, _, _)| *point == name) {
             *left = left.saturating_sub(1);
         }
         points.iter().position(|(_, left, _)| *left == 0).map(|i| points.remove(i).2)
     });
-    let Some(then) = due else { return };
+    let Ok(Some(then)) = due else { return };
     let bug = current();
     let other = std::thread::spawn(move || {
         let _planted = plant(bug);

@@ -10,7 +10,8 @@
 //!
 //! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
 //! destroyed one says that it is. What is freed of a destroyed one goes back to the device at that free if its work is
-//! complete, else at the next call that may wait: a create, a trim or a destroy, of whatever allocator.
+//! complete, else at the next create, trim, synchronize or destroy of whatever allocator; what is held back, or is a deterministic
+//! one's, at the next of the last two, which wait for its device.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
@@ -112,7 +113,8 @@ impl Tag {
 
     fn new(door: u32, handle: usize, lasting: bool) -> Tag {
         // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
-        let lasting = lasting && handle as u64 <= Tag::HANDLE && handle != PER_THREAD;
+        let any_thread = handle == PER_THREAD && !planted!(DoorAnyThreadHome);
+        let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
         Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
     }
     fn door(self) -> u32 {
@@ -171,7 +173,7 @@ impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
         let config = config(options)?;
-        Door::settle();
+        Door::settle(false);
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
         cuda.expect_captures();
         let gpu = Allocator::new(cuda, config)?;
@@ -238,9 +240,12 @@ impl Door {
     pub(crate) fn close(&self) -> Result<(), Failure> {
         let _turn = self.closing.lock();
         self.opened()?;
-        Door::settle();
+        if planted!(DoorClosedFirst) {
+            self.closed.store(true, Ordering::Release);
+        }
         // What can fail comes first.
         self.gpu.synchronize()?;
+        Door::settle(true);
         self.gpu.trim(Trim::All)?;
         self.closed.store(true, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
@@ -264,13 +269,18 @@ impl Door {
         }
     }
 
-    /// Gives back what destroyed doors owe.
-    fn settle() {
-        if !OWING.swap(false, Ordering::AcqRel) {
+    /// Gives back what destroyed doors owe. Only in a call that may wait for devices, which ends captures, also what is held back, and what a
+    /// deterministic one owes.
+    fn settle(may_wait: bool) {
+        if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
             return;
         }
         for door in DOORS.iter().map_while(OnceLock::get) {
             if door.owes.swap(false, Ordering::AcqRel) {
+                if may_wait {
+                    // If it fails, what is pending is owed again.
+                    let _ = door.gpu.synchronize();
+                }
                 door.give_back();
             }
         }
@@ -341,7 +351,7 @@ impl Door {
             if !lane.lasting {
                 // SAFETY: whoever names a stream in a call promises that it is alive.
                 match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
-                    Ok(id) if id == lane.stream.id() => {}
+                    Ok(id) if id == lane.stream.id() || planted!(DoorHandleIsLane) => {}
                     Ok(_) => return None,
                     Err(e) => return Some(Err(e.into())),
                 }
@@ -396,7 +406,8 @@ impl Door {
             let mut lanes = self.lanes.lock();
             if handle > PER_THREAD {
                 // The handle is another stream's now, so the one that had it has ended.
-                gone.extend(lanes.extract_if(|&(h, i), _| h == handle && i != id && i != lasting));
+                let ended = |&(h, i): &(usize, StreamId)| h == handle && i != id && i != lasting;
+                gone.extend(lanes.extract_if(|key, _| ended(key) && !planted!(DoorLaneKept)));
             } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
                 // Nobody says that a thread has ended, but its list of streams ends with it. Who is forgotten and comes
                 // back is found anew.
@@ -483,18 +494,27 @@ impl Door {
     #[inline]
     fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
-        hold.end();
-        if by_unknown {
+        let late = if planted!(DoorSlotLate) {
+            Some(hold)
+        } else {
+            hold.end();
+            None
+        };
+        if by_unknown && !planted!(DoorUnknownPlain) {
             allocation.free_unknown();
         } else {
             drop(allocation);
         }
+        if let Some(hold) = late {
+            std::thread::yield_now();
+            hold.end();
+        }
     }
 
-    /// Something was freed: of a destroyed door it goes back to the device.
+    /// After a free: of a destroyed door what is complete goes back to the device.
     #[inline]
     fn freed(&self) {
-        if self.closed.load(Ordering::Acquire) {
+        if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
             self.give_back();
         }
     }
@@ -517,14 +537,20 @@ impl Door {
             return Ok(());
         }
         let (hold, tag) = self.hold(ptr)?;
+        let unknown = tag.is_unknown() && !planted!(DoorTagForgotten);
         if tag.is_home(handle) {
-            self.end(ptr, hold, tag.is_unknown());
+            self.end(ptr, hold, unknown);
             self.freed();
             return Ok(());
         }
         self.on(handle, |lane| {
-            record_use(&peek(ptr.addr() as u64, hold.entry()), lane)?;
-            self.end(ptr, hold, tag.is_unknown());
+            let recorded = record_use(&peek(ptr.addr() as u64, hold.entry()), lane);
+            if recorded.is_err() && planted!(DoorEndedFirst) {
+                self.end(ptr, hold, true);
+                return recorded;
+            }
+            recorded?;
+            self.end(ptr, hold, unknown);
             lane.stream.mark_frees();
             self.freed();
             Ok(())
@@ -586,14 +612,12 @@ impl Door {
             return Ok(());
         }
         let pinned = self.pinned.lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
-        if by_unknown {
+        if by_unknown && !planted!(DoorPinnedUnknownPlain) {
             pinned.free_unknown();
         } else {
             drop(pinned);
         }
-        if self.closed.load(Ordering::Acquire) {
-            self.give_back();
-        }
+        self.freed();
         Ok(())
     }
 
@@ -615,14 +639,14 @@ impl Door {
 
     /// Gives idle memory back to the device: how many bytes.
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
-        Door::settle();
+        Door::settle(false);
         Ok(self.gpu.trim(Trim::All)?.bytes)
     }
 
     /// Waits for the device, and so knows everything complete, of destroyed doors too.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
-        Door::settle();
+        Door::settle(true);
         Ok(())
     }
 

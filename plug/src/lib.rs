@@ -20,6 +20,20 @@
     reason = "the words of the C header, which know no markdown; names of products"
 )]
 
+/// Whether a bug of DESIGN.md's zoo is planted here: never, but in builds for the tests that must find it.
+#[cfg(not(millpond_mutants))]
+macro_rules! planted {
+    ($bug:ident) => {
+        false
+    };
+}
+#[cfg(millpond_mutants)]
+macro_rules! planted {
+    ($bug:ident) => {
+        pond::mutant::is(pond::mutant::Bug::$bug)
+    };
+}
+
 mod door;
 pub mod ffi;
 mod index;

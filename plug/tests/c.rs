@@ -78,6 +78,24 @@ fn a_c_program_uses_the_header() {
     assert!(said.contains("all as the header says"), "{said}");
 }
 
+/// `dlclose` and the end of a process, with work pending, memory alive, and threads that still remember streams. Not for a library
+/// that is inside the program.
+#[test]
+fn the_library_is_closed_with_work_pending_and_memory_alive() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    if std::env::var_os("MILLPOND_STATIC").is_some() {
+        return;
+    }
+    let room = Room::new("unload");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let program = compile(&cc, &room, "unload.c", &["-std=gnu11", "-ldl", "-lpthread"]);
+    let said = run(&program, &room, &driver);
+    assert!(said.contains("closed with work pending and memory alive"), "{said}");
+}
+
 /// An allocation that fails throws: what a program without `PyTorch` can catch, and, with libraries of the names and symbols
 /// that `PyTorch` has, its own exception with our words.
 #[test]

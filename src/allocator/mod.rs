@@ -507,21 +507,28 @@ impl<D: Driver> Allocator<D> {
     /// kept, if they suffice, which may wait for the device as a [trim](Allocator::trim) may; it never fails for what is live, and refuses all growth until enough is free.
     ///
     /// # Errors
-    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's.
+    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's, from giving segments back. Then the limit is what it was.
     pub fn set_limit(&self, limit: Limit) -> Result<(), Error> {
         let core = self.core();
         let bytes = limit.bytes(core.capacity)?;
-        let above = {
+        let (before, above) = {
             let mut backing = core.backing.lock();
-            backing.limit = bytes;
-            backing.taken.saturating_sub(bytes.unwrap_or(u64::MAX))
+            let before = core::mem::replace(&mut backing.limit, bytes);
+            (before, backing.taken.saturating_sub(bytes.unwrap_or(u64::MAX)))
         };
-        if above > 0 {
-            core.learn()?;
-            core.trim_segments(None, above, &core::cell::Cell::new(0))?;
-            core.deliver();
+        if above == 0 {
+            return Ok(());
         }
-        Ok(())
+        let trimmed = core.learn().and_then(|()| core.trim_segments(None, above, &core::cell::Cell::new(0)));
+        if trimmed.is_err() && !planted!(DoorLimitKept) {
+            let mut backing = core.backing.lock();
+            // Unless another thread has set one since.
+            if backing.limit == bytes {
+                backing.limit = before;
+            }
+        }
+        core.deliver();
+        Ok(trimmed.map(drop)?)
     }
 
     /// Blocks the host until everything queued on the device is complete; learns that everything is, and so gives back what

@@ -1,0 +1,198 @@
+//! Random programs at the C interface, over the stand-in driver: several threads and allocators, streams that end and whose
+//! handles come back, default streams, faults at each driver call. Judged by the stand-in's oracle, and by a model of what each
+//! call promises: live memory never overlaps and keeps its contents, a code other than OK has changed nothing, and at the end
+//! nothing is left.
+//!
+//! Each program runs in a process of its own: allocators last as long as a process, and what crashes or hangs is found too.
+//! 400 programs a test, or what `MILLPOND_CASES` says. One that fails is shrunk, and shown as calls of C; the text below
+//! them, in `MILLPOND_DOORS_PROGRAM`, has `a_program_in_the_environment` run it once more.
+
+#![allow(unsafe_code, reason = "functions of a driver, found by name, and pinned memory")]
+
+#[path = "doors/driver.rs"]
+mod driver;
+#[path = "doors/model.rs"]
+mod model;
+#[path = "doors/program.rs"]
+mod program;
+#[path = "../../tests/fake_libcuda/remote.rs"]
+mod remote;
+#[path = "doors/shrunk.rs"]
+mod shrunk;
+#[path = "doors/threads.rs"]
+mod threads;
+#[path = "doors/world.rs"]
+mod world;
+
+use program::{Kind, Program};
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use remote::When;
+use std::cell::RefCell;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+const PROGRAM: &str = "MILLPOND_DOORS_PROGRAM";
+const SHOW: &str = "MILLPOND_DOORS_SHOW";
+const HERE: &str = "a_program_in_the_environment";
+
+fn cases() -> u32 {
+    std::env::var("MILLPOND_CASES").map_or(400, |n| n.parse().expect("MILLPOND_CASES is a number"))
+}
+
+#[test]
+fn a_program_in_the_environment() {
+    let Ok(text) = std::env::var(PROGRAM) else { return };
+    let program: Program = text.parse().unwrap_or_else(|e| panic!("{PROGRAM}: {e}"));
+    let when = match program.schedule {
+        0 => When::Earliest,
+        1 => When::Latest,
+        seed => When::Random(seed),
+    };
+    let Some(fake) = remote::fake_or_skip(64 << 30, 2, when) else { return };
+    std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_mins(1));
+        eprintln!("the program hangs");
+        std::process::exit(3);
+    });
+    let may_be_left = threads::run(&program, std::env::var_os(SHOW).is_some());
+    assert_eq!(fake.verdict(), None);
+    if let Some(most) = may_be_left {
+        let leaks = fake.leaks().unwrap_or_default();
+        let left = |what: &str| leaks.lines().filter(|l| l.contains(what)).count();
+        // Allocators keep their contexts to the end of the process.
+        let (contexts, streams, events) = (left("the primary context"), left("SimStream"), left("SimEvent"));
+        let others = leaks.lines().count() - contexts - streams - events;
+        assert!(others == 0 && streams <= most.streams && events <= most.events, "left, {most:?}:\n{leaks}");
+    }
+    // The allocators are on this driver still.
+    std::mem::forget(fake);
+}
+
+/// Runs a program, with a planted bug if it has a name.
+fn run(program: &Program, show: bool, planted: Option<&str>) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("a test has a path"));
+    command.args(["--exact", HERE, "--nocapture", "--test-threads", "1"]);
+    command.env(PROGRAM, program.to_string()).env("RUST_BACKTRACE", "0");
+    if show {
+        command.env(SHOW, "1");
+    }
+    if let Some(bug) = planted {
+        command.env("MILLPOND_PLANT", bug);
+    }
+    command.output().expect("it runs")
+}
+
+fn said(run: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr))
+}
+
+fn search(kind: Kind) {
+    if remote::fake_or_skip(1 << 30, 1, When::Earliest).is_none() {
+        return;
+    }
+    // What is at the mercy of the machine's pace may pass when it is tried again.
+    let (cases, max_shrink_iters) = if kind.rounds > 0 { (cases() / 4 + 1, 0) } else { (cases(), 1500) };
+    let config = Config { cases, failure_persistence: None, max_shrink_iters, ..Config::default() };
+    let last = RefCell::new(String::new());
+    let found = TestRunner::new(config).run(&kind.programs(), |program| {
+        let run = run(&program, false, None);
+        if run.status.success() {
+            return Ok(());
+        }
+        last.replace(said(&run));
+        Err(TestCaseError::fail("see below"))
+    });
+    match found {
+        Ok(()) => {}
+        Err(TestError::Fail(_, program)) => {
+            let program = match kind.rounds {
+                0 => program.minimised(|p| !run(p, false, None).status.success()),
+                _ => program,
+            };
+            let shown = said(&run(&program, true, None));
+            panic!("{shown}\nWhat was found: {}\n{PROGRAM}=\"{program}\"", last.take());
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+#[test]
+fn what_was_shrunk_once_is_well() {
+    if remote::fake_or_skip(1 << 30, 1, When::Earliest).is_none() {
+        return;
+    }
+    for (wrong, text) in shrunk::SHRUNK {
+        let run = run(&text.parse().expect("a program"), true, None);
+        let said = said(&run);
+        assert!(run.status.success() && said.contains("millpond_destroy"), "{wrong}:\n{said}");
+    }
+}
+
+const KINDS: [(&str, Kind); 4] = [
+    ("one thread", Kind { threads: 1, faults: false, rounds: 0, scenes: 40 }),
+    ("several threads", Kind { threads: 3, faults: false, rounds: 0, scenes: 50 }),
+    ("a driver that fails", Kind { threads: 2, faults: true, rounds: 0, scenes: 40 }),
+    ("threads at once", Kind { threads: 4, faults: false, rounds: 20, scenes: 50 }),
+];
+
+#[test]
+fn programs_of_one_thread() {
+    search(KINDS[0].1);
+}
+
+#[test]
+fn programs_of_several_threads() {
+    search(KINDS[1].1);
+}
+
+#[test]
+fn programs_over_a_driver_that_fails() {
+    search(KINDS[2].1);
+}
+
+/// What happens hangs on the machine's pace.
+#[test]
+fn programs_of_threads_at_once() {
+    search(KINDS[3].1);
+}
+
+/// Each bug of the C interface that can be planted is found by random programs, of one kind or another. `.ci/mutants` builds
+/// this. It prints the table of DESIGN.md.
+#[cfg(millpond_mutants)]
+#[test]
+fn every_bug_of_the_doors_is_found() {
+    use pond::mutant::Bug;
+    use proptest::strategy::{Strategy, ValueTree};
+    use proptest::test_runner::{RngAlgorithm, TestRng};
+    use std::io::Write;
+
+    /// Of each kind.
+    const WITHIN: u32 = 800;
+    assert!(remote::path().is_some(), "the stand-in driver is not built");
+    let mut table = String::from("\n| bug | what is wrong | found by programs of |\n|---|---|---|\n");
+    let mut missed = Vec::new();
+    let find = |within: u32, bug: Option<Bug>| {
+        // The same programs each time.
+        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        (1..=within).find_map(|number| {
+            KINDS.iter().find_map(|(name, kind)| {
+                let program = kind.programs().new_tree(&mut runner).expect("a program").current();
+                let run = run(&program, false, bug.map(Bug::name));
+                (!run.status.success()).then(|| format!("{name}, within {number}"))
+            })
+        })
+    };
+    assert_eq!(find(100, None), None, "right code fails");
+    for &bug in Bug::DOORS {
+        let found = find(WITHIN, Some(bug));
+        if found.is_none() {
+            missed.push(bug);
+        }
+        let found = found.unwrap_or_default();
+        table += &format!("| {bug} | {} | {found} |\n", bug.what());
+    }
+    // Past the test harness, which shows what a passing test prints to nobody.
+    let _ = std::io::stderr().write_all(table.as_bytes());
+    assert!(missed.is_empty(), "no program finds {missed:?}");
+}

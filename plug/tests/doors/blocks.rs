@@ -1,0 +1,231 @@
+//! Device memory: allocations, the program's own work on them, and the ways to free them, `PyTorch`'s too.
+
+use super::{Here, SCRATCH, SIZES, SLOTS, World};
+use crate::driver;
+use crate::model::{Block, Door, Named, Read, Uses, last};
+use crate::program::Verb;
+use millpond_plug::status::MillpondStatus as Status;
+use millpond_plug::{ffi, torch};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+impl World {
+    pub(super) fn device_of(&self, block: usize) -> usize {
+        self.doors[self.blocks[block].door].device
+    }
+
+    pub(super) fn alloc(&mut self, a: u8, b: u8, c: u8, fault: u8, here: Here) {
+        // PyTorch's allocator is named by its own functions.
+        let door = self.slots[usize::from(a) % (SLOTS - 1)];
+        let (Door { number, device, open, limit, .. }, bytes) =
+            (self.doors[door].clone(), SIZES[usize::from(c) % SIZES.len()]);
+        let stream = self.stream(b, device, here);
+        self.names_to(door, stream);
+        let mut at = null_mut();
+        let name = self.names + 1;
+        let words = format!("millpond_alloc(a{number}, {bytes}, {stream}, &p{name})");
+        let status =
+            self.call(fault, &words, || ffi::millpond_alloc(number, bytes, stream.raw(), &raw mut at));
+        match status {
+            Status::Ok => assert!(open, "{words}: it was destroyed"),
+            Status::OutOfMemory => assert!(limit.is_some() || fault > 0, "{words}: {}", last()),
+            Status::UnknownAllocator => assert!(!open, "{words}: {}", last()),
+            _ => assert!(fault > 0, "{words}: {status:?}: {}", last()),
+        }
+        assert_eq!(status == Status::Ok, !at.is_null(), "{words}: a pointer or a failure");
+        if status == Status::Ok {
+            self.born(at.addr(), bytes, door, stream, c);
+        }
+    }
+
+    pub(super) fn born(&mut self, at: usize, bytes: usize, door: usize, home: Named, c: u8) {
+        let name = self.name();
+        assert!(at.is_multiple_of(512), "p{name} is {at:#x}");
+        for other in &self.blocks {
+            let apart = at + bytes <= other.at || other.at + other.bytes <= at;
+            assert!(
+                apart,
+                "p{name}, {at:#x} + {bytes}, lies in p{}, {:#x} + {}",
+                other.name, other.at, other.bytes
+            );
+        }
+        self.freed.retain(|f| *f != at);
+        driver::bind(self.contexts[self.doors[door].device]);
+        self.blocks.push(Block { name, at, bytes, door, home, value: None, uses: Uses::default() });
+        let x = self.blocks.len() - 1;
+        if c & 64 == 0 {
+            self.access(x, home, true);
+        } else {
+            // Others may be the first to use it: behind the allocation.
+            let event = self.event(home);
+            self.blocks[x].uses.accessed(home.who, event, true);
+        }
+    }
+
+    /// Work of the program's on a block, behind the work that it depends on.
+    pub(super) fn access(&mut self, x: usize, on: Named, writes: bool) {
+        let block = self.blocks[x].clone();
+        let device = self.doors[block.door].device;
+        driver::bind(self.contexts[device]);
+        self.wait(on, &block.uses.before(on.who, writes));
+        let Block { name, at, bytes, .. } = block;
+        if writes {
+            let value = self.fresh_value();
+            say!(self, "cuMemsetD8Async(p{name}, {value}, {bytes}, {on});");
+            driver::set(at as u64, value, bytes, on.raw());
+            self.blocks[x].value = Some(value);
+        } else {
+            let Some(value) = block.value else { return };
+            let to = self.scratch(bytes, device);
+            say!(self, "cuMemcpyDtoDAsync(own, p{name}, {bytes}, {on}); // {value}");
+            driver::copy(to, at as u64, bytes, on.raw());
+            self.reads.push(Read { at: to, bytes, value, name });
+        }
+        let event = self.event(on);
+        let block = &mut self.blocks[x];
+        block.uses.accessed(on.who, event, writes);
+        if on.who != block.home.who {
+            block.uses.must_be_declared(on.who);
+        }
+    }
+
+    pub(super) fn scratch(&mut self, bytes: usize, device: usize) -> u64 {
+        let at = self.scratch_used;
+        self.scratch_used += bytes.next_multiple_of(512);
+        assert!(self.scratch_used <= SCRATCH, "a shorter program will do");
+        self.scratch[device] + at as u64
+    }
+
+    pub(super) fn touch(&mut self, x: usize, b: u8, writes: bool, here: Here) {
+        // Its own stream more often than not, while it is there.
+        let home = self.blocks[x].home;
+        let on = match self.named(home.who, here) {
+            Some(home) if b < 100 => home,
+            _ => self.stream(b, self.device_of(x), here),
+        };
+        self.access(x, on, writes);
+    }
+
+    pub(super) fn declare(&mut self, x: usize, stream: Named, fault: u8) -> bool {
+        let Block { name, at, door, .. } = self.blocks[x];
+        let Door { number, open, .. } = self.doors[door];
+        self.names_to(door, stream);
+        let words = format!("millpond_record_use(a{number}, p{name}, {stream})");
+        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let done = self.must(fault, expected, &words, || {
+            ffi::millpond_record_use(number, at as *mut c_void, stream.raw())
+        });
+        if done {
+            self.blocks[x].uses.declare(stream.who);
+        }
+        done
+    }
+
+    /// Frees a block by a verb, if that is lawful once all has been declared that can be; else by nobody knows whom.
+    pub(super) fn free(&mut self, x: usize, verb: Verb, b: u8, fault: u8, here: Here) {
+        let device = self.device_of(x);
+        driver::bind(self.contexts[device]);
+        let Block { name, at, door, ref uses, .. } = self.blocks[x];
+        let (ptr, number, open) = (at as *mut c_void, self.doors[door].number, self.doors[door].open);
+        let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
+        let freed = match (verb, users) {
+            (Verb::Free, Some(users)) if open || users.is_empty() => {
+                let declared = users.into_iter().all(|s| self.declare(x, s, 0));
+                assert!(declared);
+                let words = format!("millpond_free(a{number}, p{name})");
+                self.must(fault, Status::Ok, &words, || ffi::millpond_free(number, ptr))
+            }
+            (Verb::FreeOn, Some(users)) if open || users.len() < 2 => {
+                let (last, others) = match users.split_last() {
+                    Some((last, others)) => (*last, others.to_vec()),
+                    None => (self.stream(b, device, here), Vec::new()),
+                };
+                for stream in others {
+                    self.declare(x, stream, 0);
+                }
+                self.names_to(door, last);
+                let words = format!("millpond_free_on(a{number}, p{name}, {last})");
+                self.must(fault, Status::Ok, &words, || ffi::millpond_free_on(number, ptr, last.raw()))
+            }
+            (Verb::FreeAfter, Some(mut users)) => {
+                if b >= 128 {
+                    let more = self.stream(b, device, here);
+                    users.insert(usize::from(b) % (users.len() + 1), more);
+                }
+                let list: Vec<String> = users.iter().map(Named::to_string).collect();
+                let words = format!(
+                    "millpond_free_after(a{number}, p{name}, {{{}}}, {})",
+                    list.join(", "),
+                    list.len()
+                );
+                for stream in &users {
+                    self.names_to(door, *stream);
+                }
+                let raw: Vec<driver::Handle> = users.iter().map(|s| s.raw()).collect();
+                self.must(fault, Status::Ok, &words, || {
+                    ffi::millpond_free_after(number, ptr, raw.as_ptr(), raw.len())
+                })
+            }
+            _ => {
+                let words = format!("millpond_free_unknown(a{number}, p{name})");
+                self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, ptr))
+            }
+        };
+        if freed {
+            self.died(x);
+        }
+    }
+
+    pub(super) fn died(&mut self, x: usize) {
+        let block = self.blocks.swap_remove(x);
+        self.freed.push(block.at);
+    }
+
+    pub(super) fn torch_alloc(&mut self, b: u8, c: u8, here: Here) {
+        let door = self.slots[3];
+        if !self.doors[door].open {
+            return;
+        }
+        let (stream, bytes) = (self.stream(b, 0, here), SIZES[usize::from(c) % SIZES.len()]);
+        say!(self, "p{} = millpond_torch_alloc({bytes}, 0, {stream});", self.names + 1);
+        let at = torch::millpond_torch_alloc(bytes, 0, stream.raw());
+        self.names_to(door, stream);
+        self.born(at.addr(), bytes, door, stream, c);
+    }
+
+    /// A use on a stream, and `record_stream`: if that cannot be done it is as good as a use by nobody knows whom.
+    pub(super) fn torch_use(&mut self, x: usize, b: u8, fault: u8, here: Here) {
+        let Block { name, at, door, .. } = self.blocks[x];
+        let stream = self.stream(b, 0, here);
+        self.access(x, stream, b >= 128);
+        self.names_to(door, stream);
+        let before = torch::millpond_torch_untold();
+        self.call(fault, &format!("millpond_torch_record_stream(p{name}, {stream})"), || {
+            torch::millpond_torch_record_stream(at as *mut c_void, stream.raw());
+            Status::Ok
+        });
+        assert_eq!(torch::millpond_torch_untold(), before, "p{name} and its stream are known: {}", last());
+        self.blocks[x].uses.declare(stream.who);
+    }
+
+    pub(super) fn torch_free(&mut self, x: usize, fault: u8, here: Here) {
+        let Block { name, at, bytes, home, ref uses, .. } = self.blocks[x];
+        let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
+        let (Some(users), Some(home)) = (users, self.named(home.who, here)) else {
+            return self.free(x, Verb::FreeUnknown, 0, fault, here);
+        };
+        let before = torch::millpond_torch_untold();
+        self.names_to(self.blocks[x].door, home);
+        for stream in users {
+            self.names_to(self.blocks[x].door, stream);
+            say!(self, "millpond_torch_record_stream(p{name}, {stream});");
+            torch::millpond_torch_record_stream(at as *mut c_void, stream.raw());
+        }
+        self.call(fault, &format!("millpond_torch_free(p{name}, {bytes}, 0, {home})"), || {
+            torch::millpond_torch_free(at as *mut c_void, bytes, 0, home.raw());
+            Status::Ok
+        });
+        assert_eq!(torch::millpond_torch_untold(), before, "p{name} is known: {}", last());
+        self.died(x);
+    }
+}

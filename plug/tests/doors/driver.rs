@@ -1,0 +1,105 @@
+//! The program's own half: calls of the driver by their names, as a program in C makes them, and the stand-in's controls that
+//! any thread may use. It knows nothing of the C interface.
+
+use crate::remote;
+use libloading::{Library, Symbol};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::LazyLock;
+
+pub(crate) type Handle = *mut c_void;
+
+static DRIVER: LazyLock<Library> = LazyLock::new(|| {
+    // SAFETY: the stand-in has no initialisers of its own beyond Rust's.
+    unsafe { Library::new(remote::path().expect("it was there a moment ago")) }.expect("it loads")
+});
+
+macro_rules! driver {
+    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*) => {$(
+        pub(crate) fn $name($($arg: $type),*) {
+            static AT: LazyLock<Symbol<'static, extern "C" fn($($type),*) -> c_uint>> =
+                // SAFETY: the function has this type in the driver's interface.
+                LazyLock::new(|| unsafe { DRIVER.get($symbol) }.expect("a function of the driver"));
+            assert_eq!(AT($($arg),*), 0, "the program's own {}: {}", stringify!($name), refusal());
+        }
+    )*};
+}
+driver! {
+    init = b"cuInit" (flags: c_uint);
+    retain = b"cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
+    set_current = b"cuCtxSetCurrent" (context: Handle);
+    create_stream = b"cuStreamCreate" (stream: *mut Handle, flags: c_uint);
+    destroy_stream = b"cuStreamDestroy_v2" (stream: Handle);
+    synchronize_stream = b"cuStreamSynchronize" (stream: Handle);
+    synchronize = b"cuCtxSynchronize" ();
+    set = b"cuMemsetD8Async" (at: u64, value: u8, bytes: usize, stream: Handle);
+    copy = b"cuMemcpyDtoDAsync_v2" (to: u64, from: u64, bytes: usize, stream: Handle);
+    copy_in = b"cuMemcpyHtoDAsync_v2" (to: u64, from: u64, bytes: usize, stream: Handle);
+    copy_out = b"cuMemcpyDtoHAsync_v2" (to: u64, from: u64, bytes: usize, stream: Handle);
+    copy_back = b"cuMemcpyDtoH_v2" (to: *mut u8, from: u64, bytes: usize);
+    create_event = b"cuEventCreate" (event: *mut Handle, flags: c_uint);
+    destroy_event = b"cuEventDestroy_v2" (event: Handle);
+    record = b"cuEventRecord" (event: Handle, stream: Handle);
+    wait = b"cuStreamWaitEvent" (stream: Handle, event: Handle, flags: c_uint);
+    alloc = b"cuMemAlloc_v2" (at: *mut u64, bytes: usize);
+    free = b"cuMemFree_v2" (at: u64);
+}
+
+macro_rules! control {
+    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*) $(-> $answer:ty)?;)*) => {$(
+        pub(crate) fn $name($($arg: $type),*) $(-> $answer)? {
+            static AT: LazyLock<Symbol<'static, extern "C" fn($($type),*) $(-> $answer)?>> =
+                // SAFETY: the function has this type in the stand-in.
+                LazyLock::new(|| unsafe { DRIVER.get($symbol) }.expect("a function of the stand-in"));
+            AT($($arg),*)
+        }
+    )*};
+}
+control! {
+    calls = b"millpond_fake_calls" (name: *const c_char) -> u64;
+    call_name = b"millpond_fake_call_name" (number: u64) -> *const c_char;
+    fail_call = b"millpond_fake_fail_call" (number: u64, code: c_uint);
+    clear_faults = b"millpond_fake_clear_faults" ();
+    last_refusal = b"millpond_fake_last_refusal" () -> *const c_char;
+}
+
+/// A text of C, or nothing.
+pub(crate) fn words(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, and whoever answered it keeps it until its next answer.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn refusal() -> String {
+    words(last_refusal())
+}
+
+/// The contexts of both devices, which are never given back.
+pub(crate) fn contexts() -> [u64; 2] {
+    init(0);
+    [0, 1].map(|device| {
+        let mut context = null_mut();
+        retain(&raw mut context, device);
+        context.addr() as u64
+    })
+}
+
+pub(crate) fn bind(context: u64) {
+    set_current(context as Handle);
+}
+
+pub(crate) fn stream(flags: u32) -> usize {
+    let mut stream = null_mut();
+    create_stream(&raw mut stream, flags);
+    stream.addr()
+}
+
+/// What a stream holds so far, as an event.
+pub(crate) fn mark(stream: usize) -> usize {
+    let mut event = null_mut();
+    create_event(&raw mut event, 2);
+    record(event, stream as Handle);
+    event.addr()
+}

@@ -1,0 +1,147 @@
+//! Streams and allocators that come and go, limits and trims, and wrong calls.
+
+use super::{Here, SLOTS, World};
+use crate::driver;
+use crate::model::{Block, Door, Stats, Who};
+use crate::program::{Step, Verb};
+use millpond_plug::ffi;
+use millpond_plug::status::MillpondStatus as Status;
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+
+impl World {
+    /// Destroys a stream, unannounced, whatever is on it.
+    pub(super) fn close(&mut self, slot: usize) {
+        if let Some(made) = self.streams[slot].take_if(|m| !m.permanent) {
+            driver::bind(self.contexts[usize::from(slot == 3)]);
+            say!(self, "cuStreamDestroy({});", made.named);
+            driver::destroy_stream(made.named.raw());
+        }
+    }
+
+    pub(super) fn permanent(&mut self, a: u8, b: u8, fault: u8) {
+        let door = self.slots[usize::from(a) % SLOTS];
+        let Door { number, device, open, .. } = self.doors[door];
+        let slot = if device == 1 { 3 } else { usize::from(b) % 3 };
+        let stream = self.made(slot, 1);
+        // It is promised, whatever the call comes to.
+        self.streams[slot].as_mut().expect("made").permanent = true;
+        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let words = format!("millpond_declare_permanent(a{number}, {stream})");
+        self.must(fault, expected, &words, || ffi::millpond_declare_permanent(number, stream.raw()));
+        self.names_to(door, stream);
+    }
+
+    pub(super) fn manage(&mut self, Step { verb, a, b, c, fault, .. }: Step) {
+        let slot = usize::from(a) % SLOTS;
+        let door = self.slots[slot];
+        let Door { number, device, open, torch, .. } = self.doors[door];
+        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        match verb {
+            Verb::Trim => {
+                let words = format!("millpond_trim(a{number}, NULL)");
+                self.must(fault, expected, &words, || ffi::millpond_trim(number, null_mut()));
+            }
+            Verb::Sync => {
+                let words = format!("millpond_synchronize(a{number})");
+                self.must(fault, expected, &words, || ffi::millpond_synchronize(number));
+            }
+            Verb::Limit if !torch => {
+                let limit = [None, Some(1 << 20), Some(16 << 20)][usize::from(b) % 3];
+                let text = limit.map_or("none".to_owned(), |n: u64| n.to_string());
+                let words = format!("millpond_set_limit(a{number}, \"{text}\")");
+                let text = CString::new(text).expect("words");
+                if self.must(fault, expected, &words, || ffi::millpond_set_limit(number, text.as_ptr())) {
+                    self.doors[door].limit = limit;
+                }
+            }
+            Verb::Destroy if !torch => self.destroy(door, fault),
+            Verb::Create if !torch && self.doors.len() < 12 => {
+                if open {
+                    self.destroy(door, 0);
+                }
+                self.create(slot, usize::from(b), device, fault);
+            }
+            Verb::Look => {
+                if let Some(x) = self.pick(b) {
+                    let block = &self.blocks[x];
+                    self.look(block, usize::from(c) * 7919 % block.bytes);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn destroy(&mut self, door: usize, fault: u8) {
+        let Door { number, open, .. } = self.doors[door];
+        self.check_pools(door);
+        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let words = format!("millpond_destroy(a{number})");
+        if self.must(fault, expected, &words, || ffi::millpond_destroy(number)) {
+            self.doors[door].open = false;
+        }
+    }
+
+    /// A handle means one stream at a time: what had it before is closed, but for what is live there, and for a thread that
+    /// remembers it.
+    pub(super) fn check_pools(&self, door: usize) {
+        let stats = Stats::of(self.doors[door].number);
+        let most = self.live_of(door).0 as usize
+            + self.doors[door].handles.len() * (1 + self.threads)
+            + self.doors[door].lasting.len()
+            + self.begun as usize;
+        assert!(stats.open_pools() <= most, "more than {most} pools are open: {stats}");
+    }
+
+    /// Wrong calls, each with the code it must answer.
+    pub(super) fn hostile(&mut self, a: u8, b: u8, c: u8, here: Here) {
+        let other = self.slots[usize::from(b) % SLOTS];
+        let (wrong, open) = (self.doors[other].number, self.doors[other].open);
+        let Some(x) = self.pick(a) else { return };
+        let Block { at, door, bytes, name, .. } = self.blocks[x];
+        let (ptr, number) = (at as *mut c_void, self.doors[door].number);
+        let double = self.freed.get(usize::from(b) % self.freed.len().max(1)).copied();
+        let is_live = |at: usize| self.blocks.iter().any(|b| b.at == at);
+        match c % 6 {
+            0 if door != other => {
+                let words = format!("millpond_free(a{wrong}, p{name})");
+                self.must(0, Status::WrongAllocator, &words, || ffi::millpond_free(wrong, ptr));
+            }
+            1 if bytes > 512 => {
+                let inside = ptr.wrapping_byte_add(512);
+                let words = format!("millpond_free(a{number}, p{name} + 512)");
+                self.must(0, Status::UnknownPointer, &words, || ffi::millpond_free(number, inside));
+            }
+            2 if double.is_some_and(|d| !is_live(d)) => {
+                let double = double.unwrap_or(0);
+                let words = format!("millpond_free_unknown(a{number}, {double:#x})");
+                self.must(0, Status::UnknownPointer, &words, || {
+                    ffi::millpond_free_unknown(number, double as *mut c_void)
+                });
+            }
+            3 => {
+                let stream = self.stream(b, 1 - self.doors[door].device, here);
+                if let (Who::Made(_), true) = (stream.who, self.doors[door].open) {
+                    self.names_to(door, stream);
+                    let words = format!("millpond_record_use(a{number}, p{name}, {stream})");
+                    self.must(0, Status::WrongAllocator, &words, || {
+                        ffi::millpond_record_use(number, ptr, stream.raw())
+                    });
+                    let words = format!("millpond_free_on(a{number}, p{name}, {stream})");
+                    self.must(0, Status::WrongAllocator, &words, || {
+                        ffi::millpond_free_on(number, ptr, stream.raw())
+                    });
+                }
+            }
+            4 => {
+                let expected = if open { Status::BadArgument } else { Status::UnknownAllocator };
+                let words = format!("millpond_set_limit(a{wrong}, \"much\")");
+                self.must(0, expected, &words, || ffi::millpond_set_limit(wrong, c"much".as_ptr()));
+            }
+            _ => {
+                let words = format!("millpond_free_pinned(a{number}, p{name})");
+                self.must(0, Status::UnknownPointer, &words, || ffi::millpond_free_pinned(number, ptr));
+            }
+        }
+    }
+}

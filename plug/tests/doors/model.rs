@@ -1,0 +1,187 @@
+//! What a program knows of what it has: allocators, streams, allocations, and who used them. The interface is judged by it.
+
+use crate::driver;
+use millpond_plug::ffi;
+use millpond_plug::status::MillpondStatus as Status;
+use std::fmt;
+use std::ptr::null_mut;
+
+/// A stream, told apart from others that have had its handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Who {
+    Made(u32),
+    Legacy(usize),
+    /// The thread, and the device.
+    PerThread(u32, usize),
+}
+
+/// A stream as a call names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    pub(crate) who: Who,
+    pub(crate) handle: usize,
+}
+
+impl Named {
+    pub(crate) fn raw(self) -> driver::Handle {
+        self.handle as driver::Handle
+    }
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.who {
+            Who::Made(n) => write!(f, "s{n}"),
+            Who::Legacy(_) => write!(f, "NULL"),
+            Who::PerThread(..) => write!(f, "cudaStreamPerThread"),
+        }
+    }
+}
+
+/// A stream that the program made and has not destroyed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    pub(crate) named: Named,
+    pub(crate) permanent: bool,
+}
+
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Door {
+    pub(crate) number: u32,
+    pub(crate) device: usize,
+    pub(crate) open: bool,
+    pub(crate) torch: bool,
+    pub(crate) scrubs: bool,
+    pub(crate) limit: Option<u64>,
+    /// Handles of made streams that were named to it.
+    pub(crate) handles: Vec<usize>,
+    /// The same of streams that last as long as the process.
+    pub(crate) lasting: Vec<usize>,
+    /// All streams that were named to it.
+    pub(crate) met: Vec<Who>,
+}
+
+/// Who used some memory, in the program's own order: each access is behind those it depends on.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Uses {
+    /// The last write, and an event behind it.
+    writer: Option<(Who, usize)>,
+    readers: Vec<(Who, usize)>,
+    /// Who used it and was not declared.
+    pub(crate) undeclared: Vec<Who>,
+    declared: Vec<Who>,
+}
+
+impl Uses {
+    /// The events to be waited for before an access of a stream.
+    pub(crate) fn before(&self, who: Who, writes: bool) -> Vec<usize> {
+        let readers = self.readers.iter().filter(|_| writes);
+        self.writer.iter().chain(readers).filter(|(w, _)| *w != who).map(|&(_, event)| event).collect()
+    }
+    pub(crate) fn accessed(&mut self, who: Who, event: usize, writes: bool) {
+        if writes {
+            self.readers.clear();
+            self.writer = Some((who, event));
+        } else {
+            self.readers.push((who, event));
+        }
+    }
+    pub(crate) fn must_be_declared(&mut self, who: Who) {
+        if !self.declared.contains(&who) && !self.undeclared.contains(&who) {
+            self.undeclared.push(who);
+        }
+    }
+    pub(crate) fn declare(&mut self, who: Who) {
+        self.undeclared.retain(|w| *w != who);
+        if !self.declared.contains(&who) {
+            self.declared.push(who);
+        }
+    }
+}
+
+/// Device memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    /// p1, p2 and so on.
+    pub(crate) name: u32,
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
+    pub(crate) door: usize,
+    pub(crate) home: Named,
+    /// What every byte of it is.
+    pub(crate) value: Option<u8>,
+    pub(crate) uses: Uses,
+}
+
+/// Pinned memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Pinned {
+    pub(crate) name: u32,
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
+    pub(crate) door: usize,
+    pub(crate) value: u8,
+    pub(crate) uses: Uses,
+}
+
+/// Bytes of the program's own that must come to hold a value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Read {
+    pub(crate) at: u64,
+    pub(crate) bytes: usize,
+    pub(crate) value: u8,
+    pub(crate) name: u32,
+}
+
+/// An allocator's report, as text.
+pub(crate) struct Stats(String);
+
+impl Stats {
+    pub(crate) fn of(door: u32) -> Stats {
+        let mut needed = 0;
+        let status = ffi::millpond_stats_json(door, null_mut(), 0, &raw mut needed);
+        assert_eq!(status, Status::Ok, "{}", last());
+        let mut text = vec![b'x'; needed];
+        let status = ffi::millpond_stats_json(door, text.as_mut_ptr().cast(), needed, null_mut());
+        assert_eq!(status, Status::Ok, "{}", last());
+        text.truncate(text.iter().position(|b| *b == 0).expect("it ends with a zero"));
+        Stats(String::from_utf8(text).expect("text"))
+    }
+    fn number(text: &str, name: &str) -> Option<u64> {
+        let (_, rest) =
+            text.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name} in {text}"));
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    }
+    pub(crate) fn field(&self, name: &str) -> u64 {
+        Stats::number(&self.0, name).unwrap_or_else(|| panic!("{name} is a number in {}", self.0))
+    }
+    pub(crate) fn limit(&self) -> Option<u64> {
+        Stats::number(&self.0, "limit")
+    }
+    pub(crate) fn total(&self, name: &str) -> u64 {
+        let (_, total) = self.0.split_once("\"total\":").expect("sums");
+        Stats::number(total, name).unwrap_or(0)
+    }
+    pub(crate) fn pinned(&self, name: &str) -> u64 {
+        let (_, pinned) = self.0.split_once("\"pinned\":").expect("a field");
+        if pinned.starts_with("null") { 0 } else { Stats::number(pinned, name).unwrap_or(0) }
+    }
+    /// How many pools there are whose streams are not known to have ended.
+    pub(crate) fn open_pools(&self) -> usize {
+        let (_, pools) = self.0.split_once("\"pools\":[").expect("a list");
+        let (pools, _) = pools.split_once("\"releases\":").expect("it follows: the names are sorted");
+        pools.matches("\"closed\":false").count()
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What the thread's last failure said.
+pub(crate) fn last() -> String {
+    driver::words(ffi::millpond_last_error())
+}

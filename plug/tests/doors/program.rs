@@ -1,0 +1,206 @@
+//! Programs: what a host thread does, step by step, as numbers that mean something in whatever state they meet. A step that
+//! is left out leaves the others lawful, so that programs shrink well.
+
+use proptest::prelude::*;
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! verbs {
+    ($($verb:ident $weight:literal)*) => {
+        /// What a step does; `world` says how.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Verb { $($verb,)* }
+        /// Each with how often it is chosen.
+        const VERBS: &[(u32, Verb)] = &[$(($weight, Verb::$verb),)*];
+    };
+}
+verbs! {
+    Alloc 30 Write 14 Read 8 Declare 5 Free 12 FreeOn 8 FreeUnknown 3 FreeAfter 3
+    TorchAlloc 6 TorchUse 6 TorchFree 6
+    Open 5 Close 8 Permanent 2
+    Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
+    Trim 1 Limit 4 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4
+    ThreadEnds 2 WaitStream 2 WaitDevice 1
+}
+
+impl Verb {
+    /// Not for threads that run at once: others rely on what it changes, or its answer hangs on what they do.
+    pub(crate) fn is_for_one(self) -> bool {
+        use Verb::{Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
+        matches!(self, Create | Destroy | Hostile | Limit | Permanent | ThreadEnds)
+    }
+}
+
+/// One step: on which thread, what, with what, and which of its driver calls fails (0 is none).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) thread: u8,
+    pub(crate) verb: Verb,
+    pub(crate) a: u8,
+    pub(crate) b: u8,
+    pub(crate) c: u8,
+    pub(crate) fault: u8,
+}
+
+#[derive(Clone)]
+pub(crate) struct Program {
+    /// The device's schedule: at once, as late as it may, or a coin with this seed.
+    pub(crate) schedule: u64,
+    /// So often each thread makes its steps, at the same time as the others. 0: once, and in the program's order.
+    pub(crate) rounds: u64,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// What programs are made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) threads: u8,
+    pub(crate) faults: bool,
+    pub(crate) rounds: u64,
+    /// At most so many, a few steps each.
+    pub(crate) scenes: usize,
+}
+
+impl Kind {
+    pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
+        let scene = prop_oneof![
+            6 => self.any_step().prop_map(|step| vec![step]),
+            3 => self.life(),
+            1 => self.pinned_life(),
+        ];
+        let schedule = prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64];
+        (schedule, prop::collection::vec(scene, 1..self.scenes)).prop_map(move |(schedule, scenes)| Program {
+            schedule,
+            rounds: self.rounds,
+            steps: scenes.concat(),
+        })
+    }
+
+    fn fault(self) -> BoxedStrategy<u8> {
+        if self.faults { prop_oneof![9 => Just(0), 4 => 1..8_u8].boxed() } else { Just(0).boxed() }
+    }
+
+    fn any_step(self) -> impl Strategy<Value = Step> {
+        let verbs = prop::strategy::Union::new_weighted(
+            VERBS.iter().map(|&(weight, verb)| (weight, Just(verb))).collect(),
+        );
+        (0..self.threads, verbs, any::<[u8; 3]>(), self.fault())
+            .prop_map(|(thread, verb, [a, b, c], fault)| Step { thread, verb, a, b, c, fault })
+    }
+
+    /// An allocation that one or two other streams use, perhaps of another thread; which is freed, and whose bytes may serve the
+    /// next one at once. Random steps come by this too rarely.
+    fn life(self) -> impl Strategy<Value = Vec<Step>> {
+        use Verb::{Alloc, Close, Declare, Free, FreeAfter, FreeOn, FreeUnknown};
+        use Verb::{Read, TorchAlloc, TorchFree, TorchUse, Write};
+        let free = prop::sample::select(vec![Free, FreeOn, FreeOn, FreeUnknown, FreeAfter, Declare]);
+        let uses = prop::collection::vec((0..8_u8, any::<bool>()), 1..3);
+        let threads = (0..self.threads, 0..self.threads);
+        (threads, 0..5_u8, 0..8_u8, uses, free, 0..32_u8, [self.fault(), self.fault()], any::<u8>()).prop_map(
+            |((home, user), door, stream, uses, free, size, [first, second], ends)| {
+                let step = |thread, verb, a, b, c, fault| Step { thread, verb, a, b, c, fault };
+                let torch = door > 2;
+                let alloc = step(home, if torch { TorchAlloc } else { Alloc }, door, stream, size, 0);
+                let mut steps = vec![alloc];
+                for (on, writes) in uses {
+                    // From 100 on it is no use on the own stream; from 128 on PyTorch's is a write.
+                    let verb = match (torch, writes) {
+                        (true, _) => TorchUse,
+                        (false, true) => Write,
+                        (false, false) => Read,
+                    };
+                    steps.push(step(user, verb, 0, if writes { 128 } else { 104 } + on, 0, first));
+                }
+                if ends < 60 {
+                    steps.push(step(user, Close, ends % 3, 0, 0, 0));
+                }
+                let free = if torch { TorchFree } else { free };
+                steps.push(step(if torch { home } else { user }, free, 0, ends, 0, second));
+                steps.push(alloc);
+                steps
+            },
+        )
+    }
+
+    /// The same of pinned memory.
+    fn pinned_life(self) -> impl Strategy<Value = Vec<Step>> {
+        use Verb::{Close, Pin, PinFree, PinFreeUnknown, PinIn, PinOut};
+        let verbs = (any::<bool>(), any::<bool>());
+        (0..self.threads, any::<[u8; 3]>(), verbs, self.fault()).prop_map(
+            |(thread, [door, on, size], (writes, unknown), fault)| {
+                let step = |verb, a, b, c, fault| Step { thread, verb, a, b, c, fault };
+                let pin = step(Pin, door, 0, size, 0);
+                let mut steps = vec![pin, step(if writes { PinOut } else { PinIn }, 0, on, 0, 0)];
+                if on < 60 {
+                    steps.push(step(Close, on % 3, 0, 0, 0));
+                }
+                steps.push(step(if unknown { PinFreeUnknown } else { PinFree }, 0, on, 0, fault));
+                steps.push(pin);
+                steps
+            },
+        )
+    }
+}
+
+impl Program {
+    /// With fewer steps and faults, while it fails still.
+    pub(crate) fn minimised(mut self, fails: impl Fn(&Program) -> bool) -> Program {
+        let mut at = self.steps.len();
+        while at > 0 {
+            at -= 1;
+            let mut less = self.clone();
+            less.steps.remove(at);
+            if !less.steps.is_empty() && fails(&less) {
+                self = less;
+                continue;
+            }
+            let mut less = self.clone();
+            less.steps[at].fault = 0;
+            if self.steps[at].fault > 0 && fails(&less) {
+                self = less;
+            }
+        }
+        self
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\n{self}")
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "schedule {} rounds {}", self.schedule, self.rounds)?;
+        self.steps
+            .iter()
+            .try_for_each(|s| writeln!(f, "{:?} {} {} {} {} {}", s.verb, s.thread, s.a, s.b, s.c, s.fault))
+    }
+}
+
+impl FromStr for Program {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Program, String> {
+        let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+        let first: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+        let ["schedule", schedule, "rounds", rounds] = first[..] else {
+            return Err("the first line is `schedule NUMBER rounds NUMBER`".to_owned());
+        };
+        let number = |text: &str| text.parse().map_err(|_| format!("no number: {text}"));
+        let (schedule, rounds) = (number(schedule)?, number(rounds)?);
+        let steps = lines.map(step).collect::<Result<_, _>>()?;
+        Ok(Program { schedule, rounds, steps })
+    }
+}
+
+fn step(line: &str) -> Result<Step, String> {
+    let (name, numbers) = line.split_once(' ').ok_or_else(|| format!("no step: {line}"))?;
+    let verb = VERBS.iter().map(|v| v.1).find(|v| format!("{v:?}") == name);
+    let verb = verb.ok_or_else(|| format!("no verb: {line}"))?;
+    let numbers: Result<Vec<u8>, _> = numbers.split(' ').map(str::parse).collect();
+    match numbers.as_deref() {
+        Ok(&[thread, a, b, c, fault]) => Ok(Step { thread, verb, a, b, c, fault }),
+        _ => Err(format!("five small numbers follow a verb: {line}")),
+    }
+}

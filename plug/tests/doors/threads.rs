@@ -1,0 +1,119 @@
+//! The threads of a program: each makes the calls of its steps, one step at a time, in the program's order.
+
+use crate::driver;
+use crate::program::{Program, Step, Verb};
+use crate::world::{Here, Lasting, World};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+type Shared = Arc<Mutex<World>>;
+
+enum Order {
+    Do(Step),
+    End,
+}
+
+struct Worker {
+    orders: SyncSender<Order>,
+    done: Receiver<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    fn new(world: &Shared) -> Worker {
+        let (orders, taken) = sync_channel::<Order>(0);
+        let (tell, done) = sync_channel::<()>(0);
+        let thread = {
+            let mut world = world.lock().expect("nothing went wrong");
+            world.begun += 1;
+            world.begun
+        };
+        let (world, here) = (Arc::clone(world), Here { thread });
+        let thread = std::thread::spawn(move || {
+            while let Ok(order) = taken.recv() {
+                let mut world = world.lock().expect("nothing went wrong");
+                match order {
+                    Order::Do(step) => world.step(step, here),
+                    Order::End => world.end(here),
+                }
+                drop(world);
+                if tell.send(()).is_err() {
+                    return;
+                }
+            }
+        });
+        Worker { orders, done, thread }
+    }
+
+    fn give(&self, order: Order) {
+        let sent = self.orders.send(order).is_ok();
+        assert!(sent && self.done.recv().is_ok(), "a step went wrong: its thread has said why");
+    }
+
+    fn end(self) {
+        drop(self.orders);
+        self.thread.join().expect("it ends well");
+    }
+}
+
+/// Runs a program to its end; answers what may be left of it. `None`: a call that was to give something back
+/// was made to fail, and so anything may.
+pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
+    if program.rounds > 0 {
+        return Some(at_once(program, show));
+    }
+    let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
+    let world = Arc::new(Mutex::new(World::new(slots, show, None)));
+    let mut workers: Vec<Worker> = (0..slots).map(|_| Worker::new(&world)).collect();
+    for &step in &program.steps {
+        let slot = usize::from(step.thread);
+        if show && slots > 1 {
+            println!("// thread {slot}");
+        }
+        if step.verb == Verb::ThreadEnds {
+            let fresh = Worker::new(&world);
+            std::mem::replace(&mut workers[slot], fresh).end();
+        } else {
+            workers[slot].give(Order::Do(step));
+        }
+    }
+    workers[0].give(Order::End);
+    workers.into_iter().for_each(Worker::end);
+    let mut world = world.lock().expect("nothing went wrong");
+    world.after();
+    driver::clear_faults();
+    (!world.kept).then(|| world.lasting())
+}
+
+/// Each thread on its own, beside the others; blocks go from one to the other.
+fn at_once(program: &Program, show: bool) -> Lasting {
+    let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
+    let mut first = World::new(slots, show, Some(Arc::default()));
+    let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
+    let ended: Vec<World> = std::thread::scope(|scope| {
+        let run = |(slot, mut world): (usize, World)| {
+            scope.spawn(move || {
+                let here = Here { thread: slot as u32 + 1 };
+                for _ in 0..program.rounds {
+                    for step in program.steps.iter().filter(|s| usize::from(s.thread) == slot) {
+                        world.step(*step, here);
+                    }
+                }
+                world.end(here);
+                world
+            })
+        };
+        let threads: Vec<_> = worlds.into_iter().enumerate().map(run).collect();
+        threads.into_iter().map(|t| t.join().expect("a thread has said why")).collect()
+    });
+    for world in &ended {
+        first.learn(world);
+    }
+    first.end(Here { thread: 0 });
+    first.after();
+    for mut world in ended {
+        world.tidy();
+    }
+    first.lasting()
+}

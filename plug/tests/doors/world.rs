@@ -1,0 +1,517 @@
+//! Runs a program's steps: calls of the C interface and of the driver, lawful ones, and a model of what each must answer. A
+//! code other than OK must have changed nothing: that is asked after each. `show` prints the calls as C.
+
+use crate::driver;
+use crate::model::{Block, Door, Made, Named, Pinned, Read, Stats, Who, last};
+use crate::program::{Step, Verb};
+use millpond_plug::status::MillpondStatus as Status;
+use millpond_plug::{ffi, torch};
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
+
+macro_rules! say {
+    ($world:expr, $($words:tt)*) => {
+        if $world.show { println!($($words)*); }
+    };
+}
+
+#[path = "blocks.rs"]
+mod blocks;
+#[path = "manage.rs"]
+mod manage;
+#[path = "pinned.rs"]
+mod pinned;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// What the options say of pinned memory, too: new pages are wiped.
+const OPTIONS: [&str; 6] = [
+    "growth=exact,limit=6MiB",
+    "",
+    "policy=footprint,growth=exact",
+    "reuse=never,growth=exact",
+    "scrub=1,growth=exact,limit=8MiB",
+    "deterministic=1,growth=exact",
+];
+const LIMITS: [Option<u64>; 6] = [Some(6 << 20), None, None, None, Some(8 << 20), None];
+const SIZES: [usize; 8] = [512, 1000, 4 * KIB, 64 * KIB, MIB, MIB, 2 * MIB, 2 * MIB];
+const CODES: [u32; 3] = [999, 2, 1];
+/// The first three are on device 0, the last on device 1.
+const STREAMS: usize = 4;
+const SLOTS: usize = 4;
+/// Memory of the program's own, on device 0 and on device 1.
+const SCRATCH: usize = 1 << 30;
+
+/// Calls that give something back: where one fails, it stays.
+const GIVE_BACK: &[&str] = &[
+    "cuMemFree_v2",
+    "cuMemFreeHost",
+    "cuModuleUnload",
+    "cuStreamDestroy_v2",
+    "cuEventDestroy_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+];
+
+pub(crate) struct World {
+    contexts: [u64; 2],
+    pub(crate) doors: Vec<Door>,
+    /// Which allocators steps name: two on device 0, one on device 1, `PyTorch`'s.
+    slots: [usize; SLOTS],
+    streams: [Option<Made>; STREAMS],
+    blocks: Vec<Block>,
+    pinned: Vec<Pinned>,
+    freed: Vec<usize>,
+    reads: Vec<Read>,
+    scratch: [u64; 2],
+    scratch_used: usize,
+    events: Vec<usize>,
+    names: u32,
+    value: u8,
+    /// How many threads there can be at once, and how many there were in all.
+    threads: usize,
+    pub(crate) begun: u32,
+    /// Something that failed was to give something back.
+    pub(crate) kept: bool,
+    show: bool,
+    /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
+    mail: Option<Mail>,
+    first: bool,
+}
+
+pub(crate) type Mail = Arc<Mutex<Vec<Block>>>;
+
+/// The thread that makes a step's calls.
+#[derive(Clone, Copy)]
+pub(crate) struct Here {
+    /// Which of all threads that there were.
+    pub(crate) thread: u32,
+}
+
+/// What an allocator keeps when it was destroyed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lasting {
+    pub(crate) streams: usize,
+    pub(crate) events: usize,
+}
+
+/// Memory of the program's own on each device.
+fn own(contexts: [u64; 2]) -> [u64; 2] {
+    contexts.map(|context| {
+        driver::bind(context);
+        let mut at = 0;
+        driver::alloc(&raw mut at, SCRATCH);
+        at
+    })
+}
+
+impl World {
+    /// With four allocators. `mail`: its threads will run at once.
+    pub(crate) fn new(threads: usize, show: bool, mail: Option<Mail>) -> World {
+        let contexts = driver::contexts();
+        let mut world = World {
+            contexts,
+            doors: Vec::new(),
+            slots: [0; SLOTS],
+            streams: [None; STREAMS],
+            blocks: Vec::new(),
+            pinned: Vec::new(),
+            freed: Vec::new(),
+            reads: Vec::new(),
+            scratch: own(contexts),
+            scratch_used: 0,
+            events: Vec::new(),
+            names: 0,
+            value: 0,
+            threads,
+            begun: 0,
+            kept: false,
+            show,
+            mail,
+            first: true,
+        };
+        driver::bind(contexts[0]);
+        world.create(0, 0, 0, 0);
+        world.create(1, 1, 0, 0);
+        world.create(2, 1, 1, 0);
+        world.torch();
+        world
+    }
+
+    /// The world of one of the threads that run at once: the same allocators, and all else its own.
+    pub(crate) fn beside(&mut self) -> World {
+        self.begun += 1;
+        World {
+            doors: self.doors.clone(),
+            blocks: Vec::new(),
+            pinned: Vec::new(),
+            freed: Vec::new(),
+            reads: Vec::new(),
+            scratch: own(self.contexts),
+            events: Vec::new(),
+            mail: self.mail.clone(),
+            names: self.begun * 1_000_000,
+            first: false,
+            ..*self
+        }
+    }
+
+    /// What a thread that ran beside others met.
+    pub(crate) fn learn(&mut self, other: &World) {
+        for (door, same) in self.doors.iter_mut().zip(&other.doors) {
+            door.handles.extend(&same.handles);
+            door.lasting.extend(&same.lasting);
+            door.met.extend(&same.met);
+        }
+    }
+
+    fn torch(&mut self) {
+        let mut number = 0;
+        let options = c"growth=exact,pinned_limit=1MiB";
+        let status = torch::millpond_torch_allocator(0, options.as_ptr(), &raw mut number);
+        assert_eq!(status, Status::Ok, "{}", last());
+        say!(self, "millpond_torch_allocator(0, {options:?}, &a{number});");
+        self.slots[3] = self.doors.len();
+        self.doors.push(Door {
+            number,
+            device: 0,
+            open: true,
+            torch: true,
+            scrubs: false,
+            limit: None,
+            ..Door::default()
+        });
+    }
+
+    /// Makes one call, the `fault`th driver call of which fails.
+    fn call(&mut self, fault: u8, words: &str, call: impl FnOnce() -> Status) -> Status {
+        let number = driver::calls(std::ptr::null()) + u64::from(fault);
+        if fault > 0 {
+            driver::fail_call(number, CODES[usize::from(fault) % CODES.len()]);
+        }
+        say!(self, "{words};");
+        let status = call();
+        let mut struck = String::new();
+        if fault > 0 {
+            driver::clear_faults();
+            if driver::calls(std::ptr::null()) >= number {
+                struck = driver::words(driver::call_name(number));
+                self.kept |= GIVE_BACK.contains(&&*struck);
+            }
+        }
+        if status != Status::Ok || !struck.is_empty() {
+            say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
+        }
+        if status != Status::Ok {
+            assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
+            self.nothing_has_changed(words);
+        }
+        status
+    }
+
+    /// A call that must answer this; with a fault, any failure will do.
+    fn must(&mut self, fault: u8, expected: Status, words: &str, call: impl FnOnce() -> Status) -> bool {
+        let status = self.call(fault, words, call);
+        assert!(
+            status == expected || fault > 0 && status != Status::Ok,
+            "{words}: {status:?} instead of {expected:?}: {}",
+            last()
+        );
+        status == Status::Ok
+    }
+
+    /// What every allocator has is what the model has.
+    fn nothing_has_changed(&mut self, words: &str) {
+        let told = last();
+        // Others change it meanwhile.
+        let doors = if self.mail.is_some() { &[] } else { &*self.doors };
+        for (d, door) in doors.iter().enumerate() {
+            let stats = Stats::of(door.number);
+            let (live, asked) = self.live_of(d);
+            assert_eq!((stats.total("live"), stats.total("asked")), (live, asked), "after {words}: {stats}");
+            let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
+            assert_eq!(stats.pinned("live"), pinned, "pinned, after {words}: {stats}");
+            assert_eq!(stats.limit(), door.limit, "after {words}");
+        }
+        for block in &self.blocks {
+            self.look(block, 0);
+        }
+        assert!(!told.is_empty(), "{words} failed without a word");
+    }
+
+    fn live_of(&self, door: usize) -> (u64, u64) {
+        let of = || self.blocks.iter().filter(|b| b.door == door);
+        (of().count() as u64, of().map(|b| b.bytes as u64).sum())
+    }
+
+    fn look(&self, block: &Block, offset: usize) {
+        let (mut begin, mut bytes) = (null_mut(), 0);
+        let number = self.doors[block.door].number;
+        let at = (block.at + offset) as *const c_void;
+        let status = ffi::millpond_find(number, at, &raw mut begin, &raw mut bytes);
+        assert_eq!((status, begin.addr(), bytes), (Status::Ok, block.at, block.bytes), "p{}", block.name);
+    }
+
+    fn name(&mut self) -> u32 {
+        self.names += 1;
+        self.names
+    }
+    fn fresh_value(&mut self) -> u8 {
+        self.value = self.value % 250 + 1;
+        self.value
+    }
+
+    fn create(&mut self, slot: usize, options: usize, device: usize, fault: u8) -> bool {
+        let options = options % OPTIONS.len();
+        let text = format!("{},pinned_limit=1MiB,wait_ms=1", OPTIONS[options]);
+        let text = CString::new(text.trim_start_matches(',')).expect("words");
+        let mut number = 77;
+        let words = format!("millpond_create({device}, {text:?}, &a{})", self.doors.len() + 1);
+        let made = self.must(fault, Status::Ok, &words, || {
+            ffi::millpond_create(i32::from(device > 0), text.as_ptr(), &raw mut number)
+        });
+        if !made {
+            assert_eq!(number, 0, "a failure leaves no number");
+            return false;
+        }
+        assert!(self.doors.iter().all(|d| d.number != number), "{number} is another's name");
+        self.slots[slot] = self.doors.len();
+        let limit = LIMITS[options];
+        self.doors.push(Door {
+            number,
+            device,
+            open: true,
+            torch: false,
+            scrubs: OPTIONS[options].contains("scrub"),
+            limit,
+            ..Door::default()
+        });
+        true
+    }
+
+    /// The stream that a step names: one of the program's, made if it is gone, or a default one.
+    fn stream(&mut self, which: u8, device: usize, here: Here) -> Named {
+        let slot = match which % 8 {
+            6 => return Named { who: Who::Legacy(device), handle: usize::from(which) / 8 % 2 },
+            7 => return Named { who: Who::PerThread(here.thread, device), handle: 2 },
+            _ if device == 1 => 3,
+            n => usize::from(n) % 3,
+        };
+        self.made(slot, u32::from(which >= 64))
+    }
+
+    fn made(&mut self, slot: usize, flags: u32) -> Named {
+        if let Some(made) = self.streams[slot] {
+            return made.named;
+        }
+        driver::bind(self.contexts[usize::from(slot == 3)]);
+        let named = Named { who: Who::Made(self.name()), handle: driver::stream(flags) };
+        say!(self, "cuStreamCreate(&{named}, {flags}); // {:#x}", named.handle);
+        self.streams[slot] = Some(Made { named, permanent: false });
+        named
+    }
+
+    /// How this thread can name a stream now, if it can.
+    fn named(&self, who: Who, here: Here) -> Option<Named> {
+        match who {
+            Who::Made(_) => self.streams.iter().flatten().map(|m| m.named).find(|n| n.who == who),
+            Who::Legacy(_) => Some(Named { who, handle: 0 }),
+            Who::PerThread(thread, _) => (thread == here.thread).then_some(Named { who, handle: 2 }),
+        }
+    }
+
+    fn names_to(&mut self, door: usize, stream: Named) {
+        let lasting = match stream.who {
+            Who::Made(_) => self.streams.iter().flatten().any(|m| m.permanent && m.named.who == stream.who),
+            Who::Legacy(_) => true,
+            Who::PerThread(..) => false,
+        };
+        let Door { handles, lasting: last, met, .. } = &mut self.doors[door];
+        if !met.contains(&stream.who) {
+            met.push(stream.who);
+        }
+        let to = if lasting { last } else { handles };
+        if !matches!(stream.who, Who::PerThread(..)) && !to.contains(&stream.handle) {
+            to.push(stream.handle);
+        }
+    }
+
+    fn event(&mut self, on: Named) -> usize {
+        let event = driver::mark(on.handle);
+        self.events.push(event);
+        say!(self, "cuEventRecord(e{}, {on});", self.events.len());
+        event
+    }
+    fn wait(&mut self, on: Named, events: &[usize]) {
+        for &event in events {
+            let name = self.events.iter().position(|e| *e == event).map_or(0, |n| n + 1);
+            say!(self, "cuStreamWaitEvent({on}, e{name}, 0);");
+            driver::wait(on.raw(), event as driver::Handle, 0);
+        }
+    }
+
+    fn pick(&self, which: u8) -> Option<usize> {
+        pick(self.blocks.len(), which)
+    }
+
+    pub(crate) fn step(&mut self, step: Step, here: Here) {
+        driver::bind(self.contexts[0]);
+        let Step { verb, a, b, c, fault, .. } = step;
+        if self.mail.is_some() && verb.is_for_one() {
+            return self.hand_over(verb, a);
+        }
+        match verb {
+            Verb::Alloc => self.alloc(a, b, c, fault, here),
+            Verb::Write | Verb::Read => {
+                if let Some(x) = self.pick(a) {
+                    self.touch(x, b, verb == Verb::Write, here);
+                }
+            }
+            Verb::Declare => {
+                if let Some(x) = self.pick(a) {
+                    let stream = self.stream(b, self.device_of(x), here);
+                    self.declare(x, stream, fault);
+                }
+            }
+            Verb::Free | Verb::FreeOn | Verb::FreeUnknown | Verb::FreeAfter => {
+                if let Some(x) = self.pick(a) {
+                    self.free(x, verb, b, fault, here);
+                }
+            }
+            Verb::TorchAlloc => self.torch_alloc(b, c, here),
+            Verb::TorchUse | Verb::TorchFree => {
+                let of = |b: &Block| self.doors[b.door].torch;
+                let torch: Vec<usize> = (0..self.blocks.len()).filter(|&n| of(&self.blocks[n])).collect();
+                if let Some(n) = pick(torch.len(), a) {
+                    if verb == Verb::TorchUse {
+                        self.torch_use(torch[n], b, fault, here);
+                    } else {
+                        self.torch_free(torch[n], fault, here);
+                    }
+                }
+            }
+            Verb::Open => {
+                self.made(usize::from(a) % STREAMS, u32::from(b % 4 > 0));
+            }
+            Verb::Close => self.close(usize::from(a) % STREAMS),
+            Verb::Permanent => self.permanent(a, b, fault),
+            Verb::Pin => self.pin(a, c, fault),
+            Verb::PinIn | Verb::PinOut | Verb::PinDeclare | Verb::PinFree | Verb::PinFreeUnknown => {
+                if let Some(x) = pick(self.pinned.len(), a) {
+                    self.use_pinned(x, verb, b, fault, here);
+                }
+            }
+            Verb::WaitStream => {
+                let stream = self.stream(b, 0, here);
+                say!(self, "cuStreamSynchronize({stream});");
+                driver::synchronize_stream(stream.raw());
+            }
+            Verb::WaitDevice => {
+                say!(self, "cuCtxSynchronize();");
+                driver::synchronize();
+            }
+            Verb::ThreadEnds => {}
+            Verb::Trim | Verb::Limit | Verb::Sync | Verb::Destroy | Verb::Create | Verb::Look => {
+                self.manage(step);
+            }
+            Verb::Hostile => self.hostile(a, b, c, here),
+        }
+    }
+
+    /// Threads that run at once leave blocks for each other, and take them up.
+    fn hand_over(&mut self, verb: Verb, a: u8) {
+        let Some(mail) = &self.mail else { return };
+        let mut mail = mail.lock().expect("nothing went wrong");
+        if verb != Verb::Hostile && verb != Verb::Destroy {
+            self.blocks.extend(mail.pop());
+        } else if let Some(x) = self.pick(a) {
+            mail.push(self.blocks.swap_remove(x));
+        }
+    }
+
+    /// A program's end: it gives back all it has, in the order that it happens to have it.
+    pub(crate) fn end(&mut self, here: Here) {
+        say!(self, "// the end");
+        driver::bind(self.contexts[0]);
+        if let Some(mail) = self.mail.as_ref().filter(|_| self.first) {
+            self.blocks.append(&mut mail.lock().expect("nothing went wrong"));
+        }
+        let mut turn = 0_u8;
+        while let Some(x) = self.pick(255) {
+            turn = turn.wrapping_add(1);
+            let verb = [Verb::Free, Verb::FreeOn, Verb::FreeAfter][usize::from(turn) % 3];
+            self.free(x, verb, turn.wrapping_mul(37), 0, here);
+        }
+        while !self.pinned.is_empty() {
+            self.free_pinned(0, Verb::PinFree, 0, here);
+        }
+        for slot in 0..STREAMS {
+            self.close(slot);
+        }
+        for door in 0..self.doors.len() {
+            if self.doors[door].open && self.first {
+                self.destroy(door, 0);
+            }
+        }
+    }
+
+    /// For each stream that an allocator met, and its context: what marked it last is kept. And one that wipes does so on a
+    /// stream of its own.
+    pub(crate) fn lasting(&self) -> Lasting {
+        let streams = self.doors.iter().filter(|d| d.scrubs).count();
+        let events = self.doors.iter().map(|d| d.met.len() + 1).sum::<usize>();
+        Lasting { streams, events: events + streams }
+    }
+
+    /// When the program's threads have ended: whatever is owed is given back by the next allocator, and nothing is left.
+    pub(crate) fn after(&mut self) {
+        driver::bind(self.contexts[0]);
+        driver::synchronize();
+        driver::bind(self.contexts[1]);
+        driver::synchronize();
+        driver::bind(self.contexts[0]);
+        self.create(0, 1, 0, 0);
+        self.destroy(self.slots[0], 0);
+        for door in &self.doors {
+            let stats = Stats::of(door.number);
+            let left = (stats.total("live"), stats.field("taken"), stats.pinned("held"));
+            assert!(left == (0, 0, 0) || self.kept, "a{} has {left:?} left: {stats}", door.number);
+        }
+        self.tidy();
+    }
+
+    /// What was read is what had been written; and the program's own goes back.
+    pub(crate) fn tidy(&mut self) {
+        driver::bind(self.contexts[0]);
+        for read in &self.reads {
+            for at in [0, read.bytes / 2, read.bytes - 1] {
+                let mut byte = 0;
+                driver::copy_back(&raw mut byte, read.at + at as u64, 1);
+                assert_eq!(byte, read.value, "byte {at} of p{} as it was read", read.name);
+            }
+        }
+        for slot in 0..STREAMS {
+            if let Some(made) = &mut self.streams[slot] {
+                made.permanent = false;
+            }
+            self.close(slot);
+        }
+        for event in std::mem::take(&mut self.events) {
+            driver::destroy_event(event as driver::Handle);
+        }
+        for (device, at) in self.scratch.into_iter().enumerate() {
+            driver::bind(self.contexts[device]);
+            driver::free(at);
+        }
+    }
+}
+
+/// One of so many: the latest ones more often than their share.
+fn pick(of: usize, which: u8) -> Option<usize> {
+    let which = usize::from(which);
+    match of {
+        0 => None,
+        _ if which < 128 => Some(of - 1 - which % of.min(3)),
+        _ => Some(which % of),
+    }
+}

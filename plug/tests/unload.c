@@ -1,0 +1,93 @@
+/* A library that is closed with work pending and memory alive, and a process that ends so. Every call is made on a thread that has
+ * ended when the library is closed: the thread's own values would keep it open. */
+#include "millpond.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define EXPECT(condition)                                                    \
+  do {                                                                       \
+    if (!(condition)) {                                                      \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);        \
+      exit(1);                                                               \
+    }                                                                        \
+  } while (0)
+/* A function of a library, by its name and type. */
+#define FIND(library, name, result, ...) ((result(*)(__VA_ARGS__))(size_t)dlsym(library, #name))
+
+static void *library;
+static millpond_allocator pool;
+static void *block, *pinned;
+
+static void *begin(void *unused) {
+  (void)unused;
+  void *driver = dlopen(getenv("MILLPOND_LIBCUDA"), RTLD_NOW), *context = NULL;
+  EXPECT(driver != NULL);
+  EXPECT(FIND(library, millpond_create, millpond_status, int, const char *, millpond_allocator *)(
+             0, "pinned_limit=1MiB", &pool) == MILLPOND_STATUS_OK);
+  EXPECT(FIND(library, millpond_alloc, millpond_status, millpond_allocator, size_t, void *, void **)(
+             pool, 4096, (void *)2, &block) == MILLPOND_STATUS_OK);
+  EXPECT(FIND(library, millpond_alloc_pinned, millpond_status, millpond_allocator, size_t, void **)(
+             pool, 4096, &pinned) == MILLPOND_STATUS_OK);
+  EXPECT(FIND(driver, cuDevicePrimaryCtxRetain, int, void **, int)(&context, 0) == 0);
+  EXPECT(FIND(driver, cuCtxSetCurrent, int, void *)(context) == 0);
+  EXPECT(FIND(driver, cuMemcpyHtoDAsync_v2, int, size_t, void *, size_t, void *)((size_t)block, pinned, 4096,
+                                                                                 (void *)2) == 0);
+  return NULL;
+}
+
+/* Closed and opened again, it is the same library: what was alive is. */
+static void *again(void *unused) {
+  (void)unused;
+  EXPECT(FIND(library, millpond_free_unknown, millpond_status, millpond_allocator, void *)(pool, block) ==
+         MILLPOND_STATUS_OK);
+  EXPECT(FIND(library, millpond_free_unknown, millpond_status, millpond_allocator, void *)(pool, block) ==
+         MILLPOND_STATUS_UNKNOWN_POINTER);
+  EXPECT(FIND(library, millpond_alloc, millpond_status, millpond_allocator, size_t, void *, void **)(
+             pool, 4096, (void *)2, &block) == MILLPOND_STATUS_OK);
+  return NULL;
+}
+
+/* A thread that has used the library ends after it was closed, and so does what it remembers. */
+static pthread_barrier_t used, closed;
+static void *late(void *unused) {
+  begin(unused);
+  pthread_barrier_wait(&used);
+  pthread_barrier_wait(&closed);
+  return NULL;
+}
+
+static void on_a_thread(void *(*calls)(void *)) {
+  pthread_t thread;
+  EXPECT(pthread_create(&thread, NULL, calls, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+int main(void) {
+  library = dlopen("libmillpond.so", RTLD_NOW | RTLD_LOCAL);
+  EXPECT(library != NULL);
+  on_a_thread(begin);
+  EXPECT(dlclose(library) == 0);
+  /* A child that is forked from here runs what the library asked for at a fork. */
+  pid_t child = fork();
+  if (child == 0) _exit(7);
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+  library = dlopen("libmillpond.so", RTLD_NOW | RTLD_LOCAL);
+  EXPECT(library != NULL);
+  on_a_thread(again);
+
+  EXPECT(pthread_barrier_init(&used, NULL, 2) == 0 && pthread_barrier_init(&closed, NULL, 2) == 0);
+  pthread_t thread;
+  EXPECT(pthread_create(&thread, NULL, late, NULL) == 0);
+  pthread_barrier_wait(&used);
+  EXPECT(dlclose(library) == 0 && dlclose(library) == 0);
+  pthread_barrier_wait(&closed);
+  EXPECT(pthread_join(thread, NULL) == 0);
+  puts("closed with work pending and memory alive");
+  return 0;
+}
