@@ -21,6 +21,8 @@ mod knobs;
 mod orders;
 #[path = "lifetimes/pinned.rs"]
 mod pinned;
+#[path = "lifetimes/remembered.rs"]
+mod remembered;
 mod rig;
 #[path = "lifetimes/uses.rs"]
 mod uses;

@@ -254,9 +254,7 @@ impl Lenders {
 
     /// Who may have a free range of `len` granules, for a stream with this clock.
     pub(super) fn of(&self, len: u32, clock: &Clock) -> Candidates {
-        let Some(least) = Class::of(len) else {
-            return Candidates { surely: Vec::new(), perhaps: Vec::new(), aside: Vec::new() };
-        };
+        let least = Class::of(len).unwrap_or(Class(0));
         let news = self.news.take();
         let above = Class(least.0 + 1);
         let mut all = self.all.lock();

@@ -1,0 +1,103 @@
+//! What is remembered has a name and a number, and goes when nothing needs it any more: by frees alone where nobody misses, while
+//! a panic passes, and without a wait where none is allowed.
+
+use crate::rig::{all_clean, on};
+use millpond::driver::sim::{Call, Launch, Schedule, Sim};
+use millpond::units::{GIB, MIB};
+use millpond::{Config, Growth};
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+#[test]
+fn every_count_has_a_name_of_its_own() {
+    let sim = Sim::new(GIB);
+    let gpu = on(&sim, Config::default());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let x = gpu.alloc_named(512, "weights", &s).unwrap();
+    x.share_with(&t).unwrap();
+    let counts = gpu.bookkeeping().counts();
+    let names: HashSet<&str> = counts.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names.len(), counts.len(), "{counts:?}");
+    let of = |name| counts.iter().find(|c| c.0 == name).map(|c| c.1);
+    let known =
+        ["timelines", "pools", "uses", "names", "segments", "ranges in flight", "kept values"].map(of);
+    assert_eq!(known, [3, 2, 1, 1, 1, 0, 0].map(Some), "{counts:?}");
+    drop(x);
+    drop((s, t));
+    all_clean(&sim, gpu);
+}
+
+/// A thousand ranges used elsewhere are freed, and nothing misses meanwhile: the frees find out that the older ones are over.
+#[test]
+fn frees_drain_what_is_over_though_nobody_misses() {
+    let sim = Sim::new(GIB);
+    let gpu = on(&sim, Config::default());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let blocks: Vec<_> = (0..1000).map(|_| gpu.alloc(512, &s).unwrap()).collect();
+    let misses = gpu.report().total.counters.misses;
+    let mut most = 0;
+    for (i, x) in blocks.into_iter().enumerate() {
+        x.share_with(&t).unwrap();
+        sim.launch(t.native(), Launch::new("use").reads(x.address(), 512)).unwrap();
+        drop(x);
+        if i % 8 == 7 {
+            t.synchronize().unwrap();
+        }
+        most = most.max(gpu.bookkeeping().in_flight);
+    }
+    assert!((8..100).contains(&most), "{most} ranges in flight, of which eight are pending");
+    assert_eq!(gpu.report().total.counters.misses, misses);
+    gpu.check();
+    drop((s, t));
+    all_clean(&sim, gpu);
+}
+
+#[test]
+fn default_streams_are_told_by_name() {
+    let sim = Sim::new(GIB);
+    let gpu = on(&sim, Config::default());
+    let (d, p) = (gpu.adopt(sim.legacy_stream()).unwrap(), gpu.adopt(sim.per_thread_stream()).unwrap());
+    drop((gpu.alloc(512, &d).unwrap(), gpu.alloc(512, &p).unwrap()));
+    let names: Vec<_> = gpu.report().pools.into_iter().map(|pool| pool.name).collect();
+    assert_eq!(names, [Some("default".to_owned()), Some("per-thread default".to_owned())]);
+    drop((d, p));
+    all_clean(&sim, gpu);
+}
+
+/// The last of an allocator is an allocation, and a panic drops it: its memory goes back all the same.
+#[test]
+fn a_panic_that_drops_the_last_allocation_loses_nothing() {
+    let sim = Sim::new(GIB);
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let x = gpu.alloc(MIB, &s).unwrap();
+    drop((s, gpu));
+    assert_eq!(sim.ledger().calls_of(Call::MemFree), 0, "what is alive keeps its memory");
+    let passed = catch_unwind(AssertUnwindSafe(move || {
+        let _dropped_on_the_way = x;
+        panic!("on purpose");
+    }));
+    assert!(passed.is_err());
+    assert_eq!(sim.ledger().calls_of(Call::MemFree), 1, "the segment went back");
+    sim.verdict().unwrap();
+}
+
+/// A deterministic allocator waits for older closed streams when a new one is made; not if it may not wait at all.
+#[test]
+fn who_may_not_wait_does_not_wait_for_closed_streams() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let config = Config::default().deterministic(true).growth(Growth::Exact);
+    for (wait, waits) in [(Duration::ZERO, false), (Duration::from_secs(2), true)] {
+        let gpu = on(&sim, config.clone().bounded_wait(wait));
+        let before = sim.ledger().calls_of(Call::EventQuery) + sim.ledger().calls_of(Call::EventSynchronize);
+        for _ in 0..200 {
+            let s = gpu.stream().unwrap();
+            sim.launch(s.native(), Launch::new("work")).unwrap();
+        }
+        let after = sim.ledger().calls_of(Call::EventQuery) + sim.ledger().calls_of(Call::EventSynchronize);
+        assert_eq!(after > before, waits, "{} questions and waits", after - before);
+        gpu.synchronize().unwrap();
+        all_clean(&sim, gpu);
+    }
+}
