@@ -1,4 +1,4 @@
-//! Random programs of cudarc's safe calls on our arrays and pinned arrays, on streams that the allocator made, adopted or never
+//! Random programs of cudarc's safe calls on our arrays, pooled slices and pinned arrays, on streams that the allocator made, adopted or never
 //! heard of, on default streams, and of two values of cudarc's for one context. They need no rules: whatever order the calls come in,
 //! every value is what it would be if each call ended before the next one began. The oracle judges too.
 //!
@@ -7,6 +7,7 @@
 use super::host::Spoils;
 use super::*;
 use millpond::PinnedArray;
+use millpond::interop::PooledSlice;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -65,6 +66,16 @@ enum Call {
     RenewHost {
         host: usize,
     },
+    /// Another pooled slice in the place of the one there was, filled from an array on its own stream.
+    Pool {
+        x: usize,
+        home: usize,
+    },
+    /// `memcpy_dtod` from the pooled slice.
+    FromPool {
+        x: usize,
+        on: usize,
+    },
     /// The stream is dropped, with what is queued on it.
     End {
         on: usize,
@@ -82,10 +93,12 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         2 => (x.clone(), on.clone()).prop_map(|(x, on)| Call::Zero { x, on }),
         1 => (x.clone(), on.clone()).prop_map(|(x, on)| Call::Read { x, on }),
         4 => (x.clone(), 1..200_u8).prop_map(|(x, value)| Call::Fill { x, value }),
-        3 => x.prop_map(|x| Call::Renew { x }),
+        3 => x.clone().prop_map(|x| Call::Renew { x }),
         2 => host.clone().prop_map(|host| Call::Look { host }),
         2 => (host.clone(), 1..200_u32).prop_map(|(host, value)| Call::Write { host, value }),
         2 => host.prop_map(|host| Call::RenewHost { host }),
+        3 => (x.clone(), 0..2_usize).prop_map(|(x, home)| Call::Pool { x, home }),
+        3 => (x.clone(), on.clone()).prop_map(|(x, on)| Call::FromPool { x, on }),
         1 => on.prop_map(|on| Call::End { on }),
     ];
     prop::collection::vec(call, 1..40)
@@ -106,6 +119,8 @@ struct World<'a> {
     arrays: Vec<Filled>,
     hosts: Vec<(PinnedArray<u32, Cuda>, u32)>,
     streams: Vec<Given>,
+    /// Written once: what is written while others read is cudarc's to order, hazards included.
+    pooled: Option<(PooledSlice<u32>, u32)>,
 }
 
 impl<'a> World<'a> {
@@ -114,7 +129,7 @@ impl<'a> World<'a> {
         let arrays = (0..ARRAYS).map(|n| zeroes(gpu, &homes, n % 2)).collect();
         let hosts = (0..HOSTS).map(|_| (gpu.pinned_zeros(WORDS).expect("pinned"), 0)).collect();
         let streams = (0..STREAMS).map(|n| a_stream(rig, gpu, other, n)).collect();
-        World { rig, gpu, other, homes, arrays, hosts, streams }
+        World { rig, gpu, other, homes, arrays, hosts, streams, pooled: None }
     }
 
     fn two(&mut self, x: usize) -> (&mut Filled, &mut Filled) {
@@ -180,6 +195,25 @@ impl<'a> World<'a> {
                 drop(self.hosts.remove(host));
                 self.hosts.insert(host, (self.gpu.pinned_zeros(WORDS).expect("pinned"), 0));
             }
+            Call::Pool { x, home } => {
+                self.pooled = None;
+                let (home, Filled { array, value, .. }) = (&self.homes[home], &self.arrays[x]);
+                let slice = self.gpu.cuda_slice(WORDS, home).or_else(|_| {
+                    self.gpu.synchronize()?;
+                    self.gpu.cuda_slice(WORDS, home)
+                });
+                let mut slice = slice.expect("there is room");
+                let theirs = home.cudarc().expect("its alias");
+                theirs.memcpy_dtod(array, &mut slice.as_view_mut()).expect("queued");
+                self.pooled = Some((slice, *value));
+            }
+            Call::FromPool { x, on } => {
+                if let Some((slice, value)) = &self.pooled {
+                    let to = &mut self.arrays[x];
+                    self.streams[on].theirs.memcpy_dtod(&**slice, &mut to.array).expect("queued");
+                    to.value = *value;
+                }
+            }
             Call::End { on } => {
                 let given = a_stream(self.rig, self.gpu, self.other, on);
                 self.streams[on] = given;
@@ -236,7 +270,7 @@ fn programs_of_cudarcs_calls_need_no_rules() {
     let found = TestRunner::new(config).run(&calls(), |calls| {
         let rig = rig().expect("it was there a moment ago");
         {
-            let gpu = rig.room_for(ARRAYS as u64 + 1);
+            let gpu = rig.room_for(ARRAYS as u64 + 2);
             let other = CudaContext::new(0).expect("another value for the same context");
             let mut world = World::new(&rig, &gpu, &other);
             for call in calls {
