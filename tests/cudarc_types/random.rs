@@ -2,7 +2,7 @@
 //! heard of, on default streams, and of two values of cudarc's for one context. They need no rules: whatever order the calls come in,
 //! every value is what it would be if each call ended before the next one began. The oracle judges too.
 //!
-//! 150 programs, or what `MILLPOND_CASES` says.
+//! 100 programs, or what `MILLPOND_CASES` says.
 
 use super::host::Spoils;
 use super::*;
@@ -265,7 +265,7 @@ fn programs_of_cudarcs_calls_need_no_rules() {
         return;
     }
     let cases =
-        std::env::var("MILLPOND_CASES").map_or(150, |n| n.parse().expect("MILLPOND_CASES is a number"));
+        std::env::var("MILLPOND_CASES").map_or(100, |n| n.parse().expect("MILLPOND_CASES is a number"));
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let found = TestRunner::new(config).run(&calls(), |calls| {
         let rig = rig().expect("it was there a moment ago");
