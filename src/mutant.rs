@@ -171,6 +171,7 @@ cuda:
     CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
+    CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are remembered as reads"
 ;
 doors:
     DoorTagForgotten "door-tag-forgotten" "free_on forgets that nobody knows who used the memory"

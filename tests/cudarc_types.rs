@@ -13,6 +13,8 @@ mod current;
 mod doors;
 #[path = "cudarc_types/host.rs"]
 mod host;
+#[path = "cudarc_types/random.rs"]
+mod random;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 

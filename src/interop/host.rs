@@ -50,7 +50,9 @@ impl<T: Element> HostSlice<T> for PinnedArray<T, Cuda> {
 /// Lends the memory on this stream's timeline, or on the whole context's, to be read or to be written.
 fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
     let Some((registry, cuda)) = memory.device() else { return };
-    let entered = match cuda.find(stream) {
+    let found = cuda.find(stream);
+    let read_only = planted!(CudaHostDefaultRead) && matches!(found, Ok(Found::Default(_)));
+    let entered = match found {
         Ok(Found::Default(native)) => Some(registry.enter_or_attach(native.info(), &native)),
         Ok(Found::Known(id)) => registry.enter(id),
         Err(e) if matches!(e.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle) => {
@@ -62,5 +64,5 @@ fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
             None
         }
     };
-    memory.lend(entered.as_ref(), to_write);
+    memory.lend(entered.as_ref(), to_write && !read_only);
 }

@@ -15,7 +15,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// An array whose use leaves an error in cudarc's context, behind the call's own look at it: the call is made, and its wait
 /// at the end is skipped.
-struct Spoils<A>(A);
+pub(super) struct Spoils<A>(pub(super) A);
 
 impl DeviceSlice<u32> for Spoils<&Words> {
     fn len(&self) -> usize {

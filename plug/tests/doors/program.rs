@@ -19,7 +19,7 @@ verbs! {
     TorchAlloc 6 TorchUse 6 TorchFree 6
     Open 5 Close 8 Permanent 2
     Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
-    Trim 1 Limit 4 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4
+    Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4
     ThreadEnds 2 WaitStream 2 WaitDevice 1
 }
 
@@ -64,9 +64,10 @@ pub(crate) struct Kind {
 impl Kind {
     pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
         let scene = prop_oneof![
-            6 => self.any_step().prop_map(|step| vec![step]),
-            3 => self.life(),
-            1 => self.pinned_life(),
+            12 => self.any_step().prop_map(|step| vec![step]),
+            6 => self.life(),
+            2 => self.pinned_life(),
+            1 => self.limits(),
         ];
         let schedule = prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64];
         (schedule, prop::collection::vec(scene, 1..self.scenes)).prop_map(move |(schedule, scenes)| Program {
@@ -120,6 +121,14 @@ impl Kind {
                 steps
             },
         )
+    }
+
+    /// A limit below what is taken, and none again.
+    fn limits(self) -> impl Strategy<Value = Vec<Step>> {
+        (0..self.threads, 0..3_u8, self.fault()).prop_map(|(thread, a, fault)| {
+            let limit = Step { thread, verb: Verb::Limit, a, b: 1, c: 0, fault };
+            vec![Step { verb: Verb::Alloc, c: 6, fault: 0, ..limit }, limit, Step { b: 0, fault: 0, ..limit }]
+        })
     }
 
     /// The same of pinned memory.
