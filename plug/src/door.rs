@@ -479,7 +479,7 @@ impl Door {
 
     /// Ends an allocation. Its slot first: the bytes may be another's at once.
     #[inline]
-    fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
+    fn end(ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
         hold.end();
         if by_unknown {
@@ -503,7 +503,7 @@ impl Door {
             return Ok(());
         }
         let (hold, tag) = self.hold(ptr)?;
-        self.end(ptr, hold, tag.is_unknown());
+        Door::end(ptr, hold, tag.is_unknown());
         self.freed();
         Ok(())
     }
@@ -516,13 +516,13 @@ impl Door {
         }
         let (hold, tag) = self.hold(ptr)?;
         if tag.is_home(handle) {
-            self.end(ptr, hold, tag.is_unknown());
+            Door::end(ptr, hold, tag.is_unknown());
             self.freed();
             return Ok(());
         }
         self.on(handle, |lane| {
             record_use(&peek(ptr.addr() as u64, hold.entry()), lane)?;
-            self.end(ptr, hold, tag.is_unknown());
+            Door::end(ptr, hold, tag.is_unknown());
             lane.stream.mark_frees();
             self.freed();
             Ok(())
@@ -544,7 +544,7 @@ impl Door {
             return Ok(());
         }
         let (hold, _) = self.hold(ptr)?;
-        self.end(ptr, hold, true);
+        Door::end(ptr, hold, true);
         self.freed();
         Ok(())
     }

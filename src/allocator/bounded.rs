@@ -60,7 +60,7 @@ impl<D: Driver> Waitable<D> {
     pub(crate) fn by_host(&self, pending: Pending) -> bool {
         let marked = |l: &Line<D>| l.published.load(Ordering::Acquire) >= pending.epoch.0;
         let waits = |l: &Line<D>| marked(l) || !(is_wide(l) || l.is_unmanaged());
-        self.by_streams(pending.on) && self.line(pending.on).is_none_or(|l| waits(l))
+        self.by_streams(pending.on) && self.line(pending.on).is_none_or(waits)
     }
 }
 

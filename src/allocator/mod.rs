@@ -544,7 +544,9 @@ impl<D: Driver> Allocator<D> {
         if !planted!(Z11) {
             let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
             if waited.is_err() {
-                lines.iter().for_each(|l| l.loosen());
+                for line in &lines {
+                    line.loosen();
+                }
             }
             waited?;
         }

@@ -72,7 +72,9 @@ fn somebodys_capture_lives_beside_every_call() {
                     let door = Door::new("wait_ms=5,limit=64MiB,growth=exact");
                     let [s, t, u] = [(); 3].map(|()| stream(&cuda));
                     if others_are_permanent {
-                        [&s, &u].into_iter().for_each(|stream| door.declare_permanent(stream));
+                        for stream in [&s, &u] {
+                            door.declare_permanent(stream);
+                        }
                     }
                     match captured {
                         "permanent" => door.declare_permanent(&t),
