@@ -125,3 +125,19 @@ fn arrays_that_die_beside_a_capture_leave_it_alone() {
         door.destroy();
     });
 }
+
+/// The one call that waits for the device looks first where it can.
+#[test]
+fn a_synchronise_is_refused_beside_a_capture_that_can_be_seen() {
+    alone("captures::a_synchronise_is_refused_beside_a_capture_that_can_be_seen", |_fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, door) = (stream(&cuda), Door::new(""));
+        door.declare_permanent(&s);
+        begin(&s);
+        assert_eq!([door.one("millpond_synchronize"), door.one("millpond_destroy")], [CAPTURING; 2]);
+        assert!(end(&s), "it lives");
+        assert_eq!(door.one("millpond_synchronize"), OK);
+        door.destroy();
+    });
+}
