@@ -91,6 +91,7 @@ struct Live {
     declared: Vec<usize>,
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "what kind of program it is")]
 struct Run {
     w: World,
     dice: Dice,
@@ -131,9 +132,9 @@ fn run_as(seed: u64, undeclared: bool) -> (usize, Outcome) {
         for _ in 0..LENGTHS[seed as usize % 3] {
             made += 1;
             if undeclared {
-                run.step_beside()?
+                run.step_beside()?;
             } else {
-                run.step()?
+                run.step()?;
             }
             // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
             super::forget_points();
