@@ -59,6 +59,17 @@ fn right_code_passes_random_programs() {
     }
 }
 
+/// The same with streams that only calls that name them mark, and that end unannounced, beside somebody's captures, which live.
+#[test]
+fn right_code_passes_random_programs_beside_captures() {
+    for seed in 0..400 {
+        let (_, outcome) = cases::random::run_undeclared(seed);
+        if let Err(e) = outcome {
+            panic!("{e}");
+        }
+    }
+}
+
 /// The same of programs by several threads; nobody stands still here, so that their calls follow one another.
 #[test]
 fn right_code_passes_random_programs_by_threads() {

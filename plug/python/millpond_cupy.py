@@ -6,7 +6,7 @@ its device: no annotation is needed. `uses` says what a free waits for:
 
     "known"  (the default) all streams that were ever current, the null stream among them, and those that ended since
     "own"    the array's own stream, and what `record_use` was told: for programs that keep to one stream, or say it all
-    "any"    everything that the device holds, whoever queued it. It costs more, and while others capture graphs memory may be held
+    "any"    everything that the device holds, whoever queued it: it serves again when the device is quiet, as below
 
 What "known" does not see: work on a stream that was never current, such as a launch by another library on an array that it
 was given, or a copy with `stream=` of a stream that was never used otherwise. Say `pool.record_use(array, stream)` before the array is
@@ -15,7 +15,10 @@ afterwards. The stream of an ExternalStream must live as long as that object. Pe
 thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
 
 While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
-pool behind its end; `held_frees` says how many wait so. At the interpreter's exit nothing is freed: the driver takes everything.
+pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
+with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. A request that
+would be out of memory, and `free_all_blocks`, wait for the device then and have it again, unless a stream that began its capture by
+CuPy captures a graph. Captures of other libraries in this process are not seen, and such a wait ends them. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
 import collections
@@ -23,6 +26,7 @@ import ctypes
 import os
 import sys
 import threading
+import weakref
 
 try:
     import cupy
@@ -131,6 +135,8 @@ class _Known:
 
 _known = {}
 _making = threading.RLock()
+# Streams that began a capture; whoever begins one, or waits for the device, has the lock.
+_captured, _beginning = weakref.WeakSet(), threading.RLock()
 _local = threading.local()
 # In a child that was forked from a process with this module.
 _child = False
@@ -138,8 +144,8 @@ _child = False
 
 def _forked():
     """A lock that another thread held at the fork is nobody's here: no finalizer may wait for it."""
-    global _child, _making
-    _child, _making = True, threading.RLock()
+    global _child, _making, _beginning
+    _child, _making, _beginning = True, threading.RLock(), threading.RLock()
     for known in list(_known.values()):
         known.lock, known._naming = threading.RLock(), 0
 
@@ -184,6 +190,25 @@ def _current(there):
         return there(self, *arguments, **named)
 
     return hooked
+
+
+def _begin(there):
+    def hooked(self, *arguments, **named):
+        with _beginning:
+            _captured.add(self)
+            return there(self, *arguments, **named)
+
+    return hooked
+
+
+def _watch_captures():
+    """Whether CuPy's captures can be seen from now on."""
+    try:
+        for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
+            _hook(next(c for c in kind.__mro__ if "begin_capture" in vars(c)), "begin_capture", _begin)
+    except (AttributeError, StopIteration, TypeError):
+        return False
+    return True
 
 
 def _ending(there, _exiting=sys.is_finalizing):
@@ -301,6 +326,17 @@ class _Frees:
             if not self._try(free, pointer, collections.deque.appendleft):
                 return
 
+    def quiet(self):
+        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures."""
+        stats = self.allocator.stats()
+        if not stats["total"]["held_back"] + (stats["pinned"] or {"held_back": 0})["held_back"]:
+            return False
+        with _beginning:
+            if any(stream.is_capturing() for stream in list(_captured)):
+                return False
+            self.allocator.synchronize()
+        return True
+
     def _declare(self):
         """The stream that stands for those that ended is never destroyed."""
         join = self.known.join
@@ -348,6 +384,7 @@ class MemoryPool:
         self._watched = uses == "known"
         self._options = options
         self._frees = {}
+        self._sees_captures = _watch_captures()
         if self._watched:
             _watch()
             self._lost = _default_is_per_thread()
@@ -387,7 +424,7 @@ class MemoryPool:
         if self._watched:
             _note(stream)
         try:
-            pointer = allocator.alloc(size, stream.ptr)
+            pointer = self._again(here, lambda: allocator.alloc(size, stream.ptr))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["taken"], stats.get("limit") or 0)
@@ -397,12 +434,22 @@ class MemoryPool:
         owner = _Owner(here.device, pointer)
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, size, owner, device), 0)
 
+    def _again(self, here, request):
+        """A request that is out of memory is made once more if something was held back."""
+        try:
+            return request()
+        except millpond.OutOfMemoryError:
+            if not self._sees_captures or not here.quiet():
+                raise
+        return request()
+
     def malloc_pinned(self, size):
         """A cupy.cuda.PinnedMemoryPointer: its memory serves again when what may use it at its end is complete, as `uses` says
         it; with "own" as with "any"."""
         here = self._here()
         size = millpond._bytes(size)
-        return cupy.cuda.PinnedMemoryPointer(_Pinned(here.pinned, here.allocator.alloc_pinned(size), size), 0)
+        pointer = self._again(here, lambda: here.allocator.alloc_pinned(size))
+        return cupy.cuda.PinnedMemoryPointer(_Pinned(here.pinned, pointer, size), 0)
 
     def held_frees(self):
         """How many freed arrays and pinned buffers of the current device wait for the end of a capture."""
@@ -433,7 +480,10 @@ class MemoryPool:
 
     def free_all_blocks(self, stream=None):
         """Gives idle memory of the current device back. The stream is for CuPy's sake: one's part cannot be told apart."""
-        self._here().allocator.trim()
+        here = self._here()
+        if self._sees_captures:
+            here.quiet()
+        here.allocator.trim()
 
     def free_all_free(self):
         """As free_all_blocks."""

@@ -492,7 +492,7 @@ impl Door {
 
     /// Ends an allocation. Its slot first: the bytes may be another's at once.
     #[inline]
-    fn end(&self, ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
+    fn end(ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
         let late = if planted!(DoorSlotLate) {
             Some(hold)
@@ -525,7 +525,7 @@ impl Door {
             return Ok(());
         }
         let (hold, tag) = self.hold(ptr)?;
-        self.end(ptr, hold, tag.is_unknown());
+        Door::end(ptr, hold, tag.is_unknown());
         self.freed();
         Ok(())
     }
@@ -539,18 +539,18 @@ impl Door {
         let (hold, tag) = self.hold(ptr)?;
         let unknown = tag.is_unknown() && !planted!(DoorTagForgotten);
         if tag.is_home(handle) {
-            self.end(ptr, hold, unknown);
+            Door::end(ptr, hold, unknown);
             self.freed();
             return Ok(());
         }
         self.on(handle, |lane| {
             let recorded = record_use(&peek(ptr.addr() as u64, hold.entry()), lane);
             if recorded.is_err() && planted!(DoorEndedFirst) {
-                self.end(ptr, hold, true);
+                Door::end(ptr, hold, true);
                 return recorded;
             }
             recorded?;
-            self.end(ptr, hold, unknown);
+            Door::end(ptr, hold, unknown);
             lane.stream.mark_frees();
             self.freed();
             Ok(())
@@ -572,7 +572,7 @@ impl Door {
             return Ok(());
         }
         let (hold, _) = self.hold(ptr)?;
-        self.end(ptr, hold, true);
+        Door::end(ptr, hold, true);
         self.freed();
         Ok(())
     }

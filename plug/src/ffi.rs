@@ -296,7 +296,7 @@ pub extern "C" fn millpond_set_limit(allocator: MillpondAllocator, limit: *const
 }
 
 /// Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
-/// driver refuses then, and the capture is lost.
+/// driver refuses then, and the capture is lost; but one of a stream that was declared permanent is looked for first, and lives.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_synchronize(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.synchronize())

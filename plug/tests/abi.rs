@@ -802,7 +802,9 @@ fn the_pair_for_pytorch() {
         let base = function::<extern "C" fn(*mut c_void, *mut usize) -> *mut c_void>("millpond_torch_base");
         let native = |s: &GpuStream| s.handle().cast::<c_void>();
         // As the package does with all that PyTorch has.
-        [&s, &t].into_iter().for_each(|stream| Door(number).declare_permanent(stream));
+        for stream in [&s, &t] {
+            Door(number).declare_permanent(stream);
+        }
         let begin = untold();
         assert!(alloc(0, 1, native(&s)).is_null());
         let x = alloc(4 * MIB, 1, native(&s));

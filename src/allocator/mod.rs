@@ -533,14 +533,17 @@ impl<D: Driver> Allocator<D> {
 
     /// Blocks the host until everything queued on the device is complete; learns that everything is, and so gives back what
     /// was held back ([`held_back`](crate::report::PoolReport::held_back)). Not for use beside a graph capture in the context: the
-    /// driver refuses to wait for a device then, and the capture is lost. An event ([`Stream::record`]) is waited for beside
-    /// one.
+    /// driver refuses to wait for a device then, and the capture is lost, unless it is of a stream that has a pool and can be
+    /// asked, which is looked for first. An event ([`Stream::record`]) is waited for beside one.
     ///
     /// # Errors
-    /// The driver's.
+    /// [`Error::Capturing`]: nothing was waited for, and the capture lives. The driver's.
     pub fn synchronize(&self) -> Result<(), Error> {
         let core = self.core();
         let lines = core.registry.lines();
+        if let Some(stream) = core.registry.who_captures(&core.driver, &lines) {
+            return Err(Error::Capturing { stream: Some(stream) });
+        }
         let promised: Vec<_> = lines
             .iter()
             .map(|l| {
@@ -551,7 +554,9 @@ impl<D: Driver> Allocator<D> {
         if !planted!(Z11) {
             let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
             if waited.is_err() {
-                lines.iter().for_each(|l| l.loosen());
+                for line in &lines {
+                    line.loosen();
+                }
             }
             waited?;
         }

@@ -91,6 +91,7 @@ struct Live {
     declared: Vec<usize>,
 }
 
+#[allow(clippy::struct_excessive_bools, reason = "what kind of program it is")]
 struct Run {
     w: World,
     dice: Dice,
@@ -102,6 +103,8 @@ struct Run {
     faulty: bool,
     /// Completion is learnt from waits only.
     deterministic: bool,
+    /// Foreign streams are not declared, may end while their memory lives, and somebody captures beside.
+    undeclared: bool,
     weights: [usize; 16],
     lines: Vec<Line>,
     live: Vec<Live>,
@@ -113,13 +116,26 @@ struct Run {
 
 /// Runs the program of a seed: how many operations were made, and what came of it.
 pub fn run(seed: u64) -> (usize, Outcome) {
+    run_as(seed, false)
+}
+
+/// The same with streams that are not declared, beside somebody's captures.
+pub fn run_undeclared(seed: u64) -> (usize, Outcome) {
+    run_as(seed, true)
+}
+
+fn run_as(seed: u64, undeclared: bool) -> (usize, Outcome) {
     let mut made = 0;
     let outcome = super::judge(|| {
         // What went wrong cannot always be dropped.
-        let mut run = ManuallyDrop::new(Run::new(seed));
+        let mut run = ManuallyDrop::new(Run::new(seed, undeclared));
         for _ in 0..LENGTHS[seed as usize % 3] {
             made += 1;
-            run.step()?;
+            if undeclared {
+                run.step_beside()?;
+            } else {
+                run.step()?;
+            }
             // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
             super::forget_points();
             if let Some(v) = run.w.sim.violations().first() {
@@ -133,7 +149,7 @@ pub fn run(seed: u64) -> (usize, Outcome) {
 }
 
 impl Run {
-    fn new(seed: u64) -> Run {
+    fn new(seed: u64, undeclared: bool) -> Run {
         let mut dice = Dice::new(seed);
         let page = *dice.of(&[4096, 64 << 10, MIB, 2 * MIB]);
         let pages = 4 + dice.below(10) as u64;
@@ -155,6 +171,9 @@ impl Run {
         }
         let schedule = if dice.one_in(5) { Schedule::Random(seed) } else { Schedule::Latest };
         let w = World::on(Sim::new(GIB).schedule(schedule), config);
+        if undeclared {
+            w.sim.expect_captures();
+        }
         let streams = 2 + dice.below(3);
         // Programs that never do this and mostly that meet what evenly mixed ones do not.
         let mut weights = WEIGHTS;
@@ -168,6 +187,7 @@ impl Run {
             hasty,
             faulty: dice.one_in(2),
             deterministic,
+            undeclared,
             dice,
             weights,
             lines: Vec::new(),
@@ -185,7 +205,10 @@ impl Run {
     fn open(&mut self) {
         let native = self.dice.one_in(3).then(|| self.w.sim.stream().expect("a stream"));
         let stream = match &native {
-            Some(native) => insist(|| self.w.gpu.adopt(native.clone())).expect("a stream of ours"),
+            Some(native) => {
+                let lent = || if self.undeclared { self.w.sim.mortal_stream(native) } else { native.clone() };
+                insist(|| self.w.gpu.adopt(lent())).expect("a stream of ours")
+            }
             None => self.w.stream(),
         };
         self.lines.push(Line { stream: Some(stream), native, clock: Clock::default() });
@@ -251,6 +274,28 @@ impl Run {
         let (on, position) = self.tick(on);
         self.live[i].places.push((on, position, writes));
         Ok(())
+    }
+
+    /// An operation, and now and then somebody's capture around it, unless it waits for the device.
+    fn step_beside(&mut self) -> Outcome {
+        if !self.dice.one_in(4) {
+            return self.step();
+        }
+        let theirs = self.w.sim.stream().map_err(said)?;
+        self.w.sim.begin_capture(&theirs).map_err(said)?;
+        match self.dice.below(4) {
+            0 => {
+                self.w.gpu.trim(Trim::All).or_else(planted_fault)?;
+            }
+            1 if !self.live.is_empty() => {
+                let i = self.dice.below(self.live.len());
+                self.free_unknown(i)?;
+            }
+            _ => self.alloc()?,
+        }
+        // Nobody is stopped behind its end.
+        super::forget_points();
+        self.w.sim.end_capture(&theirs).map(drop).map_err(|e| format!("somebody's capture ended: {e}"))
     }
 
     fn step(&mut self) -> Outcome {
@@ -521,7 +566,8 @@ impl Run {
     /// Freed and allocated again on one stream, with no marker in between, and first used on another.
     fn rebirth(&mut self) -> Outcome {
         let ((home, s), (on, t)) = (self.any(), self.any());
-        if home == on {
+        // The home stream of a use elsewhere is not named there.
+        if home == on || s.info().mortal {
             return Ok(());
         }
         let bytes = (1 + self.dice.below(3) as u64) * self.page;
@@ -638,6 +684,10 @@ impl Run {
             self.freeze(on, &["closing"]);
         }
         self.lines[on].stream = None;
+        if self.undeclared && self.dice.one_in(2) {
+            // Whoever made it ends it, and another has its handle.
+            self.lines[on].native = None;
+        }
         self.open();
         if self.dice.one_in(2) {
             return Ok(());
@@ -831,7 +881,8 @@ impl Run {
         self.w.sim.clear_faults();
         let keep = self.dice.one_in(2);
         let rest_first = self.hasty || self.dice.one_in(2);
-        let Run { w, mut lines, live, pinned, events, limit, deterministic, .. } = self;
+        let Run { w, mut lines, live, pinned, events, limit, deterministic, undeclared, .. } = self;
+        let quiet = || if deterministic || undeclared { w.gpu.synchronize().map_err(said) } else { Ok(()) };
         drop((live, pinned, events));
         if !keep {
             lines.clear();
@@ -840,17 +891,13 @@ impl Run {
             ensure!(streams == 0, "{streams} streams are left that nobody holds and nothing uses");
         }
         w.sim.clear_faults();
-        if deterministic {
-            w.gpu.synchronize().map_err(said)?;
-        }
+        quiet()?;
         if rest_first {
             w.all_back()?;
         }
         w.whole_limit()?;
         ensure!(w.gpu.report().taken <= limit, "{} bytes taken, the limit is {limit}", w.gpu.report().taken);
-        if deterministic {
-            w.gpu.synchronize().map_err(said)?;
-        }
+        quiet()?;
         w.all_back()?;
         drop(lines);
         w.end()

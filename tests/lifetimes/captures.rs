@@ -239,7 +239,15 @@ fn expected_captures_keep_context_wide_events_away() {
         assert_eq!(sim.ledger().calls_of(Call::CtxRecordEvent), u64::from(!expected));
         assert_eq!(held_back(&gpu), if expected { 64 * MIB } else { 0 });
         assert_eq!(gpu.alloc(64 * MIB, &s).is_ok(), !expected);
-        // The one call that a capture does not survive says so.
+        // A wait for the device is refused beside a capture that can be seen,
+        let (native, told) = (sim.stream().unwrap(), gpu.stream().unwrap());
+        let adopted = gpu.adopt(native.clone()).unwrap();
+        sim.begin_capture(&native).unwrap();
+        let refused = gpu.synchronize().unwrap_err();
+        assert!(matches!(refused, millpond::Error::Capturing { stream: Some(id) } if id == adopted.id()));
+        sim.end_capture(&native).expect("it lives");
+        drop((adopted, told, native));
+        // and says that it ended any other.
         let captured = sim.stream().unwrap();
         sim.begin_capture(&captured).unwrap();
         let refused = gpu.synchronize().unwrap_err();

@@ -279,6 +279,35 @@ class TestCaptures(Test):
         self.assertIsNone(stand_in.verdict())
 
     @alone()
+    def test_what_is_held_back_waits_for_the_end_of_a_capture(self):
+        for uses in ("any", "own"):
+            with self.subTest(uses):
+                pool = self.held_back_beside_a_capture(uses)
+                self.assertIsNone(stand_in.verdict())
+                pool.allocator().close()
+
+    def held_back_beside_a_capture(self, uses):
+        self.make(uses)
+        one, two, three = self.streams(3)
+        x = self.empty(one)
+        write(one.ptr, x.mem.ptr, SIZE)
+        order(one.ptr, two.ptr)
+        if uses == "own":
+            self.pool.allocator().record_use(x.mem.ptr, two.ptr)
+        three.begin_capture()
+        del x
+        self.assertEqual(self.pool.allocator().stats()["total"]["held_back"], SIZE)
+        with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError):
+            self.empty(one)
+        self.pool.free_all_blocks()
+        self.assertEqual(self.pool.total_bytes(), SIZE)
+        self.assertIsNotNone(three.end_capture(), "it lives")
+        y = self.empty(one)
+        self.assertEqual(self.pool.allocator().stats()["total"]["held_back"], 0)
+        del y
+        return self.pool
+
+    @alone()
     def test_a_trim_looks_again(self):
         self.make()
         one, two = self.streams()

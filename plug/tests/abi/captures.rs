@@ -72,7 +72,9 @@ fn somebodys_capture_lives_beside_every_call() {
                     let door = Door::new("wait_ms=5,limit=64MiB,growth=exact");
                     let [s, t, u] = [(); 3].map(|()| stream(&cuda));
                     if others_are_permanent {
-                        [&s, &u].into_iter().for_each(|stream| door.declare_permanent(stream));
+                        for stream in [&s, &u] {
+                            door.declare_permanent(stream);
+                        }
                     }
                     match captured {
                         "permanent" => door.declare_permanent(&t),
@@ -120,6 +122,22 @@ fn arrays_that_die_beside_a_capture_leave_it_alone() {
         assert!(end(&s));
         assert_eq!([door.free_on(x, &s), door.one("millpond_synchronize")], [OK; 2]);
         assert_eq!((door.held_back(), fake.verdict()), (0, None));
+        door.destroy();
+    });
+}
+
+/// The one call that waits for the device looks first where it can.
+#[test]
+fn a_synchronise_is_refused_beside_a_capture_that_can_be_seen() {
+    alone("captures::a_synchronise_is_refused_beside_a_capture_that_can_be_seen", |_fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, door) = (stream(&cuda), Door::new(""));
+        door.declare_permanent(&s);
+        begin(&s);
+        assert_eq!([door.one("millpond_synchronize"), door.one("millpond_destroy")], [CAPTURING; 2]);
+        assert!(end(&s), "it lives");
+        assert_eq!(door.one("millpond_synchronize"), OK);
         door.destroy();
     });
 }

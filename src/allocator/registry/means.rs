@@ -17,10 +17,11 @@
 //! seen. Its event answers every query and wait with an error (907), which is never "complete" nor an order: who needs the stream
 //! meets that error until the next marker is made.
 
-use super::{CONTEXT, Line};
+use super::{CONTEXT, Line, Registry};
 use crate::driver::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::sync::Ordering;
+use crate::sync::{Arc, Ordering};
+use crate::units::StreamId;
 
 /// Whether the call that is under way names the stream, so that it is alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +73,21 @@ impl Means {
             return Err(captured(line));
         }
         Ok(())
+    }
+}
+
+impl<D: Driver> Registry<D> {
+    /// The stream of one of these lines that captures, of those that can be asked: a wait for the device would destroy that. A
+    /// question that fails tells nothing.
+    pub(crate) fn who_captures(&self, driver: &D, lines: &[Arc<Line<D>>]) -> Option<StreamId> {
+        let captures = |line: &&Arc<Line<D>>| {
+            let Some(native) = line.native().filter(|_| line.is_marked_by_handle(Named::No)) else {
+                return false;
+            };
+            let asked = line.foreign.load(Ordering::Relaxed) || driver.may_capture(&native);
+            asked && matches!(self.watch(driver.is_capturing(&native)), Ok(true))
+        };
+        lines.iter().find(captures).map(|line| line.info.id)
     }
 }
 
