@@ -4,7 +4,7 @@
 use crate::rig::{all_clean, on};
 use millpond::driver::sim::{Call, Launch, Schedule, Sim};
 use millpond::units::{GIB, MIB};
-use millpond::{Config, Growth};
+use millpond::{Config, DriverErrorKind, Growth, Trim};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -100,4 +100,23 @@ fn who_may_not_wait_does_not_wait_for_closed_streams() {
         gpu.synchronize().unwrap();
         all_clean(&sim, gpu);
     }
+}
+
+/// A wait for the device that fails proves nothing: what is pending stays so, and the next one brings it back.
+#[test]
+fn a_synchronise_that_fails_proves_nothing() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = on(&sim, Config::default().growth(Growth::Exact));
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let x = gpu.alloc(MIB, &s).unwrap();
+    x.share_with(&t).unwrap();
+    sim.launch(t.native(), Launch::new("use").reads(x.address(), 512)).unwrap();
+    drop(x);
+    sim.fail(Call::CtxSynchronize, 1, DriverErrorKind::Other);
+    assert!(gpu.synchronize().is_err());
+    assert_eq!(gpu.bookkeeping().in_flight, 1);
+    gpu.synchronize().unwrap();
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, MIB);
+    drop((s, t));
+    all_clean(&sim, gpu);
 }

@@ -1,10 +1,11 @@
 //! Whom a miss looks at: nobody who could serve is left out, and few others are asked.
 
 use super::Class;
-use crate::allocator::{Allocation, Allocator, Config, Growth, Stream, Trim};
+use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Stream, Trim};
 use crate::driver::Driver;
 use crate::driver::null::Null;
 use crate::driver::sim::{Launch, Schedule, Sim};
+use crate::heap::ChunkState;
 use crate::order::Clock;
 use crate::units::{GIB, GRANULE_BYTES, KIB, MIB};
 
@@ -233,4 +234,48 @@ fn a_pool_that_stands_aside_comes_back_when_something_complete_enters_it() {
     assert_eq!([served(&gpu, &late), served(&gpu, &late), served(&gpu, &late)], [(0, 1), (0, 1), (1, 0)]);
     drop(gpu.alloc(9 * MIB, home).unwrap());
     assert_eq!(served(&gpu, &late), (0, 1), "what was in flight");
+}
+
+/// At the limit somebody has to be waited for: of a hundred, one, and one of those that have enough.
+#[test]
+fn at_the_limit_one_of_many_is_waited_for() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(100 * 3 * MIB));
+    let gpu = Allocator::new(sim, config).unwrap();
+    let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
+    for (i, stream) in streams.iter().enumerate() {
+        drop(gpu.alloc(if i % 2 == 0 { MIB } else { 5 * MIB }, stream).unwrap());
+    }
+    let late = gpu.stream().unwrap();
+    for n in 1..=20 {
+        assert_eq!(served(&gpu, &late), (0, 1));
+        assert_eq!(gpu.report().total.counters.waits_inserted, n, "one wait for each");
+    }
+}
+
+/// What a look at some of a heap's ranges says holds for all of them.
+#[test]
+fn a_look_at_some_ranges_bounds_all() {
+    let (_, gpu, streams) = pending(3);
+    let stream = &streams[1];
+    let mut blocks: Vec<_> = (1..=60).map(|n| gpu.alloc(n * 50 * KIB, stream).unwrap()).collect();
+    for (n, block) in core::mem::take(&mut blocks).into_iter().enumerate() {
+        if n == 30 {
+            stream.synchronize().unwrap();
+        }
+        if n % 2 == 0 { drop(block) } else { blocks.push(block) }
+    }
+    let state = stream.pool().lock();
+    let complete = stream.line().seen();
+    let free: Vec<_> = state.heap.snapshot().segments.into_iter().flat_map(|s| s.ranges).collect();
+    let free: Vec<_> = free.into_iter().filter(|r| r.state == ChunkState::Free).collect();
+    assert!(free.iter().any(|r| r.stamp <= complete) && free.iter().any(|r| r.stamp > complete));
+    let longest = free.iter().filter(|r| r.stamp <= complete).map(|r| r.len).max();
+    for steps in 0..80 {
+        let ripe = state.heap.ripe(steps, complete);
+        assert!(Some(ripe.longest) >= longest, "{steps} steps: {ripe:?}");
+        let longer = free.iter().filter(|r| r.len > ripe.longest);
+        assert!({ longer }.all(|r| r.stamp > complete && r.stamp >= ripe.least), "{steps} steps: {ripe:?}");
+    }
+    assert_eq!(Some(state.heap.ripe(80, complete).longest), longest, "all were looked at");
 }
