@@ -66,7 +66,7 @@ struct All {
     by_class: BTreeSet<(Class, u32)>,
     aside: HashMap<u32, Aside>,
     /// The pools that stand aside, by their timelines.
-    of_line: HashMap<TimelineId, Vec<u32>>,
+    of_line: BTreeSet<(TimelineId, u32)>,
     /// They by the class of their longest free range.
     resting: BTreeSet<(Class, u32)>,
     /// Those of them that have a marker to ask about, by the class of their longest free range.
@@ -114,12 +114,7 @@ impl All {
         let Some(aside) = self.aside.remove(&pool) else { return };
         self.set(pool, Class::of(aside.ripe), Class::of(aside.longest));
         self.unfile(pool, aside.longest);
-        if let Some(pools) = self.of_line.get_mut(&aside.line) {
-            pools.retain(|&p| p != pool);
-            if pools.is_empty() {
-                self.of_line.remove(&aside.line);
-            }
-        }
+        self.of_line.remove(&(aside.line, pool));
     }
 
     /// A pool that stands aside is found by the length of its longest range, and if it is to be asked about, there too.
@@ -150,16 +145,15 @@ impl All {
 
     /// Those that a stream with this clock may be ordered after.
     fn in_order(&self, least: Class, clock: &Clock) -> Vec<u32> {
-        let may = |on: TimelineId, epoch: Epoch| {
-            let pools = self.of_line.get(&on).into_iter().flatten().copied();
-            pools.filter(move |pool| {
-                self.aside.get(pool).is_some_and(|a| a.least <= epoch && Class::of(a.longest) >= Some(least))
-            })
+        let may = |&(on, pool): &(TimelineId, u32)| {
+            let behind = |a: &Aside| a.least <= clock.get(on) && Class::of(a.longest) >= Some(least);
+            self.aside.get(&pool).is_some_and(behind).then_some(pool)
         };
         if clock.len() <= self.of_line.len() {
-            clock.iter().flat_map(|(on, epoch)| may(on, epoch)).collect()
+            let on_line = |(on, _)| self.of_line.range((on, 0)..=(on, u32::MAX));
+            clock.iter().flat_map(on_line).filter_map(may).collect()
         } else {
-            self.of_line.keys().flat_map(|&on| may(on, clock.get(on))).collect()
+            self.of_line.iter().filter_map(may).collect()
         }
     }
 }
@@ -169,7 +163,7 @@ impl Lenders {
         let all = All {
             by_class: BTreeSet::new(),
             aside: HashMap::new(),
-            of_line: HashMap::new(),
+            of_line: BTreeSet::new(),
             resting: BTreeSet::new(),
             asking: BTreeSet::new(),
             asked: (Class(0), 0),
@@ -225,9 +219,8 @@ impl Lenders {
                 least: ripe.least.min(line.stamp()),
                 asking: false,
             };
-            if all.aside.insert(pool, aside).is_none() {
-                all.of_line.entry(line.id).or_default().push(pool);
-            }
+            all.aside.insert(pool, aside);
+            all.of_line.insert((line.id, pool));
             all.unfile(pool, longest);
             all.file(pool, longest, false);
         }
@@ -304,12 +297,9 @@ impl Lenders {
         let right: Vec<Class> =
             aside.filter(|a| a.asking).and_then(|_| Class::of(bound)).into_iter().collect();
         assert_eq!(asking, right, "F1: pool {pool}, to be asked about");
-        let at: Vec<TimelineId> = all.of_line.iter().filter(|l| l.1.contains(&pool)).map(|l| *l.0).collect();
-        assert_eq!(
-            at,
-            aside.map(|a| a.line).into_iter().collect::<Vec<_>>(),
-            "F1: the timeline of pool {pool}"
-        );
+        let at: Vec<TimelineId> = all.of_line.iter().filter(|l| l.1 == pool).map(|l| l.0).collect();
+        let right: Vec<TimelineId> = aside.map(|a| a.line).into_iter().collect();
+        assert_eq!(at, right, "F1: the timeline of pool {pool}");
     }
 
     /// Panics unless F2 holds. Not while the timeline moves on.

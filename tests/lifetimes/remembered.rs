@@ -120,3 +120,27 @@ fn a_synchronise_that_fails_proves_nothing() {
     drop((s, t));
     all_clean(&sim, gpu);
 }
+
+/// A miss of a pool whose ranges wait for many streams asks about some of them, and the next ones about others.
+#[test]
+fn a_request_asks_about_few_of_many_streams() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = on(&sim, Config::default().growth(Growth::Exact));
+    let s = gpu.stream().unwrap();
+    let users: Vec<_> = (0..50).map(|_| gpu.stream().unwrap()).collect();
+    for user in &users {
+        let x = gpu.alloc(MIB, &s).unwrap();
+        x.share_with(user).unwrap();
+        sim.launch(user.native(), Launch::new("use").reads(x.address(), 512)).unwrap();
+        drop(x);
+        // A marker of its own, which can be asked about.
+        drop(user.record().unwrap());
+    }
+    let asked = || sim.ledger().calls_of(Call::EventQuery);
+    for _ in 0..10 {
+        let before = asked();
+        core::mem::forget(gpu.alloc(2 * MIB, &s).unwrap());
+        assert!((1..=20).contains(&(asked() - before)), "{} questions by one request", asked() - before);
+    }
+    drop((users, s));
+}

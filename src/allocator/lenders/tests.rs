@@ -187,15 +187,21 @@ fn a_pool_that_stands_aside_comes_back_when_its_memory_is_complete() {
     }
 }
 
+/// All have markers and were looked at since, so that nothing brings them back; a few of them are asked about, each time others.
 #[test]
 fn a_pool_that_stands_aside_is_found_by_a_stream_in_order_behind_it() {
     for which in [0, 40, 199] {
         let (_, gpu, streams) = pending(200);
-        let late = gpu.stream().unwrap();
+        let (witness, late) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        for stream in &streams {
+            witness.wait_stream(stream).unwrap();
+        }
         assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
         late.wait_stream(&streams[which]).unwrap();
         assert_eq!(served(&gpu, &late), (0, 1), "stream {which}");
         assert_eq!(served(&gpu, &late), (1, 0), "no other one");
+        // Of those that the witness is ordered after, fewer stand aside than it knows, or more.
+        assert_eq!([served(&gpu, &witness), served(&gpu, &witness)], [(0, 1); 2]);
     }
 }
 
