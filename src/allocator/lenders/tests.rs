@@ -192,16 +192,16 @@ fn a_pool_that_stands_aside_comes_back_when_its_memory_is_complete() {
 fn a_pool_that_stands_aside_is_found_by_a_stream_in_order_behind_it() {
     for which in [0, 40, 199] {
         let (_, gpu, streams) = pending(200);
-        let (witness, late) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-        for stream in &streams {
-            witness.wait_stream(stream).unwrap();
-        }
+        let (behind_all, late) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let events: Vec<_> = streams.iter().map(|stream| stream.record().unwrap()).collect();
         assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
-        late.wait_stream(&streams[which]).unwrap();
+        late.wait(&events[which]).unwrap();
         assert_eq!(served(&gpu, &late), (0, 1), "stream {which}");
         assert_eq!(served(&gpu, &late), (1, 0), "no other one");
-        // Of those that the witness is ordered after, fewer stand aside than it knows, or more.
-        assert_eq!([served(&gpu, &witness), served(&gpu, &witness)], [(0, 1); 2]);
+        for event in &events {
+            behind_all.wait(event).unwrap();
+        }
+        assert_eq!([served(&gpu, &behind_all), served(&gpu, &behind_all)], [(0, 1); 2]);
     }
 }
 
