@@ -9,9 +9,11 @@
  * only in calls that name it, and a thread's default stream in calls of that thread. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
  * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
  * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
- * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. What is not seen: a capture that another
- * thread begins on a stream while a call names that stream, and ends before the call is over; calls fail on that stream
- * then until it is marked again, and the graph is whole.
+ * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a
+ * request was refused for its sake, or by those two frees. Memory whose own stream was not declared is held back for that stream's sake too,
+ * whoever else is named. What is not seen: a capture that another thread begins while a call of ours is under way, on a stream which that
+ * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or calls fail on that stream until it
+ * is marked again. Begin a capture where no other thread calls for its stream.
  *
  * A process that is forked from one that has an allocator can do nothing with it: every call there answers
  * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
@@ -175,6 +177,7 @@ millpond_status millpond_record_pinned_use(millpond_allocator allocator, void *p
 /*
  The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
  at most whether it captures. It is marked whenever that is needed, unless it captures.
+ Declare it before its first use: what was used before, by whatever allocator of the device, is followed as undeclared.
  */
 millpond_status millpond_declare_permanent(millpond_allocator allocator, void *stream);
 

@@ -22,6 +22,7 @@ CuPy captures a graph. Captures of other libraries in this process are not seen,
 """
 
 import collections
+import contextlib
 import ctypes
 import os
 import sys
@@ -194,7 +195,11 @@ def _current(there):
 
 def _begin(there):
     def hooked(self, *arguments, **named):
-        with _beginning:
+        with contextlib.ExitStack() as held:
+            held.enter_context(_beginning)
+            # No free on another thread names the stream meanwhile: asking who it is would end its capture.
+            for known in list(_known.values()):
+                held.enter_context(known.lock)
             _captured.add(self)
             return there(self, *arguments, **named)
 

@@ -557,8 +557,21 @@ impl Door {
         })
     }
 
+    /// As [`Door::free`], and marks these streams behind it.
+    pub(crate) fn free_and_mark(
+        &self,
+        ptr: *mut c_void,
+        streams: impl Iterator<Item = usize>,
+    ) -> Result<(), Failure> {
+        let (hold, tag) = self.hold(ptr)?;
+        Door::end(ptr, hold, tag.is_unknown());
+        streams.for_each(|handle| self.mark_frees(handle));
+        self.freed();
+        Ok(())
+    }
+
     /// Marks what was freed on a stream that is named, or behind it, until now.
-    pub(crate) fn mark_frees(&self, handle: usize) {
+    fn mark_frees(&self, handle: usize) {
         // Who cannot be marked is marked when named again.
         let _ = self.on(handle, |lane| {
             lane.stream.mark_frees();

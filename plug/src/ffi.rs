@@ -194,11 +194,7 @@ pub extern "C" fn millpond_free_after(
         for stream in streams.iter().take(most) {
             door.record_use(ptr, stream.addr())?;
         }
-        door.free(ptr)?;
-        for stream in streams {
-            door.mark_frees(stream.addr());
-        }
-        Ok(())
+        door.free_and_mark(ptr, streams.iter().map(|stream| stream.addr()))
     })
 }
 
@@ -254,6 +250,7 @@ pub extern "C" fn millpond_record_pinned_use(
 
 /// The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
 /// at most whether it captures. It is marked whenever that is needed, unless it captures.
+/// Declare it before its first use: what was used before, by whatever allocator of the device, is followed as undeclared.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
     allocator: MillpondAllocator,

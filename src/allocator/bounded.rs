@@ -64,7 +64,14 @@ impl<D: Driver> Waitable<'_, D> {
     /// for the whole device would do: what needs one is complete when the program synchronises.
     pub(crate) fn by_host(&self, pending: Pending) -> bool {
         let marked = |l: &Line<D>| l.published.load(Ordering::Acquire) >= pending.epoch.0;
-        let waits = |l: &Line<D>| marked(l) || !(is_wide(l) || l.is_unmanaged());
+        let waits = |l: &Line<D>| {
+            let held = !marked(l) && l.is_unmanaged();
+            if held {
+                // The next call that names it makes one.
+                l.raise_due();
+            }
+            !held && (marked(l) || !is_wide(l))
+        };
         self.registry.line(pending.on).is_none_or(|l| self.is_dependable(&l) && waits(&l))
     }
 }

@@ -48,9 +48,9 @@ impl<'a, D: Driver> Miss<'a, D> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
         let to = self.pool.line.id;
-        let (pools, aside) = self.lenders(&clock);
+        let (pools, to_ask) = self.lenders(&clock);
         let (mut questions, mut asked) = (QUESTIONS, ASKED);
-        let each = pools.into_iter().map(|n| (n, false)).chain(aside.into_iter().map(|n| (n, true)));
+        let each = pools.into_iter().map(|n| (n, false)).chain(to_ask.into_iter().map(|n| (n, true)));
         for (number, is_aside) in each {
             let Some(from) = self.core.pool_numbered(number) else { continue };
             if from.longest_hint() < self.want.len.0 {
@@ -125,11 +125,12 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// The numbers of those of them that may hold enough, in the order of the list: of thousands of streams few do, and the
-    /// others are not even looked at. Of many each climb begins with others, because it does not ask about all of them. And
-    /// those that stand aside and may all the same be in order, or are to be asked about.
+    /// others are not even looked at. Of many each climb begins with others, because it does not ask about all of them. Those that
+    /// stand aside and may all the same be in order come behind them; and apart some that are to be asked about.
     fn lenders(&self, clock: &Clock) -> (Vec<u32>, Vec<u32>) {
         let least = self.want.len.0;
-        let Candidates { surely: mut pools, mut perhaps, mut aside } = self.core.lenders.of(least, clock);
+        let Candidates { surely: mut pools, mut perhaps, mut in_order, mut to_ask } =
+            self.core.lenders.of(least, self.pool.line.id, clock);
         if !perhaps.is_empty() {
             let all = self.core.pools.lock();
             perhaps.retain(|&n| numbered(&all, n).is_some_and(|pool| pool.longest_hint() >= least));
@@ -137,9 +138,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             pools.append(&mut perhaps);
             pools.sort_unstable();
         }
-        aside.sort_unstable();
-        aside.dedup();
-        aside.retain(|n| *n != self.pool.number && pools.binary_search(n).is_err());
+        in_order.retain(|n| *n != self.pool.number && pools.binary_search(n).is_err());
+        to_ask.retain(|n| *n != self.pool.number && pools.binary_search(n).is_err() && !in_order.contains(n));
         if let Ok(own) = pools.binary_search(&self.pool.number) {
             pools.remove(own);
         }
@@ -147,7 +147,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % pools.len();
             pools.rotate_left(from);
         }
-        (pools, aside)
+        pools.append(&mut in_order);
+        (pools, to_ask)
     }
 
     /// What a free range must have: an aligned request may have to skip a front.
@@ -300,10 +301,13 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(Some(self.settle(from, &guest)))
     }
 
-    /// A wait that could not be inserted; the range was put back. That the driver has no context-wide markers is no refusal
-    /// of memory: the next rung is tried.
+    /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here, or that it captures, is no
+    /// refusal of memory: other memory is tried.
     fn unordered(&mut self, error: DriverError) -> Step {
-        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.refused(error) }
+        match error.kind {
+            DriverErrorKind::NotSupported | DriverErrorKind::Capturing => Ok(None),
+            _ => self.refused(error),
+        }
     }
 
     /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.

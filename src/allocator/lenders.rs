@@ -35,13 +35,13 @@ use std::collections::BTreeSet;
 
 /// Classes to a power of two, as a power of two.
 const FINE: u32 = 3;
-/// With no more pools than this, none stands aside: each is looked at.
+/// With no more pools than this, none begins to stand aside: each is looked at.
 const FEW: usize = 64;
 /// So many of those that stand aside and have a marker are asked about by a miss, each time others.
 pub(super) const ASKED: usize = 4;
 
 /// A class of lengths: of two lengths the longer one is in no lower class.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Class(u32);
 
 impl Class {
@@ -71,8 +71,8 @@ struct All {
     resting: BTreeSet<(Class, u32)>,
     /// Those of them that have a marker to ask about, by the class of their longest free range.
     asking: BTreeSet<(Class, u32)>,
-    /// Who of these was asked about last.
-    asked: (Class, u32),
+    /// Who of these was asked about last, by requests of each class.
+    asked: HashMap<Class, (Class, u32)>,
 }
 
 /// A pool that was looked at in vain.
@@ -92,8 +92,10 @@ pub(super) struct Candidates {
     pub(super) surely: Vec<u32>,
     /// Those in the class of the request: their bound tells.
     pub(super) perhaps: Vec<u32>,
-    /// Of those that stand aside: in order, or to be asked about.
-    pub(super) aside: Vec<u32>,
+    /// Of those that stand aside: those of which the stream may be ordered after something.
+    pub(super) in_order: Vec<u32>,
+    /// And some to be asked about.
+    pub(super) to_ask: Vec<u32>,
 }
 
 impl All {
@@ -133,25 +135,27 @@ impl All {
 
     /// The next ones to ask about of those that may have enough.
     fn to_ask(&mut self, least: Class) -> Vec<u32> {
-        let from = self.asked.max((least, 0));
+        let from = self.asked.get(&least).copied().unwrap_or((least, 0));
         let behind = self.asking.range((Bound::Excluded(from), Bound::Unbounded));
         let before = self.asking.range((least, 0)..=from);
         let next: Vec<(Class, u32)> = behind.chain(before).take(ASKED).copied().collect();
         if let Some(&last) = next.last() {
-            self.asked = last;
+            self.asked.insert(least, last);
         }
         next.into_iter().map(|(_, pool)| pool).collect()
     }
 
-    /// Those that a stream with this clock may be ordered after.
-    fn in_order(&self, least: Class, clock: &Clock) -> Vec<u32> {
+    /// Those that a stream with this clock may be ordered after: its own, which no clock names, among them.
+    fn in_order(&self, least: Class, to: TimelineId, clock: &Clock) -> Vec<u32> {
         let may = |&(on, pool): &(TimelineId, u32)| {
-            let behind = |a: &Aside| a.least <= clock.get(on) && Class::of(a.longest) >= Some(least);
-            self.aside.get(&pool).is_some_and(behind).then_some(pool)
+            let ordered = |a: &Aside| on == to || a.least <= clock.get(on);
+            let may = |a: &Aside| ordered(a) && Class::of(a.longest) >= Some(least);
+            self.aside.get(&pool).is_some_and(may).then_some(pool)
         };
-        if clock.len() <= self.of_line.len() {
-            let on_line = |(on, _)| self.of_line.range((on, 0)..=(on, u32::MAX));
-            clock.iter().flat_map(on_line).filter_map(may).collect()
+        if clock.len() < self.of_line.len() {
+            let on_line = |on| self.of_line.range((on, 0)..=(on, u32::MAX));
+            let lines = clock.iter().map(|(on, _)| on).chain([to]);
+            lines.flat_map(on_line).filter_map(may).collect()
         } else {
             self.of_line.iter().filter_map(may).collect()
         }
@@ -166,7 +170,7 @@ impl Lenders {
             of_line: BTreeSet::new(),
             resting: BTreeSet::new(),
             asking: BTreeSet::new(),
-            asked: (Class(0), 0),
+            asked: HashMap::new(),
         };
         Lenders { all: Ranked::new(Rank::Leaf, all), news: News::new() }
     }
@@ -216,7 +220,7 @@ impl Lenders {
                 line: line.id,
                 longest,
                 ripe: ripe.longest.0,
-                least: ripe.least.min(line.stamp()),
+                least: ripe.least.min(Epoch(line.marked().0 + 1)),
                 asking: false,
             };
             all.aside.insert(pool, aside);
@@ -245,8 +249,8 @@ impl Lenders {
         self.all.lock().call_back(pool);
     }
 
-    /// Who may have a free range of `len` granules, for a stream with this clock.
-    pub(super) fn of(&self, len: u32, clock: &Clock) -> Candidates {
+    /// Who may have a free range of `len` granules, for a stream and its clock.
+    pub(super) fn of(&self, len: u32, to: TimelineId, clock: &Clock) -> Candidates {
         let least = Class::of(len).unwrap_or(Class(0));
         let news = self.news.take();
         let above = Class(least.0 + 1);
@@ -254,13 +258,14 @@ impl Lenders {
         for pool in news {
             all.call_back(pool);
         }
-        let perhaps = all.by_class.range((least, 0)..(above, 0)).map(|&(_, pool)| pool).collect();
+        let enough = |pool: &u32| all.aside.get(pool).is_none_or(|aside| aside.ripe >= len);
+        let perhaps = all.by_class.range((least, 0)..(above, 0)).map(|&(_, pool)| pool);
+        let perhaps = perhaps.filter(enough).collect();
         let mut surely: Vec<u32> = all.by_class.range((above, 0)..).map(|&(_, pool)| pool).collect();
-        let mut aside = all.in_order(least, clock);
-        aside.extend(all.to_ask(least));
+        let (in_order, to_ask) = (all.in_order(least, to, clock), all.to_ask(least));
         drop(all);
         surely.sort_unstable();
-        Candidates { surely, perhaps, aside }
+        Candidates { surely, perhaps, in_order, to_ask }
     }
     /// Where there are many, some who may have a free range of `len` granules, pending or not: the oldest of each class.
     pub(super) fn oldest_of(&self, len: u32) -> Option<Vec<u32>> {

@@ -84,9 +84,9 @@ impl<D: Driver> Line<D> {
     pub(crate) fn is_unmanaged(&self) -> bool {
         self.unmanaged
     }
-    /// What is freed until now is about to be covered. Before the number is reserved: a stamp that is loaded in between is
-    /// covered and counts as not, and never the other way round.
-    pub(crate) fn tighten(&self) {
+    /// What is freed until now is about to be covered, by the number that is reserved next in this hold of the lock: whoever closes
+    /// the line sees both or neither. A stamp that is loaded in between is covered and counts as not, and never the other way round.
+    pub(super) fn tighten(&self, _state: &LineState<D>) {
         self.loose.store(false, Ordering::Release);
     }
     /// It was not.
@@ -114,8 +114,18 @@ impl<D: Driver> Line<D> {
     /// Reserves a number before a call that will prove it complete. Returns what the call proves (O8). A closed line has
     /// had its last number, which covers all its stamps.
     pub(crate) fn promise(&self) -> Epoch {
+        self.promise_in(&self.state.lock())
+    }
+    /// As [`Line::promise`], for a call that proves all that was freed until now complete, or else is followed by [`Line::loosen`].
+    pub(crate) fn promise_all(&self) -> Epoch {
         let state = self.state.lock();
-        if state.native.is_some() || self.id == CONTEXT { self.reserve(&state) } else { self.marked() }
+        if state.native.is_some() || self.id == CONTEXT {
+            self.tighten(&state);
+        }
+        self.promise_in(&state)
+    }
+    fn promise_in(&self, state: &LineState<D>) -> Epoch {
+        if state.native.is_some() || self.id == CONTEXT { self.reserve(state) } else { self.marked() }
     }
     #[cfg(loom)]
     pub(super) fn reserve_unlocked(&self) -> Epoch {

@@ -544,13 +544,7 @@ impl<D: Driver> Allocator<D> {
         if let Some(stream) = core.registry.who_captures(&core.driver, &lines) {
             return Err(Error::Capturing { stream: Some(stream) });
         }
-        let promised: Vec<_> = lines
-            .iter()
-            .map(|l| {
-                l.tighten();
-                l.promise()
-            })
-            .collect();
+        let promised: Vec<_> = lines.iter().map(|l| l.promise_all()).collect();
         if !planted!(Z11) {
             let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
             if waited.is_err() {

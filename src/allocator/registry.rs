@@ -249,7 +249,7 @@ impl<D: Driver> Registry<D> {
                 drop(state);
                 return Ok(None);
             }
-            line.tighten();
+            line.tighten(&state);
             let number = if planted!(Z17) { Epoch::COMPLETE } else { line.reserve(&state) };
             let copy = if planted!(CopyEmpty) { Clock::EMPTY } else { state.timeline.clock().clone() };
             Reserved { number, copy, native, means, named }
@@ -531,7 +531,7 @@ impl<D: Driver> Registry<D> {
             // From here on nobody reserves a number; who needs a marker waits for the closing one.
             state.closing = true;
             let copy = state.timeline.clock().clone();
-            line.tighten();
+            line.tighten(&state);
             let (number, named) = (line.reserve(&state), Named::No);
             (native.clone(), Reserved { number, copy, native: Some(native), means, named })
         };
@@ -580,10 +580,13 @@ impl<D: Driver> Registry<D> {
             if native.is_some() && line.is_loose() && !planted!(LooseForgotten) {
                 line.reserve(&state);
             }
+            // Counted before anybody can take it out of the table.
+            if native.is_some() {
+                self.closed();
+            }
             native
         };
         let Some(native) = native else { return false };
-        self.closed();
         // Its drop may speak to the driver.
         drop(native);
         true

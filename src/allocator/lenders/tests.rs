@@ -1,6 +1,7 @@
 //! Whom a miss looks at: nobody who could serve is left out, and few others are asked.
 
 use super::Class;
+use crate::allocator::registry::CONTEXT;
 use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Stream, Trim};
 use crate::driver::Driver;
 use crate::driver::null::Null;
@@ -15,8 +16,8 @@ fn allocator(config: Config) -> Allocator<Null> {
 
 /// Pools that a request of `bytes` would look at.
 fn candidates<D: Driver>(gpu: &Allocator<D>, bytes: u64) -> usize {
-    let found = gpu.core().lenders.of(u32::try_from(bytes / GRANULE_BYTES).unwrap(), &Clock::EMPTY);
-    found.surely.len() + found.perhaps.len() + found.aside.len()
+    let found = gpu.core().lenders.of(u32::try_from(bytes / GRANULE_BYTES).unwrap(), CONTEXT, &Clock::EMPTY);
+    found.surely.len() + found.perhaps.len() + found.in_order.len() + found.to_ask.len()
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
             gpu.check();
             let longest = 1 << below(16);
             let wanted = 1 + below(longest) as u32;
-            let found = gpu.core().lenders.of(wanted, &Clock::EMPTY);
+            let found = gpu.core().lenders.of(wanted, CONTEXT, &Clock::EMPTY);
             let mut found: Vec<u32> = found.surely.into_iter().chain(found.perhaps).collect();
             found.sort_unstable();
             let mut right: Vec<u32> = Vec::new();
@@ -203,6 +204,23 @@ fn a_pool_that_stands_aside_is_found_by_a_stream_in_order_behind_it() {
         }
         assert_eq!([served(&gpu, &behind_all), served(&gpu, &behind_all)], [(0, 1); 2]);
     }
+}
+
+/// A stream is in order behind itself: also behind what its former pool has, which closed while the stream was still in use.
+#[test]
+fn what_a_streams_former_pool_has_is_its_own() {
+    let (sim, gpu, streams) = pending(100);
+    let native = sim.stream().unwrap();
+    let first = gpu.adopt(native.clone()).unwrap();
+    drop(gpu.alloc(6 * MIB, &first).unwrap());
+    let elsewhere = gpu.alloc(MIB, &streams[0]).unwrap();
+    elsewhere.record_use(&first).unwrap();
+    drop(first);
+    let late = gpu.stream().unwrap();
+    assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
+    let again = gpu.adopt(native).unwrap();
+    assert_eq!(served(&gpu, &again), (0, 1), "what its former pool has");
+    drop(elsewhere);
 }
 
 /// Nobody synchronises: a marker is made, its work ends, and a miss asks about it.

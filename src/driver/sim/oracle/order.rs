@@ -451,6 +451,7 @@ impl Order {
         }
         for device in self.devices.values_mut() {
             device.gone.retain(|&key| keep(Line::stream(key)));
+            device.unseen.retain(|&key| keep(Line::stream(key)));
         }
     }
 
