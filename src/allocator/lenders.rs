@@ -134,7 +134,7 @@ impl All {
     }
 
     /// The next ones to ask about of those that may have enough.
-    fn to_ask(&mut self, least: Class) -> Vec<u32> {
+    fn next_to_ask(&mut self, least: Class) -> Vec<u32> {
         let from = self.asked.get(&least).copied().unwrap_or((least, 0));
         let behind = self.asking.range((Bound::Excluded(from), Bound::Unbounded));
         let before = self.asking.range((least, 0)..=from);
@@ -262,7 +262,7 @@ impl Lenders {
         let perhaps = all.by_class.range((least, 0)..(above, 0)).map(|&(_, pool)| pool);
         let perhaps = perhaps.filter(enough).collect();
         let mut surely: Vec<u32> = all.by_class.range((above, 0)..).map(|&(_, pool)| pool).collect();
-        let (in_order, to_ask) = (all.in_order(least, to, clock), all.to_ask(least));
+        let (in_order, to_ask) = (all.in_order(least, to, clock), all.next_to_ask(least));
         drop(all);
         surely.sort_unstable();
         Candidates { surely, perhaps, in_order, to_ask }

@@ -133,7 +133,7 @@ fn pending(streams: usize) -> (Sim, Allocator<Sim>, Vec<Stream<Sim>>) {
     let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
     for stream in &streams {
         let allocation = gpu.alloc(3 * MIB, stream).unwrap();
-        sim.launch(&stream.native(), Launch::new("write").writes(allocation.address(), 512)).unwrap();
+        sim.launch(stream.native(), Launch::new("write").writes(allocation.address(), 512)).unwrap();
         drop(allocation);
     }
     gpu.check();

@@ -47,7 +47,7 @@ pub(super) struct Device {
     pub(super) taken_peak: u64,
     pub(super) pinned: u64,
     pub(super) pinned_peak: u64,
-    /// As [`Sim::expect_captures`] was told.
+    /// As [`Sim::expect_captures`](super::Sim::expect_captures) was told.
     pub(super) expects_captures: bool,
     pub(super) plain_space: FreeAddresses,
     pub(super) virtual_space: FreeAddresses,

@@ -37,8 +37,6 @@ struct Stream {
     legacy_seen: u64,
     /// Already in its device's `stirred`.
     stirred: bool,
-    /// Already in its device's `unseen`.
-    unseen: bool,
     destroyed: bool,
     retired: bool,
 }
@@ -61,7 +59,7 @@ struct Device {
     /// Blocking streams that acted since the legacy stream last did.
     stirred: Vec<StreamKey>,
     /// Streams that acted since a host last saw the whole device complete.
-    unseen: Vec<StreamKey>,
+    unseen: BTreeSet<StreamKey>,
     live: BTreeSet<StreamKey>,
     /// Destroyed and not retired.
     gone: Vec<StreamKey>,
@@ -157,7 +155,6 @@ impl Order {
             actions: 0,
             legacy_seen: 0,
             stirred: false,
-            unseen: false,
             destroyed: false,
             retired: false,
         });
@@ -206,9 +203,7 @@ impl Order {
             s.stamp.join(&known);
             self.prune(key);
         }
-        if !core::mem::replace(&mut self.stream_mut(key).unseen, true) {
-            self.devices.get_mut(&device).expect("a stream's device is known").unseen.push(key);
-        }
+        self.devices.get_mut(&device).expect("a stream's device is known").unseen.insert(key);
         match kind {
             StreamKind::NonBlocking => {}
             StreamKind::Blocking | StreamKind::PerThreadDefault => self.act_beside_legacy(key),
@@ -315,10 +310,7 @@ impl Order {
         let unseen = core::mem::take(&mut d.unseen);
         // A single host knows what the others did before: of thousands of streams most have done nothing since. Several do not
         // know what each other saw.
-        let streams = if strict { d.live.iter().chain(&d.gone).copied().collect() } else { unseen.clone() };
-        for key in unseen {
-            self.stream_mut(key).unseen = false;
-        }
+        let streams = if strict { d.live.iter().chain(&d.gone).copied().collect() } else { unseen };
         for key in streams {
             let stamp = self.stream(key).stamp.clone();
             self.host_joins(host, &stamp);
