@@ -301,13 +301,10 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(Some(self.settle(from, &guest)))
     }
 
-    /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here, or that it captures, is no
-    /// refusal of memory: other memory is tried.
+    /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here is no refusal of memory: the
+    /// next rung is tried. That it captures is said if nothing else serves.
     fn unordered(&mut self, error: DriverError) -> Step {
-        match error.kind {
-            DriverErrorKind::NotSupported | DriverErrorKind::Capturing => Ok(None),
-            _ => self.refused(error),
-        }
+        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.refused(error) }
     }
 
     /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.
