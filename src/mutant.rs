@@ -107,6 +107,7 @@ zoo! {
     CopyLate "copy-late" "a marker's copy of the clock is made behind its record"
     LearnLate "learn-late" "what a synchronised stream comes after is read after the call"
     DevicePromiseLate "device-promise-late" "what synchronising the device proves is read after the call"
+    PromiseInTwoHolds "promise-in-two-holds" "what a synchronise will prove counts as covered before the number is reserved that covers it"
     LineUnlinked "line-unlinked" "a timeline that is over takes its stream's new one out of the table"
     CompleteJoinsNow "complete-joins-now" "a complete marker completes what its stream waited for later"
     TrimPending "trim-pending" "a segment is given back without a look at completion (O4)"

@@ -43,6 +43,7 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::ArrayUnsealed, "the programs of arrays fail no marker"),
     (Bug::CaptureUnseen, "no capture of the programs begins behind a question"),
     (Bug::NamedNotServed, "it costs memory and breaks nothing"),
+    (Bug::PromiseInTwoHolds, "no stream of the programs ends while a thread stands still"),
     (Bug::ScrubSkipped, "the programs do not scrub"),
     (Bug::ScrubUnborn, "the programs do not scrub"),
 ];
@@ -60,6 +61,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
             Bug::CopyLate,
             Bug::LearnLate,
             Bug::DevicePromiseLate,
+            Bug::PromiseInTwoHolds,
             Bug::CoverOther,
             Bug::CoverTie,
         ],

@@ -62,7 +62,10 @@ fn shares(sim: &Sim, blocks: u64) -> Config {
         1 if !sim.free_waits_for_device() => Reuse::Never,
         _ => Reuse::Ordered,
     };
-    Config::default().growth(Growth::Exact).limit(Limit::Bytes(blocks * MIB)).policy(policy).reuse(reuse)
+    // Few streams, as many to the index of lenders in half of the programs.
+    let few = if thread_rng().gen_bool(0.5) { 1 } else { 64 };
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(blocks * MIB));
+    config.policy(policy).reuse(reuse).look_at_each_of(few)
 }
 
 fn trim(gpu: &Allocator<Sim>) {

@@ -57,7 +57,7 @@ impl<D: Driver> Core<D> {
         let own = Cell::new(0);
         let (cuts, _hand) = {
             let mut state = pool.lock();
-            let cuts = state.heap.cut_free_of(segment);
+            let cuts = state.cut_free_of(segment);
             let bytes: u64 = cuts.iter().map(|c| u64::from(c.len.0) * GRANULE_BYTES).sum();
             self.moving.fetch_add(bytes, Ordering::Relaxed);
             pool.tighten_longest(&mut state);

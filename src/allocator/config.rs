@@ -121,6 +121,7 @@ pub struct Config {
     pub(crate) exact_fit: bool,
     pub(crate) scrub: bool,
     pub(crate) wait: Option<Duration>,
+    pub(crate) few: Option<usize>,
     pub(crate) sinks: Vec<Arc<dyn Sink>>,
     pub(crate) hook: Option<OutOfMemoryHook>,
 }
@@ -198,6 +199,14 @@ impl Config {
     #[must_use]
     pub fn bounded_wait(mut self, limit: Duration) -> Config {
         self.wait = Some(limit);
+        self
+    }
+    /// With no more pools than this, 64 by default, a miss looks at each of them; of more, those that it looked at in vain stand
+    /// aside. For programs that look for mistakes there, and have few streams.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn look_at_each_of(mut self, pools: usize) -> Config {
+        self.few = Some(pools);
         self
     }
     /// Adds a sink for events. It is called with no lock held, never by a drop, and may call back into the allocator.
@@ -391,6 +400,7 @@ impl fmt::Debug for Config {
             .field("exact_fit", &self.exact_fit)
             .field("scrub", &self.scrub)
             .field("wait", &self.wait)
+            .field("few", &self.few)
             .field("sinks", &self.sinks.len())
             .field("hook", &self.hook.is_some())
             .finish()

@@ -83,8 +83,8 @@ impl<D: Driver> Pool<D> {
         };
         let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
-        self.publish_longest(state, given.free_len.0);
-        self.entered(state);
+        self.publish_longest(state, given.kind, given.free_len);
+        self.entered(state, given.kind);
         true
     }
 
@@ -127,8 +127,8 @@ impl<D: Driver> Pool<D> {
             state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
         }
         let merged = state.heap.extend(range.segment, range.offset, range.len, stamp);
-        self.publish_longest(state, merged.len.0);
-        self.entered(state);
+        self.publish_longest(state, range.kind, merged.len);
+        self.entered(state, range.kind);
         state.note_held();
     }
 }

@@ -11,7 +11,7 @@ use super::lenders::{ASKED, Candidates};
 use super::miss::{Miss, Step};
 use super::pool::{Handed, Pool, Watch};
 use super::registry::{CONTEXT, QUESTIONS};
-use super::shared::{Core, numbered};
+use super::shared::Core;
 use super::undo::Undo;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
@@ -20,6 +20,7 @@ use crate::order::{Clock, Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
 use crate::units::{Epoch, Granules};
+use hashbrown::HashSet;
 
 /// A lend takes at least this much, or the whole chunk if that is less: the next requests are then hits.
 const LEND_LARGE: Granules = Granules((2 << 20) / 512);
@@ -47,28 +48,59 @@ impl<'a, D: Driver> Miss<'a, D> {
     pub(crate) fn lend(&mut self) -> Option<Handed> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
-        let to = self.pool.line.id;
-        let (pools, to_ask) = self.lenders(&clock);
-        let (mut questions, mut asked) = (QUESTIONS, ASKED);
-        let each = pools.into_iter().map(|n| (n, false)).chain(to_ask.into_iter().map(|n| (n, true)));
-        for (number, is_aside) in each {
-            let Some(from) = self.core.pool_numbered(number) else { continue };
-            if from.longest_hint() < self.want.len.0 {
-                continue;
-            }
-            self.learn_of(&from, if is_aside { &mut asked } else { &mut questions });
-            let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
-                is_ordered(to, &clock, seen, Pending { on: from.line.id, epoch }) || planted!(Z16)
-            };
-            // Small requests leave large ranges alone as long as the pool may grow.
-            let kinds = if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL };
-            if let Some((cut, _hand)) = self.cut_free(&from, kinds, accept) {
-                let stamp = Pending { on: from.line.id, epoch: cut.stamp };
-                let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
-                return Some(self.settle(&from, &guest));
+        // Small requests leave large ranges alone as long as the pool may grow.
+        let kinds = if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL };
+        let Candidates { mut first, more, in_order, to_ask } =
+            self.core.lenders.of(kinds, self.want.len.0, self.pool.line.id, &clock);
+        // Each climb begins with others, because it does not ask about all of them.
+        if first.len() > QUESTIONS {
+            let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % first.len();
+            first.rotate_left(from);
+        }
+        let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED);
+        let mut lend = |number, questions: &mut usize| self.lend_from(number, kinds, &clock, questions);
+        if let Some(handed) = first.into_iter().find_map(|number| lend(number, &mut questions)) {
+            return Some(handed);
+        }
+        for mut page in more {
+            loop {
+                let next = core.lenders.next(&mut page);
+                if next.is_empty() {
+                    break;
+                }
+                if let Some(handed) = next.into_iter().find_map(|number| lend(number, &mut questions)) {
+                    return Some(handed);
+                }
             }
         }
-        None
+        let handed = in_order.into_iter().find_map(|number| lend(number, &mut questions));
+        handed.or_else(|| to_ask.into_iter().find_map(|number| lend(number, &mut asked)))
+    }
+
+    /// The same of this pool, which is asked about while there are `questions`.
+    fn lend_from(
+        &mut self,
+        number: u32,
+        kinds: &[Kind],
+        clock: &Clock,
+        questions: &mut usize,
+    ) -> Option<Handed> {
+        if number == self.pool.number {
+            return None;
+        }
+        let from = self.core.pool_numbered(number)?;
+        if !self.may_have(&from, kinds) {
+            return None;
+        }
+        self.learn_of(&from, questions);
+        let to = self.pool.line.id;
+        let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
+            is_ordered(to, clock, seen, Pending { on: from.line.id, epoch }) || planted!(Z16)
+        };
+        let (cut, _hand) = self.cut_free(&from, kinds, accept)?;
+        let stamp = Pending { on: from.line.id, epoch: cut.stamp };
+        let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
+        Some(self.settle(&from, &guest))
     }
 
     /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
@@ -115,40 +147,24 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
-    /// Every pool of the allocator but our own. Of many first some that have enough free memory, and only for that.
+    /// Every pool of the allocator but our own. Of many first some that have enough free memory, and only for that: others, while those
+    /// that were looked at turn out to have less than they seemed to.
     fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, bool)> + use<'a, D> {
-        let (core, own) = (self.core, self.pool.number);
-        let first = core.lenders.oldest_of(self.needed().0).into_iter().flatten();
-        let first = first.filter_map(|number| core.pool_numbered(number)).map(|pool| (pool, true));
+        let (core, own, needed) = (self.core, self.pool.number, self.needed().0);
+        let (many, mut before) = (core.pools.lock().len() > core.lenders.few, HashSet::new());
+        let first = core::iter::from_fn(move || {
+            let mut next = if many { core.lenders.oldest_of(needed) } else { Vec::new() };
+            next.retain(|number| before.insert(*number));
+            (!next.is_empty()).then_some(next)
+        });
+        let first = first.flatten().filter_map(|number| core.pool_numbered(number)).map(|pool| (pool, true));
         let all = core::iter::once_with(|| core.pool_list()).flatten().map(|pool| (pool, false));
         first.chain(all).filter(move |(pool, _)| pool.number != own)
     }
 
-    /// The numbers of those of them that may hold enough, in the order of the list: of thousands of streams few do, and the
-    /// others are not even looked at. Of many each climb begins with others, because it does not ask about all of them. Those that
-    /// stand aside and may all the same be in order come behind them; and apart some that are to be asked about.
-    fn lenders(&self, clock: &Clock) -> (Vec<u32>, Vec<u32>) {
-        let least = self.want.len.0;
-        let Candidates { surely: mut pools, mut perhaps, mut in_order, mut to_ask } =
-            self.core.lenders.of(least, self.pool.line.id, clock);
-        if !perhaps.is_empty() {
-            let all = self.core.pools.lock();
-            perhaps.retain(|&n| numbered(&all, n).is_some_and(|pool| pool.longest_hint() >= least));
-            drop(all);
-            pools.append(&mut perhaps);
-            pools.sort_unstable();
-        }
-        in_order.retain(|n| *n != self.pool.number && pools.binary_search(n).is_err());
-        to_ask.retain(|n| *n != self.pool.number && pools.binary_search(n).is_err() && !in_order.contains(n));
-        if let Ok(own) = pools.binary_search(&self.pool.number) {
-            pools.remove(own);
-        }
-        if pools.len() > QUESTIONS {
-            let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % pools.len();
-            pools.rotate_left(from);
-        }
-        pools.append(&mut in_order);
-        (pools, to_ask)
+    /// Whether its bounds are high enough.
+    fn may_have(&self, from: &Pool<D>, kinds: &[Kind]) -> bool {
+        kinds.iter().any(|&kind| from.longest_hint(kind) >= self.want.len.0)
     }
 
     /// What a free range must have: an aligned request may have to skip a front.
@@ -184,7 +200,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         kinds: &[Kind],
         accept: impl Fn(&super::registry::Seen<'_, D>, Epoch) -> bool,
     ) -> Option<(Cut, Hand<'a>)> {
-        if from.longest_hint() < self.want.len.0 {
+        if !self.may_have(from, kinds) {
             return None;
         }
         let mut guard = from.lock();
@@ -192,18 +208,19 @@ impl<'a, D: Driver> Miss<'a, D> {
         state.watch.set(Watch::ASKED);
         let own = self.want.kind;
         let closed = state.closed;
+        let kinds = [own, own.other()].into_iter().filter(|kind| kinds.contains(kind));
         let found = {
             let seen = self.core.registry.seen();
-            [own, own.other()].into_iter().filter(|kind| kinds.contains(kind)).find_map(|kind| {
+            kinds.clone().find_map(|kind| {
                 let want = Want { kind, ..self.want };
                 state.heap.find(&want, STEPS, |stamp| accept(&seen, stamp) || (closed && planted!(Z7)))
             })
         };
         let Some(found) = found else {
-            from.looked_at_in_vain(state, STEPS);
+            kinds.for_each(|kind| from.looked_at_in_vain(state, kind, STEPS));
             return None;
         };
-        let cut = state.heap.cut(found.chunk, found.offset, self.portion(found.len));
+        let cut = state.cut(found.chunk, found.offset, self.portion(found.len));
         state.counters.lends_out += 1;
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
         Some((cut, self.hand()))
@@ -262,8 +279,8 @@ impl<'a, D: Driver> Miss<'a, D> {
         all.push(Pending { on: self.pool.line.id, epoch: entry.home });
         let stamp = self.pool.entry_stamp(state, &all).expect("an open pool admits what is ordered");
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
-        self.pool.publish_longest(state, given.free_len.0);
-        self.pool.entered(state);
+        self.pool.publish_longest(state, given.kind, given.free_len);
+        self.pool.entered(state, given.kind);
         Ok(self.search_in(state, true))
     }
 
@@ -283,7 +300,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let cut = {
             let mut state = from.lock();
             let view = state.heap.view(ChunkId::from_index(entry.chunk), entry.generation);
-            let cut = state.heap.cut(ChunkId::from_index(entry.chunk), view.offset, len);
+            let cut = state.cut(ChunkId::from_index(entry.chunk), view.offset, len);
             if len < entry.len && planted!(Z6) {
                 state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, entry.home);
             } else if len < entry.len {

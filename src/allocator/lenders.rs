@@ -1,232 +1,185 @@
-//! Which pools may have something to lend: their numbers, by the class of their longest free range.
+//! Which pools may have something to lend: their numbers, by the length of their longest free range of each kind.
 //!
 //! A miss of a program with thousands of streams cannot look at every pool. So the core keeps all pools that have free memory
-//! in the order of a class of lengths, and a miss looks at those of its own class and above. There are eight classes to a power
-//! of two: what is left of segments is often a little shorter than what everybody asks for. A pool moves when the bound on
-//! its longest free range changes class: upwards at a free or an entry that makes a range longer than the bound, downwards where a
-//! search found the truth. Neither is a hit, nor a free that makes no longer range than there was.
+//! in the order of a bound on their longest free range, small segments' apart from large ones', and a miss looks at those that
+//! may have enough of a kind that it takes. A pool moves upwards at a free or an entry that makes a range longer than the bound, and
+//! downwards where a search found the truth. Neither is a hit, nor a free that makes no longer range than there was.
 //!
 //! Nor can a miss look again and again at thousands of pools whose memory is all pending. Where there are many, a pool that
-//! was looked at in vain stands aside: in its place it has the class of what is complete of it. It comes back when its
+//! was looked at in vain stands [aside](aside): its length is that of what is complete of it. It comes back when its
 //! timeline moves on ([`news`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
 //! if its stream is ordered after some of it, or when it asks the device about a few of those that have a marker to ask about.
 //!
-//! - **F1** While nobody holds a pool's lock, it stands in the class of its bound, or nowhere if that is 0. The bound may be
+//! - **F1** While nobody holds a pool's lock, it stands at the bound of each kind, or nowhere if that is 0. The bound may be
 //!   too high and is never too low ([`Pool::longest_hint`]), so a pool that could serve is never left out.
-//! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than it says, and no
-//!   longer one with a stamp below the least that it says.
+//! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than it says, and of at
+//!   least any length no longer one with a stamp below the least that it says for that length.
 //!
 //! It does not know what a pool would accept, nor pools that have left: numbers are looked up in the list.
 //!
 //! [`Pool::longest_hint`]: super::pool::Pool::longest_hint
 
+mod aside;
 pub(super) mod news;
+
+pub(super) use aside::ASKED;
 
 use super::registry::Line;
 use crate::driver::Driver;
-use crate::heap::{ChunkState, Heap, Ripe};
+use crate::heap::{ChunkState, Heap, Kind, Ripe};
 use crate::order::{Clock, TimelineId};
 use crate::sync::{Arc, Rank, Ranked};
 use crate::units::Epoch;
+use aside::{Aside, Place};
 use core::ops::Bound;
 use hashbrown::HashMap;
 use news::News;
 use std::collections::BTreeSet;
 
-/// Classes to a power of two, as a power of two.
-const FINE: u32 = 3;
 /// With no more pools than this, none begins to stand aside: each is looked at.
 const FEW: usize = 64;
-/// So many of those that stand aside and have a marker are asked about by a miss, each time others.
-pub(super) const ASKED: usize = 4;
+/// So many are named at once, of many.
+const PAGE: usize = 16;
+/// Classes to a power of two, as a power of two.
+const FINE: u32 = 3;
 
-/// A class of lengths: of two lengths the longer one is in no lower class.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+/// A pool by a length, in granules.
+type At = (u32, u32);
+
+/// A class of lengths, eight to a power of two: of two lengths the longer one is in no lower class.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Class(u32);
 
 impl Class {
-    /// The class of a range of `len` granules; none holds nothing.
-    fn of(len: u32) -> Option<Class> {
-        let power = len.checked_ilog2()?;
+    /// The class of a range of `len` granules.
+    fn of(len: u32) -> Class {
+        let power = len.checked_ilog2().unwrap_or(0);
         // The power, and behind it the bits of the length that follow its first.
         let bits = if power < FINE { len << (FINE - power) } else { len >> (power - FINE) };
-        Some(Class(power << FINE | bits & ((1 << FINE) - 1)))
+        Class(power << FINE | bits & ((1 << FINE) - 1))
     }
+    /// The last length in the class of `len`.
+    fn high(len: u32) -> u32 {
+        len | ((1 << len.checked_ilog2().unwrap_or(0).saturating_sub(FINE)) - 1)
+    }
+}
+
+/// Of each class of lengths the pool with the least length, and of these the oldest, from `len` granules on.
+fn first_of_each_class(pools: &BTreeSet<At>, len: u32) -> impl Iterator<Item = u32> + use<'_> {
+    let mut from = Some(len);
+    core::iter::from_fn(move || {
+        let &(len, pool) = pools.range((from?, 0)..).next()?;
+        from = Class::high(len).checked_add(1);
+        Some(pool)
+    })
 }
 
 /// All pools that have free memory.
 pub(crate) struct Lenders {
-    all: Ranked<All>,
+    kinds: Ranked<[Order; 2]>,
     /// Of pools that stand aside.
     news: Arc<News>,
+    pub(super) few: usize,
 }
 
-struct All {
-    /// By the class of the bound: of what is complete, for those that stand aside.
-    by_class: BTreeSet<(Class, u32)>,
-    aside: HashMap<u32, Aside>,
-    /// The pools that stand aside, by their timelines.
-    of_line: BTreeSet<(TimelineId, u32)>,
-    /// They by the class of their longest free range.
-    resting: BTreeSet<(Class, u32)>,
-    /// Those of them that have a marker to ask about, by the class of their longest free range.
-    asking: BTreeSet<(Class, u32)>,
-    /// Who of these was asked about last, by requests of each class.
-    asked: HashMap<Class, (Class, u32)>,
+/// All pools that have free memory of one kind.
+#[derive(Default)]
+struct Order {
+    /// By their bound: on what is complete, for those that stand aside.
+    by_len: BTreeSet<At>,
+    aside: Aside,
 }
 
-/// A pool that was looked at in vain.
-struct Aside {
-    line: TimelineId,
-    /// The bounds on its longest free range, and on the longest that is complete.
-    longest: u32,
-    ripe: u32,
-    /// Who is ordered after no marker from here on can have none of it.
-    least: Epoch,
-    asking: bool,
-}
-
-/// Pools that may hold enough, by their numbers, in order.
+/// Pools that may have enough, by their numbers.
 pub(super) struct Candidates {
-    /// Those in a class above that of the request: their bound is high enough.
-    pub(super) surely: Vec<u32>,
-    /// Those in the class of the request: their bound tells.
-    pub(super) perhaps: Vec<u32>,
+    /// All of which the bound is high enough, in order of their numbers; of many the first page, in order of their lengths.
+    pub(super) first: Vec<u32>,
+    /// Where the next page begins, for each kind.
+    pub(super) more: Vec<Page>,
     /// Of those that stand aside: those of which the stream may be ordered after something.
     pub(super) in_order: Vec<u32>,
     /// And some to be asked about.
     pub(super) to_ask: Vec<u32>,
 }
 
-impl All {
-    fn set(&mut self, pool: u32, before: Option<Class>, now: Option<Class>) {
+/// Pools that have enough of a kind, behind this one.
+pub(super) struct Page(Kind, At);
+
+impl Order {
+    fn set(&mut self, pool: u32, before: u32, now: u32) {
         if before == now {
             return;
         }
-        if let Some(class) = before {
-            self.by_class.remove(&(class, pool));
+        if before > 0 {
+            self.by_len.remove(&(before, pool));
         }
-        if let Some(class) = now {
-            self.by_class.insert((class, pool));
+        if now > 0 {
+            self.by_len.insert((now, pool));
         }
     }
 
-    /// The pool stands aside no more.
+    fn len(&self) -> usize {
+        self.by_len.len() + self.aside.len()
+    }
+
     fn call_back(&mut self, pool: u32) {
-        let Some(aside) = self.aside.remove(&pool) else { return };
-        self.set(pool, Class::of(aside.ripe), Class::of(aside.longest));
-        self.unfile(pool, aside.longest);
-        self.of_line.remove(&(aside.line, pool));
-    }
-
-    /// A pool that stands aside is found by the length of its longest range, and if it is to be asked about, there too.
-    fn file(&mut self, pool: u32, longest: u32, asking: bool) {
-        let Some(class) = Class::of(longest) else { return };
-        self.resting.insert((class, pool));
-        if asking {
-            self.asking.insert((class, pool));
-        }
-    }
-    fn unfile(&mut self, pool: u32, longest: u32) {
-        let Some(class) = Class::of(longest) else { return };
-        self.resting.remove(&(class, pool));
-        self.asking.remove(&(class, pool));
-    }
-
-    /// The next ones to ask about of those that may have enough.
-    fn next_to_ask(&mut self, least: Class) -> Vec<u32> {
-        let from = self.asked.get(&least).copied().unwrap_or((least, 0));
-        let behind = self.asking.range((Bound::Excluded(from), Bound::Unbounded));
-        let before = self.asking.range((least, 0)..=from);
-        let next: Vec<(Class, u32)> = behind.chain(before).take(ASKED).copied().collect();
-        if let Some(&last) = next.last() {
-            self.asked.insert(least, last);
-        }
-        next.into_iter().map(|(_, pool)| pool).collect()
-    }
-
-    /// Those that a stream with this clock may be ordered after: its own, which no clock names, among them.
-    fn in_order(&self, least: Class, to: TimelineId, clock: &Clock) -> Vec<u32> {
-        let may = |&(on, pool): &(TimelineId, u32)| {
-            let ordered = |a: &Aside| on == to || a.least <= clock.get(on);
-            let may = |a: &Aside| ordered(a) && Class::of(a.longest) >= Some(least);
-            self.aside.get(&pool).is_some_and(may).then_some(pool)
-        };
-        if clock.len() < self.of_line.len() {
-            let on_line = |on| self.of_line.range((on, 0)..=(on, u32::MAX));
-            let lines = clock.iter().map(|(on, _)| on).chain([to]);
-            lines.flat_map(on_line).filter_map(may).collect()
-        } else {
-            self.of_line.iter().filter_map(may).collect()
+        if let Some(place) = self.aside.remove(pool) {
+            self.set(pool, place.complete, place.longest);
         }
     }
 }
 
 impl Lenders {
-    pub(crate) fn new() -> Lenders {
-        let all = All {
-            by_class: BTreeSet::new(),
-            aside: HashMap::new(),
-            of_line: BTreeSet::new(),
-            resting: BTreeSet::new(),
-            asking: BTreeSet::new(),
-            asked: HashMap::new(),
-        };
-        Lenders { all: Ranked::new(Rank::Leaf, all), news: News::new() }
+    pub(crate) fn new(few: Option<usize>) -> Lenders {
+        let kinds = Ranked::new(Rank::Leaf, Default::default());
+        Lenders { kinds, news: News::new(), few: few.unwrap_or(FEW) }
     }
 
     /// The bound of a pool changed, from `before`. Called under the pool's lock.
-    pub(crate) fn moved(&self, pool: u32, before: u32, now: u32) {
-        if Class::of(before) == Class::of(now) {
-            return;
-        }
-        let mut all = self.all.lock();
-        let Some(mut aside) = all.aside.remove(&pool) else {
-            all.set(pool, Class::of(before), Class::of(now));
+    pub(crate) fn moved(&self, pool: u32, kind: Kind, before: u32, now: u32) {
+        let mut kinds = self.kinds.lock();
+        let order = &mut kinds[kind as usize];
+        let Some(mut place) = order.aside.remove(pool) else {
+            order.set(pool, before, now);
             return;
         };
-        all.unfile(pool, aside.longest);
-        let ripe = aside.ripe;
-        aside.ripe = ripe.min(now);
-        all.set(pool, Class::of(ripe), Class::of(aside.ripe));
-        aside.longest = now;
-        all.file(pool, now, aside.asking);
-        let over = Class::of(aside.ripe) == Class::of(now);
-        all.aside.insert(pool, aside);
-        if over {
-            all.call_back(pool);
+        let complete = place.complete.min(now);
+        if complete == now {
+            // All that there may be is complete.
+            order.set(pool, place.complete, now);
+            return;
         }
+        order.set(pool, place.complete, complete);
+        (place.complete, place.longest) = (complete, now);
+        order.aside.insert(pool, place);
     }
 
-    /// A pool that was looked at in vain stands aside until there is news of its timeline, if there are many pools. `ripe` is
-    /// what was complete of it when `complete` was. Called under the pool's lock. Returns whether it does.
+    /// Whether there are so many pools that one which was looked at in vain stands aside.
+    pub(super) fn are_many(&self, kind: Kind) -> bool {
+        self.kinds.lock()[kind as usize].len() > self.few
+    }
+
+    /// A pool that was looked at in vain stands aside until there is news of its timeline. `ripe` is what was complete of it when
+    /// `complete` was. Called under the pool's lock. Returns whether it does: not if all that it may have is complete.
     pub(super) fn set_aside<D: Driver>(
         &self,
         pool: u32,
+        kind: Kind,
         line: &Line<D>,
         longest: u32,
-        ripe: &Ripe,
+        ripe: Ripe,
         complete: Epoch,
     ) -> bool {
-        let ripe_class = Class::of(ripe.longest.0);
+        if ripe.longest.0 >= longest {
+            return false;
+        }
         {
-            let mut all = self.all.lock();
-            if ripe_class >= Class::of(longest) || all.by_class.len() + all.aside.len() <= FEW {
-                return false;
-            }
-            let before = all.aside.get(&pool).map_or(longest, |a| a.ripe);
-            all.set(pool, Class::of(before), ripe_class);
-            let aside = Aside {
-                line: line.id,
-                longest,
-                ripe: ripe.longest.0,
-                least: ripe.least.min(Epoch(line.marked().0 + 1)),
-                asking: false,
-            };
-            all.aside.insert(pool, aside);
-            all.of_line.insert((line.id, pool));
-            all.unfile(pool, longest);
-            all.file(pool, longest, false);
+            let mut kinds = self.kinds.lock();
+            let order = &mut kinds[kind as usize];
+            let before = order.aside.get(pool).map_or(longest, |place| place.complete);
+            order.set(pool, before, ripe.longest.0);
+            let since = Epoch(line.marked().0 + 1);
+            order.aside.insert(pool, Place::new(line.id, longest, ripe, since));
         }
         line.listeners.listen(&self.news, pool);
         // Only now: what came since would not be told.
@@ -235,92 +188,113 @@ impl Lenders {
             line.listeners.tell();
         }
         if asking {
-            let mut all = self.all.lock();
-            if let Some(aside) = all.aside.get_mut(&pool) {
-                aside.asking = true;
-                all.file(pool, longest, true);
-            }
+            self.kinds.lock()[kind as usize].aside.ask_about(pool);
         }
         true
     }
 
     /// Something entered a pool, which stands aside no more. Called under the pool's lock.
-    pub(crate) fn call_back(&self, pool: u32) {
-        self.all.lock().call_back(pool);
+    pub(crate) fn call_back(&self, pool: u32, kind: Kind) {
+        self.kinds.lock()[kind as usize].call_back(pool);
     }
 
-    /// Who may have a free range of `len` granules, for a stream and its clock.
-    pub(super) fn of(&self, len: u32, to: TimelineId, clock: &Clock) -> Candidates {
-        let least = Class::of(len).unwrap_or(Class(0));
+    /// Who may have a free range of `len` granules of one of these kinds, for a stream and its clock.
+    pub(super) fn of(&self, kinds: &[Kind], len: u32, to: TimelineId, clock: &Clock) -> Candidates {
         let news = self.news.take();
-        let above = Class(least.0 + 1);
-        let mut all = self.all.lock();
+        let mut orders = self.kinds.lock();
         for pool in news {
-            all.call_back(pool);
+            orders.iter_mut().for_each(|order| order.call_back(pool));
         }
-        let enough = |pool: &u32| all.aside.get(pool).is_none_or(|aside| aside.ripe >= len);
-        let perhaps = all.by_class.range((least, 0)..(above, 0)).map(|&(_, pool)| pool);
-        let perhaps = perhaps.filter(enough).collect();
-        let mut surely: Vec<u32> = all.by_class.range((above, 0)..).map(|&(_, pool)| pool).collect();
-        let (in_order, to_ask) = (all.in_order(least, to, clock), all.next_to_ask(least));
-        drop(all);
-        surely.sort_unstable();
-        Candidates { surely, perhaps, in_order, to_ask }
+        let mut found =
+            Candidates { first: Vec::new(), more: Vec::new(), in_order: Vec::new(), to_ask: Vec::new() };
+        for &kind in kinds {
+            let order = &mut orders[kind as usize];
+            if order.len() > self.few {
+                found.more.push(Page(kind, (len.saturating_sub(1), u32::MAX)));
+            } else {
+                found.first.extend(order.by_len.range((len, 0)..).map(|&(_, pool)| pool));
+            }
+            found.in_order.extend(order.aside.in_order(len, to, clock));
+            found.to_ask.extend(order.aside.next_to_ask(len));
+        }
+        drop(orders);
+        for numbers in [&mut found.first, &mut found.in_order, &mut found.to_ask] {
+            numbers.sort_unstable();
+            numbers.dedup();
+        }
+        found
     }
-    /// Where there are many, some who may have a free range of `len` granules, pending or not: the oldest of each class.
-    pub(super) fn oldest_of(&self, len: u32) -> Option<Vec<u32>> {
-        let least = Class::of(len)?;
-        let all = self.all.lock();
-        if all.by_class.len() + all.aside.len() <= FEW {
-            return None;
+
+    /// The next of many that have enough: those with the least to spare first. Nobody, at the end.
+    pub(super) fn next(&self, page: &mut Page) -> Vec<u32> {
+        let orders = self.kinds.lock();
+        let Page(kind, from) = page;
+        let behind = (Bound::Excluded(*from), Bound::Unbounded);
+        let found: Vec<At> = orders[*kind as usize].by_len.range(behind).take(PAGE).copied().collect();
+        drop(orders);
+        if let Some(&last) = found.last() {
+            *from = last;
         }
-        let mut oldest = Vec::new();
-        for pools in [&all.by_class, &all.resting] {
-            let mut from = least;
-            while let Some(&(class, pool)) = pools.range((from, 0)..).next() {
-                oldest.push(pool);
-                from = Class(class.0 + 1);
+        found.into_iter().map(|(_, pool)| pool).collect()
+    }
+
+    /// Some who may have a free range of `len` granules, pending or not: the oldest of each class.
+    pub(super) fn oldest_of(&self, len: u32) -> Vec<u32> {
+        let orders = self.kinds.lock();
+        let each = |order: &Order| -> Vec<u32> {
+            first_of_each_class(&order.by_len, len).chain(order.aside.of_each_class(len)).collect()
+        };
+        let mut oldest: Vec<u32> = orders.iter().flat_map(each).collect();
+        drop(orders);
+        oldest.sort_unstable();
+        oldest.dedup();
+        oldest
+    }
+
+    /// Panics unless F1 holds of these pools, with their bounds, and of nobody else. Not while other threads allocate or free.
+    pub(crate) fn check(&self, pools: &[(u32, [u32; 2])]) {
+        let orders = self.kinds.lock();
+        for kind in Kind::ALL {
+            let order = &orders[kind as usize];
+            let bounds: HashMap<u32, u32> =
+                pools.iter().map(|&(pool, of)| (pool, of[kind as usize])).collect();
+            let complete = |(&pool, &bound): (&u32, &u32)| {
+                (order.aside.get(pool).map_or(bound, |place| place.complete), pool)
+            };
+            let right: BTreeSet<At> = bounds.iter().map(complete).filter(|at| at.0 > 0).collect();
+            assert_eq!(order.by_len, right, "F1: the lengths of all pools, {kind:?}");
+            order.aside.check();
+            for (pool, &bound) in &bounds {
+                if let Some(place) = order.aside.get(*pool) {
+                    assert_eq!(place.longest, bound, "F1: pool {pool}, {kind:?}, which stands aside");
+                }
             }
         }
-        drop(all);
-        oldest.sort_unstable();
-        Some(oldest)
-    }
-
-    /// Panics unless the pool stands in the class of its bound, or of what is complete of it if it stands aside, and nowhere
-    /// else.
-    pub(crate) fn check(&self, pool: u32, bound: u32) {
-        let all = self.all.lock();
-        let stands: Vec<Class> = all.by_class.iter().filter(|at| at.1 == pool).map(|at| at.0).collect();
-        let aside = all.aside.get(&pool);
-        let right: Vec<Class> = Class::of(aside.map_or(bound, |a| a.ripe)).into_iter().collect();
-        assert_eq!(stands, right, "F1: the classes of pool {pool}, whose bound is {bound}");
-        let resting: Vec<Class> = all.resting.iter().filter(|at| at.1 == pool).map(|at| at.0).collect();
-        let right: Vec<Class> = aside.and_then(|_| Class::of(bound)).into_iter().collect();
-        assert_eq!(resting, right, "F1: pool {pool}, which stands aside");
-        let asking: Vec<Class> = all.asking.iter().filter(|at| at.1 == pool).map(|at| at.0).collect();
-        let right: Vec<Class> =
-            aside.filter(|a| a.asking).and_then(|_| Class::of(bound)).into_iter().collect();
-        assert_eq!(asking, right, "F1: pool {pool}, to be asked about");
-        let at: Vec<TimelineId> = all.of_line.iter().filter(|l| l.1 == pool).map(|l| l.0).collect();
-        let right: Vec<TimelineId> = aside.map(|a| a.line).into_iter().collect();
-        assert_eq!(at, right, "F1: the timeline of pool {pool}");
     }
 
     /// Panics unless F2 holds. Not while the timeline moves on.
     pub(crate) fn check_aside<D: Driver>(&self, pool: u32, line: &Line<D>, heap: &Heap) {
         let complete = line.seen();
-        let Some((ripe, least)) = self.all.lock().aside.get(&pool).map(|a| (a.ripe, a.least)) else { return };
         if self.news.is_of(pool) {
             return;
         }
-        for range in heap.snapshot().segments.iter().flat_map(|s| &s.ranges) {
-            assert!(
-                range.state != ChunkState::Free
-                    || range.len.0 <= ripe
-                    || (range.stamp > complete && range.stamp >= least),
-                "F2: pool {pool} stands aside with {ripe} granules up to {complete:?} and none below {least:?}, and has {range:?}"
-            );
+        let orders = self.kinds.lock();
+        if Kind::ALL.iter().all(|&kind| orders[kind as usize].aside.get(pool).is_none()) {
+            return;
+        }
+        for segment in &heap.snapshot().segments {
+            let Some(place) = orders[segment.kind as usize].aside.get(pool) else { continue };
+            for range in &segment.ranges {
+                let len = range.len.0;
+                let least = place.least(len);
+                assert!(
+                    range.state != ChunkState::Free
+                        || len <= place.complete
+                        || (range.stamp > complete && range.stamp >= least),
+                    "F2: pool {pool} stands aside with {} granules up to {complete:?} and none below {least:?}, and has {range:?}",
+                    place.complete
+                );
+            }
         }
     }
 }

@@ -169,6 +169,8 @@ impl<'a, D: Driver> Miss<'a, D> {
                 }
                 break;
             }
+            // What the driver refused before others made progress says nothing of this round.
+            self.refusal = None;
             let mut progress = false;
             let (landed, own) = (self.core.hands.landed(), self.own.get());
             rung!(self.fold, self.fold());

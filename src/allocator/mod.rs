@@ -234,10 +234,12 @@ impl<D: Driver> Allocator<D> {
                 pool
             }
         };
-        core.tidy();
         let foreign = foreign || info.kind != StreamKind::NonBlocking;
         pool.line.foreign.fetch_or(foreign, crate::sync::Ordering::Relaxed);
-        Ok(Stream::new(self.owner.clone(), pool, native, foreign))
+        // Whatever becomes of the driver's calls behind this, the stream ends as streams do.
+        let stream = Stream::new(self.owner.clone(), pool, native, foreign);
+        core.tidy();
+        Ok(stream)
     }
 
     /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`]: zeroed in stream order), 512-byte aligned, valid
@@ -624,13 +626,14 @@ impl<D: Driver> Allocator<D> {
     /// With the invariant's number.
     pub fn check(&self) {
         let core = self.core();
-        let mut held = 0;
+        let (mut held, mut bounds) = (0, Vec::new());
         for pool in core.pool_list() {
             let state = pool.lock();
             state.heap.check();
-            pool.check_lender(&state);
+            bounds.push(pool.check_lender(&state));
             held += state.heap.stats().held;
         }
+        core.lenders.check(&bounds);
         let moving = core.moving.load(crate::sync::Ordering::Relaxed);
         let taken = core.backing.lock().taken;
         assert_eq!(held + moving, taken, "H5: bytes held by pools and on the move, against bytes taken");

@@ -17,6 +17,8 @@ use crate::sync::{Arc, Mutex, Ordering};
 
 /// So many pools are looked at, on average, for a pool that has grown or was lent memory: few cost little beside that.
 const FEW: usize = 8;
+/// And so many for a miss that asks what it may grow to: it would rather know.
+const SOME: usize = 64;
 
 /// Bounds of the most that was live at once, in bytes.
 #[derive(Clone, Copy, Default)]
@@ -30,8 +32,10 @@ pub(super) struct Peaks {
     known: Mutex<Known>,
     /// One cut at a time: who meets another one leaves it to that.
     cutting: AtomicBool,
-    /// So many pools may be looked at.
+    /// So many pools may be looked at for a cut.
     due: AtomicUsize,
+    /// And by [`Core::peak_with`].
+    due_with: AtomicUsize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -52,6 +56,7 @@ impl Peaks {
             known: Mutex::new(Known::default()),
             cutting: AtomicBool::new(false),
             due: AtomicUsize::new(0),
+            due_with: AtomicUsize::new(0),
         }
     }
 
@@ -99,11 +104,19 @@ impl<D: Driver> Core<D> {
     /// As [`Core::cut_peaks`], once as many pools may be looked at as there are: a program with thousands of streams would look at
     /// all of them for each that grows.
     pub(super) fn cut_peaks_when_due(&self) {
-        let due = self.peaks.due.fetch_add(FEW, Ordering::Relaxed) + FEW;
-        if due >= self.pools.lock().len() {
-            self.peaks.due.store(0, Ordering::Relaxed);
+        if self.is_due(&self.peaks.due, FEW) {
             self.cut_peaks();
         }
+    }
+
+    /// Whether all pools may be looked at, if for each time that this is asked `more` may.
+    fn is_due(&self, due: &AtomicUsize, more: usize) -> bool {
+        let now = due.fetch_add(more, Ordering::Relaxed) + more;
+        let all = now >= self.pools.lock().len();
+        if all {
+            due.store(0, Ordering::Relaxed);
+        }
+        all
     }
 
     /// Ends a stretch, if a moment can be had at which all pools were seen.
@@ -162,8 +175,12 @@ impl<D: Driver> Core<D> {
         Bounds { at_least, at_most: at_most.max(at_least) }
     }
 
-    /// A lower bound of the most that was ever live at once, were `more` bytes live now too.
+    /// A lower bound of the most that was ever live at once, were `more` bytes live now too. Where pools are many not all are looked
+    /// at each time, and it may be too low.
     pub(crate) fn peak_with(&self, more: u64) -> u64 {
+        if !self.is_due(&self.peaks.due_with, SOME) {
+            return self.peaks.known.lock().at_least.max(more);
+        }
         let (mut live, mut largest) = (more, 0);
         for pool in self.pool_list() {
             let state = pool.lock();

@@ -16,14 +16,17 @@ use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;
 use super::shared::Core;
 use crate::driver::{Driver, Note};
-use crate::heap::{ChunkId, Given, Heap, Kind, Packed, Taken, Want};
+use crate::heap::{ChunkId, Cut, Given, Heap, Kind, Packed, Taken, Want};
 use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::Counters;
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Arc, Ordering, Quick, Rank, Ranked, RankedGuard};
 use crate::trace::Event;
-use crate::units::{Addr, AllocationId, Epoch, Granules};
+use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 use hashbrown::HashMap;
+
+/// Looks in vain double what the next one looks at so often: from 64 ranges to 65,536.
+const IN_VAIN: u32 = 10;
 
 /// What one stream owns in one allocator.
 pub(crate) struct Pool<D: Driver> {
@@ -50,8 +53,8 @@ pub(crate) type Guest = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync
 #[repr(align(128))]
 struct Shared {
     state: Ranked<PoolState, Quick>,
-    /// At least the longest free range in granules: spares a lender's search a lock. Written under the lock.
-    longest: AtomicU32,
+    /// At least the longest free range of each kind in granules: spares a lender's search a lock. Written under the lock.
+    longest: [AtomicU32; 2],
 }
 
 /// A pool, locked.
@@ -64,9 +67,10 @@ pub(crate) struct PoolState {
     /// References for the handles to come.
     pub(crate) shares: Shares,
     /// What [`Pool::longest_hint`] says.
-    longest: u32,
-    /// It may stand aside ([`lenders`](super::lenders)).
-    aside: bool,
+    longest: [u32; 2],
+    /// By kind: it may stand aside ([`lenders`](super::lenders)); and looks in vain that did not make it stand aside.
+    aside: [bool; 2],
+    in_vain: [u32; 2],
     /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
     sizes: [u64; 33],
     /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
@@ -197,6 +201,21 @@ impl PoolState {
         Some(taken)
     }
 
+    /// A range leaves ([`Heap::cut`]). A segment of which nothing is left is forgotten: with all streams' memory passing through
+    /// all pools, each would come to know every segment.
+    pub(crate) fn cut(&mut self, chunk: ChunkId, offset: Granules, len: Granules) -> Cut {
+        let cut = self.heap.cut(chunk, offset, len);
+        self.heap.remove_segment(cut.segment);
+        cut
+    }
+
+    /// All that is free of a segment leaves.
+    pub(crate) fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
+        let cuts = self.heap.cut_free_of(segment);
+        self.heap.remove_segment(segment);
+        cuts
+    }
+
     /// The other kind's space: only before the pool would grow.
     pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Handed> {
         let taken = self.heap.take_across(want, asked)?;
@@ -230,11 +249,6 @@ impl PoolState {
     pub(crate) fn name(&self, chunk: ChunkId) -> Option<&Arc<str>> {
         self.names.get(&chunk.index())
     }
-
-    /// The tighter bound on the longest free range, after a search that found nothing.
-    fn longest(&self) -> u32 {
-        Kind::ALL.into_iter().map(|kind| self.heap.largest_free(kind).0).max().unwrap_or(0)
-    }
 }
 
 impl<D: Driver> Pool<D> {
@@ -247,8 +261,9 @@ impl<D: Driver> Pool<D> {
             heap: Heap::new(),
             watch,
             shares: Shares::default(),
-            longest: 0,
-            aside: false,
+            longest: [0; 2],
+            aside: [false; 2],
+            in_vain: [0; 2],
             sizes: [0; 33],
             counters: Counters::default(),
             missed: 0,
@@ -265,7 +280,10 @@ impl<D: Driver> Pool<D> {
             core,
             line,
             number,
-            state: Shared { state: Ranked::new(Rank::Pool, state), longest: AtomicU32::new(0) },
+            state: Shared {
+                state: Ranked::new(Rank::Pool, state),
+                longest: [AtomicU32::new(0), AtomicU32::new(0)],
+            },
             #[cfg(feature = "cuda")]
             guest: Guest::new(),
             grower: Ranked::new(Rank::Grower, ()),
@@ -287,59 +305,79 @@ impl<D: Driver> Pool<D> {
         AllocationId { pool: self.number, chunk: chunk.index(), generation }
     }
 
-    /// At least the longest free range, without the lock.
-    pub(crate) fn longest_hint(&self) -> u32 {
-        self.state.longest.load(Ordering::Relaxed)
+    /// At least the longest free range of a kind, without the lock.
+    pub(crate) fn longest_hint(&self, kind: Kind) -> u32 {
+        self.state.longest[kind as usize].load(Ordering::Relaxed)
     }
 
     #[inline]
-    pub(crate) fn publish_longest(&self, state: &mut PoolState, longest: u32) {
-        if longest > state.longest && !planted!(HintNeverRaised) {
-            self.set_longest(state, longest);
+    pub(crate) fn publish_longest(&self, state: &mut PoolState, kind: Kind, longest: Granules) {
+        if longest.0 > state.longest[kind as usize] && !planted!(HintNeverRaised) {
+            self.set_longest(state, kind, longest);
         }
     }
 
-    /// Sets the hint down to what a search found to be true.
+    /// Sets the hints down to what a search found to be true.
     pub(crate) fn tighten_longest(&self, state: &mut PoolState) {
-        let longest = state.longest();
-        self.set_longest(state, longest);
+        for kind in Kind::ALL {
+            let longest = state.heap.largest_free(kind);
+            if longest.0 != state.longest[kind as usize] {
+                self.set_longest(state, kind, longest);
+            }
+        }
     }
 
-    /// A search by another pool's miss, which looked at `steps` free ranges at most, found nothing that it may have.
-    pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, steps: usize) {
+    /// A search by another pool's miss, which looked at `steps` free ranges of a kind at most, found none that it may have. Each
+    /// time more of them are looked at, so that soon it is known of all what is complete.
+    pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, kind: Kind, steps: usize) {
         self.tighten_longest(state);
+        let lenders = &self.core.lenders;
+        if !lenders.are_many(kind) {
+            return;
+        }
+        let k = kind as usize;
+        let steps = steps << state.in_vain[k];
         let complete = self.line.seen();
-        let ripe = state.heap.ripe(steps, complete);
-        state.aside |= self.core.lenders.set_aside(self.number, &self.line, state.longest, &ripe, complete);
+        let ripe = state.heap.ripe(kind, steps, complete);
+        let aside = lenders.set_aside(self.number, kind, &self.line, state.longest[k], ripe, complete);
+        state.aside[k] |= aside;
+        state.in_vain[k] = if aside { 0 } else { (state.in_vain[k] + 1).min(IN_VAIN) };
     }
 
     /// What entered may be complete: other pools' misses are to look again.
-    pub(super) fn entered(&self, state: &mut PoolState) {
-        if state.aside && !planted!(EnteredUnheard) {
-            state.aside = false;
-            self.core.lenders.call_back(self.number);
+    pub(super) fn entered(&self, state: &mut PoolState, kind: Kind) {
+        let k = kind as usize;
+        if state.aside[k] && !planted!(EnteredUnheard) {
+            state.aside[k] = false;
+            self.core.lenders.call_back(self.number, kind);
         }
     }
 
     /// Cold: a free that makes a range longer than the pool has had since the last search, or a search (F1 in `lenders`).
     #[cold]
     #[inline(never)]
-    fn set_longest(&self, state: &mut PoolState, longest: u32) {
-        let before = core::mem::replace(&mut state.longest, longest);
-        self.state.longest.store(longest, Ordering::Relaxed);
-        self.core.lenders.moved(self.number, before, longest);
+    fn set_longest(&self, state: &mut PoolState, kind: Kind, longest: Granules) {
+        let before = core::mem::replace(&mut state.longest[kind as usize], longest.0);
+        self.state.longest[kind as usize].store(longest.0, Ordering::Relaxed);
+        self.core.lenders.moved(self.number, kind, before, longest.0);
     }
 
-    /// Panics unless F1 holds: the bound is one, and other pools' misses find this one under it.
-    pub(super) fn check_lender(&self, state: &PoolState) {
-        let (longest, bound) = (state.heap.longest_free().0, state.longest);
-        assert!(
-            longest <= bound || planted!(HintNeverRaised),
-            "F1: {self:?} has {longest}, of at most {bound}"
-        );
-        assert_eq!(bound, self.longest_hint(), "F1: {self:?} says another bound than it has");
-        self.core.lenders.check(self.number, bound);
+    /// Panics unless F1 and F2 hold of this pool by itself. Returns its bounds, by which the index of all pools is to have it.
+    pub(super) fn check_lender(&self, state: &PoolState) -> (u32, [u32; 2]) {
+        for kind in Kind::ALL {
+            let (longest, bound) = (state.heap.longest_free_of(kind).0, state.longest[kind as usize]);
+            assert!(
+                longest <= bound || planted!(HintNeverRaised),
+                "F1: {self:?} has {longest} granules, {kind:?}, of at most {bound}"
+            );
+            assert_eq!(
+                bound,
+                self.longest_hint(kind),
+                "F1: {self:?} says another bound than it has, {kind:?}"
+            );
+        }
         self.core.lenders.check_aside(self.number, &self.line, &state.heap);
+        (self.number, state.longest)
     }
 
     /// Tells a checking device.
@@ -432,7 +470,7 @@ impl<D: Driver> Pool<D> {
         let after = if ordered {
             let stamp = if planted!(Z32) { early } else { self.line.stamp() };
             let given = state.heap.give(chunk, generation, stamp);
-            self.publish_longest(state, given.free_len.0);
+            self.publish_longest(state, given.kind, given.free_len);
             self.settle(state, chunk, generation, view.addr, given.len, false)
         } else {
             let home = self.line.stamp();

@@ -101,7 +101,7 @@ impl<D: Driver> Pool<D> {
         pool.note_freed(chunk, generation);
         let mut state = pool.lock();
         if let Some(given) = pool.give_back(&mut state, chunk, generation) {
-            pool.publish_longest(&mut state, given.free_len.0);
+            pool.publish_longest(&mut state, given.kind, given.free_len);
             if state.watch.is_calm() {
                 state.shares.0 += 1;
             } else {

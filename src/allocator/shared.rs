@@ -102,7 +102,7 @@ impl<D: Driver> Core<D> {
             small_bytes: if config.growth == Growth::Exact { 0 } else { SMALL_BYTES },
             registry,
             pools: Ranked::new(Rank::Pools, Vec::new()),
-            lenders: Lenders::new(),
+            lenders: Lenders::new(config.few),
             backing: Ranked::new(Rank::Backing, Backing::new(limit)),
             host,
             keeper: Arc::new(keeper),

@@ -150,7 +150,7 @@ impl<D: Driver> Core<D> {
         let mut pieces = Vec::new();
         for pool in pools {
             let mut state = pool.lock();
-            let cuts = state.heap.cut_free_of(id);
+            let cuts = state.cut_free_of(id);
             pool.tighten_longest(&mut state);
             pieces.extend(cuts.into_iter().map(|cut| Piece { pool: Arc::clone(pool), cut }));
         }

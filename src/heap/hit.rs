@@ -226,7 +226,7 @@ impl Heap {
             (chunk.state, chunk.stamp) = (Some(ChunkState::Free), stamp);
             bins.enter(chunks, id, kind);
             self.totals.free_chunks += 1;
-            return Given { len: Granules(len), free: ChunkId(id), free_len: Granules(len) };
+            return Given { len: Granules(len), kind, free: ChunkId(id), free_len: Granules(len) };
         }
         let mut stamp = stamp;
         if before & behind {
@@ -240,7 +240,7 @@ impl Heap {
         self.totals.merges += 1;
         let free = if before { prev } else { next };
         let free_len = join(chunks, vacant, bins, free, id, stamp);
-        Given { len: Granules(len), free: ChunkId(free), free_len: Granules(free_len) }
+        Given { len: Granules(len), kind, free: ChunkId(free), free_len: Granules(free_len) }
     }
 
     /// What the hot search did not see: chunks behind the sixteenth, and for aligned wants the bins above the next.

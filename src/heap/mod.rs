@@ -188,6 +188,8 @@ pub struct FreeChunk {
 pub struct Given {
     /// The range's own length.
     pub len: Granules,
+    /// What its segment serves.
+    pub kind: Kind,
     /// The free chunk that the range is part of now: valid until the next verb that changes the heap.
     pub free: ChunkId,
     /// How long that is, neighbours included.

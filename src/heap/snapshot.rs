@@ -8,6 +8,7 @@ use super::chunk::ChunkState;
 use super::{Heap, Kind};
 use crate::report::Histogram;
 use crate::units::{Addr, Epoch, Granules, SegmentId};
+use smallvec::SmallVec;
 
 /// The running totals, in granules. What follows from others is not kept: see the methods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,13 +36,22 @@ pub(super) struct Totals {
     pub(super) sweep_steps: u64,
 }
 
-/// What a look at a heap's free ranges found ([`Heap::ripe`]).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What a look at a heap's free ranges of one kind found ([`Heap::ripe`]).
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Ripe {
     /// No complete range is longer; those that were not looked at count as complete.
     pub longest: Granules,
-    /// No longer range has a stamp below.
-    pub least: Epoch,
+    /// Of the longer ones, by length downwards: no range of at most this length has a stamp below, as far down as the next
+    /// entry's length. Behind the last one down to `longest`.
+    steps: SmallVec<[(Granules, Epoch); 2]>,
+}
+
+impl Ripe {
+    /// No range of at least `len`, longer than [`Ripe::longest`], has a stamp below this.
+    pub fn least(&self, len: Granules) -> Epoch {
+        let step = self.steps.iter().rev().find(|(high, _)| *high >= len);
+        step.map_or(Epoch(u64::MAX), |&(_, least)| least)
+    }
 }
 
 /// The totals of a heap, in bytes where not said otherwise.
@@ -255,38 +265,42 @@ impl Heap {
         }
     }
 
-    /// The longest free range, exactly: of each kind's highest occupied bin, which holds it (H8). Nothing is copied.
+    /// The longest free range, exactly.
     pub fn longest_free(&self) -> Granules {
-        let of_kind = |kind| {
-            let ids = self.bins.highest(kind).into_iter().flat_map(|bin| self.bins.ids(bin));
-            ids.map(|id| self.chunks[id].len).max().unwrap_or(0)
-        };
-        Granules(Kind::ALL.into_iter().map(of_kind).max().unwrap_or(0))
+        Kind::ALL.map(|kind| self.longest_free_of(kind)).into_iter().max().unwrap_or(Granules::ZERO)
     }
 
-    /// What is complete among the free ranges, by a look at `steps` of them, the longest first.
-    pub fn ripe(&self, steps: usize, complete: Epoch) -> Ripe {
-        let (mut longest, mut least, mut left) = (0, Epoch(u64::MAX), steps);
-        for kind in Kind::ALL {
-            let mut end = Bin::end(kind);
-            while let Some(bin) = self.bins.highest_before(end).filter(|bin| bin.high() > longest) {
-                for id in self.bins.ids(bin) {
-                    if left == 0 {
-                        longest = bin.high();
-                        break;
-                    }
-                    left -= 1;
-                    let chunk = &self.chunks[id];
-                    if chunk.stamp <= complete {
-                        longest = longest.max(chunk.len);
-                    } else {
-                        least = least.min(chunk.stamp);
-                    }
+    /// The longest free range of a kind, exactly: of the highest occupied bin, which holds it (H8). Nothing is copied.
+    pub fn longest_free_of(&self, kind: Kind) -> Granules {
+        let ids = self.bins.highest(kind).into_iter().flat_map(|bin| self.bins.ids(bin));
+        Granules(ids.map(|id| self.chunks[id].len).max().unwrap_or(0))
+    }
+
+    /// What is complete among the free ranges of a kind, by a look at `steps` of them, the longest first.
+    pub fn ripe(&self, kind: Kind, steps: usize, complete: Epoch) -> Ripe {
+        let (mut ripe, mut least, mut left) = (Ripe::default(), Epoch(u64::MAX), steps);
+        let mut end = Bin::end(kind);
+        while let Some(bin) = self.bins.highest_before(end).filter(|bin| bin.high() > ripe.longest.0) {
+            let before = least;
+            for id in self.bins.ids(bin) {
+                let chunk = &self.chunks[id];
+                if left == 0 {
+                    ripe.longest = Granules(bin.high());
+                    break;
                 }
-                end = bin;
+                left -= 1;
+                if chunk.stamp <= complete {
+                    ripe.longest = ripe.longest.max(Granules(chunk.len));
+                } else {
+                    least = least.min(chunk.stamp);
+                }
             }
+            if least < before {
+                ripe.steps.push((Granules(bin.high()), least));
+            }
+            end = bin;
         }
-        Ripe { longest: Granules(longest), least }
+        ripe
     }
 
     /// A copy of everything, range by range.

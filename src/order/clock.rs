@@ -48,13 +48,37 @@ impl Clock {
         }
     }
 
-    /// Joins all that another clock knows, except about `but`, the owner itself.
+    /// Joins all that another clock knows, except about `but`, the owner itself: in as many steps as both have entries.
     pub fn join(&mut self, other: &Clock, but: TimelineId) {
-        for (on, epoch) in other.iter() {
-            if on != but {
-                self.raise(on, epoch);
-            }
+        if self.is_empty() && other.get(but) == Epoch(0) {
+            self.clone_from(other);
+            return;
         }
+        if !other.iter().any(|(on, epoch)| on != but && self.get(on) < epoch) {
+            return;
+        }
+        let (mut own, mut theirs) = (self.iter().peekable(), other.iter().filter(|e| e.0 != but).peekable());
+        let mut both = Entries::with_capacity(self.len().max(other.len()));
+        loop {
+            let next = match (own.peek().copied(), theirs.peek().copied()) {
+                (Some(a), Some(b)) if a.0 == b.0 => {
+                    (own.next(), theirs.next());
+                    (a.0, a.1.max(b.1))
+                }
+                (Some(a), b) if b.is_none_or(|b| a.0 < b.0) => {
+                    own.next();
+                    a
+                }
+                (_, Some(b)) => {
+                    theirs.next();
+                    b
+                }
+                _ => break,
+            };
+            both.push(next);
+        }
+        drop((own, theirs));
+        self.0 = Some(Arc::new(both));
     }
 
     /// Drops entries that say no more than `seen` does, so that dead streams leave no trace.

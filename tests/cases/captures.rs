@@ -1,6 +1,6 @@
 //! Bugs that end somebody's capture, or forget what a stream holds that only calls which name it may mark.
 
-use super::{Case, Outcome, World, ensure, said};
+use super::{Case, Outcome, World, at, ensure, said};
 use millpond::driver::sim::{Call, SimStream};
 use millpond::{Config, Growth, Limit, Stream, Trim};
 
@@ -13,6 +13,11 @@ pub(super) const CASES: &[Case] = &[
     },
     Case { name: "a stream is named again", kills: &["named-not-served"], run: named_again },
     Case { name: "a stream that nobody marked ends", kills: &["loose-forgotten"], run: unmarked_end },
+    Case {
+        name: "a stream that nobody marked ends beside a synchronise",
+        kills: &["promise-in-two-holds"],
+        run: unmarked_end_beside_a_synchronise,
+    },
 ];
 
 type Undeclared = (SimStream, Stream<millpond::driver::sim::Sim>);
@@ -78,5 +83,23 @@ fn unmarked_end() -> Outcome {
     ensure!(early.is_err(), "s may be at work");
     w.gpu.synchronize().map_err(said)?;
     drop((w.claim(4, &t)?, t));
+    w.end()
+}
+
+/// The same while another thread, which is about to wait for the device, has not yet said for how much.
+fn unmarked_end_beside_a_synchronise() -> Outcome {
+    let (w, (native, s)) = undeclared(4)?;
+    w.written_and_freed(4, &s)?;
+    let (sim, gpu, t) = (w.sim.clone(), w.gpu.clone(), w.stream());
+    let (early, said_early) = std::sync::mpsc::channel();
+    at("promising all", 1, move || {
+        sim.destroy_stream(&native).expect("a stream ends");
+        drop((s, native));
+        gpu.trim(Trim::All).expect("a trim");
+        let _ = early.send(World { sim, gpu }.claim(4, &t).is_ok());
+    });
+    w.gpu.synchronize().map_err(said)?;
+    w.sim.verdict().map_err(said)?;
+    ensure!(!said_early.recv().map_err(said)?, "s may have been at work");
     w.end()
 }

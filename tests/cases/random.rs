@@ -165,6 +165,10 @@ impl Run {
             .growth(growth)
             .policy(if dice.one_in(3) { Policy::Footprint } else { Policy::Latency })
             .deterministic(deterministic);
+        // Few streams, as many to the index of lenders; dice of its own, so that the programs stay what they are.
+        if Dice::new(seed ^ 0xFE3).one_in(3) {
+            config = config.look_at_each_of(1);
+        }
         let hasty = !dice.one_in(3);
         if hasty {
             config = config.bounded_wait(Duration::ZERO);

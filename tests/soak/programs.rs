@@ -13,9 +13,10 @@ use millpond::driver::sim::{Launch, SimStream};
 use millpond::driver::{Kernel, StreamOptions, TwinMemory};
 use millpond::kernel::Argument;
 use millpond::transfer::Transfer;
-use millpond::units::KIB;
+use millpond::units::{KIB, MIB};
 use millpond::{
-    Allocation, Allocator, Config, DeviceArray, Event, PinnedArray, Policy, Reuse, Stream, kernel,
+    Allocation, Allocator, Config, DeviceArray, Event, Growth, Limit, PinnedArray, Policy, Reuse, Stream,
+    kernel,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -80,6 +81,13 @@ programs! {
     freed_by_another_thread: Config::default();
     adopted_streams: Config::default();
     bursts: Config::default();
+    a_hundred_streams: a_hundred(Policy::Latency);
+    a_hundred_streams_and_a_small_footprint: a_hundred(Policy::Footprint);
+}
+
+/// Room for what is at work on a few of a hundred streams: memory goes from one to the next.
+fn a_hundred(policy: Policy) -> Config {
+    Config::default().limit(Limit::Bytes(65 * MIB)).growth(Growth::Exact).policy(policy)
 }
 
 fn stream(gpu: &Allocator<Device>) -> Stream<Device> {
@@ -558,4 +566,32 @@ fn bursts(b: &Bench) -> Steady {
         live.clear();
     });
     Steady { round, synchronise, asked: 4 }
+}
+
+/// More streams than a miss looks at one by one: what all have is pending on most of them, and some come to be in order.
+fn a_hundred_streams(b: &Bench) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let streams: Vec<_> = (0..100).map(|_| stream(&gpu)).collect();
+    let synchronise = synchronise(&streams[0]);
+    let round = Box::new(move |round: u64| {
+        // So many that all pairs of streams have met within a tenth of the rounds.
+        for i in 10 * round..10 * round + 10 {
+            let of = |n: u64| &streams[(n % 100) as usize];
+            let (s, t) = (of(i), of(7 * i + i / 100));
+            let x = block(&gpu, 4 * MIB, s);
+            writes(&device, s.native(), &x);
+            let y = block(&gpu, 16 * KIB, t);
+            writes(&device, t.native(), &y);
+            if i % 3 == 0 {
+                t.wait_stream(s).expect("ordered");
+                x.record_use(t).expect("recorded");
+                reads(&device, t.native(), &x);
+            }
+        }
+    });
+    all_synchronised(b, Steady { round, synchronise, asked: 10 })
+}
+
+fn a_hundred_streams_and_a_small_footprint(b: &Bench) -> Steady {
+    a_hundred_streams(b)
 }

@@ -6,7 +6,7 @@
 //!
 //! It does not know what is done with the news.
 
-use crate::sync::plain::AtomicBool;
+use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Ordering, Rank, Ranked};
 
 /// Numbers of an allocator's pools whose timelines have moved on.

@@ -1,14 +1,16 @@
 //! Whom a miss looks at: nobody who could serve is left out, and few others are asked.
 
-use super::Class;
+use super::{ASKED, Candidates, Class, Lenders};
 use crate::allocator::registry::CONTEXT;
-use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Stream, Trim};
+use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Pool, Stream, Trim};
 use crate::driver::Driver;
 use crate::driver::null::Null;
 use crate::driver::sim::{Launch, Schedule, Sim};
-use crate::heap::ChunkState;
+use crate::heap::{ChunkState, Kind};
 use crate::order::Clock;
-use crate::units::{GIB, GRANULE_BYTES, KIB, MIB};
+use crate::sync::Arc;
+use crate::units::{Epoch, GIB, GRANULE_BYTES, Granules, KIB, MIB};
+use std::collections::BTreeSet;
 
 fn allocator(config: Config) -> Allocator<Null> {
     Allocator::new(Null::default(), config).unwrap()
@@ -16,19 +18,38 @@ fn allocator(config: Config) -> Allocator<Null> {
 
 /// Pools that a request of `bytes` would look at.
 fn candidates<D: Driver>(gpu: &Allocator<D>, bytes: u64) -> usize {
-    let found = gpu.core().lenders.of(u32::try_from(bytes / GRANULE_BYTES).unwrap(), CONTEXT, &Clock::EMPTY);
-    found.surely.len() + found.perhaps.len() + found.in_order.len() + found.to_ask.len()
+    let kinds = if bytes <= gpu.core().small_bytes { &Kind::ALL[..1] } else { &Kind::ALL };
+    let len = u32::try_from(bytes / GRANULE_BYTES).unwrap();
+    let found = gpu.core().lenders.of(kinds, len, CONTEXT, &Clock::EMPTY);
+    let aside = found.in_order.len() + found.to_ask.len();
+    aside + with_enough(&gpu.core().lenders, found).len()
+}
+
+/// Those of them whose bound is high enough.
+fn with_enough(lenders: &Lenders, found: Candidates) -> BTreeSet<u32> {
+    let mut all: BTreeSet<u32> = found.first.into_iter().collect();
+    for mut page in found.more {
+        loop {
+            let next = lenders.next(&mut page);
+            if next.is_empty() {
+                break;
+            }
+            all.extend(next);
+        }
+    }
+    all
 }
 
 #[test]
 fn eight_classes_to_a_power_of_two_and_the_longer_is_in_no_lower_one() {
-    assert_eq!(Class::of(0), None);
-    let of = |len| Class::of(len).unwrap().0;
+    let of = |len| Class::of(len).0;
     assert_eq!(
         [1, 2, 3, 4, 8, 9, 15, 16, 17, 18, u32::MAX].map(of),
         [0, 8, 12, 16, 24, 25, 31, 32, 32, 33, 255]
     );
     assert!((1..5000).all(|len| of(len) <= of(len + 1)));
+    assert!((1..5000).all(|len| of(Class::high(len)) == of(len) && of(Class::high(len) + 1) > of(len)));
+    assert_eq!(Class::high(u32::MAX), u32::MAX);
 }
 
 /// Pools looked at by one allocation on each of `streams` streams, all of which stay.
@@ -112,15 +133,15 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
             gpu.check();
             let longest = 1 << below(16);
             let wanted = 1 + below(longest) as u32;
-            let found = gpu.core().lenders.of(wanted, CONTEXT, &Clock::EMPTY);
-            let mut found: Vec<u32> = found.surely.into_iter().chain(found.perhaps).collect();
-            found.sort_unstable();
-            let mut right: Vec<u32> = Vec::new();
-            for pool in gpu.core().pool_list() {
-                let may = Class::of(pool.longest_hint()) >= Class::of(wanted);
-                right.extend(may.then_some(pool.number));
+            for kinds in [&Kind::ALL[..1], &Kind::ALL[1..], &Kind::ALL] {
+                let found = gpu.core().lenders.of(kinds, wanted, CONTEXT, &Clock::EMPTY);
+                let found = with_enough(&gpu.core().lenders, found);
+                let pools = gpu.core().pool_list();
+                let may =
+                    |pool: &&Arc<Pool<Null>>| kinds.iter().any(|&kind| pool.longest_hint(kind) >= wanted);
+                let right: BTreeSet<u32> = pools.iter().filter(may).map(|pool| pool.number).collect();
+                assert_eq!(found, right, "for {wanted} granules");
             }
-            assert_eq!(found, right, "for {wanted} granules");
         }
     }
 }
@@ -128,7 +149,7 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
 /// An allocator on a simulated device that runs nothing by itself, and streams on each of which something was allocated and freed.
 /// All of it is pending, and nobody is ordered after it.
 fn pending(streams: usize) -> (Sim, Allocator<Sim>, Vec<Stream<Sim>>) {
-    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let sim = Sim::new(4 * GIB).schedule(Schedule::Latest);
     let gpu = Allocator::new(sim.clone(), Config::default().growth(Growth::Exact)).unwrap();
     let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
     for stream in &streams {
@@ -277,29 +298,105 @@ fn at_the_limit_one_of_many_is_waited_for() {
     }
 }
 
-/// What a look at some of a heap's ranges says holds for all of them.
+/// What a look at some of a heap's ranges says holds for all of them, for every length.
 #[test]
 fn a_look_at_some_ranges_bounds_all() {
     let (_, gpu, streams) = pending(3);
     let stream = &streams[1];
     let mut blocks: Vec<_> = (1..=60).map(|n| gpu.alloc(n * 50 * KIB, stream).unwrap()).collect();
     for (n, block) in core::mem::take(&mut blocks).into_iter().enumerate() {
-        if n == 30 {
-            stream.synchronize().unwrap();
+        match n {
+            30 => stream.synchronize().unwrap(),
+            // A marker: what is freed next has another stamp.
+            36 | 42 | 54 => drop(stream.record().unwrap()),
+            _ => {}
         }
         if n % 2 == 0 { drop(block) } else { blocks.push(block) }
     }
     let state = stream.pool().lock();
     let complete = stream.line().seen();
-    let free: Vec<_> = state.heap.snapshot().segments.into_iter().flat_map(|s| s.ranges).collect();
-    let free: Vec<_> = free.into_iter().filter(|r| r.state == ChunkState::Free).collect();
-    assert!(free.iter().any(|r| r.stamp <= complete) && free.iter().any(|r| r.stamp > complete));
+    let segments = state.heap.snapshot().segments.into_iter().filter(|s| s.kind == Kind::Large);
+    let free: Vec<_> = segments.flat_map(|s| s.ranges).filter(|r| r.state == ChunkState::Free).collect();
+    assert!(free.iter().any(|r| r.stamp <= complete), "some is complete");
+    let stamps: BTreeSet<Epoch> = free.iter().map(|r| r.stamp).filter(|&s| s > complete).collect();
+    assert!(stamps.len() > 3, "what is pending has stamps of several markers: {stamps:?}");
     let longest = free.iter().filter(|r| r.stamp <= complete).map(|r| r.len).max();
+    let least_of = |len: Granules| {
+        let of = free.iter().filter(|r| r.stamp > complete && r.len >= len).map(|r| r.stamp);
+        of.min().unwrap_or(Epoch(u64::MAX))
+    };
     for steps in 0..80 {
-        let ripe = state.heap.ripe(steps, complete);
+        let ripe = state.heap.ripe(Kind::Large, steps, complete);
         assert!(Some(ripe.longest) >= longest, "{steps} steps: {ripe:?}");
-        let longer = free.iter().filter(|r| r.len > ripe.longest);
-        assert!({ longer }.all(|r| r.stamp > complete && r.stamp >= ripe.least), "{steps} steps: {ripe:?}");
+        assert!(free.iter().all(|r| r.len <= ripe.longest || r.stamp > complete), "{steps} steps: {ripe:?}");
+        for len in (ripe.longest.0 + 1..6 << 10).map(Granules) {
+            let least = ripe.least(len);
+            assert!(least <= least_of(len), "{steps} steps, {len:?}: {ripe:?}");
+            // A bin is at most a sixteenth wider than its shortest range.
+            assert!(least >= least_of(Granules(len.0 - len.0 / 16 - 1)), "{steps} steps, {len:?}: {ripe:?}");
+        }
     }
-    assert_eq!(Some(state.heap.ripe(80, complete).longest), longest, "all were looked at");
+    assert_eq!(Some(state.heap.ripe(Kind::Large, 80, complete).longest), longest, "all were looked at");
+}
+
+/// What is left of large segments is nothing to those who ask for small ranges.
+#[test]
+fn small_requests_do_not_look_at_what_large_segments_have() {
+    let gpu = allocator(Config::default());
+    let streams: Vec<_> = (0..200).map(|_| gpu.stream().unwrap()).collect();
+    let kept: Vec<_> = streams.iter().map(|stream| gpu.alloc(15 * MIB, stream).unwrap()).collect();
+    assert!(candidates(&gpu, 3 * MIB) >= 100, "large ones look at what is left of large segments");
+    assert_eq!(candidates(&gpu, 512), 0);
+    let small = gpu.alloc(512, &streams[7]).unwrap();
+    assert_eq!(candidates(&gpu, 512), 1, "what is left of a small segment");
+    gpu.check();
+    drop((kept, small));
+}
+
+/// A stream that is ordered after some memory of thousands of others is not sent to them for what it is not ordered after.
+#[test]
+fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
+    let (_, gpu, streams) = pending(200);
+    let behind_all = gpu.stream().unwrap();
+    let long: Vec<_> = streams.iter().map(|stream| gpu.alloc(6 * MIB, stream).unwrap()).collect();
+    for stream in &streams {
+        behind_all.wait_stream(stream).unwrap();
+    }
+    drop(long);
+    let in_order = |bytes: u64| {
+        let len = u32::try_from(bytes / GRANULE_BYTES).unwrap();
+        let clock = behind_all.line().clock();
+        gpu.core().lenders.of(&Kind::ALL, len, behind_all.line().id, &clock).in_order.len()
+    };
+    let late = gpu.stream().unwrap();
+    assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending, and all that was looked at stands aside");
+    assert_eq!((in_order(3 * MIB), in_order(6 * MIB)), (200, 0));
+    assert_eq!(served(&gpu, &behind_all), (0, 1));
+    gpu.check();
+}
+
+/// A search looks at the first ranges of a pool, however many it has: each look in vain sees more of them, and then the pool stands
+/// aside.
+#[test]
+fn a_pool_with_many_pending_ranges_stands_aside_after_some_looks() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default().growth(Growth::Exact)).unwrap();
+    let streams: Vec<_> = (0..70).map(|_| gpu.stream().unwrap()).collect();
+    let of_each = |stream| (0..100).map(|_| gpu.alloc(4 * KIB, stream).unwrap()).collect();
+    let blocks: Vec<Vec<_>> = streams.iter().map(of_each).collect();
+    for (stream, blocks) in streams.iter().zip(&blocks) {
+        sim.launch(stream.native(), Launch::new("write").writes(blocks[0].address(), 512)).unwrap();
+    }
+    drop(blocks);
+    let late = gpu.stream().unwrap();
+    let mut kept = Vec::new();
+    let looked_at = [(); 4].map(|()| {
+        let before = candidates(&gpu, 4 * KIB);
+        kept.push(gpu.alloc(4 * KIB, &late).unwrap());
+        gpu.check();
+        before
+    });
+    // Then its own, of which it does not know yet that nothing is left, and those to be asked about.
+    let [first, second, rest @ ..] = looked_at;
+    assert!(first == 70 && second >= 70 && rest.iter().all(|&n| n <= 1 + ASKED), "{looked_at:?}");
 }

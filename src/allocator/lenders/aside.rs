@@ -1,0 +1,139 @@
+//! Pools that were looked at in vain and stand aside: what was seen of them, and where a request finds them.
+//!
+//! A pool that stands aside is remembered with what the look saw: its longest free range, the longest one that is complete, and
+//! the stamps of the longer ones. A request finds it by its timeline, if its stream is ordered after some of what is there; or by the
+//! length of its longest range, if it has a marker to ask about, or if somebody has to be waited for.
+//!
+//! It does not know why a pool stands aside, nor when it comes back.
+
+use super::{At, Class, first_of_each_class};
+use crate::heap::Ripe;
+use crate::order::{Clock, TimelineId};
+use crate::units::{Epoch, Granules};
+use core::ops::Bound;
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
+
+/// So many of those that stand aside and have a marker are asked about by a miss, each time others.
+pub(in super::super) const ASKED: usize = 4;
+
+/// A pool that was looked at in vain.
+pub(super) struct Place {
+    pub(super) line: TimelineId,
+    /// The bound on its longest free range.
+    pub(super) longest: u32,
+    /// What is complete of it: no more than `ripe.longest`, and less after it shrank.
+    pub(super) complete: u32,
+    ripe: Ripe,
+    /// The stamps of what became free since are at least this.
+    since: Epoch,
+    pub(super) asking: bool,
+}
+
+impl Place {
+    pub(super) fn new(line: TimelineId, longest: u32, ripe: Ripe, since: Epoch) -> Place {
+        Place { line, longest, complete: ripe.longest.0, ripe, since, asking: false }
+    }
+    /// No free range of at least `len`, longer than what is complete, has a stamp below this.
+    pub(super) fn least(&self, len: u32) -> Epoch {
+        self.ripe.least(Granules(len)).min(self.since)
+    }
+}
+
+/// The pools that stand aside for requests of one kind.
+#[derive(Default)]
+pub(super) struct Aside {
+    places: HashMap<u32, Place>,
+    /// By their timelines.
+    of_line: BTreeSet<(TimelineId, u32)>,
+    /// By their longest free range.
+    by_len: BTreeSet<At>,
+    /// Those that have a marker to ask about, by the same.
+    asking: BTreeSet<At>,
+    /// Who of these was asked about last, by requests of each class.
+    asked: HashMap<Class, At>,
+}
+
+impl Aside {
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+    pub(super) fn get(&self, pool: u32) -> Option<&Place> {
+        self.places.get(&pool)
+    }
+
+    pub(super) fn insert(&mut self, pool: u32, place: Place) {
+        self.remove(pool);
+        if place.longest > 0 {
+            self.by_len.insert((place.longest, pool));
+            if place.asking {
+                self.asking.insert((place.longest, pool));
+            }
+        }
+        self.of_line.insert((place.line, pool));
+        self.places.insert(pool, place);
+    }
+
+    pub(super) fn remove(&mut self, pool: u32) -> Option<Place> {
+        let place = self.places.remove(&pool)?;
+        self.by_len.remove(&(place.longest, pool));
+        self.asking.remove(&(place.longest, pool));
+        self.of_line.remove(&(place.line, pool));
+        Some(place)
+    }
+
+    /// It has a marker that may be asked about.
+    pub(super) fn ask_about(&mut self, pool: u32) {
+        if let Some(place) = self.places.get_mut(&pool) {
+            place.asking = true;
+            self.asking.insert((place.longest, pool));
+        }
+    }
+
+    /// The next ones to ask about, of those that may have `len` granules.
+    pub(super) fn next_to_ask(&mut self, len: u32) -> Vec<u32> {
+        let class = Class::of(len);
+        let last = self.asked.get(&class).copied().unwrap_or_default().max((len, 0));
+        let behind = self.asking.range((Bound::Excluded(last), Bound::Unbounded));
+        let before = self.asking.range((len, 0)..=last);
+        let next: Vec<At> = behind.chain(before).take(ASKED).copied().collect();
+        if let Some(&last) = next.last() {
+            self.asked.insert(class, last);
+        }
+        next.into_iter().map(|(_, pool)| pool).collect()
+    }
+
+    /// Those that may have `len` granules which a stream with this clock is ordered after; its own, which no clock names, among
+    /// them.
+    pub(super) fn in_order(&self, len: u32, to: TimelineId, clock: &Clock) -> Vec<u32> {
+        let may = |&(on, pool): &(TimelineId, u32)| {
+            let ordered = |place: &Place| on == to || place.least(len) <= clock.get(on);
+            let may = |place: &Place| place.longest >= len && ordered(place);
+            self.places.get(&pool).is_some_and(may).then_some(pool)
+        };
+        if clock.len() < self.of_line.len() {
+            let on_line = |on| self.of_line.range((on, 0)..=(on, u32::MAX));
+            let lines = clock.iter().map(|(on, _)| on).chain([to]);
+            lines.flat_map(on_line).filter_map(may).collect()
+        } else {
+            self.of_line.iter().filter_map(may).collect()
+        }
+    }
+
+    /// Of each class of lengths one that may have `len` granules.
+    pub(super) fn of_each_class(&self, len: u32) -> impl Iterator<Item = u32> + use<'_> {
+        first_of_each_class(&self.by_len, len)
+    }
+
+    /// Panics unless every pool that stands aside is found by its timeline and its length, and nobody else.
+    pub(super) fn check(&self) {
+        let by_len = |asking: bool| {
+            let these = self.places.iter().filter(move |(_, p)| p.longest > 0 && (p.asking || !asking));
+            these.map(|(&pool, p)| (p.longest, pool)).collect::<BTreeSet<At>>()
+        };
+        assert_eq!(self.by_len, by_len(false), "F1: the lengths of pools that stand aside");
+        assert_eq!(self.asking, by_len(true), "F1: the lengths of those to be asked about");
+        let of_line: BTreeSet<_> = self.places.iter().map(|(&pool, p)| (p.line, pool)).collect();
+        assert_eq!(self.of_line, of_line, "F1: the timelines of pools that stand aside");
+    }
+}
