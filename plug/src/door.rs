@@ -16,6 +16,7 @@
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
 use crate::index::{Entry, Hold, index};
+use crate::met;
 use crate::status::{Failure, MillpondStatus as Status};
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -25,15 +26,12 @@ use parking_lot::Mutex;
 use pond::driver::cuda::Cuda;
 use pond::units::{Addr, StreamId};
 use pond::{Allocation, Allocator, Config, Limit, PinnedAllocation, RawAllocation, Stream, Trim};
-use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 /// So many allocators a process.
 const MOST: usize = 4096;
 /// The calling thread's default stream: one handle for as many streams as there are threads.
 const PER_THREAD: usize = 2;
-/// How many streams a thread remembers.
-const REMEMBERED: usize = 16;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
@@ -75,6 +73,9 @@ impl Lane {
     fn new(door: u32, stream: Stream<Cuda>, handle: usize, lasting: bool) -> Lane {
         Lane { stream, handle, lasting, tag: Tag::new(door, handle, lasting) }
     }
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
 }
 
 /// A lane that was looked for.
@@ -91,13 +92,6 @@ impl core::ops::Deref for Found<'_> {
             Found::Counted(lane) => lane,
         }
     }
-}
-
-/// The stream that a thread met last in a place of its list, and whose it is.
-type Seen = Option<(u32, Arc<Lane>)>;
-
-thread_local! {
-    static SEEN: RefCell<[Seen; REMEMBERED]> = const { RefCell::new([const { None }; REMEMBERED]) };
 }
 
 /// Facts of an allocation, in a word: its door, whether its stream's handle alone says who that is, whether it has uses that
@@ -259,14 +253,19 @@ impl Door {
     /// Of a destroyed door: gives back what is complete. What is not, or what the driver refuses, is owed.
     #[cold]
     fn give_back(&self) {
+        drop(core::mem::take(&mut *self.lanes.lock()));
         let trimmed = self.gpu.trim(Trim::All);
         let report = self.gpu.report();
         let pinned = report.pinned.as_ref().map_or(0, |p| p.held.saturating_sub(p.allocated));
         let kept = report.taken.saturating_sub(report.total.allocated) + pinned;
         if trimmed.is_err() || kept > 0 {
-            self.owes.store(true, Ordering::Release);
-            OWING.store(true, Ordering::Release);
+            self.owe();
         }
+    }
+
+    fn owe(&self) {
+        self.owes.store(true, Ordering::Release);
+        OWING.store(true, Ordering::Release);
     }
 
     /// Gives back what destroyed doors owe. Only in a call that may wait for devices, which ends captures, also what is held back, and what a
@@ -340,14 +339,8 @@ impl Door {
         handle: usize,
         then: impl FnOnce(&Lane) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let place = (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED;
         let mut then = Some(then);
-        let met = SEEN.try_with(|seen| {
-            let seen = seen.try_borrow().ok()?;
-            let (door, lane) = seen[place].as_ref()?;
-            if *door != self.number || lane.handle != handle {
-                return None;
-            }
+        let met = met::with(self.number, handle, |lane| {
             if !lane.lasting {
                 // SAFETY: whoever names a stream in a call promises that it is alive.
                 match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
@@ -358,17 +351,12 @@ impl Door {
             }
             then.take().map(|then| then(lane))
         });
-        if let Ok(Some(result)) = met {
+        if let Some(result) = met {
             return result;
         }
         let lane = self.find_lane(handle)?;
         if let Found::Counted(lane) = &lane {
-            let _ = SEEN.try_with(|seen| {
-                let replaced = seen.try_borrow_mut().ok()?[place].replace((self.number, Arc::clone(lane)));
-                // Its drop may speak to the driver: not while the list is borrowed.
-                drop(replaced);
-                Some(())
-            });
+            met::remember(self.number, lane);
         }
         then.take().map_or_else(|| Err(Failure::new(Status::Panic, "asked twice")), |then| then(&lane))
     }
@@ -390,8 +378,9 @@ impl Door {
         let id = stream.info().id;
         // Default streams are never gone; a per-thread one is lasting for its own thread, which alone remembers it.
         let key = (handle, if handle < PER_THREAD { lasting } else { id });
-        if let Some(lane) = self.lanes.lock().get(&key) {
-            return Ok(Found::Counted(Arc::clone(lane)));
+        let known = self.lanes.lock().get(&key).map(Arc::clone);
+        if let Some(lane) = known {
+            return Ok(Found::Counted(self.owned(lane)));
         }
         let stream = self.gpu.adopt(stream)?;
         let mut lane = Lane::new(self.number, stream, handle, handle <= PER_THREAD);
@@ -409,15 +398,51 @@ impl Door {
                 let ended = |&(h, i): &(usize, StreamId)| h == handle && i != id && i != lasting;
                 gone.extend(lanes.extract_if(|key, _| ended(key) && !planted!(DoorLaneKept)));
             } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
-                // Nobody says that a thread has ended, but its list of streams ends with it. Who is forgotten and comes
-                // back is found anew.
+                // Those that ended threads could not end, and of threads past their lists' end. Who is forgotten and comes back
+                // is found anew.
                 let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
                 gone.extend(lanes.extract_if(|&(h, _), lane| h == PER_THREAD && forgotten(lane)));
             }
             Arc::clone(lanes.entry(key).or_insert_with(|| Arc::new(lane)))
         };
         drop(gone);
-        Ok(Found::Counted(lane))
+        Ok(Found::Counted(self.owned(lane)))
+    }
+
+    /// A thread's own default stream ends with it.
+    fn owned(&self, lane: Arc<Lane>) -> Arc<Lane> {
+        if lane.handle == PER_THREAD && !planted!(DoorThreadStays) {
+            met::own(self.number, &lane);
+        }
+        lane
+    }
+
+    /// Whether the one of this number was destroyed.
+    pub(crate) fn is_closed(number: u32) -> bool {
+        DOORS[number as usize].get().is_some_and(|door| door.closed.load(Ordering::Acquire))
+    }
+
+    /// The calling thread ends, and its default stream with it: what was freed there is marked, and the lane ends.
+    pub(crate) fn thread_ends(number: u32, lane: Arc<Lane>) {
+        let Some(door) = DOORS[number as usize].get() else { return };
+        let key = (PER_THREAD, lane.stream.id());
+        // While the stream captures it is not asked. And if the driver has let it go before us, the handle means a new one, whose
+        // events say nothing of this one.
+        // SAFETY: a default stream is always there, and the handle means the calling thread's.
+        let here = unsafe { door.gpu.driver().raw_id(core::ptr::without_provenance_mut(PER_THREAD)) };
+        if here.is_ok_and(|id| id == key.1) {
+            lane.stream.mark_frees();
+            let kept = door.lanes.lock().remove(&key);
+            // The last reference closes the stream if nothing of it is alive, behind one marker more. Not under the lock.
+            drop((kept, lane));
+            return;
+        }
+        // Whoever lets it go on another thread marks nothing.
+        let spare = door.lanes.lock().insert(key, lane);
+        drop(spare);
+        if door.closed.load(Ordering::Acquire) {
+            door.owe();
+        }
     }
 
     /// The stream lives as long as the process: its handle alone says who it is.

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `index` | addresses to allocations, without a lock that all share |
 //! | `door` | an allocator, its streams, and what is asked of it |
+//! | `met` | what a thread remembers of streams |
 //! | `status` | codes, and the words behind the last one |
 //! | `ffi` | the C functions |
 //! | `torch` | PyTorch's pair and its hooks |
@@ -37,6 +38,7 @@ macro_rules! planted {
 mod door;
 pub mod ffi;
 mod index;
+mod met;
 pub mod status;
 mod throw;
 pub mod torch;

@@ -9,6 +9,8 @@ mod captures;
 mod fresh;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
+#[path = "abi/threads.rs"]
+mod threads;
 
 use cudarc::driver::sys;
 use libloading::{Library, Symbol};
