@@ -94,6 +94,26 @@ impl World {
         assert!(stats.open_pools() <= most, "more than {most} pools are open: {stats}");
     }
 
+    /// The allocators in which a thread's own default stream has a pool and nothing alive, and how many are open there.
+    pub(crate) fn before_the_end(&self, thread: u32) -> Vec<(usize, usize)> {
+        let here = |who| matches!(who, Who::PerThread(of, _) if of == thread);
+        let of_it = |&(door, who): &(usize, Who)| {
+            let alive = self.blocks.iter().any(|b| b.door == door && b.home.who == who);
+            self.doors[door].open && here(who) && !alive
+        };
+        let doors = self.own.iter().filter(|own| of_it(own)).map(|&(door, _)| door);
+        doors.map(|door| (door, Stats::of(self.doors[door].number).open_pools())).collect()
+    }
+
+    /// That stream has ended with the thread.
+    pub(crate) fn has_ended(&mut self, thread: u32, before: &[(usize, usize)]) {
+        for &(door, open) in before {
+            let stats = Stats::of(self.doors[door].number);
+            assert!(stats.open_pools() < open, "thread {thread} ended and left its pool open: {stats}");
+        }
+        self.own.retain(|(_, who)| !matches!(who, Who::PerThread(of, _) if *of == thread));
+    }
+
     /// Wrong calls, each with the code it must answer.
     pub(super) fn hostile(&mut self, a: u8, b: u8, c: u8, here: Here) {
         let other = self.slots[usize::from(b) % SLOTS];
