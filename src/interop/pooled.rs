@@ -11,7 +11,6 @@ use crate::array::Element;
 use crate::driver::cuda::{Cuda, store_stays};
 use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
-use crate::sync::Mutex;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::RangeBounds;
@@ -20,7 +19,7 @@ use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
     LaunchArgs, PushKernelArg, SyncOnDrop,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A `CudaSlice` whose bytes are the pool's. It, and its views ([`PooledView`], [`PooledViewMut`]), go wherever cudarc takes a
 /// `DevicePtr` or a kernel's argument; the very type is had by [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`,
@@ -194,7 +193,7 @@ impl Streams {
         if Arc::ptr_eq(context, &self.home) || planted!(CudaPooledUntracked) {
             return Ok(());
         }
-        let mut anchors = self.anchors.lock();
+        let mut anchors = self.anchors.lock().unwrap_or_else(PoisonError::into_inner);
         if !anchors.iter().any(|anchor| Arc::ptr_eq(anchor.context(), context)) {
             anchors.push(self.cuda.anchor_in(context)?);
         }
@@ -203,7 +202,7 @@ impl Streams {
 
     /// Those streams go: in cudarc, which leaves its context current and keeps what failed.
     fn let_go(&mut self) {
-        for anchor in core::mem::take(self.anchors.get_mut()) {
+        for anchor in core::mem::take(self.anchors.get_mut().unwrap_or_else(PoisonError::into_inner)) {
             let context = Arc::clone(anchor.context());
             let ((), failed) = self.cuda.current_stays(|| store_stays(&context, || drop(anchor)));
             if let Err(e) = failed {
