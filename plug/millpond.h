@@ -178,9 +178,12 @@ millpond_status millpond_record_pinned_use(millpond_allocator allocator, void *p
 /*
  The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
  at most whether it captures. It is marked whenever that is needed, unless it captures.
- Declare it before its first use: what was used before, by whatever allocator of the device, is followed as undeclared.
+ It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
+ needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
+ and other streams' memory is had as before.
  */
-millpond_status millpond_declare_permanent(millpond_allocator allocator, void *stream);
+millpond_status millpond_declare_permanent(millpond_allocator allocator,
+                                           void *stream);
 
 /*
  The live allocation that an address lies in: its first byte and its length as asked for. Slow.

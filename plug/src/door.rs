@@ -18,6 +18,7 @@
 use crate::index::{Entry, Hold, index};
 use crate::met;
 use crate::status::{Failure, MillpondStatus as Status};
+use crate::tag::{PER_THREAD, Tag};
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -30,8 +31,6 @@ use std::sync::{Arc, OnceLock};
 
 /// So many allocators a process.
 const MOST: usize = 4096;
-/// The calling thread's default stream: one handle for as many streams as there are threads.
-const PER_THREAD: usize = 2;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
@@ -91,34 +90,6 @@ impl core::ops::Deref for Found<'_> {
             Found::Kept(lane) => lane,
             Found::Counted(lane) => lane,
         }
-    }
-}
-
-/// Facts of an allocation, in a word: its door, whether its stream's handle alone says who that is, whether it has uses that
-/// could not be recorded, and the handle.
-#[derive(Clone, Copy)]
-struct Tag(u64);
-
-impl Tag {
-    const HANDLE: u64 = (1 << 48) - 1;
-    const LASTING: u64 = 1 << 48;
-    const UNKNOWN: u64 = 1 << 49;
-    const DOOR: u32 = 50;
-
-    fn new(door: u32, handle: usize, lasting: bool) -> Tag {
-        // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
-        let any_thread = handle == PER_THREAD && !planted!(DoorAnyThreadHome);
-        let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
-        Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
-    }
-    fn door(self) -> u32 {
-        (self.0 >> Tag::DOOR) as u32
-    }
-    fn is_home(self, handle: usize) -> bool {
-        self.0 & Tag::LASTING != 0 && self.0 & Tag::HANDLE == handle as u64
-    }
-    fn is_unknown(self) -> bool {
-        self.0 & Tag::UNKNOWN != 0
     }
 }
 
@@ -216,7 +187,7 @@ impl Door {
 
     /// The name of the one that has the live allocation that begins here.
     pub(crate) fn of(ptr: *const c_void) -> Option<u32> {
-        index().hold(ptr.addr() as u64).map(|hold| Tag(hold.entry().tag).door() + 1)
+        index().hold(ptr.addr() as u64).map(|hold| Tag::of(hold.entry().tag).door() + 1)
     }
 
     /// What callers call it; never 0.
@@ -464,7 +435,10 @@ impl Door {
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { self.gpu.driver().permanent_stream((handle as *mut c_void).cast()) }?;
+        // Known as one that may end, it is one that lasts from here on, for all allocators of the device.
         let stream = self.gpu.adopt(stream)?;
+        let before = self.lanes.lock().remove(&(handle, stream.id()));
+        drop(before);
         if let Err(lane) = self.keep(Lane::new(self.number, stream, handle, true)) {
             let replaced = self.lanes.lock().insert((handle, StreamId(u64::MAX)), Arc::new(lane));
             drop(replaced);
@@ -488,7 +462,7 @@ impl Door {
             };
             let raw = allocation.into_raw();
             let (addr, words) = (raw.address().0, raw.to_words());
-            if !index().insert(addr, Entry { words, tag: lane.tag.0 }) {
+            if !index().insert(addr, Entry { words, tag: lane.tag.word() }) {
                 // SAFETY: taken apart above, and in no slot.
                 drop(unsafe { Allocation::from_raw(raw) });
                 let message = format!("the device gave an address that cannot be kept: {addr:#x}");
@@ -508,7 +482,7 @@ impl Door {
     #[inline]
     fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
-        let tag = Tag(hold.entry().tag);
+        let tag = Tag::of(hold.entry().tag);
         if tag.door() != self.number {
             return Err(self.not_ours(ptr, tag));
         }
@@ -628,7 +602,7 @@ impl Door {
     /// Somebody uses the bytes, and nobody could say who: they come back behind everything.
     pub(crate) fn use_unknown(&self, ptr: *mut c_void) -> Result<(), Failure> {
         let (mut hold, tag) = self.hold(ptr)?;
-        hold.set_tag(tag.0 | Tag::UNKNOWN);
+        hold.set_tag(tag.unknown().word());
         Ok(())
     }
 

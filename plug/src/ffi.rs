@@ -250,7 +250,9 @@ pub extern "C" fn millpond_record_pinned_use(
 
 /// The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
 /// at most whether it captures. It is marked whenever that is needed, unless it captures.
-/// Declare it before its first use: what was used before, by whatever allocator of the device, is followed as undeclared.
+/// It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
+/// needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
+/// and other streams' memory is had as before.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
     allocator: MillpondAllocator,

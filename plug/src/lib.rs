@@ -12,6 +12,7 @@
 //! | `door` | an allocator, its streams, and what is asked of it |
 //! | `met` | what a thread remembers of streams |
 //! | `status` | codes, and the words behind the last one |
+//! | `tag` | what is known of an allocation, in a word |
 //! | `ffi` | the C functions |
 //! | `torch` | PyTorch's pair and its hooks |
 //! | `throw` | an exception that PyTorch knows as out of memory |
@@ -40,5 +41,6 @@ pub mod ffi;
 mod index;
 mod met;
 pub mod status;
+mod tag;
 mod throw;
 pub mod torch;

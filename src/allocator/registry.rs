@@ -154,10 +154,12 @@ impl<D: Driver> Registry<D> {
         if let Some(line) = table.by_stream.get(&info.id) {
             // A closed line's stamps stay comparable under its old id; the stream begins a new one. Counted under the
             // line's lock, where closing looks.
-            let state = line.state.lock();
+            let mut state = line.state.lock();
             if state.native.is_some() && !state.closing {
                 line.pools.fetch_add(1, Ordering::AcqRel);
+                let replaced = if info.mortal { None } else { line.lasts(&mut state, native) };
                 drop(state);
+                drop(replaced);
                 return Arc::clone(line);
             }
         }
