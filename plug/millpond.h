@@ -99,7 +99,8 @@ millpond_status millpond_create(int device,
  fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
  What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
  the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
- back, and what a deterministic one had: synchronize or destroy).
+ back, and what a deterministic one had: synchronize or destroy). Other threads that called for it remember its streams, at most 16 and
+ their own default stream, each with a driver event, until they end or call for others.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
 

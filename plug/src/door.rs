@@ -17,6 +17,7 @@
 
 use crate::index::{Entry, Hold, index};
 use crate::met;
+use crate::pinned::Pinned;
 use crate::status::{Failure, MillpondStatus as Status};
 use crate::tag::{PER_THREAD, Tag};
 use core::ffi::c_void;
@@ -26,7 +27,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::driver::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Config, Limit, PinnedAllocation, RawAllocation, Stream, Trim};
+use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
 use std::sync::{Arc, OnceLock};
 
 /// So many allocators a process.
@@ -54,8 +55,7 @@ pub(crate) struct Door {
     owes: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
-    /// Pinned memory by its address: asked for rarely, so a lock will do.
-    pinned: Mutex<HashMap<usize, PinnedAllocation<Cuda>>>,
+    pinned: Pinned,
 }
 
 /// A stream as callers name it.
@@ -74,6 +74,9 @@ impl Lane {
     }
     pub(crate) fn handle(&self) -> usize {
         self.handle
+    }
+    pub(crate) fn stream(&self) -> &Stream<Cuda> {
+        &self.stream
     }
 }
 
@@ -109,7 +112,7 @@ fn record_use(allocation: &Allocation<Cuda>, lane: &Lane) -> Result<(), Failure>
 }
 
 #[cold]
-fn unknown(ptr: *const c_void) -> Failure {
+pub(crate) fn unknown(ptr: *const c_void) -> Failure {
     let message = format!("{ptr:p} is no live allocation: it was freed, never was one, or points inside one");
     Failure::new(Status::UnknownPointer, message)
 }
@@ -197,6 +200,9 @@ impl Door {
     pub(crate) fn gpu(&self) -> &Allocator<Cuda> {
         &self.gpu
     }
+    pub(crate) fn pinned(&self) -> &Pinned {
+        &self.pinned
+    }
 
     /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
     ///
@@ -214,6 +220,7 @@ impl Door {
         self.gpu.trim(Trim::All)?;
         self.closed.store(true, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
+        met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
         // asking where an allocator is deterministic. What the driver refuses here is owed.
         let _ = self.gpu.synchronize();
@@ -296,7 +303,11 @@ impl Door {
 
     /// Runs `then` on the stream that a handle means now.
     #[inline]
-    fn on<R>(&self, handle: usize, then: impl FnOnce(&Lane) -> Result<R, Failure>) -> Result<R, Failure> {
+    pub(crate) fn on<R>(
+        &self,
+        handle: usize,
+        then: impl FnOnce(&Lane) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
         match self.permanent(handle) {
             Some(lane) => then(lane),
             None => self.on_other(handle, then),
@@ -512,7 +523,7 @@ impl Door {
 
     /// After a free: of a destroyed door what is complete goes back to the device.
     #[inline]
-    fn freed(&self) {
+    pub(crate) fn freed(&self) {
         if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
             self.give_back();
         }
@@ -604,41 +615,6 @@ impl Door {
         let (mut hold, tag) = self.hold(ptr)?;
         hold.set_tag(tag.unknown().word());
         Ok(())
-    }
-
-    /// Pinned memory; null for none.
-    pub(crate) fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void, Failure> {
-        self.opened()?;
-        if bytes == 0 {
-            return Ok(core::ptr::null_mut());
-        }
-        let pinned = self.gpu.alloc_pinned(bytes as u64)?;
-        let at = pinned.as_ptr().as_ptr().cast::<c_void>();
-        self.pinned.lock().insert(at.addr(), pinned);
-        Ok(at)
-    }
-
-    /// Pinned memory comes back when every recorded use is complete, or everything that any stream holds.
-    pub(crate) fn free_pinned(&self, ptr: *mut c_void, by_unknown: bool) -> Result<(), Failure> {
-        if ptr.is_null() {
-            return Ok(());
-        }
-        let pinned = self.pinned.lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
-        if by_unknown && !planted!(DoorPinnedUnknownPlain) {
-            pinned.free_unknown();
-        } else {
-            drop(pinned);
-        }
-        self.freed();
-        Ok(())
-    }
-
-    /// Work on `handle`, queued by now or before the free, uses the pinned memory.
-    pub(crate) fn record_pinned_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
-        self.on(handle, |lane| {
-            let pinned = self.pinned.lock();
-            Ok(pinned.get(&ptr.addr()).ok_or_else(|| unknown(ptr))?.record_use(&lane.stream)?)
-        })
     }
 
     /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.

@@ -108,7 +108,8 @@ pub extern "C" fn millpond_create(
 /// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
 /// the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
-/// back, and what a deterministic one had: synchronize or destroy).
+/// back, and what a deterministic one had: synchronize or destroy). Other threads that called for it remember its streams, at most 16 and
+/// their own default stream, each with a driver event, until they end or call for others.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())

@@ -11,6 +11,7 @@
 //! | `index` | addresses to allocations, without a lock that all share |
 //! | `door` | an allocator, its streams, and what is asked of it |
 //! | `met` | what a thread remembers of streams |
+//! | `pinned` | pinned memory by its address |
 //! | `status` | codes, and the words behind the last one |
 //! | `tag` | what is known of an allocation, in a word |
 //! | `ffi` | the C functions |
@@ -40,6 +41,7 @@ mod door;
 pub mod ffi;
 mod index;
 mod met;
+mod pinned;
 pub mod status;
 mod tag;
 mod throw;

@@ -69,6 +69,21 @@ pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
     });
 }
 
+/// The door was destroyed: the calling thread lets go of its streams. Other threads do when they end, or meet others in their places.
+pub(crate) fn forget(door: u32) {
+    let recent = RECENT.try_with(|recent| {
+        let mut recent = recent.try_borrow_mut().ok()?;
+        let theirs = recent.iter_mut().map(|met| met.take_if(|(of, _)| *of == door));
+        Some(theirs.collect::<Vec<_>>())
+    });
+    let own = OWN.try_with(|own| {
+        let mut own = own.0.try_borrow_mut().ok()?;
+        Some(own.extract_if(.., |&mut (of, _)| of == door).collect::<Vec<_>>())
+    });
+    // Their ends speak to the driver: not while the lists are borrowed.
+    drop((recent, own));
+}
+
 impl Drop for Own {
     fn drop(&mut self) {
         let own = core::mem::take(self.0.get_mut());

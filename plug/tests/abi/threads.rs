@@ -147,6 +147,41 @@ fn a_threads_end_leaves_captures_alone() {
     });
 }
 
+/// A destroy lets go of what its thread remembers; what others do goes with them.
+#[test]
+fn a_destroyed_allocator_leaves_no_events() {
+    alone("threads::a_destroyed_allocator_leaves_no_events", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let events = || fake.calls("cuEventCreate") - fake.calls("cuEventDestroy_v2");
+        let (before, door) = (events(), Door::new(""));
+        let streams = [(); 3].map(|()| stream(&cuda));
+        for s in &streams {
+            assert_eq!(door.free_on(door.alloc(MIB, s), s), OK);
+        }
+        let x = alloc(door, MIB);
+        write(x, MIB, 1);
+        assert_eq!(door.free(x), OK);
+        let (destroy, destroyed) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
+        let other = std::thread::spawn(move || {
+            bind(&program());
+            assert_eq!(door.free(alloc(door, MIB)), OK);
+            destroy.0.send(()).expect("somebody listens");
+            destroyed.1.recv().expect("it was sent");
+        });
+        destroy.1.recv().expect("it was sent");
+        assert!(events() > before);
+        door.destroy();
+        assert!(events() <= before + 2, "{} for the other thread's stream", events() - before);
+        destroyed.0.send(()).expect("somebody listens");
+        other.join().expect("it ends well");
+        let next = Door::new("");
+        assert_eq!(next.one("millpond_synchronize"), OK);
+        next.destroy();
+        assert_eq!((events(), fake.verdict()), (before, None));
+    });
+}
+
 /// A thread that ends when the driver is gone, as at the end of a process: nothing happens.
 #[test]
 fn a_threads_end_behind_the_drivers_is_quiet() {
