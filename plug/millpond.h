@@ -6,7 +6,8 @@
  *
  * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
  * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache. So a stream that was not declared permanent is marked
- * only in calls that name it, and a thread's default stream in calls of that thread. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
+ * only in calls that name it, and a thread's default stream in calls of that thread and when the thread
+ * ends: what it freed there serves others from then on, unless it ends while that stream captures. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
  * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
  * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
  * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a
@@ -98,7 +99,8 @@ millpond_status millpond_create(int device,
  fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
  What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
  the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
- back, and what a deterministic one had: synchronize or destroy).
+ back, and what a deterministic one had: synchronize or destroy). Other threads that called for it remember its streams, at most 16 and
+ their own default stream, each with a driver event, until they end or call for others.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
 
@@ -177,9 +179,12 @@ millpond_status millpond_record_pinned_use(millpond_allocator allocator, void *p
 /*
  The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
  at most whether it captures. It is marked whenever that is needed, unless it captures.
- Declare it before its first use: what was used before, by whatever allocator of the device, is followed as undeclared.
+ It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
+ needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
+ and other streams' memory is had as before.
  */
-millpond_status millpond_declare_permanent(millpond_allocator allocator, void *stream);
+millpond_status millpond_declare_permanent(millpond_allocator allocator,
+                                           void *stream);
 
 /*
  The live allocation that an address lies in: its first byte and its length as asked for. Slow.

@@ -60,6 +60,11 @@ impl DriverError {
     pub fn is_out_of_memory(&self) -> bool {
         self.kind == DriverErrorKind::OutOfMemory
     }
+    /// Whether it says something of one stream, and nothing of any other: the stream captures, or a capture took its event, or it is
+    /// gone.
+    pub(crate) fn is_of_one_stream(&self) -> bool {
+        matches!(self.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle)
+    }
     /// Whether nothing will work again in this process.
     pub fn is_context_lost(&self) -> bool {
         self.kind == DriverErrorKind::ContextLost

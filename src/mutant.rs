@@ -171,6 +171,7 @@ cuda:
     CudaLentUnseen "cuda-lent-unseen" "what cudarc is lent an array for is not recorded (O6)"
     CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
+    CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
     CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are remembered as reads"
 ;
@@ -189,6 +190,7 @@ doors:
     DoorEndedFirst "door-ended-first" "a free_on that fails has freed"
     DoorDebtForgotten "door-debt-forgotten" "what is owed after the end is not given back by later calls"
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
+    DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
 }
 
 impl fmt::Display for Bug {

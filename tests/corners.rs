@@ -311,11 +311,38 @@ fn a_capturing_stream_is_not_marked() {
     sim.begin_capture(s.native()).unwrap();
     let refused = gpu.alloc(4 * MIB, &t).unwrap_err();
     assert!(refused.to_string().contains("captur"), "{refused}");
+    // Whoever looks for out of memory, to free something and ask again, finds it.
+    let facts = refused.out_of_memory().unwrap_or_else(|| panic!("{refused:?}"));
+    assert!(facts.passed_over.as_ref().is_some_and(|e| e.kind == millpond::DriverErrorKind::Capturing));
     assert!(matches!(gpu.trim(Trim::All), Ok(trimmed) if trimmed.bytes == 0));
     sim.end_capture(s.native()).expect("the capture survived");
     let y = gpu.alloc(4 * MIB, &t).unwrap();
     write(&sim, &y, &t);
     drop((y, own, s, t));
+    all_clean(&sim, gpu);
+}
+
+/// An event that a capture took, as one may that begins and ends beside a record, can be asked about by nobody. A trim passes it
+/// over, and gives back what others hold.
+#[test]
+fn an_event_that_a_capture_took_fails_no_trim() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().growth(Growth::Exact));
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let (x, y) = (gpu.alloc(4 * MIB, &s).unwrap(), gpu.alloc(2 * MIB, &t).unwrap());
+    write(&sim, &x, &s);
+    write(&sim, &y, &t);
+    drop((x, y));
+    t.synchronize().unwrap();
+    // A stream of ours is not asked whether it captures: the event that is recorded goes to the graph.
+    sim.begin_capture(s.native()).unwrap();
+    let trimmed = gpu.trim(Trim::All).unwrap();
+    assert_eq!(trimmed.bytes, 2 * MIB, "{trimmed:?}");
+    sim.end_capture(s.native()).expect("it lives");
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0, "its work is pending");
+    s.synchronize().unwrap();
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 4 * MIB);
+    drop((s, t));
     all_clean(&sim, gpu);
 }
 

@@ -567,7 +567,7 @@ fn a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot() {
             theirs.memcpy_htod(&vec![7; WORDS], &mut shared).expect("sent");
             let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
             let mut b = gpu.uninit::<u32>(WORDS, &home).expect("room");
-            one.theirs.memcpy_dtod(&*shared, &mut a).expect("the first reader, of a plain CudaSlice");
+            one.theirs.memcpy_dtod(&shared, &mut a).expect("the first reader, of all of it");
             two.theirs.memcpy_dtod(&shared.slice(..), &mut b).expect("the second, of a view");
             let at = shared.device_ptr(&theirs).0;
             std::thread::scope(|s| s.spawn(|| drop(shared)).join()).expect("dropped on a fresh thread");

@@ -16,9 +16,11 @@ thread: where two threads have used theirs, or where they are CuPy's default, ev
 
 While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
 pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
-with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. A request that
-would be out of memory, and `free_all_blocks`, wait for the device then and have it again, unless a stream that began its capture by
-CuPy captures a graph. Captures of other libraries in this process are not seen, and such a wait ends them. At the interpreter's exit nothing is freed: the driver takes everything.
+with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. So is an array that outlives
+the stream it was made on, from when it is dropped: nobody can mark a stream that has ended. And behind a stream that
+ended and could not be waited for, because it captured or the driver failed, every free is as with "any" until the device was quiet once.
+A request that would be out of memory, and `free_all_blocks`, wait for the device then and have it all again, unless a stream that
+began its capture by CuPy captures a graph. Captures of other libraries in this process are not seen, and such a wait ends them. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
 import collections
@@ -52,8 +54,10 @@ class _Known:
         self.device = device
         self.lock = threading.RLock()
         self.join = None
-        # A stream ended and could not be waited for, or cannot be named from here.
-        self.lost = False
+        # So many streams ended and could not be waited for since the device was last quiet.
+        self.lost = 0
+        # A stream cannot be named from here, ever.
+        self.nameless = False
         self._handles = {}
         self._list = None
         self._thread = None
@@ -67,7 +71,7 @@ class _Known:
         with self.lock:
             if pointer == _PER_THREAD:
                 thread = _this_thread()
-                self.lost = self.lost or self._thread not in (None, thread)
+                self.nameless = self.nameless or self._thread not in (None, thread)
                 self._thread = thread
             else:
                 self._handles[id(stream)] = pointer
@@ -85,7 +89,7 @@ class _Known:
                     self._end(*self._late.pop())
 
     def _names(self):
-        if self.lost or self._thread not in (None, _this_thread()):
+        if self.lost or self.nameless or self._thread not in (None, _this_thread()):
             return None
         if self._list is None:
             handles = {0, *self._handles.values()}
@@ -108,7 +112,7 @@ class _Known:
         try:
             self._wait_for(stream)
         except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
-            self.lost = True
+            self.lost += 1
         self._handles.pop(id(stream), None)
         self._list = None
         finish(stream)
@@ -128,6 +132,14 @@ class _Known:
         finally:
             if before != self.device:
                 cupy.cuda.runtime.setDevice(before)
+
+    def quiet(self, synchronize):
+        """Waits for the device: streams that were lost before have nothing left that may use an array."""
+        with self.lock:
+            lost = self.lost
+        synchronize()
+        with self.lock:
+            self.lost -= lost
 
     def has(self, stream):
         """Whether it was current once."""
@@ -339,7 +351,10 @@ class _Frees:
         with _beginning:
             if any(stream.is_capturing() for stream in list(_captured)):
                 return False
-            self.allocator.synchronize()
+            if self.known is None:
+                self.allocator.synchronize()
+            else:
+                self.known.quiet(self.allocator.synchronize)
         return True
 
     def _declare(self):
@@ -403,7 +418,7 @@ class MemoryPool:
                 if found is None:
                     known = _known_of(device) if self._watched else None
                     if known and self._lost:
-                        known.lost = True
+                        known.nameless = True
                     made = millpond.Allocator(device, **self._options)
                     found = self._frees[device] = _Frees(made, self._uses, known)
         return found

@@ -16,7 +16,10 @@
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
 use crate::index::{Entry, Hold, index};
+use crate::met;
+use crate::pinned::Pinned;
 use crate::status::{Failure, MillpondStatus as Status};
+use crate::tag::{PER_THREAD, Tag};
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -24,16 +27,11 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::driver::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Config, Limit, PinnedAllocation, RawAllocation, Stream, Trim};
-use std::cell::RefCell;
+use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
 use std::sync::{Arc, OnceLock};
 
 /// So many allocators a process.
 const MOST: usize = 4096;
-/// The calling thread's default stream: one handle for as many streams as there are threads.
-const PER_THREAD: usize = 2;
-/// How many streams a thread remembers.
-const REMEMBERED: usize = 16;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
@@ -57,8 +55,7 @@ pub(crate) struct Door {
     owes: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
-    /// Pinned memory by its address: asked for rarely, so a lock will do.
-    pinned: Mutex<HashMap<usize, PinnedAllocation<Cuda>>>,
+    pinned: Pinned,
 }
 
 /// A stream as callers name it.
@@ -74,6 +71,12 @@ pub(crate) struct Lane {
 impl Lane {
     fn new(door: u32, stream: Stream<Cuda>, handle: usize, lasting: bool) -> Lane {
         Lane { stream, handle, lasting, tag: Tag::new(door, handle, lasting) }
+    }
+    pub(crate) fn handle(&self) -> usize {
+        self.handle
+    }
+    pub(crate) fn stream(&self) -> &Stream<Cuda> {
+        &self.stream
     }
 }
 
@@ -93,41 +96,6 @@ impl core::ops::Deref for Found<'_> {
     }
 }
 
-/// The stream that a thread met last in a place of its list, and whose it is.
-type Seen = Option<(u32, Arc<Lane>)>;
-
-thread_local! {
-    static SEEN: RefCell<[Seen; REMEMBERED]> = const { RefCell::new([const { None }; REMEMBERED]) };
-}
-
-/// Facts of an allocation, in a word: its door, whether its stream's handle alone says who that is, whether it has uses that
-/// could not be recorded, and the handle.
-#[derive(Clone, Copy)]
-struct Tag(u64);
-
-impl Tag {
-    const HANDLE: u64 = (1 << 48) - 1;
-    const LASTING: u64 = 1 << 48;
-    const UNKNOWN: u64 = 1 << 49;
-    const DOOR: u32 = 50;
-
-    fn new(door: u32, handle: usize, lasting: bool) -> Tag {
-        // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
-        let any_thread = handle == PER_THREAD && !planted!(DoorAnyThreadHome);
-        let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
-        Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
-    }
-    fn door(self) -> u32 {
-        (self.0 >> Tag::DOOR) as u32
-    }
-    fn is_home(self, handle: usize) -> bool {
-        self.0 & Tag::LASTING != 0 && self.0 & Tag::HANDLE == handle as u64
-    }
-    fn is_unknown(self) -> bool {
-        self.0 & Tag::UNKNOWN != 0
-    }
-}
-
 /// An allocation of a held slot, which stays in the slot.
 fn peek(addr: u64, entry: Entry) -> ManuallyDrop<Allocation<Cuda>> {
     // SAFETY: the slot was filled from `to_words` of an allocation at this address, and is held; the allocation is not
@@ -144,7 +112,7 @@ fn record_use(allocation: &Allocation<Cuda>, lane: &Lane) -> Result<(), Failure>
 }
 
 #[cold]
-fn unknown(ptr: *const c_void) -> Failure {
+pub(crate) fn unknown(ptr: *const c_void) -> Failure {
     let message = format!("{ptr:p} is no live allocation: it was freed, never was one, or points inside one");
     Failure::new(Status::UnknownPointer, message)
 }
@@ -222,7 +190,7 @@ impl Door {
 
     /// The name of the one that has the live allocation that begins here.
     pub(crate) fn of(ptr: *const c_void) -> Option<u32> {
-        index().hold(ptr.addr() as u64).map(|hold| Tag(hold.entry().tag).door() + 1)
+        index().hold(ptr.addr() as u64).map(|hold| Tag::of(hold.entry().tag).door() + 1)
     }
 
     /// What callers call it; never 0.
@@ -231,6 +199,9 @@ impl Door {
     }
     pub(crate) fn gpu(&self) -> &Allocator<Cuda> {
         &self.gpu
+    }
+    pub(crate) fn pinned(&self) -> &Pinned {
+        &self.pinned
     }
 
     /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
@@ -249,6 +220,7 @@ impl Door {
         self.gpu.trim(Trim::All)?;
         self.closed.store(true, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
+        met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
         // asking where an allocator is deterministic. What the driver refuses here is owed.
         let _ = self.gpu.synchronize();
@@ -259,14 +231,19 @@ impl Door {
     /// Of a destroyed door: gives back what is complete. What is not, or what the driver refuses, is owed.
     #[cold]
     fn give_back(&self) {
+        drop(core::mem::take(&mut *self.lanes.lock()));
         let trimmed = self.gpu.trim(Trim::All);
         let report = self.gpu.report();
         let pinned = report.pinned.as_ref().map_or(0, |p| p.held.saturating_sub(p.allocated));
         let kept = report.taken.saturating_sub(report.total.allocated) + pinned;
         if trimmed.is_err() || kept > 0 {
-            self.owes.store(true, Ordering::Release);
-            OWING.store(true, Ordering::Release);
+            self.owe();
         }
+    }
+
+    fn owe(&self) {
+        self.owes.store(true, Ordering::Release);
+        OWING.store(true, Ordering::Release);
     }
 
     /// Gives back what destroyed doors owe. Only in a call that may wait for devices, which ends captures, also what is held back, and what a
@@ -326,7 +303,11 @@ impl Door {
 
     /// Runs `then` on the stream that a handle means now.
     #[inline]
-    fn on<R>(&self, handle: usize, then: impl FnOnce(&Lane) -> Result<R, Failure>) -> Result<R, Failure> {
+    pub(crate) fn on<R>(
+        &self,
+        handle: usize,
+        then: impl FnOnce(&Lane) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
         match self.permanent(handle) {
             Some(lane) => then(lane),
             None => self.on_other(handle, then),
@@ -340,14 +321,8 @@ impl Door {
         handle: usize,
         then: impl FnOnce(&Lane) -> Result<R, Failure>,
     ) -> Result<R, Failure> {
-        let place = (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED;
         let mut then = Some(then);
-        let met = SEEN.try_with(|seen| {
-            let seen = seen.try_borrow().ok()?;
-            let (door, lane) = seen[place].as_ref()?;
-            if *door != self.number || lane.handle != handle {
-                return None;
-            }
+        let met = met::with(self.number, handle, |lane| {
             if !lane.lasting {
                 // SAFETY: whoever names a stream in a call promises that it is alive.
                 match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
@@ -358,17 +333,12 @@ impl Door {
             }
             then.take().map(|then| then(lane))
         });
-        if let Ok(Some(result)) = met {
+        if let Some(result) = met {
             return result;
         }
         let lane = self.find_lane(handle)?;
         if let Found::Counted(lane) = &lane {
-            let _ = SEEN.try_with(|seen| {
-                let replaced = seen.try_borrow_mut().ok()?[place].replace((self.number, Arc::clone(lane)));
-                // Its drop may speak to the driver: not while the list is borrowed.
-                drop(replaced);
-                Some(())
-            });
+            met::remember(self.number, lane);
         }
         then.take().map_or_else(|| Err(Failure::new(Status::Panic, "asked twice")), |then| then(&lane))
     }
@@ -390,8 +360,9 @@ impl Door {
         let id = stream.info().id;
         // Default streams are never gone; a per-thread one is lasting for its own thread, which alone remembers it.
         let key = (handle, if handle < PER_THREAD { lasting } else { id });
-        if let Some(lane) = self.lanes.lock().get(&key) {
-            return Ok(Found::Counted(Arc::clone(lane)));
+        let known = self.lanes.lock().get(&key).map(Arc::clone);
+        if let Some(lane) = known {
+            return Ok(Found::Counted(self.owned(lane)));
         }
         let stream = self.gpu.adopt(stream)?;
         let mut lane = Lane::new(self.number, stream, handle, handle <= PER_THREAD);
@@ -409,15 +380,51 @@ impl Door {
                 let ended = |&(h, i): &(usize, StreamId)| h == handle && i != id && i != lasting;
                 gone.extend(lanes.extract_if(|key, _| ended(key) && !planted!(DoorLaneKept)));
             } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
-                // Nobody says that a thread has ended, but its list of streams ends with it. Who is forgotten and comes
-                // back is found anew.
+                // Those that ended threads could not end, and of threads past their lists' end. Who is forgotten and comes back
+                // is found anew.
                 let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
                 gone.extend(lanes.extract_if(|&(h, _), lane| h == PER_THREAD && forgotten(lane)));
             }
             Arc::clone(lanes.entry(key).or_insert_with(|| Arc::new(lane)))
         };
         drop(gone);
-        Ok(Found::Counted(lane))
+        Ok(Found::Counted(self.owned(lane)))
+    }
+
+    /// A thread's own default stream ends with it.
+    fn owned(&self, lane: Arc<Lane>) -> Arc<Lane> {
+        if lane.handle == PER_THREAD && !planted!(DoorThreadStays) {
+            met::own(self.number, &lane);
+        }
+        lane
+    }
+
+    /// Whether the one of this number was destroyed.
+    pub(crate) fn is_closed(number: u32) -> bool {
+        DOORS[number as usize].get().is_some_and(|door| door.closed.load(Ordering::Acquire))
+    }
+
+    /// The calling thread ends, and its default stream with it: what was freed there is marked, and the lane ends.
+    pub(crate) fn thread_ends(number: u32, lane: Arc<Lane>) {
+        let Some(door) = DOORS[number as usize].get() else { return };
+        let key = (PER_THREAD, lane.stream.id());
+        // While the stream captures it is not asked. And if the driver has let it go before us, the handle means a new one, whose
+        // events say nothing of this one.
+        // SAFETY: a default stream is always there, and the handle means the calling thread's.
+        let here = unsafe { door.gpu.driver().raw_id(core::ptr::without_provenance_mut(PER_THREAD)) };
+        if here.is_ok_and(|id| id == key.1) {
+            lane.stream.mark_frees();
+            let kept = door.lanes.lock().remove(&key);
+            // The last reference closes the stream if nothing of it is alive, behind one marker more. Not under the lock.
+            drop((kept, lane));
+            return;
+        }
+        // Whoever lets it go on another thread marks nothing.
+        let spare = door.lanes.lock().insert(key, lane);
+        drop(spare);
+        if door.closed.load(Ordering::Acquire) {
+            door.owe();
+        }
     }
 
     /// The stream lives as long as the process: its handle alone says who it is.
@@ -439,7 +446,10 @@ impl Door {
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { self.gpu.driver().permanent_stream((handle as *mut c_void).cast()) }?;
+        // Known as one that may end, it is one that lasts from here on, for all allocators of the device.
         let stream = self.gpu.adopt(stream)?;
+        let before = self.lanes.lock().remove(&(handle, stream.id()));
+        drop(before);
         if let Err(lane) = self.keep(Lane::new(self.number, stream, handle, true)) {
             let replaced = self.lanes.lock().insert((handle, StreamId(u64::MAX)), Arc::new(lane));
             drop(replaced);
@@ -463,7 +473,7 @@ impl Door {
             };
             let raw = allocation.into_raw();
             let (addr, words) = (raw.address().0, raw.to_words());
-            if !index().insert(addr, Entry { words, tag: lane.tag.0 }) {
+            if !index().insert(addr, Entry { words, tag: lane.tag.word() }) {
                 // SAFETY: taken apart above, and in no slot.
                 drop(unsafe { Allocation::from_raw(raw) });
                 let message = format!("the device gave an address that cannot be kept: {addr:#x}");
@@ -483,7 +493,7 @@ impl Door {
     #[inline]
     fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
-        let tag = Tag(hold.entry().tag);
+        let tag = Tag::of(hold.entry().tag);
         if tag.door() != self.number {
             return Err(self.not_ours(ptr, tag));
         }
@@ -513,7 +523,7 @@ impl Door {
 
     /// After a free: of a destroyed door what is complete goes back to the device.
     #[inline]
-    fn freed(&self) {
+    pub(crate) fn freed(&self) {
         if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
             self.give_back();
         }
@@ -603,43 +613,8 @@ impl Door {
     /// Somebody uses the bytes, and nobody could say who: they come back behind everything.
     pub(crate) fn use_unknown(&self, ptr: *mut c_void) -> Result<(), Failure> {
         let (mut hold, tag) = self.hold(ptr)?;
-        hold.set_tag(tag.0 | Tag::UNKNOWN);
+        hold.set_tag(tag.unknown().word());
         Ok(())
-    }
-
-    /// Pinned memory; null for none.
-    pub(crate) fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void, Failure> {
-        self.opened()?;
-        if bytes == 0 {
-            return Ok(core::ptr::null_mut());
-        }
-        let pinned = self.gpu.alloc_pinned(bytes as u64)?;
-        let at = pinned.as_ptr().as_ptr().cast::<c_void>();
-        self.pinned.lock().insert(at.addr(), pinned);
-        Ok(at)
-    }
-
-    /// Pinned memory comes back when every recorded use is complete, or everything that any stream holds.
-    pub(crate) fn free_pinned(&self, ptr: *mut c_void, by_unknown: bool) -> Result<(), Failure> {
-        if ptr.is_null() {
-            return Ok(());
-        }
-        let pinned = self.pinned.lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
-        if by_unknown && !planted!(DoorPinnedUnknownPlain) {
-            pinned.free_unknown();
-        } else {
-            drop(pinned);
-        }
-        self.freed();
-        Ok(())
-    }
-
-    /// Work on `handle`, queued by now or before the free, uses the pinned memory.
-    pub(crate) fn record_pinned_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
-        self.on(handle, |lane| {
-            let pinned = self.pinned.lock();
-            Ok(pinned.get(&ptr.addr()).ok_or_else(|| unknown(ptr))?.record_use(&lane.stream)?)
-        })
     }
 
     /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.

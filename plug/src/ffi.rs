@@ -108,7 +108,8 @@ pub extern "C" fn millpond_create(
 /// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
 /// the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
-/// back, and what a deterministic one had: synchronize or destroy).
+/// back, and what a deterministic one had: synchronize or destroy). Other threads that called for it remember its streams, at most 16 and
+/// their own default stream, each with a driver event, until they end or call for others.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())
@@ -250,7 +251,9 @@ pub extern "C" fn millpond_record_pinned_use(
 
 /// The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
 /// at most whether it captures. It is marked whenever that is needed, unless it captures.
-/// Declare it before its first use: what was used before, by whatever allocator of the device, is followed as undeclared.
+/// It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
+/// needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
+/// and other streams' memory is had as before.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
     allocator: MillpondAllocator,

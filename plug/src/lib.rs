@@ -10,7 +10,10 @@
 //! |---|---|
 //! | `index` | addresses to allocations, without a lock that all share |
 //! | `door` | an allocator, its streams, and what is asked of it |
+//! | `met` | what a thread remembers of streams |
+//! | `pinned` | pinned memory by its address |
 //! | `status` | codes, and the words behind the last one |
+//! | `tag` | what is known of an allocation, in a word |
 //! | `ffi` | the C functions |
 //! | `torch` | PyTorch's pair and its hooks |
 //! | `throw` | an exception that PyTorch knows as out of memory |
@@ -37,6 +40,9 @@ macro_rules! planted {
 mod door;
 pub mod ffi;
 mod index;
+mod met;
+mod pinned;
 pub mod status;
+mod tag;
 mod throw;
 pub mod torch;

@@ -93,6 +93,11 @@ pub(crate) fn forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
+/// Whether this is such a process.
+pub(crate) fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 #[cold]
 fn in_the_child() -> Status {
     failed(&Failure::new(
@@ -104,7 +109,7 @@ fn in_the_child() -> Status {
 /// Runs a call; a panic stops here.
 #[inline]
 pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
-    if FORKED.load(Ordering::Relaxed) {
+    if is_forked() {
         return in_the_child();
     }
     match std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)) {

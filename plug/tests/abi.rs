@@ -7,8 +7,12 @@
 #[path = "abi/captures.rs"]
 mod captures;
 mod fresh;
+#[path = "abi/permanent.rs"]
+mod permanent;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
+#[path = "abi/threads.rs"]
+mod threads;
 
 use cudarc::driver::sys;
 use libloading::{Library, Symbol};

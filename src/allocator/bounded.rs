@@ -93,6 +93,6 @@ impl<D: Driver> Line<D> {
             return false;
         }
         let by_handle = self.id != CONTEXT && self.is_marked_by_handle(Named::No) && !self.is_closed();
-        !by_handle && (self.info.mortal || expects_captures)
+        !by_handle && (self.is_mortal() || expects_captures)
     }
 }

@@ -41,7 +41,7 @@ impl<D: Driver> Core<D> {
         asked: u64,
         rounded: u64,
         tried: Vec<&'static str>,
-        driver: Option<DriverError>,
+        (driver, passed_over): (Option<DriverError>, Option<DriverError>),
     ) -> OutOfMemory {
         let mut by_name = ByName::new();
         for pool in self.pool_list() {
@@ -53,6 +53,7 @@ impl<D: Driver> Core<D> {
             stream: Some(stream),
             tried,
             driver,
+            passed_over,
             trim_would_free: self.idle_bytes(),
             holders: largest(by_name),
             report: self.report(),

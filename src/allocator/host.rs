@@ -23,7 +23,7 @@ use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
-use crate::error::{DriverError, DriverErrorKind, Error, Holder, OutOfMemory};
+use crate::error::{DriverError, Error, Holder, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
 use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::{Counters, Histogram, PoolReport};
@@ -420,7 +420,17 @@ fn facts<D: Driver>(
     }
     let (trim_would_free, holders) = core.host.facts();
     let (asked, rounded) = (bytes, want.len.bytes());
-    OutOfMemory { asked, rounded, stream: None, tried, driver, trim_would_free, holders, report }
+    OutOfMemory {
+        asked,
+        rounded,
+        stream: None,
+        tried,
+        driver,
+        passed_over: None,
+        trim_would_free,
+        holders,
+        report,
+    }
 }
 
 fn fold<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Option<Taken>, DriverError> {
@@ -497,23 +507,29 @@ fn wait<D: Driver>(
         if waiting.is_empty() || patience.is_zero() {
             return Ok((None, progress));
         }
+        let mut waited = false;
         for p in waiting {
             core.host.state.lock().counters.host_waits += 1;
             let start = std::time::Instant::now();
             let done = match core.registry.wait_host(&core.driver, p, *patience) {
                 // Nobody can wait for what a capturing stream holds; the others may be done.
-                Err(e) if e.kind == DriverErrorKind::Capturing => continue,
+                Err(e) if e.is_of_one_stream() => continue,
                 done => done?,
             };
             *patience = patience.saturating_sub(start.elapsed());
             if !done {
                 return Ok((None, progress));
             }
+            waited = true;
         }
         let mut state = core.host.state.lock();
         progress |= state.drain(&core.registry.seen());
         if let Some(t) = state.take(want, bytes) {
             return Ok((Some(t), progress));
+        }
+        if !waited {
+            // All that is left is a capturing stream's: there is nothing to wait for.
+            return Ok((None, progress));
         }
     }
 }

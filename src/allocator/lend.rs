@@ -188,7 +188,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             // An error is no completion: the range is not accepted then, and the next rung meets the error.
             Err(e) => {
                 *questions -= 1;
-                self.refusal = Some(e);
+                // Of a context that is lost the next rung hears.
+                let _ = self.one_refused(e);
             }
         }
     }
@@ -319,9 +320,9 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here is no refusal of memory: the
-    /// next rung is tried. That it captures is said if nothing else serves.
+    /// next rung is tried. That it captures, or is gone, is said if nothing else serves.
     fn unordered(&mut self, error: DriverError) -> Step {
-        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.refused(error) }
+        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.one_refused(error) }
     }
 
     /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.

@@ -20,7 +20,7 @@ use crate::error::{DriverError, DriverErrorKind};
 use crate::order::Marker;
 use crate::order::{Clock, Timeline, TimelineId};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread};
+use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread, plain};
 use crate::units::Epoch;
 
 /// The timeline of context-wide markers: what `free_unknown` waits for.
@@ -52,8 +52,11 @@ pub(crate) struct Line<D: Driver> {
     pub(crate) foreign: AtomicBool,
     /// Allocators that have passed a pool on it over until it moves on.
     pub(super) listeners: Listeners,
-    /// Only calls that name it mark it, or its own thread's, at least where captures are expected.
-    unmanaged: bool,
+    /// Only calls that name it mark it, or its own thread's, at least where captures are expected. It may fall, with
+    /// `mortal`, and never rises: whoever reads what was keeps a flag or makes a question too many.
+    unmanaged: plain::AtomicBool,
+    /// Whoever made its stream ends it unannounced: as `info` says, until somebody promises that it lasts.
+    mortal: plain::AtomicBool,
     /// Of such a one: a stamp was loaded since the last marker that was recorded began, so that none may cover it.
     loose: AtomicBool,
     /// Who may mark it, if only one thread may (a per-thread default stream).
@@ -75,14 +78,28 @@ impl<D: Driver> Line<D> {
     #[inline]
     pub(crate) fn stamp(&self) -> Epoch {
         let stamp = Epoch(self.submitted.load(Ordering::Acquire) + u64::from(!planted!(StampSubmitted)));
-        if self.unmanaged {
+        if self.is_unmanaged() {
             self.loose.store(true, Ordering::Release);
         }
         stamp
     }
     /// Only calls that name its stream mark it, or its own thread's.
     pub(crate) fn is_unmanaged(&self) -> bool {
-        self.unmanaged
+        self.unmanaged.load(Ordering::Relaxed)
+    }
+    /// Its stream may be gone, unless the call that is under way names it.
+    pub(crate) fn is_mortal(&self) -> bool {
+        self.mortal.load(Ordering::Relaxed)
+    }
+    /// Somebody promises that the stream of this line, which is open, is there as long as this reference to it: anybody may
+    /// mark it from now on. Returns the reference there was.
+    pub(super) fn lasts(&self, state: &mut LineState<D>, native: &D::Stream) -> Option<D::Stream> {
+        if !self.is_mortal() {
+            return None;
+        }
+        self.mortal.store(false, Ordering::Relaxed);
+        self.unmanaged.store(self.info.kind == StreamKind::PerThreadDefault, Ordering::Relaxed);
+        state.native.replace(native.clone())
     }
     /// What is freed until now is about to be covered, by the number that is reserved next in this hold of the lock: whoever closes
     /// the line sees both or neither. A stamp that is loaded in between is covered and counts as not, and never the other way round.
@@ -176,7 +193,7 @@ impl<D: Driver> Line<D> {
     /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place,
     /// unless the call names it.
     pub(super) fn is_marked_by_handle(&self, named: Named) -> bool {
-        self.is_here() && (named == Named::Yes || !self.info.mortal)
+        self.is_here() && (named == Named::Yes || !self.is_mortal())
     }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
     /// the clocks say that it acted on this one. The one check for every backend.
@@ -231,7 +248,8 @@ pub(super) fn new_line<D: Driver>(
         independent: AtomicBool::new(false),
         foreign: AtomicBool::new(false),
         listeners: Listeners::new(),
-        unmanaged: info.mortal || info.kind == StreamKind::PerThreadDefault,
+        unmanaged: plain::AtomicBool::new(info.mortal || info.kind == StreamKind::PerThreadDefault),
+        mortal: plain::AtomicBool::new(info.mortal),
         loose: AtomicBool::new(false),
         owner: (info.kind == StreamKind::PerThreadDefault).then(current_thread),
         state: Ranked::new(

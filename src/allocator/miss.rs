@@ -79,6 +79,8 @@ pub(crate) struct Miss<'a, D: Driver> {
     frees: u64,
     /// The last thing the driver refused.
     pub(crate) refusal: Option<DriverError>,
+    /// Why memory was passed over that a stream holds: somebody captures on it, or it is gone.
+    passed_over: Option<DriverError>,
 }
 
 /// What a rung came to.
@@ -110,6 +112,7 @@ impl<D: Driver> Core<D> {
             stamps_due: true,
             frees: 0,
             refusal: None,
+            passed_over: None,
         };
         let served = miss.climb();
         if served.is_ok() && pool.lock().counters.lends_in != lends {
@@ -239,8 +242,23 @@ impl<'a, D: Driver> Miss<'a, D> {
         if error.is_context_lost() {
             return Err(Error::Driver(error));
         }
-        self.refusal = Some(error);
+        if error.kind == DriverErrorKind::Capturing {
+            // It says nothing of memory, and is told beside it.
+            self.passed_over = Some(error);
+        } else {
+            self.refusal = Some(error);
+        }
         Ok(None)
+    }
+
+    /// A failed driver call for what one stream holds. Where it says that the stream captures or is gone, others' memory is to be
+    /// had all the same; that is told if there is none.
+    pub(crate) fn one_refused(&mut self, error: DriverError) -> Step {
+        if error.is_of_one_stream() && !error.is_context_lost() {
+            self.passed_over = Some(error);
+            return Ok(None);
+        }
+        self.refused(error)
     }
 
     /// Looks again in the own pool. A large request may take small segments' space before the pool grows; a small one
@@ -282,7 +300,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             pool.lock().in_flight.oldest().collect()
         });
         if let Err(e) = asked {
-            return self.refused(e);
+            self.one_refused(e)?;
         }
         if any { Ok(self.again()) } else { Ok(None) }
     }
@@ -305,7 +323,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         // Its new stamps are older than the markers made next.
         *progress |= self.drain_all();
         if let Err(e) = core.registry.mark_all(&core.driver) {
-            return self.refused(e);
+            self.refused(e)?;
         }
         let stamps = core::mem::replace(&mut self.stamps_due, false);
         let mut in_flight: Vec<Pending> = Vec::new();
@@ -340,7 +358,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             match core.registry.wait_host(&core.driver, p, left) {
                 Ok(done) => *progress |= done,
                 // Nobody can wait for what a capturing stream holds; the others go on.
-                Err(e) if e.kind == DriverErrorKind::Capturing => {}
+                Err(e) if e.is_of_one_stream() => drop(self.one_refused(e)?),
                 Err(e) => return self.refused(e),
             }
         }
@@ -376,10 +394,12 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     fn facts(&self) -> OutOfMemory {
         let (stream, rounded) = (self.pool.line.info.id, self.want.len.bytes());
-        self.core.out_of_memory(stream, self.asked, rounded, self.tried.clone(), self.refusal.clone())
+        let refused = (self.refusal.clone(), self.passed_over.clone());
+        self.core.out_of_memory(stream, self.asked, rounded, self.tried.clone(), refused)
     }
 
-    /// Rung 10. A driver that refused for another reason than memory is told as it is.
+    /// Rung 10. A driver that refused for another reason than memory is told as it is; but a capture is told beside what is
+    /// out of memory, so that whoever looks for that finds it.
     fn out_of_memory(&mut self) -> Error {
         match self.refusal.take() {
             Some(e) if !e.is_out_of_memory() => Error::Driver(e),

@@ -154,10 +154,12 @@ impl<D: Driver> Registry<D> {
         if let Some(line) = table.by_stream.get(&info.id) {
             // A closed line's stamps stay comparable under its old id; the stream begins a new one. Counted under the
             // line's lock, where closing looks.
-            let state = line.state.lock();
+            let mut state = line.state.lock();
             if state.native.is_some() && !state.closing {
                 line.pools.fetch_add(1, Ordering::AcqRel);
+                let replaced = if info.mortal { None } else { line.lasts(&mut state, native) };
                 drop(state);
+                drop(replaced);
                 return Arc::clone(line);
             }
         }
@@ -472,18 +474,25 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// Makes a marker on every line that may carry stamps no marker covers, so that completion can be seen.
+    /// Makes a marker on every line that may carry stamps no marker covers, so that completion can be seen. One that cannot be
+    /// marked keeps none of the others from it.
+    ///
+    /// # Errors
+    /// The driver's first one that says more than that a stream captures or is gone.
     pub(crate) fn mark_all(&self, driver: &D) -> DriverResult<()> {
+        let mut refused = Ok(());
         for line in self.lines() {
             if line.id != CONTEXT {
                 match self.make_marker(driver, &line) {
-                    // What a capturing stream did before is learnt after the capture.
-                    Err(e) if e.kind == DriverErrorKind::Capturing => {}
+                    // What a capturing stream did before is learnt after the capture; one that was to last, and did not, has
+                    // nobody who could mark it.
+                    Err(e) if e.is_of_one_stream() => {}
                     // What nobody can mark here and now: when its stream is named, or the program synchronises.
                     Err(e)
                         if e.kind == DriverErrorKind::NotSupported
                             && !line.is_marked_by_handle(Named::No) => {}
-                    made => drop(made?),
+                    Err(e) if e.is_context_lost() => return Err(e),
+                    made => refused = refused.and(made.map(drop)),
                 }
             } else if line.is_due() {
                 // What `free_unknown` leaves is marked at once, or due. Where that is not to be had, it stays due.
@@ -491,13 +500,13 @@ impl<D: Driver> Registry<D> {
                     Err(e)
                         if !matches!(e.kind, DriverErrorKind::NotSupported | DriverErrorKind::Capturing) =>
                     {
-                        return Err(e);
+                        refused = refused.and(Err(e));
                     }
                     _ => {}
                 }
             }
         }
-        Ok(())
+        refused
     }
 
     /// A use by nobody knows whom ended: a context-wide marker, now, or as soon as one can be made.

@@ -90,9 +90,10 @@ impl<D: Driver> Stream<D> {
     pub fn id(&self) -> StreamId {
         self.info().id
     }
-    /// Identity, device and kind.
+    /// Identity, device and kind. One that was taken as [mortal](StreamInfo::mortal) is none from when it is adopted by a reference
+    /// that lasts.
     pub fn info(&self) -> StreamInfo {
-        self.line().info
+        StreamInfo { mortal: self.line().is_mortal(), ..self.line().info }
     }
     /// The driver's stream, to launch on.
     pub fn native(&self) -> &D::Stream {
@@ -168,7 +169,8 @@ impl<D: Driver> Stream<D> {
     /// Marks what was freed on this stream, or behind it, until now, if only calls that name the stream can do that: for a free
     /// that named it. Nothing on other streams. A marker that fails falls due.
     pub fn mark_frees(&self) {
-        if self.0.unmanaged && (self.info().mortal || self.driver().expects_captures()) {
+        let unmanaged = self.0.unmanaged && self.line().is_unmanaged();
+        if unmanaged && (self.line().is_mortal() || self.driver().expects_captures()) {
             self.line().raise_due();
             // A failure leaves it due; whoever needs the stream meets the error.
             let _ = self.mark();

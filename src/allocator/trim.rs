@@ -51,20 +51,27 @@ impl<D: Driver> Core<D> {
         Ok(trimmed)
     }
 
-    /// Makes the markers that are missing, learns what is complete, and drains every pool.
+    /// Makes the markers that are missing, learns what is complete, and drains every pool. A stream that cannot be marked or
+    /// asked about, because somebody captures on it or it is gone, is passed over: what it holds stays.
     ///
     /// # Errors
-    /// The driver's, when a marker or a query failed.
+    /// The driver's, when a marker or a query failed; the rest was learnt all the same.
     pub(crate) fn learn(&self) -> DriverResult<()> {
         assert_unlocked("a trim");
         if !self.registry.alive() {
             return Err(lost_context());
         }
         self.registry.serve_and_wait(&self.driver);
-        self.registry.mark_all(&self.driver)?;
+        let mut refused = self.registry.mark_all(&self.driver);
         if !self.config.deterministic {
             for line in self.registry.lines() {
-                self.registry.fold(&self.driver, &line)?;
+                match self.registry.fold(&self.driver, &line) {
+                    Err(e) if e.is_of_one_stream() => {}
+                    asked => refused = refused.and(asked.map(drop)),
+                }
+                if !self.registry.alive() {
+                    return refused;
+                }
             }
         }
         for pool in self.pool_list() {
@@ -72,7 +79,7 @@ impl<D: Driver> Core<D> {
                 pool.drain();
             }
         }
-        Ok(())
+        refused
     }
 
     /// Gives idle segments back until `enough` bytes are. What it has in hand and puts down counts in `own`.

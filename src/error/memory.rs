@@ -50,6 +50,8 @@ pub struct OutOfMemory {
     pub tried: Vec<&'static str>,
     /// The driver's last refusal, if it was the driver that refused.
     pub driver: Option<DriverError>,
+    /// Why memory that is free was passed over, if somebody's capture stood in the way, or a stream that is gone: the last such answer.
+    pub passed_over: Option<DriverError>,
     /// Bytes in segments that are wholly free: an explicit [`trim`](crate::Allocator::trim) gives them back once the work
     /// queued on them is complete.
     pub trim_would_free: u64,
@@ -268,6 +270,9 @@ impl fmt::Display for OutOfMemory {
         }
         if let Some(d) = &self.driver {
             write!(f, "; {d}")?;
+        }
+        if let Some(why) = &self.passed_over {
+            write!(f, "; free memory was passed over: {why}")?;
         }
         write!(f, ". {}", self.advice())
     }

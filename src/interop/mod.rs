@@ -55,7 +55,7 @@ mod launch;
 mod pooled;
 mod slice;
 
-pub use pooled::{PooledSlice, PooledViewMut};
+pub use pooled::{PooledSlice, PooledView, PooledViewMut};
 
 use crate::allocator::Stream;
 use crate::driver::cuda::Cuda;

@@ -1,7 +1,9 @@
 //! A `CudaSlice` over a chunk of the pool, for code that wants that very type. It does not know what is done with it.
 //!
-//! What writes goes through types of ours, which look at the stream first: a graph that captured a write, or another
-//! device's stream, would write when the bytes are somebody else's. What only reads may have the slice itself.
+//! What reads or writes goes through types of ours, which look at the stream first: a graph that captured it, or another
+//! device's stream, would touch bytes that are somebody else's; and cudarc's tracking forgets what is done on a stream of another
+//! `CudaContext` value while that value has no second stream. The slice itself, which looks at nothing, is lent by an `unsafe`
+//! call.
 
 use super::slice::NULL;
 use crate::allocator::{Allocation, Allocator, Stream};
@@ -11,19 +13,22 @@ use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
 use core::fmt;
 use core::mem::ManuallyDrop;
-use core::ops::{Deref, RangeBounds};
+use core::ops::RangeBounds;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs,
-    PushKernelArg, SyncOnDrop,
+    CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
+    LaunchArgs, PushKernelArg, SyncOnDrop,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// A `CudaSlice` whose bytes are the pool's. It is lent out to read ([`Deref`]) and as [`PooledViewMut`] to write, never as
-/// a `&mut CudaSlice`: a swap would hand our bytes to cudarc's own free.
+/// A `CudaSlice` whose bytes are the pool's. It, and its views ([`PooledView`], [`PooledViewMut`]), go wherever cudarc takes a
+/// `DevicePtr` or a kernel's argument; the very type is had by [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`,
+/// and never as a `&mut CudaSlice`: a swap would hand our bytes to cudarc's own free.
 ///
 /// **Ordering.** While it lives, its order between streams is cudarc's tracking, hazards included (DESIGN.md, cudarc's own
-/// types); two events are made for it. Its first use on any stream comes after the bytes' former life. Dropped, at any time
+/// types); two events are made for it. cudarc counts streams by `CudaContext` value: of one that is not the slice's own and is
+/// named to a copy or a fill, a stream is made and kept for as long as the slice lives, so that what is done there is tracked.
+/// (A launch asks nobody: on a stream of such a value it is the caller's to order, as `launch` is `unsafe`.) Its first use on any stream comes after the bytes' former life. Dropped, at any time
 /// and on any thread, its bytes are reused only behind everything that any stream of the context holds by then, because
 /// that tracking does not know all readers. So a [`DeviceArray`](crate::DeviceArray) comes back sooner and is ordered
 /// better: this is for code that cannot take one. The drop speaks to the driver, and does not wait for it.
@@ -32,15 +37,19 @@ use std::sync::Arc;
 /// a stream of another device or context (whose work the drop does not know). The slice itself and its views to write
 /// answer such a stream with null, which copies and fills refuse; the reason is in
 /// [`Report::deferred_errors`](crate::report::Report::deferred_errors).
-///
-/// **What that does not cover.** Whoever has the `&CudaSlice`, or a `CudaView` of it, asks cudarc and not us. So a *read* may be
-/// queued by another device's stream, and, where cudarc skips its own wait because an error is in store in its context, or
-/// has its event tracking switched off (an `unsafe` call), captured. After the drop it reads what is somebody else's.
-/// Nothing is written so.
 pub struct PooledSlice<T: Element> {
     slice: ManuallyDrop<CudaSlice<T>>,
     bytes: Option<Allocation<Cuda>>,
+    streams: Streams,
+}
+
+/// Whose streams may use it.
+struct Streams {
     cuda: Cuda,
+    /// The context value that has the slice.
+    home: Arc<CudaContext>,
+    /// A stream of each other value that was met, which does nothing: cudarc's tracking is on while a value has two.
+    anchors: Mutex<Vec<Arc<CudaStream>>>,
 }
 
 impl Allocator<Cuda> {
@@ -61,7 +70,9 @@ impl Allocator<Cuda> {
         }
         let addr = if bytes.is_empty() { 0 } else { bytes.address().0 };
         let slice = cuda.current_stays(|| slice_over(&theirs, addr, len))?;
-        Ok(PooledSlice { slice: ManuallyDrop::new(slice), bytes: Some(bytes), cuda })
+        let (home, anchors) = (Arc::clone(theirs.context()), Mutex::new(Vec::new()));
+        let streams = Streams { cuda, home, anchors };
+        Ok(PooledSlice { slice: ManuallyDrop::new(slice), bytes: Some(bytes), streams })
     }
 }
 
@@ -91,23 +102,61 @@ fn slice_over<T: Element>(stream: &Arc<CudaStream>, addr: u64, len: usize) -> Dr
     }
 }
 
+/// Some elements of a [`PooledSlice`], to read. To a launch it is a `CudaView`.
+pub struct PooledView<'a, T: Element> {
+    view: CudaView<'a, T>,
+    streams: &'a Streams,
+}
+
 /// Some elements of a [`PooledSlice`], to write (and read). To a launch it is a `CudaViewMut`.
 pub struct PooledViewMut<'a, T: Element> {
     view: CudaViewMut<'a, T>,
-    cuda: &'a Cuda,
+    streams: &'a Streams,
 }
 
 impl<T: Element> PooledSlice<T> {
+    /// The very type, for code that takes nothing else. It is to read.
+    ///
+    /// # Safety
+    /// Whoever has it asks cudarc and not us. So all that is queued with it, or with a view of it, is queued on streams of its own
+    /// `CudaContext` value (`slice.stream().context()`), with event tracking on and no error in store there, on no stream that
+    /// captures and on none of another device. What else is queued is neither waited for nor remembered: it may read what a later
+    /// write leaves, or, after the drop, what is somebody else's.
+    #[allow(unsafe_code, reason = "cudarc's own type looks at no stream")]
+    pub unsafe fn as_cuda_slice(&self) -> &CudaSlice<T> {
+        &self.slice
+    }
+    /// All of it, to read.
+    pub fn as_view(&self) -> PooledView<'_, T> {
+        PooledView { view: self.slice.as_view(), streams: &self.streams }
+    }
+    /// Some elements, to read.
+    ///
+    /// # Panics
+    /// If the range does not lie in the slice.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> PooledView<'_, T> {
+        PooledView { view: self.slice.slice(range), streams: &self.streams }
+    }
     /// All of it, to write.
     pub fn as_view_mut(&mut self) -> PooledViewMut<'_, T> {
-        PooledViewMut { view: self.slice.as_view_mut(), cuda: &self.cuda }
+        PooledViewMut { view: self.slice.as_view_mut(), streams: &self.streams }
     }
     /// Some elements, to write.
     ///
     /// # Panics
     /// If the range does not lie in the slice.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> PooledViewMut<'_, T> {
-        PooledViewMut { view: self.slice.slice_mut(range), cuda: &self.cuda }
+        PooledViewMut { view: self.slice.slice_mut(range), streams: &self.streams }
+    }
+}
+
+impl<T: Element> PooledView<'_, T> {
+    /// Some of its elements.
+    ///
+    /// # Panics
+    /// If the range does not lie in the view.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> PooledView<'_, T> {
+        PooledView { view: self.view.slice(range), streams: self.streams }
     }
 }
 
@@ -117,36 +166,55 @@ impl<T: Element> PooledViewMut<'_, T> {
     /// # Panics
     /// If the range does not lie in the view.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> PooledViewMut<'_, T> {
-        PooledViewMut { view: self.view.slice_mut(range), cuda: self.cuda }
+        PooledViewMut { view: self.view.slice_mut(range), streams: self.streams }
     }
     /// Some of its elements, to read.
     ///
     /// # Panics
     /// If the range does not lie in the view.
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> CudaView<'_, T> {
-        self.view.slice(range)
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> PooledView<'_, T> {
+        PooledView { view: self.view.slice(range), streams: self.streams }
     }
     /// All of it, to read.
-    pub fn as_view(&self) -> CudaView<'_, T> {
-        self.view.as_view()
+    pub fn as_view(&self) -> PooledView<'_, T> {
+        PooledView { view: self.view.as_view(), streams: self.streams }
     }
 }
 
-/// Whether work on this stream may use the bytes. Why not is kept as a deferred error.
-fn admits(cuda: &Cuda, stream: &CudaStream) -> bool {
-    cuda.find(stream).map_err(|e| cuda.drop_failed(e)).is_ok()
+impl Streams {
+    /// Whether work on this stream may use the bytes, and is tracked. Why not is kept as a deferred error.
+    fn admit(&self, stream: &CudaStream) -> bool {
+        let admitted = self.cuda.find(stream).map(drop).and_then(|()| self.track(stream.context()));
+        admitted.map_err(|e| self.cuda.drop_failed(e)).is_ok()
+    }
+
+    /// Keeps cudarc's tracking on in another value of the context.
+    fn track(&self, context: &Arc<CudaContext>) -> DriverResult<()> {
+        if Arc::ptr_eq(context, &self.home) || planted!(CudaPooledUntracked) {
+            return Ok(());
+        }
+        let mut anchors = self.anchors.lock().unwrap_or_else(PoisonError::into_inner);
+        if !anchors.iter().any(|anchor| Arc::ptr_eq(anchor.context(), context)) {
+            anchors.push(self.cuda.anchor_in(context)?);
+        }
+        Ok(())
+    }
+
+    /// Those streams go: in cudarc, which leaves its context current and keeps what failed.
+    fn let_go(&mut self) {
+        for anchor in core::mem::take(self.anchors.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+            let context = Arc::clone(anchor.context());
+            let ((), failed) = self.cuda.current_stays(|| store_stays(&context, || drop(anchor)));
+            if let Err(e) = failed {
+                self.cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
+            }
+        }
+    }
 }
 
 /// No address, and nothing to do at the end of the use.
 fn refused<'a>() -> (CUdeviceptr, SyncOnDrop<'a>) {
     (NULL, SyncOnDrop::Record(None))
-}
-
-impl<T: Element> Deref for PooledSlice<T> {
-    type Target = CudaSlice<T>;
-    fn deref(&self) -> &CudaSlice<T> {
-        &self.slice
-    }
 }
 
 impl<T: Element> Drop for PooledSlice<T> {
@@ -155,9 +223,11 @@ impl<T: Element> Drop for PooledSlice<T> {
         // SAFETY: taken once, here; nothing of `self` is used after the drop.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
         // Its events go; its bytes stay ours.
-        if let Err(e) = self.cuda.current_stays(|| drop_events(slice)) {
-            self.cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
+        let cuda = &self.streams.cuda;
+        if let Err(e) = cuda.current_stays(|| drop_events(slice)) {
+            cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
         }
+        self.streams.let_go();
         if let Some(bytes) = self.bytes.take() {
             if planted!(CudaPooledPlain) {
                 drop(bytes);
@@ -190,12 +260,30 @@ impl<T: Element> DeviceSlice<T> for PooledSlice<T> {
 }
 impl<T: Element> DevicePtr<T> for PooledSlice<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if admits(&self.cuda, stream) { self.slice.device_ptr(stream) } else { refused() }
+        if self.streams.admit(stream) { self.slice.device_ptr(stream) } else { refused() }
     }
 }
 impl<T: Element> DevicePtrMut<T> for PooledSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if admits(&self.cuda, stream) { self.slice.device_ptr_mut(stream) } else { refused() }
+        if self.streams.admit(stream) { self.slice.device_ptr_mut(stream) } else { refused() }
+    }
+}
+impl<T: Element> DeviceSlice<T> for PooledView<'_, T> {
+    fn len(&self) -> usize {
+        self.view.len()
+    }
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.view.stream()
+    }
+}
+impl<T: Element> DevicePtr<T> for PooledView<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        if self.streams.admit(stream) { self.view.device_ptr(stream) } else { refused() }
+    }
+}
+impl<T: Element> fmt::Debug for PooledView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PooledView<{}>({})", core::any::type_name::<T>(), self.view.len())
     }
 }
 impl<T: Element> DeviceSlice<T> for PooledViewMut<'_, T> {
@@ -208,12 +296,12 @@ impl<T: Element> DeviceSlice<T> for PooledViewMut<'_, T> {
 }
 impl<T: Element> DevicePtr<T> for PooledViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if admits(self.cuda, stream) { self.view.device_ptr(stream) } else { refused() }
+        if self.streams.admit(stream) { self.view.device_ptr(stream) } else { refused() }
     }
 }
 impl<T: Element> DevicePtrMut<T> for PooledViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if admits(self.cuda, stream) { self.view.device_ptr_mut(stream) } else { refused() }
+        if self.streams.admit(stream) { self.view.device_ptr_mut(stream) } else { refused() }
     }
 }
 impl<T: Element> fmt::Debug for PooledViewMut<'_, T> {
@@ -222,26 +310,34 @@ impl<T: Element> fmt::Debug for PooledViewMut<'_, T> {
     }
 }
 
-/// As the `CudaSlice` that it is; to read, pass `&*slice`.
-// SAFETY: passed on to cudarc's own, which keeps pointers into the slice and does not move it.
-#[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
-unsafe impl<'a, 'b: 'a, T: Element> PushKernelArg<&'b mut PooledSlice<T>> for LaunchArgs<'a> {
-    #[inline(always)]
-    #[allow(clippy::inline_always, reason = "cudarc asks for it, so that references stay valid")]
-    fn arg(&mut self, slice: &'b mut PooledSlice<T>) -> &mut Self {
-        let inner: &'b mut CudaSlice<T> = &mut slice.slice;
-        self.arg(inner)
-    }
+macro_rules! argument {
+    ($(#[$doc:meta])* <$($life:lifetime $(: $longer:lifetime)?),*> $given:ty => $inner:ty, $this:ident => $field:expr) => {
+        $(#[$doc])*
+        // SAFETY: passed on to cudarc's own, which keeps pointers into what it is given and does not move it.
+        #[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
+        unsafe impl<$($life $(: $longer)?,)* T: Element> PushKernelArg<$given> for LaunchArgs<'a> {
+            #[inline(always)]
+            #[allow(clippy::inline_always, reason = "cudarc asks for it, so that references stay valid")]
+            fn arg(&mut self, $this: $given) -> &mut Self {
+                let inner: $inner = $field;
+                self.arg(inner)
+            }
+        }
+    };
 }
-
-/// As the `CudaViewMut` that it is.
-// SAFETY: passed on to cudarc's own, which keeps pointers into the view and does not move it.
-#[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
-unsafe impl<'a, 'b: 'a, 'c: 'b, T: Element> PushKernelArg<&'b mut PooledViewMut<'c, T>> for LaunchArgs<'a> {
-    #[inline(always)]
-    #[allow(clippy::inline_always, reason = "cudarc asks for it, so that references stay valid")]
-    fn arg(&mut self, view: &'b mut PooledViewMut<'c, T>) -> &mut Self {
-        let inner: &'b mut CudaViewMut<'c, T> = &mut view.view;
-        self.arg(inner)
-    }
-}
+argument!(
+    /// As the `CudaSlice` that it is, to read.
+    <'a, 'b: 'a> &'b PooledSlice<T> => &'b CudaSlice<T>, slice => &slice.slice
+);
+argument!(
+    /// As the `CudaSlice` that it is, to write.
+    <'a, 'b: 'a> &'b mut PooledSlice<T> => &'b mut CudaSlice<T>, slice => &mut slice.slice
+);
+argument!(
+    /// As the `CudaView` that it is.
+    <'a, 'b: 'a, 'c: 'b> &'b PooledView<'c, T> => &'b CudaView<'c, T>, view => &view.view
+);
+argument!(
+    /// As the `CudaViewMut` that it is.
+    <'a, 'b: 'a, 'c: 'b> &'b mut PooledViewMut<'c, T> => &'b mut CudaViewMut<'c, T>, view => &mut view.view
+);

@@ -63,6 +63,12 @@ fn a_pooled_slice_is_not_written_by_graphs_or_other_devices() {
         assert_eq!(view.device_ptr(&theirs).0, 0);
         assert_eq!(view.slice_mut(1..).device_ptr_mut(&theirs).0, 0, "a view's view");
         assert_eq!(slice.slice_mut(..1).device_ptr_mut(&theirs).0, 0, "a part");
+        spoil();
+        assert_eq!(slice.as_view().device_ptr(&theirs).0, 0, "a view to read");
+        spoil();
+        assert_eq!(slice.slice(1..).slice(1..).device_ptr(&theirs).0, 0, "a part of a part to read");
+        spoil();
+        assert_eq!(slice.as_view_mut().as_view().device_ptr(&theirs).0, 0, "a view to write, to read");
         theirs.context().check_err().expect_err("in store");
         drop(theirs.end_capture(FLAGS));
         let said = gpu.report().deferred_errors.join("\n");
@@ -87,12 +93,48 @@ fn a_capture_that_reads_a_pooled_slice_by_cudarcs_own_types_leaves_no_graph() {
         let theirs = home.cudarc().expect("its alias");
         let slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
         theirs.begin_capture(MODE).expect("captures");
-        assert_ne!(DevicePtr::device_ptr(&*slice, &theirs).0, 0, "cudarc's own type asks nobody");
+        #[allow(unsafe_code, reason = "a promise about streams, which is broken here")]
+        // SAFETY: nothing is queued with the address.
+        let plain = unsafe { slice.as_cuda_slice() };
+        assert_ne!(plain.device_ptr(&theirs).0, 0, "cudarc's own type asks nobody");
         theirs.context().check_err().expect_err("a capture cannot wait for what is not in it");
         let ended = theirs.end_capture(FLAGS).map(|graph| graph.is_some());
         assert_eq!(ended.map_err(|e| e.0), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
     }
     rig.clean_but_for_errors();
+}
+
+/// A reader on a stream of another `CudaContext` value, which has no second stream, so that cudarc would not track it: the next
+/// write comes after it, and after the slice nothing of the value's is left.
+#[test]
+fn readers_of_another_value_of_the_context_are_tracked() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(3);
+        let home = gpu.stream().expect("a stream");
+        let theirs = home.cudarc().expect("its alias");
+        let another = CudaContext::new(0).expect("another value of the context");
+        let reader = another.default_stream();
+        assert!(!another.is_in_multi_stream_mode(), "or nothing is shown");
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        theirs.memcpy_htod(&vec![7; WORDS], &mut slice).expect("sent");
+        let mut to = [(); 2].map(|()| gpu.uninit::<u32>(WORDS, &home).expect("room"));
+        for (n, to) in to.iter_mut().enumerate() {
+            let word = 7 + n as u32;
+            if n == 0 {
+                reader.memcpy_dtod(&slice, to).expect("all of it is read");
+            } else {
+                reader.memcpy_dtod(&slice.as_view(), to).expect("and by a view");
+            }
+            theirs.memcpy_htod(&vec![word + 1; WORDS], &mut slice).expect("and written");
+            theirs.synchronize().expect("there");
+            assert_eq!(read(&theirs, to), vec![word; WORDS], "the reader came first");
+        }
+        assert!(another.is_in_multi_stream_mode(), "while the slice lives");
+        drop(slice);
+        assert!(!another.is_in_multi_stream_mode(), "and no longer");
+    }
+    rig.clean();
 }
 
 /// What somebody left in cudarc's store is neither taken for ours nor taken away, by a slice that is made, by the stream that

@@ -210,7 +210,7 @@ impl<'a> World<'a> {
             Call::FromPool { x, on } => {
                 if let Some((slice, value)) = &self.pooled {
                     let to = &mut self.arrays[x];
-                    self.streams[on].theirs.memcpy_dtod(&**slice, &mut to.array).expect("queued");
+                    self.streams[on].theirs.memcpy_dtod(slice, &mut to.array).expect("queued");
                     to.value = *value;
                 }
             }

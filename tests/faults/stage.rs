@@ -82,9 +82,9 @@ impl Stage {
             let planted = self.planted;
             let own = match &e {
                 Error::Driver(d) => Some(d.kind) == planted,
-                // A stream that captures gets no marker, and what it did cannot be waited for before it has one.
+                // A stream that captures, or is gone, gets no marker, and what it did cannot be waited for before it has one.
                 Error::OutOfMemory(_) => {
-                    matches!(planted, Some(Kind::OutOfMemory | Kind::Capturing))
+                    matches!(planted, Some(Kind::OutOfMemory | Kind::Capturing | Kind::InvalidHandle))
                         || self.unready
                         || (planted.is_some() && self.is_in_the_way())
                 }

@@ -96,8 +96,16 @@ class TestOrder(Test):
 
     @alone()
     def test_a_stream_that_cannot_be_waited_for_makes_frees_unknown(self):
-        self.assertIsNone(self.used_and_ended(lambda: stand_in.fail_next("cuEventRecord", 999)))
-        self.assertTrue(self.door._known_of(0).lost)
+        lost = []
+
+        def spoil():
+            known = self.door._Known
+            waits = known.quiet
+            known.quiet = lambda self, synchronize: (lost.append(self.lost), waits(self, synchronize))
+            stand_in.fail_next("cuEventRecord", 999)
+
+        self.assertIsNone(self.used_and_ended(spoil))
+        self.assertEqual(lost, [1], "until the device was waited for")
 
     @alone()
     def test_a_stream_in_a_cycle_is_waited_for(self):
@@ -334,6 +342,47 @@ class TestCaptures(Test):
         del x
         self.assertTrue(self.door._known_of(0).lost)
         self.assertEqual(self.pool.used_bytes(), 0)
+
+    @alone()
+    def test_a_stream_that_was_lost_is_so_until_the_device_was_quiet(self):
+        self.make()
+        known = self.door._known_of(0)
+        for _ in range(3):
+            one, two = self.streams()
+            x = self.empty(one)
+            with two:
+                pass
+            stand_in.fail_next("cuEventRecord", 999)
+            del two
+            del x
+            self.assertEqual(known.lost, 1)
+            self.assertIsNone(known.naming(lambda handles: handles), "who may use an array cannot be said")
+            self.pool.free_all_blocks()
+            self.assertEqual((known.lost, self.pool.total_bytes()), (0, 0))
+            self.assertIsNotNone(known.naming(lambda handles: handles))
+        # One that is lost while the device is waited for may have had work behind that.
+        known.lost = 1
+
+        def synchronize():
+            known.lost += 1
+
+        known.quiet(synchronize)
+        self.assertEqual(known.lost, 1)
+
+    @alone()
+    def test_an_array_that_outlives_its_stream_is_held_back(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        write(one.ptr, x.mem.ptr, SIZE)
+        former = x.mem.ptr
+        del one
+        del x
+        waits = stand_in.calls("cuCtxSynchronize")
+        self.next_owner_writes(two, former)
+        self.assertEqual(stand_in.calls("cuCtxSynchronize"), waits + 1, "the device was waited for")
+        self.assertEqual(self.pool.allocator().stats()["total"]["held_back"], 0)
+        self.assertIsNone(stand_in.verdict())
 
 
 class TestDoor(Test):

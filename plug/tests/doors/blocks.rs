@@ -2,7 +2,7 @@
 
 use super::{Here, SCRATCH, SIZES, SLOTS, World};
 use crate::driver;
-use crate::model::{Block, Door, Named, Read, Uses, last};
+use crate::model::{Block, Door, Named, Read, Uses, Who, last};
 use crate::program::Verb;
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
@@ -50,6 +50,10 @@ impl World {
             );
         }
         self.freed.retain(|f| *f != at);
+        let own = (door, home.who);
+        if matches!(home.who, Who::PerThread(..)) && !self.own.contains(&own) {
+            self.own.push(own);
+        }
         driver::bind(self.contexts[self.doors[door].device]);
         self.blocks.push(Block { name, at, bytes, door, home, value: None, uses: Uses::default() });
         let x = self.blocks.len() - 1;

@@ -83,14 +83,35 @@ impl World {
     }
 
     /// A handle means one stream at a time: what had it before is closed, but for what is live there, and for a thread that
-    /// remembers it.
+    /// remembers it. A thread's default stream ends with it, and one thread runs beside the program's.
     pub(super) fn check_pools(&self, door: usize) {
         let stats = Stats::of(self.doors[door].number);
         let most = self.live_of(door).0 as usize
             + self.doors[door].handles.len() * (1 + self.threads)
             + self.doors[door].lasting.len()
-            + self.begun as usize;
+            + self.threads
+            + 1;
         assert!(stats.open_pools() <= most, "more than {most} pools are open: {stats}");
+    }
+
+    /// The allocators in which a thread's own default stream has a pool and nothing alive, and how many are open there.
+    pub(crate) fn before_the_end(&self, thread: u32) -> Vec<(usize, usize)> {
+        let here = |who| matches!(who, Who::PerThread(of, _) if of == thread);
+        let of_it = |&(door, who): &(usize, Who)| {
+            let alive = self.blocks.iter().any(|b| b.door == door && b.home.who == who);
+            self.doors[door].open && here(who) && !alive
+        };
+        let doors = self.own.iter().filter(|own| of_it(own)).map(|&(door, _)| door);
+        doors.map(|door| (door, Stats::of(self.doors[door].number).open_pools())).collect()
+    }
+
+    /// That stream has ended with the thread.
+    pub(crate) fn has_ended(&mut self, thread: u32, before: &[(usize, usize)]) {
+        for &(door, open) in before {
+            let stats = Stats::of(self.doors[door].number);
+            assert!(stats.open_pools() < open, "thread {thread} ended and left its pool open: {stats}");
+        }
+        self.own.retain(|(_, who)| !matches!(who, Who::PerThread(of, _) if *of == thread));
     }
 
     /// Wrong calls, each with the code it must answer.

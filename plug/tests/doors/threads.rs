@@ -18,6 +18,7 @@ struct Worker {
     orders: SyncSender<Order>,
     done: Receiver<()>,
     thread: JoinHandle<()>,
+    number: u32,
 }
 
 impl Worker {
@@ -29,7 +30,7 @@ impl Worker {
             world.begun += 1;
             world.begun
         };
-        let (world, here) = (Arc::clone(world), Here { thread });
+        let (world, here, number) = (Arc::clone(world), Here { thread }, thread);
         let thread = std::thread::spawn(move || {
             while let Ok(order) = taken.recv() {
                 let mut world = world.lock().expect("nothing went wrong");
@@ -43,7 +44,7 @@ impl Worker {
                 }
             }
         });
-        Worker { orders, done, thread }
+        Worker { orders, done, thread, number }
     }
 
     fn give(&self, order: Order) {
@@ -73,7 +74,11 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
         }
         if step.verb == Verb::ThreadEnds {
             let fresh = Worker::new(&world);
-            std::mem::replace(&mut workers[slot], fresh).end();
+            let ending = std::mem::replace(&mut workers[slot], fresh);
+            let thread = ending.number;
+            let before = world.lock().expect("nothing went wrong").before_the_end(thread);
+            ending.end();
+            world.lock().expect("nothing went wrong").has_ended(thread, &before);
         } else {
             workers[slot].give(Order::Do(step));
         }

@@ -60,6 +60,8 @@ pub(crate) struct World {
     slots: [usize; SLOTS],
     streams: [Option<Made>; STREAMS],
     blocks: Vec<Block>,
+    /// Threads' own default streams that have had memory, and of which allocator.
+    own: Vec<(usize, Who)>,
     pinned: Vec<Pinned>,
     freed: Vec<usize>,
     reads: Vec<Read>,
@@ -115,6 +117,7 @@ impl World {
             slots: [0; SLOTS],
             streams: [None; STREAMS],
             blocks: Vec::new(),
+            own: Vec::new(),
             pinned: Vec::new(),
             freed: Vec::new(),
             reads: Vec::new(),
@@ -144,6 +147,7 @@ impl World {
         World {
             doors: self.doors.clone(),
             blocks: Vec::new(),
+            own: Vec::new(),
             pinned: Vec::new(),
             freed: Vec::new(),
             reads: Vec::new(),

@@ -42,7 +42,7 @@ impl Means {
     pub(super) fn of<D: Driver>(driver: &D, line: &Line<D>, named: Named) -> Means {
         if line.id != CONTEXT && line.is_marked_by_handle(named) {
             Means::Handle
-        } else if planted!(ContextMarker) || !(line.info.mortal || driver.expects_captures()) {
+        } else if planted!(ContextMarker) || !(line.is_mortal() || driver.expects_captures()) {
             Means::Context
         } else {
             Means::Nothing

@@ -194,10 +194,19 @@ impl Cuda {
         }
         let mut anchor = self.device.anchor.lock();
         if anchor.is_none() {
-            let (made, _) = self.current_stays(|| store_stays(&context, || context.new_stream()));
-            *anchor = Some(made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))?);
+            *anchor = Some(self.anchor_in(&context)?);
         }
         Ok(true)
+    }
+
+    /// A stream of cudarc's in this value of the context, which does nothing: with a second one cudarc's tracking is on there.
+    /// The first one in a value waits for the whole context, as cudarc has it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn anchor_in(&self, context: &Arc<CudaContext>) -> DriverResult<Arc<CudaStream>> {
+        let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
+        made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))
     }
 
     /// Runs calls of cudarc's, which leave their context current, and puts back what was.

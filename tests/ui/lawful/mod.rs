@@ -30,6 +30,7 @@ twins! {
     guard_held_across_a_write
     guards_to_write_one_array
     operand_after_its_array
+    pooled_slice_as_cudarcs_own
     pooled_slice_swapped
     read_and_written_in_one_launch
     scope_escapes

@@ -1,6 +1,6 @@
 //! A pooled slice as a `&mut CudaSlice`, which a swap would hand to cudarc's own free.
 
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, DeviceSlice};
 use millpond::driver::cuda::Cuda;
 use millpond::interop::PooledSlice;
 use millpond::{Allocator, Config};

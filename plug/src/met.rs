@@ -1,0 +1,107 @@
+//! What a thread remembers of streams: those that it met last, and its own default streams, which end with it.
+//!
+//! Nobody says that a thread ends, and its default streams go without a word. So the list of them has a destructor, in which
+//! what was freed there is marked and the lanes end, while the handle still means this thread's stream
+//! ([`Door::thread_ends`]). Destructors of a thread's values run in the reverse order of their first use: the list is first
+//! touched behind driver calls of the thread, so that it ends before whatever the driver keeps for the thread.
+//!
+//! It does not know what a lane is for.
+
+use crate::door::{Door, Lane};
+use crate::status;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// How many streams a thread remembers.
+const REMEMBERED: usize = 16;
+
+/// A lane, and the number of its door.
+type Met = (u32, Arc<Lane>);
+type Recent = [Option<Met>; REMEMBERED];
+
+/// Default streams of the calling thread, one a door.
+struct Own(RefCell<Vec<Met>>);
+
+thread_local! {
+    /// The stream that was met last in each place.
+    static RECENT: RefCell<Recent> = const { RefCell::new([const { None }; REMEMBERED]) };
+    static OWN: Own = const { Own(RefCell::new(Vec::new())) };
+}
+
+fn place(handle: usize) -> usize {
+    (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED
+}
+
+/// Runs `then` on the stream that was met last with this handle at this door.
+#[inline]
+pub(crate) fn with<R>(door: u32, handle: usize, then: impl FnOnce(&Lane) -> Option<R>) -> Option<R> {
+    let met = RECENT.try_with(|recent| {
+        let recent = recent.try_borrow().ok()?;
+        let (of, lane) = recent[place(handle)].as_ref()?;
+        if *of == door && lane.handle() == handle { then(lane) } else { None }
+    });
+    met.ok().flatten()
+}
+
+/// This one was met last.
+pub(crate) fn remember(door: u32, lane: &Arc<Lane>) {
+    let _ = RECENT.try_with(|recent| {
+        let replaced = recent.try_borrow_mut().ok()?[place(lane.handle())].replace((door, Arc::clone(lane)));
+        // Its drop may speak to the driver: not while the list is borrowed.
+        drop(replaced);
+        Some(())
+    });
+}
+
+/// A default stream of the calling thread, on which a driver call was made. Where the thread is past its list's end, nobody
+/// hears of its own.
+pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
+    let _ = OWN.try_with(|own| {
+        let mut own = own.0.try_borrow_mut().ok()?;
+        let ended: Vec<Met> = own.extract_if(.., |&mut (of, _)| Door::is_closed(of)).collect();
+        if !own.iter().any(|(of, kept)| *of == door && Arc::ptr_eq(kept, lane)) {
+            own.push((door, Arc::clone(lane)));
+        }
+        drop(own);
+        drop(ended);
+        Some(())
+    });
+}
+
+/// The door was destroyed: the calling thread lets go of its streams. Other threads do when they end, or meet others in their places.
+pub(crate) fn forget(door: u32) {
+    let recent = RECENT.try_with(|recent| {
+        let mut recent = recent.try_borrow_mut().ok()?;
+        let theirs = recent.iter_mut().map(|met| met.take_if(|(of, _)| *of == door));
+        Some(theirs.collect::<Vec<_>>())
+    });
+    let own = OWN.try_with(|own| {
+        let mut own = own.0.try_borrow_mut().ok()?;
+        Some(own.extract_if(.., |&mut (of, _)| of == door).collect::<Vec<_>>())
+    });
+    // Their ends speak to the driver: not while the lists are borrowed.
+    drop((recent, own));
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let own = core::mem::take(self.0.get_mut());
+        let taken = |recent: &RefCell<Recent>| {
+            recent.try_borrow_mut().ok().map(|mut all| all.each_mut().map(Option::take))
+        };
+        let recent = RECENT.try_with(taken);
+        if status::is_forked() {
+            // Neither the parent's locks nor the driver can be touched here.
+            core::mem::forget((own, recent));
+            return;
+        }
+        // A panic out of a thread's destructor would be the end of the process.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            drop(recent);
+            for (door, lane) in own {
+                Door::thread_ends(door, lane);
+            }
+        }));
+    }
+}

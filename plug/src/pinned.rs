@@ -1,0 +1,70 @@
+//! Pinned memory by its address: asked for rarely, so a lock will do. It is held over no driver call: whoever records a use keeps the
+//! memory by count meanwhile, and a free beside that ends it when the last of the two is done.
+
+use crate::door::{Door, unknown};
+use crate::status::Failure;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use pond::PinnedAllocation;
+use pond::driver::cuda::Cuda;
+use std::sync::Arc;
+
+/// What a door has pinned.
+pub(crate) type Pinned = Mutex<HashMap<usize, Arc<Block>>>;
+
+/// One of them.
+pub(crate) struct Block {
+    memory: Option<PinnedAllocation<Cuda>>,
+    /// Freed by nobody knows whom.
+    by_unknown: AtomicBool,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        if *self.by_unknown.get_mut() && !planted!(DoorPinnedUnknownPlain) {
+            memory.free_unknown();
+        }
+    }
+}
+
+impl Door {
+    /// Pinned memory; null for none.
+    pub(crate) fn alloc_pinned(&self, bytes: usize) -> Result<*mut c_void, Failure> {
+        self.opened()?;
+        if bytes == 0 {
+            return Ok(core::ptr::null_mut());
+        }
+        let memory = self.gpu().alloc_pinned(bytes as u64)?;
+        let at = memory.as_ptr().as_ptr().cast::<c_void>();
+        let block = Block { memory: Some(memory), by_unknown: AtomicBool::new(false) };
+        self.pinned().lock().insert(at.addr(), Arc::new(block));
+        Ok(at)
+    }
+
+    /// Pinned memory comes back when every recorded use is complete, or everything that any stream holds.
+    pub(crate) fn free_pinned(&self, ptr: *mut c_void, by_unknown: bool) -> Result<(), Failure> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let block = self.pinned().lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
+        block.by_unknown.store(by_unknown, Ordering::Relaxed);
+        drop(block);
+        self.freed();
+        Ok(())
+    }
+
+    /// Work on `handle`, queued by now or before the free, uses the pinned memory.
+    pub(crate) fn record_pinned_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+        self.on(handle, |lane| {
+            let block = self.pinned().lock().get(&ptr.addr()).map(Arc::clone).ok_or_else(|| unknown(ptr))?;
+            let recorded = block.memory.as_ref().map_or(Ok(()), |memory| memory.record_use(lane.stream()));
+            drop(block);
+            // It may have been freed meanwhile, and ended here.
+            self.freed();
+            Ok(recorded?)
+        })
+    }
+}

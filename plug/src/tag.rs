@@ -1,0 +1,43 @@
+//! Facts of an allocation, in the word that the index keeps with it. It does not know who asks for them.
+
+/// The calling thread's default stream: one handle for as many streams as there are threads.
+pub(crate) const PER_THREAD: usize = 2;
+
+/// An allocation's door, whether its stream's handle alone says who that is, whether it has uses that
+/// could not be recorded, and the handle.
+#[derive(Clone, Copy)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    const HANDLE: u64 = (1 << 48) - 1;
+    const LASTING: u64 = 1 << 48;
+    const UNKNOWN: u64 = 1 << 49;
+    const DOOR: u32 = 50;
+
+    pub(crate) fn new(door: u32, handle: usize, lasting: bool) -> Tag {
+        // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
+        let any_thread = handle == PER_THREAD && !planted!(DoorAnyThreadHome);
+        let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
+        Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
+    }
+    /// The one of this word.
+    pub(crate) fn of(word: u64) -> Tag {
+        Tag(word)
+    }
+    pub(crate) fn word(self) -> u64 {
+        self.0
+    }
+    /// With uses that could not be recorded.
+    pub(crate) fn unknown(self) -> Tag {
+        Tag(self.0 | Tag::UNKNOWN)
+    }
+    pub(crate) fn door(self) -> u32 {
+        (self.0 >> Tag::DOOR) as u32
+    }
+    pub(crate) fn is_home(self, handle: usize) -> bool {
+        self.0 & Tag::LASTING != 0 && self.0 & Tag::HANDLE == handle as u64
+    }
+    pub(crate) fn is_unknown(self) -> bool {
+        self.0 & Tag::UNKNOWN != 0
+    }
+}

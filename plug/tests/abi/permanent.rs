@@ -1,0 +1,122 @@
+//! Streams that are declared permanent: after their first use, and falsely.
+
+use super::{CAPTURING, Door, GIB, MIB, OK, OUT_OF_MEMORY, When, alone, bind, function, function_of_driver};
+use super::{last, program, stream, write};
+use cudarc::driver::sys;
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+/// A declaration counts from then on, in every allocator of the device: what was held back until then goes back with no synchronise.
+#[test]
+fn a_stream_may_be_declared_after_its_first_use() {
+    alone("permanent::a_stream_may_be_declared_after_its_first_use", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
+        let cuda = program();
+        bind(&cuda);
+        let (s, door, other) = (stream(&cuda), Door::new(""), Door::new(""));
+        for door in [door, other] {
+            let x = door.alloc(MIB, &s);
+            write(&cuda, &s, x, MIB, 1);
+            assert_eq!(door.free(x), OK);
+            assert_eq!(door.trim(), OK);
+            assert!(door.held_back() >= MIB as u64, "nobody can mark it");
+        }
+        door.declare_permanent(&s);
+        for door in [door, other] {
+            assert_eq!(door.held_back(), 0, "anybody can");
+            assert_eq!(door.trim(), OK);
+            assert_eq!(door.stat("taken"), 0);
+            // And it is marked no more at each free that names it.
+            let x = door.alloc(MIB, &s);
+            let marked = fake.calls("cuEventRecord");
+            assert_eq!(door.free_on(x, &s), OK);
+            assert_eq!(fake.calls("cuEventRecord"), marked);
+        }
+        // It can be asked whether it captures, too, by a call that does not name it.
+        let begin =
+            function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+        let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
+            "cuStreamEndCapture",
+        );
+        assert_eq!(begin(s.handle(), 2), 0);
+        assert_eq!([door, other].map(|door| door.one("millpond_synchronize")), [CAPTURING; 2]);
+        let mut graph = null_mut();
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
+        for door in [door, other] {
+            door.destroy();
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// Declared permanent and destroyed: what was freed there is lost, and nothing else. Others at the limit have their own, whoever
+/// holds it at the moment.
+#[test]
+fn a_stream_that_was_to_last_and_did_not_takes_no_others_memory() {
+    alone("permanent::a_stream_that_was_to_last_and_did_not_takes_no_others_memory", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        // Where nobody is made to wait for others, memory changes hands when the host has waited for it.
+        let door = Door::new("limit=6MiB,growth=exact,wait_ms=1000,reuse=ordered");
+        let [s, t, u] = [(); 3].map(|()| stream(&cuda));
+        for stream in [&s, &t, &u] {
+            door.declare_permanent(stream);
+        }
+        let x = door.alloc(2 * MIB, &s);
+        write(&cuda, &s, x, 2 * MIB, 1);
+        let y = door.alloc(2 * MIB, &t);
+        assert_eq!([door.free(x), door.free(y)], [OK; 2]);
+        drop(s);
+        // No other stream has its handle: the driver refuses it.
+        for n in 0..200 {
+            let stream = if n % 2 == 0 { &t } else { &u };
+            let (x, y) = (door.alloc(2 * MIB, stream), door.alloc(MIB, stream));
+            write(&cuda, stream, x, 2 * MIB, n);
+            assert_eq!([door.free(x), door.free(y)], [OK; 2]);
+        }
+        assert_eq!(door.try_alloc(5 * MIB, &t), Err(OUT_OF_MEMORY), "and not that a stream is gone");
+        assert!(last().contains("passed over"), "{}", last());
+        assert_eq!(door.trim(), OK);
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// At the limit somebody's capture is in the way: out of memory, which callers look for, in words that name the capture.
+#[test]
+fn a_capture_in_the_way_is_out_of_memory_with_its_name() {
+    alone("permanent::a_capture_in_the_way_is_out_of_memory_with_its_name", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let door = Door::new("limit=4MiB,growth=exact,wait_ms=1000,pinned_limit=1MiB");
+        let (s, t) = (stream(&cuda), stream(&cuda));
+        door.declare_permanent(&s);
+        let x = door.alloc(4 * MIB, &s);
+        write(&cuda, &s, x, 4 * MIB, 1);
+        assert_eq!(door.free(x), OK);
+        let begin =
+            function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+        let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
+            "cuStreamEndCapture",
+        );
+        let alloc_pinned =
+            function::<extern "C" fn(u32, usize, *mut *mut c_void) -> c_int>("millpond_alloc_pinned");
+        let mut pinned = null_mut();
+        assert_eq!(alloc_pinned(door.0, MIB, &raw mut pinned), OK);
+        let record =
+            function::<extern "C" fn(u32, *mut c_void, *mut c_void) -> c_int>("millpond_record_pinned_use");
+        assert_eq!(record(door.0, pinned, s.handle().cast()), OK);
+        let free = function::<extern "C" fn(u32, *mut c_void) -> c_int>("millpond_free_pinned");
+        assert_eq!(free(door.0, pinned), OK);
+        assert_eq!(begin(s.handle(), 2), 0);
+        assert_eq!(alloc_pinned(door.0, MIB, &raw mut pinned), OUT_OF_MEMORY, "and it does not hang");
+        assert_eq!(door.try_alloc(4 * MIB, &t), Err(OUT_OF_MEMORY));
+        assert!(last().contains("is capturing a graph"), "{}", last());
+        assert_eq!(door.trim(), OK);
+        let mut graph = null_mut();
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
+        let y = door.alloc(4 * MIB, &t);
+        write(&cuda, &t, y, 4 * MIB, 2);
+        assert_eq!(door.free(y), OK);
+        assert_eq!(fake.verdict(), None);
+    });
+}

@@ -1,0 +1,197 @@
+//! Threads that come and go, each on its own default stream: nobody says that one ends, and what it freed serves others all
+//! the same.
+
+use super::{Door, GIB, MIB, OK, When, alone, bind, function, function_of_driver, last, program, stream};
+use cudarc::driver::sys;
+use pond::driver::cuda::Cuda;
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::{null_mut, without_provenance_mut};
+
+/// `CU_STREAM_PER_THREAD`.
+fn own() -> *mut c_void {
+    without_provenance_mut(2)
+}
+
+fn alloc(door: Door, bytes: usize) -> *mut c_void {
+    let alloc =
+        function::<extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int>("millpond_alloc");
+    let mut ptr = null_mut();
+    assert_eq!(alloc(door.0, bytes, own(), &raw mut ptr), OK, "{}", last());
+    ptr
+}
+
+fn write(ptr: *mut c_void, bytes: usize, value: u8) {
+    let set = function_of_driver::<extern "C" fn(u64, u8, usize, sys::CUstream) -> c_int>("cuMemsetD8Async");
+    assert_eq!(set(ptr.addr() as u64, value, bytes, own().cast()), 0, "queued");
+}
+
+/// Runs on a thread of its own, whose end has come when this returns.
+fn thread(body: impl FnOnce(&Cuda) + Send + 'static) {
+    let run = move || {
+        let cuda = program();
+        bind(&cuda);
+        body(&cuda);
+    };
+    std::thread::spawn(run).join().expect("it ends well");
+}
+
+/// How often a stream was marked, and asked who it is.
+fn touched() -> [u64; 2] {
+    let calls = function_of_driver::<extern "C" fn(*const c_char) -> u64>("millpond_fake_calls");
+    [c"cuEventRecord", c"cuStreamGetId"].map(|call| calls(call.as_ptr()))
+}
+
+fn pools(door: Door) -> usize {
+    door.stats().matches("\"closed\":").count()
+}
+
+/// Plain frees, work pending, nothing declared, and no synchronise.
+#[test]
+fn what_ended_threads_freed_serves_others() {
+    alone("threads::what_ended_threads_freed_serves_others", |fake| {
+        // A device that does at once what it is given: what is held is held by nobody.
+        fake.reset(GIB, 2, When::Earliest);
+        let door = Door::new("");
+        let other = Door::new("");
+        for n in 0..512_u32 {
+            thread(move |_| {
+                // Two allocators, one after the other: a thread's stream is met in each.
+                for door in [door, other, door] {
+                    let x = alloc(door, 4096);
+                    write(x, 4096, n as u8);
+                    assert_eq!(door.free(x), OK);
+                }
+            });
+        }
+        for door in [door, other] {
+            let taken = door.stat("taken");
+            assert!(taken <= 64 * MIB as u64, "{taken} bytes for nothing that is alive");
+            assert!(pools(door) <= 33, "{} pools", pools(door));
+            assert_eq!(door.held_back(), 0);
+        }
+        assert_eq!(fake.verdict(), None);
+        for door in [door, other] {
+            door.destroy();
+        }
+    });
+}
+
+/// On a device that is as late as it may be, at the limit: behind a wait.
+#[test]
+fn what_an_ended_thread_freed_is_waited_for() {
+    alone("threads::what_an_ended_thread_freed_is_waited_for", |fake| {
+        let tight = Door::new("limit=2MiB,growth=exact");
+        for n in 0..20 {
+            thread(move |_| {
+                let x = alloc(tight, 2 * MIB);
+                write(x, 2 * MIB, n);
+                assert_eq!(tight.free(x), OK);
+            });
+        }
+        assert_eq!(fake.verdict(), None);
+        tight.destroy();
+    });
+}
+
+/// What is alive when its thread ends is freed by another one: it is held back, and given back by a synchronise.
+#[test]
+fn what_outlives_its_thread_is_freed_by_others() {
+    alone("threads::what_outlives_its_thread_is_freed_by_others", |fake| {
+        let door = Door::new("");
+        let (send, receive) = std::sync::mpsc::channel();
+        thread(move |_| {
+            let (x, y) = (alloc(door, 3 * MIB), alloc(door, MIB));
+            write(x, 3 * MIB, 1);
+            assert_eq!(door.free(y), OK);
+            send.send(x.addr()).expect("somebody listens");
+        });
+        assert_eq!(door.held_back(), 0, "y was marked");
+        let x = receive.recv().expect("it was sent");
+        assert_eq!(door.free(without_provenance_mut(x)), OK);
+        assert_eq!([door.one("millpond_synchronize"), door.trim()], [OK; 2]);
+        assert_eq!((door.stat("taken"), door.held_back(), fake.verdict()), (0, 0, None));
+        door.destroy();
+    });
+}
+
+/// A thread that ends in a capture of its own stream: nobody asks or marks that stream, and what it freed waits for a
+/// synchronise. A capture of another thread's lives beside the end of any.
+#[test]
+fn a_threads_end_leaves_captures_alone() {
+    alone("threads::a_threads_end_leaves_captures_alone", |fake| {
+        let door = Door::new("");
+        let begin =
+            function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+        let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
+            "cuStreamEndCapture",
+        );
+        let (send, receive) = std::sync::mpsc::channel();
+        thread(move |_| {
+            assert_eq!(door.free(alloc(door, MIB)), OK);
+            let begin =
+                function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+            assert_eq!(begin(own().cast(), 2), 0);
+            send.send(touched()).expect("somebody listens");
+        });
+        assert_eq!(receive.recv().expect("it was sent"), touched(), "neither asked who it is nor marked");
+        assert!(door.held_back() > 0, "so it could not be marked");
+        let cuda = program();
+        bind(&cuda);
+        let s = stream(&cuda);
+        assert_eq!(begin(s.handle(), 2), 0);
+        thread(move |_| assert_eq!(door.free(alloc(door, MIB)), OK));
+        let mut graph = null_mut();
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
+        assert!(!graph.is_null());
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// A destroy lets go of what its thread remembers; what others do goes with them.
+#[test]
+fn a_destroyed_allocator_leaves_no_events() {
+    alone("threads::a_destroyed_allocator_leaves_no_events", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let events = || fake.calls("cuEventCreate") - fake.calls("cuEventDestroy_v2");
+        let (before, door) = (events(), Door::new(""));
+        let streams = [(); 3].map(|()| stream(&cuda));
+        for s in &streams {
+            assert_eq!(door.free_on(door.alloc(MIB, s), s), OK);
+        }
+        let x = alloc(door, MIB);
+        write(x, MIB, 1);
+        assert_eq!(door.free(x), OK);
+        let (destroy, destroyed) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel::<()>());
+        let other = std::thread::spawn(move || {
+            bind(&program());
+            assert_eq!(door.free(alloc(door, MIB)), OK);
+            destroy.0.send(()).expect("somebody listens");
+            destroyed.1.recv().expect("it was sent");
+        });
+        destroy.1.recv().expect("it was sent");
+        assert!(events() > before);
+        door.destroy();
+        assert!(events() <= before + 2, "{} for the other thread's stream", events() - before);
+        destroyed.0.send(()).expect("somebody listens");
+        other.join().expect("it ends well");
+        let next = Door::new("");
+        assert_eq!(next.one("millpond_synchronize"), OK);
+        next.destroy();
+        assert_eq!((events(), fake.verdict()), (before, None));
+    });
+}
+
+/// A thread that ends when the driver is gone, as at the end of a process: nothing happens.
+#[test]
+fn a_threads_end_behind_the_drivers_is_quiet() {
+    alone("threads::a_threads_end_behind_the_drivers_is_quiet", |fake| {
+        let door = Door::new("");
+        let shut_down = function_of_driver::<extern "C" fn()>("millpond_fake_shut_down");
+        thread(move |_| {
+            assert_eq!(door.free(alloc(door, MIB)), OK);
+            shut_down();
+        });
+        assert_eq!(fake.calls("cuEventRecord"), 0, "nothing was marked");
+    });
+}
