@@ -188,6 +188,7 @@ doors:
     DoorEndedFirst "door-ended-first" "a free_on that fails has freed"
     DoorDebtForgotten "door-debt-forgotten" "what is owed after the end is not given back by later calls"
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
+    DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
 }
 
 impl fmt::Display for Bug {

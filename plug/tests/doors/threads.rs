@@ -11,6 +11,8 @@ type Shared = Arc<Mutex<World>>;
 
 enum Order {
     Do(Step),
+    /// Ends the captures that only this thread may end.
+    Leave,
     End,
 }
 
@@ -35,6 +37,7 @@ impl Worker {
                 let mut world = world.lock().expect("nothing went wrong");
                 match order {
                     Order::Do(step) => world.step(step, here),
+                    Order::Leave => world.leave(here),
                     Order::End => world.end(here),
                 }
                 drop(world);
@@ -72,11 +75,15 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
             println!("// thread {slot}");
         }
         if step.verb == Verb::ThreadEnds {
+            workers[slot].give(Order::Leave);
             let fresh = Worker::new(&world);
             std::mem::replace(&mut workers[slot], fresh).end();
         } else {
             workers[slot].give(Order::Do(step));
         }
+    }
+    for worker in &workers {
+        worker.give(Order::Leave);
     }
     workers[0].give(Order::End);
     workers.into_iter().for_each(Worker::end);
