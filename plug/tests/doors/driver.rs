@@ -1,5 +1,5 @@
 //! The program's own half: calls of the driver by their names, as a program in C makes them, and the stand-in's controls that
-//! any thread may use. It knows nothing of the C interface.
+//! any thread may use. The soak calls it too. It knows nothing of the C interface.
 
 use crate::remote;
 use libloading::{Library, Symbol};
