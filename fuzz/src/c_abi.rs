@@ -12,9 +12,10 @@ mod remote;
 use core::ffi::{CStr, c_void};
 use millpond_plug::ffi::{
     millpond_alloc, millpond_alloc_pinned, millpond_create, millpond_declare_permanent, millpond_destroy,
-    millpond_find, millpond_free, millpond_free_on, millpond_free_pinned, millpond_free_pinned_unknown,
-    millpond_free_unknown, millpond_last_error, millpond_record_pinned_use, millpond_record_use,
-    millpond_reset_peaks, millpond_set_limit, millpond_stats_json, millpond_synchronize, millpond_trim,
+    millpond_find, millpond_free, millpond_free_after, millpond_free_on, millpond_free_pinned,
+    millpond_free_pinned_unknown, millpond_free_unknown, millpond_last_error, millpond_record_pinned_use,
+    millpond_record_use, millpond_reset_peaks, millpond_set_limit, millpond_stats_json, millpond_synchronize,
+    millpond_trim,
 };
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::torch::{
@@ -271,7 +272,8 @@ impl Run<'_> {
     fn step(&mut self) {
         match self.byte() {
             0..90 => self.alloc(),
-            90..180 => self.end_or_use(),
+            90..168 => self.end_or_use(),
+            168..180 => self.end_after(),
             180..200 => self.pytorch(),
             200..220 => {
                 let slot = 1 + self.pick(3);
@@ -392,6 +394,38 @@ impl Run<'_> {
         };
         assert_eq!(status, expected, "verb {verb} of {ptr:p}: {}", last());
         if let (Some(which), Status::Ok, 0..3) = (block, status, verb) {
+            self.died(which);
+        }
+    }
+
+    /// A list of streams, hostile ones among them, and lists that are none.
+    fn end_after(&mut self) {
+        let ((name, door), (ptr, block)) = (self.door(), self.pointer());
+        let streams: Vec<Named> = (0..self.pick(5)).map(|_| self.stream()).collect();
+        let list: Vec<*mut c_void> = streams.iter().map(|s| s.handle).collect();
+        let (at, n, is_list) = match self.byte() {
+            0..230 => (list.as_ptr(), list.len(), true),
+            230..240 => (core::ptr::null(), list.len(), list.is_empty()),
+            n => (list.as_ptr(), usize::MAX - usize::from(n), false),
+        };
+        let status = millpond_free_after(name, ptr, at, n);
+        // Whether each is a stream is asked first; then each is a use, but on the allocation's own stream.
+        let asked = streams.iter().all(|s| s.alive);
+        let expected = match block.map(|b| self.live[b]) {
+            _ if door.is_none() => Status::UnknownAllocator,
+            _ if !is_list => Status::BadArgument,
+            None if ptr.is_null() => Status::Ok,
+            _ if !asked => Status::Driver,
+            None => Status::UnknownPointer,
+            Some(b) if Some(b.door) != door => Status::WrongAllocator,
+            Some(b) => {
+                let device = self.world.doors[b.door].device;
+                let wrong = streams.iter().any(|s| s.device.is_some_and(|d| d != device));
+                if wrong { Status::WrongAllocator } else { Status::Ok }
+            }
+        };
+        assert_eq!(status, expected, "after {n} streams, of {ptr:p}: {}", last());
+        if let (Some(which), Status::Ok) = (block, status) {
             self.died(which);
         }
     }

@@ -627,7 +627,7 @@ impl Door {
 
     /// Gives idle memory back to the device: how many bytes.
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
-        Door::settle(false);
+        Door::settle(planted!(DoorTrimWaits));
         Ok(self.gpu.trim(Trim::All)?.bytes)
     }
 

@@ -16,17 +16,21 @@
     reason = "a module of tests; here the device's memory is apart by itself"
 )]
 mod counting;
+#[path = "doors/driver.rs"]
+#[allow(dead_code, reason = "the random programs call more of it")]
+mod driver;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
 
 use counting::Account;
-use libloading::Library;
+use driver::{
+    Handle, create_stream, destroy_stream, init, retain, set, set_current, synchronize, synchronize_stream,
+};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use remote::{Fake, When};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char};
 use std::fmt::Write;
 use std::ptr::null_mut;
-use std::sync::LazyLock;
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -34,7 +38,6 @@ static COUNTED: counting::Counting = counting::Counting;
 const KIB: usize = 1 << 10;
 const GIB: u64 = 1 << 30;
 const PERIOD: u64 = 100;
-type Handle = *mut c_void;
 
 fn rounds() -> u64 {
     let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
@@ -44,33 +47,7 @@ fn rounds() -> u64 {
     rounds
 }
 
-// The program's own driver.
-
-static DRIVER: LazyLock<Library> = LazyLock::new(|| {
-    // SAFETY: the stand-in has no initialisers of its own beyond Rust's.
-    unsafe { Library::new(remote::path().expect("it was there a moment ago")) }.expect("it loads")
-});
-
-macro_rules! driver {
-    ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*) => {$(
-        fn $name($($arg: $type),*) {
-            static AT: LazyLock<libloading::Symbol<'static, extern "C" fn($($type),*) -> c_uint>> =
-                // SAFETY: the function has this type in the driver's interface.
-                LazyLock::new(|| unsafe { DRIVER.get($symbol) }.expect("a function of the driver"));
-            assert_eq!(AT($($arg),*), 0, stringify!($name));
-        }
-    )*};
-}
-driver! {
-    init = b"cuInit" (flags: c_uint);
-    retain = b"cuDevicePrimaryCtxRetain" (context: *mut Handle, device: c_int);
-    set_current = b"cuCtxSetCurrent" (context: Handle);
-    create_stream = b"cuStreamCreate" (stream: *mut Handle, flags: c_uint);
-    destroy_stream = b"cuStreamDestroy_v2" (stream: Handle);
-    synchronize_stream = b"cuStreamSynchronize" (stream: Handle);
-    synchronize = b"cuCtxSynchronize" ();
-    set = b"cuMemsetD8Async" (at: u64, value: u8, bytes: usize, stream: Handle);
-}
+// The program's own calls of the driver.
 
 fn stream() -> Handle {
     let mut stream = null_mut();

@@ -194,6 +194,9 @@ fn the_legacy_stream_destroys_the_capture_of_a_blocking_stream() {
     let sim = sim();
     let s = sim.blocking_stream().expect("s");
     sim.begin_capture(&s).expect("a capture");
+    assert!(sim.is_capturing(&sim.legacy_stream()).expect("asked"), "whoever asks first is told");
+    sim.end_capture(&s).expect("the question was harmless");
+    sim.begin_capture(&s).expect("a capture");
     assert_eq!(sim.launch(&sim.legacy_stream(), touch_nothing()).expect_err("refused").code, 906);
     assert_eq!(sim.end_capture(&s).expect_err("lost").code, 901);
     assert!(sim.launch(&sim.legacy_stream(), touch_nothing()).is_ok());

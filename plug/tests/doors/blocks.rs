@@ -26,10 +26,13 @@ impl World {
         let words = format!("millpond_alloc(a{number}, {bytes}, {stream}, &p{name})");
         let status =
             self.call(fault, &words, || ffi::millpond_alloc(number, bytes, stream.raw(), &raw mut at));
+        let captures = self.captures(stream);
         match status {
-            Status::Ok => assert!(open, "{words}: it was destroyed"),
+            Status::Ok => assert!(open && !captures, "{words}: it was destroyed, or captures"),
             Status::OutOfMemory => assert!(limit.is_some() || fault > 0, "{words}: {}", last()),
             Status::UnknownAllocator => assert!(!open, "{words}: {}", last()),
+            // Its own stream, or that of what it would have needed.
+            Status::Capturing if captures || limit.is_some() && self.somebody_captures(device) => {}
             _ => assert!(fault > 0, "{words}: {status:?}: {}", last()),
         }
         assert_eq!(status == Status::Ok, !at.is_null(), "{words}: a pointer or a failure");
@@ -71,6 +74,9 @@ impl World {
         let block = self.blocks[x].clone();
         let device = self.doors[block.door].device;
         driver::bind(self.contexts[device]);
+        if self.captures(on) {
+            return;
+        }
         self.wait(on, &block.uses.before(on.who, writes));
         let Block { name, at, bytes, .. } = block;
         if writes {
@@ -111,12 +117,12 @@ impl World {
     }
 
     pub(super) fn declare(&mut self, x: usize, stream: Named, fault: u8) -> bool {
-        let Block { name, at, door, .. } = self.blocks[x];
+        let Block { name, at, door, home, .. } = self.blocks[x];
         let Door { number, open, .. } = self.doors[door];
         self.names_to(door, stream);
         let words = format!("millpond_record_use(a{number}, p{name}, {stream})");
-        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
-        let done = self.must(fault, expected, &words, || {
+        let expected = self.answers(open, stream, home);
+        let done = self.may(fault, expected, &words, || {
             ffi::millpond_record_use(number, at as *mut c_void, stream.raw())
         });
         if done {
@@ -132,7 +138,10 @@ impl World {
         let Block { name, at, door, ref uses, .. } = self.blocks[x];
         let (ptr, number, open) = (at as *mut c_void, self.doors[door].number, self.doors[door].open);
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
+        // Who captures can be named by nobody.
+        let stuck = users.iter().flatten().any(|s| self.captures(*s));
         let freed = match (verb, users) {
+            (Verb::Free | Verb::FreeOn, Some(_)) if stuck => self.free_unknown(x, fault),
             (Verb::Free, Some(users)) if open || users.is_empty() => {
                 let declared = users.into_iter().all(|s| self.declare(x, s, 0));
                 assert!(declared);
@@ -149,7 +158,8 @@ impl World {
                 }
                 self.names_to(door, last);
                 let words = format!("millpond_free_on(a{number}, p{name}, {last})");
-                self.must(fault, Status::Ok, &words, || ffi::millpond_free_on(number, ptr, last.raw()))
+                let expected = self.answers(true, last, self.blocks[x].home);
+                self.may(fault, expected, &words, || ffi::millpond_free_on(number, ptr, last.raw()))
             }
             (Verb::FreeAfter, Some(mut users)) => {
                 if b >= 128 {
@@ -166,18 +176,24 @@ impl World {
                     self.names_to(door, *stream);
                 }
                 let raw: Vec<driver::Handle> = users.iter().map(|s| s.raw()).collect();
-                self.must(fault, Status::Ok, &words, || {
+                let captures = users.iter().any(|s| self.captures(*s));
+                let expected = if captures { Status::Capturing } else { Status::Ok };
+                self.must(fault, expected, &words, || {
                     ffi::millpond_free_after(number, ptr, raw.as_ptr(), raw.len())
                 })
             }
-            _ => {
-                let words = format!("millpond_free_unknown(a{number}, p{name})");
-                self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, ptr))
-            }
+            _ => self.free_unknown(x, fault),
         };
         if freed {
             self.died(x);
         }
+    }
+
+    fn free_unknown(&mut self, x: usize, fault: u8) -> bool {
+        let Block { name, at, door, .. } = self.blocks[x];
+        let number = self.doors[door].number;
+        let words = format!("millpond_free_unknown(a{number}, p{name})");
+        self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, at as *mut c_void))
     }
 
     pub(super) fn died(&mut self, x: usize) {
@@ -191,6 +207,10 @@ impl World {
             return;
         }
         let (stream, bytes) = (self.stream(b, 0, here), SIZES[usize::from(c) % SIZES.len()]);
+        if self.captures(stream) {
+            // It would throw.
+            return;
+        }
         say!(self, "p{} = millpond_torch_alloc({bytes}, 0, {stream});", self.names + 1);
         let at = torch::millpond_torch_alloc(bytes, 0, stream.raw());
         self.names_to(door, stream);

@@ -1,5 +1,5 @@
 //! The program's own half: calls of the driver by their names, as a program in C makes them, and the stand-in's controls that
-//! any thread may use. It knows nothing of the C interface.
+//! any thread may use. The soak calls it too. It knows nothing of the C interface.
 
 use crate::remote;
 use libloading::{Library, Symbol};
@@ -43,6 +43,9 @@ driver! {
     wait = b"cuStreamWaitEvent" (stream: Handle, event: Handle, flags: c_uint);
     alloc = b"cuMemAlloc_v2" (at: *mut u64, bytes: usize);
     free = b"cuMemFree_v2" (at: u64);
+    begin_capture = b"cuStreamBeginCapture_v2" (stream: Handle, mode: c_uint);
+    capture_state = b"cuStreamIsCapturing" (stream: Handle, state: *mut c_uint);
+    destroy_graph = b"cuGraphDestroy" (graph: Handle);
 }
 
 macro_rules! control {
@@ -61,6 +64,9 @@ control! {
     fail_call = b"millpond_fake_fail_call" (number: u64, code: c_uint);
     clear_faults = b"millpond_fake_clear_faults" ();
     last_refusal = b"millpond_fake_last_refusal" () -> *const c_char;
+    capture_behind = b"millpond_fake_capture_behind" (nth: u64, stream: u64);
+    // A call of the driver that may fail.
+    end_capture = b"cuStreamEndCapture" (stream: Handle, graph: *mut Handle) -> c_uint;
 }
 
 /// A text of C, or nothing.
@@ -72,7 +78,7 @@ pub(crate) fn words(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-fn refusal() -> String {
+pub(crate) fn refusal() -> String {
     words(last_refusal())
 }
 

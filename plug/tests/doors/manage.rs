@@ -26,10 +26,20 @@ impl World {
         let stream = self.made(slot, 1);
         // It is promised, whatever the call comes to.
         self.streams[slot].as_mut().expect("made").permanent = true;
-        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let expected: &[Status] = match open {
+            false => &[Status::UnknownAllocator],
+            // Known before, it is not asked.
+            true if self.captures(stream) => &[Status::Capturing, Status::Ok],
+            true => &[Status::Ok],
+        };
         let words = format!("millpond_declare_permanent(a{number}, {stream})");
-        self.must(fault, expected, &words, || ffi::millpond_declare_permanent(number, stream.raw()));
+        let first = !self.doors.iter().any(|d| d.met.contains(&stream.who));
+        let done =
+            self.may(fault, expected, &words, || ffi::millpond_declare_permanent(number, stream.raw()));
         self.names_to(door, stream);
+        if done && first {
+            self.doors[door].declared.push(stream.who);
+        }
     }
 
     pub(super) fn manage(&mut self, Step { verb, a, b, c, fault, .. }: Step) {
@@ -44,6 +54,7 @@ impl World {
             }
             Verb::Sync => {
                 let words = format!("millpond_synchronize(a{number})");
+                let expected = self.waits_for_devices(door, fault);
                 self.must(fault, expected, &words, || ffi::millpond_synchronize(number));
             }
             Verb::Limit if !torch => {
@@ -55,10 +66,12 @@ impl World {
                     self.doors[door].limit = limit;
                 }
             }
-            Verb::Destroy if !torch => self.destroy(door, fault),
+            Verb::Destroy if !torch => {
+                self.destroy(door, fault);
+            }
             Verb::Create if !torch && self.doors.len() < 12 => {
-                if open {
-                    self.destroy(door, 0);
+                if open && !self.destroy(door, 0) {
+                    return;
                 }
                 self.create(slot, usize::from(b), device, fault);
             }
@@ -72,14 +85,14 @@ impl World {
         }
     }
 
-    pub(super) fn destroy(&mut self, door: usize, fault: u8) {
-        let Door { number, open, .. } = self.doors[door];
+    pub(super) fn destroy(&mut self, door: usize, fault: u8) -> bool {
+        let number = self.doors[door].number;
         self.check_pools(door);
-        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let expected = self.waits_for_devices(door, fault);
         let words = format!("millpond_destroy(a{number})");
-        if self.must(fault, expected, &words, || ffi::millpond_destroy(number)) {
-            self.doors[door].open = false;
-        }
+        let done = self.must(fault, expected, &words, || ffi::millpond_destroy(number));
+        self.doors[door].open &= !done;
+        done
     }
 
     /// A handle means one stream at a time: what had it before is closed, but for what is live there, and for a thread that
@@ -142,7 +155,9 @@ impl World {
             }
             3 => {
                 let stream = self.stream(b, 1 - self.doors[door].device, here);
-                if let (Who::Made(_), true) = (stream.who, self.doors[door].open) {
+                if let (Who::Made(_), true, false) =
+                    (stream.who, self.doors[door].open, self.captures(stream))
+                {
                     self.names_to(door, stream);
                     let words = format!("millpond_record_use(a{number}, p{name}, {stream})");
                     self.must(0, Status::WrongAllocator, &words, || {

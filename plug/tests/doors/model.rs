@@ -43,6 +43,8 @@ impl fmt::Display for Named {
 pub(crate) struct Made {
     pub(crate) named: Named,
     pub(crate) permanent: bool,
+    /// The legacy default stream waits for it.
+    pub(crate) blocking: bool,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -59,6 +61,8 @@ pub(crate) struct Door {
     pub(crate) lasting: Vec<usize>,
     /// All streams that were named to it.
     pub(crate) met: Vec<Who>,
+    /// Those that were declared permanent to it before any allocator of the device had met them.
+    pub(crate) declared: Vec<Who>,
 }
 
 /// Who used some memory, in the program's own order: each access is behind those it depends on.

@@ -50,6 +50,9 @@ impl World {
             self.declare_pinned(x, stream, fault);
             return;
         }
+        if self.captures(stream) {
+            return;
+        }
         let writes = verb == Verb::PinOut;
         let waits = self.pinned[x].uses.before(stream.who, writes);
         self.wait(stream, &waits);
@@ -75,7 +78,11 @@ impl World {
     pub(super) fn declare_pinned(&mut self, x: usize, stream: Named, fault: u8) -> bool {
         let Pinned { name, at, door, .. } = self.pinned[x];
         let Door { number, open, .. } = self.doors[door];
-        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let expected = match (open, self.captures(stream)) {
+            (false, _) => Status::UnknownAllocator,
+            (true, true) => Status::Capturing,
+            (true, false) => Status::Ok,
+        };
         self.names_to(door, stream);
         let words = format!("millpond_record_pinned_use(a{number}, h{name}, {stream})");
         let done = self.must(fault, expected, &words, || {
@@ -92,8 +99,9 @@ impl World {
         let Door { number, open, .. } = self.doors[door];
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
         let ptr = at as *mut c_void;
+        let stuck = users.iter().flatten().any(|s| self.captures(*s));
         let freed = match users {
-            Some(users) if verb == Verb::PinFree && (open || users.is_empty()) => {
+            Some(users) if verb == Verb::PinFree && (open && !stuck || users.is_empty()) => {
                 for stream in users {
                     self.declare_pinned(x, stream, 0);
                 }

@@ -10,7 +10,7 @@ macro_rules! verbs {
         /// What a step does; `world` says how.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Verb { $($verb,)* }
-        /// Each with how often it is chosen.
+        /// Each with how often it is chosen. Captures have scenes of their own.
         const VERBS: &[(u32, Verb)] = &[$(($weight, Verb::$verb),)*];
     };
 }
@@ -21,13 +21,14 @@ verbs! {
     Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
     Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4
     ThreadEnds 2 WaitStream 2 WaitDevice 1
+    Capture 0 CaptureEnds 0 CaptureMeanwhile 0
 }
 
 impl Verb {
     /// Not for threads that run at once: others rely on what it changes, or its answer hangs on what they do.
     pub(crate) fn is_for_one(self) -> bool {
-        use Verb::{Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
-        matches!(self, Create | Destroy | Hostile | Limit | Permanent | ThreadEnds)
+        use Verb::{CaptureMeanwhile, Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
+        matches!(self, CaptureMeanwhile | Create | Destroy | Hostile | Limit | Permanent | ThreadEnds)
     }
 }
 
@@ -56,6 +57,8 @@ pub(crate) struct Program {
 pub(crate) struct Kind {
     pub(crate) threads: u8,
     pub(crate) faults: bool,
+    /// The program captures graphs beside what it does.
+    pub(crate) captures: bool,
     pub(crate) rounds: u64,
     /// At most so many, a few steps each.
     pub(crate) scenes: usize,
@@ -69,6 +72,8 @@ impl Kind {
             2 => self.pinned_life(),
             1 => self.limits(),
         ];
+        let scene =
+            if self.captures { prop_oneof![7 => scene, 2 => self.capture()].boxed() } else { scene.boxed() };
         let schedule = prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64];
         (schedule, prop::collection::vec(scene, 1..self.scenes)).prop_map(move |(schedule, scenes)| Program {
             schedule,
@@ -83,7 +88,7 @@ impl Kind {
 
     fn any_step(self) -> impl Strategy<Value = Step> {
         let verbs = prop::strategy::Union::new_weighted(
-            VERBS.iter().map(|&(weight, verb)| (weight, Just(verb))).collect(),
+            VERBS.iter().filter(|v| v.0 > 0).map(|&(weight, verb)| (weight, Just(verb))).collect(),
         );
         (0..self.threads, verbs, any::<[u8; 3]>(), self.fault())
             .prop_map(|(thread, verb, [a, b, c], fault)| Step { thread, verb, a, b, c, fault })
@@ -128,6 +133,36 @@ impl Kind {
         (0..self.threads, 0..3_u8, self.fault()).prop_map(|(thread, a, fault)| {
             let limit = Step { thread, verb: Verb::Limit, a, b: 1, c: 0, fault };
             vec![Step { verb: Verb::Alloc, c: 6, fault: 0, ..limit }, limit, Step { b: 0, fault: 0, ..limit }]
+        })
+    }
+
+    /// A capture, what is done beside it, perhaps by another thread, and its end. Or one that begins inside a call.
+    fn capture(self) -> impl Strategy<Value = Vec<Step>> {
+        let between = prop_oneof![
+            3 => prop::collection::vec(self.any_step(), 1..4),
+            3 => self.life(),
+            1 => self.pinned_life(),
+            1 => self.limits(),
+        ];
+        let what = (0..self.threads, any::<[u8; 3]>(), 0..8_u8, self.fault());
+        (what, between).prop_map(|((thread, [a, b, c], end, fault), between)| {
+            let step = |verb, a, b, c, fault| Step { thread, verb, a, b, c, fault };
+            if end == 7 {
+                // On a stream that all know, which freed what another one wants.
+                let (door, on) = (a % 3, 8 + b % 2);
+                let mut steps =
+                    vec![step(Verb::Permanent, door, on, 0, 0), step(Verb::Alloc, door, on, 6, 0)];
+                steps.push(step(Verb::Free, 0, 0, 0, 0));
+                steps.push(step(Verb::CaptureMeanwhile, door, on, c, fault));
+                return steps;
+            }
+            let mut steps = vec![step(Verb::Capture, a, b, c, 0)];
+            steps.extend(between);
+            // Some stay open to the program's end, or until another step ends them.
+            if end > 0 {
+                steps.push(step(Verb::CaptureEnds, 255, end, 0, 0));
+            }
+            steps
         })
     }
 

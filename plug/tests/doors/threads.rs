@@ -11,6 +11,8 @@ type Shared = Arc<Mutex<World>>;
 
 enum Order {
     Do(Step),
+    /// Ends the captures that only this thread may end.
+    Leave,
     End,
 }
 
@@ -36,6 +38,7 @@ impl Worker {
                 let mut world = world.lock().expect("nothing went wrong");
                 match order {
                     Order::Do(step) => world.step(step, here),
+                    Order::Leave => world.leave(here),
                     Order::End => world.end(here),
                 }
                 drop(world);
@@ -73,6 +76,7 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
             println!("// thread {slot}");
         }
         if step.verb == Verb::ThreadEnds {
+            workers[slot].give(Order::Leave);
             let fresh = Worker::new(&world);
             let ending = std::mem::replace(&mut workers[slot], fresh);
             let thread = ending.number;
@@ -82,6 +86,9 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
         } else {
             workers[slot].give(Order::Do(step));
         }
+    }
+    for worker in &workers {
+        worker.give(Order::Leave);
     }
     workers[0].give(Order::End);
     workers.into_iter().for_each(Worker::end);

@@ -92,9 +92,23 @@ impl World {
         Ok(())
     }
 
-    /// Whether a stream is recording, its capture destroyed or not.
+    /// Whether a stream is recording, its capture destroyed or not. The legacy default stream is as good as that while a
+    /// blocking stream is: a driver answers the question with code 906, and that capture lives.
     pub(super) fn is_capturing(&self, key: StreamKey) -> bool {
-        self.stream(key).capture.is_some()
+        self.stream(key).capture.is_some() || self.captured_by_blocking(key).is_some()
+    }
+
+    /// The capture of a blocking stream that an operation on this one, the legacy default stream, would destroy.
+    fn captured_by_blocking(&self, key: StreamKey) -> Option<u32> {
+        let s = self.stream(key);
+        if s.kind != StreamKind::LegacyDefault {
+            return None;
+        }
+        let blocking = |k: &StreamKey| {
+            self.streams[k.0 as usize].as_ref().is_some_and(|s| s.kind != StreamKind::NonBlocking)
+        };
+        let hit = self.captures.iter().find(|c| c.device == s.device && c.streams.iter().any(blocking));
+        hit.map(|c| c.key)
     }
 
     /// A call that a global capture does not survive: it fails, and the captures of this device are lost.
@@ -143,20 +157,13 @@ impl World {
             c.operations += 1;
             return Ok(true);
         }
-        if s.kind == StreamKind::LegacyDefault {
-            let device = s.device;
-            let blocking = |k: &StreamKey| {
-                self.streams[k.0 as usize].as_ref().is_some_and(|s| s.kind != StreamKind::NonBlocking)
-            };
-            let hit = self.captures.iter().find(|c| c.device == device && c.streams.iter().any(blocking));
-            if let Some(capture) = hit.map(|c| c.key) {
-                self.invalidate_capture(capture);
-                return Err(refused(
-                    call,
-                    906,
-                    "the legacy default stream would wait for a capturing blocking stream: the capture is lost; use non-blocking streams",
-                ));
-            }
+        if let Some(capture) = self.captured_by_blocking(key) {
+            self.invalidate_capture(capture);
+            return Err(refused(
+                call,
+                906,
+                "the legacy default stream would wait for a capturing blocking stream: the capture is lost; use non-blocking streams",
+            ));
         }
         Ok(false)
     }

@@ -10,11 +10,30 @@ use millpond::driver::Fences;
 use millpond::driver::sim::Sim;
 use std::ffi::c_uint;
 
+/// The calling thread's default stream; below are the two values of the legacy one.
+const PER_THREAD: u64 = 2;
+/// Work on the legacy stream would end somebody's capture.
+const IMPLICIT: u32 = 906;
+
 /// For a call that destroys captures unless its thread is relaxed, and of which the simulated device knows nothing. A
 /// query is such a call, and of an event never recorded it does nothing else.
 pub(crate) fn forbid(sim: &Sim) -> Outcome {
     sim.query(&sim.create_event()?)?;
     Ok(())
+}
+
+/// Whether a stream is recording. Of the legacy default stream beside a blocking stream that is, the answer is an error, and
+/// harms nothing.
+fn asked(value: u64) -> Outcome<bool> {
+    let (sim, _, on) = stream(value)?;
+    let capturing = sim.is_capturing(&on)?;
+    if capturing && value < PER_THREAD {
+        return Err(Fail::new(
+            IMPLICIT,
+            "a blocking stream captures: work on the legacy stream would destroy that",
+        ));
+    }
+    Ok(capturing)
 }
 
 driver_calls! {
@@ -35,13 +54,11 @@ driver_calls! {
     }
     /// Whether a stream is recording: 0 no, 1 yes, a destroyed recording included until it is ended. Harmless at any time.
     fn cuStreamIsCapturing(value: u64, status: Out<c_uint>) {
-        let (sim, _, on) = stream(value)?;
-        status.put(c_uint::from(sim.is_capturing(&on)?))
+        status.put(c_uint::from(asked(value)?))
     }
     /// As `cuStreamIsCapturing`, with a number of the capture; what it depends on is not told.
     fn cuStreamGetCaptureInfo_v2(value: u64, status: Out<c_uint>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, count: Out<usize>) {
-        let (sim, _, on) = stream(value)?;
-        let capturing = sim.is_capturing(&on)?;
+        let capturing = asked(value)?;
         status.put(c_uint::from(capturing))?;
         id.put_if_wanted(if capturing { value | 1 << 63 } else { 0 });
         graph.put_if_wanted(0);

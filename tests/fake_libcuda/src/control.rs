@@ -5,8 +5,8 @@
 
 use crate::door::{Code, is_sticky};
 use crate::raw::Text;
-use crate::state::{State, state};
-use millpond::driver::sim::Schedule;
+use crate::state::{State, state, stream};
+use millpond::driver::sim::{Call, Schedule};
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
@@ -111,9 +111,20 @@ control_calls! {
     fn millpond_fake_attribute(attribute: c_uint, value: c_int) {
         state().attributes.insert(attribute, value);
     }
-    /// Takes planted faults back; a lost context stays lost.
+    /// A capture begins on a stream of the current context right behind the `nth` question from now on whether some stream
+    /// captures, as another thread may begin one; 1 is the next.
+    fn millpond_fake_capture_behind(nth: u64, value: u64) {
+        if let Ok((sim, _, on)) = stream(value) {
+            let _ = sim.capture_behind(Call::StreamIsCapturing, nth.max(1), &on);
+        }
+    }
+    /// Takes planted faults back, and captures that have not begun; a lost context stays lost.
     fn millpond_fake_clear_faults() {
         state().faults = crate::state::Faults::default();
+        let sims = state().sims.clone();
+        if let Some(sim) = sims.first() {
+            sim.clear_faults();
+        }
     }
     /// The version that the driver says it is.
     fn millpond_fake_driver_version(version: c_uint) {

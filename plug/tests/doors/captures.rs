@@ -1,0 +1,246 @@
+//! Captures of the program's own, beside all that its threads do meanwhile. None may end but by what the header says ends it: a
+//! call that waits for the device, and that only if it cannot see the capture.
+
+use super::{Here, SLOTS, World};
+use crate::driver;
+use crate::model::{Named, Stats, Who};
+use crate::program::{Step, Verb};
+use millpond_plug::status::MillpondStatus as Status;
+use std::ptr::null_mut;
+
+/// The modes: global, of the thread, relaxed. The last is anybody's to end.
+const RELAXED: u32 = 2;
+/// A driver that does not do these cannot be asked who captures, nor told to spare captures: then they may end.
+const SPARING: [&str; 2] = ["cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"];
+
+/// A capture that is open.
+#[derive(Clone, Debug)]
+pub(crate) struct Capture {
+    origin: Named,
+    /// A stream that joined it.
+    forked: Option<Named>,
+    device: usize,
+    mode: u32,
+    thread: u32,
+    /// The legacy default stream would wait for it, which it does not survive.
+    blocking: bool,
+    /// The program did what may end it.
+    may_be_lost: bool,
+}
+
+impl Capture {
+    fn has(&self, who: Who) -> bool {
+        self.origin.who == who || self.forked.is_some_and(|f| f.who == who)
+    }
+    fn is_ended_by(&self, here: Here) -> bool {
+        match self.origin.who {
+            Who::PerThread(thread, _) => thread == here.thread,
+            _ => self.mode == RELAXED || self.thread == here.thread,
+        }
+    }
+}
+
+impl World {
+    /// Whether the program may put nothing on a stream but what is to be captured, and no allocator may take it.
+    pub(super) fn captures(&self, stream: Named) -> bool {
+        self.captures.iter().any(|c| match stream.who {
+            Who::Legacy(device) => c.blocking && c.device == device,
+            who => c.has(who),
+        })
+    }
+
+    /// Whether there may be a capture on the device.
+    pub(super) fn somebody_captures(&self, device: usize) -> bool {
+        self.mail.is_some() || self.captures.iter().any(|c| c.device == device)
+    }
+
+    /// What a call of an allocation's that names a stream answers.
+    pub(super) fn answers(&self, open: bool, stream: Named, home: Named) -> &'static [Status] {
+        match (open, self.captures(stream)) {
+            (false, _) => &[Status::UnknownAllocator],
+            (true, false) => &[Status::Ok],
+            // Its own stream may not have to be asked anything.
+            (true, true) if stream.who == home.who => &[Status::Capturing, Status::Ok],
+            (true, true) => &[Status::Capturing],
+        }
+    }
+
+    /// What a call that waits for the device answers. A capture there is lost, if no stream that this allocator can ask is in
+    /// it; of other devices, if something that has ended may be owed there.
+    pub(super) fn waits_for_devices(&mut self, door: usize, fault: u8) -> Status {
+        let (device, open) = (self.doors[door].device, self.doors[door].open);
+        if !open {
+            return Status::UnknownAllocator;
+        }
+        let declared = &self.doors[door].declared;
+        let seen = self.captures.iter().any(|c| c.device == device && declared.iter().any(|w| c.has(*w)));
+        let some = self.captures.iter().any(|c| c.device == device);
+        let ended: Vec<usize> = self.doors.iter().filter(|d| !d.open).map(|d| d.device).collect();
+        for capture in &mut self.captures {
+            // A question that fails tells nothing.
+            let lost =
+                if capture.device == device { !seen || fault > 0 } else { ended.contains(&capture.device) };
+            capture.may_be_lost |= lost;
+        }
+        if some { Status::Capturing } else { Status::Ok }
+    }
+
+    /// A driver call that was to spare captures failed.
+    pub(super) fn deafened(&mut self, call: &str) {
+        if SPARING.contains(&call) {
+            self.captures.iter_mut().for_each(|c| c.may_be_lost = true);
+        }
+    }
+
+    /// Runs what no capture survives, if there is none.
+    pub(super) fn beside_no_capture(&mut self, run: impl FnOnce(&mut World)) {
+        let mail = self.mail.clone();
+        let others = mail.as_ref().map(|m| m.captures.lock().expect("nothing went wrong"));
+        if self.captures.is_empty() && others.as_ref().is_none_or(|n| **n == 0) {
+            run(self);
+        }
+    }
+
+    /// Begins a capture, perhaps with a second stream, and puts something into it.
+    pub(super) fn capture(&mut self, a: u8, b: u8, c: u8, here: Here) {
+        let device = usize::from(b >= 224);
+        driver::bind(self.contexts[device]);
+        // The legacy stream cannot.
+        let origin = self.stream(if a % 8 == 6 { a - 6 } else { a }, device, here);
+        let blocking = self.is_blocking(origin);
+        // What others that run at once do on the legacy stream is not known.
+        if self.captures(origin) || self.captures.len() > 2 || blocking && self.mail.is_some() {
+            return;
+        }
+        let mode = u32::from(b) % 3;
+        say!(self, "cuStreamBeginCapture({origin}, {mode});");
+        if let Some(mail) = self.mail.clone() {
+            *mail.captures.lock().expect("nothing went wrong") += 1;
+        }
+        driver::begin_capture(origin.raw(), mode);
+        let thread = here.thread;
+        let capture = Capture { origin, forked: None, device, mode, thread, blocking, may_be_lost: false };
+        self.captures.push(capture);
+        let slot = if device == 1 { 3 } else { (usize::from(a) + 1) % 3 };
+        if c.is_multiple_of(2)
+            && let Some(other) = self.streams[slot].map(|m| m.named)
+            && !self.captures(other)
+            && !(self.mail.is_some() && self.is_blocking(other))
+        {
+            let event = self.event(origin);
+            self.wait(other, &[event]);
+            let blocking = self.is_blocking(other);
+            let capture = self.captures.last_mut().expect("it began");
+            capture.forked = Some(other);
+            capture.blocking |= blocking;
+        }
+        if c % 4 < 2 {
+            let last = self.captures.last().expect("it began");
+            let on = last.forked.unwrap_or(origin);
+            let own = self.scratch(512, device);
+            say!(self, "cuMemsetD8Async(own, 1, 512, {on});");
+            driver::set(own, 1, 512, on.raw());
+        }
+    }
+
+    fn is_blocking(&self, stream: Named) -> bool {
+        self.streams.iter().flatten().find(|m| m.named.who == stream.who).is_none_or(|m| m.blocking)
+    }
+
+    /// Ends one of the captures that this thread may end; then all that was held back comes back with a synchronise.
+    pub(super) fn end_one(&mut self, a: u8, b: u8, here: Here) {
+        let ended: Vec<usize> =
+            (0..self.captures.len()).filter(|&n| self.captures[n].is_ended_by(here)).collect();
+        let Some(n) = super::pick(ended.len(), a) else { return };
+        let device = self.captures[ended[n]].device;
+        self.end_capture(ended[n]);
+        if b.is_multiple_of(2) || self.mail.is_some() || !self.captures.is_empty() {
+            return;
+        }
+        for door in 0..self.doors.len() {
+            if self.doors[door].open && self.doors[door].device == device {
+                let sync = Step { thread: 0, verb: Verb::Sync, a: 0, b: 0, c: 0, fault: 0 };
+                let Some(slot) = self.slots.iter().position(|d| *d == door) else { continue };
+                self.manage(Step { a: slot as u8, ..sync });
+                let stats = Stats::of(self.doors[door].number);
+                assert_eq!(stats.total("held_back"), 0, "the device is quiet: {stats}");
+            }
+        }
+    }
+
+    fn end_capture(&mut self, n: usize) {
+        let Capture { origin, forked, device, may_be_lost, .. } = self.captures[n].clone();
+        driver::bind(self.contexts[device]);
+        if let Some(forked) = forked.filter(|_| !may_be_lost) {
+            let event = self.event(forked);
+            self.wait(origin, &[event]);
+        }
+        let mut graph = null_mut();
+        say!(self, "cuStreamEndCapture({origin}, &graph);");
+        let code = driver::end_capture(origin.raw(), &raw mut graph);
+        assert!(code == 0 || may_be_lost, "the capture on {origin} was ended: {code}, {}", driver::refusal());
+        if code == 0 {
+            driver::destroy_graph(graph);
+        }
+        self.captures.remove(n);
+        if let Some(mail) = self.mail.clone() {
+            *mail.captures.lock().expect("nothing went wrong") -= 1;
+        }
+    }
+
+    /// Ends the captures that this thread may end, and so those that only it may.
+    pub(crate) fn leave(&mut self, here: Here) {
+        while let Some(n) = self.captures.iter().position(|c| c.is_ended_by(here)) {
+            self.end_capture(n);
+        }
+    }
+
+    /// Whether a stream captures nothing any more, so that it can be destroyed.
+    pub(super) fn released(&mut self, slot: usize, here: Here) -> bool {
+        let Some(made) = self.streams[slot].filter(|m| !m.permanent) else { return true };
+        let Some(n) = self.captures.iter().position(|c| c.has(made.named.who)) else { return true };
+        let ours = self.captures[n].is_ended_by(here);
+        if ours {
+            self.end_capture(n);
+        }
+        ours
+    }
+
+    /// A capture begins while a call is under way that names another stream: right behind one of its questions. Not on a
+    /// stream that was not declared, which nobody asks, nor on a blocking one: what comes of these is said in the header.
+    pub(super) fn capture_meanwhile(&mut self, a: u8, b: u8, c: u8, fault: u8, here: Here) {
+        let slot = usize::from(a) % SLOTS;
+        let door = self.slots[slot];
+        let (device, open) = (self.doors[door].device, self.doors[door].open);
+        let on = if device == 1 { 3 } else { usize::from(b) % 3 };
+        let Some(made) = self.streams[on].filter(|m| m.permanent && !m.blocking) else { return };
+        let origin = made.named;
+        let other = self.stream(c, device, here);
+        let apart = other.who != origin.who && !self.captures(other) && !self.captures(origin);
+        if !open || !apart || !self.doors[door].declared.contains(&origin.who) {
+            return;
+        }
+        driver::bind(self.contexts[device]);
+        say!(self, "// behind a question of the next call: cuStreamBeginCapture({origin}, {RELAXED});");
+        driver::capture_behind(1 + u64::from(c) / 64 % 2, origin.handle as u64);
+        let (mode, thread) = (RELAXED, here.thread);
+        let capture =
+            Capture { origin, forked: None, device, mode, thread, blocking: false, may_be_lost: false };
+        self.captures.push(capture);
+        if c % 16 < 4 || slot == 3 {
+            self.manage(Step { thread: 0, verb: Verb::Trim, a, b, c, fault });
+        } else {
+            // A large one: what the other stream freed would serve it.
+            self.alloc(a, c, 7, fault, here);
+        }
+        driver::clear_faults();
+        driver::bind(self.contexts[device]);
+        let mut state = 0;
+        driver::capture_state(origin.raw(), &raw mut state);
+        if state == 0 {
+            say!(self, "// it did not begin");
+            let n = self.captures.iter().position(|c| c.has(origin.who)).expect("pushed above");
+            self.captures.remove(n);
+        }
+    }
+}
