@@ -7,7 +7,10 @@
 
 #![cfg(shuttle)]
 
-// It plants bugs, and `.ci/shuttle` builds what can.
+// They plant bugs, and `.ci/shuttle` builds what can.
+#[cfg(millpond_mutants)]
+#[path = "threads_shuttle/ends.rs"]
+mod ends;
 #[cfg(millpond_mutants)]
 #[path = "threads_shuttle/operands.rs"]
 mod operands;

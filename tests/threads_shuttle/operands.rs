@@ -85,14 +85,14 @@ fn config() -> Shuttle {
 }
 
 /// Runs a program under every schedule with at most so many preemptions: how many there are.
-fn every_schedule(preemptions: usize, program: fn()) -> usize {
+pub(super) fn every_schedule(preemptions: usize, program: fn()) -> usize {
     let tried = Arc2::default();
     Runner::new(Preempting::new(preemptions, &tried), config()).run(program);
     tried.load(Ordering::Relaxed) - 1
 }
 
 /// Whether a search convicts a bug. All threads of a program are one thread of the machine, for which it is planted.
-fn convicts<R>(bug: Bug, search: impl FnOnce() -> R) -> bool {
+pub(super) fn convicts<R>(bug: Bug, search: impl FnOnce() -> R) -> bool {
     let _planted = mutant::plant(Some(bug));
     catch_unwind(AssertUnwindSafe(search)).is_err()
 }
