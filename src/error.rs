@@ -61,9 +61,10 @@ impl DriverError {
         self.kind == DriverErrorKind::OutOfMemory
     }
     /// Whether it says something of one stream, and nothing of any other: the stream captures, or a capture took its event, or it is
-    /// gone.
+    /// gone. Not that the whole context is (201), which has the same kind.
     pub(crate) fn is_of_one_stream(&self) -> bool {
-        matches!(self.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle)
+        let gone = self.kind == DriverErrorKind::InvalidHandle && self.code != 201;
+        gone || self.kind == DriverErrorKind::Capturing
     }
     /// Whether nothing will work again in this process.
     pub fn is_context_lost(&self) -> bool {

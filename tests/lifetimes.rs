@@ -15,6 +15,8 @@ mod captures;
 mod default_streams;
 #[path = "lifetimes/disturbed.rs"]
 mod disturbed;
+#[path = "lifetimes/hidden.rs"]
+mod hidden;
 #[path = "lifetimes/knobs.rs"]
 mod knobs;
 #[path = "lifetimes/orders.rs"]

@@ -22,7 +22,7 @@ use worlds::ranges::Ranges;
 const WITHIN: usize = 10_000;
 
 /// Independent searches for each bug, an odd number: the median counts.
-const SEARCHES: u64 = 3;
+const SEARCHES: u64 = 7;
 
 /// Bugs that random programs do not look for, and why.
 const DIRECTED_ONLY: &[(Bug, &str)] = &[

@@ -9,7 +9,7 @@ use super::entry::Range;
 use super::hands::Hand;
 use super::lenders::{ASKED, Candidates};
 use super::miss::{Miss, Step};
-use super::pool::{Handed, Pool, Watch};
+use super::pool::{Handed, Pool, PoolState, Watch};
 use super::registry::{CONTEXT, QUESTIONS};
 use super::shared::Core;
 use super::undo::Undo;
@@ -45,11 +45,19 @@ struct Guest {
 
 impl<'a, D: Driver> Miss<'a, D> {
     /// Rung 2: a free range of another pool that is complete, or that this stream is ordered after already.
+    /// Small requests leave large ranges alone as long as the pool may grow.
     pub(crate) fn lend(&mut self) -> Option<Handed> {
+        self.lend_of(if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL })
+    }
+
+    /// Rung 2, once growth was refused: a small request takes large segments' space too.
+    pub(crate) fn lend_across(&mut self) -> Option<Handed> {
+        if self.want.kind == Kind::Small { self.lend_of(&Kind::ALL[1..]) } else { None }
+    }
+
+    fn lend_of(&mut self, kinds: &[Kind]) -> Option<Handed> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
-        // Small requests leave large ranges alone as long as the pool may grow.
-        let kinds = if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL };
         let Candidates { mut first, more, in_order, to_ask } =
             self.core.lenders.of(kinds, self.want.len.0, self.pool.line.id, &clock);
         // Each climb begins with others, because it does not ask about all of them.
@@ -57,7 +65,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % first.len();
             first.rotate_left(from);
         }
-        let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED);
+        let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
         let mut lend = |number, questions: &mut usize| self.lend_from(number, kinds, &clock, questions);
         if let Some(handed) = first.into_iter().find_map(|number| lend(number, &mut questions)) {
             return Some(handed);
@@ -110,8 +118,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
-        if let Some((entry, _hand)) = self.take_in_flight(self.pool, &waitable) {
-            // What it waits for may not be to be waited for at the moment: another pool's memory may.
+        // What a range waits for may not be to be waited for at the moment: another range, or another pool's memory, may.
+        while let Some((entry, _hand)) = self.take_in_flight(self.pool, &waitable) {
             let step = self.own_in_flight(&entry)?;
             if step.is_some() {
                 return Ok(step);
@@ -122,7 +130,9 @@ impl<'a, D: Driver> Miss<'a, D> {
             if !waitable.by_streams(from.line.id) {
                 continue;
             }
-            let found = self.cut_free(&from, &Kind::ALL, |_, epoch| waitable.is_orderable(&from.line, epoch));
+            let found = self.cut_free(&from, &Kind::ALL, |_, epoch| {
+                !self.refused_on.contains(&from.line.id) && waitable.is_orderable(&from.line, epoch)
+            });
             if let Some((cut, _hand)) = found {
                 let stamp = Pending { on: from.line.id, epoch: cut.stamp };
                 let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
@@ -137,7 +147,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 put_back.forget();
                 return Ok(Some(self.settle(&from, &guest)));
             }
-            if !free_only && let Some((entry, _hand)) = self.take_in_flight(&from, &waitable) {
+            while !free_only && let Some((entry, _hand)) = self.take_in_flight(&from, &waitable) {
                 let step = self.foreign_in_flight(&from, entry)?;
                 if step.is_some() {
                     return Ok(step);
@@ -213,18 +223,26 @@ impl<'a, D: Driver> Miss<'a, D> {
         let found = {
             let seen = self.core.registry.seen();
             kinds.clone().find_map(|kind| {
-                let want = Want { kind, ..self.want };
-                state.heap.find(&want, STEPS, |stamp| accept(&seen, stamp) || (closed && planted!(Z7)))
+                let (want, steps) = (Want { kind, ..self.want }, self.steps(state, kind));
+                state.heap.find(&want, steps, |stamp| accept(&seen, stamp) || (closed && planted!(Z7)))
             })
         };
         let Some(found) = found else {
-            kinds.for_each(|kind| from.looked_at_in_vain(state, kind, STEPS));
+            for kind in kinds {
+                let steps = self.steps(state, kind);
+                from.looked_at_in_vain(state, kind, self.want.len, steps);
+            }
             return None;
         };
         let cut = state.cut(found.chunk, found.offset, self.portion(found.len));
         state.counters.lends_out += 1;
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
         Some((cut, self.hand()))
+    }
+
+    /// How many free ranges of a pool are looked at: all, by who is about to say that there is no memory.
+    fn steps(&self, state: &PoolState, kind: Kind) -> usize {
+        if self.thorough { usize::MAX } else { state.steps(kind, STEPS) }
     }
 
     /// The guest enters our pool and serves us, in one hold of the lock.
@@ -256,10 +274,12 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// independent streams still use are left alone.
     fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<'_, D>) -> Option<(Entry, Hand<'a>)> {
         let mut state = from.lock();
-        let entry = state.in_flight.take_at_least(self.needed(), STEPS, |entry| {
+        let steps = if self.thorough { usize::MAX } else { STEPS };
+        let entry = state.in_flight.take_at_least(self.needed(), steps, |entry| {
             let home = Pending { on: from.line.id, epoch: entry.home };
             let at_home = from.number == self.pool.number;
-            entry.uses.iter().all(|&p| waitable.orderable(p)) && (at_home || waitable.orderable(home))
+            let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
+            entry.uses.iter().all(|&p| orderable(p)) && (at_home || orderable(home))
         })?;
         Some((entry, self.hand()))
     }
@@ -329,7 +349,11 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
         for &p in pending {
             let core = self.core;
-            if core.registry.order_after(&core.driver, &self.pool.line, p)?.is_some() {
+            let ordered = core.registry.order_after(&core.driver, &self.pool.line, p);
+            if ordered.is_err() {
+                self.refused_on.push(p.on);
+            }
+            if ordered?.is_some() {
                 self.pool.lock().counters.waits_inserted += 1;
                 if core.is_recording() {
                     let on = core.registry.line(p.on).filter(|l| l.id != CONTEXT).map(|l| l.info.id);

@@ -36,7 +36,8 @@ use hashbrown::HashMap;
 use news::News;
 use std::collections::BTreeSet;
 
-/// With no more pools than this, none begins to stand aside: each is looked at.
+/// With no more pools than this, none begins to stand aside: each is looked at. One that stands aside while some of it is complete
+/// counts twice.
 const FEW: usize = 64;
 /// So many are named at once, of many.
 const PAGE: usize = 16;

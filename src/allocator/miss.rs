@@ -31,12 +31,13 @@ use super::shared::{Core, lost};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Want};
-use crate::order::Pending;
+use crate::order::{Pending, TimelineId};
 use crate::report::{Ladder, Rung};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
 use core::time::Duration;
+use smallvec::SmallVec;
 
 /// The ladder is climbed so often for one request before time counts: while others make progress and patience is left, a
 /// request that loses every race for what they free goes on.
@@ -79,6 +80,10 @@ pub(crate) struct Miss<'a, D: Driver> {
     frees: u64,
     /// The last thing the driver refused.
     pub(crate) refusal: Option<DriverError>,
+    /// Timelines that no wait could be inserted for, in this round.
+    pub(crate) refused_on: SmallVec<[TimelineId; 4]>,
+    /// This round decides whether there is no memory: all is looked at.
+    pub(crate) thorough: bool,
     /// Why memory was passed over that a stream holds: somebody captures on it, or it is gone.
     passed_over: Option<DriverError>,
 }
@@ -112,6 +117,8 @@ impl<D: Driver> Core<D> {
             stamps_due: true,
             frees: 0,
             refusal: None,
+            refused_on: SmallVec::new(),
+            thorough: false,
             passed_over: None,
         };
         let served = miss.climb();
@@ -172,8 +179,8 @@ impl<'a, D: Driver> Miss<'a, D> {
                 }
                 break;
             }
-            // What the driver refused before others made progress says nothing of this round.
-            self.refusal = None;
+            self.refused_on.clear();
+            self.thorough = checking;
             let mut progress = false;
             let (landed, own) = (self.core.hands.landed(), self.own.get());
             rung!(self.fold, self.fold());
@@ -183,6 +190,9 @@ impl<'a, D: Driver> Miss<'a, D> {
             rung!(self.grow, self.grow(policy == Policy::Footprint));
             // Growth was refused: now the other kind's space serves small requests too.
             rung!(self.fold, Ok::<_, Error>(self.search(true)));
+            if reuse != Reuse::Never && self.want.kind == Kind::Small {
+                rung!(self.lend, Ok::<_, Error>(self.lend_across()));
+            }
             if reuse == Reuse::WithWaits {
                 rung!(self.lend_with_wait, self.lend_with_wait());
             }
@@ -213,6 +223,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
             if callbacks < CALLBACKS && self.callback() {
                 callbacks += 1;
+                // What stood in the way may not any more.
+                self.passed_over = None;
                 continue;
             }
             break;
@@ -357,8 +369,11 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
             match core.registry.wait_host(&core.driver, p, left) {
                 Ok(done) => *progress |= done,
-                // Nobody can wait for what a capturing stream holds; the others go on.
-                Err(e) if e.is_of_one_stream() => drop(self.one_refused(e)?),
+                // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
+                Err(e) if e.is_of_one_stream() => {
+                    self.one_refused(e)?;
+                    *progress |= self.wait_for_covered(p, left);
+                }
                 Err(e) => return self.refused(e),
             }
         }
@@ -367,6 +382,16 @@ impl<'a, D: Driver> Miss<'a, D> {
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
         *progress |= self.drain_all();
         if *progress { Ok(self.again()) } else { Ok(None) }
+    }
+
+    /// A stream that cannot be marked now may have been marked before.
+    fn wait_for_covered(&self, pending: Pending, limit: Duration) -> bool {
+        let (core, on) = (self.core, pending.on);
+        let Some(epoch) = core.registry.line(on).map(|line| line.covered()) else { return false };
+        let before = Pending { on, epoch };
+        epoch < pending.epoch
+            && !core.registry.all_complete(&[before])
+            && core.registry.wait_host(&core.driver, before, limit).unwrap_or(false)
     }
 
     /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.

@@ -216,6 +216,11 @@ impl PoolState {
         cuts
     }
 
+    /// How many free ranges of a kind another pool's miss looks at, which begins with `steps`.
+    pub(super) fn steps(&self, kind: Kind, steps: usize) -> usize {
+        steps << self.in_vain[kind as usize]
+    }
+
     /// The other kind's space: only before the pool would grow.
     pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Handed> {
         let taken = self.heap.take_across(want, asked)?;
@@ -327,21 +332,21 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// A search by another pool's miss, which looked at `steps` free ranges of a kind at most, found none that it may have. Each
-    /// time more of them are looked at, so that soon it is known of all what is complete.
-    pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, kind: Kind, steps: usize) {
+    /// A search by another pool's miss for `len`, which looked at `steps` free ranges of a kind at most, found none that it may
+    /// have. The next one looks at twice as many, until it is known what is complete of all that are long enough.
+    pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, kind: Kind, len: Granules, steps: usize) {
         self.tighten_longest(state);
         let lenders = &self.core.lenders;
         if !lenders.are_many(kind) {
             return;
         }
         let k = kind as usize;
-        let steps = steps << state.in_vain[k];
         let complete = self.line.seen();
         let ripe = state.heap.ripe(kind, steps, complete);
+        let known = ripe.longest < len;
         let aside = lenders.set_aside(self.number, kind, &self.line, state.longest[k], ripe, complete);
         state.aside[k] |= aside;
-        state.in_vain[k] = if aside { 0 } else { (state.in_vain[k] + 1).min(IN_VAIN) };
+        state.in_vain[k] = if aside && known { 0 } else { (state.in_vain[k] + 1).min(IN_VAIN) };
     }
 
     /// What entered may be complete: other pools' misses are to look again.

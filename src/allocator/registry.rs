@@ -120,9 +120,9 @@ impl<D: Driver> Seen<'_, D> {
     }
 }
 
-/// A driver call on a stream that the line has let go.
+/// A driver call on a stream that the line has let go: a mistake of ours, which no request passes over.
 fn gone(call: &'static str) -> DriverError {
-    DriverError::new(call, 400, DriverErrorKind::InvalidHandle, "the stream was destroyed")
+    DriverError::new(call, 400, DriverErrorKind::Other, "the stream was destroyed")
 }
 
 impl<D: Driver> Registry<D> {
@@ -526,7 +526,7 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn close(&self, driver: &D, line: &Line<D>, may_wait: bool) -> DriverResult<bool> {
         let means = Means::of(driver, line, Named::No);
         if means == Means::Nothing {
-            return Ok(self.close_unmarked(line));
+            return Ok(self.close_unmarked(driver, line));
         }
         let event = self.watch(self.events.take(driver));
         let (native, reserved) = {
@@ -578,11 +578,13 @@ impl<D: Driver> Registry<D> {
 
     /// Closes a line that nobody can mark, with no driver call. Every stamp of it was loaded by now: those that no marker covers are
     /// complete when the program synchronises, as is the number that is its last then.
-    fn close_unmarked(&self, line: &Line<D>) -> bool {
+    fn close_unmarked(&self, driver: &D, line: &Line<D>) -> bool {
         let native = {
             let mut state = line.state.lock();
             let idle = line.pools.load(Ordering::Acquire) == 0 && line.open.load(Ordering::Acquire) == 0;
-            if !idle || state.closing {
+            // Somebody may have come by a reference that lasts, and be gone again: what was freed meanwhile wants a marker, and
+            // raised an errand for it.
+            if !idle || state.closing || Means::of(driver, line, Named::No) != Means::Nothing {
                 return false;
             }
             let native = state.native.take();

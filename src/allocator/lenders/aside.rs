@@ -22,7 +22,7 @@ pub(super) struct Place {
     pub(super) line: TimelineId,
     /// The bound on its longest free range.
     pub(super) longest: u32,
-    /// What is complete of it: no more than `ripe.longest`, and less after it shrank.
+    /// No complete range of it is longer.
     pub(super) complete: u32,
     ripe: Ripe,
     /// The stamps of what became free since are at least this.

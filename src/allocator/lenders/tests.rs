@@ -382,7 +382,9 @@ fn a_pool_with_many_pending_ranges_stands_aside_after_some_looks() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let gpu = Allocator::new(sim.clone(), Config::default().growth(Growth::Exact)).unwrap();
     let streams: Vec<_> = (0..70).map(|_| gpu.stream().unwrap()).collect();
-    let of_each = |stream| (0..100).map(|_| gpu.alloc(4 * KIB, stream).unwrap()).collect();
+    // One that is longer than the others too: to know that it is pending is not enough.
+    let sizes = |n| if n == 0 { 64 * KIB } else { 4 * KIB };
+    let of_each = |stream| (0..100).map(|n| gpu.alloc(sizes(n), stream).unwrap()).collect();
     let blocks: Vec<Vec<_>> = streams.iter().map(of_each).collect();
     for (stream, blocks) in streams.iter().zip(&blocks) {
         sim.launch(stream.native(), Launch::new("write").writes(blocks[0].address(), 512)).unwrap();

@@ -233,7 +233,8 @@ impl<D: Driver> Registry<D> {
 
     /// Drains ranges in flight to the end. `drain` takes out what is over and says which uses the rest waits on; if `asks`, the
     /// device is asked about their timelines, each once, until [`QUESTIONS`] answers brought nothing. A range whose use is over
-    /// waits on its next one, so that it may take as many rounds as a range has uses.
+    /// waits on its next one, so that it may take as many rounds as a range has uses. A stream that cannot be asked about keeps
+    /// nobody else from it.
     ///
     /// # Errors
     /// The driver's; what was drained stays so.
@@ -243,12 +244,12 @@ impl<D: Driver> Registry<D> {
         asks: bool,
         mut drain: impl FnMut() -> Vec<Pending>,
     ) -> DriverResult<()> {
-        let (mut asked, mut questions) = (BTreeSet::new(), QUESTIONS);
+        let (mut asked, mut questions, mut refused) = (BTreeSet::new(), QUESTIONS, Ok(()));
         loop {
             let mut waiting = drain();
             waiting.retain(|p| asks && asked.insert(p.on));
             if waiting.is_empty() || questions == 0 {
-                return Ok(());
+                return refused;
             }
             // Of many timelines each call begins with others.
             let from = self.outstanding.turn.fetch_add(QUESTIONS as u32, Ordering::Relaxed) as usize;
@@ -256,7 +257,14 @@ impl<D: Driver> Registry<D> {
             waiting.rotate_left(from);
             for line in waiting.iter().filter_map(|p| self.line(p.on)) {
                 if questions > 0 {
-                    questions -= usize::from(self.fold(driver, &line)? == Some(false));
+                    match self.fold(driver, &line) {
+                        Ok(news) => questions -= usize::from(news == Some(false)),
+                        Err(e) if e.is_of_one_stream() => {
+                            questions -= 1;
+                            refused = refused.and(Err(e));
+                        }
+                        Err(e) => return Err(e),
+                    }
                 }
             }
         }
