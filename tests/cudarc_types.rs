@@ -17,124 +17,23 @@ mod host;
 mod random;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
+#[path = "cudarc_types/rig.rs"]
+mod rig;
+#[path = "cudarc_types/world.rs"]
+mod world;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchConfig, PushKernelArg,
-    result,
-};
+use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut, DeviceSlice, PushKernelArg, result};
+use millpond::driver::Driver;
 use millpond::driver::cuda::Cuda;
-use millpond::{Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Unavailable};
-use remote::{Fake, When};
-use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use millpond::{Allocator, Config, Error};
+use remote::Fake;
+use rig::*;
+use std::sync::Arc;
 
 /// Elements of an array: 256 KiB of `u32`.
 const WORDS: usize = 1 << 16;
 const BYTES: u64 = 4 << 16;
-
-type Words = DeviceArray<u32, Cuda>;
-
-/// A device to oneself.
-struct Rig {
-    cuda: Cuda,
-    ctx: Arc<CudaContext>,
-    fake: Option<Fake>,
-    _turn: MutexGuard<'static, ()>,
-}
-
-static TURN: Mutex<()> = Mutex::new(());
-
-fn rig() -> Option<Rig> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let fake = remote::fake(1 << 30, 2, When::Latest);
-    match Cuda::new(0) {
-        Ok(cuda) => {
-            Some(Rig { cuda, ctx: CudaContext::new(0).expect("cudarc's context"), fake, _turn: turn })
-        }
-        Err(why @ (Unavailable::DriverMissing { .. } | Unavailable::NoDevice { .. })) => {
-            // Past the test harness, which shows what a passing test prints to nobody.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
-            None
-        }
-        Err(why) => panic!("{why}"),
-    }
-}
-
-impl Rig {
-    /// An allocator with room for so many arrays and no more: the next one has to have the bytes of one that was freed.
-    fn room_for(&self, arrays: u64) -> Allocator<Cuda> {
-        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(arrays * BYTES));
-        Allocator::new(self.cuda.clone(), config).expect("an allocator")
-    }
-    /// Nothing was deferred, everything was given back and, where there is an oracle, lawful.
-    fn clean(self) {
-        assert_eq!(self.cuda.deferred(), Vec::new());
-        self.clean_but_for_errors();
-    }
-    fn clean_but_for_errors(self) {
-        assert_eq!(self.cuda.outstanding(), Vec::<String>::new());
-        let Rig { cuda, ctx, fake, _turn } = self;
-        drop((cuda, ctx));
-        if let Some(fake) = fake {
-            assert_eq!(fake.verdict(), None);
-            assert_eq!(fake.leaks(), None);
-        }
-    }
-}
-
-use millpond::driver::{Driver, Memory};
-
-/// How the allocator knows the streams that cudarc is given.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Whose {
-    Ours,
-    Adopted,
-    Unknown,
-}
-use Whose::{Adopted, Ours, Unknown};
-
-/// A stream for cudarc's calls, and what keeps it.
-struct Given {
-    theirs: Arc<CudaStream>,
-    ours: Option<Stream<Cuda>>,
-}
-
-fn given(rig: &Rig, gpu: &Allocator<Cuda>, whose: Whose) -> Given {
-    match whose {
-        Ours => {
-            let ours = gpu.stream().expect("a stream");
-            Given { theirs: ours.cudarc().expect("its alias"), ours: Some(ours) }
-        }
-        Adopted => {
-            let theirs = rig.ctx.new_stream().expect("a stream");
-            let ours = gpu.adopt(rig.cuda.adopt(Arc::clone(&theirs)).expect("adopted")).expect("a pool");
-            Given { theirs, ours: Some(ours) }
-        }
-        Unknown => Given { theirs: rig.ctx.new_stream().expect("a stream"), ours: None },
-    }
-}
-
-/// An array of sevens, by cudarc's copy on the array's own stream.
-fn sevens(gpu: &Allocator<Cuda>, on: &Stream<Cuda>) -> Words {
-    let mut array = gpu.uninit(WORDS, on).expect("an array");
-    on.cudarc().expect("its alias").memcpy_htod(&vec![7; WORDS], &mut array).expect("sent");
-    array
-}
-
-/// The next owner of freed bytes overwrites them, on the same stream.
-fn next_owner(gpu: &Allocator<Cuda>, on: &Stream<Cuda>, freed_at: u64) -> Words {
-    let mut array = gpu.uninit::<u32>(WORDS, on).expect("the next owner");
-    assert_eq!(array.address().0, freed_at, "it has the same bytes, or nothing is shown");
-    on.cudarc().expect("its alias").memset_zeros(&mut array).expect("filled");
-    array
-}
-
-fn read(on: &Arc<CudaStream>, array: &Words) -> Vec<u32> {
-    let back = on.clone_dtoh(array).expect("read back");
-    on.synchronize().expect("there");
-    back
-}
 
 #[test]
 fn cudarcs_calls_take_arrays_and_views_of_ours_and_wait_across_streams() {
@@ -500,29 +399,6 @@ fn an_alias_outlives_its_stream_and_the_allocator() {
         assert_eq!(destroyed() - before, 3 * u64::from(rig.fake.is_some()), "the lent one too");
     }
     rig.clean();
-}
-
-/// One of the house's kernels, as somebody would load it with cudarc: out[i] = first + i * step.
-fn iota(ctx: &Arc<CudaContext>) -> CudaFunction {
-    let module = ctx.load_module(include_str!("../kernels/iota.ptx").into()).expect("loaded");
-    module.load_function("millpond_iota_u32").expect("a kernel")
-}
-
-const GRID: LaunchConfig =
-    LaunchConfig { grid_dim: (256, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
-
-/// Queues `iota` by cudarc's builder on the guard's stream.
-fn count_up(kernel: &CudaFunction, from: u32, into: &mut Words, on: &Stream<Cuda>, forget: bool) {
-    let theirs = on.cudarc().expect("its alias");
-    let mut guard = into.write_on(on).expect("ordered");
-    let mut launch = theirs.launch_builder(kernel);
-    launch.arg(&mut guard).arg(&(WORDS as u64)).arg(&from).arg(&1_u32);
-    #[allow(unsafe_code, reason = "a launch")]
-    // SAFETY: iota takes an address, a length, the first number and the step; it writes so many elements.
-    unsafe { launch.launch(GRID) }.expect("launched");
-    if forget {
-        core::mem::forget(guard);
-    }
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! | `counting` | a host allocator that counts, on accounts |
 //! | `device` | the simulated device, whose memory is counted apart |
 //! | `run` | the loop and the judgement |
+//! | `judge` | what is compared, and by how much it may change; the soaks of the doors use it too |
 //! | `programs` | programs with a name, in one allocator that stays |
 //! | `readme` | the README's two, line by line |
 //! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
@@ -26,6 +27,8 @@ mod complete;
 mod counting;
 #[path = "soak/device.rs"]
 mod device;
+#[path = "soak/judge.rs"]
+mod judge;
 #[path = "soak/programs.rs"]
 mod programs;
 #[path = "soak/random.rs"]

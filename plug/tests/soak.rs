@@ -19,6 +19,8 @@ mod counting;
 #[path = "doors/driver.rs"]
 #[allow(dead_code, reason = "the random programs call more of it")]
 mod driver;
+#[path = "../../tests/soak/judge.rs"]
+mod judge;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
 
@@ -26,6 +28,7 @@ use counting::Account;
 use driver::{
     Handle, create_stream, destroy_stream, init, retain, set, set_current, synchronize, synchronize_stream,
 };
+use judge::{PERIOD, rounds};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use remote::{Fake, When};
 use std::ffi::{CStr, CString, c_char};
@@ -37,16 +40,6 @@ static COUNTED: counting::Counting = counting::Counting;
 
 const KIB: usize = 1 << 10;
 const GIB: u64 = 1 << 30;
-const PERIOD: u64 = 100;
-
-fn rounds() -> u64 {
-    let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
-    let rounds =
-        asked.map_or(10_000, |n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"));
-    assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
-    rounds
-}
-
 // The program's own calls of the driver.
 
 fn stream() -> Handle {

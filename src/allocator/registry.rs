@@ -386,9 +386,24 @@ impl<D: Driver> Registry<D> {
         self.watch(driver.wait(&native, &marker.event))?;
         let on = if planted!(WaitWrongLine) { TimelineId(on.0 + 1) } else { on };
         if !planted!(WaitUnlearnt) {
-            to.state.lock().timeline.waited(on, marker);
+            self.learnt(to, on, marker);
         }
         Ok(())
+    }
+
+    /// What a wait taught. A marker that its maker held while timelines left the table still names those, and would give them
+    /// to whoever waits for it, and so to all markers made there, for ever. A clock names each timeline once: one that is longer
+    /// than the table is rid of them.
+    fn learnt(&self, to: &Line<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
+        let named = {
+            let mut state = to.state.lock();
+            state.timeline.waited(on, marker);
+            state.timeline.clock().len()
+        };
+        let seen = self.seen();
+        if named > seen.0.by_id.len() {
+            to.state.lock().timeline.clock_mut().retire(&seen);
+        }
     }
 
     /// Blocks the host for at most `limit` until `pending` is complete. `false` when the time is over.

@@ -27,7 +27,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// **Ordering.** While it lives, its order between streams is cudarc's tracking, hazards included (DESIGN.md, cudarc's own
 /// types); two events are made for it. cudarc counts streams by `CudaContext` value: of one that is not the slice's own and is
-/// named to a copy or a fill, a stream is made and kept for as long as the slice lives, so that what is done there is tracked.
+/// named to a copy or a fill, a stream is made and kept for as long as both the slice and somebody else's reference to the value
+/// live, so that what is done there is tracked.
 /// (A launch asks nobody: on a stream of such a value it is the caller's to order, as `launch` is `unsafe`.) Its first use on any stream comes after the bytes' former life. Dropped, at any time
 /// and on any thread, its bytes are reused only behind everything that any stream of the context holds by then, because
 /// that tracking does not know all readers. So a [`DeviceArray`](crate::DeviceArray) comes back sooner and is ordered
@@ -196,13 +197,16 @@ impl Streams {
         let mut anchors = self.anchors.lock().unwrap_or_else(PoisonError::into_inner);
         if !anchors.iter().any(|anchor| Arc::ptr_eq(anchor.context(), context)) {
             anchors.push(self.cuda.anchor_in(context)?);
+            // A value that nobody else has got can name no stream any more: what was tracked in it stays recorded.
+            let over = anchors.extract_if(.., |anchor| Arc::strong_count(anchor.context()) == 1);
+            self.let_go(over.collect());
         }
         Ok(())
     }
 
-    /// Those streams go: in cudarc, which leaves its context current and keeps what failed.
-    fn let_go(&mut self) {
-        for anchor in core::mem::take(self.anchors.get_mut().unwrap_or_else(PoisonError::into_inner)) {
+    /// These streams go: in cudarc, which leaves its context current and keeps what failed.
+    fn let_go(&self, anchors: Vec<Arc<CudaStream>>) {
+        for anchor in anchors {
             let context = Arc::clone(anchor.context());
             let ((), failed) = self.cuda.current_stays(|| store_stays(&context, || drop(anchor)));
             if let Err(e) = failed {
@@ -227,7 +231,9 @@ impl<T: Element> Drop for PooledSlice<T> {
         if let Err(e) = cuda.current_stays(|| drop_events(slice)) {
             cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
         }
-        self.streams.let_go();
+        let anchors = self.streams.anchors.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let anchors = core::mem::take(anchors);
+        self.streams.let_go(anchors);
         if let Some(bytes) = self.bytes.take() {
             if planted!(CudaPooledPlain) {
                 drop(bytes);

@@ -50,7 +50,7 @@ fn aliases_slices_and_the_end_of_the_backend_leave_what_was_current() {
         stays("the first slice makes a stream of cudarc's");
         drop(slice);
         stays("its events go");
-        let Rig { cuda, ctx, fake, _turn: turn } = rig;
+        let Rig { cuda, ctx, fake, turn } = rig;
         let before = released(fake.as_ref());
         drop((home, gpu, cuda));
         stays("the backend gives cudarc's stream and context back");
@@ -59,7 +59,7 @@ fn aliases_slices_and_the_end_of_the_backend_leave_what_was_current() {
             2 * u64::from(fake.is_some()),
             "its own and the alias's"
         );
-        Rig { cuda: Cuda::new(0).expect("a new value of the context"), ctx, fake, _turn: turn }
+        Rig { cuda: Cuda::new(0).expect("a new value of the context"), ctx, fake, turn }
     });
 }
 
@@ -71,7 +71,7 @@ fn the_last_reference_to_somebodys_context_leaves_what_was_current() {
         drop(Cuda::from_context(again).expect("there is a value of it already"));
         stays("a second reference is not kept");
         assert_eq!(released(rig.fake.as_ref()) - before, u64::from(rig.fake.is_some()));
-        let Rig { cuda, ctx, fake, _turn: turn } = rig;
+        let Rig { cuda, ctx, fake, turn } = rig;
         drop(cuda);
         let own =
             apart(|| Cuda::from_context(CudaContext::new(0).expect("a context")).expect("a value of it"));
@@ -79,7 +79,7 @@ fn the_last_reference_to_somebodys_context_leaves_what_was_current() {
         drop(own);
         stays("the last value of it goes");
         assert_eq!(released(fake.as_ref()) - before, u64::from(fake.is_some()), "it held the last reference");
-        Rig { cuda: Cuda::new(0).expect("a new value of the context"), ctx, fake, _turn: turn }
+        Rig { cuda: Cuda::new(0).expect("a new value of the context"), ctx, fake, turn }
     });
 }
 

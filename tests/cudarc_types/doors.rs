@@ -178,12 +178,6 @@ fn an_error_of_a_pooled_slices_end_blames_nobody() {
     rig.clean_but_for_errors();
 }
 
-/// Leaves an error in store, as a destructor that fails does: cudarc's next call on the context is skipped.
-pub(super) fn spoil(stream: &CudaStream) {
-    let error = cudarc::driver::DriverError(CUresult::CUDA_ERROR_UNKNOWN);
-    stream.context().record_err::<()>(Err(error));
-}
-
 /// The allocator's last owner goes while a kept value is asked for: nobody comes by any more, so who goes waits for it.
 #[cfg(millpond_mutants)]
 #[test]

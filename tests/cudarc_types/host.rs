@@ -1,9 +1,6 @@
 //! Pinned arrays as cudarc's `HostSlice`: its copies wait, and where it leaves its wait out, ours does not.
 
-use super::doors::spoil;
 use super::*;
-use cudarc::driver::SyncOnDrop;
-use cudarc::driver::sys::CUdeviceptr;
 use millpond::PinnedArray;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -12,44 +9,6 @@ type Host = PinnedArray<u32, Cuda>;
 
 /// A gate that is opened long before.
 const LONG: Duration = Duration::from_secs(20);
-
-/// An array whose use leaves an error in cudarc's context, behind the call's own look at it: the call is made, and its wait
-/// at the end is skipped.
-pub(super) struct Spoils<A>(pub(super) A);
-
-impl DeviceSlice<u32> for Spoils<&Words> {
-    fn len(&self) -> usize {
-        DeviceSlice::len(self.0)
-    }
-    fn stream(&self) -> &Arc<CudaStream> {
-        DeviceSlice::stream(self.0)
-    }
-}
-impl DevicePtr<u32> for Spoils<&Words> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        spoil(stream);
-        self.0.device_ptr(stream)
-    }
-}
-impl DeviceSlice<u32> for Spoils<&mut Words> {
-    fn len(&self) -> usize {
-        DeviceSlice::len(&*self.0)
-    }
-    fn stream(&self) -> &Arc<CudaStream> {
-        DeviceSlice::stream(&*self.0)
-    }
-}
-impl DevicePtr<u32> for Spoils<&mut Words> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.device_ptr(stream)
-    }
-}
-impl DevicePtrMut<u32> for Spoils<&mut Words> {
-    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        spoil(stream);
-        self.0.device_ptr_mut(stream)
-    }
-}
 
 /// A stream that is held, as cudarc has it; and the error that is left in store is taken out.
 struct Held {

@@ -3,7 +3,7 @@
 //! A round does the same every time, so whatever is held may depend on what is pending and on nothing else. The device is
 //! at most [`PERIOD`] rounds behind, in one of four ways ([`Pace`]), and the program synchronises once a period, as little
 //! as it likes. Every counter is read behind every round. The highest value in the last tenth of the rounds may not be
-//! above the highest in the first tenth, beyond [`slack`]: what the allocator forgets in batches has its highest points
+//! above the highest in the first tenth, beyond `judge::slack`: what the allocator forgets in batches has its highest points
 //! where batch and period meet, and a tenth does not see all of them. What grows by one a round is then ten times as high,
 //! what grows by one in 100 rounds still stands out; and the slack is the same in a run of a million rounds. Programs that end with
 //! each round ([`Run::whole`]) have fewer of them, and thirds in place of tenths.
@@ -14,13 +14,12 @@
 
 use super::counting::{Account, device};
 use super::device::Device;
+use super::judge::{Highest, grown, runs_away};
+pub use super::judge::{PERIOD, rounds};
 use millpond::driver::sim::{Call, Schedule, Sim};
 use millpond::units::GIB;
 use millpond::{Allocator, Config};
 use std::fmt::Write;
-
-/// Rounds between two synchronisations, and the most that the device is behind.
-pub const PERIOD: u64 = 100;
 
 /// How far the device is behind the host.
 #[derive(Clone, Copy, Debug)]
@@ -76,15 +75,6 @@ pub struct Steady {
     pub asked: u64,
 }
 
-/// Rounds of a run: 10,000, or what `MILLPOND_SOAK_ROUNDS` says.
-pub fn rounds() -> u64 {
-    let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
-    let rounds =
-        asked.map_or(10_000, |n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"));
-    assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
-    rounds
-}
-
 /// How long a program runs, and on what.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
@@ -96,7 +86,7 @@ pub struct Run {
     period: u64,
     /// The first one in so many of the rounds is compared with the last.
     windows: u64,
-    /// One in so many may come and go ([`slack`]).
+    /// One in so many may come and go (`judge::slack`).
     part: u64,
     /// Whether the device has the bytes, and not only the order of what touches them.
     contents: bool,
@@ -147,7 +137,7 @@ const KEEPING: [Call; 7] = [
 
 /// Names and values of everything that may not grow.
 const COUNTERS: usize = 25;
-type Counts = [(&'static str, u64); COUNTERS];
+type Counts = super::judge::Counts<COUNTERS>;
 
 /// Reads every counter. What it needs itself is given back before it returns.
 pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Counts {
@@ -182,42 +172,6 @@ fn calls(device: &Device) -> [u64; Call::ALL.len()] {
     let all = std::array::from_fn(|i| ledger.calls_of(Call::ALL[i]));
     super::counting::device(|| drop(ledger));
     all
-}
-
-/// The highest values of a tenth.
-struct Highest(Option<Counts>);
-
-impl Highest {
-    fn add(&mut self, now: &Counts) {
-        let highest = self.0.get_or_insert(*now);
-        for (high, now) in highest.iter_mut().zip(now) {
-            high.1 = high.1.max(now.1);
-        }
-    }
-}
-
-/// By how much a counter's highest value may change between tenths: a quarter, an eighth in programs that end, and a few. Entries
-/// of clocks, which are for pairs of timelines, half: they are forgotten when all timelines are looked at, and in between they grow
-/// with the square. Pooled events too: they are those of the driver's events, which are counted by themselves, that wait for use.
-fn slack(name: &str, before: u64, part: u64) -> u64 {
-    let part = if name == "clock entries" || name == "events pooled" { 2 } else { part };
-    before / part + if name.ends_with("bytes") { 32 << 10 } else { 8 }
-}
-
-/// What grew between two readings, in words; empty if nothing did.
-fn grown(early: &Counts, late: &Counts, part: u64) -> String {
-    let mut text = String::new();
-    for ((name, before), (_, after)) in early.iter().zip(late) {
-        if *after > before + slack(name, *before, part) {
-            let _ = write!(text, "\n    {name}: {before} -> {after}");
-        }
-    }
-    text
-}
-
-/// So much that nobody needs to see the end.
-fn runs_away(early: &Counts, now: &Counts, part: u64) -> bool {
-    early.iter().zip(now).any(|((name, before), (_, now))| *now > 2 * (before + slack(name, *before, part)))
 }
 
 /// Runs a program at a pace.

@@ -1,0 +1,56 @@
+//! What a soak compares, and by how much it may change: whatever device the programs run on. It knows no program.
+
+#![allow(dead_code, unreachable_pub, reason = "each soak uses some of it")]
+
+use std::fmt::Write;
+
+/// Rounds between two synchronisations, and the most that the device is behind.
+pub const PERIOD: u64 = 100;
+
+/// Rounds of a run: 10,000, or what `MILLPOND_SOAK_ROUNDS` says.
+pub fn rounds() -> u64 {
+    let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
+    let rounds =
+        asked.map_or(10_000, |n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"));
+    assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
+    rounds
+}
+
+/// Names and values of what may not grow.
+pub type Counts<const N: usize> = [(&'static str, u64); N];
+
+/// The highest values of a tenth.
+pub struct Highest<const N: usize>(pub Option<Counts<N>>);
+
+impl<const N: usize> Highest<N> {
+    pub fn add(&mut self, now: &Counts<N>) {
+        let highest = self.0.get_or_insert(*now);
+        for (high, now) in highest.iter_mut().zip(now) {
+            high.1 = high.1.max(now.1);
+        }
+    }
+}
+
+/// By how much a counter's highest value may change between tenths: a quarter, an eighth in programs that end, and a few. Entries
+/// of clocks, which are for pairs of timelines, half: they are forgotten when all timelines are looked at, and in between they grow
+/// with the square. Pooled events too: they are those of the driver's events, which are counted by themselves, that wait for use.
+fn slack(name: &str, before: u64, part: u64) -> u64 {
+    let part = if name == "clock entries" || name == "events pooled" { 2 } else { part };
+    before / part + if name.ends_with("bytes") { 32 << 10 } else { 8 }
+}
+
+/// What grew between two readings, in words; empty if nothing did.
+pub fn grown<const N: usize>(early: &Counts<N>, late: &Counts<N>, part: u64) -> String {
+    let mut text = String::new();
+    for ((name, before), (_, after)) in early.iter().zip(late) {
+        if *after > before + slack(name, *before, part) {
+            let _ = write!(text, "\n    {name}: {before} -> {after}");
+        }
+    }
+    text
+}
+
+/// So much that nobody needs to see the end.
+pub fn runs_away<const N: usize>(early: &Counts<N>, now: &Counts<N>, part: u64) -> bool {
+    early.iter().zip(now).any(|((name, before), (_, now))| *now > 2 * (before + slack(name, *before, part)))
+}
