@@ -62,7 +62,8 @@ impl Clock {
         loop {
             let next = match (own.peek().copied(), theirs.peek().copied()) {
                 (Some(a), Some(b)) if a.0 == b.0 => {
-                    (own.next(), theirs.next());
+                    own.next();
+                    theirs.next();
                     (a.0, a.1.max(b.1))
                 }
                 (Some(a), b) if b.is_none_or(|b| a.0 < b.0) => {
