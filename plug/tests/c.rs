@@ -96,6 +96,20 @@ fn the_library_is_closed_with_work_pending_and_memory_alive() {
     assert!(said.contains("closed with work pending and memory alive"), "{said}");
 }
 
+/// What a thread's later destructors free serves others, as what it freed before its end does.
+#[test]
+fn what_a_keys_destructor_frees_serves_others() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    let room = Room::new("late");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let program = compile(&cc, &room, "late.c", &["-std=gnu11", "-lmillpond", "-ldl", "-lpthread"]);
+    let said = run(&program, &room, &driver);
+    assert!(said.contains("freed by a key's destructor"), "{said}");
+}
+
 /// An allocation that fails throws: what a program without `PyTorch` can catch, and, with libraries of the names and symbols
 /// that `PyTorch` has, its own exception with our words.
 #[test]
