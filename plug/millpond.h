@@ -7,7 +7,8 @@
  * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
  * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache. So a stream that was not declared permanent is marked
  * only in calls that name it, and a thread's default stream in calls of that thread and when the thread
- * ends: what it freed there serves others from then on, unless it ends while that stream captures. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
+ * ends, and in the frees of destructors that run later still, of pthread keys or of thread_local objects: what it freed there serves
+ * others from then on, unless it ends while that stream captures. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
  * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
  * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
  * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a

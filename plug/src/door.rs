@@ -521,11 +521,24 @@ impl Door {
         }
     }
 
-    /// After a free: of a destroyed door what is complete goes back to the device.
+    /// After a free: one that comes when nobody hears of the thread's end any more is marked at once. And of a destroyed door
+    /// what is complete goes back to the device.
     #[inline]
     pub(crate) fn freed(&self) {
+        if met::is_past() {
+            self.freed_late();
+        }
         if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
             self.give_back();
+        }
+    }
+
+    /// The thread's default stream was met again, or had this memory still, and ends once more. Who cannot be asked, because it
+    /// captures or the driver is gone, is not marked, as at the thread's end.
+    #[cold]
+    fn freed_late(&self) {
+        if let Ok(Found::Counted(lane)) = self.find_lane(PER_THREAD) {
+            Door::thread_ends(self.number, lane);
         }
     }
 

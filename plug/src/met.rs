@@ -3,13 +3,14 @@
 //! Nobody says that a thread ends, and its default streams go without a word. So the list of them has a destructor, in which
 //! what was freed there is marked and the lanes end, while the handle still means this thread's stream
 //! ([`Door::thread_ends`]). Destructors of a thread's values run in the reverse order of their first use: the list is first
-//! touched behind driver calls of the thread, so that it ends before whatever the driver keeps for the thread.
+//! touched behind driver calls of the thread, so that it ends before whatever the driver keeps for the thread. A destructor that runs
+//! later (of a value that was made before, or of a key of pthread's) may free still: each such free marks the stream and ends its lane.
 //!
 //! It does not know what a lane is for.
 
 use crate::door::{Door, Lane};
 use crate::status;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -27,6 +28,14 @@ thread_local! {
     /// The stream that was met last in each place.
     static RECENT: RefCell<Recent> = const { RefCell::new([const { None }; REMEMBERED]) };
     static OWN: Own = const { Own(RefCell::new(Vec::new())) };
+    /// The list has ended. To ask the list itself would be its first use.
+    static PAST: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is past the end of the list of its own streams: destructors that run later may call still.
+#[inline]
+pub(crate) fn is_past() -> bool {
+    PAST.get()
 }
 
 fn place(handle: usize) -> usize {
@@ -54,8 +63,8 @@ pub(crate) fn remember(door: u32, lane: &Arc<Lane>) {
     });
 }
 
-/// A default stream of the calling thread, on which a driver call was made. Where the thread is past its list's end, nobody
-/// hears of its own.
+/// A default stream of the calling thread, on which a driver call was made. Where the thread is past its list's end, its frees
+/// end it ([`is_past`]).
 pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
     let _ = OWN.try_with(|own| {
         let mut own = own.0.try_borrow_mut().ok()?;
@@ -86,6 +95,7 @@ pub(crate) fn forget(door: u32) {
 
 impl Drop for Own {
     fn drop(&mut self) {
+        PAST.set(true);
         let own = core::mem::take(self.0.get_mut());
         let taken = |recent: &RefCell<Recent>| {
             recent.try_borrow_mut().ok().map(|mut all| all.each_mut().map(Option::take))

@@ -65,6 +65,35 @@ fn run(program: &Path, room: &Room, driver: &Path) -> String {
     done(command)
 }
 
+/// The library under test is the one that was just built: one that lies about, older than any file of the source, is refused.
+#[test]
+fn an_older_library_is_refused() {
+    use std::time::{Duration, SystemTime};
+    let room = Room::new("older");
+    let (folder, library) = (room.0.join("src/deep"), room.0.join("libmillpond.so"));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let source = folder.join("lib.rs");
+    std::fs::write(&source, "").expect("written");
+    std::fs::write(room.0.join("src/old.rs"), "").expect("written");
+    let dated = |path: &Path, at: SystemTime| {
+        let file = std::fs::File::options().write(true).open(path).expect("it is there");
+        file.set_modified(at).expect("dated");
+    };
+    let (now, second) = (SystemTime::now(), Duration::from_secs(1));
+    let answer = |built: SystemTime| {
+        dated(&library, built);
+        let (library, sources) = (library.clone(), room.0.join("src"));
+        std::panic::catch_unwind(move || fresh::is_fresh(&library, &[&sources]))
+    };
+    dated(&room.0.join("src/old.rs"), now - 10 * second);
+    dated(&source, now);
+    answer(now).expect("as new as its source");
+    answer(now + second).expect("newer");
+    let said = answer(now - second).expect_err("older than one file of the source");
+    let said = said.downcast_ref::<String>().expect("words");
+    assert!(said.contains("is older than the source: another build put it there"), "{said}");
+}
+
 #[test]
 fn a_c_program_uses_the_header() {
     let Some(driver) = remote::path() else {
@@ -94,6 +123,20 @@ fn the_library_is_closed_with_work_pending_and_memory_alive() {
     let program = compile(&cc, &room, "unload.c", &["-std=gnu11", "-ldl", "-lpthread"]);
     let said = run(&program, &room, &driver);
     assert!(said.contains("closed with work pending and memory alive"), "{said}");
+}
+
+/// What a thread's later destructors free serves others, as what it freed before its end does.
+#[test]
+fn what_a_keys_destructor_frees_serves_others() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    let room = Room::new("late");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let program = compile(&cc, &room, "late.c", &["-std=gnu11", "-lmillpond", "-ldl", "-lpthread"]);
+    let said = run(&program, &room, &driver);
+    assert!(said.contains("freed by a key's destructor"), "{said}");
 }
 
 /// An allocation that fails throws: what a program without `PyTorch` can catch, and, with libraries of the names and symbols

@@ -1,6 +1,6 @@
 //! Random programs at the C interface, over the stand-in driver: several threads and allocators, streams that end and whose
-//! handles come back, default streams, captures, faults at each driver call. Judged by the stand-in's oracle, and by a model of what each
-//! call promises: live memory never overlaps and keeps its contents, a code other than OK has changed nothing, no capture of the
+//! handles come back, default streams, captures, faults at driver calls and at a thread's end. Judged by the stand-in's oracle, and by a
+//! model of what each call promises (where allocators and threads end beside other threads' calls at once, by codes alone): live memory never overlaps and keeps its contents, a code other than OK has changed nothing, no capture of the
 //! program's is ended, and at the end nothing is left.
 //!
 //! Each program runs in a process of its own: allocators last as long as a process, and what crashes or hangs is found too.
@@ -128,19 +128,36 @@ fn what_was_shrunk_once_is_well() {
     }
 }
 
-const KINDS: [(&str, Kind); 7] = [
-    ("one thread", Kind { threads: 1, faults: false, captures: false, rounds: 0, scenes: 40 }),
-    ("several threads", Kind { threads: 3, faults: false, captures: false, rounds: 0, scenes: 50 }),
-    ("a driver that fails", Kind { threads: 2, faults: true, captures: false, rounds: 0, scenes: 40 }),
-    ("threads at once", Kind { threads: 4, faults: false, captures: false, rounds: 20, scenes: 50 }),
-    ("captures", Kind { threads: 3, faults: false, captures: true, rounds: 0, scenes: 40 }),
+const KINDS: [(&str, Kind); 9] = [
+    ("one thread", Kind { threads: 1, faults: false, captures: false, rounds: 0, rough: false, scenes: 40 }),
+    (
+        "several threads",
+        Kind { threads: 3, faults: false, captures: false, rounds: 0, rough: false, scenes: 50 },
+    ),
+    (
+        "a driver that fails",
+        Kind { threads: 2, faults: true, captures: false, rounds: 0, rough: false, scenes: 40 },
+    ),
+    (
+        "threads at once",
+        Kind { threads: 4, faults: false, captures: false, rounds: 20, rough: false, scenes: 50 },
+    ),
+    ("captures", Kind { threads: 3, faults: false, captures: true, rounds: 0, rough: false, scenes: 40 }),
     (
         "captures and a driver that fails",
-        Kind { threads: 2, faults: true, captures: true, rounds: 0, scenes: 40 },
+        Kind { threads: 2, faults: true, captures: true, rounds: 0, rough: false, scenes: 40 },
     ),
     (
         "captures and threads at once",
-        Kind { threads: 4, faults: false, captures: true, rounds: 20, scenes: 50 },
+        Kind { threads: 4, faults: false, captures: true, rounds: 20, rough: false, scenes: 50 },
+    ),
+    (
+        "allocators and threads that end beside calls",
+        Kind { threads: 4, faults: false, captures: false, rounds: 20, rough: true, scenes: 50 },
+    ),
+    (
+        "captures, and allocators and threads that end beside calls",
+        Kind { threads: 4, faults: false, captures: true, rounds: 20, rough: true, scenes: 50 },
     ),
 ];
 
@@ -179,6 +196,18 @@ fn programs_that_capture_over_a_driver_that_fails() {
 #[test]
 fn programs_that_capture_on_threads_at_once() {
     search(KINDS[6].1);
+}
+
+/// What happens hangs on the machine's pace.
+#[test]
+fn programs_that_destroy_and_declare_beside_calls() {
+    search(KINDS[7].1);
+}
+
+/// What happens hangs on the machine's pace.
+#[test]
+fn programs_that_capture_destroy_and_declare_beside_calls() {
+    search(KINDS[8].1);
 }
 
 /// Each bug of the C interface that can be planted is found by random programs, of one kind or another. `.ci/mutants` builds

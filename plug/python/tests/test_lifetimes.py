@@ -231,6 +231,72 @@ sys.exit(7)
         )
 
 
+@unittest.skipUnless(sys.platform == "linux", "dlclose unloads nothing on Linux, which is what is promised")
+class TestDlclose(unittest.TestCase):
+    """The library's handle is closed with memory alive and work pending: it stays, and the process ends with its own code."""
+
+    CLOSE = """
+import _ctypes, os, threading
+def mapped():
+    with open('/proc/self/maps') as maps:
+        return any(os.path.basename(millpond.library_path()) in line for line in maps)
+assert mapped()
+_ctypes.dlclose(millpond._lib._handle)
+assert mapped(), 'it was unloaded'
+"""
+    USE = """
+gpu.free(kept)
+next = gpu.alloc(1 << 20, s)
+stand_in.write(s, next, 1 << 20)
+def other():
+    gpu.free(gpu.alloc(512))
+    print('called')
+thread = threading.Thread(target=other)
+thread.start()
+thread.join()
+assert gpu.stats()['total']['live'] == 1
+assert stand_in.verdict() is None
+"""
+
+    exits = TestTheExit.exits
+    PROGRAM = TestTheExit.PROGRAM
+
+    def test_with_work_pending_and_memory_alive(self):
+        self.exits(self.CLOSE)
+
+    def test_what_was_alive_is(self):
+        self.assertEqual(self.exits(self.CLOSE + self.USE).split(), ["called"])
+
+    def test_an_object_that_frees_at_exit(self):
+        self.exits(self.CLOSE + "import atexit\natexit.register(gpu.free, kept)\natexit.register(gpu.close)")
+
+    def test_when_the_threads_that_called_have_ended(self):
+        """A thread that made calls keeps the library open by its own values: here nobody does."""
+        program = """
+import os, sys, threading
+def calls():
+    import millpond, stand_in
+    gpu = millpond.Allocator()
+    stand_in.bind()
+    s = stand_in.stream()
+    sys.modules['kept'] = gpu, gpu.alloc(1 << 20, s), millpond
+    stand_in.write(s, sys.modules['kept'][1], 1 << 20)
+thread = threading.Thread(target=calls)
+thread.start()
+thread.join()
+while len(os.listdir('/proc/self/task')) > 1:
+    pass
+gpu, kept, millpond = sys.modules['kept']
+{close}
+gpu.free(kept)
+sys.exit(7)
+"""
+        if not stand_in.there():
+            self.skipTest("MILLPOND_LIBCUDA names no stand-in driver")
+        done = stand_in.run(["-X", "dev", "-c", program.format(close=self.CLOSE)])
+        self.assertEqual((done.returncode, done.stderr), (7, ""), done.stdout + done.stderr)
+
+
 @unittest.skipUnless(hasattr(os, "fork"), "this system has no fork")
 class TestFork(unittest.TestCase):
     def child(self, body):

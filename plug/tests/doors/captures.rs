@@ -95,7 +95,7 @@ impl World {
     /// Runs what no capture survives, if there is none.
     pub(super) fn beside_no_capture(&mut self, run: impl FnOnce(&mut World)) {
         let mail = self.mail.clone();
-        let others = mail.as_ref().map(|m| m.captures.lock().expect("nothing went wrong"));
+        let others = mail.as_ref().map(|m| m.captures.read().expect("nothing went wrong"));
         if self.captures.is_empty() && others.as_ref().is_none_or(|n| **n == 0) {
             run(self);
         }
@@ -115,7 +115,7 @@ impl World {
         let mode = u32::from(b) % 3;
         say!(self, "cuStreamBeginCapture({origin}, {mode});");
         if let Some(mail) = self.mail.clone() {
-            *mail.captures.lock().expect("nothing went wrong") += 1;
+            *mail.captures.write().expect("nothing went wrong") += 1;
         }
         driver::begin_capture(origin.raw(), mode);
         let thread = here.thread;
@@ -184,7 +184,7 @@ impl World {
         }
         self.captures.remove(n);
         if let Some(mail) = self.mail.clone() {
-            *mail.captures.lock().expect("nothing went wrong") -= 1;
+            *mail.captures.write().expect("nothing went wrong") -= 1;
         }
     }
 

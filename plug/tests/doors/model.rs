@@ -5,6 +5,8 @@ use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::fmt;
 use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 /// A stream, told apart from others that have had its handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,11 +49,17 @@ pub(crate) struct Made {
     pub(crate) blocking: bool,
 }
 
+/// Lives of an allocator.
+pub(crate) const ENDING: u8 = 1;
+pub(crate) const ENDED: u8 = 2;
+
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Door {
     pub(crate) number: u32,
     pub(crate) device: usize,
     pub(crate) open: bool,
+    /// What all threads know of its end, where they run at once.
+    pub(crate) life: Arc<AtomicU8>,
     pub(crate) torch: bool,
     pub(crate) scrubs: bool,
     pub(crate) limit: Option<u64>,

@@ -25,6 +25,11 @@ verbs! {
 }
 
 impl Verb {
+    /// Beside other threads' calls at once, where nothing but codes and the oracle judges.
+    pub(crate) fn is_rough(self) -> bool {
+        use Verb::{Create, Destroy, Permanent, ThreadEnds};
+        matches!(self, Create | Destroy | Permanent | ThreadEnds)
+    }
     /// Not for threads that run at once: others rely on what it changes, or its answer hangs on what they do.
     pub(crate) fn is_for_one(self) -> bool {
         use Verb::{CaptureMeanwhile, Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
@@ -49,6 +54,8 @@ pub(crate) struct Program {
     pub(crate) schedule: u64,
     /// So often each thread makes its steps, at the same time as the others. 0: once, and in the program's order.
     pub(crate) rounds: u64,
+    /// Beside the others' calls at once it also destroys and makes allocators, declares streams and ends threads.
+    pub(crate) rough: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -60,6 +67,7 @@ pub(crate) struct Kind {
     /// The program captures graphs beside what it does.
     pub(crate) captures: bool,
     pub(crate) rounds: u64,
+    pub(crate) rough: bool,
     /// At most so many, a few steps each.
     pub(crate) scenes: usize,
 }
@@ -67,6 +75,7 @@ pub(crate) struct Kind {
 impl Kind {
     pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
         let scene = prop_oneof![
+            if self.rough { 4 } else { 0 } => self.rough_step(),
             12 => self.any_step().prop_map(|step| vec![step]),
             6 => self.life(),
             2 => self.pinned_life(),
@@ -78,12 +87,17 @@ impl Kind {
         (schedule, prop::collection::vec(scene, 1..self.scenes)).prop_map(move |(schedule, scenes)| Program {
             schedule,
             rounds: self.rounds,
+            rough: self.rough,
             steps: scenes.concat(),
         })
     }
 
+    /// Which of a call's driver calls fails. Most calls make a few; a destroy or a trim, which give much back, dozens.
     fn fault(self) -> BoxedStrategy<u8> {
-        if self.faults { prop_oneof![9 => Just(0), 4 => 1..8_u8].boxed() } else { Just(0).boxed() }
+        if !self.faults {
+            return Just(0).boxed();
+        }
+        prop_oneof![18 => Just(0), 5 => 1..8_u8, 2 => 8..24_u8, 1 => 24..64_u8].boxed()
     }
 
     fn any_step(self) -> impl Strategy<Value = Step> {
@@ -92,6 +106,13 @@ impl Kind {
         );
         (0..self.threads, verbs, any::<[u8; 3]>(), self.fault())
             .prop_map(|(thread, verb, [a, b, c], fault)| Step { thread, verb, a, b, c, fault })
+    }
+
+    fn rough_step(self) -> impl Strategy<Value = Vec<Step>> {
+        let verbs =
+            prop::sample::select(vec![Verb::Destroy, Verb::Create, Verb::Permanent, Verb::ThreadEnds]);
+        (0..self.threads, verbs, any::<[u8; 3]>())
+            .prop_map(|(thread, verb, [a, b, c])| vec![Step { thread, verb, a, b, c, fault: 0 }])
     }
 
     /// An allocation that one or two other streams use, perhaps of another thread; which is freed, and whose bytes may serve the
@@ -216,7 +237,8 @@ impl fmt::Debug for Program {
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "schedule {} rounds {}", self.schedule, self.rounds)?;
+        let rough = if self.rough { " rough" } else { "" };
+        writeln!(f, "schedule {} rounds {}{rough}", self.schedule, self.rounds)?;
         self.steps
             .iter()
             .try_for_each(|s| writeln!(f, "{:?} {} {} {} {} {}", s.verb, s.thread, s.a, s.b, s.c, s.fault))
@@ -228,13 +250,14 @@ impl FromStr for Program {
     fn from_str(text: &str) -> Result<Program, String> {
         let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
         let first: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
-        let ["schedule", schedule, "rounds", rounds] = first[..] else {
-            return Err("the first line is `schedule NUMBER rounds NUMBER`".to_owned());
+        let ["schedule", schedule, "rounds", rounds, ref rough @ ..] = first[..] else {
+            return Err("the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`".to_owned());
         };
+        let rough = rough == ["rough"];
         let number = |text: &str| text.parse().map_err(|_| format!("no number: {text}"));
         let (schedule, rounds) = (number(schedule)?, number(rounds)?);
         let steps = lines.map(step).collect::<Result<_, _>>()?;
-        Ok(Program { schedule, rounds, steps })
+        Ok(Program { schedule, rounds, rough, steps })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::driver;
 use crate::program::{Program, Step, Verb};
-use crate::world::{Here, Lasting, World};
+use crate::world::{Here, Lasting, Mail, World};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -81,8 +81,17 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
             let ending = std::mem::replace(&mut workers[slot], fresh);
             let thread = ending.number;
             let before = world.lock().expect("nothing went wrong").before_the_end(thread);
+            let number = World::arm(step.fault);
             ending.end();
-            world.lock().expect("nothing went wrong").has_ended(thread, &before);
+            let mut world = world.lock().expect("nothing went wrong");
+            let struck = world.disarm(step.fault, number);
+            if show {
+                println!(
+                    "// the thread has ended{}{struck}",
+                    if struck.is_empty() { "" } else { ", with a failing " }
+                );
+            }
+            world.has_ended(thread, &before, &struck);
         } else {
             workers[slot].give(Order::Do(step));
         }
@@ -101,24 +110,25 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
 /// Each thread on its own, beside the others; blocks go from one to the other.
 fn at_once(program: &Program, show: bool) -> Lasting {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
-    let mut first = World::new(slots, show, Some(Arc::default()));
+    let mut first = World::new(slots, show, Some(Mail::new(program.rough)));
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
     let ended: Vec<World> = std::thread::scope(|scope| {
-        let run = |(slot, mut world): (usize, World)| {
+        let run = |(slot, world): (usize, World)| {
             scope.spawn(move || {
-                let here = Here { thread: slot as u32 + 1 };
-                for _ in 0..program.rounds {
-                    for step in program.steps.iter().filter(|s| usize::from(s.thread) == slot) {
-                        world.step(*step, here);
-                    }
-                }
-                world.end(here);
-                world
+                let of_it = program.steps.iter().copied().filter(|s| usize::from(s.thread) == slot);
+                let steps: Vec<Step> = of_it.collect();
+                lives(
+                    world,
+                    &steps.repeat(program.rounds as usize),
+                    slot as u32 + 1,
+                    (slots as u32, program.rough),
+                )
             })
         };
         let threads: Vec<_> = worlds.into_iter().enumerate().map(run).collect();
         threads.into_iter().map(|t| t.join().expect("a thread has said why")).collect()
     });
+    first.refresh();
     for world in &ended {
         first.learn(world);
     }
@@ -128,4 +138,23 @@ fn at_once(program: &Program, show: bool) -> Lasting {
         world.tidy();
     }
     first.lasting()
+}
+
+/// One thread's steps, on as many threads, one after another, as its program ends. Nobody else has their numbers.
+fn lives(mut world: World, steps: &[Step], first: u32, (apart, ends): (u32, bool)) -> World {
+    let lives: Vec<&[Step]> = steps.split_inclusive(|step| ends && step.verb == Verb::ThreadEnds).collect();
+    let count = lives.len();
+    for (n, life) in lives.into_iter().enumerate() {
+        let here = Here { thread: first + n as u32 * apart };
+        let run = || {
+            for step in life {
+                world.step(*step, here);
+            }
+            if n + 1 == count {
+                world.end(here);
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().expect("a thread has said why"));
+    }
+    world
 }

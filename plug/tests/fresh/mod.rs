@@ -7,15 +7,21 @@ use std::time::SystemTime;
 pub(crate) fn library() -> PathBuf {
     let exe = std::env::current_exe().expect("a test has a path");
     let path = exe.parent().expect("it lies in a folder").join("libmillpond_plug.so");
-    let built = modified(&path).expect("cargo builds the library before its tests");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let newest = newest(&root.join("src")).max(newest(&root.join("../src")));
+    is_fresh(&path, &[&root.join("src"), &root.join("../src")]);
+    path
+}
+
+/// Fails unless a file is as new as all that lies in these folders.
+pub(crate) fn is_fresh(library: &Path, sources: &[&Path]) {
+    let built = modified(library).expect("cargo builds the library before its tests");
+    let newest = sources.iter().map(|folder| newest(folder)).max().flatten();
+    assert!(newest.is_some(), "there is no source in {sources:?}");
     assert!(
         newest <= Some(built),
         "{} is older than the source: another build put it there; remove it",
-        path.display()
+        library.display()
     );
-    path
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {

@@ -10,7 +10,7 @@ use crate::door::{Fail, INVALID_CONTEXT, INVALID_DEVICE};
 use crate::pool;
 use crate::raw::Out;
 use crate::spin;
-use crate::state::{context_of, contexts, here, state};
+use crate::state::{Pushed, context_of, contexts, here, state};
 use millpond::driver::Fences;
 use std::ffi::{c_int, c_uint};
 
@@ -48,7 +48,7 @@ driver_calls! {
     }
     /// The context that is current on this thread, or null.
     fn cuCtxGetCurrent(context: Out<u64>) {
-        context.put(contexts(|c| c.last().copied()).unwrap_or(0))
+        context.put(contexts(|c| c.current()).unwrap_or(0))
     }
     /// Makes a context current in the place of the one that is; null leaves none.
     fn cuCtxSetCurrent(context: u64) {
@@ -71,7 +71,7 @@ driver_calls! {
     }
     /// Takes the current context away and answers it.
     fn cuCtxPopCurrent_v2(context: Out<u64>) {
-        let popped = contexts(Vec::pop).ok_or_else(|| Fail::new(INVALID_CONTEXT, "no context is current on this thread"))?;
+        let popped = contexts(Pushed::pop).ok_or_else(|| Fail::new(INVALID_CONTEXT, "no context is current on this thread"))?;
         context.put_if_wanted(popped);
         Ok(())
     }

@@ -340,13 +340,36 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The contexts pushed on a thread: few, in place, so that nothing is to be dropped.
+pub(crate) struct Pushed {
+    contexts: [u64; 32],
+    count: usize,
+}
+
+impl Pushed {
+    pub(crate) fn current(&self) -> Option<u64> {
+        self.contexts[..self.count].last().copied()
+    }
+    pub(crate) fn push(&mut self, context: u64) {
+        assert!(self.count < self.contexts.len(), "contexts are pushed and never popped");
+        self.contexts[self.count] = context;
+        self.count += 1;
+    }
+    pub(crate) fn pop(&mut self) -> Option<u64> {
+        let popped = self.current()?;
+        self.count -= 1;
+        Some(popped)
+    }
+}
+
 thread_local! {
-    /// The contexts pushed on this thread; the last one is current.
-    static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// The contexts pushed on this thread; the last one is current. Whatever else ends with the thread may call the driver
+    /// still, and finds them.
+    static CURRENT: RefCell<Pushed> = const { RefCell::new(Pushed { contexts: [0; 32], count: 0 }) };
 }
 
 /// Works on this thread's stack of contexts.
-pub(crate) fn contexts<R>(work: impl FnOnce(&mut Vec<u64>) -> R) -> R {
+pub(crate) fn contexts<R>(work: impl FnOnce(&mut Pushed) -> R) -> R {
     CURRENT.with_borrow_mut(work)
 }
 
@@ -360,7 +383,7 @@ pub(crate) fn context_of(device: usize) -> u64 {
 /// # Errors
 /// None is current, or it was released.
 pub(crate) fn here() -> Outcome<(Sim, usize)> {
-    let Some(current) = contexts(|c| c.last().copied()).filter(|&c| c != 0) else {
+    let Some(current) = contexts(|c| c.current()).filter(|&c| c != 0) else {
         return Err(Fail::new(INVALID_CONTEXT, "no context is current on this thread"));
     };
     let state = state();
