@@ -172,6 +172,7 @@ cuda:
     CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
+    CudaPooledHome "cuda-pooled-home" "a pooled slice is cudarc's on the stream it was made for, which its end makes wait"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
     CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are remembered as reads"
 ;
