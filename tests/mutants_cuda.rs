@@ -38,6 +38,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaNobodySuspect,
         &["cuda_backend::somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator"],
     ),
+    (Bug::CudaFirstSuspect, &["cuda_backend::a_capture_on_any_known_stream_survives_a_context_wide_marker"]),
     (
         Bug::CudaHandleIsId,
         &[
