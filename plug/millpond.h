@@ -2,13 +2,15 @@
  *
  * A stream is a CUstream, which is a cudaStream_t; null is the legacy default stream. A pointer from here is device memory.
  * Every function but millpond_torch_alloc may be called from any thread at any time, and none lets a panic through. A code
- * other than MILLPOND_STATUS_OK says that nothing was changed; millpond_last_error has the words.
+ * other than MILLPOND_STATUS_OK says that nothing was changed (of millpond_free_after: that nothing was freed);
+ * millpond_last_error has the words.
  *
  * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
- * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache. So a stream that was not declared permanent is marked
+ * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache, the first two only those on the allocator's own device. So a stream that was not declared permanent is marked
  * only in calls that name it, and a thread's default stream in calls of that thread and when the thread
  * ends, and in the frees of destructors that run later still, of pthread keys or of thread_local objects: what it freed there serves
- * others from then on, unless it ends while that stream captures. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
+ * others from then on, unless it ends while that stream captures, or the driver has no stream ids (before CUDA 12), so that nothing
+ * tells whether it is still there. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
  * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
  * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
  * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a
@@ -100,7 +102,7 @@ millpond_status millpond_create(int device,
  fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
  What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
  the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
- back, and what a deterministic one had: synchronize or destroy). Other threads that called for it remember its streams, at most 16 and
+ back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
  their own default stream, each with a driver event, until they end or call for others.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
@@ -140,8 +142,9 @@ millpond_status millpond_free_unknown(millpond_allocator allocator,
 
 /*
  As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
- them are alive, the allocation's own may be among them. Frees nothing if one of them captures; nor if one is another device's,
- but then the uses of those before it stay recorded. Those that were not declared permanent are marked here.
+ them are alive, the allocation's own may be among them. With a code other than OK it frees nothing. If one of them captures nothing is
+ changed either; if one is another device's, or the driver fails, the uses of those before it may stay recorded: a later free comes
+ back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here.
  */
 millpond_status millpond_free_after(millpond_allocator allocator,
                                     void *ptr,

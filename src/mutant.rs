@@ -159,6 +159,7 @@ cuda:
     CudaNeverRelaxed "cuda-never-relaxed" "a batch runs in the thread's own capture mode"
     CudaStaysRelaxed "cuda-stays-relaxed" "a batch leaves the thread's capture mode relaxed"
     CudaNobodySuspect "cuda-nobody-suspect" "a context-wide event is recorded whoever captures"
+    CudaFirstSuspect "cuda-first-suspect" "a context-wide event is recorded if the first stream that is known does not capture"
     CudaHandleIsId "cuda-handle-is-id" "a stream's identity is its handle, which comes back"
     CudaAnyThread "cuda-any-thread" "another thread's default stream is used as this thread's"
     CudaContextLeft "cuda-context-left" "the last reference to an adopted stream leaves its context current"
@@ -172,6 +173,7 @@ cuda:
     CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
+    CudaPooledHome "cuda-pooled-home" "a pooled slice is cudarc's on the stream it was made for, which its end makes wait"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
     CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are remembered as reads"
 ;

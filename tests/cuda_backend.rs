@@ -365,6 +365,25 @@ fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator()
     rig.clean();
 }
 
+/// Every stream that is known is asked before a context-wide marker is recorded, not the first alone: whichever captures, the
+/// marker is refused and the capture lives.
+#[test]
+fn a_capture_on_any_known_stream_survives_a_context_wide_marker() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    let natives = [(); 3].map(|()| theirs.new_stream().expect("a stream"));
+    let known = natives.each_ref().map(|native| rig.cuda.adopt(Arc::clone(native)).expect("adopted"));
+    let event = rig.cuda.create_event().expect("an event");
+    for native in &natives {
+        native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("begun");
+        assert_eq!(kind(rig.cuda.record_context(&event)), DriverErrorKind::Capturing);
+        ended(native).unwrap_or_else(|code| panic!("the capture was lost: code {}", code as u32));
+    }
+    rig.cuda.record_context(&event).expect("nobody captures now");
+    drop((known, event, natives, theirs));
+    rig.clean();
+}
+
 /// Ends the capture that began on a stream: the driver's code, if it was lost.
 #[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
 fn ended(native: &CudaStream) -> Result<(), sys::CUresult> {

@@ -38,6 +38,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaNobodySuspect,
         &["cuda_backend::somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator"],
     ),
+    (Bug::CudaFirstSuspect, &["cuda_backend::a_capture_on_any_known_stream_survives_a_context_wide_marker"]),
     (
         Bug::CudaHandleIsId,
         &[
@@ -75,6 +76,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (Bug::CudaLentSealed, &["cudarc_types::what_is_queued_late_under_a_lend_is_waited_for"]),
     (Bug::CudaPooledPlain, &["cudarc_types::a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot"]),
     (Bug::CudaPooledUntracked, &["cudarc_types::doors::readers_of_another_value_of_the_context_are_tracked"]),
+    (Bug::CudaPooledHome, &["cudarc_types::doors::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone"]),
     (Bug::CudaAliasUnseen, &["cudarc_types::a_capturing_stream_gets_no_address"]),
     (Bug::CudaHostDefaultRead, &["cudarc_types::random::programs_of_cudarcs_calls_need_no_rules"]),
 ];

@@ -11,7 +11,7 @@
 //! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
 //! destroyed one says that it is. What is freed of a destroyed one goes back to the device at that free if its work is
 //! complete, else at the next create, trim, synchronize or destroy of whatever allocator; what is held back, or is a deterministic
-//! one's, at the next of the last two, which wait for its device.
+//! one's, at the next of the last two of an allocator of its device, which wait for that device and for no other.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
@@ -19,16 +19,17 @@ use crate::index::{Entry, Hold, index};
 use crate::met;
 use crate::pinned::Pinned;
 use crate::status::{Failure, MillpondStatus as Status};
+use crate::table::Table;
 use crate::tag::{PER_THREAD, Tag};
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::driver::cuda::Cuda;
 use pond::units::{Addr, StreamId};
 use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// So many allocators a process.
 const MOST: usize = 4096;
@@ -39,14 +40,14 @@ const FORGETTING: usize = 16;
 const PLACES: usize = 256;
 const PROBES: usize = 16;
 
-static DOORS: [OnceLock<Box<Door>>; MOST] = [const { OnceLock::new() }; MOST];
-static NEXT: AtomicU32 = AtomicU32::new(0);
+static DOORS: Table<Box<Door>, MOST> = Table::new();
 /// Some destroyed door may hold memory that nobody has.
 static OWING: AtomicBool = AtomicBool::new(false);
 
 /// An allocator behind a number.
 pub(crate) struct Door {
     number: u32,
+    device: u32,
     gpu: Allocator<Cuda>,
     closed: AtomicBool,
     /// One destroy at a time.
@@ -141,27 +142,27 @@ impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
         let config = config(options)?;
-        Door::settle(false);
+        Door::settle(None);
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
         cuda.expect_captures();
         let gpu = Allocator::new(cuda, config)?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let Some(place) = DOORS.get(number as usize) else {
-            NEXT.fetch_sub(1, Ordering::Relaxed);
-            let message =
-                format!("{MOST} allocators were made in this process, which is as many as there can be");
-            return Err(Failure::new(Status::BadArgument, message));
-        };
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
         let (closed, closing, owes) = (AtomicBool::new(false), Mutex::new(()), AtomicBool::new(false));
-        let door = Door { number, gpu, closed, closing, owes, permanent, lanes, pinned };
-        Ok(place.get_or_init(|| Box::new(door)))
+        let door = DOORS.put(|number| {
+            let number = number as u32;
+            Box::new(Door { number, device, gpu, closed, closing, owes, permanent, lanes, pinned })
+        });
+        door.map(|door| &**door).ok_or_else(|| {
+            let message =
+                format!("{MOST} allocators were made in this process, which is as many as there can be");
+            Failure::new(Status::BadArgument, message)
+        })
     }
 
     /// The one with this name, closed or not.
     pub(crate) fn any(name: u32) -> Result<&'static Door, Failure> {
-        let door = name.checked_sub(1).and_then(|n| DOORS.get(n as usize)?.get());
+        let door = name.checked_sub(1).and_then(|n| DOORS.get(n as usize));
         door.map(|d| &**d).ok_or_else(|| {
             Failure::new(
                 Status::UnknownAllocator,
@@ -216,7 +217,7 @@ impl Door {
         }
         // What can fail comes first.
         self.gpu.synchronize()?;
-        Door::settle(true);
+        Door::settle(Some(self.device));
         self.gpu.trim(Trim::All)?;
         self.closed.store(true, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
@@ -246,15 +247,15 @@ impl Door {
         OWING.store(true, Ordering::Release);
     }
 
-    /// Gives back what destroyed doors owe. Only in a call that may wait for devices, which ends captures, also what is held back, and what a
-    /// deterministic one owes.
-    fn settle(may_wait: bool) {
+    /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
+    /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
+    fn settle(waited_for: Option<u32>) {
         if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
             return;
         }
-        for door in DOORS.iter().map_while(OnceLock::get) {
+        for door in DOORS.iter() {
             if door.owes.swap(false, Ordering::AcqRel) {
-                if may_wait {
+                if waited_for == Some(door.device) {
                     // If it fails, what is pending is owed again.
                     let _ = door.gpu.synchronize();
                 }
@@ -401,12 +402,12 @@ impl Door {
 
     /// Whether the one of this number was destroyed.
     pub(crate) fn is_closed(number: u32) -> bool {
-        DOORS[number as usize].get().is_some_and(|door| door.closed.load(Ordering::Acquire))
+        DOORS.get(number as usize).is_some_and(|door| door.closed.load(Ordering::Acquire))
     }
 
     /// The calling thread ends, and its default stream with it: what was freed there is marked, and the lane ends.
     pub(crate) fn thread_ends(number: u32, lane: Arc<Lane>) {
-        let Some(door) = DOORS[number as usize].get() else { return };
+        let Some(door) = DOORS.get(number as usize) else { return };
         let key = (PER_THREAD, lane.stream.id());
         // While the stream captures it is not asked. And if the driver has let it go before us, the handle means a new one, whose
         // events say nothing of this one.
@@ -640,14 +641,14 @@ impl Door {
 
     /// Gives idle memory back to the device: how many bytes.
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
-        Door::settle(planted!(DoorTrimWaits));
+        Door::settle(planted!(DoorTrimWaits).then_some(self.device));
         Ok(self.gpu.trim(Trim::All)?.bytes)
     }
 
     /// Waits for the device, and so knows everything complete, of destroyed doors too.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
-        Door::settle(true);
+        Door::settle(Some(self.device));
         Ok(())
     }
 

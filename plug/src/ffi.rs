@@ -108,7 +108,7 @@ pub extern "C" fn millpond_create(
 /// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
 /// the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
-/// back, and what a deterministic one had: synchronize or destroy). Other threads that called for it remember its streams, at most 16 and
+/// back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
 /// their own default stream, each with a driver event, until they end or call for others.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
@@ -158,8 +158,9 @@ pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut 
 }
 
 /// As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
-/// them are alive, the allocation's own may be among them. Frees nothing if one of them captures; nor if one is another device's,
-/// but then the uses of those before it stay recorded. Those that were not declared permanent are marked here.
+/// them are alive, the allocation's own may be among them. With a code other than OK it frees nothing. If one of them captures nothing is
+/// changed either; if one is another device's, or the driver fails, the uses of those before it may stay recorded: a later free comes
+/// back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_after(
     allocator: MillpondAllocator,

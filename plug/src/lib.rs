@@ -13,6 +13,7 @@
 //! | `met` | what a thread remembers of streams |
 //! | `pinned` | pinned memory by its address |
 //! | `status` | codes, and the words behind the last one |
+//! | `table` | values by a number that lasts |
 //! | `tag` | what is known of an allocation, in a word |
 //! | `ffi` | the C functions |
 //! | `torch` | PyTorch's pair and its hooks |
@@ -43,6 +44,7 @@ mod index;
 mod met;
 mod pinned;
 pub mod status;
+mod table;
 mod tag;
 mod throw;
 pub mod torch;

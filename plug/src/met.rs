@@ -19,14 +19,15 @@ const REMEMBERED: usize = 16;
 
 /// A lane, and the number of its door.
 type Met = (u32, Arc<Lane>);
-type Recent = [Option<Met>; REMEMBERED];
+
+/// The stream that was met last in each place.
+struct Recent(RefCell<[Option<Met>; REMEMBERED]>);
 
 /// Default streams of the calling thread, one a door.
 struct Own(RefCell<Vec<Met>>);
 
 thread_local! {
-    /// The stream that was met last in each place.
-    static RECENT: RefCell<Recent> = const { RefCell::new([const { None }; REMEMBERED]) };
+    static RECENT: Recent = const { Recent(RefCell::new([const { None }; REMEMBERED])) };
     static OWN: Own = const { Own(RefCell::new(Vec::new())) };
     /// The list has ended. To ask the list itself would be its first use.
     static PAST: Cell<bool> = const { Cell::new(false) };
@@ -46,7 +47,7 @@ fn place(handle: usize) -> usize {
 #[inline]
 pub(crate) fn with<R>(door: u32, handle: usize, then: impl FnOnce(&Lane) -> Option<R>) -> Option<R> {
     let met = RECENT.try_with(|recent| {
-        let recent = recent.try_borrow().ok()?;
+        let recent = recent.0.try_borrow().ok()?;
         let (of, lane) = recent[place(handle)].as_ref()?;
         if *of == door && lane.handle() == handle { then(lane) } else { None }
     });
@@ -56,7 +57,8 @@ pub(crate) fn with<R>(door: u32, handle: usize, then: impl FnOnce(&Lane) -> Opti
 /// This one was met last.
 pub(crate) fn remember(door: u32, lane: &Arc<Lane>) {
     let _ = RECENT.try_with(|recent| {
-        let replaced = recent.try_borrow_mut().ok()?[place(lane.handle())].replace((door, Arc::clone(lane)));
+        let replaced =
+            recent.0.try_borrow_mut().ok()?[place(lane.handle())].replace((door, Arc::clone(lane)));
         // Its drop may speak to the driver: not while the list is borrowed.
         drop(replaced);
         Some(())
@@ -81,7 +83,7 @@ pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
 /// The door was destroyed: the calling thread lets go of its streams. Other threads do when they end, or meet others in their places.
 pub(crate) fn forget(door: u32) {
     let recent = RECENT.try_with(|recent| {
-        let mut recent = recent.try_borrow_mut().ok()?;
+        let mut recent = recent.0.try_borrow_mut().ok()?;
         let theirs = recent.iter_mut().map(|met| met.take_if(|(of, _)| *of == door));
         Some(theirs.collect::<Vec<_>>())
     });
@@ -93,25 +95,56 @@ pub(crate) fn forget(door: u32) {
     drop((recent, own));
 }
 
+/// Runs what a thread's end is to do. In a forked child neither the parent's locks nor the driver can be touched: there `kept` is
+/// left as it is. And a panic out of a thread's destructor would be the end of the process.
+fn at_the_end<T>(forked: bool, kept: T, run: impl FnOnce(T)) {
+    if forked {
+        core::mem::forget(kept);
+        return;
+    }
+    let _ = catch_unwind(AssertUnwindSafe(|| run(kept)));
+}
+
+impl Drop for Recent {
+    /// A lane's last reference, of an allocator that another thread destroyed, is the end of a stream.
+    fn drop(&mut self) {
+        let met = core::mem::replace(self.0.get_mut(), [const { None }; REMEMBERED]);
+        at_the_end(status::is_forked(), met, drop);
+    }
+}
+
 impl Drop for Own {
     fn drop(&mut self) {
         PAST.set(true);
         let own = core::mem::take(self.0.get_mut());
-        let taken = |recent: &RefCell<Recent>| {
-            recent.try_borrow_mut().ok().map(|mut all| all.each_mut().map(Option::take))
-        };
+        let taken =
+            |recent: &Recent| recent.0.try_borrow_mut().ok().map(|mut all| all.each_mut().map(Option::take));
         let recent = RECENT.try_with(taken);
-        if status::is_forked() {
-            // Neither the parent's locks nor the driver can be touched here.
-            core::mem::forget((own, recent));
-            return;
-        }
-        // A panic out of a thread's destructor would be the end of the process.
-        let _ = catch_unwind(AssertUnwindSafe(|| {
+        at_the_end(status::is_forked(), (own, recent), |(own, recent)| {
             drop(recent);
             for (door, lane) in own {
                 Door::thread_ends(door, lane);
             }
-        }));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_the_end;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_forked_child_lets_go_of_nothing_at_its_end() {
+        let kept = Arc::new(());
+        at_the_end(true, Arc::clone(&kept), |_| panic!("nothing is to be done"));
+        assert_eq!(Arc::strong_count(&kept), 2, "its drop could touch the driver");
+        at_the_end(false, Arc::clone(&kept), drop);
+        assert_eq!(Arc::strong_count(&kept), 2, "and otherwise it is dropped");
+    }
+
+    #[test]
+    fn a_panic_in_the_end_of_a_threads_list_is_not_the_end_of_the_process() {
+        at_the_end(false, (), |()| panic!("of a lane's drop"));
     }
 }

@@ -16,23 +16,23 @@ use core::mem::ManuallyDrop;
 use core::ops::RangeBounds;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
-    LaunchArgs, PushKernelArg, SyncOnDrop,
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs,
+    PushKernelArg, SyncOnDrop,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// A `CudaSlice` whose bytes are the pool's. It, and its views ([`PooledView`], [`PooledViewMut`]), go wherever cudarc takes a
 /// `DevicePtr` or a kernel's argument; the very type is had by [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`,
 /// and never as a `&mut CudaSlice`: a swap would hand our bytes to cudarc's own free.
 ///
 /// **Ordering.** While it lives, its order between streams is cudarc's tracking, hazards included (DESIGN.md, cudarc's own
-/// types); two events are made for it. cudarc counts streams by `CudaContext` value: of one that is not the slice's own and is
-/// named to a copy or a fill, a stream is made and kept for as long as both the slice and somebody else's reference to the value
-/// live, so that what is done there is tracked.
-/// (A launch asks nobody: on a stream of such a value it is the caller's to order, as `launch` is `unsafe`.) Its first use on any stream comes after the bytes' former life. Dropped, at any time
-/// and on any thread, its bytes are reused only behind everything that any stream of the context holds by then, because
-/// that tracking does not know all readers. So a [`DeviceArray`](crate::DeviceArray) comes back sooner and is ordered
-/// better: this is for code that cannot take one. The drop speaks to the driver, and does not wait for it.
+/// types); two events are made for it. cudarc counts streams by `CudaContext` value: a stream of another value than the slice's
+/// that is named to a copy or a fill is taken for one of the slice's own value, so that what is done there is tracked.
+/// (A launch asks nobody: on a stream of such a value it is the caller's to order, as `launch` is `unsafe`.) Its first use on any
+/// stream comes after the bytes' former life. Dropped, at any time and on any thread, its bytes are reused only behind
+/// everything that any stream of the context holds by then, because that tracking does not know all readers. So a
+/// [`DeviceArray`](crate::DeviceArray) comes back sooner and is ordered better: this is for code that cannot take one. The drop
+/// speaks to the driver and does not wait for it, and makes no call on a stream of anybody's, whoever captures there.
 ///
 /// **Streams that get no address.** A capturing stream (its graph could be launched when the bytes are somebody else's) and
 /// a stream of another device or context (whose work the drop does not know). The slice itself and its views to write
@@ -47,17 +47,27 @@ pub struct PooledSlice<T: Element> {
 /// Whose streams may use it.
 struct Streams {
     cuda: Cuda,
-    /// The context value that has the slice.
-    home: Arc<CudaContext>,
-    /// A stream of each other value that was met, which does nothing: cudarc's tracking is on while a value has two.
-    anchors: Mutex<Vec<Arc<CudaStream>>>,
+    /// The stream that the slice was made for.
+    home: ManuallyDrop<Arc<CudaStream>>,
+    /// A stream of the same value, which does nothing. While there is one cudarc's tracking is on there; and it is the one that
+    /// cudarc has the slice on, because the end of a slice makes its stream wait, which a capture on `home` would not survive.
+    anchor: ManuallyDrop<Arc<CudaStream>>,
+    /// Streams of other values that were met.
+    aliases: OnceLock<Box<Alias>>,
+}
+
+/// A stream of another value, as one of the slice's own: cudarc records what is done on a stream if the stream's value tracks.
+/// A list that only grows, so that what is in it can be lent for as long as the slice. An alias holds nothing of the driver's: it
+/// means whoever has the handle.
+struct Alias {
+    stream: Arc<CudaStream>,
+    next: OnceLock<Box<Alias>>,
 }
 
 impl Allocator<Cuda> {
-    /// A `CudaSlice` of `len` elements, with whatever its bytes held before, made for work on `stream`. Where the stream
-    /// was adopted from another value of cudarc's for this context than the device's, and the bytes' former life is not
-    /// over, the host waits for it: cudarc would not order it. The first slice in a context waits for all of it, as cudarc's
-    /// first stream does, which it makes.
+    /// A `CudaSlice` of `len` elements, with whatever its bytes held before, made for work on `stream`. Where cudarc has made no
+    /// stream yet in the stream's `CudaContext` value, the slice makes the first, and that waits for the whole context, as
+    /// cudarc has it, which no capture in the context survives: have one made (`new_stream`) before captures begin.
     ///
     /// # Errors
     /// [`Error::Overflow`]; as [`Allocator::alloc`] and [`Stream::cudarc`]; the driver's.
@@ -65,30 +75,34 @@ impl Allocator<Cuda> {
         let Ok(bytes) = self.uninit::<T>(len, stream)?.into_allocation() else {
             unreachable!("the memory is this allocator's own")
         };
-        let (cuda, theirs) = (self.driver().clone(), stream.cudarc()?);
-        if !cuda.tracks(&theirs)? {
-            stream.synchronize()?;
-        }
+        let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
+        let anchor = match cuda.anchor(&home) {
+            Ok(anchor) => ManuallyDrop::new(anchor),
+            Err(e) => {
+                cuda.current_stays(|| drop(ManuallyDrop::into_inner(home)));
+                return Err(e.into());
+            }
+        };
+        let streams = Streams { cuda, home, anchor, aliases: OnceLock::new() };
         let addr = if bytes.is_empty() { 0 } else { bytes.address().0 };
-        let slice = cuda.current_stays(|| slice_over(&theirs, addr, len))?;
-        let (home, anchors) = (Arc::clone(theirs.context()), Mutex::new(Vec::new()));
-        let streams = Streams { cuda, home, anchors };
+        let slice = streams.cuda.current_stays(|| slice_over(&streams, addr, len))?;
         Ok(PooledSlice { slice: ManuallyDrop::new(slice), bytes: Some(bytes), streams })
     }
 }
 
 /// The slice, its write event recorded behind what its stream holds: what it is ordered behind on other streams.
 #[allow(unsafe_code, reason = "cudarc takes an address on trust")]
-fn slice_over<T: Element>(stream: &Arc<CudaStream>, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
-    let (made, stored) = store_stays(stream.context(), || {
+fn slice_over<T: Element>(streams: &Streams, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
+    let of = if planted!(CudaPooledHome) { &streams.home } else { &streams.anchor };
+    let (made, stored) = store_stays(streams.home.context(), || {
         // cudarc panics if it cannot make its two events.
         let made = std::panic::catch_unwind(|| {
             // SAFETY: so many elements, of a type without invalid values, in an allocation that outlives the slice, which
             // never frees it: it is leaked back.
-            unsafe { stream.upgrade_device_ptr::<T>(addr, len) }
+            unsafe { of.upgrade_device_ptr::<T>(addr, len) }
         });
         made.map(|mut slice| {
-            drop(slice.device_ptr_mut(stream));
+            drop(slice.device_ptr_mut(&streams.home));
             slice
         })
     });
@@ -120,8 +134,9 @@ impl<T: Element> PooledSlice<T> {
     ///
     /// # Safety
     /// Whoever has it asks cudarc and not us. So all that is queued with it, or with a view of it, is queued on streams of its own
-    /// `CudaContext` value (`slice.stream().context()`), with event tracking on and no error in store there, on no stream that
-    /// captures and on none of another device. What else is queued is neither waited for nor remembered: it may read what a later
+    /// `CudaContext` value (`slice.context()`), with event tracking on and no error in store there, on no stream that
+    /// captures and on none of another device. The stream that it says it is on is one of ours, which does nothing: what is queued there
+    /// is ordered as elsewhere, and nobody captures there. What else is queued is neither waited for nor remembered: it may read what a later
     /// write leaves, or, after the drop, what is somebody else's.
     #[allow(unsafe_code, reason = "cudarc's own type looks at no stream")]
     pub unsafe fn as_cuda_slice(&self) -> &CudaSlice<T> {
@@ -183,35 +198,72 @@ impl<T: Element> PooledViewMut<'_, T> {
 }
 
 impl Streams {
-    /// Whether work on this stream may use the bytes, and is tracked. Why not is kept as a deferred error.
-    fn admit(&self, stream: &CudaStream) -> bool {
-        let admitted = self.cuda.find(stream).map(drop).and_then(|()| self.track(stream.context()));
-        admitted.map_err(|e| self.cuda.drop_failed(e)).is_ok()
-    }
-
-    /// Keeps cudarc's tracking on in another value of the context.
-    fn track(&self, context: &Arc<CudaContext>) -> DriverResult<()> {
-        if Arc::ptr_eq(context, &self.home) || planted!(CudaPooledUntracked) {
-            return Ok(());
-        }
-        let mut anchors = self.anchors.lock().unwrap_or_else(PoisonError::into_inner);
-        if !anchors.iter().any(|anchor| Arc::ptr_eq(anchor.context(), context)) {
-            anchors.push(self.cuda.anchor_in(context)?);
-            // A value that nobody else has got can name no stream any more: what was tracked in it stays recorded.
-            let over = anchors.extract_if(.., |anchor| Arc::strong_count(anchor.context()) == 1);
-            self.let_go(over.collect());
-        }
-        Ok(())
-    }
-
-    /// These streams go: in cudarc, which leaves its context current and keeps what failed.
-    fn let_go(&self, anchors: Vec<Arc<CudaStream>>) {
-        for anchor in anchors {
-            let context = Arc::clone(anchor.context());
-            let ((), failed) = self.cuda.current_stays(|| store_stays(&context, || drop(anchor)));
-            if let Err(e) = failed {
-                self.cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
+    /// The stream as cudarc's tracking is to see it, if work on it may use the bytes. Why not is kept as a deferred error.
+    fn admit<'a>(&'a self, stream: &'a CudaStream) -> Option<&'a CudaStream> {
+        match self.cuda.find(stream) {
+            Ok(_) if Arc::ptr_eq(stream.context(), self.home.context()) || planted!(CudaPooledUntracked) => {
+                Some(stream)
             }
+            Ok(_) => Some(self.alias(stream)),
+            Err(e) => {
+                self.cuda.drop_failed(e);
+                None
+            }
+        }
+    }
+
+    /// A stream of another value, as one of ours. No driver call and no lock: a stream made in that value instead would wait for
+    /// the whole context if it is the first there, and keep that value from waiting when its owner makes one.
+    #[allow(unsafe_code, reason = "promises about streams")]
+    fn alias(&self, stream: &CudaStream) -> &CudaStream {
+        let handle = stream.cu_stream();
+        let mut at = &self.aliases;
+        loop {
+            let alias = at.get_or_init(|| {
+                // SAFETY: of this context, as `find` saw; used for as long as the caller lends the stream, no longer.
+                let stream = unsafe { self.home.context().wrap_borrowed_stream(handle) };
+                Box::new(Alias { stream, next: OnceLock::new() })
+            });
+            if alias.stream.cu_stream() == handle {
+                return &alias.stream;
+            }
+            at = &alias.next;
+        }
+    }
+}
+
+/// What cudarc answers for a stream that it sees as `seen`. What failed is the caller's to meet, in the caller's own value.
+fn lend<'a, R>(given: &CudaStream, seen: &'a CudaStream, ask: impl FnOnce(&'a CudaStream) -> R) -> R {
+    if Arc::ptr_eq(given.context(), seen.context()) {
+        return ask(seen);
+    }
+    let (answer, failed) = store_stays(seen.context(), || ask(seen));
+    given.context().record_err(failed);
+    answer
+}
+
+impl Drop for Streams {
+    /// In cudarc, which leaves its context current and keeps what failed. The last reference to a stream destroys it.
+    #[allow(unsafe_code, reason = "they go while the context is looked after")]
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let home = unsafe { ManuallyDrop::take(&mut self.home) };
+        // SAFETY: as above.
+        let anchor = unsafe { ManuallyDrop::take(&mut self.anchor) };
+        let mut aliases = self.aliases.take();
+        let failed = self.cuda.current_stays(|| {
+            let context = Arc::clone(home.context());
+            store_stays(&context, || {
+                drop((anchor, home));
+                // One by one: a list of any length.
+                while let Some(alias) = &mut aliases {
+                    aliases = alias.next.take();
+                }
+            })
+            .1
+        });
+        if let Err(e) = failed {
+            self.cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
         }
     }
 }
@@ -231,9 +283,6 @@ impl<T: Element> Drop for PooledSlice<T> {
         if let Err(e) = cuda.current_stays(|| drop_events(slice)) {
             cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
         }
-        let anchors = self.streams.anchors.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let anchors = core::mem::take(anchors);
-        self.streams.let_go(anchors);
         if let Some(bytes) = self.bytes.take() {
             if planted!(CudaPooledPlain) {
                 drop(bytes);
@@ -261,17 +310,19 @@ impl<T: Element> DeviceSlice<T> for PooledSlice<T> {
         self.slice.len()
     }
     fn stream(&self) -> &Arc<CudaStream> {
-        self.slice.stream()
+        &self.streams.home
     }
 }
 impl<T: Element> DevicePtr<T> for PooledSlice<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if self.streams.admit(stream) { self.slice.device_ptr(stream) } else { refused() }
+        let Some(seen) = self.streams.admit(stream) else { return refused() };
+        lend(stream, seen, |seen| self.slice.device_ptr(seen))
     }
 }
 impl<T: Element> DevicePtrMut<T> for PooledSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if self.streams.admit(stream) { self.slice.device_ptr_mut(stream) } else { refused() }
+        let Some(seen) = self.streams.admit(stream) else { return refused() };
+        lend(stream, seen, |seen| self.slice.device_ptr_mut(seen))
     }
 }
 impl<T: Element> DeviceSlice<T> for PooledView<'_, T> {
@@ -279,12 +330,13 @@ impl<T: Element> DeviceSlice<T> for PooledView<'_, T> {
         self.view.len()
     }
     fn stream(&self) -> &Arc<CudaStream> {
-        self.view.stream()
+        &self.streams.home
     }
 }
 impl<T: Element> DevicePtr<T> for PooledView<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if self.streams.admit(stream) { self.view.device_ptr(stream) } else { refused() }
+        let Some(seen) = self.streams.admit(stream) else { return refused() };
+        lend(stream, seen, |seen| self.view.device_ptr(seen))
     }
 }
 impl<T: Element> fmt::Debug for PooledView<'_, T> {
@@ -297,17 +349,19 @@ impl<T: Element> DeviceSlice<T> for PooledViewMut<'_, T> {
         self.view.len()
     }
     fn stream(&self) -> &Arc<CudaStream> {
-        self.view.stream()
+        &self.streams.home
     }
 }
 impl<T: Element> DevicePtr<T> for PooledViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if self.streams.admit(stream) { self.view.device_ptr(stream) } else { refused() }
+        let Some(seen) = self.streams.admit(stream) else { return refused() };
+        lend(stream, seen, |seen| self.view.device_ptr(seen))
     }
 }
 impl<T: Element> DevicePtrMut<T> for PooledViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        if self.streams.admit(stream) { self.view.device_ptr_mut(stream) } else { refused() }
+        let Some(seen) = self.streams.admit(stream) else { return refused() };
+        lend(stream, seen, |seen| self.view.device_ptr_mut(seen))
     }
 }
 impl<T: Element> fmt::Debug for PooledViewMut<'_, T> {

@@ -105,7 +105,7 @@ fn a_capture_that_reads_a_pooled_slice_by_cudarcs_own_types_leaves_no_graph() {
 }
 
 /// A reader on a stream of another `CudaContext` value, which has no second stream, so that cudarc would not track it: the next
-/// write comes after it, and after the slice nothing of the value's is left.
+/// write comes after it. Nothing is made in that value, whose own first stream has to wait for it.
 #[test]
 fn readers_of_another_value_of_the_context_are_tracked() {
     let Some(rig) = rig() else { return };
@@ -130,9 +130,100 @@ fn readers_of_another_value_of_the_context_are_tracked() {
             theirs.synchronize().expect("there");
             assert_eq!(read(&theirs, to), vec![word; WORDS], "the reader came first");
         }
-        assert!(another.is_in_multi_stream_mode(), "while the slice lives");
+        assert!(!another.is_in_multi_stream_mode(), "nothing was made there");
+    }
+    rig.clean();
+}
+
+/// A slice whose stream hangs on a value that cudarc has made no stream in: tracked all the same, by readers of the device's value
+/// too. It tracked nothing, and the write went ahead of the reader.
+#[test]
+fn a_pooled_slice_of_a_value_without_streams_is_tracked() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(2);
+        let another = CudaContext::new(0).expect("another value of the context");
+        let made = rig.ctx.new_stream().expect("somebody's stream");
+        // SAFETY: `made` outlives everything that is done on it.
+        #[allow(unsafe_code, reason = "a borrowed stream")]
+        let theirs = unsafe { another.wrap_borrowed_stream(made.cu_stream()) };
+        let home = gpu.adopt(rig.cuda.adopt(Arc::clone(&theirs)).expect("adopted")).expect("a stream");
+        let reader = gpu.stream().expect("a stream");
+        let mut to = gpu.uninit::<u32>(WORDS, &reader).expect("room");
+        reader.synchronize().expect("nothing before");
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        theirs.memcpy_htod(&vec![7; WORDS], &mut slice).expect("sent");
+        reader.cudarc().expect("its alias").memcpy_dtod(&slice, &mut to).expect("read elsewhere");
+        theirs.memcpy_htod(&vec![8; WORDS], &mut slice).expect("and written");
+        theirs.synchronize().expect("there");
+        assert_eq!(read(&reader.cudarc().expect("its alias"), &to), vec![7; WORDS], "the reader came first");
+        drop((slice, to));
+        reader.synchronize().expect("nothing is left");
+    }
+    rig.clean();
+}
+
+/// Ends a capture, which lives, without making its graph executable.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn ended(on: &CudaStream) {
+    // SAFETY: the stream is alive, and its capture began on it.
+    let graph = unsafe { result::stream::end_capture(on.cu_stream()) }.expect("the capture lives");
+    // SAFETY: ended above, and used by nobody.
+    unsafe { result::graph::destroy(graph) }.expect("destroyed");
+}
+
+/// Somebody captures on the very stream that a slice was made for, and it is dropped meanwhile: cudarc's end of a slice makes
+/// its stream wait for work outside the capture, and the capture was lost (905).
+#[test]
+fn a_pooled_slices_end_leaves_a_capture_on_its_stream_alone() {
+    let Some(rig) = rig() else { return };
+    for lent in [false, true] {
+        let gpu = rig.room_for(1);
+        let home = if lent {
+            gpu.stream().expect("a stream")
+        } else {
+            let made = rig.ctx.new_stream().expect("somebody's stream");
+            gpu.adopt(rig.cuda.adopt(made).expect("adopted")).expect("a stream")
+        };
+        let theirs = home.cudarc().expect("cudarc's value");
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        theirs.memcpy_htod(&vec![7; WORDS], &mut slice).expect("sent");
+        assert_eq!(slice.stream(), &theirs, "the stream it was made for");
+        assert_eq!(slice.as_view().stream(), &theirs);
+        theirs.begin_capture(MODE).expect("captures");
         drop(slice);
-        assert!(!another.is_in_multi_stream_mode(), "and no longer");
+        ended(&theirs);
+    }
+    rig.clean();
+}
+
+/// Somebody captures while a slice is read and written on a stream of another value, the first that cudarc hears of there: to
+/// have it tracked, a stream was made there, and the first one waits for the whole context.
+#[test]
+fn a_capture_lives_beside_a_pooled_slice_on_streams_of_another_value() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let another = CudaContext::new(0).expect("another value of the context");
+        // Nothing else is to end the capture: a wide event at the frees.
+        rig.cuda.expect_captures();
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        let mut to = gpu.uninit::<u32>(WORDS, &home).expect("room");
+        let somebody = rig.ctx.new_stream().expect("somebody's stream");
+        let waits = rig.fake.as_ref().map(|fake| fake.calls("cuCtxSynchronize"));
+        somebody.begin_capture(MODE).expect("captures");
+        for reader in [another.per_thread_stream(), another.default_stream(), another.per_thread_stream()] {
+            reader.memcpy_htod(&vec![7; WORDS], &mut slice).expect("written");
+            reader.memcpy_dtod(&slice.as_view(), &mut to).expect("and read");
+        }
+        drop(slice);
+        assert_eq!(
+            rig.fake.as_ref().map(|fake| fake.calls("cuCtxSynchronize")),
+            waits,
+            "nobody waited for all"
+        );
+        ended(&somebody);
     }
     rig.clean();
 }

@@ -3,7 +3,7 @@
 use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone, bind, function, function_of_driver};
 use super::{program, stream, write};
 use cudarc::driver::sys;
-use pond::driver::cuda::GpuStream;
+use pond::driver::cuda::{Cuda, GpuStream};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
@@ -139,5 +139,34 @@ fn a_synchronise_is_refused_beside_a_capture_that_can_be_seen() {
         assert!(end(&s), "it lives");
         assert_eq!(door.one("millpond_synchronize"), OK);
         door.destroy();
+    });
+}
+
+/// What an ended allocator of another device owes is no reason to wait for that device: a capture there lives beside a synchronise
+/// and a destroy. What is complete there goes back all the same.
+#[test]
+fn a_capture_on_another_device_lives_beside_a_synchronise() {
+    alone("captures::a_capture_on_another_device_lives_beside_a_synchronise", |fake| {
+        let cudas = [0, 1].map(|d| Cuda::new(d).expect("two devices"));
+        let [there, here] = [1, 0].map(|d| Door::on(d, "").expect("an allocator"));
+        let [t, u] = [(); 2].map(|()| stream(&cudas[1]));
+        let (x, y) = (there.alloc(MIB, &t), there.alloc(MIB, &t));
+        there.destroy();
+        write(&cudas[1], &t, x, MIB, 1);
+        bind(&cudas[1]);
+        assert_eq!(there.free_unknown(x), OK);
+        assert!(there.stat("taken") > 0, "it owes something");
+        begin(&u);
+        assert_eq!(here.one("millpond_synchronize"), OK);
+        assert!(end(&u), "the capture was destroyed by a synchronise");
+        assert_eq!(there.free(y), OK);
+        begin(&u);
+        here.destroy();
+        assert!(end(&u), "the capture was destroyed by a destroy");
+        assert!(there.stat("taken") > 0, "it is still owed");
+        let third = Door::on(1, "").expect("an allocator");
+        assert_eq!(third.one("millpond_synchronize"), OK);
+        assert_eq!((there.stat("taken"), fake.verdict()), (0, None), "by one of its device");
+        third.destroy();
     });
 }

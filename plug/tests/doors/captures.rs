@@ -66,7 +66,7 @@ impl World {
     }
 
     /// What a call that waits for the device answers. A capture there is lost, if no stream that this allocator can ask is in
-    /// it; of other devices, if something that has ended may be owed there.
+    /// it; those of other devices live.
     pub(super) fn waits_for_devices(&mut self, door: usize, fault: u8) -> Status {
         let (device, open) = (self.doors[door].device, self.doors[door].open);
         if !open {
@@ -75,12 +75,9 @@ impl World {
         let declared = &self.doors[door].declared;
         let seen = self.captures.iter().any(|c| c.device == device && declared.iter().any(|w| c.has(*w)));
         let some = self.captures.iter().any(|c| c.device == device);
-        let ended: Vec<usize> = self.doors.iter().filter(|d| !d.open).map(|d| d.device).collect();
         for capture in &mut self.captures {
             // A question that fails tells nothing.
-            let lost =
-                if capture.device == device { !seen || fault > 0 } else { ended.contains(&capture.device) };
-            capture.may_be_lost |= lost;
+            capture.may_be_lost |= capture.device == device && (!seen || fault > 0);
         }
         if some { Status::Capturing } else { Status::Ok }
     }

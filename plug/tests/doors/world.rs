@@ -585,15 +585,18 @@ impl World {
         Lasting { streams, events: events + streams }
     }
 
-    /// When the program's threads have ended: whatever is owed is given back by the next allocator, and nothing is left.
+    /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, and nothing
+    /// is left.
     pub(crate) fn after(&mut self) {
         driver::bind(self.contexts[0]);
         driver::synchronize();
         driver::bind(self.contexts[1]);
         driver::synchronize();
         driver::bind(self.contexts[0]);
-        self.create(0, 1, 0, 0);
-        self.destroy(self.slots[0], 0);
+        for (slot, device) in [(0, 0), (SLOTS - 1, 1)] {
+            self.create(slot, 1, device, 0);
+            self.destroy(self.slots[slot], 0);
+        }
         for door in &self.doors {
             let stats = Stats::of(door.number);
             let left = (stats.total("live"), stats.field("taken"), stats.pinned("held"));

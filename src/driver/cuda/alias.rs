@@ -185,26 +185,35 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether cudarc's tracking is on for slices of this stream, and will stay on: a stream of its own is kept for that in
-    /// the device's context. What the program itself switched off is its own to order, so it counts as on.
-    pub(crate) fn tracks(&self, stream: &CudaStream) -> DriverResult<bool> {
-        let context = self.device.cudarc()?;
-        if !Arc::ptr_eq(&context, stream.context()) {
-            return Ok(false);
-        }
-        let mut anchor = self.device.anchor.lock();
-        if anchor.is_none() {
-            *anchor = Some(self.anchor_in(&context)?);
-        }
-        Ok(true)
-    }
-
-    /// A stream of cudarc's in this value of the context, which does nothing: with a second one cudarc's tracking is on there.
-    /// The first one in a value waits for the whole context, as cudarc has it.
+    /// A stream of cudarc's in this stream's value of the context, which does nothing: while there is one cudarc's tracking is on in
+    /// that value. The device's own value keeps one for good. What the program itself switched off is its own to order.
+    /// The first one in a value waits for the whole context, as cudarc has it: `fork` would not, but then neither would the
+    /// owner's own first stream, behind slices of theirs that no event was recorded for.
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn anchor_in(&self, context: &Arc<CudaContext>) -> DriverResult<Arc<CudaStream>> {
+    pub(crate) fn anchor(&self, stream: &CudaStream) -> DriverResult<Arc<CudaStream>> {
+        let context = self.device.cudarc()?;
+        if !Arc::ptr_eq(&context, stream.context()) {
+            return self.anchor_in(stream.context());
+        }
+        if let Some(anchor) = &*self.device.anchor.lock() {
+            return Ok(Arc::clone(anchor));
+        }
+        // Not under the lock, as it may wait for the device. Of two that are made at once the second goes.
+        let made = self.anchor_in(&context)?;
+        let (kept, spare) = {
+            let mut anchor = self.device.anchor.lock();
+            match &*anchor {
+                Some(there) => (Arc::clone(there), Some(made)),
+                None => (Arc::clone(anchor.insert(made)), None),
+            }
+        };
+        self.current_stays(|| drop(spare));
+        Ok(kept)
+    }
+
+    fn anchor_in(&self, context: &Arc<CudaContext>) -> DriverResult<Arc<CudaStream>> {
         let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
         made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))
     }

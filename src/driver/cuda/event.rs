@@ -182,6 +182,9 @@ unsafe impl Fences for Cuda {
                 );
                 return Err(DriverError::new(call.name(), 900, DriverErrorKind::Capturing, message));
             }
+            if planted!(CudaFirstSuspect) {
+                break;
+            }
         }
         let bound = device.bind()?;
         // SAFETY: the device keeps the context, the reference the event.
