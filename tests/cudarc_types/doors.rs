@@ -2,6 +2,7 @@
 //! holds our operations, and none holds bytes that come back.
 
 use super::*;
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult};
 use millpond::Error;
 
