@@ -236,22 +236,7 @@ impl<'a> World<'a> {
                 theirs.memcpy_dtod(array, &mut slice.as_view_mut()).expect("queued");
                 self.pooled = Some(Pooled { slice, value: *value, readers: Readers::None });
             }
-            Call::FromPool { x, on, view } => {
-                if let Some(Pooled { slice, value, readers }) = &mut self.pooled {
-                    let (to, theirs) = (&mut self.arrays[x], &self.streams[on].theirs);
-                    if view {
-                        theirs.memcpy_dtod(&slice.as_view(), &mut to.array).expect("queued");
-                    } else {
-                        theirs.memcpy_dtod(&*slice, &mut to.array).expect("queued");
-                    }
-                    to.value = *value;
-                    *readers = match *readers {
-                        Readers::None => Readers::One(Some(on)),
-                        Readers::One(by) if by == Some(on) => Readers::One(by),
-                        _ => Readers::Several,
-                    };
-                }
-            }
+            Call::FromPool { x, on, view } => self.read_pool(x, on, view),
             Call::ToPool { x, on } => {
                 if let Some(Pooled { slice, value, readers }) =
                     self.pooled.as_mut().filter(|p| p.readers != Readers::Several)
@@ -270,6 +255,23 @@ impl<'a> World<'a> {
                     *readers = Readers::One(None);
                 }
             }
+        }
+    }
+
+    fn read_pool(&mut self, x: usize, on: usize, view: bool) {
+        if let Some(Pooled { slice, value, readers }) = &mut self.pooled {
+            let (to, theirs) = (&mut self.arrays[x], &self.streams[on].theirs);
+            if view {
+                theirs.memcpy_dtod(&slice.as_view(), &mut to.array).expect("queued");
+            } else {
+                theirs.memcpy_dtod(&*slice, &mut to.array).expect("queued");
+            }
+            to.value = *value;
+            *readers = match *readers {
+                Readers::None => Readers::One(Some(on)),
+                Readers::One(by) if by == Some(on) => Readers::One(by),
+                _ => Readers::Several,
+            };
         }
     }
 
