@@ -50,8 +50,8 @@ const BYTES: u64 = 4 << 8;
 struct Bench {
     rig: Rig,
     gpu: Allocator<Cuda>,
-    /// Another value for the context of `rig.ctx`.
-    other: Arc<CudaContext>,
+    /// Other values for the context of `rig.ctx`.
+    others: [Arc<CudaContext>; 2],
     account: Account,
 }
 
@@ -70,7 +70,7 @@ impl Bench {
     }
     /// A stream of every kind that cudarc can be given: two of the other value, which are unknown like the third.
     fn streams(&self) -> Vec<Given> {
-        let (rig, other) = (&self.rig, &self.other);
+        let (rig, other) = (&self.rig, &self.others[0]);
         let mut all: Vec<_> = [Ours, Adopted, Unknown].map(|whose| given(rig, &self.gpu, whose)).into();
         let unknown = [
             rig.ctx.default_stream(),
@@ -123,11 +123,11 @@ fn soak(name: &str, program: impl for<'a> Fn(&'a Bench) -> Round<'a>) {
         let account = Account::open();
         let grew = account.scope(|| {
             let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
-            let other = CudaContext::new(0).expect("another value of the context");
-            let bench = Bench { rig, gpu, other, account };
+            let others = [(); 2].map(|()| CudaContext::new(0).expect("another value of the context"));
+            let bench = Bench { rig, gpu, others, account };
             let grew = watch(&bench, &program);
-            let Bench { rig, gpu, other, .. } = bench;
-            drop((gpu, other));
+            let Bench { rig, gpu, others, .. } = bench;
+            drop((gpu, others));
             // What is left at the end says less than what grew.
             if grew.is_empty() {
                 rig.clean();
@@ -354,7 +354,7 @@ fn streams_come_and_go(b: &Bench) -> Round<'_> {
                 drop(given);
             }
         }
-        let theirs = b.other.new_stream().expect("a stream");
+        let theirs = b.others[0].new_stream().expect("a stream");
         let slice = b.gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
         theirs.memset_zeros(&mut { slice }).expect("queued");
     })
@@ -371,7 +371,7 @@ fn threads_come_and_go(b: &Bench) -> Round<'_> {
         let x = sevens(&b.gpu, &home);
         let theirs = || {
             b.rig.ctx.per_thread_stream().memcpy_dtod(&x, &mut y).expect("queued");
-            b.other.per_thread_stream().memcpy_dtod(&x, &mut y).expect("queued");
+            b.others[0].per_thread_stream().memcpy_dtod(&x, &mut y).expect("queued");
             drop(x);
         };
         std::thread::scope(|s| s.spawn(|| b.account.scope(theirs)).join().expect("no panic"));
@@ -395,6 +395,6 @@ fn random(b: &Bench, seed: u64) -> Round<'_> {
     // keeps a use, a timeline and the stream for each. So each round writes.
     calls.extend((0..ARRAYS).map(|x| Call::Fill { x, value: 1 }));
     calls.extend((0..HOSTS).map(|host| Call::Write { host, value: 1 }));
-    let mut world = World::new(&b.rig, &b.gpu, &b.other);
+    let mut world = World::new(&b.rig, &b.gpu, &b.others);
     Box::new(move |_| calls.iter().for_each(|&call| world.make(call)))
 }

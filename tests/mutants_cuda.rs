@@ -75,7 +75,13 @@ const KILLERS: &[(Bug, &[&str])] = &[
     ),
     (Bug::CudaLentSealed, &["cudarc_types::what_is_queued_late_under_a_lend_is_waited_for"]),
     (Bug::CudaPooledPlain, &["cudarc_types::a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot"]),
-    (Bug::CudaPooledUntracked, &["cudarc_types::doors::readers_of_another_value_of_the_context_are_tracked"]),
+    (
+        Bug::CudaPooledUntracked,
+        &[
+            "cudarc_types::doors::readers_of_another_value_of_the_context_are_tracked",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
     (Bug::CudaPooledHome, &["cudarc_types::doors::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone"]),
     (Bug::CudaAliasUnseen, &["cudarc_types::a_capturing_stream_gets_no_address"]),
     (Bug::CudaHostDefaultRead, &["cudarc_types::random::programs_of_cudarcs_calls_need_no_rules"]),

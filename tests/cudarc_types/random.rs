@@ -20,8 +20,8 @@ fn programs_of_cudarcs_calls_need_no_rules() {
         let rig = rig().expect("it was there a moment ago");
         {
             let gpu = rig.room_for(ARRAYS as u64 + 2);
-            let other = CudaContext::new(0).expect("another value for the same context");
-            let mut world = World::new(&rig, &gpu, &other);
+            let others = [(); 2].map(|()| CudaContext::new(0).expect("another value for the same context"));
+            let mut world = World::new(&rig, &gpu, &others);
             for call in calls {
                 world.make(call);
             }

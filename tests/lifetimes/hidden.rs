@@ -49,7 +49,9 @@ fn a_complete_range_is_found_behind_a_hundred_that_are_pending() {
     let pending: Vec<_> = (0..100).map(|_| gpu.alloc(MIB, &s).unwrap()).collect();
     drop(done);
     s.synchronize().unwrap();
-    pending.iter().for_each(|block| write(&sim, block, &s));
+    for block in &pending {
+        write(&sim, block, &s);
+    }
     drop(pending);
     drop(gpu.alloc(MIB, &t).expect("1.5 MiB are complete"));
     drop((s, t));
