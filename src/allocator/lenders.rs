@@ -6,7 +6,7 @@
 //! downwards where a search found the truth. Neither is a hit, nor a free that makes no longer range than there was.
 //!
 //! Nor can a miss look again and again at thousands of pools whose memory is all pending. Where there are many, a pool that
-//! was looked at in vain stands [aside](aside): its length is that of what is complete of it. It comes back when its
+//! was looked at in vain stands [`aside`]: its length is that of what is complete of it. It comes back when its
 //! timeline moves on ([`news`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
 //! if its stream is ordered after some of it, or when it asks the device about a few of those that have a marker to ask about.
 //!
