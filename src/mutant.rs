@@ -171,6 +171,7 @@ cuda:
     CudaBlockingStream "cuda-blocking-stream" "streams of ours are blocking: the legacy stream waits for them"
     CudaLentUnseen "cuda-lent-unseen" "what cudarc is lent an array for is not recorded (O6)"
     CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
+    CudaLentToNobody "cuda-lent-to-nobody" "what is lent to many streams is forgotten, and lent to nobody instead (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
     CudaPooledHome "cuda-pooled-home" "a pooled slice is cudarc's on the stream it was made for, which its end makes wait"

@@ -37,7 +37,7 @@ use remote::{Fake, When};
 use rig::{Adopted, Given, Ours, Rig, Spoils, Unknown, Words, count_up, given, iota, read, rig_when, sevens};
 use std::fmt::Write;
 use std::sync::Arc;
-use world::{ARRAYS, Call, HOSTS, World, calls};
+use world::{Call, HOSTS, World, calls};
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -193,6 +193,7 @@ programs! {
     pinned_arrays_of_one_round: pinned_of_one_round;
     streams_that_come_and_go: streams_come_and_go;
     threads_that_come_and_go: threads_come_and_go;
+    an_array_that_is_only_read: only_read;
     random_0: |b| random(b, 0);
     random_1: |b| random(b, 1);
     random_2: |b| random(b, 2);
@@ -211,6 +212,16 @@ fn arrays_that_stay(b: &Bench) -> Round<'_> {
         if i % PERIOD == 50 {
             assert_eq!(read(on(3), &x), vec![7; WORDS], "round {i}");
         }
+    })
+}
+
+/// By streams that come and go.
+fn only_read(b: &Bench) -> Round<'_> {
+    let home = b.home();
+    let (x, mut y) = (sevens(&b.gpu, &home), b.zeros(&home));
+    Box::new(move |_| {
+        let on = b.home();
+        on.cudarc().expect("its alias").memcpy_dtod(&x, &mut y).expect("queued");
     })
 }
 
@@ -391,9 +402,6 @@ fn random(b: &Bench, seed: u64) -> Round<'_> {
     let drawn = calls().new_tree(&mut TestRunner::new_with_rng(Proptest::default(), rng));
     let mut calls = drawn.expect("a program").current();
     calls.truncate(MOST);
-    // What was lent lasts until the array is borrowed alone and whole: one that is only ever read, on streams that come and go,
-    // keeps a use, a timeline and the stream for each. So each round writes.
-    calls.extend((0..ARRAYS).map(|x| Call::Fill { x, value: 1 }));
     calls.extend((0..HOSTS).map(|host| Call::Write { host, value: 1 }));
     let mut world = World::new(&b.rig, &b.gpu, &b.others);
     Box::new(move |_| calls.iter().for_each(|&call| world.make(call)))

@@ -281,6 +281,35 @@ fn what_is_queued_late_under_a_lend_is_waited_for() {
     rig.clean();
 }
 
+/// Streams that come, read and go: their uses are all streams' then, and the next write comes after each.
+#[test]
+fn an_array_that_many_streams_read_has_few_uses() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(301);
+        let home = gpu.stream().expect("a stream");
+        let (mut x, mut to): (_, Vec<_>) =
+            (sevens(&gpu, &home), (0..300).map(|_| sevens(&gpu, &home)).collect());
+        home.synchronize().expect("seven");
+        for y in &mut to {
+            let on = gpu.stream().expect("a stream");
+            on.cudarc().expect("its alias").memcpy_dtod(&x, y).expect("queued");
+        }
+        let uses = gpu.bookkeeping().uses;
+        assert!(
+            uses <= 300 + 70,
+            "{uses} uses, of which each of {} arrays that were written has one",
+            to.len()
+        );
+        x.fill_bytes(9, &home).expect("queued behind all of them");
+        for y in &to {
+            assert_eq!(read(&home.cudarc().expect("its alias"), y), vec![7; WORDS]);
+        }
+        assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![0x0909_0909; WORDS]);
+    }
+    rig.clean();
+}
+
 #[test]
 fn a_stream_of_another_device_is_refused_in_words() {
     let Some(rig) = rig() else { return };

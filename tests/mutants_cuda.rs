@@ -74,6 +74,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         ],
     ),
     (Bug::CudaLentSealed, &["cudarc_types::what_is_queued_late_under_a_lend_is_waited_for"]),
+    (Bug::CudaLentToNobody, &["cudarc_types::an_array_that_many_streams_read_has_few_uses"]),
     (Bug::CudaPooledPlain, &["cudarc_types::a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot"]),
     (
         Bug::CudaPooledUntracked,

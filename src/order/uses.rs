@@ -132,6 +132,22 @@ impl Uses {
         true
     }
 
+    /// What is lent on more than `most` streams is lent to `all` from here on, a timeline that stands for every stream: the streams
+    /// whose open uses ended so, one entry a use, and how many uses of `all` began.
+    #[must_use = "the streams' counts of open uses change"]
+    pub fn lend_to_all(&mut self, all: TimelineId, most: usize) -> (Streams, usize) {
+        let lent = |u: &Use| u.kind == UseKind::Lent && u.on != all;
+        if self.all.iter().filter(|u| lent(u)).count() <= most {
+            return (Streams::new(), 0);
+        }
+        let (ended, stay): (SmallVec<[Use; 2]>, SmallVec<[Use; 2]>) = self.all.drain(..).partition(lent);
+        self.all = stay;
+        let accesses =
+            [Access::Read, Access::Write].into_iter().filter(|a| ended.iter().any(|u| u.access == *a));
+        let began = accesses.filter(|&access| !planted!(CudaLentToNobody) && self.lend(all, access)).count();
+        (ended.iter().map(|u| u.on).collect(), began)
+    }
+
     /// The operation was never queued: its use is gone. `false` if it was not open.
     pub fn withdraw(&mut self, operation: Operation) -> bool {
         let before = self.all.len();

@@ -8,13 +8,18 @@
 //!
 //! This file does not know what is queued, or by which library.
 
+use super::super::pool::release_uses;
 use super::super::registry::entered::Entered;
-use super::super::registry::{Line, Registry};
-use super::{Holder, Intent, Touch, all_conflicts, order_line_behind};
+use super::super::registry::{CONTEXT, Line, Registry};
+use super::{Holder, Intent, Touch, Via, all_conflicts, order_line_behind};
 use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
 use crate::order::{Access, Completed, Pending, PendingSet, TimelineId};
 use crate::sync::Ordering;
+
+/// What is lent on more streams at once is lent to anybody: an array that is only ever read would keep a use, a timeline and a
+/// stream for each stream that came and went.
+const MANY: usize = 64;
 
 /// Nobody's timeline: none is ever numbered so.
 const NOBODY: TimelineId = TimelineId(u32::MAX);
@@ -102,12 +107,19 @@ impl<D: Driver> Holder<'_, D> {
         if planted!(CudaLentUnseen) {
             return;
         }
-        self.with_uses(|uses| {
+        let Via { registry, driver, .. } = self.via();
+        let ended = self.with_uses(|uses| {
             if planted!(CudaLentSealed) {
                 uses.exact(on.id, access, on.stamp());
             } else if uses.lend(on.id, access) {
                 on.open.fetch_add(1, Ordering::AcqRel);
             }
+            // Where somebody may capture, there are no markers for the work of all.
+            let most = if driver.expects_captures() { usize::MAX } else { MANY };
+            let (ended, began) = uses.lend_to_all(CONTEXT, most);
+            registry.context().open.fetch_add(began, Ordering::AcqRel);
+            ended
         });
+        release_uses(registry, ended);
     }
 }
