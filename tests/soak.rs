@@ -29,6 +29,8 @@ mod counting;
 mod device;
 #[path = "soak/judge.rs"]
 mod judge;
+#[path = "soak/leaks.rs"]
+mod leaks;
 #[path = "soak/programs.rs"]
 mod programs;
 #[path = "soak/random.rs"]
