@@ -68,7 +68,8 @@ pub(crate) struct PoolState {
     pub(crate) shares: Shares,
     /// What [`Pool::longest_hint`] says.
     longest: [u32; 2],
-    /// By kind: it may stand aside ([`lenders`](super::lenders)); and looks in vain that did not make it stand aside.
+    /// By kind: it may stand aside ([`lenders`](super::lenders)); and looks in vain, since something entered it, that did not show
+    /// all that was asked for.
     aside: [bool; 2],
     in_vain: [u32; 2],
     /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
@@ -346,12 +347,15 @@ impl<D: Driver> Pool<D> {
         let known = ripe.longest < len;
         let aside = lenders.set_aside(self.number, kind, &self.line, state.longest[k], ripe, complete);
         state.aside[k] |= aside;
-        state.in_vain[k] = if aside && known { 0 } else { (state.in_vain[k] + 1).min(IN_VAIN) };
+        if !(aside && known) {
+            state.in_vain[k] = (state.in_vain[k] + 1).min(IN_VAIN);
+        }
     }
 
     /// What entered may be complete: other pools' misses are to look again.
     pub(super) fn entered(&self, state: &mut PoolState, kind: Kind) {
         let k = kind as usize;
+        state.in_vain[k] = 0;
         if state.aside[k] && !planted!(EnteredUnheard) {
             state.aside[k] = false;
             self.core.lenders.call_back(self.number, kind);
