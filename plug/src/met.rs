@@ -95,14 +95,16 @@ pub(crate) fn forget(door: u32) {
     drop((recent, own));
 }
 
-/// Runs what a thread's end is to do. In a forked child neither the parent's locks nor the driver can be touched: there `kept` is
-/// left as it is. And a panic out of a thread's destructor would be the end of the process.
-fn at_the_end<T>(forked: bool, kept: T, run: impl FnOnce(T)) {
+/// Runs what a thread's end is to do with each of `kept`. In a forked child neither the parent's locks nor the driver can be
+/// touched: there each is left as it is, and only the list of them goes. And a panic out of a thread's destructor would be the
+/// end of the process.
+fn at_the_end<T>(forked: bool, kept: impl IntoIterator<Item = T>, run: impl FnMut(T)) {
+    let kept = kept.into_iter();
     if forked {
-        core::mem::forget(kept);
+        kept.for_each(core::mem::forget);
         return;
     }
-    let _ = catch_unwind(AssertUnwindSafe(|| run(kept)));
+    let _ = catch_unwind(AssertUnwindSafe(|| kept.for_each(run)));
 }
 
 impl Drop for Recent {
@@ -120,12 +122,9 @@ impl Drop for Own {
         let taken =
             |recent: &Recent| recent.0.try_borrow_mut().ok().map(|mut all| all.each_mut().map(Option::take));
         let recent = RECENT.try_with(taken);
-        at_the_end(status::is_forked(), (own, recent), |(own, recent)| {
-            drop(recent);
-            for (door, lane) in own {
-                Door::thread_ends(door, lane);
-            }
-        });
+        let forked = status::is_forked();
+        at_the_end(forked, recent.ok().flatten().into_iter().flatten(), drop);
+        at_the_end(forked, own, |(door, lane)| Door::thread_ends(door, lane));
     }
 }
 
@@ -137,14 +136,14 @@ mod tests {
     #[test]
     fn a_forked_child_lets_go_of_nothing_at_its_end() {
         let kept = Arc::new(());
-        at_the_end(true, Arc::clone(&kept), |_| panic!("nothing is to be done"));
+        at_the_end(true, [Arc::clone(&kept)], |_| panic!("nothing is to be done"));
         assert_eq!(Arc::strong_count(&kept), 2, "its drop could touch the driver");
-        at_the_end(false, Arc::clone(&kept), drop);
+        at_the_end(false, [Arc::clone(&kept)], drop);
         assert_eq!(Arc::strong_count(&kept), 2, "and otherwise it is dropped");
     }
 
     #[test]
     fn a_panic_in_the_end_of_a_threads_list_is_not_the_end_of_the_process() {
-        at_the_end(false, (), |()| panic!("of a lane's drop"));
+        at_the_end(false, [()], |()| panic!("of a lane's drop"));
     }
 }
