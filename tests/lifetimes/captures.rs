@@ -259,3 +259,23 @@ fn expected_captures_keep_context_wide_events_away() {
         all_clean(&sim, gpu);
     }
 }
+
+/// Whoever adopts the stream again by a reference that lasts promises that it is there: it can be marked by anybody from then on.
+#[test]
+fn a_stream_that_is_to_last_after_all_holds_nothing_back() {
+    let sim = late();
+    sim.expect_captures();
+    let gpu = on(&sim, small());
+    let (native, s) = undeclared(&sim, &gpu);
+    let x = gpu.alloc(64 * MIB, &s).unwrap();
+    write(&sim, &x, &s);
+    drop(x);
+    assert_eq!(held_back(&gpu), 64 * MIB);
+    let lasting = gpu.adopt(native.clone()).unwrap();
+    assert_eq!(held_back(&gpu), 0);
+    let t = gpu.stream().unwrap();
+    let y = gpu.alloc(64 * MIB, &t).expect("a wait for s");
+    write(&sim, &y, &t);
+    drop((y, t, s, lasting, native));
+    all_clean(&sim, gpu);
+}

@@ -69,3 +69,23 @@ fn a_small_request_finds_what_large_segments_of_others_have() {
     drop((most, small, s, t));
     all_clean(&sim, gpu);
 }
+
+/// A stream that captures cannot be marked, but what it did before its last marker is waited for.
+#[test]
+fn what_a_capturing_stream_was_marked_behind_is_waited_for() {
+    let sim = late();
+    let config = at(MIB).reuse(Reuse::Ordered).bounded_wait(Duration::from_secs(60));
+    let gpu = on(&sim, config);
+    let native = sim.stream().unwrap();
+    let (c, t) = (gpu.adopt(native.clone()).unwrap(), gpu.stream().unwrap());
+    let x = gpu.alloc(MIB, &c).unwrap();
+    write(&sim, &x, &c);
+    drop(x);
+    let marked = c.record().unwrap();
+    sim.begin_capture(&native).unwrap();
+    // One marker more is reserved, and refused.
+    gpu.alloc(MIB, &t).map(drop).expect("marked before");
+    sim.end_capture(&native).expect("the capture lives");
+    drop((marked, c, native, t));
+    all_clean(&sim, gpu);
+}

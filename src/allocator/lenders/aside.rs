@@ -20,7 +20,7 @@ pub(in super::super) const ASKED: usize = 4;
 /// A pool that was looked at in vain.
 pub(super) struct Place {
     pub(super) line: TimelineId,
-    /// The bound on its longest free range.
+    /// The bound on its longest free range: more than what is complete.
     pub(super) longest: u32,
     /// No complete range of it is longer.
     pub(super) complete: u32,
@@ -64,11 +64,9 @@ impl Aside {
 
     pub(super) fn insert(&mut self, pool: u32, place: Place) {
         self.remove(pool);
-        if place.longest > 0 {
-            self.by_len.insert((place.longest, pool));
-            if place.asking {
-                self.asking.insert((place.longest, pool));
-            }
+        self.by_len.insert((place.longest, pool));
+        if place.asking {
+            self.asking.insert((place.longest, pool));
         }
         self.of_line.insert((place.line, pool));
         self.places.insert(pool, place);
@@ -128,7 +126,7 @@ impl Aside {
     /// Panics unless every pool that stands aside is found by its timeline and its length, and nobody else.
     pub(super) fn check(&self) {
         let by_len = |asking: bool| {
-            let these = self.places.iter().filter(move |(_, p)| p.longest > 0 && (p.asking || !asking));
+            let these = self.places.iter().filter(move |(_, p)| p.asking || !asking);
             these.map(|(&pool, p)| (p.longest, pool)).collect::<BTreeSet<At>>()
         };
         assert_eq!(self.by_len, by_len(false), "F1: the lengths of pools that stand aside");
