@@ -74,7 +74,7 @@ fn a_small_request_finds_what_large_segments_of_others_have() {
 #[test]
 fn what_a_capturing_stream_was_marked_behind_is_waited_for() {
     let sim = late();
-    let config = at(MIB).reuse(Reuse::Ordered).bounded_wait(Duration::from_secs(60));
+    let config = at(MIB).reuse(Reuse::Ordered).bounded_wait(Duration::from_mins(1));
     let gpu = on(&sim, config);
     let native = sim.stream().unwrap();
     let (c, t) = (gpu.adopt(native.clone()).unwrap(), gpu.stream().unwrap());

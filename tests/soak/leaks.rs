@@ -3,6 +3,8 @@
 use super::run::{Bench, Pace, Run, Steady, try_soak};
 use millpond::Config;
 
+type Program = fn(&Bench) -> Steady;
+
 /// A stream, what waits for it, and what a round does with it.
 fn steady<T: 'static>(b: &Bench, mut keep: impl FnMut(u64) -> T + 'static) -> Steady {
     let gpu = b.gpu.clone();
@@ -13,7 +15,7 @@ fn steady<T: 'static>(b: &Bench, mut keep: impl FnMut(u64) -> T + 'static) -> St
 }
 
 fn blocks_of_the_host(b: &Bench) -> Steady {
-    steady(b, |i| Box::new(i))
+    steady(b, Box::new)
 }
 
 fn events(b: &Bench) -> Steady {
@@ -35,7 +37,7 @@ fn forgotten_guards(b: &Bench) -> Steady {
 
 #[test]
 fn what_grows_is_named() {
-    let leaks: [(&str, fn(&Bench) -> Steady); 4] = [
+    let leaks: [(&str, Program); 4] = [
         ("host blocks", blocks_of_the_host),
         ("driver events", events),
         ("chunks", memory),
