@@ -123,6 +123,7 @@ zoo! {
     ClosedKeepsOut "closed-keeps-out" "a closed pool does not take back what was cut out of it, unless it is complete"
     ClosedDrainsOrdered "closed-drains-ordered" "a closed pool forgets uses that its stream is only ordered behind"
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
+    PatienceRenewed "patience-renewed" "what a request has waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
     HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
     NewsLost "news-lost" "pools that stand aside do not come back when their memory completes"

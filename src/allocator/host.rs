@@ -14,6 +14,7 @@
 
 use super::Live;
 use super::access::bound;
+use super::bounded::Patience;
 use super::hands::Hands;
 use super::miss::{CALLBACKS, ROUNDS};
 use super::pinned::PinnedAllocation;
@@ -22,7 +23,7 @@ use super::registry::Registry;
 use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
-use crate::driver::{Driver, HostKind, Note, OwnedHost};
+use crate::driver::{Driver, HostKind, Note, OwnedHost, process_time};
 use crate::error::{DriverError, Error, Holder, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
 use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
@@ -30,7 +31,6 @@ use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::{Arc, Rank, Ranked, assert_unlocked};
 use crate::units::{AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
-use core::time::Duration;
 use hashbrown::HashMap;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
@@ -348,12 +348,12 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
     core.host.state.lock().counters.misses += 1;
     let hands = &core.host.hands;
     let own = Cell::new(0);
-    let mut patience = core.config.wait.unwrap_or(Duration::from_secs(2));
+    let mut patience = Patience::new(core.config.wait);
     let mut refusal = None;
     let (mut callbacks, mut asked_user) = (0, false);
     // The round before found nothing: this one finds out whether that is the truth.
     let mut checking = false;
-    let (start, whole) = (std::time::Instant::now(), patience);
+    let (start, whole) = (process_time(), patience.left());
     for round in 0.. {
         let (landed, before) = (hands.landed(), own.get());
         let frees = core.host.state.lock().counters.frees;
@@ -372,12 +372,11 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
         if let Some(t) = served {
             return Ok(t);
         }
-        let waiting = std::time::Instant::now();
-        progress |= hands.others_landed(landed, own.get() - before, patience);
-        patience = patience.saturating_sub(waiting.elapsed());
+        let own = own.get() - before;
+        progress |= patience.spend(process_time, |left| hands.others_landed(landed, own, left));
         progress |= checking && core.host.state.lock().counters.frees != frees;
         // Who loses every race has to end too.
-        progress &= round < ROUNDS || start.elapsed() < whole;
+        progress &= round < ROUNDS || process_time().saturating_sub(start) < whole;
         let failing = refusal.as_ref().is_some_and(|e: &DriverError| !e.is_out_of_memory());
         checking = !checking && !progress && !failing;
         if (progress && !failing) || checking {
@@ -497,26 +496,25 @@ fn wait<D: Driver>(
     core: &Core<D>,
     want: &Want,
     bytes: u64,
-    patience: &mut Duration,
+    patience: &mut Patience,
 ) -> Result<(Option<Taken>, bool), DriverError> {
     let mut progress = false;
     loop {
         let mut waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
         let waitable = core.registry.waitable(&core.driver);
         waiting.retain(|&p| waitable.by_host(p));
-        if waiting.is_empty() || patience.is_zero() {
+        if waiting.is_empty() || patience.is_over() {
             return Ok((None, progress));
         }
         let mut waited = false;
         for p in waiting {
             core.host.state.lock().counters.host_waits += 1;
-            let start = std::time::Instant::now();
-            let done = match core.registry.wait_host(&core.driver, p, *patience) {
+            let clock = || core.driver.host_time();
+            let done = match patience.spend(clock, |left| core.registry.wait_host(&core.driver, p, left)) {
                 // Nobody can wait for what a capturing stream holds; the others may be done.
                 Err(e) if e.is_of_one_stream() => continue,
                 done => done?,
             };
-            *patience = patience.saturating_sub(start.elapsed());
             if !done {
                 return Ok((None, progress));
             }

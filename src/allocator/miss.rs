@@ -24,11 +24,12 @@
 //! taken. Before it gives up, a climb waits for what is in hand and goes through the rungs once more, counting what is
 //! freed meanwhile; only a round in which nothing moved is an answer.
 
+use super::bounded::Patience;
 use super::config::{Policy, Reuse};
 use super::hands::Hand;
 use super::pool::{Handed, Pool, PoolState};
 use super::shared::{Core, lost};
-use crate::driver::Driver;
+use crate::driver::{Driver, process_time};
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Want};
 use crate::order::{Pending, TimelineId};
@@ -36,7 +37,6 @@ use crate::report::{Ladder, Rung};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
-use core::time::Duration;
 use smallvec::SmallVec;
 
 /// The ladder is climbed so often for one request before time counts: while others make progress and patience is left, a
@@ -44,8 +44,6 @@ use smallvec::SmallVec;
 pub(crate) const ROUNDS: usize = 32;
 /// The callback may ask for another try so often for one request.
 pub(crate) const CALLBACKS: usize = 3;
-/// What rung 8 waits at most, unless the options say otherwise.
-const WAIT: Duration = Duration::from_secs(2);
 
 /// Climbs a rung: returns if it serves, counts it either way.
 macro_rules! rung {
@@ -73,7 +71,7 @@ pub(crate) struct Miss<'a, D: Driver> {
     /// What this request had in hand and put down.
     pub(crate) own: &'a Cell<u64>,
     /// How long the host may still wait, for the device or for others.
-    patience: Duration,
+    patience: Patience,
     /// Whether ranges may be free whose stamps rung 8 has not waited for.
     stamps_due: bool,
     /// How often anything had been freed when this was last asked.
@@ -113,7 +111,7 @@ impl<D: Driver> Core<D> {
             asked,
             tried: Vec::new(),
             own: &own,
-            patience: self.config.wait.unwrap_or(WAIT),
+            patience: Patience::new(self.config.wait),
             stamps_due: true,
             frees: 0,
             refusal: None,
@@ -170,7 +168,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut callbacks = 0;
         // The round before found nothing: this one finds out whether that is the truth.
         let mut checking = false;
-        let (start, whole) = (std::time::Instant::now(), self.patience);
+        let (start, whole) = (process_time(), self.patience.left());
         for round in 0.. {
             if self.is_hopeless() {
                 if callbacks < CALLBACKS && self.callback() {
@@ -206,15 +204,14 @@ impl<'a, D: Driver> Miss<'a, D> {
             if !checking {
                 rung!(self.wait, self.wait(&mut progress));
             }
-            let waiting = std::time::Instant::now();
-            let mut moved = self.core.hands.others_landed(landed, self.own.get() - own, self.patience);
-            self.patience = self.patience.saturating_sub(waiting.elapsed());
+            let (hands, own) = (&self.core.hands, self.own.get() - own);
+            let mut moved = self.patience.spend(process_time, |left| hands.others_landed(landed, own, left));
             moved |= checking && self.others_freed();
             // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
             self.stamps_due |= moved;
             progress |= moved;
             // Who loses every race has to end too.
-            progress &= round < ROUNDS || start.elapsed() < whole;
+            progress &= round < ROUNDS || process_time().saturating_sub(start) < whole;
             // A driver that fails for other reasons than memory is told at once.
             let failing = self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory());
             checking = !checking && !progress && !failing;
@@ -317,7 +314,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         if any { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// Rung 8: the device is given time to finish, at most [`WAIT`] in all, where a request may wait for it at all
+    /// Rung 8: the device is given time to finish, at most its [`Patience`] in all, where a request may wait for it at all
     /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere. Other pools' bytes count: one of them
     /// may be what we need.
     ///
@@ -328,7 +325,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn wait(&mut self, progress: &mut bool) -> Step {
         let core = self.core;
         self.stamps_due |= self.others_freed();
-        if self.patience.is_zero() {
+        if self.patience.is_over() {
             return Ok(None);
         }
         // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
@@ -356,10 +353,9 @@ impl<'a, D: Driver> Miss<'a, D> {
         batch.retain(|&p| !core.registry.all_complete(&[p]));
         let waitable = core.registry.waitable(&core.driver);
         batch.retain(|&p| waitable.by_host(p));
-        let start = std::time::Instant::now();
+        let clock = || core.driver.host_time();
         for p in batch {
-            let left = self.patience.saturating_sub(start.elapsed());
-            if left.is_zero() {
+            if self.patience.is_over() {
                 break;
             }
             self.pool.lock().counters.host_waits += 1;
@@ -367,17 +363,16 @@ impl<'a, D: Driver> Miss<'a, D> {
                 let stream = core.registry.line(p.on).map(|l| l.info.id);
                 core.record(Event::HostWait { stream });
             }
-            match core.registry.wait_host(&core.driver, p, left) {
+            match self.patience.spend(clock, |left| core.registry.wait_host(&core.driver, p, left)) {
                 Ok(done) => *progress |= done,
                 // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
                 Err(e) if e.is_of_one_stream() => {
                     self.one_refused(e)?;
-                    *progress |= self.wait_for_covered(p, left);
+                    *progress |= self.wait_for_covered(p);
                 }
                 Err(e) => return self.refused(e),
             }
         }
-        self.patience = self.patience.saturating_sub(start.elapsed());
         // Another thread may have waited for it and not have drained yet.
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
         *progress |= self.drain_all();
@@ -385,13 +380,17 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// A stream that cannot be marked now may have been marked before.
-    fn wait_for_covered(&self, pending: Pending, limit: Duration) -> bool {
+    fn wait_for_covered(&mut self, pending: Pending) -> bool {
         let (core, on) = (self.core, pending.on);
+        let clock = || core.driver.host_time();
         let Some(epoch) = core.registry.line(on).map(|line| line.covered()) else { return false };
         let before = Pending { on, epoch };
         epoch < pending.epoch
             && !core.registry.all_complete(&[before])
-            && core.registry.wait_host(&core.driver, before, limit).unwrap_or(false)
+            && self
+                .patience
+                .spend(clock, |left| core.registry.wait_host(&core.driver, before, left))
+                .unwrap_or(false)
     }
 
     /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.

@@ -11,6 +11,7 @@ use millpond::{
 };
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const SCHEDULES: [Schedule; 4] =
     [Schedule::Earliest, Schedule::Latest, Schedule::Random(1), Schedule::Random(2)];
@@ -166,11 +167,28 @@ impl Seeded {
     }
 }
 
+/// What the calls of one request take of the host beside its waits, in the simulated device's prices: pinning 128 MiB is the
+/// dearest, at 65 ms.
+const CALLS: Duration = Duration::from_millis(200);
+
+/// The host's virtual time that one request takes is within its bound, and added to the longest.
+fn within<X>(bound: Duration, sim: &Sim, longest: &mut Duration, request: impl FnOnce() -> X) -> X {
+    let before = sim.host_time();
+    let result = request();
+    let took = sim.host_time() - before;
+    assert!(took <= bound + CALLS, "a request that may block for {bound:?} took {took:?}");
+    *longest = took.max(*longest);
+    result
+}
+
 /// Random programs under a tight limit, device and pinned, beside the endless kernel, whose stream allocates, frees and uses
-/// too: every request is served or out of memory, and waits for nothing that need not end.
+/// too, and kernels of seconds on the others: every request is served or out of memory, waits for nothing that need not end,
+/// and blocks the host for no longer than its bound, whatever it waits for one after the other.
 #[test]
 fn random_requests_beside_an_endless_kernel() {
     let (mut served, mut refused) = (0, 0);
+    let bound = Duration::from_secs(3);
+    let mut longest = [Duration::ZERO; 2];
     for seed in 0..400 {
         let mut random = Seeded(seed);
         let reuse = [Reuse::WithWaits, Reuse::Ordered, Reuse::Never][random.below(3) as usize];
@@ -181,7 +199,7 @@ fn random_requests_beside_an_endless_kernel() {
                 [Schedule::Earliest, Schedule::Latest, Schedule::Random(seed)][random.below(3) as usize],
             )
             .waiting_frees(random.below(3) > 0);
-        let config = Config::default().reuse(reuse).policy(policy).growth(growth);
+        let config = Config::default().reuse(reuse).policy(policy).growth(growth).bounded_wait(bound);
         let gpu = on(&sim, config.limit(Limit::Bytes(64 * MIB)).pinned_limit(128 * MIB));
         let mut streams = [0; 3].map(|_| gpu.stream().unwrap()).to_vec();
         let (alone, gate) = endless(&sim, &gpu);
@@ -193,15 +211,24 @@ fn random_requests_beside_an_endless_kernel() {
         for _ in 0..60 {
             let (at, s) = (random.below(4) as usize, &streams[random.below(4) as usize]);
             match random.below(8) {
-                0..=2 => match is_out_of_memory(gpu.alloc((1 + random.below(6)) * 5 * MIB, &streams[at])) {
+                0..=2 => match is_out_of_memory(within(bound, &sim, &mut longest[0], || {
+                    gpu.alloc((1 + random.below(6)) * 5 * MIB, &streams[at])
+                })) {
                     Some(x) => {
                         write(&sim, &x, &streams[at]);
+                        if random.below(4) == 0 {
+                            let long = Launch::new("long").writes(x.address(), x.len());
+                            sim.launch(streams[at].native(), long.takes(random.below(2_000) * 1_000_000))
+                                .unwrap();
+                        }
                         blocks.push((x, at));
                         served += 1;
                     }
                     None => refused += 1,
                 },
-                3 => match is_out_of_memory(gpu.alloc_pinned((1 + random.below(6)) * 20 * MIB)) {
+                3 => match is_out_of_memory(within(bound, &sim, &mut longest[1], || {
+                    gpu.alloc_pinned((1 + random.below(6)) * 20 * MIB)
+                })) {
                     Some(p) => {
                         p.record_use(s).unwrap();
                         let read = Launch::new("read pinned").reads(p.address(), p.len());
@@ -250,4 +277,5 @@ fn random_requests_beside_an_endless_kernel() {
         all_clean(&sim, gpu);
     }
     assert!(served > 3000 && refused > 1000, "{served} served, {refused} refused: not under pressure");
+    assert!(longest.iter().all(|&took| took >= bound), "no request came to its bound: {longest:?}");
 }

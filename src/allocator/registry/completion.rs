@@ -377,11 +377,11 @@ impl<D: Driver> Registry<D> {
         let mut ended: Vec<Pending> =
             ended.into_iter().map(|l| Pending { on: l.id, epoch: l.marked() }).collect();
         ended.retain(|&p| waitable.by_host(p));
-        let (start, count) = (std::time::Instant::now(), ended.len() as u32);
+        let (start, count) = (driver.host_time(), ended.len() as u32);
         for (n, pending) in ended.into_iter().enumerate() {
             // Each has its share, and what the ones before it have left: a slow one takes nothing from the others.
             let share = patience * (n as u32 + 1) / count;
-            let left = share.saturating_sub(start.elapsed());
+            let left = share.saturating_sub(driver.host_time().saturating_sub(start));
             if left.is_zero() {
                 continue;
             }

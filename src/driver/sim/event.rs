@@ -297,9 +297,10 @@ unsafe impl Fences for Sim {
         drain_device(&guard, self.index(), Call::CtxSynchronize)
     }
 
-    /// Runs the executor until the event is complete; `false` when nothing can make it so. Never sleeps and never polls,
-    /// so the limit plays no part.
-    fn wait_event(&self, event: &SimEvent, _limit: Duration) -> DriverResult<bool> {
+    /// Runs the executor until the event is complete. `false` when nothing can make it so, which takes no virtual time, and
+    /// when it is complete later than `limit` from now in virtual time: then the host's clock has moved by `limit`, and
+    /// nothing has run for it. Never sleeps and never polls.
+    fn wait_event(&self, event: &SimEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::EventSynchronize;
         let guard = self.lock();
         let (goals, until) = self.call(call, |w| {
@@ -312,8 +313,16 @@ unsafe impl Fences for Sim {
                 state.not_ready -= 1;
                 return Ok((None, 0));
             }
-            let found = (Some(state.points.clone()), state.finish);
-            Ok(if w.faults.not_ready() { (None, 0) } else { found })
+            let (points, finish) = (state.points.clone(), state.finish);
+            if w.faults.not_ready() {
+                return Ok((None, 0));
+            }
+            let over = w.host_now.saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+            if finish > over {
+                w.host_now = over;
+                return Ok((None, 0));
+            }
+            Ok((Some(points), finish))
         })?;
         let Some(goals) = goals else { return Ok(false) };
         if exec::reach(&guard, goals).is_err() {
@@ -324,6 +333,10 @@ unsafe impl Fences for Sim {
         world.host_now = world.host_now.max(until);
         world.host_sees(event.key);
         Ok(true)
+    }
+
+    fn host_time(&self) -> Duration {
+        Sim::host_time(self)
     }
 
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {
