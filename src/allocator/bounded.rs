@@ -2,45 +2,13 @@
 //! whose work it cannot mark.
 //!
 //! A context-wide marker is behind the work of every stream, independent ones included, so while there are any it is not
-//! waited for either. And for how long in all: [`Patience`]. This file does not wait: the ladder's rungs do.
+//! waited for either. This file does not wait, nor say for how long: `waiting.rs` does.
 
 use super::registry::{CONTEXT, Line, Named, Registry};
 use crate::driver::{Driver, StreamKind};
 use crate::order::{Pending, TimelineId};
 use crate::sync::Ordering;
 use crate::units::Epoch;
-use core::time::Duration;
-
-/// How long one request may still block the host: `Config::bounded_wait` at first, and less by whatever it waited.
-pub(crate) struct Patience(Duration);
-
-impl Patience {
-    /// Where the configuration does not say.
-    const DEFAULT: Duration = Duration::from_secs(2);
-
-    pub(crate) fn new(limit: Option<Duration>) -> Patience {
-        Patience(limit.unwrap_or(Self::DEFAULT))
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.0.is_zero()
-    }
-
-    /// What is left.
-    pub(crate) fn left(&self) -> Duration {
-        self.0
-    }
-
-    /// Takes off what `wait` blocks, by this clock. It is told what is left.
-    pub(crate) fn spend<T>(&mut self, clock: impl Fn() -> Duration, wait: impl FnOnce(Duration) -> T) -> T {
-        let start = clock();
-        let result = wait(self.0);
-        if !planted!(PatienceRenewed) {
-            self.0 = self.0.saturating_sub(clock().saturating_sub(start));
-        }
-        result
-    }
-}
 
 /// Whom requests may wait for.
 pub(crate) struct Waitable<'a, D: Driver> {

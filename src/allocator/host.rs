@@ -14,15 +14,15 @@
 
 use super::Live;
 use super::access::bound;
-use super::bounded::Patience;
 use super::hands::Hands;
 use super::miss::{CALLBACKS, ROUNDS};
 use super::pinned::PinnedAllocation;
 use super::pool::{in_flight_held_back, note_pending, release_open};
-use super::registry::Registry;
+use super::registry::{QUESTIONS, Registry};
 use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
+use super::waiting::{Patience, wait_for_some};
 use crate::driver::{Driver, HostKind, Note, OwnedHost, process_time};
 use crate::error::{DriverError, Error, Holder, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
@@ -358,9 +358,12 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
         let (landed, before) = (hands.landed(), own.get());
         let frees = core.host.state.lock().counters.frees;
         // What cannot be asked is no completion; new memory may serve all the same.
-        let unasked = match fold(core, want, bytes) {
+        // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
+        let questions = if checking { usize::MAX } else { QUESTIONS };
+        let unmarked = if checking { core.registry.mark_all(&core.driver).err() } else { None };
+        let unasked = match fold(core, want, bytes, questions) {
             Ok(Some(t)) => return Ok(t),
-            Ok(None) => None,
+            Ok(None) => unmarked,
             Err(e) if e.is_context_lost() => return Err(e.into()),
             Err(e) => Some(e),
         };
@@ -432,13 +435,20 @@ fn facts<D: Driver>(
     }
 }
 
-fn fold<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Option<Taken>, DriverError> {
-    core.registry.drain_to_end(&core.driver, !core.config.deterministic, || {
+fn fold<D: Driver>(
+    core: &Core<D>,
+    want: &Want,
+    bytes: u64,
+    questions: usize,
+) -> Result<Option<Taken>, DriverError> {
+    let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
         let mut state = core.host.state.lock();
         state.drain(&core.registry.seen());
         state.in_flight.oldest().collect()
-    })?;
-    Ok(core.host.state.lock().take(want, bytes))
+    });
+    // What was drained before somebody could not be asked serves all the same.
+    let taken = core.host.state.lock().take(want, bytes);
+    if taken.is_some() { Ok(taken) } else { asked.map(|()| None) }
 }
 
 /// The inner result says why there was no growth: the limit (`None`) or the driver.
@@ -498,37 +508,27 @@ fn wait<D: Driver>(
     bytes: u64,
     patience: &mut Patience,
 ) -> Result<(Option<Taken>, bool), DriverError> {
-    let mut progress = false;
+    let (mut progress, mut enough) = (false, 1);
     loop {
         let mut waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
         let waitable = core.registry.waitable(&core.driver);
         waiting.retain(|&p| waitable.by_host(p));
-        if waiting.is_empty() || patience.is_over() {
-            return Ok((None, progress));
-        }
-        let mut waited = false;
-        for p in waiting {
-            core.host.state.lock().counters.host_waits += 1;
-            let clock = || core.driver.host_time();
-            let done = match patience.spend(clock, |left| core.registry.wait_host(&core.driver, p, left)) {
-                // Nobody can wait for what a capturing stream holds; the others may be done.
-                Err(e) if e.is_of_one_stream() => continue,
-                done => done?,
-            };
-            if !done {
-                return Ok((None, progress));
-            }
-            waited = true;
-        }
+        let told = |_| core.host.state.lock().counters.host_waits += 1;
+        let device = (&*core.registry, &core.driver);
+        let done = wait_for_some(device, waiting, enough, patience, told, |_, e| {
+            // Nobody can wait for what a capturing stream holds; the others may be done.
+            if e.is_of_one_stream() { Ok(None) } else { Err(e) }
+        })?;
         let mut state = core.host.state.lock();
-        progress |= state.drain(&core.registry.seen());
-        if let Some(t) = state.take(want, bytes) {
+        let drained = state.drain(&core.registry.seen());
+        progress |= drained;
+        if drained && let Some(t) = state.take(want, bytes) {
             return Ok((Some(t), progress));
         }
-        if !waited {
-            // All that is left is a capturing stream's: there is nothing to wait for.
+        if done == 0 {
             return Ok((None, progress));
         }
+        enough *= 2;
     }
 }
 

@@ -10,7 +10,7 @@ use super::hands::Hand;
 use super::lenders::{ASKED, Candidates};
 use super::miss::{Miss, Step};
 use super::pool::{Handed, Pool, PoolState, Watch};
-use super::registry::{CONTEXT, QUESTIONS};
+use super::registry::{CLOSING, CONTEXT, QUESTIONS};
 use super::shared::Core;
 use super::undo::Undo;
 use crate::driver::Driver;
@@ -349,7 +349,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
         for &p in pending {
             let core = self.core;
-            let ordered = core.registry.order_after(&core.driver, &self.pool.line, p);
+            let ordered = core.registry.order_after(&core.driver, &self.pool.line, p, CLOSING);
             if ordered.is_err() {
                 self.refused_on.push(p.on);
             }

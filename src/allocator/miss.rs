@@ -24,11 +24,12 @@
 //! taken. Before it gives up, a climb waits for what is in hand and goes through the rungs once more, counting what is
 //! freed meanwhile; only a round in which nothing moved is an answer.
 
-use super::bounded::Patience;
 use super::config::{Policy, Reuse};
 use super::hands::Hand;
 use super::pool::{Handed, Pool, PoolState};
+use super::registry::QUESTIONS;
 use super::shared::{Core, lost};
+use super::waiting::{Patience, wait_for_some};
 use crate::driver::{Driver, process_time};
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Want};
@@ -37,6 +38,7 @@ use crate::report::{Ladder, Rung};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
+use core::time::Duration;
 use smallvec::SmallVec;
 
 /// The ladder is climbed so often for one request before time counts: while others make progress and patience is left, a
@@ -72,7 +74,11 @@ pub(crate) struct Miss<'a, D: Driver> {
     pub(crate) own: &'a Cell<u64>,
     /// How long the host may still wait, for the device or for others.
     patience: Patience,
-    /// Whether ranges may be free whose stamps rung 8 has not waited for.
+    /// How many of those that it waits for next have to be complete.
+    enough: usize,
+    /// The stamps of what was free when they were last listed, for rung 8 to wait for.
+    stamps: Vec<Pending>,
+    /// Whether ranges may be free whose stamps are not among them.
     stamps_due: bool,
     /// How often anything had been freed when this was last asked.
     frees: u64,
@@ -112,6 +118,8 @@ impl<D: Driver> Core<D> {
             tried: Vec::new(),
             own: &own,
             patience: Patience::new(self.config.wait),
+            enough: 1,
+            stamps: Vec::new(),
             stamps_due: true,
             frees: 0,
             refusal: None,
@@ -303,11 +311,20 @@ impl<'a, D: Driver> Miss<'a, D> {
             return Ok(Some(handed));
         }
         let (core, pool) = (self.core, self.pool);
+        let asks = !core.config.deterministic;
         let mut any = false;
-        let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, || {
-            any |= pool.drain();
-            pool.lock().in_flight.oldest().collect()
-        });
+        let asked = if self.thorough {
+            // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
+            core.registry.drain_to_end(&core.driver, asks, usize::MAX, || {
+                any |= self.drain_all();
+                self.pending(true)
+            })
+        } else {
+            core.registry.drain_to_end(&core.driver, asks, QUESTIONS, || {
+                any |= pool.drain();
+                pool.lock().in_flight.oldest().collect()
+            })
+        };
         if let Err(e) = asked {
             self.one_refused(e)?;
         }
@@ -334,63 +351,64 @@ impl<'a, D: Driver> Miss<'a, D> {
         if let Err(e) = core.registry.mark_all(&core.driver) {
             self.refused(e)?;
         }
-        let stamps = core::mem::replace(&mut self.stamps_due, false);
-        let mut in_flight: Vec<Pending> = Vec::new();
-        let mut batch: Vec<Pending> = Vec::new();
-        for pool in core.pool_list() {
-            let state = pool.lock();
-            in_flight.extend(state.in_flight.oldest());
-            if stamps && state.heap.stats().free > 0 {
-                let line = &pool.line;
-                // Of a stream that cannot be marked here, what its markers cover.
-                let epoch = if line.is_unmanaged() { line.covered() } else { line.marked() };
-                batch.push(Pending { on: line.id, epoch });
-            }
+        if core::mem::replace(&mut self.stamps_due, false) {
+            self.stamps = self.pending(true);
         }
-        batch.extend_from_slice(&in_flight);
+        let in_flight = self.pending(false);
+        let mut batch = [&in_flight[..], &self.stamps].concat();
         batch.sort_unstable();
         batch.dedup();
-        batch.retain(|&p| !core.registry.all_complete(&[p]));
         let waitable = core.registry.waitable(&core.driver);
-        batch.retain(|&p| waitable.by_host(p));
-        let clock = || core.driver.host_time();
-        for p in batch {
-            if self.patience.is_over() {
-                break;
-            }
+        batch.retain(|&p| !core.registry.all_complete(&[p]) && waitable.by_host(p));
+        let told = |p: Pending| {
             self.pool.lock().counters.host_waits += 1;
             if core.is_recording() {
                 let stream = core.registry.line(p.on).map(|l| l.info.id);
                 core.record(Event::HostWait { stream });
             }
-            match self.patience.spend(clock, |left| core.registry.wait_host(&core.driver, p, left)) {
-                Ok(done) => *progress |= done,
+        };
+        // The first that is over may serve; if it does not, twice as many are waited for the next time.
+        let enough = self.enough;
+        self.enough *= 2;
+        let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
+        let done: Result<usize, Error> =
+            wait_for_some((&core.registry, &core.driver), batch, enough, &mut patience, told, |p, e| {
                 // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
-                Err(e) if e.is_of_one_stream() => {
-                    self.one_refused(e)?;
-                    *progress |= self.wait_for_covered(p);
-                }
-                Err(e) => return self.refused(e),
-            }
-        }
+                self.one_refused(e)?;
+                Ok(self.covered_before(p))
+            });
+        self.patience = patience;
+        let done = done?;
+        *progress |= done > 0;
         // Another thread may have waited for it and not have drained yet.
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
         *progress |= self.drain_all();
         if *progress { Ok(self.again()) } else { Ok(None) }
     }
 
+    /// What ranges in flight wait for next, in all pools; and the stamps of what is free, if asked for. In order, each once.
+    fn pending(&self, stamps: bool) -> Vec<Pending> {
+        let mut pending = Vec::new();
+        for pool in self.core.pool_list() {
+            let state = pool.lock();
+            pending.extend(state.in_flight.oldest());
+            if stamps && state.heap.stats().free > 0 {
+                let line = &pool.line;
+                // Of a stream that cannot be marked here, what its markers cover.
+                let epoch = if line.is_unmanaged() { line.covered() } else { line.marked() };
+                pending.push(Pending { on: line.id, epoch });
+            }
+        }
+        pending.sort_unstable();
+        pending.dedup();
+        pending
+    }
+
     /// A stream that cannot be marked now may have been marked before.
-    fn wait_for_covered(&mut self, pending: Pending) -> bool {
-        let (core, on) = (self.core, pending.on);
-        let clock = || core.driver.host_time();
-        let Some(epoch) = core.registry.line(on).map(|line| line.covered()) else { return false };
-        let before = Pending { on, epoch };
-        epoch < pending.epoch
-            && !core.registry.all_complete(&[before])
-            && self
-                .patience
-                .spend(clock, |left| core.registry.wait_host(&core.driver, before, left))
-                .unwrap_or(false)
+    fn covered_before(&self, pending: Pending) -> Option<Pending> {
+        let (registry, on) = (&self.core.registry, pending.on);
+        let before = Pending { on, epoch: registry.line(on)?.covered() };
+        (before.epoch < pending.epoch && !registry.all_complete(&[before])).then_some(before)
     }
 
     /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.

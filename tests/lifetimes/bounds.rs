@@ -279,3 +279,103 @@ fn random_requests_beside_an_endless_kernel() {
     assert!(served > 3000 && refused > 1000, "{served} served, {refused} refused: not under pressure");
     assert!(longest.iter().all(|&took| took >= bound), "no request came to its bound: {longest:?}");
 }
+
+fn pattern(sim: &Sim, s: &Stream<Sim>, takes: Duration, (at, bytes): (millpond::units::Addr, u64)) {
+    let long = Launch::new("long").reads(at, bytes).takes(u64::try_from(takes.as_nanos()).unwrap());
+    #[allow(unsafe_code, reason = "a kernel reads pinned memory")]
+    // SAFETY: nobody has a reference to the bytes while it is queued.
+    unsafe { sim.launch_anywhere(s.native(), long) }.unwrap();
+}
+
+/// Whoever is over first serves: a stream that takes seconds keeps nobody from what another gives back in a millisecond,
+/// whichever of the two was made first, device memory or pinned.
+#[test]
+fn a_slow_stream_keeps_nobody_from_what_another_gives_back() {
+    for slow_first in [true, false] {
+        let takes = if slow_first { [5000, 1] } else { [1, 5000] }.map(Duration::from_millis);
+        let sim = late();
+        let config = Config::default().limit(Limit::Bytes(64 * MIB)).pinned_limit(64 * MIB);
+        let gpu = on(&sim, config.reuse(Reuse::Ordered).growth(Growth::Exact));
+        let streams = [0; 2].map(|_| gpu.stream().unwrap());
+        let t = gpu.stream().unwrap();
+        let blocks = [0; 2].map(|_| gpu.alloc_pinned(32 * MIB).unwrap());
+        // Kernels on one engine come one after the other: the short one is queued first.
+        for n in if slow_first { [1, 0] } else { [0, 1] } {
+            blocks[n].record_use(&streams[n]).unwrap();
+            pattern(&sim, &streams[n], takes[n], (blocks[n].address(), blocks[n].len()));
+        }
+        drop(blocks);
+        let before = sim.host_time();
+        let p = gpu.alloc_pinned(32 * MIB).expect("the short kernel is over in a millisecond");
+        let took = sim.host_time() - before;
+        assert!(took < Duration::from_millis(4), "slow one first {slow_first}: pinned memory after {took:?}");
+
+        let blocks = [0, 1].map(|n| gpu.alloc(32 * MIB, &streams[n]).unwrap());
+        for n in if slow_first { [1, 0] } else { [0, 1] } {
+            pattern(&sim, &streams[n], takes[n], (blocks[n].address(), blocks[n].len()));
+        }
+        drop(blocks);
+        // The engine is busy with the first five seconds.
+        gpu.synchronize().unwrap();
+        let blocks = [0, 1].map(|n| gpu.alloc(32 * MIB, &streams[n]).unwrap());
+        for n in if slow_first { [1, 0] } else { [0, 1] } {
+            pattern(&sim, &streams[n], takes[n], (blocks[n].address(), blocks[n].len()));
+        }
+        drop(blocks);
+        let before = sim.host_time();
+        let x = gpu.alloc(32 * MIB, &t).expect("the short kernel is over in a millisecond");
+        let took = sim.host_time() - before;
+        assert!(took < Duration::from_millis(4), "slow one first {slow_first}: device memory after {took:?}");
+        drop((x, p, t, streams));
+        all_clean(&sim, gpu);
+    }
+}
+
+/// Memory that a request may not wait for serves as soon as it is complete: behind an idle independent stream, or a
+/// context-wide marker beside one.
+#[test]
+fn what_may_not_be_waited_for_is_asked_about() {
+    for pinned in [false, true] {
+        for unknown in [false, true] {
+            for (streams, early) in [(1, true), (1, false), (32, true), (32, false)] {
+                let sim = if early { Sim::new(GIB).schedule(Schedule::Earliest) } else { late() };
+                let config = Config::default().limit(Limit::Bytes(64 * MIB)).pinned_limit(64 * MIB);
+                let gpu = on(&sim, config.growth(Growth::Exact));
+                let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+                let alone = [0; 32].map(|_| gpu.stream().unwrap().independent());
+                let part = 64 * MIB / streams as u64;
+                let blocks: Vec<_> = (0..streams).map(|_| gpu.alloc(part, &s).unwrap()).collect();
+                let hosts: Vec<_> = (0..streams).map(|_| gpu.alloc_pinned(part).unwrap()).collect();
+                // All but the last are used by kernels that never end.
+                let gates: Vec<_> =
+                    alone[..streams - 1].iter().map(|s| sim.gate(s.native()).unwrap()).collect();
+                for ((x, p), alone) in blocks.into_iter().zip(hosts).zip(&alone) {
+                    if unknown && streams == 1 {
+                        x.free_unknown();
+                    } else {
+                        x.record_use(alone).unwrap();
+                    }
+                    p.record_use(alone).unwrap();
+                }
+                if !early {
+                    // Who fails here has made the markers; the device comes to them when it will.
+                    drop((gpu.alloc(part, &t), gpu.alloc_pinned(part)));
+                    sim.run_until_idle();
+                }
+                let before = sim.ledger();
+                if pinned {
+                    gpu.alloc_pinned(part)
+                        .unwrap_or_else(|e| panic!("{streams} streams, early {early}: {e}"));
+                } else {
+                    gpu.alloc(part, &t).unwrap_or_else(|e| {
+                        panic!("{streams} streams, early {early}, unknown {unknown}: {e}")
+                    });
+                }
+                no_unbounded_wait(&sim, &before);
+                gates.into_iter().for_each(Gate::open);
+                drop((s, t, alone));
+                all_clean(&sim, gpu);
+            }
+        }
+    }
+}

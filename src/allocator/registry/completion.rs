@@ -15,7 +15,7 @@
 //! It does not know pools or bytes.
 
 use super::super::events::{LEAST, SharedEvent};
-use super::{CONTEXT, Line, Registry};
+use super::{CLOSING, CONTEXT, Line, Registry};
 use crate::driver::{Driver, DriverResult};
 use crate::order::{Clock, Marker, Pending, TimelineId};
 use crate::sync::plain::{AtomicU32, AtomicU64};
@@ -232,7 +232,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// Drains ranges in flight to the end. `drain` takes out what is over and says which uses the rest waits on; if `asks`, the
-    /// device is asked about their timelines, each once, until [`QUESTIONS`] answers brought nothing. A range whose use is over
+    /// device is asked about their timelines, each once, until so many `questions` brought nothing. A range whose use is over
     /// waits on its next one, so that it may take as many rounds as a range has uses. A stream that cannot be asked about keeps
     /// nobody else from it.
     ///
@@ -242,9 +242,10 @@ impl<D: Driver> Registry<D> {
         &self,
         driver: &D,
         asks: bool,
+        mut questions: usize,
         mut drain: impl FnMut() -> Vec<Pending>,
     ) -> DriverResult<()> {
-        let (mut asked, mut questions, mut refused) = (BTreeSet::new(), QUESTIONS, Ok(()));
+        let (mut asked, mut refused) = (BTreeSet::new(), Ok(()));
         loop {
             let mut waiting = drain();
             waiting.retain(|p| asks && asked.insert(p.on));
@@ -287,7 +288,7 @@ impl<D: Driver> Registry<D> {
         let Some(line) = self.line(pending.on).filter(|line| line.seen() < pending.epoch) else {
             return Ok(true);
         };
-        let Some(marker) = self.marker_for(driver, &line, pending.epoch)? else { return Ok(true) };
+        let Some(marker) = self.marker_for(driver, &line, pending.epoch, CLOSING)? else { return Ok(true) };
         let done = self.is_done(driver, &marker)?;
         if done {
             self.marker_complete(&line, &marker);
