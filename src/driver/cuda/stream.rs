@@ -364,13 +364,11 @@ impl Cuda {
 
     /// As [`Cuda::reference`], with the driver's id in `info`, or a number of ours where there is none.
     fn numbered(&self, handle: CUstream, id: Option<StreamId>, info: StreamInfo, whose: Whose) -> GpuStream {
-        match id {
-            Some(id) => self.reference(handle, StreamInfo { id, ..info }, whose),
-            None => {
-                let make = |id, whose| self.unlisted(handle, StreamInfo { id, ..info }, whose);
-                self.device.known.add_numbered(handle, whose, make)
-            }
+        if let Some(id) = id {
+            return self.reference(handle, StreamInfo { id, ..info }, whose);
         }
+        let make = |id, whose| self.unlisted(handle, StreamInfo { id, ..info }, whose);
+        self.device.known.add_numbered(handle, whose, make)
     }
 
     fn unlisted(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
