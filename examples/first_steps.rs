@@ -34,10 +34,10 @@ pub(crate) fn steps<D: Driver + Kernels>(
 }
 
 /// Elements: whole blocks of 256 threads, so that every thread has one.
-const N: usize = 1 << 20;
+pub(crate) const N: usize = 1 << 20;
 
 /// The kernel: `y[i] = a * x[i] + y[i]`, a thread each. `millpond::kernel::saxpy` does the same for any length, and is safe.
-static SAXPY: Kernel = Kernel::new(
+pub(crate) static SAXPY: Kernel = Kernel::new(
     c"saxpy",
     c".version 7.0
 .target sm_70

@@ -108,6 +108,8 @@ zoo! {
     LearnLate "learn-late" "what a synchronised stream comes after is read after the call"
     DevicePromiseLate "device-promise-late" "what synchronising the device proves is read after the call"
     PromiseInTwoHolds "promise-in-two-holds" "what a synchronise will prove counts as covered before the number is reserved that covers it"
+    NamesKept "names-kept" "a stream's clock keeps the names of timelines that are over"
+    NamesPruned "names-pruned" "a clock that is rid of what is complete is rid of the rest too"
     LineUnlinked "line-unlinked" "a timeline that is over takes its stream's new one out of the table"
     CompleteJoinsNow "complete-joins-now" "a complete marker completes what its stream waited for later"
     TrimPending "trim-pending" "a segment is given back without a look at completion (O4)"

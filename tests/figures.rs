@@ -1,18 +1,30 @@
 //! Every figure of a report against a model that keeps its own books: random programs on several streams, with uses elsewhere,
 //! limits, trims, refusals, pinned memory, streams that come and go.
 //!
-//! The allocator is deterministic and inserts no waits of its own, and the device runs nothing before the host waits, so that what is
-//! in flight is known too: freed with a use elsewhere, until the next synchronisation. What the model cannot know, which
-//! addresses a request got, it bounds: how many ranges are free, how long the longest is. No field goes unlooked at: the patterns name all.
+//! Two allocators: one is deterministic and inserts no waits of its own, and the device runs nothing before the host waits, so that what is
+//! in flight is known too: freed with a use elsewhere, until the next synchronisation. The other inserts waits, has the host wait and
+//! grows last; there what is in flight is bounded, since completion is the device's. What was lent to whom, who holds how many bytes and
+//! held at most, and what was a hit, follows from the events that a sink was told (`owners`); how many waits there were, from the device's
+//! ledger. Ranges, splits and merges are known of one stream alone (`ranges`) and bounded here, as is the age of the oldest use in flight,
+//! which counts the registry's own markers. No field goes unlooked at: the patterns name all. What is shown is what is held (`shown`).
 
-use millpond::driver::sim::{Call, Schedule, Sim};
+#[path = "figures/owners.rs"]
+mod owners;
+#[path = "figures/ranges.rs"]
+mod ranges;
+#[path = "figures/shown.rs"]
+mod shown;
+
+use millpond::driver::sim::{Call, Ledger, Schedule, Sim};
 use millpond::report::{Counters, Histogram, PoolReport, Report};
 use millpond::units::{DeviceId, GIB, Granules, MIB, StreamId};
-use millpond::{Allocation, Allocator, Config, Limit, PinnedAllocation, Reuse, Stream, Trim};
+use millpond::{Allocation, Allocator, Config, Limit, PinnedAllocation, Policy, Reuse, Stream, Trim};
+use owners::{Owners, Told};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
@@ -61,6 +73,10 @@ struct Books {
     refused: u64,
     served: u64,
     sizes: Histogram,
+    waits: u64,
+    host_waits: u64,
+    /// Whether ranges in flight may come back before the next synchronisation, because the host or a query learns of completion.
+    drains: bool,
 }
 
 const fn rounded(bytes: u64) -> u64 {
@@ -114,15 +130,21 @@ impl Books {
             held_back,
         } = r;
         assert_eq!((*allocated, *asked, *live), (self.allocated, self.asked, self.live), "{of}");
-        assert_eq!((*in_flight, *in_flight_ranges), (self.in_flight, self.ranges), "{of}");
+        if self.drains {
+            // When the device came so far is the device's to know, not the model's.
+            assert!(*in_flight <= self.in_flight && *in_flight_ranges <= self.ranges, "{of}: {in_flight}");
+            assert_eq!(*in_flight == 0, *in_flight_ranges == 0, "{of}");
+        } else {
+            assert_eq!((*in_flight, *in_flight_ranges), (self.in_flight, self.ranges), "{of}");
+        }
         assert_eq!(*allocated_peak, self.peak, "{of}");
         assert_eq!(*held, allocated + cached + in_flight, "{of}");
-        assert!(*held_back <= cached + in_flight, "{of}: {held_back} held back");
+        assert_eq!(*held_back, 0, "{of}: all streams are ours, and no use is nobody knows whose");
         assert!(held <= held_peak && allocated_peak <= held_peak, "{of}: {held} {held_peak}");
         assert_eq!(*free_chunks == 0, *cached == 0, "{of}");
         assert!(*largest_free <= *cached && cached <= &(largest_free * free_chunks), "{of}");
         if of != "pinned" {
-            assert_eq!(oldest_in_flight.is_some(), self.ranges > 0, "{of}");
+            assert_eq!(oldest_in_flight.is_some(), *in_flight_ranges > 0, "{of}");
         }
         self.check_counters(counters, of);
         assert_eq!(sizes, &self.sizes, "{of}");
@@ -148,7 +170,7 @@ impl Books {
         assert_eq!((allocations, frees), (self.allocations, self.allocations - self.live), "{of}");
         assert_eq!((in_flight_frees, bytes_served), (self.in_flight_frees, self.served), "{of}");
         assert_eq!(misses, self.allocations - hits + self.refused, "{of}: every request is a hit or a miss");
-        assert_eq!((waits_inserted, host_waits), (0, 0), "{of}");
+        assert_eq!((waits_inserted, host_waits), (self.waits, self.host_waits), "{of}");
     }
 }
 
@@ -163,13 +185,30 @@ struct World {
     limit: Option<u64>,
     live: u64,
     peak: u64,
+    taken_peak: u64,
+    /// What the allocator told its sink, and what follows from it.
+    told: Arc<Told>,
+    owners: Owners,
+    waits: bool,
+    /// Requests that the device's memory grew for; those that a stream was made to wait for and that needed nothing else; those that
+    /// the host waited for.
+    grew: u64,
+    waited: u64,
+    host_waited: u64,
 }
 
 impl World {
-    fn new() -> World {
+    /// One that inserts no waits and learns nothing by asking, or one that waits on the device and on the host.
+    fn new(waits: bool) -> World {
         let sim = Sim::new(GIB).schedule(Schedule::Latest);
-        let config = Config::default().reuse(Reuse::Ordered).deterministic(true).bounded_wait(Duration::ZERO);
-        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        let told = Arc::new(Told::default());
+        let config = if waits {
+            let config = Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint);
+            config.bounded_wait(Duration::from_secs(1))
+        } else {
+            Config::default().reuse(Reuse::Ordered).deterministic(true).bounded_wait(Duration::ZERO)
+        };
+        let gpu = Allocator::new(sim.clone(), config.sink(told.clone())).unwrap();
         let mut world = World {
             sim,
             gpu,
@@ -181,7 +220,15 @@ impl World {
             limit: None,
             live: 0,
             peak: 0,
+            taken_peak: 0,
+            told,
+            owners: Owners::default(),
+            waits,
+            grew: 0,
+            waited: 0,
+            host_waited: 0,
         };
+        world.host.drains = waits;
         world.open();
         world.open();
         world
@@ -189,22 +236,58 @@ impl World {
 
     fn open(&mut self) {
         let s = self.gpu.stream().unwrap();
-        self.pools.insert(s.id(), Books::default());
+        self.pools.insert(s.id(), Books { drains: self.waits, ..Books::default() });
         self.streams.push(s);
     }
 
+    /// One step, and what was told meanwhile.
     fn step(&mut self, step: &Step) {
+        let before = self.sim.ledger();
+        self.make(step);
+        let after = self.sim.ledger();
+        self.taken_peak = self.taken_peak.max(after.bytes_taken);
+        let waits = after.calls_of(Call::StreamWaitEvent) - before.calls_of(Call::StreamWaitEvent);
+        assert!(waits == 0 || matches!(step, Step::Alloc { .. }), "the program waits for nobody");
+    }
+
+    /// What a request on a stream cost: waits are the request's, whoever's memory it had.
+    fn note(&mut self, on: StreamId, before: &Ledger, served: bool) {
+        let after = self.sim.ledger();
+        let waits = after.calls_of(Call::StreamWaitEvent) - before.calls_of(Call::StreamWaitEvent);
+        let host_waits = self.hear();
+        let books = self.pools.get_mut(&on).unwrap();
+        books.waits += waits;
+        books.host_waits += host_waits;
+        let asked = |call| after.calls_of(call) > before.calls_of(call);
+        let waited = asked(Call::EventSynchronize) || asked(Call::EventQuery);
+        assert!(host_waits == 0 || waited, "the host waited and asked the driver for nothing");
+        let grew = after.bytes_taken > before.bytes_taken;
+        self.grew += u64::from(grew && served);
+        self.waited += u64::from(waits > 0 && !grew && served && host_waits == 0);
+        self.host_waited += u64::from(host_waits > 0 && served);
+    }
+
+    /// Reads what was told: how often the host waited.
+    fn hear(&mut self) -> u64 {
+        self.gpu.deliver_events();
+        self.owners.hear(&self.told)
+    }
+
+    fn make(&mut self, step: &Step) {
         let count = self.streams.len();
         match *step {
             Step::Alloc { on, bytes } => {
                 let s = &self.streams[on % count];
-                let books = self.pools.get_mut(&s.id()).unwrap();
-                match self.gpu.alloc(bytes, s) {
+                let (id, before) = (s.id(), self.sim.ledger());
+                let served = self.gpu.alloc(bytes, s);
+                self.note(id, &before, served.is_ok());
+                let books = self.pools.get_mut(&id).unwrap();
+                match served {
                     Ok(a) => {
                         books.alloc(bytes);
                         self.live += rounded(bytes);
                         self.peak = self.peak.max(self.live);
-                        self.blocks.push((a, s.id()));
+                        self.blocks.push((a, id));
                     }
                     Err(e) => {
                         let facts = e.out_of_memory().expect("nothing else can be wrong").clone();
@@ -212,6 +295,7 @@ impl World {
                         assert_eq!((facts.asked, facts.rounded), (bytes, rounded(bytes)));
                         let held: u64 = facts.holders.iter().map(|h| h.bytes).sum();
                         assert_eq!(held, self.live, "without names there is one holder");
+                        // Made inside the request, which is counted as refused, and as told, behind it.
                         self.check(&facts.report);
                     }
                 }
@@ -263,7 +347,10 @@ impl World {
                 }
             }
             Step::ResetPeaks => {
+                self.hear();
                 self.gpu.reset_peaks();
+                self.owners.reset_peaks();
+                self.taken_peak = self.sim.ledger().bytes_taken;
                 self.pools.values_mut().chain([&mut self.host]).for_each(|b| b.peak = b.allocated);
                 self.peak = self.live;
             }
@@ -271,7 +358,9 @@ impl World {
         }
     }
 
-    fn check(&self, report: &Report) {
+    fn check(&mut self, report: &Report) {
+        self.hear();
+        let policy_name = if self.waits { "footprint" } else { "latency" };
         let Report {
             device,
             capacity,
@@ -294,9 +383,9 @@ impl World {
             deferred_errors,
         } = report;
         let ledger = self.sim.ledger();
-        assert_eq!((*device, *capacity, *limit, *policy), (DeviceId(0), GIB, self.limit, "latency"));
+        assert_eq!((*device, *capacity, *limit, *policy), (DeviceId(0), GIB, self.limit, policy_name));
         assert_eq!((*taken, *segments), (ledger.bytes_taken, ledger.plain_ranges));
-        assert!(*taken <= *taken_peak && *taken_peak <= ledger.bytes_taken_peak);
+        assert_eq!(*taken_peak, self.taken_peak.max(*taken));
         assert_eq!((*moving, *events_lost, deferred_errors.len()), (0, 0, 0));
         assert_eq!(growths - releases, *segments);
         assert_eq!(*releases, ledger.calls_of(Call::MemFree));
@@ -309,9 +398,10 @@ impl World {
         assert!(*allocated_peak_at_most <= *taken_peak);
         for p in pools {
             self.pools[&p.stream].check(p, &p.stream.to_string());
+            self.owners.check(p);
         }
         // A pool that is gone had nothing left; what it did counts in the total.
-        let mut all = Books::default();
+        let mut all = Books { drains: self.waits, ..Books::default() };
         for (id, books) in &self.pools {
             let gone = pools.iter().all(|p| p.stream != *id);
             assert!(!gone || books.live + books.ranges == 0, "{id} is not in the report");
@@ -324,6 +414,8 @@ impl World {
             all.allocations += books.allocations;
             all.refused += books.refused;
             all.served += books.served;
+            all.waits += books.waits;
+            all.host_waits += books.host_waits;
             all.sizes.merge(&books.sizes);
         }
         all.peak = *allocated_peak_at_most;
@@ -333,7 +425,21 @@ impl World {
         let climbed: u64 = ladder.rungs().iter().map(|(_, r)| r.served).sum();
         assert_eq!(climbed, all.allocations - total.counters.hits, "a miss is served by one rung");
         assert!(ladder.rungs().iter().all(|(_, r)| r.served <= r.tried));
-        assert_eq!((ladder.lend_with_wait.tried, ladder.callback.tried), (0, 0));
+        assert_eq!(
+            (ladder.trim.tried, ladder.callback.tried),
+            (0, 0),
+            "frees wait for the device; nobody is asked"
+        );
+        assert_eq!(ladder.grow.served, self.grew);
+        // It serves with no wait too: a range in flight whose uses the stream comes after already.
+        assert!(ladder.lend_with_wait.served >= self.waited, "{ladder:?}, {}", self.waited);
+        assert!(ladder.wait.served <= self.host_waited, "{ladder:?}, {}", self.host_waited);
+        if !self.waits {
+            assert_eq!(ladder.lend_with_wait.tried, 0);
+        }
+        // The rungs of one round, in their order: the first is climbed twice in each, when growth was refused.
+        assert!(ladder.fold.tried >= total.counters.misses.saturating_sub(all.refused), "{ladder:?}");
+        assert!(ladder.rungs().iter().all(|(_, r)| r.tried <= 2 * ladder.fold.tried), "{ladder:?}");
         match pinned {
             Some(p) => {
                 self.host.check(p, "pinned");
@@ -366,6 +472,9 @@ struct Met {
     released: Cell<u64>,
     pinned_in_flight: Cell<u64>,
     gone: Cell<u64>,
+    waited: Cell<u64>,
+    host_waited: Cell<u64>,
+    drained: Cell<u64>,
 }
 
 impl Met {
@@ -378,29 +487,61 @@ impl Met {
         count(&self.released, report.releases > 0);
         count(&self.pinned_in_flight, report.pinned.as_ref().is_some_and(|p| p.in_flight > 0));
         count(&self.gone, report.pools.len() < world.pools.len());
+        let counters = &report.total.counters;
+        count(&self.waited, counters.waits_inserted > 0);
+        count(&self.host_waited, counters.host_waits > 0);
+        let pending: u64 = world.pools.values().map(|b| b.in_flight).sum();
+        count(&self.drained, report.total.in_flight < pending);
     }
 }
 
 #[test]
 fn every_figure_is_the_models() {
+    let met = search(false);
+    let Met { bounded, refused, in_flight, lent, released, pinned_in_flight, gone, .. } = &met;
+    let all = [bounded, refused, in_flight, lent, released, pinned_in_flight, gone].map(Cell::get);
+    assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
+}
+
+/// The same where streams and the host are made to wait, and growth is the last resort.
+#[test]
+fn every_figure_is_the_models_where_waits_are_inserted() {
+    let met = search(true);
+    let Met {
+        bounded,
+        refused,
+        in_flight,
+        lent,
+        released,
+        pinned_in_flight,
+        gone,
+        waited,
+        host_waited,
+        drained,
+    } = &met;
+    let all =
+        [bounded, refused, in_flight, lent, released, pinned_in_flight, gone, waited, host_waited, drained];
+    assert!(all.iter().all(|n| n.get() >= 20), "met too rarely: {:?}", all.map(Cell::get));
+}
+
+fn search(waits: bool) -> Met {
     let met = Met::default();
     let config = ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = TestRunner::new(config);
     let ran = runner.run(&prop::collection::vec(step(), 1..120), |steps| {
-        let mut world = World::new();
+        let mut world = World::new(waits);
         for (at, step) in steps.iter().enumerate() {
             world.step(step);
             // A report ends a stretch of the peaks: not after each step, or there would be no bounds to see.
             if at % 7 == 6 || at + 1 == steps.len() {
                 let report = world.gpu.report();
                 world.check(&report);
+                shown::check(&report);
                 met.note(&world, &report);
             }
         }
         Ok(())
     });
     ran.unwrap_or_else(|e| panic!("{e}"));
-    let Met { bounded, refused, in_flight, lent, released, pinned_in_flight, gone } = &met;
-    let all = [bounded, refused, in_flight, lent, released, pinned_in_flight, gone].map(Cell::get);
-    assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
+    met
 }

@@ -17,6 +17,8 @@ mod default_streams;
 mod disturbed;
 #[path = "lifetimes/hidden.rs"]
 mod hidden;
+#[path = "lifetimes/kept.rs"]
+mod kept;
 #[path = "lifetimes/knobs.rs"]
 mod knobs;
 #[path = "lifetimes/orders.rs"]

@@ -33,6 +33,8 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
         Bug::TrimPending,
         "a plain free waits for the device: it costs time, and with virtual memory (owed) safety",
     ),
+    (Bug::NamesKept, "it costs memory and breaks nothing"),
+    (Bug::NamesPruned, "it costs waits and breaks nothing"),
     (Bug::LineUnlinked, "a second pool for one stream costs memory and breaks nothing"),
     (Bug::DueDropped, "it costs memory and breaks nothing"),
     (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
@@ -74,9 +76,17 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     (&[Bug::ScrubSkipped, Bug::ScrubUnborn], "the programs do not scrub"),
     (&[Bug::ForeignAtOnce], "the programs bring in no memory of others"),
     (
-        &[Bug::CopyEmpty, Bug::DueDropped, Bug::HintNeverRaised, Bug::NewsLost, Bug::EnteredUnheard],
+        &[
+            Bug::CopyEmpty,
+            Bug::NamesKept,
+            Bug::DueDropped,
+            Bug::HintNeverRaised,
+            Bug::NewsLost,
+            Bug::EnteredUnheard,
+        ],
         "it costs memory and breaks nothing",
     ),
+    (&[Bug::NamesPruned], "it costs waits and breaks nothing"),
     (
         &[Bug::TrimPending, Bug::RequestTrims, Bug::PatienceRenewed],
         "it costs time, which no judge of order sees",

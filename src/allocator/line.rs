@@ -18,7 +18,7 @@ use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 #[cfg(loom)]
 use crate::order::Marker;
-use crate::order::{Clock, Timeline, TimelineId};
+use crate::order::{Clock, Completed, Timeline, TimelineId};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread, plain};
 use crate::units::Epoch;
@@ -178,6 +178,16 @@ impl<D: Driver> Line<D> {
     /// `K` of this stream, as it is now.
     pub(crate) fn clock(&self) -> Clock {
         self.state.lock().timeline.clock().clone()
+    }
+    /// Its clock is rid of what is complete, timelines that are over among it. What is not complete stays: it is an order that
+    /// memory may be had by.
+    pub(super) fn forget_names(&self, seen: &impl Completed) {
+        let mut state = self.state.lock();
+        let clock = state.timeline.clock_mut();
+        if planted!(NamesPruned) {
+            *clock = Clock::EMPTY;
+        }
+        clock.retire(seen);
     }
     pub(crate) fn native(&self) -> Option<D::Stream> {
         self.state.lock().native.clone()

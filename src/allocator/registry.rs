@@ -426,8 +426,8 @@ impl<D: Driver> Registry<D> {
             state.timeline.clock().len()
         };
         let seen = self.seen();
-        if named > seen.0.by_id.len() {
-            to.state.lock().timeline.clock_mut().retire(&seen);
+        if named > seen.0.by_id.len() && !planted!(NamesKept) {
+            to.forget_names(&seen);
         }
     }
 

@@ -263,6 +263,36 @@ fn o6_what_is_lent_is_open_until_a_write_to_the_whole() {
     assert_eq!(uses.forget_exact()[..], [S]);
 }
 
+/// Lent to streams that come and go: at most so many, and two to all of them, one to read and one to write. What ended and what
+/// began is what the counts of open uses change by.
+#[test]
+fn o6_what_is_lent_to_more_streams_than_that_is_lent_to_all() {
+    const ALL: TimelineId = TimelineId(0);
+    let (mut uses, mut open) = (Uses::default(), HashMap::new());
+    uses.exact(T, Access::Read, Epoch(3));
+    assert!(uses.declare(T));
+    for n in 0..1000 {
+        let (on, access) = (TimelineId(10 + n), if n % 3 == 0 { Access::Write } else { Access::Read });
+        if uses.lend(on, access) {
+            *open.entry(on).or_insert(0) += 1;
+        }
+        let (ended, began) = uses.lend_to_all(ALL, 64);
+        for on in ended {
+            *open.get_mut(&on).expect("it was open") -= 1;
+        }
+        *open.entry(ALL).or_insert(0) += began;
+        assert!(uses.len() <= 2 + 64 + 2, "{} uses after {} streams", uses.len(), n + 1);
+        // Whoever writes comes after the stream, or after all of them.
+        let pending = uses.conflicts(U, Access::Write, |_| Epoch(7));
+        assert!(pending.iter().any(|p| p.on == on || p.on == ALL), "stream {n} is forgotten");
+    }
+    open.retain(|_, n| *n > 0);
+    assert_eq!(open.values().sum::<usize>(), uses.open_on().filter(|on| *on != T).count());
+    assert_eq!(open[&ALL], 2);
+    // What a pool keeps of each allocation that had uses (DESIGN.md, "What may be kept").
+    assert!(size_of::<Uses>() <= 80, "{} bytes", size_of::<Uses>());
+}
+
 #[test]
 fn a_read_conflicts_with_writes_only() {
     let mut uses = Uses::default();

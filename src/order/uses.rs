@@ -24,9 +24,10 @@ pub enum Access {
     Write,
 }
 
-/// One operation's number in its allocation: only its owner seals or withdraws what it opened.
+/// One operation's number in its allocation: only its owner seals or withdraws what it opened. As long as no array lives to see
+/// them come round: 2^32 operations are an hour's work, and a guard that was forgotten keeps its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operation(u32);
+pub struct Operation(u64);
 
 /// How well the end of a use is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +63,7 @@ impl Use {
 #[derive(Clone, Default, Debug)]
 pub struct Uses {
     all: SmallVec<[Use; 2]>,
-    operations: u32,
+    operations: u64,
     /// Twice as many as the last look for complete ones left.
     crowd: u32,
 }

@@ -1,8 +1,8 @@
 //! Markers: how they are numbered, recorded, published, found, waited for and seen complete (O3, O8).
 
 use super::{Case, Outcome, World, at, ensure, said};
-use millpond::DriverErrorKind;
 use millpond::driver::sim::Call;
+use millpond::{DriverErrorKind, Trim};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -20,6 +20,11 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "the marker that covers", kills: &["cover-older"], run: covering_marker },
     Case { name: "one marker complete, one not", kills: &["fold-off-by-one"], run: half_folded },
     Case { name: "synchronize means complete", kills: &["z11"], run: synchronize_is_real },
+    Case {
+        name: "names of streams that are gone",
+        kills: &["names-kept", "names-pruned"],
+        run: names_of_the_gone,
+    },
     Case { name: "a due marker that fails", kills: &["due-dropped"], run: due_marker_fails },
 ];
 
@@ -233,5 +238,36 @@ fn due_marker_fails() -> Outcome {
     x.record_use(&t).map_err(said)?;
     ensure!(records() == before + 2, "the marker that failed was not made again");
     drop((x, s, t));
+    w.end()
+}
+
+/// An event of a knew streams that are gone and over. Who waits for it behind r learns their names and forgets them, and knows r
+/// still.
+fn names_of_the_gone() -> Outcome {
+    let w = World::at(4);
+    let [a, r, u] = w.streams();
+    let gone: [_; 40] = w.streams();
+    for g in &gone {
+        a.wait_stream(g).map_err(said)?;
+    }
+    let e = a.record().map_err(said)?;
+    drop(gone);
+    w.gpu.synchronize().map_err(said)?;
+    w.gpu.trim(Trim::All).map_err(said)?;
+    w.written_and_freed(4, &r)?;
+    u.wait_stream(&r).map_err(said)?;
+    u.wait(&e).map_err(said)?;
+    let b = w.gpu.bookkeeping();
+    ensure!(b.timelines <= 8, "{} timelines, of which 40 are over", b.timelines);
+    ensure!(
+        b.clock_entries <= b.timelines,
+        "{} names in the clocks of {} timelines",
+        b.clock_entries,
+        b.timelines
+    );
+    let y = w.claim(4, &u)?;
+    let waits = w.gpu.report().total.counters.waits_inserted;
+    ensure!(waits == 0, "{waits} waits for what u waited for already");
+    drop((e, y, a, r, u));
     w.end()
 }

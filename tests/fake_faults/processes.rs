@@ -95,6 +95,20 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
     let elsewhere =
         std::thread::scope(|s| s.spawn(|| cuda.per_thread_stream().expect("that thread's")).join());
     assert!(is_new(&mine) && is_new(&elsewhere.expect("no panic")));
+    // A number is kept by who refers to the stream, and by nobody else: threads come and go for as long as the process runs.
+    let number = mine.info().id;
+    assert_eq!(
+        cuda.per_thread_stream().expect("again").info().id,
+        number,
+        "as long as one reference is left"
+    );
+    drop(mine);
+    assert!(
+        is_new(&cuda.per_thread_stream().expect("anew")),
+        "a number is remembered of a stream that nobody refers to"
+    );
+    drop(legacy);
+    assert!(is_new(&cuda.legacy_stream().expect("anew")) && is_new(&permanent()), "nor of any other");
     for _ in 0..20 {
         assert!(is_new(&cuda.create_stream(StreamOptions::default()).expect("a stream")), "ours");
     }

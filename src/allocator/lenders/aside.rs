@@ -58,6 +58,11 @@ impl Aside {
     pub(super) fn len(&self) -> usize {
         self.places.len()
     }
+    /// Requests of so many classes have asked.
+    #[cfg(test)]
+    pub(super) fn classes(&self) -> usize {
+        self.asked.len()
+    }
     pub(super) fn get(&self, pool: u32) -> Option<&Place> {
         self.places.get(&pool)
     }

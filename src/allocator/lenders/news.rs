@@ -20,6 +20,10 @@ impl News {
     pub(super) fn take(&self) -> Vec<u32> {
         core::mem::take(&mut self.0.lock())
     }
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
     /// Whether there is news of this pool.
     pub(super) fn is_of(&self, pool: u32) -> bool {
         self.0.lock().contains(&pool)
@@ -45,6 +49,11 @@ impl Listeners {
         }
         drop(all);
         self.any.swap(true, Ordering::AcqRel);
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.lock().len()
     }
 
     /// The timeline has a new marker, or more of it is complete.

@@ -375,6 +375,56 @@ fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
     gpu.check();
 }
 
+/// What is remembered of pools that were looked at in vain, by streams that come and go: at most two places a pool that there is,
+/// one a kind; and of news, heard and not, one for each time that a pool was set aside since the last miss.
+#[test]
+fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
+    let sim = Sim::new(4 * GIB).schedule(Schedule::Latest);
+    let gpu =
+        Allocator::new(sim.clone(), Config::default().look_at_each_of(1).growth(Growth::Exact)).unwrap();
+    let mut seed = 5_u64;
+    let mut below = move |n: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % n
+    };
+    let mut streams: Vec<_> = (0..12).map(|_| gpu.stream().unwrap()).collect();
+    let (mut most_pools, mut most_aside, mut most_news, mut made) = (0, 0, 0, 12);
+    for _ in 0..6000 {
+        let on = below(streams.len());
+        match below(10) {
+            0..=4 => {
+                let block = gpu.alloc([4 * KIB, 60 * KIB, MIB, 3 * MIB][below(4)], &streams[on]).unwrap();
+                sim.launch(streams[on].native(), Launch::new("write").writes(block.address(), 512)).unwrap();
+            }
+            5 => {
+                streams[on] = gpu.stream().unwrap();
+                made += 1;
+            }
+            6 => drop(streams[on].record().unwrap()),
+            7 => streams[on].wait_stream(&streams[below(streams.len())]).unwrap(),
+            8 => streams[on].synchronize().unwrap(),
+            _ if below(20) == 0 => drop(gpu.trim(Trim::All).unwrap()),
+            _ => drop(sim.advance(streams[on].native()).unwrap()),
+        }
+        gpu.check();
+        let core = gpu.core();
+        let (pools, lenders) = (core.pool_list().len(), &core.lenders);
+        most_pools = most_pools.max(pools);
+        let orders = lenders.kinds.lock();
+        for order in orders.iter() {
+            assert!(order.aside.len() <= pools, "{} places of {pools} pools", order.aside.len());
+            assert!(order.aside.classes() <= 256, "eight classes to each of 32 powers of two");
+            most_aside = most_aside.max(order.aside.len());
+        }
+        drop(orders);
+        let unheard: usize = core.registry.lines().iter().map(|line| line.listeners.len()).sum();
+        most_news = most_news.max(lenders.news.len() + unheard);
+    }
+    assert!(made > 5 * most_pools, "{made} pools came and went, {most_pools} at once");
+    assert!(most_aside > 4 && most_news > 4, "nobody stood aside: {most_aside}, {most_news}");
+    assert!(most_news <= 2 * most_pools, "{most_news} entries of news, of {most_pools} pools at most");
+}
+
 /// A search looks at the first ranges of a pool, however many it has: each look in vain sees more of them, and then the pool stands
 /// aside.
 #[test]

@@ -434,7 +434,7 @@ impl<D: Driver> Registry<D> {
         let lines = self.lines();
         let seen = self.seen();
         for line in &lines {
-            line.state.lock().timeline.clock_mut().retire(&seen);
+            line.forget_names(&seen);
         }
         drop(seen);
         drop(lines);

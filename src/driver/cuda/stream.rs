@@ -27,7 +27,6 @@ use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUstream, CUstream_st};
-use std::collections::HashMap;
 use std::thread::ThreadId;
 
 /// `CU_STREAM_LEGACY`; 0 means the same here.
@@ -163,25 +162,18 @@ impl Drop for Inner {
     }
 }
 
-/// The streams that a device knows: those to be asked before a context-wide marker, and numbers of ours for drivers
-/// without ids.
+/// The streams that a device knows: those to be asked before a context-wide marker, and, for drivers without ids, who has which
+/// number of ours. It keeps none of them, and has at most twice as many places as streams were referred to at once.
 #[derive(Default)]
 pub(super) struct Known {
     live: Mutex<Vec<Weak<Inner>>>,
-    numbers: Mutex<HashMap<Numbered, StreamId>>,
-}
-
-/// What a number of ours stands for. All of them last as long as the process, or as our reference to them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Numbered {
-    Legacy,
-    PerThread(ThreadId),
-    Permanent(usize),
 }
 
 impl Known {
     fn add(&self, stream: &GpuStream) {
-        let mut live = self.live.lock();
+        Known::add_to(&mut self.live.lock(), stream);
+    }
+    fn add_to(live: &mut Vec<Weak<Inner>>, stream: &GpuStream) {
         if live.len() == live.capacity() {
             live.retain(|s| s.strong_count() > 0);
         }
@@ -192,12 +184,6 @@ impl Known {
         let live: Vec<GpuStream> = self.live.lock().iter().filter_map(Weak::upgrade).map(GpuStream).collect();
         live.into_iter().filter(GpuStream::may_capture).collect()
     }
-    /// A reference to an adopted stream that is alive already, whose number stands.
-    fn adopted(&self, handle: CUstream) -> Option<StreamId> {
-        let live: Vec<Arc<Inner>> = self.live.lock().iter().filter_map(Weak::upgrade).collect();
-        let same = |s: &&Arc<Inner>| matches!(s.whose, Whose::Adopted(_)) && s.handle.0 == handle;
-        live.iter().find(same).map(|s| s.info.id)
-    }
     /// Who has this handle, of the streams that are kept alive here: nobody else can have it meanwhile.
     pub(super) fn held(&self, handle: CUstream) -> Option<StreamId> {
         let live: Vec<Arc<Inner>> = self.live.lock().iter().filter_map(Weak::upgrade).collect();
@@ -205,8 +191,35 @@ impl Known {
             |s: &&Arc<Inner>| matches!(s.whose, Whose::Ours | Whose::Adopted(_)) && s.handle.0 == handle;
         live.iter().find(same).map(|s| s.info.id)
     }
-    fn number(&self, of: Numbered) -> StreamId {
-        *self.numbers.lock().entry(of).or_insert_with(fresh_number)
+    /// Adds a reference to a stream, made with the number of one to the same stream that is alive, or with a fresh one. A number
+    /// is remembered by the references to its stream alone: a table of numbers by thread would grow with each thread that ever
+    /// used its default stream. Looked up and added in one hold: one stream has one number, whoever asks at once.
+    fn add_numbered(
+        &self,
+        handle: CUstream,
+        whose: Whose,
+        make: impl FnOnce(StreamId, Whose) -> GpuStream,
+    ) -> GpuStream {
+        let mut live = self.live.lock();
+        // Each may be the last reference by the time it goes, and its end speaks to the driver: not under the lock.
+        let all: Vec<Arc<Inner>> = live.iter().filter_map(Weak::upgrade).collect();
+        let same = all.iter().find(|s| s.handle.0 == handle && s.whose.is_named_as(&whose));
+        let stream = make(same.map_or_else(fresh_number, |s| s.info.id), whose);
+        Known::add_to(&mut live, &stream);
+        drop(live);
+        drop(all);
+        stream
+    }
+}
+
+impl Whose {
+    /// Whether two with one handle are the same stream, where the handle is all that there is.
+    fn is_named_as(&self, other: &Whose) -> bool {
+        match (self, other) {
+            (Whose::PerThread(one), Whose::PerThread(other)) => one == other,
+            // A stream of ours, and one that was lent to us, cannot have one handle while both are there.
+            _ => core::mem::discriminant(self) == core::mem::discriminant(other),
+        }
     }
 }
 
@@ -347,6 +360,15 @@ impl Cuda {
         let stream = self.unlisted(handle, info, whose);
         self.device.known.add(&stream);
         stream
+    }
+
+    /// As [`Cuda::reference`], with the driver's id in `info`, or a number of ours where there is none.
+    fn numbered(&self, handle: CUstream, id: Option<StreamId>, info: StreamInfo, whose: Whose) -> GpuStream {
+        if let Some(id) = id {
+            return self.reference(handle, StreamInfo { id, ..info }, whose);
+        }
+        let make = |id, whose| self.unlisted(handle, StreamInfo { id, ..info }, whose);
+        self.device.known.add_numbered(handle, whose, make)
     }
 
     fn unlisted(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
@@ -500,17 +522,11 @@ impl Cuda {
             ));
         }
         // SAFETY: alive and not capturing.
-        let id = match unsafe { device.driver_id(handle)? } {
-            Some(id) => id,
-            None => match whose {
-                Whose::Adopted(_) => device.known.adopted(handle).unwrap_or_else(fresh_number),
-                _ => device.known.number(Numbered::Permanent(handle.addr())),
-            },
-        };
+        let id = unsafe { device.driver_id(handle)? };
         // SAFETY: alive and not capturing.
         let kind = unsafe { device.kind(handle)? };
         let mortal = matches!(whose, Whose::Mortal);
-        Ok(self.reference(handle, StreamInfo { id, device: home, kind, mortal }, whose))
+        Ok(self.numbered(handle, id, StreamInfo { id: StreamId(0), device: home, kind, mortal }, whose))
     }
 
     /// The legacy default stream of this context: ordered with all blocking streams, in both directions.
@@ -519,7 +535,7 @@ impl Cuda {
     /// A blocking stream captures; the driver's.
     pub fn legacy_stream(&self) -> DriverResult<GpuStream> {
         let kind = StreamKind::LegacyDefault;
-        self.default_stream(legacy_handle(), kind, Whose::Legacy, Numbered::Legacy)
+        self.default_stream(legacy_handle(), kind, Whose::Legacy)
     }
 
     /// The default stream of the calling thread. The reference may travel and be dropped anywhere; to use it on another
@@ -529,16 +545,10 @@ impl Cuda {
     /// The stream captures; the driver's.
     pub fn per_thread_stream(&self) -> DriverResult<GpuStream> {
         let (kind, thread) = (StreamKind::PerThreadDefault, std::thread::current().id());
-        self.default_stream(per_thread_handle(), kind, Whose::PerThread(thread), Numbered::PerThread(thread))
+        self.default_stream(per_thread_handle(), kind, Whose::PerThread(thread))
     }
 
-    fn default_stream(
-        &self,
-        handle: CUstream,
-        kind: StreamKind,
-        whose: Whose,
-        numbered: Numbered,
-    ) -> DriverResult<GpuStream> {
+    fn default_stream(&self, handle: CUstream, kind: StreamKind, whose: Whose) -> DriverResult<GpuStream> {
         let device = &self.device;
         // SAFETY: default streams are always alive, and this one is this thread's.
         if unsafe { device.captures(handle)? } {
@@ -548,7 +558,8 @@ impl Cuda {
             ));
         }
         // SAFETY: as above, and it does not capture.
-        let id = unsafe { device.driver_id(handle)? }.unwrap_or_else(|| device.known.number(numbered));
-        Ok(self.reference(handle, StreamInfo { id, device: device.id, kind, mortal: false }, whose))
+        let id = unsafe { device.driver_id(handle)? };
+        let info = StreamInfo { id: StreamId(0), device: device.id, kind, mortal: false };
+        Ok(self.numbered(handle, id, info, whose))
     }
 }

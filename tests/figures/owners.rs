@@ -1,0 +1,132 @@
+//! Who holds which bytes, by what the allocator tells its sinks: segments that come and go, ranges that pass from stream to stream.
+//! It knows no chunks and no counters.
+
+use millpond::report::PoolReport;
+use millpond::trace::{Event, Sink};
+use millpond::units::StreamId;
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+/// A sink that keeps everything until it is asked.
+#[derive(Default)]
+pub(crate) struct Told(Mutex<Vec<Event>>);
+
+impl Sink for Told {
+    fn event(&self, _: u64, event: &Event) {
+        self.0.lock().unwrap().push(event.clone());
+    }
+}
+
+impl Told {
+    /// All since the last time.
+    pub(crate) fn take(&self) -> Vec<Event> {
+        core::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// What follows for one stream.
+#[derive(Clone, Default)]
+struct Of {
+    held: u64,
+    held_peak: u64,
+    hits: u64,
+    allocations: u64,
+    frees: u64,
+    in_flight_frees: u64,
+    lends_in: u64,
+    lends_out: u64,
+    waits: u64,
+}
+
+/// Everybody's bytes.
+#[derive(Default)]
+pub(crate) struct Owners {
+    /// The first byte: the end, and who has it.
+    ranges: BTreeMap<u64, (u64, StreamId)>,
+    of: BTreeMap<StreamId, Of>,
+}
+
+impl Owners {
+    /// Takes the events in, and says how often the host waited.
+    pub(crate) fn hear(&mut self, told: &Told) -> u64 {
+        let mut host_waits = 0;
+        for event in told.take() {
+            match event {
+                Event::Allocate { stream, hit, .. } => {
+                    let of = self.of.entry(stream).or_default();
+                    of.allocations += 1;
+                    of.hits += u64::from(hit);
+                }
+                Event::Free { stream, in_flight, .. } => {
+                    let of = self.of.entry(stream).or_default();
+                    of.frees += 1;
+                    of.in_flight_frees += u64::from(in_flight);
+                }
+                Event::Grow { addr, bytes, stream } => self.enter(addr.0, bytes, stream),
+                Event::Lend { addr, bytes, from, to } => {
+                    assert!(
+                        self.leave(addr.0, bytes).iter().all(|&who| who == from),
+                        "{from} lent what it had not"
+                    );
+                    self.of.entry(from).or_default().lends_out += 1;
+                    self.of.entry(to).or_default().lends_in += 1;
+                    self.enter(addr.0, bytes, to);
+                }
+                Event::Trim { addr, bytes } => drop(self.leave(addr.0, bytes)),
+                Event::Wait { stream, .. } => self.of.entry(stream).or_default().waits += 1,
+                Event::HostWait { .. } => host_waits += 1,
+                Event::OutOfMemory { .. } => {}
+            }
+        }
+        host_waits
+    }
+
+    fn enter(&mut self, start: u64, bytes: u64, who: StreamId) {
+        self.ranges.insert(start, (start + bytes, who));
+        let of = self.of.entry(who).or_default();
+        of.held += bytes;
+        of.held_peak = of.held_peak.max(of.held);
+    }
+
+    /// These bytes are nobody's; who had them.
+    fn leave(&mut self, start: u64, bytes: u64) -> Vec<StreamId> {
+        let (end, mut had) = (start + bytes, Vec::new());
+        let inside: Vec<_> = self
+            .ranges
+            .range(..end)
+            .rev()
+            .take_while(|&(_, &(last, _))| last > start)
+            .map(|(&first, &(last, who))| (first, last, who))
+            .collect();
+        for (first, last, who) in inside {
+            self.ranges.remove(&first);
+            if first < start {
+                self.ranges.insert(first, (start, who));
+            }
+            if last > end {
+                self.ranges.insert(end, (last, who));
+            }
+            self.of.get_mut(&who).expect("it has a range").held -= last.min(end) - first.max(start);
+            had.push(who);
+        }
+        had
+    }
+
+    pub(crate) fn reset_peaks(&mut self) {
+        self.of.values_mut().for_each(|of| of.held_peak = of.held);
+    }
+
+    /// What a pool's report says of all this.
+    pub(crate) fn check(&self, r: &PoolReport) {
+        let of = self.of.get(&r.stream).cloned().unwrap_or_default();
+        let (stream, c) = (r.stream, &r.counters);
+        assert_eq!((r.held, r.held_peak), (of.held, of.held_peak), "{stream}");
+        assert_eq!((c.allocations, c.hits), (of.allocations, of.hits), "{stream}");
+        assert_eq!((c.frees, c.in_flight_frees), (of.frees, of.in_flight_frees), "{stream}");
+        assert_eq!((c.lends_in, c.lends_out), (of.lends_in, of.lends_out), "{stream}");
+        assert_eq!(c.waits_inserted, of.waits, "{stream}");
+        // A take leaves a piece or none, what is free joins two neighbours at most; whatever is lent is cut, enters and is taken.
+        assert!(c.splits <= c.allocations, "{stream}: {c:?}");
+        assert!(c.merges <= 2 * (c.frees + c.lends_in) + of.allocations, "{stream}: {c:?}");
+    }
+}

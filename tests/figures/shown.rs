@@ -1,0 +1,310 @@
+//! What a report shows is what it holds: its text is parsed, and each number in it compared with the field; its JSON is the object
+//! that the fields make. A new field does not compile here until somebody says where it is shown.
+
+use millpond::report::{Counters, Histogram, Ladder, PoolReport, Report, Rung};
+use serde_json::{Value, json};
+
+fn rung_json(r: &Rung) -> Value {
+    let Rung { tried, served } = *r;
+    json!({"tried": tried, "served": served})
+}
+
+fn counters_json(c: &Counters) -> Value {
+    let Counters {
+        allocations,
+        frees,
+        hits,
+        misses,
+        lends_in,
+        lends_out,
+        waits_inserted,
+        host_waits,
+        splits,
+        merges,
+        in_flight_frees,
+        bytes_served,
+    } = *c;
+    json!({
+        "allocations": allocations, "frees": frees, "hits": hits, "misses": misses, "lends_in": lends_in,
+        "lends_out": lends_out, "waits_inserted": waits_inserted, "host_waits": host_waits, "splits": splits,
+        "merges": merges, "in_flight_frees": in_flight_frees, "bytes_served": bytes_served,
+    })
+}
+
+fn pool_json(p: &PoolReport) -> Value {
+    let PoolReport {
+        stream,
+        name,
+        closed,
+        held,
+        allocated,
+        asked,
+        cached,
+        in_flight,
+        held_back,
+        allocated_peak,
+        held_peak,
+        live,
+        free_chunks,
+        largest_free,
+        in_flight_ranges,
+        oldest_in_flight,
+        counters,
+        sizes: Histogram { counts },
+    } = p;
+    json!({
+        "stream": stream.0, "name": name, "closed": closed, "held": held, "allocated": allocated, "asked": asked,
+        "cached": cached, "in_flight": in_flight, "held_back": held_back, "allocated_peak": allocated_peak,
+        "held_peak": held_peak, "live": live, "free_chunks": free_chunks, "largest_free": largest_free,
+        "in_flight_ranges": in_flight_ranges, "oldest_in_flight": oldest_in_flight,
+        "counters": counters_json(counters), "sizes": {"counts": counts},
+        "fragmentation": p.fragmentation(), "hit_rate": p.hit_rate(),
+    })
+}
+
+fn json_of(r: &Report) -> Value {
+    let Report {
+        device,
+        capacity,
+        limit,
+        policy,
+        taken,
+        taken_peak,
+        segments,
+        moving,
+        growths,
+        releases,
+        allocated_peak,
+        allocated_peak_at_most,
+        total,
+        pools,
+        ladder,
+        pinned,
+        driver_calls,
+        events_lost,
+        deferred_errors,
+    } = r;
+    let Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback } = ladder;
+    let bounds = r.taken_over_live_bounds();
+    let calls: serde_json::Map<String, Value> =
+        driver_calls.iter().map(|&(name, n)| (name.to_owned(), json!(n))).collect();
+    json!({
+        "device": device.0, "capacity": capacity, "limit": limit, "policy": policy, "taken": taken,
+        "taken_peak": taken_peak, "segments": segments, "moving": moving, "growths": growths, "releases": releases,
+        "allocated_peak": allocated_peak, "allocated_peak_at_most": allocated_peak_at_most,
+        "total": pool_json(total), "pools": pools.iter().map(pool_json).collect::<Vec<_>>(),
+        "ladder": {
+            "fold": rung_json(fold), "lend": rung_json(lend), "grow": rung_json(grow),
+            "lend_with_wait": rung_json(lend_with_wait), "trim": rung_json(trim), "wait": rung_json(wait),
+            "callback": rung_json(callback),
+        },
+        "pinned": pinned.as_ref().map(pool_json), "driver_calls": calls, "events_lost": events_lost,
+        "deferred_errors": deferred_errors, "taken_over_live": r.taken_over_live(),
+        "taken_over_live_at_least": bounds.map(|b| b.0), "taken_over_live_at_most": bounds.map(|b| b.1),
+    })
+}
+
+/// What one in the last digit is worth.
+fn last_digit(shown: &str) -> f64 {
+    shown.split_once('.').map_or("", |(_, behind)| behind).chars().fold(1.0, |worth, _| worth / 10.0)
+}
+
+/// Whether a number, shown with so many digits, is this one.
+fn is_rounded(shown: &str, value: f64) -> bool {
+    let half = 0.5 * last_digit(shown);
+    shown.parse::<f64>().is_ok_and(|said| (said - value).abs() <= half * (1.0 + 1e-6))
+}
+
+/// Whether a size, `1.50 GiB`, is these bytes; digits that are not shown may be cut off.
+fn is_size(shown: &str, bytes: u64) -> bool {
+    let Some((number, unit)) = shown.split_once(' ') else { return false };
+    let Some(power) = ["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|u| *u == unit) else { return false };
+    if power == 0 {
+        return number.parse() == Ok(bytes);
+    }
+    let scaled = bytes as f64 / (1_u64 << (10 * power)) as f64;
+    let last = last_digit(number);
+    number.parse::<f64>().is_ok_and(|said| (said - scaled).abs() < last * (1.0 + 1e-6))
+}
+
+/// What stands behind `label` in a text, up to the next run of spaces or the line's end.
+fn behind<'a>(text: &'a str, label: &str) -> &'a str {
+    let at = text.find(label).unwrap_or_else(|| panic!("no {label:?} in {text}")) + label.len();
+    let rest = text[at..].trim_start_matches(' ');
+    let end = rest.find("   ").into_iter().chain(rest.find('\n')).min().unwrap_or(rest.len());
+    &rest[..end]
+}
+
+/// The number before `label`.
+fn before(text: &str, label: &str) -> u64 {
+    let at = text.find(label).unwrap_or_else(|| panic!("no {label:?} in {text}"));
+    text[..at]
+        .rsplit(' ')
+        .next()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or_else(|| panic!("no number before {label:?}"))
+}
+
+fn line<'a>(text: &'a str, begins: &str) -> Option<&'a str> {
+    text.lines().find(|l| l.starts_with(begins))
+}
+
+/// A row of the table; `peak` says whether the cell is right.
+fn row(cells: &[&str], p: &PoolReport, peak: impl Fn(&str) -> bool) {
+    let [_, live, cached, in_flight, shown_peak, allocations, hits, lends, waits, fragmentation] = cells
+    else {
+        panic!("{} cells: {cells:?}", cells.len())
+    };
+    let c = &p.counters;
+    assert!(is_size(live, p.allocated) && is_size(cached, p.cached), "{cells:?}");
+    assert!(is_size(in_flight, p.in_flight) && peak(shown_peak), "{cells:?}");
+    assert_eq!(
+        [*allocations, *lends, *waits],
+        [c.allocations, c.lends_in, c.waits_inserted].map(|n| n.to_string())
+    );
+    match hits.strip_suffix(" %") {
+        Some(hits) => assert!(is_rounded(hits, 100.0 * c.hits as f64 / c.allocations as f64), "{cells:?}"),
+        None => assert_eq!((*hits, c.allocations), ("-", 0)),
+    }
+    assert!(is_rounded(fragmentation, p.fragmentation()), "{cells:?}");
+}
+
+fn table_says(r: &Report, text: &str) {
+    let table: Vec<Vec<&str>> = text
+        .lines()
+        .skip_while(|l| !l.starts_with("pool "))
+        .skip(1)
+        .take_while(|l| !l.starts_with("miss ladder"))
+        .map(|l| l.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .collect();
+    let several = usize::from(r.pools.len() > 1);
+    assert_eq!(table.len(), r.pools.len() + several + usize::from(r.pinned.is_some()), "{text}");
+    for (cells, p) in table.iter().zip(&r.pools) {
+        let name = p.stream.to_string() + if p.closed { " closed" } else { "" };
+        assert_eq!((cells[0], &p.name), (&name[..], &None));
+        row(cells, p, |peak| is_size(peak, p.allocated_peak));
+    }
+    if several == 1 {
+        row(&table[r.pools.len()], &r.total, |peak| match peak.strip_prefix("at most ") {
+            None => r.allocated_peak == r.allocated_peak_at_most && is_size(peak, r.allocated_peak),
+            Some(most) => {
+                r.allocated_peak < r.allocated_peak_at_most && is_size(most, r.allocated_peak_at_most)
+            }
+        });
+    }
+    if let Some(p) = &r.pinned {
+        row(table.last().unwrap(), p, |peak| is_size(peak, p.allocated_peak));
+    }
+}
+
+fn text_says(r: &Report) {
+    let text = format!("{r:#}");
+    let (head, t) = (text.lines().next().unwrap(), &r.total);
+    let bounded = |shown: &str| {
+        let shown = shown.strip_prefix("at least ").and_then(|s| s.split_once(", at most "));
+        shown.is_some_and(|(a, b)| is_size(a, r.allocated_peak) && is_size(b, r.allocated_peak_at_most))
+    };
+    let (taken, peak) = behind(head, "taken").split_once(" (peak ").unwrap();
+    assert!(is_size(taken, r.taken) && is_size(peak.trim_end_matches(')'), r.taken_peak), "{head}");
+    let (live, ratio) = (behind(head, "peak live"), behind(head, "ratio"));
+    if r.allocated_peak == r.allocated_peak_at_most {
+        assert!(is_size(live, r.allocated_peak), "{head}");
+        let truth = (r.allocated_peak > 0).then(|| r.taken_peak as f64 / r.allocated_peak as f64);
+        assert!(truth.map_or(ratio == "-", |truth| is_rounded(ratio, truth)), "{head}");
+    } else {
+        // Never a bound as if it were the figure.
+        assert!(bounded(live), "{head}");
+        let (least, most) = ratio.split_once(" to ").expect("a ratio of bounds is two");
+        assert!(is_rounded(least, r.taken_peak as f64 / r.allocated_peak_at_most as f64), "{head}");
+        assert!(is_rounded(most, r.taken_peak as f64 / r.allocated_peak as f64), "{head}");
+    }
+    let (limit, capacity) = behind(head, "limit").split_once(" of ").unwrap();
+    assert!(
+        is_size(capacity, r.capacity) && r.limit.map_or(limit == "none", |n| is_size(limit, n)),
+        "{head}"
+    );
+    assert!(is_size(behind(head, "largest free"), t.largest_free), "{head}");
+    assert!(is_size(behind(head, "in flight"), t.in_flight), "{head}");
+    let cached = line(&text, "cached ").unwrap().trim_start_matches("cached").trim_start();
+    assert!(is_size(cached.split(" kept").next().unwrap(), t.cached));
+    assert_eq!(line(&text, "moving").is_some(), r.moving > 0);
+
+    table_says(r, &text);
+
+    let ladder = line(&text, "miss ladder").unwrap();
+    for (name, rung) in r.ladder.rungs() {
+        let label = format!("   {name} ");
+        assert_eq!(behind(ladder, &label), format!("{}/{}", rung.served, rung.tried), "{name}: {ladder}");
+    }
+    let work = line(&text, "work").unwrap();
+    let shown = [" splits", " merges", " growths", " releases", " segments now", " host waits"]
+        .map(|l| before(work, l));
+    let c = &t.counters;
+    assert_eq!(shown, [c.splits, c.merges, r.growths, r.releases, r.segments, c.host_waits]);
+    let held_back = t.held_back + r.pinned.as_ref().map_or(0, |p| p.held_back);
+    match line(&text, "held back") {
+        Some(l) => assert!(is_size(
+            l.trim_start_matches("held back").split(" until").next().unwrap().trim(),
+            held_back
+        )),
+        None => assert_eq!(held_back, 0),
+    }
+    match (line(&text, "in flight "), t.oldest_in_flight) {
+        (Some(l), Some(markers)) => {
+            assert_eq!((before(l, " ranges"), before(l, " markers back")), (t.in_flight_ranges, markers));
+            let bytes = l.split("ranges, ").nth(1).unwrap().split(';').next().unwrap();
+            assert!(is_size(bytes, t.in_flight), "{l}");
+        }
+        (l, oldest) => assert_eq!((l, oldest), (None, None)),
+    }
+    let all: u64 = r.driver_calls.iter().map(|(_, n)| n).sum();
+    let driver = line(&text, "driver").unwrap_or("driver 0 calls: ");
+    assert_eq!(before(driver, " calls"), all);
+    let mut shown: Vec<(&str, u64)> = driver
+        .split_once(": ")
+        .unwrap()
+        .1
+        .split(", ")
+        .filter_map(|call| call.rsplit_once(' ').map(|(name, n)| (name, n.parse().unwrap())))
+        .collect();
+    shown.sort_unstable();
+    let mut calls: Vec<_> = r.driver_calls.iter().copied().filter(|(_, n)| *n > 0).collect();
+    calls.sort_unstable();
+    assert_eq!(shown, calls);
+    assert_eq!(line(&text, "events").is_some(), r.events_lost > 0);
+    assert_eq!(text.lines().filter(|l| l.starts_with("error")).count(), r.deferred_errors.len());
+    let sizes: Vec<u64> = text
+        .split_once("sizes of all requests\n")
+        .unwrap()
+        .1
+        .lines()
+        .filter_map(|l| l.split_whitespace().filter_map(|w| w.parse().ok()).next_back())
+        .collect();
+    assert_eq!(sizes.iter().sum::<u64>(), t.sizes.counts.iter().sum::<u64>(), "{text}");
+}
+
+/// Panics unless both are the same, key by key; a fraction to its last digit, which reading may cost.
+fn same(said: &Value, right: &Value, at: &str) {
+    match (said, right) {
+        (Value::Object(a), Value::Object(b)) => {
+            assert!(a.keys().eq(b.keys()), "{at}: {:?} for {:?}", a.keys(), b.keys());
+            a.iter().for_each(|(key, a)| same(a, &b[key], &format!("{at}.{key}")));
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            assert_eq!(a.len(), b.len(), "{at}");
+            a.iter().zip(b).for_each(|(a, b)| same(a, b, at));
+        }
+        (Value::Number(a), Value::Number(b)) if a.is_f64() && b.is_f64() => {
+            let [a, b] = [a, b].map(|n| n.as_f64().unwrap());
+            assert!((a - b).abs() <= 1e-14 * b.abs(), "{at}: {a} for {b}");
+        }
+        _ => assert_eq!(said, right, "{at}"),
+    }
+}
+
+/// Panics unless text and JSON say what the fields say.
+pub(crate) fn check(r: &Report) {
+    let said: Value = serde_json::from_str(&r.to_json()).expect("JSON");
+    same(&said, &json_of(r), "");
+    text_says(r);
+}
