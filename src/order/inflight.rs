@@ -124,6 +124,11 @@ impl InFlight {
         self.remove(found)
     }
 
+    /// The longest range's length.
+    pub fn longest(&self) -> Granules {
+        self.by_len.last().map_or(Granules::ZERO, |&(len, _)| len)
+    }
+
     /// Takes one range out.
     pub fn remove(&mut self, chunk: u32) -> Option<Entry> {
         let entry = self.entries.remove(&chunk)?;
