@@ -173,6 +173,7 @@ impl<D: Driver> Registry<D> {
         line.pools.store(1, Ordering::Release);
         table.by_stream.insert(info.id, Arc::clone(&line));
         table.by_id.insert(id, Arc::clone(&line));
+        self.count_timelines(table.by_id.len());
         line
     }
 
@@ -411,22 +412,25 @@ impl<D: Driver> Registry<D> {
         self.watch(driver.wait(&native, &marker.event))?;
         let on = if planted!(WaitWrongLine) { TimelineId(on.0 + 1) } else { on };
         if !planted!(WaitUnlearnt) {
-            self.learnt(to, on, marker);
+            self.learnt(driver, to, on, marker);
         }
         Ok(())
     }
 
     /// What a wait taught. A marker that its maker held while timelines left the table still names those, and would give them
     /// to whoever waits for it, and so to all markers made there, for ever. A clock names each timeline once: one that is longer
-    /// than the table is rid of them.
-    fn learnt(&self, to: &Line<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
-        let named = {
+    /// than the table is rid of them. And one that has become crowded is looked at: what is over is named no more.
+    fn learnt(&self, driver: &D, to: &Line<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
+        let (named, crowded) = {
             let mut state = to.state.lock();
             state.timeline.waited(on, marker);
-            state.timeline.clock().len()
+            (state.timeline.clock().len(), state.timeline.clock().is_crowded())
         };
+        if crowded {
+            self.ask_named(driver, &to.clock());
+        }
         let seen = self.seen();
-        if named > seen.0.by_id.len() && !planted!(NamesKept) {
+        if (crowded || named > seen.0.by_id.len()) && !planted!(NamesKept) {
             to.forget_names(&seen);
         }
     }

@@ -48,6 +48,8 @@ pub(super) struct Outstanding {
     peak: AtomicU64,
     /// With so many, all timelines are looked at; [`LOOKING`] while somebody does.
     look_at: AtomicU64,
+    /// Timelines in the table: what a look costs.
+    timelines: AtomicU64,
     /// Closed timelines in the table, and with how many of them older ones are waited for where nobody asks.
     closed: AtomicU64,
     finish_at: AtomicU64,
@@ -80,6 +82,7 @@ impl Default for Outstanding {
             markers: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             look_at: AtomicU64::new(LEAST as u64),
+            timelines: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             finish_at: AtomicU64::new(2 * UNFINISHED as u64),
             asks: AtomicU32::new(0),
@@ -100,6 +103,11 @@ impl<D: Driver> Registry<D> {
     }
     fn asks(&self) -> bool {
         self.outstanding.asks.load(Ordering::Relaxed) != 0
+    }
+
+    /// So many timelines are in the table from here on.
+    pub(super) fn count_timelines(&self, now: usize) {
+        self.outstanding.timelines.store(now as u64, Ordering::Relaxed);
     }
 
     /// The last step of O8.
@@ -166,8 +174,10 @@ impl<D: Driver> Registry<D> {
         let out = &self.outstanding;
         let left = out.markers.fetch_sub(gone, Ordering::Relaxed).saturating_sub(gone);
         // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
+        // Never sooner than the markers since the last one pay for: each look comes by all timelines.
         let at = out.look_at.load(Ordering::Relaxed);
-        let next = (2 * left).max(LEAST as u64).max((at - at / 8).min(BURST));
+        let timelines = out.timelines.load(Ordering::Relaxed);
+        let next = (2 * left).max(timelines).max(LEAST as u64).max((at - at / 8).min(BURST));
         if at != LOOKING && next < at {
             let _ = out.look_at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -294,6 +304,32 @@ impl<D: Driver> Registry<D> {
             self.marker_complete(&line, &marker);
         }
         Ok(done)
+    }
+
+    /// Asks about what a crowded clock names, until [`QUESTIONS`] had no news. In the middle first, and in the middle of one half again:
+    /// of streams that wait for each other the older ones are over, and each answer tells of all that were ordered before. Then one
+    /// after the other, because streams may not have waited for each other.
+    pub(super) fn ask_named(&self, driver: &D, clock: &Clock) {
+        if !self.asks() {
+            return;
+        }
+        let named: Vec<Pending> = clock.iter().map(|(on, epoch)| Pending { on, epoch }).collect();
+        let is_over = |p: Pending| {
+            // Whoever needs the stream meets the error.
+            self.line(p.on).is_none_or(|line| {
+                line.seen() >= p.epoch
+                    || (self.fold(driver, &line).is_ok_and(|news| news == Some(true))
+                        && line.seen() >= p.epoch)
+            })
+        };
+        let over = named.partition_point(|&p| is_over(p));
+        let mut questions = QUESTIONS;
+        for &p in &named[over..] {
+            questions -= usize::from(!is_over(p));
+            if questions == 0 {
+                break;
+            }
+        }
     }
 
     /// Asks about the end of closed streams, one after the other and each call where the last one stopped, until
@@ -423,6 +459,7 @@ impl<D: Driver> Registry<D> {
                 }
                 over.push(line);
             }
+            self.count_timelines(table.by_id.len());
             over
         };
         for line in &over {
