@@ -16,30 +16,39 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 macro_rules! zoo {
     ($($bug:ident $name:literal $what:literal)+; cuda: $($cuda:ident $cuda_name:literal $cuda_what:literal)+;
-        doors: $($door:ident $door_name:literal $door_what:literal)+) => {
+        doors: $($door:ident $door_name:literal $door_what:literal)+;
+        leaks: $($leak:ident $leak_name:literal $leak_what:literal)+) => {
         /// A bug that can be planted.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         #[allow(missing_docs, reason = "each is described by `Bug::what`")]
-        pub enum Bug { $($bug,)+ $($cuda,)+ $($door,)+ }
+        pub enum Bug { $($bug,)+ $($cuda,)+ $($door,)+ $($leak,)+ }
 
         impl Bug {
             /// Every bug that has a room, in the order of DESIGN.md's tables.
-            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+ $(Bug::$door,)+];
+            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+ $(Bug::$door,)+ $(Bug::$leak,)+];
             /// Those of the heap, the laws and the allocator, which the simulated device shows.
             pub const CORE: &[Bug] = &[$(Bug::$bug,)+];
             /// Those of the CUDA backend, which only a driver shows.
             pub const CUDA: &[Bug] = &[$(Bug::$cuda,)+];
             /// Those of the C interface.
             pub const DOORS: &[Bug] = &[$(Bug::$door,)+];
+            /// Those by which something grows for ever, and nothing else is wrong: only a soak shows them.
+            pub const LEAKS: &[Bug] = &[$(Bug::$leak,)+];
 
             /// Its name, as it is selected.
             pub const fn name(self) -> &'static str {
-                match self { $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ $(Bug::$door => $door_name,)+ }
+                match self {
+                    $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ $(Bug::$door => $door_name,)+
+                    $(Bug::$leak => $leak_name,)+
+                }
             }
             /// What is wrong with the code when it is planted.
             pub const fn what(self) -> &'static str {
-                match self { $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ $(Bug::$door => $door_what,)+ }
+                match self {
+                    $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ $(Bug::$door => $door_what,)+
+                    $(Bug::$leak => $leak_what,)+
+                }
             }
         }
     };
@@ -198,6 +207,12 @@ doors:
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
     DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
+;
+leaks:
+    LeakUnlooked "leak-unlooked" "who makes a marker does not look whether others are complete"
+    LeakUnpooled "leak-unpooled" "the event of a marker or token that nobody refers to is destroyed, and the next one created"
+    LeakUnfiled "leak-unfiled" "a range in flight whose use is over is not filed under its next use"
+    LeakKept "leak-kept" "a value that is kept for the device is not looked at again"
 }
 
 impl fmt::Display for Bug {

@@ -356,7 +356,7 @@ impl<D: Driver> Registry<D> {
     pub(super) fn bound_markers(&self, driver: &D) {
         let out = &self.outstanding;
         let at = out.look_at.load(Ordering::Relaxed);
-        if at == LOOKING || out.markers.load(Ordering::Relaxed) < at {
+        if at == LOOKING || out.markers.load(Ordering::Relaxed) < at || planted!(LeakUnlooked) {
             return;
         }
         // One looks; others go on.
