@@ -29,7 +29,6 @@ use millpond::allocator::Policy;
 use millpond::driver::Driver;
 use millpond::driver::null::Null;
 use millpond::driver::sim::{Call, Schedule, Sim};
-use millpond::sync::locks_taken;
 use millpond::units::GIB;
 use millpond::{Allocator, Config};
 use steady::{Step, Who, World};
@@ -42,6 +41,10 @@ type Costs = [(&'static str, f64); 4];
 
 /// A count may be half as much again with four times the streams, and this much more: programs are not in quite the same phase.
 const MORE: [f64; 4] = [16.0, 2.0, 512.0, 0.5];
+
+fn locks_taken() -> u64 {
+    millpond::sync::locks_taken().iter().sum()
+}
 
 fn calls<D: Driver>(gpu: &Allocator<D>) -> u64 {
     on_device(|| gpu.driver().calls().iter().map(|call| call.1).sum())

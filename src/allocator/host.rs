@@ -17,7 +17,7 @@ use super::access::bound;
 use super::hands::Hands;
 use super::miss::{CALLBACKS, ROUNDS};
 use super::pinned::PinnedAllocation;
-use super::pool::{in_flight_held_back, note_pending, release_open};
+use super::pool::{Pieces, in_flight_held_back, longest_free, note_pending, release_open};
 use super::registry::Registry;
 use super::shared::Core;
 use super::trim::Trimmed;
@@ -193,6 +193,8 @@ impl<D: Driver> HostPool<D> {
 
     /// The pinned part of a report, if there is anything to say.
     pub(crate) fn report(&self, registry: &Registry<D>, expects_captures: bool) -> Option<PoolReport> {
+        let held_back = in_flight_held_back(self, registry, expects_captures);
+        let largest_free = longest_free(self);
         let state = self.state.lock();
         if state.counters.allocations == 0 {
             return None;
@@ -205,12 +207,12 @@ impl<D: Driver> HostPool<D> {
             asked: stats.asked,
             cached: stats.free,
             in_flight: stats.in_flight,
-            held_back: in_flight_held_back(registry, state.in_flight.iter(), expects_captures),
+            held_back: held_back.min(stats.free + stats.in_flight),
             allocated_peak: state.allocated_peak,
             held_peak: state.taken_peak,
             live: state.live,
             free_chunks: stats.free_chunks,
-            largest_free: state.heap.longest_free().bytes(),
+            largest_free: largest_free.min(stats.free),
             in_flight_ranges: state.in_flight.len() as u64,
             counters: Counters { splits: stats.splits, merges: stats.merges, ..state.counters },
             sizes: state.sizes.clone(),
@@ -285,6 +287,15 @@ impl<D: Driver> HostPool<D> {
         if last {
             core.pinned_done();
         }
+    }
+}
+
+impl<D: Driver> Pieces for HostPool<D> {
+    fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R {
+        let state = self.state.lock();
+        let found = look(&state.heap, &state.in_flight);
+        state.unlock_fair();
+        found
     }
 }
 
