@@ -31,6 +31,7 @@ use millpond::driver::null::Null;
 use millpond::driver::sim::{Call, Schedule, Sim};
 use millpond::units::GIB;
 use millpond::{Allocator, Config};
+use std::fmt::Write;
 use steady::{Step, Who, World};
 
 #[global_allocator]
@@ -86,7 +87,8 @@ fn holds<D: Driver>(driver: impl Fn() -> D, sizes: &[usize], policy: Policy, who
         for (streams, costs) in sizes.iter().zip(&all).skip(1) {
             for ((&(name, now), &(_, few)), more) in costs.iter().zip(&all[0]).zip(MORE) {
                 if now > 1.5 * few + more {
-                    found += &format!(
+                    let _ = write!(
+                        found,
                         "\n    {step:?}: {now:.1} {name} beside {streams} streams, {few:.1} beside {}",
                         sizes[0]
                     );

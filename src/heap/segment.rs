@@ -50,6 +50,8 @@ pub(super) struct Segments {
     vacant: Vec<u32>,
     /// Sorted by id. Only cold verbs look here; chunks know the slot.
     by_id: Vec<(SegmentId, u32)>,
+    /// Sorted by address, so that a new one is compared with its two neighbours and not with thousands: they overlap nowhere (H6).
+    by_base: Vec<(Addr, u32)>,
 }
 
 impl Index<u32> for Segments {
@@ -68,7 +70,7 @@ impl IndexMut<u32> for Segments {
 
 impl Segments {
     pub(super) const fn new() -> Segments {
-        Segments { slots: Vec::new(), vacant: Vec::new(), by_id: Vec::new() }
+        Segments { slots: Vec::new(), vacant: Vec::new(), by_id: Vec::new(), by_base: Vec::new() }
     }
 
     /// The slot of a segment.
@@ -94,7 +96,9 @@ impl Segments {
             segment.base,
             segment.len
         );
-        if let Some(other) = self.iter().find(|s| s.overlaps(&segment)) {
+        let place = self.by_base.partition_point(|e| e.0 < segment.base);
+        let neighbours = &self.by_base[place.saturating_sub(1)..(place + 1).min(self.by_base.len())];
+        if let Some(other) = neighbours.iter().map(|e| &self[e.1]).find(|s| s.overlaps(&segment)) {
             super::broken(
                 "H6",
                 format_args!(
@@ -103,7 +107,7 @@ impl Segments {
                 ),
             );
         }
-        let id = segment.id;
+        let (id, base) = (segment.id, segment.base);
         let Err(at) = self.by_id.binary_search_by_key(&id, |e| e.0) else {
             super::broken("H6", format_args!("segment {} is in this heap already", id.0))
         };
@@ -115,13 +119,19 @@ impl Segments {
             self.slots.len() as u32 - 1
         };
         self.by_id.insert(at, (id, slot));
+        self.by_base.insert(place, (base, slot));
         slot
     }
 
     /// Forgets a segment that no chunk refers to any more.
     pub(super) fn remove(&mut self, id: SegmentId) {
         if let Ok(at) = self.by_id.binary_search_by_key(&id, |e| e.0) {
-            self.vacant.push(self.by_id.remove(at).1);
+            let slot = self.by_id.remove(at).1;
+            let base = self[slot].base;
+            if let Ok(at) = self.by_base.binary_search_by_key(&base, |e| e.0) {
+                self.by_base.remove(at);
+            }
+            self.vacant.push(slot);
         }
     }
 

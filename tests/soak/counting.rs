@@ -31,15 +31,17 @@ struct Side {
 }
 
 impl Side {
-    const NEW: Side = Side {
-        bytes: AtomicI64::new(0),
-        blocks: AtomicI64::new(0),
-        bytes_made: AtomicI64::new(0),
-        blocks_made: AtomicI64::new(0),
-    };
+    const fn new() -> Side {
+        Side {
+            bytes: AtomicI64::new(0),
+            blocks: AtomicI64::new(0),
+            bytes_made: AtomicI64::new(0),
+            blocks_made: AtomicI64::new(0),
+        }
+    }
 }
 
-static SIDES: [Side; 2 * ACCOUNTS] = [Side::NEW; 2 * ACCOUNTS];
+static SIDES: [Side; 2 * ACCOUNTS] = [const { Side::new() }; 2 * ACCOUNTS];
 
 thread_local! {
     /// Twice the account's number, and one more inside the device.
