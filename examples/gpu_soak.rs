@@ -2,7 +2,7 @@
 //! writes, another reads, and the program drops while both are under way.
 //!
 //! `gpu_soak` runs a hundredth of it on the simulated device; `gpu_soak gpu [quick]` all of it, or a tenth, on CUDA device 0. The host
-//! waits for one stream once in 100 rounds. Tab-separated lines tell what the process (`/proc/self/statm`) and the device
+//! waits for one stream once in 100 arrays; among the pairs, which queue nothing on the device, once in 10,000. Tab-separated lines tell what the process (`/proc/self/statm`) and the device
 //! (`cuMemGetInfo`) hold, and what the allocator remembers, after each tenth. It ends with 1, and says what grew, if anything
 //! is higher at the end than after the first tenth; with 2 without a GPU.
 
@@ -14,8 +14,9 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Rounds between two waits of the host.
+/// Rounds between two waits of the host: for arrays, and for pairs, whose stream has nothing to be waited for.
 const PERIOD: u64 = 100;
+const PERIOD_OF_PAIRS: u64 = 10_000;
 
 /// How many rounds of each kind.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +119,7 @@ fn pairs<D: Driver>(
     watched("pairs", gpu, rounds, resident, |i| {
         let block = gpu.alloc((1 + i * 7 % 64) * 3 * KIB, s)?;
         held[i as usize % 8] = Some(block);
-        if i % (100 * PERIOD) == 0 {
+        if i % PERIOD_OF_PAIRS == PERIOD_OF_PAIRS - 1 {
             s.synchronize()?;
         }
         Ok(())

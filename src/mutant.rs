@@ -16,30 +16,39 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 macro_rules! zoo {
     ($($bug:ident $name:literal $what:literal)+; cuda: $($cuda:ident $cuda_name:literal $cuda_what:literal)+;
-        doors: $($door:ident $door_name:literal $door_what:literal)+) => {
+        doors: $($door:ident $door_name:literal $door_what:literal)+;
+        leaks: $($leak:ident $leak_name:literal $leak_what:literal)+) => {
         /// A bug that can be planted.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[repr(u8)]
         #[allow(missing_docs, reason = "each is described by `Bug::what`")]
-        pub enum Bug { $($bug,)+ $($cuda,)+ $($door,)+ }
+        pub enum Bug { $($bug,)+ $($cuda,)+ $($door,)+ $($leak,)+ }
 
         impl Bug {
             /// Every bug that has a room, in the order of DESIGN.md's tables.
-            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+ $(Bug::$door,)+];
+            pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+ $(Bug::$door,)+ $(Bug::$leak,)+];
             /// Those of the heap, the laws and the allocator, which the simulated device shows.
             pub const CORE: &[Bug] = &[$(Bug::$bug,)+];
             /// Those of the CUDA backend, which only a driver shows.
             pub const CUDA: &[Bug] = &[$(Bug::$cuda,)+];
             /// Those of the C interface.
             pub const DOORS: &[Bug] = &[$(Bug::$door,)+];
+            /// Those by which something grows for ever, and nothing else is wrong: only a soak shows them.
+            pub const LEAKS: &[Bug] = &[$(Bug::$leak,)+];
 
             /// Its name, as it is selected.
             pub const fn name(self) -> &'static str {
-                match self { $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ $(Bug::$door => $door_name,)+ }
+                match self {
+                    $(Bug::$bug => $name,)+ $(Bug::$cuda => $cuda_name,)+ $(Bug::$door => $door_name,)+
+                    $(Bug::$leak => $leak_name,)+
+                }
             }
             /// What is wrong with the code when it is planted.
             pub const fn what(self) -> &'static str {
-                match self { $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ $(Bug::$door => $door_what,)+ }
+                match self {
+                    $(Bug::$bug => $what,)+ $(Bug::$cuda => $cuda_what,)+ $(Bug::$door => $door_what,)+
+                    $(Bug::$leak => $leak_what,)+
+                }
             }
         }
     };
@@ -125,6 +134,7 @@ zoo! {
     ClosedKeepsOut "closed-keeps-out" "a closed pool does not take back what was cut out of it, unless it is complete"
     ClosedDrainsOrdered "closed-drains-ordered" "a closed pool forgets uses that its stream is only ordered behind"
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
+    PatienceRenewed "patience-renewed" "what a request has waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
     HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
     NewsLost "news-lost" "pools that stand aside do not come back when their memory completes"
@@ -176,6 +186,7 @@ cuda:
     CudaLentToNobody "cuda-lent-to-nobody" "what is lent to many streams is forgotten, and lent to nobody instead (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
+    CudaPhantomStream "cuda-phantom-stream" "a stream that cudarc counts and could not make stays counted, though nobody waited for the context"
     CudaPooledHome "cuda-pooled-home" "a pooled slice is cudarc's on the stream it was made for, which its end makes wait"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
     CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are remembered as reads"
@@ -197,6 +208,12 @@ doors:
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
     DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
+;
+leaks:
+    LeakUnlooked "leak-unlooked" "who makes a marker does not look whether others are complete"
+    LeakUnpooled "leak-unpooled" "the event of a marker or token that nobody refers to is destroyed, and the next one created"
+    LeakUnfiled "leak-unfiled" "a range in flight whose use is over is not filed under its next use"
+    LeakKept "leak-kept" "a value that is kept for the device is not looked at again"
 }
 
 impl fmt::Display for Bug {

@@ -64,6 +64,21 @@ imp::per_thread! {
     static HELD: core::cell::Cell<u16> = core::cell::Cell::new(0);
 }
 
+#[cfg(debug_assertions)]
+imp::per_thread! {
+    static TAKEN: core::cell::Cell<[u64; 9]> = core::cell::Cell::new([0; 9]);
+}
+
+/// How many ranked locks this thread has taken so far, by their ranks, in debug builds: each pool and each timeline that is looked at
+/// takes one, so that a test counts what is looked at without measuring time. In release builds nothing is counted.
+#[doc(hidden)]
+pub fn locks_taken() -> [u64; 9] {
+    #[cfg(debug_assertions)]
+    return TAKEN.with(core::cell::Cell::get);
+    #[cfg(not(debug_assertions))]
+    [0; 9]
+}
+
 /// A mutex with a rank: one whose waiters sleep ([`Parking`]), or one for what is held for microseconds ([`Quick`]).
 pub struct Ranked<T, K: LockKind = Parking> {
     rank: Rank,
@@ -90,6 +105,11 @@ impl<T, K: LockKind> Ranked<T, K> {
                 h.get()
             );
             h.set(h.get() | 1 << (self.rank as u8));
+            TAKEN.with(|taken| {
+                let mut all = taken.get();
+                all[self.rank as usize] += 1;
+                taken.set(all);
+            });
         });
         let held = Held { rank: self.rank };
         RankedGuard { guard: self.inner.lock(), held }

@@ -511,7 +511,12 @@ impl Machine {
                 }
                 *any_declared = true;
             }
-            Rare::Large { on, value } => large(gpu, &streams[on], value),
+            Rare::Large { on, value } => {
+                large(gpu, &streams[on], value);
+                // The end of its allocator frees plain memory, for which the driver waits for the whole device: then all
+                // streams come after everything, and the library does not know.
+                *any_declared = true;
+            }
             _ if n == 0 => {}
             Rare::Halves { what, on, value } => {
                 let (x, model) = &mut arrays[what % n];

@@ -194,6 +194,7 @@ programs! {
     streams_that_come_and_go: streams_come_and_go;
     threads_that_come_and_go: threads_come_and_go;
     an_array_that_is_only_read: only_read;
+    a_pinned_array_that_is_only_read: pinned_only_read;
     random_0: |b| random(b, 0);
     random_1: |b| random(b, 1);
     random_2: |b| random(b, 2);
@@ -222,6 +223,16 @@ fn only_read(b: &Bench) -> Round<'_> {
     Box::new(move |_| {
         let on = b.home();
         on.cudarc().expect("its alias").memcpy_dtod(&x, &mut y).expect("queued");
+    })
+}
+
+/// The same of pinned memory.
+fn pinned_only_read(b: &Bench) -> Round<'_> {
+    let home = b.home();
+    let (up, mut x) = (b.pinned(), b.zeros(&home));
+    Box::new(move |_| {
+        let on = b.home();
+        on.cudarc().expect("its alias").memcpy_htod(&up, &mut x).expect("queued");
     })
 }
 

@@ -39,6 +39,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Ordering};
 use crate::units::{Addr, AllocationId, Epoch, StreamId};
 use core::fmt;
+use core::time::Duration;
 use smallvec::SmallVec;
 
 /// An allocation that knows the operations on its data, so that one on another stream waits for what it must.
@@ -492,7 +493,7 @@ impl<D: Driver> Registry<D> {
         };
         match missing[..] {
             [] => return Ok(()),
-            [one] if one.on != CONTEXT => return self.insert_wait(driver, to, one).map(drop),
+            [one] if one.on != CONTEXT => return self.insert_wait(driver, to, one, Duration::MAX).map(drop),
             _ => {}
         }
         let mut markers = SmallVec::<[_; 2]>::new();
@@ -525,9 +526,9 @@ impl<D: Driver> Registry<D> {
         from: &Line<D>,
         p: Pending,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
-        match self.marker_for(driver, from, p.epoch) {
+        match self.marker_for(driver, from, p.epoch, Duration::MAX) {
             Err(e) if p.on == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
-                self.wait_host(driver, p, core::time::Duration::MAX).map(|_| None)
+                self.wait_host(driver, p, Duration::MAX).map(|_| None)
             }
             marker => marker,
         }

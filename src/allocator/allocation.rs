@@ -12,6 +12,7 @@ use crate::sync::Arc;
 use crate::units::{Addr, AllocationId, StreamId};
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::time::Duration;
 
 /// Bytes on a device, from an [`Allocator`](crate::Allocator). Not readable by the host; no type.
 ///
@@ -139,7 +140,7 @@ impl<D: Driver> Allocation<D> {
         if stream.line().id != home.pool.line.id {
             let core = &home.pool.core;
             let birth = home.pool.birth(home.chunk, home.generation);
-            core.registry.order_after(&core.driver, stream.line(), birth)?;
+            core.registry.order_after(&core.driver, stream.line(), birth, Duration::MAX)?;
             core.driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
         }
         self.record_use(stream)

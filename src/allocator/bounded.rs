@@ -2,7 +2,7 @@
 //! whose work it cannot mark.
 //!
 //! A context-wide marker is behind the work of every stream, independent ones included, so while there are any it is not
-//! waited for either. This file does not wait, nor say for how long: the ladder's rungs do.
+//! waited for either. This file does not wait, nor say for how long: `waiting.rs` does.
 
 use super::registry::{CONTEXT, Line, Named, Registry};
 use crate::driver::{Driver, StreamKind};

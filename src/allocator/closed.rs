@@ -89,6 +89,7 @@ impl<D: Driver> Core<D> {
                 if empty {
                     // Nothing enters it any more: it is nobody's lender.
                     pool.tighten_longest(&mut state);
+                    pool.tighten_in_flight(&mut state);
                 }
                 drop(state);
                 if empty {

@@ -78,7 +78,7 @@ impl<D: Driver> Pool<D> {
         let Some(stamp) = self.entry_stamp(state, &all) else {
             // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
             let home = Pending { on: self.line.id, epoch: entry.home };
-            state.in_flight.insert(Entry { uses: smallvec::smallvec![home], ..entry });
+            self.fly(state, Entry { uses: smallvec::smallvec![home], ..entry });
             return false;
         };
         let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };

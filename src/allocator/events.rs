@@ -117,7 +117,7 @@ impl<D: Driver> Drop for SharedEvent<D> {
         let Some(mut slot) = self.0.take() else { return };
         // Of two last holders that drop at once each may see the other: then the event is destroyed and not pooled.
         if let Some(last) = Arc::get_mut(&mut slot)
-            && let Some(pool) = last.home.upgrade()
+            && let Some(pool) = last.home.upgrade().filter(|_| !planted!(LeakUnpooled))
         {
             pool.put(slot);
         }

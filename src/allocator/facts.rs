@@ -29,7 +29,7 @@ pub(super) fn largest(all: ByName) -> Vec<Holder> {
 impl<D: Driver> Core<D> {
     /// Freed bytes of device and pinned memory that nobody can tell the end of yet.
     pub(crate) fn held_back(&self) -> u64 {
-        let pools: u64 = self.pool_list().iter().map(|p| p.report().held_back).sum();
+        let pools: u64 = self.pool_list().iter().map(|p| p.held_back()).sum();
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
         pools + pinned.map_or(0, |p| p.held_back)
     }

@@ -17,12 +17,13 @@ use super::access::bound;
 use super::hands::Hands;
 use super::miss::{CALLBACKS, ROUNDS};
 use super::pinned::PinnedAllocation;
-use super::pool::{in_flight_held_back, note_pending, release_open};
-use super::registry::Registry;
+use super::pool::{Pieces, in_flight_held_back, longest_free, note_pending, release_open};
+use super::registry::{QUESTIONS, Registry};
 use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
-use crate::driver::{Driver, HostKind, Note, OwnedHost};
+use super::waiting::{Patience, wait_for_some};
+use crate::driver::{Driver, HostKind, Note, OwnedHost, process_time};
 use crate::error::{DriverError, Error, Holder, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
 use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
@@ -30,7 +31,6 @@ use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::{Arc, Rank, Ranked, assert_unlocked};
 use crate::units::{AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
-use core::time::Duration;
 use hashbrown::HashMap;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
@@ -193,6 +193,8 @@ impl<D: Driver> HostPool<D> {
 
     /// The pinned part of a report, if there is anything to say.
     pub(crate) fn report(&self, registry: &Registry<D>, expects_captures: bool) -> Option<PoolReport> {
+        let held_back = in_flight_held_back(self, registry, expects_captures);
+        let largest_free = longest_free(self);
         let state = self.state.lock();
         if state.counters.allocations == 0 {
             return None;
@@ -205,12 +207,12 @@ impl<D: Driver> HostPool<D> {
             asked: stats.asked,
             cached: stats.free,
             in_flight: stats.in_flight,
-            held_back: in_flight_held_back(registry, state.in_flight.iter(), expects_captures),
+            held_back: held_back.min(stats.free + stats.in_flight),
             allocated_peak: state.allocated_peak,
             held_peak: state.taken_peak,
             live: state.live,
             free_chunks: stats.free_chunks,
-            largest_free: state.heap.longest_free().bytes(),
+            largest_free: largest_free.min(stats.free),
             in_flight_ranges: state.in_flight.len() as u64,
             counters: Counters { splits: stats.splits, merges: stats.merges, ..state.counters },
             sizes: state.sizes.clone(),
@@ -288,6 +290,15 @@ impl<D: Driver> HostPool<D> {
     }
 }
 
+impl<D: Driver> Pieces for HostPool<D> {
+    fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R {
+        let state = self.state.lock();
+        let found = look(&state.heap, &state.in_flight);
+        state.unlock_fair();
+        found
+    }
+}
+
 impl<D: Driver> HostState<D> {
     fn take(&mut self, want: &Want, asked: u64) -> Option<Taken> {
         let taken = self.heap.take(want, asked)?;
@@ -348,19 +359,22 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
     core.host.state.lock().counters.misses += 1;
     let hands = &core.host.hands;
     let own = Cell::new(0);
-    let mut patience = core.config.wait.unwrap_or(Duration::from_secs(2));
+    let mut patience = Patience::new(core.config.wait);
     let mut refusal = None;
     let (mut callbacks, mut asked_user) = (0, false);
     // The round before found nothing: this one finds out whether that is the truth.
     let mut checking = false;
-    let (start, whole) = (std::time::Instant::now(), patience);
+    let (start, whole) = (process_time(), patience.left());
     for round in 0.. {
         let (landed, before) = (hands.landed(), own.get());
         let frees = core.host.state.lock().counters.frees;
         // What cannot be asked is no completion; new memory may serve all the same.
-        let unasked = match fold(core, want, bytes) {
+        // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
+        let questions = if checking { usize::MAX } else { QUESTIONS };
+        let unmarked = if checking { core.registry.mark_all(&core.driver).err() } else { None };
+        let unasked = match fold(core, want, bytes, questions) {
             Ok(Some(t)) => return Ok(t),
-            Ok(None) => None,
+            Ok(None) => unmarked,
             Err(e) if e.is_context_lost() => return Err(e.into()),
             Err(e) => Some(e),
         };
@@ -372,12 +386,11 @@ fn miss<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Taken, Err
         if let Some(t) = served {
             return Ok(t);
         }
-        let waiting = std::time::Instant::now();
-        progress |= hands.others_landed(landed, own.get() - before, patience);
-        patience = patience.saturating_sub(waiting.elapsed());
+        let own = own.get() - before;
+        progress |= patience.spend(process_time, |left| hands.others_landed(landed, own, left));
         progress |= checking && core.host.state.lock().counters.frees != frees;
         // Who loses every race has to end too.
-        progress &= round < ROUNDS || start.elapsed() < whole;
+        progress &= round < ROUNDS || process_time().saturating_sub(start) < whole;
         let failing = refusal.as_ref().is_some_and(|e: &DriverError| !e.is_out_of_memory());
         checking = !checking && !progress && !failing;
         if (progress && !failing) || checking {
@@ -433,13 +446,20 @@ fn facts<D: Driver>(
     }
 }
 
-fn fold<D: Driver>(core: &Core<D>, want: &Want, bytes: u64) -> Result<Option<Taken>, DriverError> {
-    core.registry.drain_to_end(&core.driver, !core.config.deterministic, || {
+fn fold<D: Driver>(
+    core: &Core<D>,
+    want: &Want,
+    bytes: u64,
+    questions: usize,
+) -> Result<Option<Taken>, DriverError> {
+    let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
         let mut state = core.host.state.lock();
         state.drain(&core.registry.seen());
         state.in_flight.oldest().collect()
-    })?;
-    Ok(core.host.state.lock().take(want, bytes))
+    });
+    // What was drained before somebody could not be asked serves all the same.
+    let taken = core.host.state.lock().take(want, bytes);
+    if taken.is_some() { Ok(taken) } else { asked.map(|()| None) }
 }
 
 /// The inner result says why there was no growth: the limit (`None`) or the driver.
@@ -497,40 +517,29 @@ fn wait<D: Driver>(
     core: &Core<D>,
     want: &Want,
     bytes: u64,
-    patience: &mut Duration,
+    patience: &mut Patience,
 ) -> Result<(Option<Taken>, bool), DriverError> {
-    let mut progress = false;
+    let (mut progress, mut enough) = (false, 1);
     loop {
         let mut waiting: Vec<Pending> = core.host.state.lock().in_flight.oldest().collect();
         let waitable = core.registry.waitable(&core.driver);
         waiting.retain(|&p| waitable.by_host(p));
-        if waiting.is_empty() || patience.is_zero() {
-            return Ok((None, progress));
-        }
-        let mut waited = false;
-        for p in waiting {
-            core.host.state.lock().counters.host_waits += 1;
-            let start = std::time::Instant::now();
-            let done = match core.registry.wait_host(&core.driver, p, *patience) {
-                // Nobody can wait for what a capturing stream holds; the others may be done.
-                Err(e) if e.is_of_one_stream() => continue,
-                done => done?,
-            };
-            *patience = patience.saturating_sub(start.elapsed());
-            if !done {
-                return Ok((None, progress));
-            }
-            waited = true;
-        }
+        let told = |_| core.host.state.lock().counters.host_waits += 1;
+        let device = (&*core.registry, &core.driver);
+        let done = wait_for_some(device, waiting, enough, patience, told, |_, e| {
+            // Nobody can wait for what a capturing stream holds; the others may be done.
+            if e.is_of_one_stream() { Ok(None) } else { Err(e) }
+        })?;
         let mut state = core.host.state.lock();
-        progress |= state.drain(&core.registry.seen());
-        if let Some(t) = state.take(want, bytes) {
+        let drained = state.drain(&core.registry.seen());
+        progress |= drained;
+        if drained && let Some(t) = state.take(want, bytes) {
             return Ok((Some(t), progress));
         }
-        if !waited {
-            // All that is left is a capturing stream's: there is nothing to wait for.
+        if done == 0 {
             return Ok((None, progress));
         }
+        enough *= 2;
     }
 }
 

@@ -118,7 +118,7 @@ impl<D: Driver> Keeper<D> {
             }
             let over =
                 if planted!(KeeperAtOnce) { Some(value) } else { kept.file(value, &self.registry.seen()) };
-            self.any.store(!kept.waiting.is_empty(), Ordering::Release);
+            self.any.store(!kept.waiting.is_empty() && !planted!(LeakKept), Ordering::Release);
             over
         };
         drop(over);

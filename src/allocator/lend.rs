@@ -10,7 +10,7 @@ use super::hands::Hand;
 use super::lenders::{ASKED, Candidates};
 use super::miss::{Miss, Step};
 use super::pool::{Handed, Pool, PoolState, Watch};
-use super::registry::{CONTEXT, QUESTIONS};
+use super::registry::{CLOSING, CONTEXT, QUESTIONS};
 use super::shared::Core;
 use super::undo::Undo;
 use crate::driver::Driver;
@@ -158,7 +158,8 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Every pool of the allocator but our own. Of many first some that have enough free memory, and only for that: others, while those
-    /// that were looked at turn out to have less than they seemed to.
+    /// that were looked at turn out to have less than they seemed to. And then all that may have enough, free or in flight, and nobody
+    /// else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth.
     fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, bool)> + use<'a, D> {
         let (core, own, needed) = (self.core, self.pool.number, self.needed().0);
         let (many, mut before) = (core.pools.lock().len() > core.lenders.few, HashSet::new());
@@ -168,7 +169,10 @@ impl<'a, D: Driver> Miss<'a, D> {
             (!next.is_empty()).then_some(next)
         });
         let first = first.flatten().filter_map(|number| core.pool_numbered(number)).map(|pool| (pool, true));
-        let all = core::iter::once_with(|| core.pool_list()).flatten().map(|pool| (pool, false));
+        let may_have = move || {
+            if many { core.pools_numbered(core.lenders.all_of(needed)) } else { core.pool_list() }
+        };
+        let all = core::iter::once_with(may_have).flatten().map(|pool| (pool, false));
         first.chain(all).filter(move |(pool, _)| pool.number != own)
     }
 
@@ -280,13 +284,16 @@ impl<'a, D: Driver> Miss<'a, D> {
             let at_home = from.number == self.pool.number;
             let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
             entry.uses.iter().all(|&p| orderable(p)) && (at_home || orderable(home))
-        })?;
-        Some((entry, self.hand()))
+        });
+        if entry.is_none() {
+            from.tighten_in_flight(&mut state);
+        }
+        Some((entry?, self.hand()))
     }
 
     fn own_in_flight(&mut self, entry: &Entry) -> Step {
         let pool = self.pool;
-        let put_back = Undo::new(|| pool.lock().in_flight.insert(entry.clone()));
+        let put_back = Undo::new(|| pool.fly(&mut pool.lock(), entry.clone()));
         if !planted!(InFlightAtOnce)
             && let Err(e) = self.wait_for_all(&entry.uses)
         {
@@ -311,7 +318,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         if !planted!(Z29) {
             pending.push(Pending { on: from.line.id, epoch: entry.home });
         }
-        let put_back = Undo::new(|| from.lock().in_flight.insert(entry.clone()));
+        let put_back = Undo::new(|| from.fly(&mut from.lock(), entry.clone()));
         if let Err(e) = self.wait_for_all(&pending) {
             drop(put_back);
             return self.unordered(e);
@@ -329,7 +336,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 let rest = Granules(entry.len.0 - len.0);
                 let mut rest = Entry { len: rest, ..entry };
                 rest.uses.truncate(if planted!(RestForgetsUses) { 1 } else { usize::MAX });
-                state.in_flight.insert(rest);
+                from.fly(&mut state, rest);
             }
             state.counters.lends_out += 1;
             cut
@@ -349,7 +356,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
         for &p in pending {
             let core = self.core;
-            let ordered = core.registry.order_after(&core.driver, &self.pool.line, p);
+            let ordered = core.registry.order_after(&core.driver, &self.pool.line, p, CLOSING);
             if ordered.is_err() {
                 self.refused_on.push(p.on);
             }

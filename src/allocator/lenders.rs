@@ -14,6 +14,8 @@
 //!   too high and is never too low ([`Pool::longest_hint`]), so a pool that could serve is never left out.
 //! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than it says, and of at
 //!   least any length no longer one with a stamp below the least that it says for that length.
+//! - **F3** While nobody holds a pool's lock, it stands at a bound on its longest range in flight too, or nowhere if that is 0: too
+//!   high at times, because what is drained does not lower it but the next look does, and never too low.
 //!
 //! It does not know what a pool would accept, nor pools that have left: numbers are looked up in the list.
 //!
@@ -78,6 +80,8 @@ fn first_of_each_class(pools: &BTreeSet<At>, len: u32) -> impl Iterator<Item = u
 /// All pools that have free memory.
 pub(crate) struct Lenders {
     kinds: Ranked<[Order; 2]>,
+    /// All pools that have ranges in flight, by their bound.
+    in_flight: Ranked<BTreeSet<At>>,
     /// Of pools that stand aside.
     news: Arc<News>,
     pub(super) few: usize,
@@ -133,7 +137,19 @@ impl Order {
 impl Lenders {
     pub(crate) fn new(few: Option<usize>) -> Lenders {
         let kinds = Ranked::new(Rank::Leaf, Default::default());
-        Lenders { kinds, news: News::new(), few: few.unwrap_or(FEW) }
+        let in_flight = Ranked::new(Rank::Leaf, BTreeSet::new());
+        Lenders { kinds, in_flight, news: News::new(), few: few.unwrap_or(FEW) }
+    }
+
+    /// The bound on a pool's ranges in flight changed, from `before`. Called under the pool's lock.
+    pub(super) fn flown(&self, pool: u32, before: u32, now: u32) {
+        let mut in_flight = self.in_flight.lock();
+        if before > 0 {
+            in_flight.remove(&(before, pool));
+        }
+        if now > 0 {
+            in_flight.insert((now, pool));
+        }
     }
 
     /// The bound of a pool changed, from `before`. Called under the pool's lock.
@@ -252,8 +268,24 @@ impl Lenders {
         oldest
     }
 
-    /// Panics unless F1 holds of these pools, with their bounds, and of nobody else. Not while other threads allocate or free.
-    pub(crate) fn check(&self, pools: &[(u32, [u32; 2])]) {
+    /// All who may have a range of `len` granules, of either kind, pending or not, or in flight: by their numbers.
+    pub(super) fn all_of(&self, len: u32) -> Vec<u32> {
+        let mut all: Vec<u32> = self.in_flight.lock().range((len, 0)..).map(|&(_, pool)| pool).collect();
+        let orders = self.kinds.lock();
+        for order in orders.iter() {
+            all.extend(order.by_len.range((len, 0)..).map(|&(_, pool)| pool));
+            all.extend(order.aside.all_of(len));
+        }
+        drop(orders);
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Panics unless F1 and F3 hold of these pools, with their bounds, and of nobody else. Not while other threads allocate or free.
+    pub(crate) fn check(&self, pools: &[(u32, [u32; 3])]) {
+        let flying = pools.iter().map(|&(pool, [.., of])| (of, pool)).filter(|at| at.0 > 0);
+        assert_eq!(*self.in_flight.lock(), flying.collect(), "F3: the lengths of what is in flight");
         let orders = self.kinds.lock();
         for kind in Kind::ALL {
             let order = &orders[kind as usize];

@@ -27,8 +27,10 @@
 use super::config::{Policy, Reuse};
 use super::hands::Hand;
 use super::pool::{Handed, Pool, PoolState};
+use super::registry::QUESTIONS;
 use super::shared::{Core, lost};
-use crate::driver::Driver;
+use super::waiting::{Patience, wait_for_some};
+use crate::driver::{Driver, process_time};
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Want};
 use crate::order::{Pending, TimelineId};
@@ -44,8 +46,6 @@ use smallvec::SmallVec;
 pub(crate) const ROUNDS: usize = 32;
 /// The callback may ask for another try so often for one request.
 pub(crate) const CALLBACKS: usize = 3;
-/// What rung 8 waits at most, unless the options say otherwise.
-const WAIT: Duration = Duration::from_secs(2);
 
 /// Climbs a rung: returns if it serves, counts it either way.
 macro_rules! rung {
@@ -73,8 +73,12 @@ pub(crate) struct Miss<'a, D: Driver> {
     /// What this request had in hand and put down.
     pub(crate) own: &'a Cell<u64>,
     /// How long the host may still wait, for the device or for others.
-    patience: Duration,
-    /// Whether ranges may be free whose stamps rung 8 has not waited for.
+    patience: Patience,
+    /// How many of those that it waits for next have to be complete.
+    enough: usize,
+    /// The stamps of what was free when they were last listed, for rung 8 to wait for.
+    stamps: Vec<Pending>,
+    /// Whether ranges may be free whose stamps are not among them.
     stamps_due: bool,
     /// How often anything had been freed when this was last asked.
     frees: u64,
@@ -113,7 +117,9 @@ impl<D: Driver> Core<D> {
             asked,
             tried: Vec::new(),
             own: &own,
-            patience: self.config.wait.unwrap_or(WAIT),
+            patience: Patience::new(self.config.wait),
+            enough: 1,
+            stamps: Vec::new(),
             stamps_due: true,
             frees: 0,
             refusal: None,
@@ -170,7 +176,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut callbacks = 0;
         // The round before found nothing: this one finds out whether that is the truth.
         let mut checking = false;
-        let (start, whole) = (std::time::Instant::now(), self.patience);
+        let (start, whole) = (process_time(), self.patience.left());
         for round in 0.. {
             if self.is_hopeless() {
                 if callbacks < CALLBACKS && self.callback() {
@@ -206,15 +212,14 @@ impl<'a, D: Driver> Miss<'a, D> {
             if !checking {
                 rung!(self.wait, self.wait(&mut progress));
             }
-            let waiting = std::time::Instant::now();
-            let mut moved = self.core.hands.others_landed(landed, self.own.get() - own, self.patience);
-            self.patience = self.patience.saturating_sub(waiting.elapsed());
+            let (hands, own) = (&self.core.hands, self.own.get() - own);
+            let mut moved = self.patience.spend(process_time, |left| hands.others_landed(landed, own, left));
             moved |= checking && self.others_freed();
             // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
             self.stamps_due |= moved;
             progress |= moved;
             // Who loses every race has to end too.
-            progress &= round < ROUNDS || start.elapsed() < whole;
+            progress &= round < ROUNDS || process_time().saturating_sub(start) < whole;
             // A driver that fails for other reasons than memory is told at once.
             let failing = self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory());
             checking = !checking && !progress && !failing;
@@ -306,18 +311,27 @@ impl<'a, D: Driver> Miss<'a, D> {
             return Ok(Some(handed));
         }
         let (core, pool) = (self.core, self.pool);
+        let asks = !core.config.deterministic;
         let mut any = false;
-        let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, || {
-            any |= pool.drain();
-            pool.lock().in_flight.oldest().collect()
-        });
+        let asked = if self.thorough {
+            // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
+            core.registry.drain_to_end(&core.driver, asks, usize::MAX, || {
+                any |= self.drain_all();
+                self.pending(true)
+            })
+        } else {
+            core.registry.drain_to_end(&core.driver, asks, QUESTIONS, || {
+                any |= pool.drain();
+                pool.lock().in_flight.oldest().collect()
+            })
+        };
         if let Err(e) = asked {
             self.one_refused(e)?;
         }
         if any { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// Rung 8: the device is given time to finish, at most [`WAIT`] in all, where a request may wait for it at all
+    /// Rung 8: the device is given time to finish, at most its [`Patience`] in all, where a request may wait for it at all
     /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere. Other pools' bytes count: one of them
     /// may be what we need.
     ///
@@ -328,7 +342,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn wait(&mut self, progress: &mut bool) -> Step {
         let core = self.core;
         self.stamps_due |= self.others_freed();
-        if self.patience.is_zero() {
+        if self.patience.is_over() {
             return Ok(None);
         }
         // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
@@ -337,61 +351,64 @@ impl<'a, D: Driver> Miss<'a, D> {
         if let Err(e) = core.registry.mark_all(&core.driver) {
             self.refused(e)?;
         }
-        let stamps = core::mem::replace(&mut self.stamps_due, false);
-        let mut in_flight: Vec<Pending> = Vec::new();
-        let mut batch: Vec<Pending> = Vec::new();
-        for pool in core.pool_list() {
-            let state = pool.lock();
-            in_flight.extend(state.in_flight.oldest());
-            if stamps && state.heap.stats().free > 0 {
-                let line = &pool.line;
-                // Of a stream that cannot be marked here, what its markers cover.
-                let epoch = if line.is_unmanaged() { line.covered() } else { line.marked() };
-                batch.push(Pending { on: line.id, epoch });
-            }
+        if core::mem::replace(&mut self.stamps_due, false) {
+            self.stamps = self.pending(true);
         }
-        batch.extend_from_slice(&in_flight);
+        let in_flight = self.pending(false);
+        let mut batch = [&in_flight[..], &self.stamps].concat();
         batch.sort_unstable();
         batch.dedup();
-        batch.retain(|&p| !core.registry.all_complete(&[p]));
         let waitable = core.registry.waitable(&core.driver);
-        batch.retain(|&p| waitable.by_host(p));
-        let start = std::time::Instant::now();
-        for p in batch {
-            let left = self.patience.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                break;
-            }
+        batch.retain(|&p| !core.registry.all_complete(&[p]) && waitable.by_host(p));
+        let told = |p: Pending| {
             self.pool.lock().counters.host_waits += 1;
             if core.is_recording() {
                 let stream = core.registry.line(p.on).map(|l| l.info.id);
                 core.record(Event::HostWait { stream });
             }
-            match core.registry.wait_host(&core.driver, p, left) {
-                Ok(done) => *progress |= done,
+        };
+        // The first that is over may serve; if it does not, twice as many are waited for the next time.
+        let enough = self.enough;
+        self.enough *= 2;
+        let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
+        let done: Result<usize, Error> =
+            wait_for_some((&core.registry, &core.driver), batch, enough, &mut patience, told, |p, e| {
                 // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
-                Err(e) if e.is_of_one_stream() => {
-                    self.one_refused(e)?;
-                    *progress |= self.wait_for_covered(p, left);
-                }
-                Err(e) => return self.refused(e),
-            }
-        }
-        self.patience = self.patience.saturating_sub(start.elapsed());
+                self.one_refused(e)?;
+                Ok(self.covered_before(p))
+            });
+        self.patience = patience;
+        let done = done?;
+        *progress |= done > 0;
         // Another thread may have waited for it and not have drained yet.
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
         *progress |= self.drain_all();
         if *progress { Ok(self.again()) } else { Ok(None) }
     }
 
+    /// What ranges in flight wait for next, in all pools; and the stamps of what is free, if asked for. In order, each once.
+    fn pending(&self, stamps: bool) -> Vec<Pending> {
+        let mut pending = Vec::new();
+        for pool in self.core.pool_list() {
+            let state = pool.lock();
+            pending.extend(state.in_flight.oldest());
+            if stamps && state.heap.stats().free > 0 {
+                let line = &pool.line;
+                // Of a stream that cannot be marked here, what its markers cover.
+                let epoch = if line.is_unmanaged() { line.covered() } else { line.marked() };
+                pending.push(Pending { on: line.id, epoch });
+            }
+        }
+        pending.sort_unstable();
+        pending.dedup();
+        pending
+    }
+
     /// A stream that cannot be marked now may have been marked before.
-    fn wait_for_covered(&self, pending: Pending, limit: Duration) -> bool {
-        let (core, on) = (self.core, pending.on);
-        let Some(epoch) = core.registry.line(on).map(|line| line.covered()) else { return false };
-        let before = Pending { on, epoch };
-        epoch < pending.epoch
-            && !core.registry.all_complete(&[before])
-            && core.registry.wait_host(&core.driver, before, limit).unwrap_or(false)
+    fn covered_before(&self, pending: Pending) -> Option<Pending> {
+        let (registry, on) = (&self.core.registry, pending.on);
+        let before = Pending { on, epoch: registry.line(on)?.covered() };
+        (before.epoch < pending.epoch && !registry.all_complete(&[before])).then_some(before)
     }
 
     /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.

@@ -44,6 +44,7 @@ mod stream;
 mod tests;
 mod trim;
 mod undo;
+mod waiting;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;

@@ -9,7 +9,7 @@
 
 mod figures;
 
-pub(super) use figures::in_flight_held_back;
+pub(super) use figures::{Pieces, in_flight_held_back, longest_free};
 
 use super::access::bound;
 use super::registry::{CONTEXT, Line, Registry};
@@ -68,6 +68,8 @@ pub(crate) struct PoolState {
     pub(crate) shares: Shares,
     /// What [`Pool::longest_hint`] says.
     longest: [u32; 2],
+    /// At least the longest range in flight, in granules, for the index of all pools (F3 in `lenders`).
+    longest_in_flight: u32,
     /// By kind: it may stand aside ([`lenders`](super::lenders)); and looks in vain, since something entered it, that did not show
     /// all that was asked for.
     aside: [bool; 2],
@@ -268,6 +270,7 @@ impl<D: Driver> Pool<D> {
             watch,
             shares: Shares::default(),
             longest: [0; 2],
+            longest_in_flight: 0,
             aside: [false; 2],
             in_vain: [0; 2],
             sizes: [0; 33],
@@ -371,8 +374,34 @@ impl<D: Driver> Pool<D> {
         self.core.lenders.moved(self.number, kind, before, longest.0);
     }
 
-    /// Panics unless F1 and F2 hold of this pool by itself. Returns its bounds, by which the index of all pools is to have it.
-    pub(super) fn check_lender(&self, state: &PoolState) -> (u32, [u32; 2]) {
+    /// A range is in flight here.
+    pub(super) fn fly(&self, state: &mut PoolState, entry: Entry) {
+        let len = entry.len.0;
+        state.in_flight.insert(entry);
+        if len > state.longest_in_flight && !planted!(HintNeverRaised) {
+            self.set_longest_in_flight(state, len);
+        }
+    }
+
+    /// Sets the bound down to what a search of the ranges in flight found to be true.
+    pub(super) fn tighten_in_flight(&self, state: &mut PoolState) {
+        let longest = state.in_flight.longest().0;
+        if longest != state.longest_in_flight {
+            self.set_longest_in_flight(state, longest);
+        }
+    }
+
+    /// Cold, as [`Pool::set_longest`] is: not for each range, but for each that is longer than those since the last search.
+    #[cold]
+    #[inline(never)]
+    fn set_longest_in_flight(&self, state: &mut PoolState, longest: u32) {
+        let before = core::mem::replace(&mut state.longest_in_flight, longest);
+        self.core.lenders.flown(self.number, before, longest);
+    }
+
+    /// Panics unless F1 to F3 hold of this pool by itself. Returns its bounds, by which the index of all pools is to have it: of each
+    /// kind, and of what is in flight.
+    pub(super) fn check_lender(&self, state: &PoolState) -> (u32, [u32; 3]) {
         for kind in Kind::ALL {
             let (longest, bound) = (state.heap.longest_free_of(kind).0, state.longest[kind as usize]);
             assert!(
@@ -386,7 +415,13 @@ impl<D: Driver> Pool<D> {
             );
         }
         self.core.lenders.check_aside(self.number, &self.line, &state.heap);
-        (self.number, state.longest)
+        let (longest, bound) = (state.in_flight.longest().0, state.longest_in_flight);
+        assert!(
+            longest <= bound || planted!(HintNeverRaised),
+            "F3: {self:?} has {longest} granules in flight, of at most {bound}"
+        );
+        let [small, large] = state.longest;
+        (self.number, [small, large, bound])
     }
 
     /// Tells a checking device.
@@ -487,13 +522,8 @@ impl<D: Driver> Pool<D> {
             for p in &pending {
                 note_pending(registry, *p, view.len.bytes(), unknown);
             }
-            state.in_flight.insert(Entry {
-                chunk: chunk.index(),
-                generation,
-                len: view.len,
-                uses: pending,
-                home,
-            });
+            let entry = Entry { chunk: chunk.index(), generation, len: view.len, uses: pending, home };
+            self.fly(state, entry);
             state.counters.in_flight_frees += 1;
             if state.in_flight.is_crowded() {
                 self.drain_locked(state);

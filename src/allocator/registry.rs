@@ -17,7 +17,7 @@ mod means;
 use super::events::{EventPool, SharedEvent};
 use super::line::new_line;
 pub(crate) use super::line::{CONTEXT, Line};
-use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
+use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind, process_time};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::order::{Clock, Completed, Marker, Pending, TimelineId, is_ordered};
 use crate::sync::atomic::{AtomicBool, AtomicU32};
@@ -30,6 +30,10 @@ use hashbrown::HashMap;
 pub(crate) use means::Named;
 use means::{Means, held_back};
 use smallvec::SmallVec;
+
+/// How long a request waits for somebody else's last marker of a stream. Making one takes microseconds; if it cannot be recorded,
+/// its maker may wait for the whole stream.
+pub(crate) const CLOSING: Duration = Duration::from_millis(1);
 
 /// A marker half made (O8): its number and the clock's copy, taken in one hold of the line's lock.
 struct Reserved<D: Driver> {
@@ -169,6 +173,7 @@ impl<D: Driver> Registry<D> {
         line.pools.store(1, Ordering::Release);
         table.by_stream.insert(info.id, Arc::clone(&line));
         table.by_id.insert(id, Arc::clone(&line));
+        self.count_timelines(table.by_id.len());
         line
     }
 
@@ -306,13 +311,16 @@ impl<D: Driver> Registry<D> {
         Ok(marker)
     }
 
-    /// The marker to wait for: the oldest published one that covers `epoch`, else a new one. `None`: complete.
+    /// The marker to wait for: the oldest published one that covers `epoch`, else a new one. `None`: complete. While the stream's last
+    /// marker is being made, waits for that, for at most `limit`: its maker may have to wait for the whole stream instead.
     pub(super) fn marker_for(
         &self,
         driver: &D,
         line: &Line<D>,
         epoch: Epoch,
+        limit: Duration,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
+        let mut since = None;
         loop {
             let (found, closed) = {
                 let state = line.state.lock();
@@ -334,25 +342,43 @@ impl<D: Driver> Registry<D> {
                 Some(m) if m.number >= epoch => return Ok(Some(m)),
                 Some(_) => {}
                 // Closing: its last marker is about to be published.
-                None => crate::sync::yield_now(),
+                None => {
+                    let now = process_time();
+                    if limit != Duration::MAX && now.saturating_sub(*since.get_or_insert(now)) >= limit {
+                        return Err(means::closing(line));
+                    }
+                    crate::sync::yield_now();
+                }
             }
         }
     }
 
     /// Orders later work on `to` after `pending` (O1's second sentence). `Some(())` if a wait was inserted.
-    pub(crate) fn order_after(&self, driver: &D, to: &Line<D>, pending: Pending) -> DriverResult<Option<()>> {
+    pub(crate) fn order_after(
+        &self,
+        driver: &D,
+        to: &Line<D>,
+        pending: Pending,
+        limit: Duration,
+    ) -> DriverResult<Option<()>> {
         assert_unlocked("a wait is inserted");
         let clock = to.clock();
         if is_ordered(to.id, &clock, &self.seen(), pending) {
             return Ok(None);
         }
-        self.insert_wait(driver, to, pending)
+        self.insert_wait(driver, to, pending, limit)
     }
 
     /// The same for what was seen not to be ordered yet.
-    pub(super) fn insert_wait(&self, driver: &D, to: &Line<D>, pending: Pending) -> DriverResult<Option<()>> {
+    pub(super) fn insert_wait(
+        &self,
+        driver: &D,
+        to: &Line<D>,
+        pending: Pending,
+        limit: Duration,
+    ) -> DriverResult<Option<()>> {
         let Some(from) = self.line(pending.on) else { return Ok(None) };
-        let Some(marker) = self.marker_for(driver, &from, pending.epoch)? else { return Ok(None) };
+        let Some(marker) = self.marker_for(driver, &from, pending.epoch, limit)? else { return Ok(None) };
         if planted!(WaitDropped) {
             to.state.lock().timeline.waited(from.id, &marker);
             return Ok(Some(()));
@@ -386,22 +412,25 @@ impl<D: Driver> Registry<D> {
         self.watch(driver.wait(&native, &marker.event))?;
         let on = if planted!(WaitWrongLine) { TimelineId(on.0 + 1) } else { on };
         if !planted!(WaitUnlearnt) {
-            self.learnt(to, on, marker);
+            self.learnt(driver, to, on, marker);
         }
         Ok(())
     }
 
     /// What a wait taught. A marker that its maker held while timelines left the table still names those, and would give them
     /// to whoever waits for it, and so to all markers made there, for ever. A clock names each timeline once: one that is longer
-    /// than the table is rid of them.
-    fn learnt(&self, to: &Line<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
-        let named = {
+    /// than the table is rid of them. And one that has become crowded is looked at: what is over is named no more.
+    fn learnt(&self, driver: &D, to: &Line<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
+        let (named, crowded) = {
             let mut state = to.state.lock();
             state.timeline.waited(on, marker);
-            state.timeline.clock().len()
+            (state.timeline.clock().len(), state.timeline.clock().is_crowded())
         };
+        if crowded {
+            self.ask_named(driver, &to.clock());
+        }
         let seen = self.seen();
-        if named > seen.0.by_id.len() && !planted!(NamesKept) {
+        if (crowded || named > seen.0.by_id.len()) && !planted!(NamesKept) {
             to.forget_names(&seen);
         }
     }
@@ -412,7 +441,7 @@ impl<D: Driver> Registry<D> {
         if line.seen() >= pending.epoch {
             return Ok(true);
         }
-        let marker = match self.marker_for(driver, &line, pending.epoch) {
+        let marker = match self.marker_for(driver, &line, pending.epoch, limit) {
             // A driver without context-wide markers: the whole context is waited for instead, unless somebody may capture.
             Err(e)
                 if line.id == CONTEXT

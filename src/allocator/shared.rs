@@ -170,6 +170,12 @@ impl<D: Driver> Core<D> {
         numbered(&self.pools.lock(), number).cloned()
     }
 
+    /// The pools of these numbers, of those that are in the list.
+    pub(super) fn pools_numbered(&self, numbers: Vec<u32>) -> Vec<Arc<Pool<D>>> {
+        let pools = self.pools.lock();
+        numbers.into_iter().filter_map(|number| numbered(&pools, number).cloned()).collect()
+    }
+
     /// A free left its pool without allocations, and the pool is leaving.
     #[cold]
     pub(crate) fn pool_emptied(&self, pool: &Pool<D>, after: AfterFree) {

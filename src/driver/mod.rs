@@ -17,6 +17,7 @@ pub mod sim;
 pub(crate) use caller::Called;
 pub use caller::Caller;
 pub use kernels::{Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Twin, TwinMemory};
+pub(crate) use patience::process_time;
 pub use pitch::{Pitched, Place};
 
 use crate::error::{DriverError, DriverErrorKind};
@@ -381,6 +382,11 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
     /// Whatever the driver says.
     fn wait_event(&self, event: &Self::Event, limit: Duration) -> DriverResult<bool> {
         patience::ask_until(limit, || self.query(event))
+    }
+    /// The clock that `wait_event`'s limit is measured by, from any fixed point: the process's own by default. A device
+    /// whose time is simulated answers with its host's virtual time, which its waits move.
+    fn host_time(&self) -> Duration {
+        process_time()
     }
     /// Runs a batch of driver calls so that they break nobody's graph capture.
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {

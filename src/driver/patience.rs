@@ -7,7 +7,14 @@
 
 use super::DriverResult;
 use core::time::Duration;
+use std::sync::LazyLock;
 use std::time::Instant;
+
+/// The host's time, from a point that is the same for the whole process.
+pub(crate) fn process_time() -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed()
+}
 
 /// Until then the host does nothing but ask.
 const KEEN: Duration = Duration::from_micros(50);

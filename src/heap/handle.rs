@@ -72,14 +72,6 @@ impl Heap {
         all
     }
 
-    /// How much is free with a stamp above this one.
-    pub(crate) fn free_above(&self, stamp: Epoch) -> Granules {
-        let chunks = self.segments.iter().flat_map(|segment| self.chunks.around(segment.edge));
-        let chunks = chunks.map(|at| &self.chunks[at]);
-        let free = chunks.filter(|c| c.is(ChunkState::Free) && c.stamp > stamp);
-        Granules(free.map(|c| c.len).sum())
-    }
-
     /// How long an allocation is that is alive.
     ///
     /// # Panics

@@ -265,9 +265,31 @@ impl Heap {
         }
     }
 
-    /// The longest free range, exactly.
-    pub fn longest_free(&self) -> Granules {
-        Kind::ALL.map(|kind| self.longest_free_of(kind)).into_iter().max().unwrap_or(Granules::ZERO)
+    /// The longest free range, exactly, by a look at `steps` of each kind; `None` if the longest one is among more.
+    pub fn longest_free(&self, steps: usize) -> Option<Granules> {
+        let mut longest = 0;
+        for bin in Kind::ALL.into_iter().filter_map(|kind| self.bins.highest(kind)) {
+            // All in the bin are at least as long as its shortest may be: there is nothing to look at if that is the longest too.
+            let steps = if bin.low() == bin.high() { 1 } else { steps };
+            let mut ids = self.bins.ids(bin);
+            longest = ids.by_ref().take(steps).map(|id| self.chunks[id].len).fold(longest, u32::max);
+            if bin.low() < bin.high() && ids.next().is_some() {
+                return None;
+            }
+        }
+        Some(Granules(longest))
+    }
+
+    /// The free ranges among `steps` records of ranges from this number on, each with its stamp, and the number behind them; `None` behind
+    /// the last one. To come by all of them, some at a time: a range that is free all the while has the same record.
+    pub fn free_from(
+        &self,
+        from: u32,
+        steps: u32,
+    ) -> Option<(u32, impl Iterator<Item = (Granules, Epoch)> + '_)> {
+        let end = from.saturating_add(steps).min(self.chunks.slots());
+        let free = (from..end).map(|id| &self.chunks[id]).filter(|chunk| chunk.is(ChunkState::Free));
+        (from < end).then(|| (end, free.map(|chunk| (Granules(chunk.len), chunk.stamp))))
     }
 
     /// The longest free range of a kind, exactly: of the highest occupied bin, which holds it (H8). Nothing is copied.

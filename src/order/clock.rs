@@ -15,14 +15,21 @@ type Entries = SmallVec<[(TimelineId, Epoch); 4]>;
 
 /// `K_t`: for each timeline u the newest marker of u that t is known to be ordered after.
 #[derive(Clone, Default, Debug)]
-pub struct Clock(Option<Arc<Entries>>);
+pub struct Clock {
+    entries: Option<Arc<Entries>>,
+    /// How many entries the last look at it, or at one that it joined, left.
+    left: u32,
+}
+
+/// So many entries are looked at by nobody: as many as fit into a kibibyte.
+const FEW: usize = 64;
 
 impl Clock {
     /// Ordered after nothing.
-    pub const EMPTY: Clock = Clock(None);
+    pub const EMPTY: Clock = Clock { entries: None, left: 0 };
 
     fn entries(&self) -> &[(TimelineId, Epoch)] {
-        self.0.as_deref().map_or(&[], SmallVec::as_slice)
+        self.entries.as_deref().map_or(&[], SmallVec::as_slice)
     }
 
     /// The newest marker of `on` that the owner is ordered after; 0 if none.
@@ -41,7 +48,7 @@ impl Clock {
         if self.get(on) >= epoch {
             return;
         }
-        let entries = Arc::make_mut(self.0.get_or_insert_default());
+        let entries = Arc::make_mut(self.entries.get_or_insert_default());
         match entries.binary_search_by_key(&on, |e| e.0) {
             Ok(i) => entries[i].1 = epoch,
             Err(i) => entries.insert(i, (on, epoch)),
@@ -79,16 +86,25 @@ impl Clock {
             both.push(next);
         }
         drop((own, theirs));
-        self.0 = Some(Arc::new(both));
+        self.entries = Some(Arc::new(both));
+        self.left = self.left.max(other.left);
     }
 
     /// Drops entries that say no more than `seen` does, so that dead streams leave no trace.
     pub fn retire(&mut self, seen: &impl Completed) {
         let done = |e: &(TimelineId, Epoch)| seen.completed(e.0) >= e.1;
         if self.entries().iter().any(done) {
-            let entries = Arc::make_mut(self.0.get_or_insert_default());
+            let entries = Arc::make_mut(self.entries.get_or_insert_default());
             entries.retain(|e| !done(e));
         }
+        self.left = self.len() as u32;
+    }
+
+    /// Whether it names twice as many as the last look left, and more than a few: of a chain of streams each of which waits for the
+    /// one before, the last would name all, though the first were over long ago and nobody had asked. What a look leaves goes along
+    /// with the copies: who joins a clock that was just looked at does not look again.
+    pub fn is_crowded(&self) -> bool {
+        self.len() > FEW.max(2 * self.left as usize)
     }
 
     /// How many timelines it names.

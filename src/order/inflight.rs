@@ -10,6 +10,7 @@
 
 use super::{Pending, PendingSet, TimelineId};
 use crate::units::{Epoch, Granules};
+use core::ops::Bound;
 use hashbrown::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,12 +29,15 @@ pub struct Entry {
     pub home: Epoch,
 }
 
+/// Where a range in flight stands among the others: its length and its chunk.
+pub type Place = (Granules, u32);
+
 /// The ranges in flight of one pool.
 #[derive(Default, Debug)]
 pub struct InFlight {
     entries: HashMap<u32, Entry>,
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<u32>>>,
-    by_len: BTreeSet<(Granules, u32)>,
+    by_len: BTreeSet<Place>,
     /// Twice as many ranges as the last drain left.
     crowd: usize,
 }
@@ -54,9 +58,10 @@ impl InFlight {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-    /// Every range.
-    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.values()
+    /// Ranges behind this place, in the order of their places: to come by all of them, some at a time.
+    pub fn behind(&self, place: Option<Place>) -> impl Iterator<Item = (Place, &Entry)> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        self.by_len.range((from, Bound::Unbounded)).map(|&place| (place, &self.entries[&place.1]))
     }
 
     /// Whether there are twice as many ranges as the last drain left, so that another one is paid for by the frees since. Only a
@@ -95,6 +100,7 @@ impl InFlight {
                     // Vacated entries (taken for a lend) left their id here.
                     let Some(entry) = self.entries.get(&chunk) else { continue };
                     match entry.uses.iter().copied().find(|&p| !over(p) && !planted!(Z27)) {
+                        Some(_) if planted!(LeakUnfiled) => {}
                         Some(next) => self.wait_on(chunk, next),
                         None => out.extend(self.remove(chunk)),
                     }
@@ -124,6 +130,11 @@ impl InFlight {
         self.remove(found)
     }
 
+    /// The longest range's length.
+    pub fn longest(&self) -> Granules {
+        self.by_len.last().map_or(Granules::ZERO, |&(len, _)| len)
+    }
+
     /// Takes one range out.
     pub fn remove(&mut self, chunk: u32) -> Option<Entry> {
         let entry = self.entries.remove(&chunk)?;
@@ -151,6 +162,13 @@ impl InFlight {
 
     /// The uses that ranges wait on now, the oldest of each stream.
     pub fn oldest(&self) -> impl Iterator<Item = Pending> + '_ {
-        self.waiting.iter().filter_map(|(&on, list)| Some(Pending { on, epoch: *list.first_key_value()?.0 }))
+        self.oldest_behind(None)
+    }
+
+    /// The same of the streams behind this one, in their order.
+    pub fn oldest_behind(&self, on: Option<TimelineId>) -> impl Iterator<Item = Pending> + '_ {
+        let from = on.map_or(Bound::Unbounded, Bound::Excluded);
+        let waiting = self.waiting.range((from, Bound::Unbounded));
+        waiting.filter_map(|(&on, list)| Some(Pending { on, epoch: *list.first_key_value()?.0 }))
     }
 }

@@ -19,7 +19,7 @@ mod uses;
 mod tests;
 
 pub use clock::Clock;
-pub use inflight::{Entry, InFlight};
+pub use inflight::{Entry, InFlight, Place};
 pub use timeline::{Marker, Timeline};
 pub use uses::{Access, Operation, Streams, Use, UseKind, Uses};
 

@@ -1,9 +1,10 @@
 //! The miss ladder: growth, trims, and who may be made to wait.
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::driver::sim::Call;
+use millpond::driver::sim::{Call, Launch};
 use millpond::units::MIB;
-use millpond::{Config, DriverErrorKind, Limit, Trim};
+use millpond::{Config, DriverErrorKind, Limit, Reuse, Trim};
+use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "a segment in use is kept", kills: &["z13"], run: segment_in_use },
@@ -14,6 +15,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "deterministic, and given back", kills: &[], run: deterministic_goes_back },
     Case { name: "known complete, and drained", kills: &[], run: known_complete_is_drained },
     Case { name: "independent streams", kills: &["independent-waits"], run: independent },
+    Case { name: "a bound for all waits", kills: &["patience-renewed"], run: waits_have_one_bound },
     Case { name: "no request trims", kills: &["request-trims"], run: no_request_trims },
 ];
 
@@ -94,6 +96,29 @@ fn independent() -> Outcome {
         w.end()?;
     }
     Ok(())
+}
+
+/// Three streams are busy for a second each, one after the other: a request blocks for no longer than it may in all.
+fn waits_have_one_bound() -> Outcome {
+    let (second, bound) = (Duration::from_secs(1), Duration::from_millis(1500));
+    let w = World::new(World::config(12).reuse(Reuse::Ordered).bounded_wait(bound));
+    let busy: [_; 3] = w.streams();
+    for x in busy.iter().map(|s| w.claim(4, s).map(|x| (x, s))).collect::<Result<Vec<_>, _>>()? {
+        let long = Launch::new("a second").takes(second.as_nanos() as u64);
+        w.sim.launch(x.1.native(), long).map_err(said)?;
+    }
+    let (t, before) = (w.stream(), w.sim.host_time());
+    let x = w.claim(4, &t)?;
+    let blocked = w.sim.host_time() - before;
+    ensure!(
+        blocked >= second,
+        "the first kernel takes a second, and the request came back after {blocked:?}"
+    );
+    // The driver calls of a request take microseconds.
+    ensure!(blocked < bound + Duration::from_millis(1), "it blocked for {blocked:?}");
+    drop((x, t, busy));
+    w.whole_limit()?;
+    w.end()
 }
 
 /// Idle segments that are each too small for a request stay where they are: a plain free waits for the whole device.

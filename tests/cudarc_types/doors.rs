@@ -164,6 +164,51 @@ fn a_pooled_slice_of_a_value_without_streams_is_tracked() {
     rig.clean();
 }
 
+/// The first slice on a value that cudarc has made no stream in, with a fault at each call that it makes. Then the owner's own
+/// first stream comes after what they queued before, which no event was recorded for.
+#[test]
+fn a_slice_that_fails_leaves_the_owners_first_stream_its_wait() {
+    // The calls, and how many of each are made: cudarc counted a stream though one of these failed.
+    for (call, most) in [
+        ("cuCtxSynchronize", 2),
+        ("cuStreamCreate", 1),
+        ("cuEventCreate", 3),
+        ("cuEventRecord", 2),
+        ("cuStreamWaitEvent", 1),
+    ] {
+        for (nth, code) in (1..=most).flat_map(|nth| [(nth, 900), (nth, 999)]) {
+            let Some(rig) = rig() else { return };
+            let Some(fake) = &rig.fake else { return };
+            {
+                let gpu = rig.room_for(1);
+                let another = CudaContext::new(0).expect("another value of the context");
+                let made = rig.ctx.new_stream().expect("somebody's stream");
+                // SAFETY: `made` outlives everything that is done on it.
+                #[allow(unsafe_code, reason = "a borrowed stream")]
+                let borrowed = unsafe { another.wrap_borrowed_stream(made.cu_stream()) };
+                let home = gpu.adopt(rig.cuda.adopt(borrowed).expect("adopted")).expect("a stream");
+                let owners = another.default_stream();
+                let mut theirs = owners.alloc_zeros::<u32>(WORDS).expect("cudarc's own slice");
+                owners.memcpy_htod(&vec![7; WORDS], &mut theirs).expect("queued");
+                let before = fake.calls(call);
+                fake.fail_next(call, nth, code);
+                let slice = gpu.cuda_slice::<u32>(WORDS, &home);
+                assert!(fake.calls(call) >= before + nth, "{call} {nth} was not made: nothing is shown");
+                fake.clear_faults();
+                assert!(slice.is_err(), "{call} {nth}: {slice:?}");
+                another.check_err().expect("nobody's to hear of but ours");
+                let first = another.new_stream().expect("the owner's own first stream");
+                let mut back = vec![0; WORDS];
+                first.memcpy_dtoh(&theirs, &mut back).expect("read");
+                first.synchronize().expect("there");
+                assert_eq!(back, vec![7; WORDS], "{call} {nth}, {code}: before it was written");
+                drop(gpu.cuda_slice::<u32>(WORDS, &home).expect("and a slice is to be had"));
+            }
+            rig.clean_but_for_errors();
+        }
+    }
+}
+
 /// Ends a capture, which lives, without making its graph executable.
 #[allow(unsafe_code, reason = "foreign calls")]
 fn ended(on: &CudaStream) {

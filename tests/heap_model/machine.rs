@@ -430,7 +430,18 @@ impl StateMachineTest for Real {
             assert_eq!(totals.held, free + allocated + in_flight);
             let longest = SPECS.iter().flat_map(|s| pool.free_ranges(s.id)).map(|r| r.len).max();
             assert_eq!(snapshot.largest_free.0, longest.unwrap_or(0));
-            assert_eq!(heap.longest_free(), snapshot.largest_free, "without a copy too");
+            let largest = Some(snapshot.largest_free);
+            assert_eq!(heap.longest_free(usize::MAX), largest, "without a copy too");
+            assert!(heap.longest_free(1).is_none_or(|longest| Some(longest) == largest), "or it is not said");
+            let mut from = 0;
+            let pieces = std::iter::from_fn(|| {
+                let (end, free) = heap.free_from(from, 3)?;
+                from = end;
+                Some(free.map(|(len, _)| len).collect::<Vec<_>>())
+            });
+            let pieces: Vec<_> = pieces.flatten().collect();
+            assert_eq!(pieces.iter().copied().max().unwrap_or(Granules::ZERO), snapshot.largest_free);
+            assert_eq!(pieces.len() as u64, snapshot.stats.free_chunks, "each once, three records at a time");
             assert_eq!(snapshot.free_sizes.counts.iter().sum::<u64>(), totals.free_chunks);
             assert!(totals.largest_free_bound >= snapshot.largest_free.bytes());
             assert!(totals.steps_max <= 32);

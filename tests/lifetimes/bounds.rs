@@ -11,6 +11,7 @@ use millpond::{
 };
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const SCHEDULES: [Schedule; 4] =
     [Schedule::Earliest, Schedule::Latest, Schedule::Random(1), Schedule::Random(2)];
@@ -166,11 +167,28 @@ impl Seeded {
     }
 }
 
+/// What the calls of one request take of the host beside its waits, in the simulated device's prices: pinning 128 MiB is the
+/// dearest, at 65 ms.
+const CALLS: Duration = Duration::from_millis(200);
+
+/// The host's virtual time that one request takes is within its bound, and added to the longest.
+fn within<X>(bound: Duration, sim: &Sim, longest: &mut Duration, request: impl FnOnce() -> X) -> X {
+    let before = sim.host_time();
+    let result = request();
+    let took = sim.host_time() - before;
+    assert!(took <= bound + CALLS, "a request that may block for {bound:?} took {took:?}");
+    *longest = took.max(*longest);
+    result
+}
+
 /// Random programs under a tight limit, device and pinned, beside the endless kernel, whose stream allocates, frees and uses
-/// too: every request is served or out of memory, and waits for nothing that need not end.
+/// too, and kernels of seconds on the others: every request is served or out of memory, waits for nothing that need not end,
+/// and blocks the host for no longer than its bound, whatever it waits for one after the other.
 #[test]
 fn random_requests_beside_an_endless_kernel() {
     let (mut served, mut refused) = (0, 0);
+    let bound = Duration::from_secs(3);
+    let mut longest = [Duration::ZERO; 2];
     for seed in 0..400 {
         let mut random = Seeded(seed);
         let reuse = [Reuse::WithWaits, Reuse::Ordered, Reuse::Never][random.below(3) as usize];
@@ -181,7 +199,7 @@ fn random_requests_beside_an_endless_kernel() {
                 [Schedule::Earliest, Schedule::Latest, Schedule::Random(seed)][random.below(3) as usize],
             )
             .waiting_frees(random.below(3) > 0);
-        let config = Config::default().reuse(reuse).policy(policy).growth(growth);
+        let config = Config::default().reuse(reuse).policy(policy).growth(growth).bounded_wait(bound);
         let gpu = on(&sim, config.limit(Limit::Bytes(64 * MIB)).pinned_limit(128 * MIB));
         let mut streams = [0; 3].map(|_| gpu.stream().unwrap()).to_vec();
         let (alone, gate) = endless(&sim, &gpu);
@@ -193,15 +211,24 @@ fn random_requests_beside_an_endless_kernel() {
         for _ in 0..60 {
             let (at, s) = (random.below(4) as usize, &streams[random.below(4) as usize]);
             match random.below(8) {
-                0..=2 => match is_out_of_memory(gpu.alloc((1 + random.below(6)) * 5 * MIB, &streams[at])) {
+                0..=2 => match is_out_of_memory(within(bound, &sim, &mut longest[0], || {
+                    gpu.alloc((1 + random.below(6)) * 5 * MIB, &streams[at])
+                })) {
                     Some(x) => {
                         write(&sim, &x, &streams[at]);
+                        if random.below(4) == 0 {
+                            let long = Launch::new("long").writes(x.address(), x.len());
+                            sim.launch(streams[at].native(), long.takes(random.below(2_000) * 1_000_000))
+                                .unwrap();
+                        }
                         blocks.push((x, at));
                         served += 1;
                     }
                     None => refused += 1,
                 },
-                3 => match is_out_of_memory(gpu.alloc_pinned((1 + random.below(6)) * 20 * MIB)) {
+                3 => match is_out_of_memory(within(bound, &sim, &mut longest[1], || {
+                    gpu.alloc_pinned((1 + random.below(6)) * 20 * MIB)
+                })) {
                     Some(p) => {
                         p.record_use(s).unwrap();
                         let read = Launch::new("read pinned").reads(p.address(), p.len());
@@ -250,4 +277,105 @@ fn random_requests_beside_an_endless_kernel() {
         all_clean(&sim, gpu);
     }
     assert!(served > 3000 && refused > 1000, "{served} served, {refused} refused: not under pressure");
+    assert!(longest.iter().all(|&took| took >= bound), "no request came to its bound: {longest:?}");
+}
+
+fn pattern(sim: &Sim, s: &Stream<Sim>, takes: Duration, (at, bytes): (millpond::units::Addr, u64)) {
+    let long = Launch::new("long").reads(at, bytes).takes(u64::try_from(takes.as_nanos()).unwrap());
+    #[allow(unsafe_code, reason = "a kernel reads pinned memory")]
+    // SAFETY: nobody has a reference to the bytes while it is queued.
+    unsafe { sim.launch_anywhere(s.native(), long) }.unwrap();
+}
+
+/// Whoever is over first serves: a stream that takes seconds keeps nobody from what another gives back in a millisecond,
+/// whichever of the two was made first, device memory or pinned.
+#[test]
+fn a_slow_stream_keeps_nobody_from_what_another_gives_back() {
+    for slow_first in [true, false] {
+        let takes = if slow_first { [5000, 1] } else { [1, 5000] }.map(Duration::from_millis);
+        let sim = late();
+        let config = Config::default().limit(Limit::Bytes(64 * MIB)).pinned_limit(64 * MIB);
+        let gpu = on(&sim, config.reuse(Reuse::Ordered).growth(Growth::Exact));
+        let streams = [0; 2].map(|_| gpu.stream().unwrap());
+        let t = gpu.stream().unwrap();
+        let blocks = [0; 2].map(|_| gpu.alloc_pinned(32 * MIB).unwrap());
+        // Kernels on one engine come one after the other: the short one is queued first.
+        for n in if slow_first { [1, 0] } else { [0, 1] } {
+            blocks[n].record_use(&streams[n]).unwrap();
+            pattern(&sim, &streams[n], takes[n], (blocks[n].address(), blocks[n].len()));
+        }
+        drop(blocks);
+        let before = sim.host_time();
+        let p = gpu.alloc_pinned(32 * MIB).expect("the short kernel is over in a millisecond");
+        let took = sim.host_time() - before;
+        assert!(took < Duration::from_millis(4), "slow one first {slow_first}: pinned memory after {took:?}");
+
+        let blocks = [0, 1].map(|n| gpu.alloc(32 * MIB, &streams[n]).unwrap());
+        for n in if slow_first { [1, 0] } else { [0, 1] } {
+            pattern(&sim, &streams[n], takes[n], (blocks[n].address(), blocks[n].len()));
+        }
+        drop(blocks);
+        // The engine is busy with the first five seconds.
+        gpu.synchronize().unwrap();
+        let blocks = [0, 1].map(|n| gpu.alloc(32 * MIB, &streams[n]).unwrap());
+        for n in if slow_first { [1, 0] } else { [0, 1] } {
+            pattern(&sim, &streams[n], takes[n], (blocks[n].address(), blocks[n].len()));
+        }
+        drop(blocks);
+        let before = sim.host_time();
+        let x = gpu.alloc(32 * MIB, &t).expect("the short kernel is over in a millisecond");
+        let took = sim.host_time() - before;
+        assert!(took < Duration::from_millis(4), "slow one first {slow_first}: device memory after {took:?}");
+        drop((x, p, t, streams));
+        all_clean(&sim, gpu);
+    }
+}
+
+/// Memory that a request may not wait for serves as soon as it is complete: behind an idle independent stream, or a
+/// context-wide marker beside one.
+#[test]
+fn what_may_not_be_waited_for_is_asked_about() {
+    for pinned in [false, true] {
+        for unknown in [false, true] {
+            for (streams, early) in [(1, true), (1, false), (32, true), (32, false)] {
+                let sim = if early { Sim::new(GIB).schedule(Schedule::Earliest) } else { late() };
+                let config = Config::default().limit(Limit::Bytes(64 * MIB)).pinned_limit(64 * MIB);
+                let gpu = on(&sim, config.growth(Growth::Exact));
+                let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+                let alone = [0; 32].map(|_| gpu.stream().unwrap().independent());
+                let part = 64 * MIB / streams as u64;
+                let blocks: Vec<_> = (0..streams).map(|_| gpu.alloc(part, &s).unwrap()).collect();
+                let hosts: Vec<_> = (0..streams).map(|_| gpu.alloc_pinned(part).unwrap()).collect();
+                // All but the last are used by kernels that never end.
+                let gates: Vec<_> =
+                    alone[..streams - 1].iter().map(|s| sim.gate(s.native()).unwrap()).collect();
+                for ((x, p), alone) in blocks.into_iter().zip(hosts).zip(&alone) {
+                    if unknown && streams == 1 {
+                        x.free_unknown();
+                    } else {
+                        x.record_use(alone).unwrap();
+                    }
+                    p.record_use(alone).unwrap();
+                }
+                if !early {
+                    // Who fails here has made the markers; the device comes to them when it will.
+                    drop((gpu.alloc(part, &t), gpu.alloc_pinned(part)));
+                    sim.run_until_idle();
+                }
+                let before = sim.ledger();
+                if pinned {
+                    gpu.alloc_pinned(part)
+                        .unwrap_or_else(|e| panic!("{streams} streams, early {early}: {e}"));
+                } else {
+                    gpu.alloc(part, &t).unwrap_or_else(|e| {
+                        panic!("{streams} streams, early {early}, unknown {unknown}: {e}")
+                    });
+                }
+                no_unbounded_wait(&sim, &before);
+                gates.into_iter().for_each(Gate::open);
+                drop((s, t, alone));
+                all_clean(&sim, gpu);
+            }
+        }
+    }
 }

@@ -25,10 +25,21 @@ const ACCOUNTS: usize = 1024;
 struct Side {
     bytes: AtomicI64,
     blocks: AtomicI64,
+    /// What was ever made: it only grows.
+    bytes_made: AtomicI64,
+    blocks_made: AtomicI64,
 }
 
-static SIDES: [Side; 2 * ACCOUNTS] =
-    [const { Side { bytes: AtomicI64::new(0), blocks: AtomicI64::new(0) } }; 2 * ACCOUNTS];
+impl Side {
+    const NEW: Side = Side {
+        bytes: AtomicI64::new(0),
+        blocks: AtomicI64::new(0),
+        bytes_made: AtomicI64::new(0),
+        blocks_made: AtomicI64::new(0),
+    };
+}
+
+static SIDES: [Side; 2 * ACCOUNTS] = [Side::NEW; 2 * ACCOUNTS];
 
 thread_local! {
     /// Twice the account's number, and one more inside the device.
@@ -68,6 +79,12 @@ impl Account {
     /// What the library and the program hold.
     pub fn library(self) -> Held {
         held(2 * self.0)
+    }
+    /// What the library and the program ever made, held or not: the work of making it, not what is left of it.
+    #[allow(dead_code, reason = "not every test that counts asks for it")]
+    pub fn made(self) -> Held {
+        let side = &SIDES[2 * self.0 as usize];
+        Held { bytes: side.bytes_made.load(Relaxed), blocks: side.blocks_made.load(Relaxed) }
     }
     /// What the device holds.
     pub fn device(self) -> Held {
@@ -115,6 +132,10 @@ fn book(side: u32, blocks: i64, bytes: i64) {
     let side = &SIDES[side as usize];
     side.blocks.fetch_add(blocks, Relaxed);
     side.bytes.fetch_add(bytes, Relaxed);
+    if blocks > 0 {
+        side.blocks_made.fetch_add(blocks, Relaxed);
+        side.bytes_made.fetch_add(bytes, Relaxed);
+    }
 }
 
 impl Counting {

@@ -149,6 +149,9 @@ unsafe impl Fences for Device {
     fn wait_event(&self, event: &Self::Event, limit: Duration) -> DriverResult<bool> {
         device(|| self.sim.wait_event(event, limit))
     }
+    fn host_time(&self) -> Duration {
+        device(|| self.sim.host_time())
+    }
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {
         device(|| self.sim.relaxed(|| library(batch)))
     }

@@ -7,11 +7,15 @@ use std::fmt::Write;
 /// Rounds between two synchronisations, and the most that the device is behind.
 pub const PERIOD: u64 = 100;
 
-/// Rounds of a run: 10,000, or what `MILLPOND_SOAK_ROUNDS` says.
-pub fn rounds() -> u64 {
+/// What `MILLPOND_SOAK_ROUNDS` says.
+pub fn rounds_asked() -> Option<u64> {
     let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
-    let rounds =
-        asked.map_or(10_000, |n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"));
+    asked.map(|n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"))
+}
+
+/// Rounds of a run: 10,000, or what was asked for.
+pub fn rounds() -> u64 {
+    let rounds = rounds_asked().unwrap_or(10_000);
     assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
     rounds
 }

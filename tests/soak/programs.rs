@@ -25,6 +25,14 @@ use std::sync::Arc;
 macro_rules! programs {
     ($($name:ident: $config:expr;)*) => {
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
+        /// Runs one of them by its name.
+        #[cfg(millpond_mutants)]
+        pub fn run(name: &str, run: super::run::Run) -> Result<(), String> {
+            match name {
+                $(stringify!($name) => super::run::try_soak(name, run, $config, $name),)*
+                _ => panic!("no program is called {name}"),
+            }
+        }
         $(
         mod $name {
             use super::*;
@@ -62,6 +70,7 @@ programs! {
     an_array_that_is_only_read: Config::default();
     streams_come_and_go: Config::default();
     streams_come_and_go_deterministically: Config::default().deterministic(true);
+    users_come_and_go: Config::default();
     dropped_tokens: Config::default();
     dropped_tokens_deterministically: Config::default().deterministic(true);
     waited_tokens: Config::default();
@@ -278,6 +287,24 @@ fn streams_come_and_go(b: &Bench) -> Steady {
 
 fn streams_come_and_go_deterministically(b: &Bench) -> Steady {
     all_synchronised(b, streams_come_and_go(b))
+}
+
+/// A stream for each round, which uses a block of another's that is freed behind it or before it ends.
+fn users_come_and_go(b: &Bench) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let home = stream(&gpu);
+    let synchronise = synchronise(&home);
+    let round = Box::new(move |i| {
+        let (x, fresh) = (block(&gpu, 4 * KIB, &home), stream(&gpu));
+        fresh.wait_stream(&home).expect("ordered");
+        x.record_use(&fresh).expect("recorded");
+        reads(&device, fresh.native(), &x);
+        if i % 2 == 0 {
+            drop(fresh);
+        }
+        drop(x);
+    });
+    Steady { round, synchronise, asked: 2 }
 }
 
 /// Copies from a shared source, whose tokens nobody wants.

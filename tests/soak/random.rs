@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Seeds of an ordinary run, in four tests. `MILLPOND_SOAK_SEED` says where they begin.
-const SEEDS: u64 = 32;
+pub const SEEDS: u64 = 32;
 
 const STREAMS: usize = 4;
 const ARRAYS: usize = 4;
@@ -405,24 +405,23 @@ fn program(drawn: &Drawn, b: &Bench) -> Steady {
     }
 }
 
+/// The program of a seed: what grew, and the program.
+pub fn try_seed(seed: u64) -> Result<(), String> {
+    let (drawn, config) = draw(seed);
+    let soaked = try_soak(&format!("seed_{seed}"), Run::steady(drawn.pace), config, |b| program(&drawn, b));
+    soaked.map_err(|why| {
+        let steps: Vec<_> = drawn.steps.iter().map(|step| format!("    {step:?}\n")).collect();
+        let (config, how) = (&drawn.config, drawn.synchronise);
+        format!("{why}\n  {config:?}, synchronise {how:?} after {PERIOD} rounds of\n{}", steps.concat())
+    })
+}
+
 /// Every fourth seed from here on.
 fn seeds(from: u64) {
     let base =
         std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"));
-    let mut found = Vec::new();
-    for seed in (base + from..base + SEEDS).step_by(4) {
-        let (drawn, config) = draw(seed);
-        if let Err(why) =
-            try_soak(&format!("seed_{seed}"), Run::steady(drawn.pace), config, |b| program(&drawn, b))
-        {
-            let steps: Vec<_> = drawn.steps.iter().map(|step| format!("    {step:?}\n")).collect();
-            let (config, how) = (&drawn.config, drawn.synchronise);
-            found.push(format!(
-                "{why}\n  {config:?}, synchronise {how:?} after {PERIOD} rounds of\n{}",
-                steps.concat()
-            ));
-        }
-    }
+    let seeds = (base + from..base + SEEDS).step_by(4);
+    let found: Vec<_> = seeds.filter_map(|seed| try_seed(seed).err()).collect();
     assert!(found.is_empty(), "{} programs:\n{}", found.len(), found.join("\n"));
 }
 

@@ -6,7 +6,7 @@
 //! above the highest in the first tenth, beyond `judge::slack`: what the allocator forgets in batches has its highest points
 //! where batch and period meet, and a tenth does not see all of them. What grows by one a round is then ten times as high,
 //! what grows by one in 100 rounds still stands out; and the slack is the same in a run of a million rounds. Programs that end with
-//! each round ([`Run::whole`]) have fewer of them, and thirds in place of tenths.
+//! each round ([`Run::whole`]) have thirds in place of tenths, and those that take long fewer rounds (`whole` says which).
 //!
 //! Three more things are asked: no call to the driver becomes more frequent; each kind of call that the allocator makes for
 //! its own sake is at most [`CALLS_AN_OPERATION`] an operation, over the whole run; at the end nothing is left, on the device
@@ -109,10 +109,8 @@ impl Run {
             at_rest: false,
         }
     }
-    /// A program from its beginning to its end: a fortieth of the rounds, each of which is hundreds of operations; of one with
-    /// thousands a fifth of that.
-    pub fn whole(pace: Pace, is_long: bool) -> Run {
-        let rounds = rounds() / if is_long { 200 } else { 40 };
+    /// A program from its beginning to its end, so many times.
+    pub fn whole(pace: Pace, rounds: u64) -> Run {
         Run { pace, warm_up: 60, rounds, period: 5, windows: 3, part: 8, contents: true, at_rest: true }
     }
 }

@@ -103,6 +103,9 @@ unsafe impl<D: Driver> Fences for Deaf<D> {
     fn wait_event(&self, event: &D::Event, limit: Duration) -> DriverResult<bool> {
         self.inner.wait_event(event, limit)
     }
+    fn host_time(&self) -> Duration {
+        self.inner.host_time()
+    }
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {
         self.inner.relaxed(batch)
     }

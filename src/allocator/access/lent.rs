@@ -14,7 +14,7 @@ use super::super::registry::{CONTEXT, Line, Registry};
 use super::{Holder, Intent, Touch, Via, all_conflicts, order_line_behind};
 use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
-use crate::order::{Access, Completed, Pending, PendingSet, TimelineId};
+use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, Uses};
 use crate::sync::Ordering;
 
 /// What is lent on more streams at once is lent to anybody: an array that is only ever read would keep a use, a timeline and a
@@ -114,12 +114,19 @@ impl<D: Driver> Holder<'_, D> {
             } else if uses.lend(on.id, access) {
                 on.open.fetch_add(1, Ordering::AcqRel);
             }
-            // Where somebody may capture, there are no markers for the work of all.
-            let most = if driver.expects_captures() { usize::MAX } else { MANY };
-            let (ended, began) = uses.lend_to_all(CONTEXT, most);
-            registry.context().open.fetch_add(began, Ordering::AcqRel);
-            ended
+            registry.collapse(driver, uses)
         });
         release_uses(registry, ended);
+    }
+}
+
+impl<D: Driver> Registry<D> {
+    /// What is lent on more than [`MANY`] streams is lent to all: who has to be told that a use of theirs ended, once no lock is held.
+    pub(crate) fn collapse(&self, driver: &D, uses: &mut Uses) -> Streams {
+        // Where somebody may capture, there are no markers for the work of all.
+        let most = if driver.expects_captures() { usize::MAX } else { MANY };
+        let (ended, began) = uses.lend_to_all(CONTEXT, most);
+        self.context().open.fetch_add(began, Ordering::AcqRel);
+        ended
     }
 }

@@ -128,6 +128,11 @@ impl Aside {
         first_of_each_class(&self.by_len, len)
     }
 
+    /// All that may have `len` granules.
+    pub(super) fn all_of(&self, len: u32) -> impl Iterator<Item = u32> + use<'_> {
+        self.by_len.range((len, 0)..).map(|&(_, pool)| pool)
+    }
+
     /// Panics unless every pool that stands aside is found by its timeline and its length, and nobody else.
     pub(super) fn check(&self) {
         let by_len = |asking: bool| {

@@ -15,6 +15,7 @@
 //! This file does not know what is queued, or by which library.
 
 use super::{Home, PinnedAllocation};
+use crate::allocator::pool::release_uses;
 #[cfg(feature = "cuda")]
 use crate::allocator::registry::{Registry, entered::Entered};
 use crate::driver::Driver;
@@ -74,7 +75,7 @@ impl<D: Driver> PinnedAllocation<D> {
         if let Some(Home { core, id, .. }) = &self.home {
             let mut ended = crate::order::Streams::new();
             core.host.with_uses(&core.registry, *id, |uses| ended = uses.forget_exact());
-            crate::allocator::pool::release_uses(&core.registry, ended);
+            release_uses(&core.registry, ended);
         }
         self.lent = Lent::not();
     }
@@ -120,11 +121,14 @@ impl<D: Driver> PinnedAllocation<D> {
     pub(crate) fn lend(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
         let Some(Home { core, id, .. }) = &self.home else { return };
         let line = on.map_or_else(|| core.registry.context(), Entered::line);
+        let mut ended = crate::order::Streams::new();
         core.host.with_uses(&core.registry, *id, |uses| {
             if uses.lend(line.id, if to_write { Access::Write } else { Access::Read }) {
                 line.open.fetch_add(1, Ordering::AcqRel);
             }
+            ended = core.registry.collapse(&core.driver, uses);
         });
+        release_uses(&core.registry, ended);
         core.driver.note(Note::Used { id: *id, stream: line.info.id, so_far: false });
         self.lent.at_all.store(true, Ordering::Release);
         if to_write {

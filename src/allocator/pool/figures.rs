@@ -1,15 +1,16 @@
 //! A pool's figures: what it holds and did, its peaks, and who holds its memory.
 //!
-//! Most are kept by the heap as it changes, others by misses; here they are only put together, under the pool's lock.
+//! Most are kept by the heap as it changes, others by misses; here they are only put together, under the pool's lock. The few that
+//! have to be looked for are looked for in pieces, with the lock let go in between: no hold of it is longer with more ranges.
 
 use super::super::facts::ByName;
 use super::{Pool, PoolState, Registry};
 use crate::driver::{Driver, StreamKind};
-use crate::heap::ChunkId;
-use crate::order::{Entry, Pending};
+use crate::heap::{ChunkId, Heap};
+use crate::order::{InFlight, Pending};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::Arc;
-use crate::units::Epoch;
+use crate::units::{Epoch, Granules};
 
 /// What a stream is called that the program did not make: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
@@ -83,42 +84,111 @@ impl PoolState {
     }
 }
 
+/// So many records a report looks at in one hold of a pool's lock: some microseconds, whatever there is. What follows comes in the next
+/// hold, so that a hit waits for one piece and not for all. The figures are exact when nothing runs beside it, as all of a report is.
+const PIECE: usize = 128;
+
+/// What a report goes through in pieces: a pool's records, each piece in a hold of the pool's lock.
+pub(in super::super) trait Pieces {
+    /// Looks at a piece.
+    fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R;
+}
+
+impl<D: Driver> Pieces for Pool<D> {
+    fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R {
+        let state = self.lock();
+        let found = look(&state.heap, &state.in_flight);
+        state.unlock_fair();
+        found
+    }
+}
+
+/// Piece after piece, each from where the one before ended, until one says that there are no more.
+fn in_pieces<P: Pieces, C: Copy>(of: &P, first: C, mut piece: impl FnMut(&Heap, &InFlight, C) -> Option<C>) {
+    let mut from = Some(first);
+    while let Some(at) = from {
+        from = of.hold(|heap, in_flight| piece(heap, in_flight, at));
+    }
+}
+
+/// The longest free range, in bytes.
+pub(in super::super) fn longest_free(of: &impl Pieces) -> u64 {
+    if let Some(longest) = of.hold(|heap, _| heap.longest_free(PIECE)) {
+        return longest.bytes();
+    }
+    let mut longest = Granules::ZERO;
+    in_pieces(of, 0, |heap, _, from| {
+        let (end, free) = heap.free_from(from, PIECE as u32)?;
+        longest = free.map(|(len, _)| len).fold(longest, Granules::max);
+        Some(end)
+    });
+    longest.bytes()
+}
+
+/// Bytes that are free with a stamp above this one.
+fn free_above(of: &impl Pieces, stamp: Epoch) -> u64 {
+    let mut above = 0;
+    in_pieces(of, 0, |heap, _, from| {
+        let (end, free) = heap.free_from(from, PIECE as u32)?;
+        above += free.filter(|range| range.1 > stamp).map(|(len, _)| len.bytes()).sum::<u64>();
+        Some(end)
+    });
+    above
+}
+
 /// Bytes of ranges in flight that wait for somebody whom nobody can mark here and now.
-pub(in super::super) fn in_flight_held_back<'a, D: Driver>(
+pub(in super::super) fn in_flight_held_back<D: Driver>(
+    of: &impl Pieces,
     registry: &Registry<D>,
-    entries: impl Iterator<Item = &'a Entry>,
     expects_captures: bool,
 ) -> u64 {
-    let held =
+    let is_held =
         |p: &Pending| registry.line(p.on).is_some_and(|line| line.is_held_back(p.epoch, expects_captures));
-    entries.filter(|entry| entry.uses.iter().any(held)).map(|entry| entry.len.bytes()).sum()
+    let mut held = 0;
+    in_pieces(of, None, |_, in_flight, from| {
+        let mut last = None;
+        for (place, entry) in in_flight.behind(from).take(PIECE) {
+            held += if entry.uses.iter().any(is_held) { entry.len.bytes() } else { 0 };
+            last = Some(Some(place));
+        }
+        last
+    });
+    held
+}
+
+/// How many markers the oldest use that a range in flight waits on is behind.
+fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<D>) -> Option<u64> {
+    let mut oldest = None;
+    in_pieces(of, None, |_, in_flight, from| {
+        let mut last = None;
+        for p in in_flight.oldest_behind(from).take(PIECE) {
+            let behind = registry.line(p.on).map(|line| (line.marked().0 + 1).saturating_sub(p.epoch.0));
+            oldest = oldest.max(behind);
+            last = Some(Some(p.on));
+        }
+        last
+    });
+    oldest
 }
 
 impl<D: Driver> Pool<D> {
     /// Freed bytes that can serve nobody but, perhaps, the pool's own stream.
-    fn held_back(&self, state: &PoolState) -> u64 {
+    pub(in super::super) fn held_back(&self) -> u64 {
         let expects_captures = self.core.driver.expects_captures();
-        let in_flight = in_flight_held_back(&self.core.registry, state.in_flight.iter(), expects_captures);
+        let in_flight = in_flight_held_back(self, &self.core.registry, expects_captures);
         if !self.line.is_unmanaged() || !self.line.is_held_back(Epoch(u64::MAX), expects_captures) {
             return in_flight;
         }
-        in_flight + state.heap.free_above(self.line.covered()).bytes()
+        in_flight + free_above(self, self.line.covered())
     }
 
-    /// The pool's part of a report.
+    /// The pool's part of a report. What is kept is read in one hold of the lock; what has to be looked for, in pieces before it.
     pub(crate) fn report(&self) -> PoolReport {
+        let (largest_free, held_back) = (longest_free(self), self.held_back());
+        let oldest_in_flight = oldest_in_flight(self, &self.core.registry);
         let mut state = self.lock();
         let stats = state.heap.stats();
-        let largest_free = state.heap.longest_free().bytes();
         self.tighten_longest(&mut state);
-        let oldest_in_flight = state
-            .in_flight
-            .oldest()
-            .filter_map(|p| {
-                let line = self.core.registry.line(p.on)?;
-                Some((line.marked().0 + 1).saturating_sub(p.epoch.0))
-            })
-            .max();
         let report = PoolReport {
             stream: self.line.info.id,
             name: default_name(self.line.info.kind),
@@ -128,12 +198,13 @@ impl<D: Driver> Pool<D> {
             asked: stats.asked,
             cached: stats.free,
             in_flight: stats.in_flight,
-            held_back: self.held_back(&state),
+            // Beside other threads these two are of a moment before: never more than there is by now.
+            held_back: held_back.min(stats.free + stats.in_flight),
+            largest_free: largest_free.min(stats.free),
             allocated_peak: state.allocated_peak(),
             held_peak: state.held_peak,
             live: stats.live,
             free_chunks: stats.free_chunks,
-            largest_free,
             in_flight_ranges: state.in_flight.len() as u64,
             oldest_in_flight,
             counters: state.counters(),

@@ -15,7 +15,7 @@
 //! It does not know pools or bytes.
 
 use super::super::events::{LEAST, SharedEvent};
-use super::{CONTEXT, Line, Registry};
+use super::{CLOSING, CONTEXT, Line, Registry};
 use crate::driver::{Driver, DriverResult};
 use crate::order::{Clock, Marker, Pending, TimelineId};
 use crate::sync::plain::{AtomicU32, AtomicU64};
@@ -48,6 +48,8 @@ pub(super) struct Outstanding {
     peak: AtomicU64,
     /// With so many, all timelines are looked at; [`LOOKING`] while somebody does.
     look_at: AtomicU64,
+    /// Timelines in the table: what a look costs.
+    timelines: AtomicU64,
     /// Closed timelines in the table, and with how many of them older ones are waited for where nobody asks.
     closed: AtomicU64,
     finish_at: AtomicU64,
@@ -80,6 +82,7 @@ impl Default for Outstanding {
             markers: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             look_at: AtomicU64::new(LEAST as u64),
+            timelines: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             finish_at: AtomicU64::new(2 * UNFINISHED as u64),
             asks: AtomicU32::new(0),
@@ -100,6 +103,11 @@ impl<D: Driver> Registry<D> {
     }
     fn asks(&self) -> bool {
         self.outstanding.asks.load(Ordering::Relaxed) != 0
+    }
+
+    /// So many timelines are in the table from here on.
+    pub(super) fn count_timelines(&self, now: usize) {
+        self.outstanding.timelines.store(now as u64, Ordering::Relaxed);
     }
 
     /// The last step of O8.
@@ -166,8 +174,10 @@ impl<D: Driver> Registry<D> {
         let out = &self.outstanding;
         let left = out.markers.fetch_sub(gone, Ordering::Relaxed).saturating_sub(gone);
         // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
+        // Never sooner than the markers since the last one pay for: each look comes by all timelines.
         let at = out.look_at.load(Ordering::Relaxed);
-        let next = (2 * left).max(LEAST as u64).max((at - at / 8).min(BURST));
+        let timelines = out.timelines.load(Ordering::Relaxed);
+        let next = (2 * left).max(timelines).max(LEAST as u64).max((at - at / 8).min(BURST));
         if at != LOOKING && next < at {
             let _ = out.look_at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -232,7 +242,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// Drains ranges in flight to the end. `drain` takes out what is over and says which uses the rest waits on; if `asks`, the
-    /// device is asked about their timelines, each once, until [`QUESTIONS`] answers brought nothing. A range whose use is over
+    /// device is asked about their timelines, each once, until so many `questions` brought nothing. A range whose use is over
     /// waits on its next one, so that it may take as many rounds as a range has uses. A stream that cannot be asked about keeps
     /// nobody else from it.
     ///
@@ -242,9 +252,10 @@ impl<D: Driver> Registry<D> {
         &self,
         driver: &D,
         asks: bool,
+        mut questions: usize,
         mut drain: impl FnMut() -> Vec<Pending>,
     ) -> DriverResult<()> {
-        let (mut asked, mut questions, mut refused) = (BTreeSet::new(), QUESTIONS, Ok(()));
+        let (mut asked, mut refused) = (BTreeSet::new(), Ok(()));
         loop {
             let mut waiting = drain();
             waiting.retain(|p| asks && asked.insert(p.on));
@@ -287,12 +298,38 @@ impl<D: Driver> Registry<D> {
         let Some(line) = self.line(pending.on).filter(|line| line.seen() < pending.epoch) else {
             return Ok(true);
         };
-        let Some(marker) = self.marker_for(driver, &line, pending.epoch)? else { return Ok(true) };
+        let Some(marker) = self.marker_for(driver, &line, pending.epoch, CLOSING)? else { return Ok(true) };
         let done = self.is_done(driver, &marker)?;
         if done {
             self.marker_complete(&line, &marker);
         }
         Ok(done)
+    }
+
+    /// Asks about what a crowded clock names, until [`QUESTIONS`] had no news. In the middle first, and in the middle of one half again:
+    /// of streams that wait for each other the older ones are over, and each answer tells of all that were ordered before. Then one
+    /// after the other, because streams may not have waited for each other.
+    pub(super) fn ask_named(&self, driver: &D, clock: &Clock) {
+        if !self.asks() {
+            return;
+        }
+        let named: Vec<Pending> = clock.iter().map(|(on, epoch)| Pending { on, epoch }).collect();
+        let is_over = |p: Pending| {
+            // Whoever needs the stream meets the error.
+            self.line(p.on).is_none_or(|line| {
+                line.seen() >= p.epoch
+                    || (self.fold(driver, &line).is_ok_and(|news| news == Some(true))
+                        && line.seen() >= p.epoch)
+            })
+        };
+        let over = named.partition_point(|&p| is_over(p));
+        let mut questions = QUESTIONS;
+        for &p in &named[over..] {
+            questions -= usize::from(!is_over(p));
+            if questions == 0 {
+                break;
+            }
+        }
     }
 
     /// Asks about the end of closed streams, one after the other and each call where the last one stopped, until
@@ -319,7 +356,7 @@ impl<D: Driver> Registry<D> {
     pub(super) fn bound_markers(&self, driver: &D) {
         let out = &self.outstanding;
         let at = out.look_at.load(Ordering::Relaxed);
-        if at == LOOKING || out.markers.load(Ordering::Relaxed) < at {
+        if at == LOOKING || out.markers.load(Ordering::Relaxed) < at || planted!(LeakUnlooked) {
             return;
         }
         // One looks; others go on.
@@ -377,11 +414,11 @@ impl<D: Driver> Registry<D> {
         let mut ended: Vec<Pending> =
             ended.into_iter().map(|l| Pending { on: l.id, epoch: l.marked() }).collect();
         ended.retain(|&p| waitable.by_host(p));
-        let (start, count) = (std::time::Instant::now(), ended.len() as u32);
+        let (start, count) = (driver.host_time(), ended.len() as u32);
         for (n, pending) in ended.into_iter().enumerate() {
             // Each has its share, and what the ones before it have left: a slow one takes nothing from the others.
             let share = patience * (n as u32 + 1) / count;
-            let left = share.saturating_sub(start.elapsed());
+            let left = share.saturating_sub(driver.host_time().saturating_sub(start));
             if left.is_zero() {
                 continue;
             }
@@ -422,6 +459,7 @@ impl<D: Driver> Registry<D> {
                 }
                 over.push(line);
             }
+            self.count_timelines(table.by_id.len());
             over
         };
         for line in &over {

@@ -109,3 +109,12 @@ pub(super) fn held_back<D: Driver>(line: &Line<D>) -> DriverError {
     };
     DriverError::new("record", 801, DriverErrorKind::NotSupported, what)
 }
+
+/// Of one stream, whose memory is passed over. A request does not wait for a stream's end.
+pub(super) fn closing<D: Driver>(line: &Line<D>) -> DriverError {
+    let what = format!(
+        "{} ends, its last marker could not be recorded, and whoever ends it waits for the whole of it: what it holds can be had when that is over",
+        line.info.id
+    );
+    DriverError::new("record", 400, DriverErrorKind::InvalidHandle, what)
+}

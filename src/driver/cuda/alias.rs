@@ -13,7 +13,7 @@ use super::context::{Device, bad_handle, lacking};
 use super::probe;
 use super::stream::{GpuStream, LEGACY, PER_THREAD, Whose, capturing};
 use super::table::{Call, Handle, failed, kind_of};
-use crate::driver::DriverResult;
+use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::DriverError;
 use crate::sync::{Arc, Mutex};
 use crate::units::StreamId;
@@ -187,8 +187,8 @@ impl Cuda {
 
     /// A stream of cudarc's in this stream's value of the context, which does nothing: while there is one cudarc's tracking is on in
     /// that value. The device's own value keeps one for good. What the program itself switched off is its own to order.
-    /// The first one in a value waits for the whole context, as cudarc has it: `fork` would not, but then neither would the
-    /// owner's own first stream, behind slices of theirs that no event was recorded for.
+    /// The first one in a value waits for the whole context, as cudarc has it: else the owner's own first stream would not wait
+    /// either, behind slices of theirs that no event was recorded for.
     ///
     /// # Errors
     /// The driver's.
@@ -213,9 +213,36 @@ impl Cuda {
         Ok(kept)
     }
 
+    /// cudarc counts a first stream before it waits, and goes on counting it when the wait fails: the owner's own first stream
+    /// would wait for nothing then. So the wait is ours: once before anything is counted, since most reasons to fail
+    /// are met there, and once behind the count, as cudarc does it, where a stream that is there can be taken back.
     fn anchor_in(&self, context: &Arc<CudaContext>) -> DriverResult<Arc<CudaStream>> {
-        let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
-        made.map_err(|e| failed(self.device.table(), Call::stream_create, e.0 as u32))
+        let of_cudarc =
+            |e: cudarc::driver::DriverError| failed(self.device.table(), Call::stream_create, e.0 as u32);
+        if context.is_in_multi_stream_mode() || !context.is_event_tracking() || planted!(CudaPhantomStream) {
+            let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
+            return made.map_err(of_cudarc);
+        }
+        self.synchronize_device()?;
+        let idle = self.device.internal_stream()?;
+        // SAFETY: a stream of ours in this context, which the device keeps; the alias does not leave this function.
+        let idle = unsafe { context.wrap_borrowed_stream(idle) };
+        // The one verb that waits for no more than a stream.
+        let (made, _) = self.current_stays(|| store_stays(context, || idle.fork()));
+        // Also where there is no stream: cudarc may count it all the same.
+        match (made, self.synchronize_device()) {
+            (Ok(made), Ok(())) => Ok(made),
+            (Ok(made), Err(e)) => {
+                let _ = self.current_stays(|| store_stays(context, || drop(made)));
+                Err(e)
+            }
+            (Err(e), waited) => {
+                if let Err(second) = waited {
+                    self.drop_failed(second);
+                }
+                Err(of_cudarc(e))
+            }
+        }
     }
 
     /// Runs calls of cudarc's, which leave their context current, and puts back what was.

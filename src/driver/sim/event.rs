@@ -111,6 +111,10 @@ impl World {
     }
 }
 
+fn nanos(limit: Duration) -> u64 {
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn captured(call: Call) -> DriverError {
     DriverError::new(
         call.name(),
@@ -297,9 +301,10 @@ unsafe impl Fences for Sim {
         drain_device(&guard, self.index(), Call::CtxSynchronize)
     }
 
-    /// Runs the executor until the event is complete; `false` when nothing can make it so. Never sleeps and never polls,
-    /// so the limit plays no part.
-    fn wait_event(&self, event: &SimEvent, _limit: Duration) -> DriverResult<bool> {
+    /// Runs the executor until the event is complete. `false` when nothing can make it so, and when it is complete later than
+    /// `limit` from now in virtual time, for which nothing runs: then the host's clock has moved by `limit`, unless that is
+    /// [`Duration::MAX`]. Never sleeps and never polls.
+    fn wait_event(&self, event: &SimEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::EventSynchronize;
         let guard = self.lock();
         let (goals, until) = self.call(call, |w| {
@@ -308,22 +313,31 @@ unsafe impl Fences for Sim {
             if state.capture.is_some() {
                 return Err(captured(call));
             }
-            if state.not_ready > 0 {
-                state.not_ready -= 1;
-                return Ok((None, 0));
-            }
-            let found = (Some(state.points.clone()), state.finish);
-            Ok(if w.faults.not_ready() { (None, 0) } else { found })
+            let (points, finish) = (state.points.clone(), state.finish);
+            let refused = state.not_ready > 0;
+            state.not_ready -= u32::from(refused);
+            let late = finish > w.host_now.saturating_add(nanos(limit));
+            Ok(if refused || w.faults.not_ready() || late { (None, 0) } else { (Some(points), finish) })
         })?;
-        let Some(goals) = goals else { return Ok(false) };
+        let gave_up = || {
+            if limit < Duration::MAX {
+                guard.borrow_mut().host_works(nanos(limit));
+            }
+            Ok(false)
+        };
+        let Some(goals) = goals else { return gave_up() };
         if exec::reach(&guard, goals).is_err() {
             guard.borrow_mut().devices[self.index()].endless_waits += 1;
-            return Ok(false);
+            return gave_up();
         }
         let mut world = guard.borrow_mut();
         world.host_now = world.host_now.max(until);
         world.host_sees(event.key);
         Ok(true)
+    }
+
+    fn host_time(&self) -> Duration {
+        Sim::host_time(self)
     }
 
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {

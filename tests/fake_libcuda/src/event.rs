@@ -33,7 +33,7 @@ fn query(value: u64) -> Outcome<bool> {
     }
     let mut ready = owner.query(&event.sim)?;
     if !ready && event.refused + 1 >= state().patience {
-        ready = owner.wait_event(&event.sim, Duration::ZERO)?;
+        ready = owner.wait_event(&event.sim, Duration::MAX)?;
     }
     if let Ok(e) = state().events.get_mut(value) {
         e.refused = if ready { 0 } else { e.refused + 1 };
@@ -50,7 +50,7 @@ pub(crate) fn ask_stream(sim: &Sim, device: usize, value: u64, probe: &SimEvent)
     let mut ready = sim.query(probe)?;
     let refused = state().stream_refused.get(&key).copied().unwrap_or(0);
     if !ready && refused + 1 >= state().patience {
-        ready = sim.wait_event(probe, Duration::ZERO)?;
+        ready = sim.wait_event(probe, Duration::MAX)?;
     }
     let mut state = state();
     if ready {
@@ -131,7 +131,7 @@ driver_calls! {
         here()?;
         let event = state().events.get(event)?.clone();
         let owner = state().sims[event.device].clone();
-        if spin::blocking_until(|| owner.wait_event(&event.sim, Duration::ZERO))? {
+        if spin::blocking_until(|| owner.wait_event(&event.sim, Duration::MAX))? {
             return Ok(());
         }
         Err(Fail::new(UNKNOWN, "would wait for ever: nothing can make the event complete"))

@@ -1,0 +1,145 @@
+//! Steady programs beside thousands of streams, for what counts their cost: `benches/streams.rs` in instructions, and
+//! `tests/many_streams.rs` in locks, host memory and driver calls.
+//!
+//! Each program is one step that is done again and again, by four streams while all others keep what they have, or by all of
+//! them in turns. It does not know what is counted.
+
+use millpond::driver::Driver;
+use millpond::units::{KIB, MIB};
+use millpond::{Allocation, Allocator, Config, Stream};
+
+/// Who does something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Who {
+    /// Four streams: the others have done something once.
+    Few,
+    /// Each in its turn.
+    All,
+}
+
+/// Streams that do something when few do.
+const BUSY: usize = 4;
+
+/// An allocator with many streams, each of which has allocated and freed.
+pub struct World<D: Driver> {
+    pub gpu: Allocator<D>,
+    streams: Vec<Stream<D>>,
+    who: Who,
+    turn: usize,
+    kept: Vec<Allocation<D>>,
+}
+
+/// What is done again and again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// An allocation that the stream's own pool has, and its free.
+    Hit,
+    /// The same, while a range is in flight there.
+    HitBesideInFlight,
+    /// A block that another stream uses too is freed.
+    ForeignFree,
+    /// One range goes from stream to stream, each of which has waited on the host for the one before: a miss.
+    Borrow,
+    /// The same, each ordered behind the one before on the device.
+    BorrowInOrder,
+    /// Memory from the device, kept: a miss that finds nothing.
+    Grow,
+    /// A new marker.
+    Marker,
+    /// A marker of one stream that another one waits for.
+    RecordWait,
+    /// The host waits for a stream.
+    Synchronize,
+    /// A stream is made, allocates, frees and goes.
+    ComesAndGoes,
+}
+
+impl Step {
+    pub const ALL: [Step; 10] = [
+        Step::Hit,
+        Step::HitBesideInFlight,
+        Step::ForeignFree,
+        Step::Borrow,
+        Step::BorrowInOrder,
+        Step::Grow,
+        Step::Marker,
+        Step::RecordWait,
+        Step::Synchronize,
+        Step::ComesAndGoes,
+    ];
+}
+
+/// The range that goes from stream to stream: longer than a segment, so that nobody has another one.
+const RANGE: u64 = 32 * MIB;
+
+impl<D: Driver> World<D> {
+    /// `streams` of them. Each has 4 KiB alive and as much that it has freed; those that do something have had more.
+    pub fn new(driver: D, config: Config, streams: usize, who: Who) -> World<D> {
+        let gpu = Allocator::new(driver, config).expect("an allocator");
+        let streams: Vec<_> = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
+        let mut kept = Vec::with_capacity(4 * streams.len());
+        for stream in &streams {
+            kept.push(gpu.alloc(4 * KIB, stream).expect("room"));
+            drop(gpu.alloc(4 * KIB, stream).expect("room"));
+        }
+        World { gpu, streams, who, turn: 0, kept }
+    }
+
+    /// How many streams there are.
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whose turn it is, and who was before.
+    fn next(&mut self) -> (usize, usize) {
+        let all = if self.who == Who::Few { BUSY.min(self.streams.len()) } else { self.streams.len() };
+        let before = self.turn % all;
+        self.turn = (before + 1) % all;
+        (self.turn, before)
+    }
+
+    fn alloc(&self, bytes: u64, stream: usize) -> Allocation<D> {
+        self.gpu.alloc(bytes, &self.streams[stream]).expect("room")
+    }
+
+    /// Does it once.
+    #[inline(never)]
+    pub fn step(&mut self, step: Step) {
+        let (now, before) = self.next();
+        match step {
+            Step::Hit => drop(self.alloc(4 * KIB, now)),
+            Step::HitBesideInFlight => {
+                self.used_elsewhere(now, before);
+                drop(self.alloc(2 * KIB, now));
+            }
+            Step::ForeignFree => self.used_elsewhere(now, before),
+            Step::Borrow => {
+                self.streams[before].synchronize().expect("a wait");
+                drop(self.alloc(RANGE, now));
+            }
+            Step::BorrowInOrder => {
+                self.streams[now].wait_stream(&self.streams[before]).expect("a wait");
+                drop(self.alloc(RANGE, now));
+            }
+            Step::Grow => {
+                let block = self.alloc(3 * MIB, now);
+                self.kept.push(block);
+            }
+            Step::Marker => drop(self.streams[now].record().expect("a marker")),
+            Step::RecordWait => {
+                let event = self.streams[before].record().expect("a marker");
+                self.streams[now].wait(&event).expect("a wait");
+            }
+            Step::Synchronize => self.streams[now].synchronize().expect("a wait"),
+            Step::ComesAndGoes => {
+                let stream = self.gpu.stream().expect("a stream");
+                drop(self.gpu.alloc(4 * KIB, &stream).expect("room"));
+            }
+        }
+    }
+
+    fn used_elsewhere(&self, home: usize, user: usize) {
+        let block = self.alloc(KIB, home);
+        block.record_use(&self.streams[user]).expect("a use");
+    }
+}

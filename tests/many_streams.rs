@@ -1,0 +1,198 @@
+//! What an operation costs does not depend on how many streams there are.
+//!
+//! Nothing is timed. Counted are the ranked locks that the library takes, one for each pool, timeline or index that it looks at
+//! (`sync::locks_taken`, in debug builds), the blocks and bytes of host memory that it makes, and the driver's calls. Steady programs
+//! (`benches/streams/steady.rs`) run beside 5,000, 10,000 and 20,000 streams, as many rounds as there are streams, so that what is
+//! done once for all streams counts once and no more; instructions, which see everything, are counted by `benches/streams.rs`.
+//!
+//! | test | what it shows |
+//! |---|---|
+//! | `on_the_null_device_*` | the cost of each kind of operation, four streams beside quiet ones and all in turns |
+//! | `on_the_simulated_device` | the same where work is pending for a while, the device's own memory counted apart |
+//! | `a_chain_*` | what the clocks of streams that wait for each other keep: the one thing that grows with pending streams |
+
+#![allow(unreachable_pub, reason = "modules of a test")]
+
+#[allow(dead_code, reason = "the soak's")]
+#[path = "soak/counting.rs"]
+mod counting;
+#[allow(dead_code, reason = "the soak's")]
+#[path = "soak/device.rs"]
+mod device;
+#[allow(dead_code, reason = "the bench's too")]
+#[path = "../benches/streams/steady.rs"]
+mod steady;
+
+use counting::{Account, device as on_device};
+use device::Device;
+use millpond::allocator::Policy;
+use millpond::driver::Driver;
+use millpond::driver::null::Null;
+use millpond::driver::sim::{Call, Schedule, Sim};
+use millpond::units::GIB;
+use millpond::{Allocator, Config};
+use steady::{Step, Who, World};
+
+#[global_allocator]
+static COUNTING: counting::Counting = counting::Counting;
+
+/// So much, by name, for a step on average.
+type Costs = [(&'static str, f64); 4];
+
+/// A count may be half as much again with four times the streams, and this much more: programs are not in quite the same phase.
+const MORE: [f64; 4] = [16.0, 2.0, 512.0, 0.5];
+
+fn locks_taken() -> u64 {
+    millpond::sync::locks_taken().iter().sum()
+}
+
+fn calls<D: Driver>(gpu: &Allocator<D>) -> u64 {
+    on_device(|| gpu.driver().calls().iter().map(|call| call.1).sum())
+}
+
+/// What a step costs the library, after as many rounds as there are streams.
+fn costs<D: Driver>(driver: D, policy: Policy, streams: usize, who: Who, step: Step) -> Costs {
+    let account = Account::open();
+    account.scope(|| {
+        let mut world = World::new(driver, Config::default().policy(policy), streams, who);
+        for _ in 0..streams {
+            world.step(step);
+        }
+        let (locks, made, called) = (locks_taken(), account.made(), calls(&world.gpu));
+        for _ in 0..streams {
+            world.step(step);
+        }
+        let (locks, now) = (locks_taken() - locks, account.made());
+        let called = calls(&world.gpu) - called;
+        #[allow(clippy::cast_precision_loss, reason = "counts of millions")]
+        let each = |count: u64| count as f64 / streams as f64;
+        let grown = |now: i64, before: i64| each(u64::try_from(now - before).expect("it only grows"));
+        [
+            ("locks", each(locks)),
+            ("blocks", grown(now.blocks, made.blocks)),
+            ("bytes", grown(now.bytes, made.bytes)),
+            ("driver calls", each(called)),
+        ]
+    })
+}
+
+/// Panics if a step costs more beside more streams.
+fn holds<D: Driver>(driver: impl Fn() -> D, sizes: &[usize], policy: Policy, who: Who, steps: &[Step]) {
+    let mut found = String::new();
+    for &step in steps {
+        let of = |&streams: &usize| costs(driver(), policy, streams, who, step);
+        let all: Vec<Costs> = sizes.iter().map(of).collect();
+        println!("{policy:?} {who:?} {step:?}: {all:.2?}");
+        for (streams, costs) in sizes.iter().zip(&all).skip(1) {
+            for ((&(name, now), &(_, few)), more) in costs.iter().zip(&all[0]).zip(MORE) {
+                if now > 1.5 * few + more {
+                    found += &format!(
+                        "\n    {step:?}: {now:.1} {name} beside {streams} streams, {few:.1} beside {}",
+                        sizes[0]
+                    );
+                }
+            }
+        }
+        if step == Step::Hit && policy == Policy::Latency {
+            for costs in &all {
+                let [(_, locks), (_, blocks), _, (_, calls)] = *costs;
+                assert!(
+                    calls == 0.0 && blocks < 0.01 && locks <= 2.01,
+                    "a hit and its free take a lock each: {costs:?}"
+                );
+            }
+        }
+    }
+    assert!(found.is_empty(), "{policy:?}, {who:?}:{found}");
+}
+
+/// How many streams there are.
+const SIZES: [usize; 3] = [5_000, 10_000, 20_000];
+
+/// 2 MiB for each stream, and what grows.
+fn null() -> Null {
+    Null::with_capacity(1 << 50)
+}
+
+#[test]
+fn on_the_null_device_few_of_many() {
+    holds(null, &SIZES, Policy::Latency, Who::Few, &Step::ALL);
+}
+
+#[test]
+fn on_the_null_device_all_in_turns() {
+    holds(null, &SIZES, Policy::Latency, Who::All, &Step::ALL);
+}
+
+#[test]
+fn on_the_null_device_few_of_many_with_little_memory() {
+    holds(null, &SIZES, Policy::Footprint, Who::Few, &Step::ALL);
+}
+
+#[test]
+fn on_the_null_device_all_in_turns_with_little_memory() {
+    holds(null, &SIZES, Policy::Footprint, Who::All, &Step::ALL);
+}
+
+/// A device that does everything at once: what is complete has to be asked for.
+fn sim() -> Device {
+    Device::new(on_device(|| Sim::new(1 << 50).contents(false).oracle(false)))
+}
+
+#[test]
+fn on_the_simulated_device() {
+    for who in [Who::Few, Who::All] {
+        for policy in [Policy::Latency, Policy::Footprint] {
+            holds(sim, &[5_000, 20_000], policy, who, &Step::ALL);
+        }
+    }
+}
+
+/// Streams each of which waits for the one before, all with work that is pending.
+fn chain(streams: usize) -> (Sim, Allocator<Sim>, Vec<millpond::Stream<Sim>>) {
+    let sim = Sim::new(64 * GIB).schedule(Schedule::Latest).oracle(false);
+    let gpu = Allocator::new(sim.clone(), Config::default()).expect("an allocator");
+    let streams: Vec<_> = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
+    round(&streams);
+    (sim, gpu, streams)
+}
+
+fn round(streams: &[millpond::Stream<Sim>]) {
+    for pair in streams.windows(2) {
+        pair[1].wait_stream(&pair[0]).expect("a wait");
+    }
+}
+
+/// DESIGN.md, decisions: n streams in a chain, all pending, have n(n - 1)/2 entries in their clocks, because each is ordered after all
+/// before it, and which of them a later request is served from is not to be foretold. And they are asked about a few times a wait.
+#[test]
+fn a_chain_that_is_pending_names_all_before() {
+    for n in [50, 200, 400] {
+        let (sim, gpu, streams) = chain(n);
+        assert_eq!(gpu.bookkeeping().clock_entries, n * (n - 1) / 2, "{n} streams");
+        let asked = sim.ledger().calls_of(Call::EventQuery);
+        assert!(asked <= 3 * n as u64, "{asked} questions for {n} waits");
+        drop(streams);
+    }
+}
+
+/// What is over is named no more: a clock has twice the entries that were pending when it was last looked at, or 64, or one.
+#[test]
+fn a_chain_that_is_over_is_forgotten() {
+    for n in [200, 400] {
+        let (sim, gpu, streams) = chain(n);
+        // Each round's work is over before the next one.
+        for _ in 0..4 {
+            sim.run_until_idle();
+            round(&streams);
+            sim.run_until_idle();
+        }
+        // Nothing is pending while this chain is made.
+        for pair in streams.windows(2) {
+            pair[1].wait_stream(&pair[0]).expect("a wait");
+            sim.run_until_idle();
+        }
+        let kept = gpu.bookkeeping().clock_entries;
+        assert!(kept <= 65 * n, "{kept} entries in the clocks of {n} streams");
+    }
+}

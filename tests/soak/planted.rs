@@ -1,0 +1,91 @@
+//! The soak against planted leaks: bugs by which something grows, and no order is broken. Each is found by a program that has a name,
+//! and by random ones. `.ci/mutants` builds and runs this, and it prints the table of DESIGN.md's zoo.
+//!
+//! The programs and their rounds are those of an ordinary run. What fails is run once more with nothing planted, which must pass.
+
+use super::programs;
+use super::random::{SEEDS, try_seed};
+use super::run::{Pace, Run};
+use millpond::mutant::{self, Bug};
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+/// The program that finds a bug, and its pace.
+const FINDERS: &[(Bug, &str, Pace)] = &[
+    (Bug::LeakUnlooked, "an_array_that_is_only_read", Pace::Late),
+    (Bug::LeakUnpooled, "waited_tokens", Pace::Behind),
+    (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
+    (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
+    (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
+    (Bug::NewsLost, "a_hundred_streams", Pace::AtOnce),
+];
+
+/// Bugs that random programs do not look for, and why.
+const NOT_RANDOM: &[(Bug, &str)] = &[
+    (Bug::OpenForgotten, "no stream of one round is declared a user"),
+    (Bug::NewsLost, "they have four streams, and no pool stands aside"),
+];
+
+/// What grew, if anything: the first of it.
+fn grew(bug: Option<Bug>, soaked: &dyn Fn() -> Result<(), String>) -> Option<String> {
+    let _planted = mutant::plant(bug);
+    let found = soaked().err()?;
+    if std::env::var_os("MILLPOND_LOUD").is_some() {
+        let _ = writeln!(std::io::stderr(), "{bug:?}: {found}");
+    }
+    // Behind the program's name: what, and by how much.
+    let first = found.lines().nth(1).unwrap_or_default().trim();
+    Some(first.split(':').next().unwrap_or_default().to_owned())
+}
+
+/// By whom a bug is found, as DESIGN.md's table says it: a program with a name, and a random one.
+fn found(bug: Bug, name: &str, pace: Pace) -> Result<String, String> {
+    let named = || programs::run(name, Run::steady(pace));
+    let what = grew(Some(bug), &named).ok_or_else(|| format!("{bug} ({}) passes {name}", bug.what()))?;
+    if let Some(right) = grew(None, &named) {
+        return Err(format!("right code fails {name}: {right}"));
+    }
+    let random = match NOT_RANDOM.iter().find(|(b, _)| *b == bug) {
+        Some((_, why)) => format!("no: {why}"),
+        None => {
+            let seed = (0..SEEDS).find(|&seed| grew(Some(bug), &|| try_seed(seed)).is_some());
+            let seed =
+                seed.ok_or_else(|| format!("{bug} ({}) passes {SEEDS} random programs", bug.what()))?;
+            if let Some(right) = grew(None, &|| try_seed(seed)) {
+                return Err(format!("right code fails the program of seed {seed}: {right}"));
+            }
+            format!("seed {seed}")
+        }
+    };
+    Ok(format!("| {bug} | {} | `{name}`: {what} | {random} |", bug.what()))
+}
+
+#[test]
+fn every_leak_is_found() {
+    let design =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/DESIGN.md")).expect("DESIGN.md");
+    for bug in Bug::LEAKS {
+        assert!(FINDERS.iter().any(|(b, ..)| b == bug), "{bug} has no program that finds it");
+    }
+    let (mut table, mut missed) = (String::new(), Vec::new());
+    // `MILLPOND_ONLY=z8,z9` looks for those only.
+    let only = std::env::var("MILLPOND_ONLY").ok();
+    let wanted = |bug: Bug| only.as_deref().is_none_or(|names| names.split(',').any(|n| n == bug.name()));
+    for &(bug, name, pace) in FINDERS.iter().filter(|f| wanted(f.0)) {
+        match found(bug, name, pace) {
+            Ok(row) => {
+                if !design.contains(&row) {
+                    missed.push(format!("DESIGN.md, \"The zoo\", does not say this of {bug}"));
+                }
+                let _ = writeln!(table, "{row}");
+            }
+            Err(why) => missed.push(why),
+        }
+    }
+    // Past the test harness, which shows what a passing test prints to nobody.
+    let _ = writeln!(
+        std::io::stderr(),
+        "\n| bug | what is wrong | found by, and what grows | random |\n|---|---|---|---|\n{table}"
+    );
+    assert!(missed.is_empty(), "{} misses:\n{}", missed.len(), missed.join("\n"));
+}
