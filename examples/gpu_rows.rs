@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-type Fallible<T> = Result<T, Box<dyn Error>>;
+pub(crate) type Fallible<T> = Result<T, Box<dyn Error>>;
 
 const MIB: u64 = 1 << 20;
 
@@ -73,13 +73,13 @@ fn around(
 }
 
 /// Ours, with the stream that the work goes to.
-struct Pool {
-    gpu: Allocator<Cuda>,
-    home: millpond::Stream<Cuda>,
+pub(crate) struct Pool {
+    pub(crate) gpu: Allocator<Cuda>,
+    pub(crate) home: millpond::Stream<Cuda>,
 }
 
 /// The small program, again and again: microseconds a round, and of those in allocation and free.
-fn program(
+pub(crate) fn program(
     cuda: &Cuda,
     pool: Option<&Pool>,
     on: &GpuStream,
@@ -147,7 +147,7 @@ const STEP: u64 = 4 << 10;
 const MOST: usize = 2048;
 
 /// A way to learn that a block may be used again.
-trait Frees {
+pub(crate) trait Frees {
     const NAME: &'static str;
     /// Carries out one step: a block, the work, and its free.
     fn step(&mut self, cuda: &Cuda, on: &GpuStream) -> Fallible<()>;
@@ -156,9 +156,9 @@ trait Frees {
 }
 
 /// Ours: order within the stream is enough, nothing is queued for a free.
-struct Nothing {
-    gpu: Allocator<Cuda>,
-    home: millpond::Stream<Cuda>,
+pub(crate) struct Nothing {
+    pub(crate) gpu: Allocator<Cuda>,
+    pub(crate) home: millpond::Stream<Cuda>,
 }
 
 impl Frees for Nothing {
@@ -379,6 +379,7 @@ fn cross_stream_reclaim(cuda: &Cuda) -> Fallible<()> {
         .into())
 }
 
+#[allow(dead_code, reason = "tests/cudarc_soak.rs calls two of the loops itself")]
 fn main() -> ExitCode {
     let quick = std::env::args().any(|a| a == "quick");
     let cuda = match Cuda::new(0) {

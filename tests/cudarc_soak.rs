@@ -3,12 +3,17 @@
 //!
 //! The library and cudarc are linked into this program, so that the host memory of both is counted by this program's allocator; the
 //! stand-in is a library of its own, with an allocator of its own. Each program runs on a device that runs at once and on one that
-//! runs as late as legal. It synchronises once in 100 rounds, behind the library's back: by cudarc's own call.
+//! runs as late as legal. Two of them are loops of `examples/gpu_rows.rs`; `tests/soak/complete.rs` says which examples that need CUDA
+//! have none here, and why. It synchronises once in 100 rounds, behind the library's back: by cudarc's own call.
 //!
 //! 10,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says; `MILLPOND_SOAK_SEED` begins the random programs at another seed.
 //! tests/soak.rs tells what is compared and why.
 
 #![cfg(feature = "cuda")]
+
+#[path = "../examples/gpu_rows.rs"]
+#[allow(dead_code, unreachable_pub, reason = "an example, two of whose loops are called")]
+mod gpu_rows;
 
 #[path = "soak/counting.rs"]
 #[allow(
@@ -30,6 +35,7 @@ use counting::Account;
 use cudarc::driver::{CudaContext, CudaStream};
 use judge::{Counts, Highest, PERIOD, grown, rounds, runs_away};
 use millpond::driver::cuda::Cuda;
+use millpond::driver::{Host, HostKind};
 use millpond::{Allocator, Config, PinnedArray, Stream};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config as Proptest, RngAlgorithm, TestRng, TestRunner};
@@ -195,6 +201,8 @@ programs! {
     threads_that_come_and_go: threads_come_and_go;
     an_array_that_is_only_read: only_read;
     a_pinned_array_that_is_only_read: pinned_only_read;
+    the_small_program_of_gpu_rows: small_program;
+    the_chain_of_gpu_rows: chain;
     random_0: |b| random(b, 0);
     random_1: |b| random(b, 1);
     random_2: |b| random(b, 2);
@@ -213,6 +221,26 @@ fn arrays_that_stay(b: &Bench) -> Round<'_> {
         if i % PERIOD == 50 {
             assert_eq!(read(on(3), &x), vec![7; WORDS], "round {i}");
         }
+    })
+}
+
+/// `examples/gpu_rows.rs`, T1: allocate, copy in, kernel, copy out, free. Of 1 KiB in place of a MiB.
+fn small_program(b: &Bench) -> Round<'_> {
+    b.rig.cuda.load_kernels().expect("the house's kernels");
+    let pool = gpu_rows::Pool { home: b.home(), gpu: b.gpu.clone() };
+    let host = b.rig.cuda.pin(BYTES, HostKind::Cached).expect("pinned");
+    Box::new(move |_| {
+        gpu_rows::program(&b.rig.cuda, Some(&pool), pool.home.native(), &host, 1).expect("the example");
+    })
+}
+
+/// `examples/gpu_rows.rs`, T14: a chain of kernels, each on a block of its own that is freed behind it.
+fn chain(b: &Bench) -> Round<'_> {
+    b.rig.cuda.load_kernels().expect("the house's kernels");
+    let mut frees = gpu_rows::Nothing { home: b.home(), gpu: b.gpu.clone() };
+    Box::new(move |_| {
+        let home = frees.home.native().clone();
+        gpu_rows::Frees::step(&mut frees, &b.rig.cuda, &home).expect("the example");
     })
 }
 

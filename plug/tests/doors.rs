@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code, reason = "functions of a driver, found by name, and pinned memory")]
 
+#[allow(dead_code, reason = "the soak's")]
 #[path = "doors/driver.rs"]
 mod driver;
 #[path = "doors/model.rs"]
@@ -34,6 +35,11 @@ use std::time::Duration;
 const PROGRAM: &str = "MILLPOND_DOORS_PROGRAM";
 const SHOW: &str = "MILLPOND_DOORS_SHOW";
 const HERE: &str = "a_program_in_the_environment";
+
+/// A call of the C interface by a program: the soak counts what is held behind it.
+fn inside<R>(call: impl FnOnce() -> R) -> R {
+    call()
+}
 
 fn cases() -> u32 {
     std::env::var("MILLPOND_CASES").map_or(400, |n| n.parse().expect("MILLPOND_CASES is a number"))

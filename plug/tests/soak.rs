@@ -21,8 +21,17 @@ mod counting;
 mod driver;
 #[path = "../../tests/soak/judge.rs"]
 mod judge;
+#[path = "doors/model.rs"]
+#[allow(dead_code, reason = "the random programs of one round ask more")]
+mod model;
+#[path = "doors/program.rs"]
+#[allow(dead_code, reason = "as above")]
+mod program;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
+#[path = "doors/world.rs"]
+#[allow(dead_code, reason = "as above")]
+mod world;
 
 use counting::Account;
 use driver::{
@@ -31,9 +40,13 @@ use driver::{
 use judge::{PERIOD, rounds};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use remote::{Fake, When};
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::fmt::Write;
 use std::ptr::null_mut;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use world::{World, steady};
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -74,7 +87,17 @@ fn context() -> Context {
 
 // The C interface.
 
+/// Calls of the C interface.
+static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// One of a random program, which is on the device's side of the account else.
+fn inside<R>(call: impl FnOnce() -> R) -> R {
+    OPERATIONS.fetch_add(1, Relaxed);
+    counting::library(call)
+}
+
 fn must(status: MillpondStatus) {
+    OPERATIONS.fetch_add(1, Relaxed);
     // SAFETY: never null, and it stays until the thread's next failure.
     let said = || unsafe { CStr::from_ptr(ffi::millpond_last_error()) }.to_string_lossy().into_owned();
     assert!(status == MillpondStatus::Ok, "{status:?}: {}", said());
@@ -128,6 +151,64 @@ const MOST_TAKEN: u64 = 128 << 20;
 /// A program's round, given its number. `None` for the allocator: it makes its own.
 type Round = Box<dyn FnMut(u64)>;
 
+/// A program that goes on for ever.
+struct Steady {
+    round: Round,
+    /// Allocators whose memory is looked at.
+    doors: Vec<Door>,
+    /// What is left to be done behind the last round.
+    end: Box<dyn FnOnce()>,
+}
+
+impl Steady {
+    fn of(door: Option<Door>, round: Round) -> Steady {
+        Steady { round, doors: door.into_iter().collect(), end: Box::new(|| ()) }
+    }
+}
+
+/// Calls that are made for the sake of bookkeeping. In the second half of the rounds there are at most so many of each kind for a
+/// call of the C interface, the program's own left out.
+const CALLS_AN_OPERATION: u64 = 2;
+const KEEPING: [&str; 7] = [
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuStreamWaitEvent",
+    "cuCtxSynchronize",
+];
+/// On a device that is not behind, an event is created for one call in so many.
+const OPERATIONS_AN_EVENT: u64 = 16;
+
+/// How often each was called by the library, and how many calls of the C interface there were.
+fn calls(fake: &Fake) -> [u64; KEEPING.len() + 1] {
+    let by_library = |name: &str| fake.calls(name) - driver::own_calls(name);
+    std::array::from_fn(|n| KEEPING.get(n).map_or_else(|| OPERATIONS.load(Relaxed), |name| by_library(name)))
+}
+
+/// What was called too often since.
+fn too_often(fake: &Fake, before: [u64; KEEPING.len() + 1], at_once: bool) -> String {
+    let mut found = String::new();
+    let since = calls(fake);
+    let of = |n: usize| since[n] - before[n];
+    let operations = of(KEEPING.len());
+    for (n, name) in KEEPING.iter().enumerate() {
+        let most = match *name {
+            "cuEventCreate" | "cuEventDestroy_v2" if at_once => 64 + operations / OPERATIONS_AN_EVENT,
+            _ => 100 + CALLS_AN_OPERATION * operations,
+        };
+        if of(n) > most {
+            let _ = write!(
+                found,
+                "\n    {name} in the second half: {} for {operations} calls, more than {most}",
+                of(n)
+            );
+        }
+    }
+    found
+}
+
 const COUNTERS: [&str; 7] = [
     "driver events",
     "driver streams",
@@ -138,12 +219,15 @@ const COUNTERS: [&str; 7] = [
     "host bytes",
 ];
 
-fn counts(account: Account, fake: &Fake, door: Option<Door>) -> [u64; COUNTERS.len()] {
-    let calls = |name: &str| fake.calls(name);
-    let events = calls("cuEventCreate") - calls("cuEventDestroy_v2") - calls("cuEventDestroy");
-    let streams = calls("cuStreamCreate") - calls("cuStreamDestroy_v2");
-    let stats = door.map(Door::stats);
-    let of = |name| stats.as_deref().map_or(0, |stats| field(stats, name));
+fn counts(account: Account, fake: &Fake, doors: &[Door]) -> [u64; COUNTERS.len()] {
+    let of_driver = |made: &str, ended: &str| {
+        let live = |calls: &dyn Fn(&str) -> u64| calls(made) - calls(ended);
+        live(&|name| fake.calls(name)) - live(&driver::own_calls)
+    };
+    let events = of_driver("cuEventCreate", "cuEventDestroy_v2");
+    let streams = of_driver("cuStreamCreate", "cuStreamDestroy_v2");
+    let stats: Vec<String> = doors.iter().map(|door| door.stats()).collect();
+    let of = |name| stats.iter().map(|stats| field(stats, name)).sum();
     let (taken, in_flight, segments) = (of("taken"), of("in_flight"), of("segments"));
     drop(stats);
     let held = account.library();
@@ -152,7 +236,7 @@ fn counts(account: Account, fake: &Fake, door: Option<Door>) -> [u64; COUNTERS.l
 }
 
 /// Runs a program in a process of its own, on a device that runs at once and on one that runs late.
-fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Round) {
+fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Steady) {
     const HERE: &str = "MILLPOND_SOAK_ALONE";
     let name = test.rsplit_once("::").map_or(test, |(_, name)| name);
     let Ok(when) = std::env::var(HERE) else {
@@ -176,11 +260,11 @@ fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Round) 
         assert!(found.is_empty(), "{found}");
         return;
     };
-    let fake = remote::fake(64 * GIB, 1, if when == "late" { When::Latest } else { When::Earliest });
+    let fake = remote::fake(64 * GIB, 2, if when == "late" { When::Latest } else { When::Earliest });
     let fake = fake.expect("it was there a moment ago");
     let context = context();
     let account = Account::open();
-    let found = account.scope(|| watch(account, &fake, context, options, program));
+    let found = account.scope(|| watch(account, &fake, context, options, program, when != "late"));
     assert!(found.is_empty(), "{name}, device {when}, {} rounds:{found}", rounds());
     assert_eq!(fake.verdict(), None);
 }
@@ -190,16 +274,21 @@ fn watch(
     fake: &Fake,
     context: Context,
     options: &str,
-    program: fn(Option<Door>, Context) -> Round,
+    program: fn(Option<Door>, Context) -> Steady,
+    at_once: bool,
 ) -> String {
     let rounds = rounds();
     // Programs that make their own allocators are told so by the options.
-    let door = (!matches!(options, "none" | "table")).then(|| Door::new(options));
-    let mut round = program(door, context);
+    let door = (!matches!(options, "none" | "table" | "random")).then(|| Door::new(options));
+    let Steady { mut round, doors, end } = program(door, context);
     let tenth = rounds / 10;
     let [mut early, mut late] = [[0; COUNTERS.len()]; 2];
     let mut found = String::new();
+    let mut half = None;
     for i in 0..rounds {
+        if i == rounds / 2 {
+            half = Some(calls(fake));
+        }
         round(i);
         if i % PERIOD == PERIOD - 1 {
             synchronize();
@@ -208,7 +297,7 @@ fn watch(
         if i % 7 != 0 {
             continue;
         }
-        let now = counts(account, fake, door);
+        let now = counts(account, fake, &doors);
         if now[2] > MOST_TAKEN {
             let _ = write!(found, "\n    bytes taken: {} after {i} rounds", now[2]);
             break;
@@ -221,7 +310,9 @@ fn watch(
             break;
         }
     }
+    found += &half.map_or_else(String::new, |half| too_often(fake, half, at_once));
     drop(round);
+    end();
     if let Some(door) = door {
         door.destroy();
     }
@@ -234,8 +325,9 @@ fn watch(
         }
     }
     // A stream that lasts as long as the process may be marked once; PyTorch's allocator lasts as long, too.
-    let [left, streams, ..] = counts(account, fake, None);
-    if left > streams && options != "none" {
+    let [left, ..] = counts(account, fake, &[]);
+    let streams = fake.calls("cuStreamCreate") - fake.calls("cuStreamDestroy_v2");
+    if left > streams && !matches!(options, "none" | "random") {
         let _ = write!(found, "\n    driver events after the end: {left}");
     }
     Account::nobody().scope(|| found.clone())
@@ -245,7 +337,7 @@ macro_rules! programs {
     ($($name:ident: $options:literal, $program:expr;)*) => {$(
         #[test]
         fn $name() {
-            soak(stringify!($name), $options, $program);
+            soak(stringify!($name), $options, |door, context| Steady::of(door, ($program)(door, context)));
         }
     )*};
 }
@@ -267,6 +359,44 @@ programs! {
     pinned_memory: "", pinned;
     the_pair_for_pytorch: "none", pytorch;
     allocators_that_come_and_go: "table", allocators;
+}
+
+macro_rules! random {
+    ($($name:ident: $seed:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            soak(stringify!($name), "random", |_, _| random($seed));
+        }
+    )*};
+}
+random! {
+    random_0: 0;
+    random_1: 1;
+    random_2: 2;
+    random_3: 3;
+}
+
+/// The generator of `doors/program.rs`, from a seed: what it draws, every round again. The model of what each call promises is asked in
+/// each round too; its own memory is on the device's side of the account.
+fn random(seed: u64) -> Steady {
+    let base =
+        std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"));
+    counting::device(|| {
+        let (steps, world) = (steady::steps(base + seed), Rc::new(RefCell::new(World::steady(base + seed))));
+        let doors = world.borrow().open().into_iter().map(Door).collect();
+        let same = Rc::clone(&world);
+        let round = move |i| {
+            counting::device(|| {
+                let mut world = world.borrow_mut();
+                world.round(&steps);
+                if i % PERIOD == PERIOD - 1 {
+                    world.rest();
+                }
+            });
+        };
+        let end = move || counting::device(|| same.borrow_mut().over());
+        Steady { round: Box::new(round), doors, end: Box::new(end) }
+    })
 }
 
 fn pairs_on_one_stream(door: Option<Door>, _: Context) -> Round {
@@ -403,6 +533,7 @@ fn pytorch(_: Option<Door>, _: Context) -> Round {
         }
         torch::millpond_torch_free(x, bytes, 0, if i % 3 == 0 { t } else { s });
         assert_eq!(torch::millpond_torch_untold(), 0);
+        OPERATIONS.fetch_add(2, Relaxed);
     })
 }
 

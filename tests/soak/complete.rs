@@ -39,6 +39,38 @@ fn examples_without_a_gpu(manifest: &str, files: impl IntoIterator<Item = String
     files.into_iter().filter(|name| !needs_a_gpu(name)).collect()
 }
 
+/// Examples that need CUDA and have no loop in `tests/cudarc_soak.rs`, and why.
+const NO_LOOP_ON_CUDA: &[(&str, &str)] = &[
+    ("gpu_bench", "it repeats recorded programs for a time, and frees all that they made after each"),
+    ("gpu_transfers", "it measures series of copies and launches between two waits, half of them not ours"),
+    ("with_cublas", "it needs libcublas, and there is no stand-in for that"),
+];
+
+/// Examples that need CUDA, and neither have a loop nor a reason.
+fn forgotten(examples: &[String], without_a_gpu: &[String], soak: &str) -> Vec<String> {
+    let has_one = |name: &str| {
+        soak.contains(&format!("#[path = \"../examples/{name}.rs\"]")) && soak.contains(&format!("{name}::"))
+    };
+    let need_cuda = examples.iter().filter(|name| !without_a_gpu.contains(name));
+    let lacks = need_cuda.filter(|name| !has_one(name) && NO_LOOP_ON_CUDA.iter().all(|(of, _)| of != name));
+    lacks.cloned().collect()
+}
+
+#[test]
+fn every_example_that_needs_cuda_has_a_loop_or_a_reason() {
+    let (mut examples, soak) = (examples(), read("tests/cudarc_soak.rs"));
+    let without_a_gpu = examples_without_a_gpu(&read("Cargo.toml"), examples.clone());
+    assert_eq!(forgotten(&examples, &without_a_gpu, &soak), Vec::<String>::new());
+    for (name, why) in NO_LOOP_ON_CUDA {
+        assert!(examples.iter().any(|e| e == name) && !without_a_gpu.iter().any(|e| e == name), "{name}");
+        assert!(!soak.contains(&format!("{name}.rs\"]")), "{name} has a loop, in spite of: {why}");
+    }
+    // It can fail.
+    examples.push("new".to_owned());
+    assert_eq!(forgotten(&examples, &without_a_gpu, &soak), ["new"]);
+    assert_eq!(forgotten(&examples, &without_a_gpu, ""), ["gpu_rows", "new"]);
+}
+
 /// The examples: files, and folders with a `main.rs`.
 fn examples() -> Vec<String> {
     let mut names = Vec::new();

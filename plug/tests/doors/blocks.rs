@@ -219,7 +219,7 @@ impl World {
             return;
         }
         say!(self, "p{} = millpond_torch_alloc({bytes}, 0, {stream});", self.names + 1);
-        let at = torch::millpond_torch_alloc(bytes, 0, stream.raw());
+        let at = crate::inside(|| torch::millpond_torch_alloc(bytes, 0, stream.raw()));
         self.names_to(door, stream);
         self.born(at.addr(), bytes, door, stream, c);
     }
@@ -250,7 +250,7 @@ impl World {
         for stream in users {
             self.names_to(self.blocks[x].door, stream);
             say!(self, "millpond_torch_record_stream(p{name}, {stream});");
-            torch::millpond_torch_record_stream(at as *mut c_void, stream.raw());
+            crate::inside(|| torch::millpond_torch_record_stream(at as *mut c_void, stream.raw()));
         }
         self.call(fault, &format!("millpond_torch_free(p{name}, {bytes}, 0, {home})"), || {
             torch::millpond_torch_free(at as *mut c_void, bytes, 0, home.raw());

@@ -3,9 +3,10 @@
 
 use crate::remote;
 use libloading::{Library, Symbol};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 pub(crate) type Handle = *mut c_void;
 
@@ -14,12 +15,24 @@ static DRIVER: LazyLock<Library> = LazyLock::new(|| {
     unsafe { Library::new(remote::path().expect("it was there a moment ago")) }.expect("it loads")
 });
 
+/// How often the program called a function of the driver itself.
+static OWN: Mutex<BTreeMap<&str, u64>> = Mutex::new(BTreeMap::new());
+
+fn own(name: &'static str) {
+    *OWN.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += 1;
+}
+
+pub(crate) fn own_calls(name: &str) -> u64 {
+    OWN.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied().unwrap_or(0)
+}
+
 macro_rules! driver {
     ($($name:ident = $symbol:literal ($($arg:ident: $type:ty),*);)*) => {$(
         pub(crate) fn $name($($arg: $type),*) {
             static AT: LazyLock<Symbol<'static, extern "C" fn($($type),*) -> c_uint>> =
                 // SAFETY: the function has this type in the driver's interface.
                 LazyLock::new(|| unsafe { DRIVER.get($symbol) }.expect("a function of the driver"));
+            own(std::str::from_utf8($symbol).expect("a name"));
             assert_eq!(AT($($arg),*), 0, "the program's own {}: {}", stringify!($name), refusal());
         }
     )*};

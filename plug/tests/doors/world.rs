@@ -3,7 +3,7 @@
 
 use crate::driver;
 use crate::model::{Block, Door, ENDED, ENDING, Made, Named, Pinned, Read, Stats, Who, last};
-use crate::program::{Step, Verb};
+use crate::program::{Kind, Step, Verb};
 use captures::Capture;
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
@@ -26,6 +26,9 @@ mod captures;
 mod manage;
 #[path = "pinned.rs"]
 mod pinned;
+#[allow(dead_code, reason = "the soak's")]
+#[path = "steady.rs"]
+pub(crate) mod steady;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -221,7 +224,7 @@ impl World {
     fn torch(&mut self) {
         let mut number = 0;
         let options = c"growth=exact,pinned_limit=1MiB";
-        let status = torch::millpond_torch_allocator(0, options.as_ptr(), &raw mut number);
+        let status = crate::inside(|| torch::millpond_torch_allocator(0, options.as_ptr(), &raw mut number));
         assert_eq!(status, Status::Ok, "{}", last());
         say!(self, "millpond_torch_allocator(0, {options:?}, &a{number});");
         self.slots[3] = self.doors.len();
@@ -264,7 +267,7 @@ impl World {
     fn call(&mut self, fault: u8, words: &str, call: impl FnOnce() -> Status) -> Status {
         let number = World::arm(fault);
         say!(self, "{words};");
-        let status = call();
+        let status = crate::inside(call);
         let struck = self.disarm(fault, number);
         if status != Status::Ok || !struck.is_empty() {
             say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
@@ -558,6 +561,18 @@ impl World {
             self.blocks.append(&mut mail.blocks.lock().expect("nothing went wrong"));
         }
         self.refresh();
+        self.free_all(here);
+        for slot in 0..STREAMS {
+            self.close(slot);
+        }
+        for door in 0..self.doors.len() {
+            if self.doors[door].open && self.first {
+                self.destroy(door, 0);
+            }
+        }
+    }
+
+    fn free_all(&mut self, here: Here) {
         let mut turn = 0_u8;
         while let Some(x) = self.pick(255) {
             turn = turn.wrapping_add(1);
@@ -566,14 +581,6 @@ impl World {
         }
         while !self.pinned.is_empty() {
             self.free_pinned(0, Verb::PinFree, 0, here);
-        }
-        for slot in 0..STREAMS {
-            self.close(slot);
-        }
-        for door in 0..self.doors.len() {
-            if self.doors[door].open && self.first {
-                self.destroy(door, 0);
-            }
         }
     }
 
@@ -605,9 +612,7 @@ impl World {
         self.tidy();
     }
 
-    /// What was read is what had been written; and the program's own goes back.
-    pub(crate) fn tidy(&mut self) {
-        driver::bind(self.contexts[0]);
+    fn check_reads(&self) {
         for read in &self.reads {
             for at in [0, read.bytes / 2, read.bytes - 1] {
                 let mut byte = 0;
@@ -615,6 +620,12 @@ impl World {
                 assert_eq!(byte, read.value, "byte {at} of p{} as it was read", read.name);
             }
         }
+    }
+
+    /// What was read is what had been written; and the program's own goes back.
+    pub(crate) fn tidy(&mut self) {
+        driver::bind(self.contexts[0]);
+        self.check_reads();
         for slot in 0..STREAMS {
             if let Some(made) = &mut self.streams[slot] {
                 made.permanent = false;
