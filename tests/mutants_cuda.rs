@@ -87,6 +87,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaPhantomStream,
         &["cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait"],
     ),
+    (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
     (Bug::CudaPooledHome, &["cudarc_types::doors::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone"]),
     (Bug::CudaAliasUnseen, &["cudarc_types::a_capturing_stream_gets_no_address"]),
     (Bug::CudaHostDefaultRead, &["cudarc_types::random::programs_of_cudarcs_calls_need_no_rules"]),

@@ -8,7 +8,7 @@
 use super::slice::NULL;
 use crate::allocator::{Allocation, Allocator, Stream};
 use crate::array::Element;
-use crate::driver::cuda::{Cuda, store_stays};
+use crate::driver::cuda::{Cuda, store_error, store_stays};
 use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
 use core::fmt;
@@ -238,7 +238,7 @@ fn lend<'a, R>(given: &CudaStream, seen: &'a CudaStream, ask: impl FnOnce(&'a Cu
         return ask(seen);
     }
     let (answer, failed) = store_stays(seen.context(), || ask(seen));
-    given.context().record_err(failed);
+    store_error(given.context(), failed);
     answer
 }
 

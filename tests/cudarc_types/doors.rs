@@ -8,6 +8,9 @@ use millpond::Error;
 
 const FLAGS: CUgraphInstantiate_flags =
     CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+/// Rounds of four threads that begin each together. Without turns they met in 4 runs of 20, which is why the test below this one
+/// has them meet.
+const ROUNDS: usize = 1000;
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 /// cudarc's value of a stream is to be had of the driver's stream too, without a word to the allocator. Whoever captures with
@@ -294,6 +297,87 @@ fn an_error_in_cudarcs_store_stays_there_for_whom_it_is_meant() {
             assert_eq!(stored, Err(CUresult::CUDA_ERROR_UNKNOWN), "it is where it was");
             theirs.context().check_err().expect("and was there once");
         }
+    }
+    rig.clean();
+}
+
+/// The same, by threads at once: one puts the error back while another one looks for errors of its own.
+#[test]
+fn threads_that_make_and_drop_slices_take_nobodys_error_for_their_own() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(64);
+        let homes = [(); 4].map(|()| gpu.stream().expect("a stream"));
+        let theirs = homes[0].cudarc().expect("its alias");
+        drop(gpu.cuda_slice::<u32>(1, &homes[0]).expect("the first, which waits"));
+        spoil(&theirs);
+        let failed = std::sync::Mutex::new(Vec::new());
+        let together = std::sync::Barrier::new(homes.len());
+        std::thread::scope(|s| {
+            for home in &homes {
+                s.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        together.wait();
+                        let slice = gpu.cuda_slice::<u32>(1, home);
+                        // Not here: the others wait for this thread.
+                        failed.lock().expect("no panic").extend(slice.err());
+                    }
+                });
+            }
+        });
+        let failed = failed.into_inner().expect("no panic");
+        assert!(failed.is_empty(), "nothing of ours failed, {} times: {:?}", failed.len(), failed[0]);
+        assert_eq!(gpu.report().deferred_errors, Vec::<String>::new());
+        let stored = theirs.context().check_err().map_err(|e| e.0);
+        assert_eq!(stored, Err(CUresult::CUDA_ERROR_UNKNOWN), "it is where it was");
+    }
+    rig.clean();
+}
+
+/// One thread stands still while it has the error out, until another one looks, which then looks again when the error is back.
+#[cfg(millpond_mutants)]
+#[test]
+fn an_error_that_is_put_back_is_not_another_threads() {
+    use millpond::mutant::at;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    const POINT: &str = "cudarc's store is looked after";
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(2);
+        let homes = [(); 2].map(|()| gpu.stream().expect("a stream"));
+        let theirs = homes[0].cudarc().expect("its alias");
+        drop(gpu.cuda_slice::<u32>(1, &homes[0]).expect("the first, which waits"));
+        spoil(&theirs);
+        let [out, looks, back] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+        std::thread::scope(|s| {
+            let second = s.spawn({
+                let (out, looks, back) = (Arc::clone(&out), Arc::clone(&looks), Arc::clone(&back));
+                let (gpu, home) = (&gpu, &homes[1]);
+                move || {
+                    while !out.load(SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    at(POINT, 1, move || {
+                        looks.store(true, SeqCst);
+                        while !back.load(SeqCst) {
+                            std::thread::yield_now();
+                        }
+                    });
+                    gpu.cuda_slice::<u32>(1, home)
+                }
+            });
+            at(POINT, 1, move || {
+                out.store(true, SeqCst);
+                // The other one waits for its turn: so often is enough for it to come here if it had not to.
+                (0..100_000).take_while(|_| !looks.load(SeqCst)).for_each(|_| std::thread::yield_now());
+            });
+            let first = gpu.cuda_slice::<u32>(1, &homes[0]);
+            back.store(true, SeqCst);
+            drop(first.expect("the first"));
+            drop(second.join().expect("no panic").expect("nothing of its own failed"));
+        });
+        assert_eq!(millpond::mutant::waiting(), 0, "it stood still");
+        theirs.context().check_err().expect_err("it is where it was");
     }
     rig.clean();
 }

@@ -15,7 +15,7 @@ use super::stream::{GpuStream, LEGACY, PER_THREAD, Whose, capturing};
 use super::table::{Call, Handle, failed, kind_of};
 use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::DriverError;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::units::StreamId;
 use cudarc::driver::sys::CUstream_st;
 use cudarc::driver::{CudaContext, CudaStream};
@@ -133,17 +133,38 @@ impl GpuStream {
     }
 }
 
+/// Whose turn it is to look into the store of a value of cudarc's: a value has the place that its address says. More
+/// places than threads that are likely to meet; two values that share one wait for each other, and nothing else.
+static TURNS: [Mutex<()>; 16] = [const { Mutex::new(()) }; 16];
+
+fn turn(context: &CudaContext) -> MutexGuard<'static, ()> {
+    // A value is larger than 64 bytes, below which addresses say nothing.
+    TURNS[(core::ptr::from_ref(context).addr() >> 6) % TURNS.len()].lock()
+}
+
 /// Runs calls of cudarc's as if no error were in store in its context, which the first of them would meet for its own and
-/// take away, and puts back what was. Also answers what they stored.
+/// take away, and puts back what was. Also answers what they stored. One thread at a time for a context: another one would take what
+/// is put back for its own. Others' calls of cudarc's can still come in between: what these store counts as ours, and is told
+/// as ours. The calls come to nothing that waits for such a turn, and to nothing of a program's.
 pub(crate) fn store_stays<R>(
     context: &CudaContext,
     calls: impl FnOnce() -> R,
 ) -> (R, Result<(), cudarc::driver::DriverError>) {
+    let _turn = (!planted!(CudaStoreShared)).then(|| turn(context));
     let somebodys = context.check_err();
+    point!("cudarc's store is looked after");
     let result = calls();
     let stored = context.check_err();
     context.record_err(somebodys);
     (result, stored)
+}
+
+/// Leaves an error in the store of a context, for whom its next call belongs to.
+pub(crate) fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::DriverError>) {
+    if error.is_err() {
+        let _turn = turn(context);
+        context.record_err(error);
+    }
 }
 
 #[allow(unsafe_code, reason = "foreign calls")]

@@ -50,7 +50,7 @@ mod stream;
 mod table;
 mod virt;
 
-pub(crate) use alias::{Found, store_stays};
+pub(crate) use alias::{Found, store_error, store_stays};
 pub use event::GpuEvent;
 pub use gate::GpuGate;
 pub use kernel::BadRange;
