@@ -229,6 +229,22 @@ impl Door {
         Ok(())
     }
 
+    /// As [`Door::close`] for whoever cannot wait, nor knows who captures: what is not complete is owed.
+    ///
+    /// # Errors
+    /// It was ended before.
+    pub(crate) fn release(&self) -> Result<(), Failure> {
+        let _turn = self.closing.lock();
+        self.opened()?;
+        if planted!(DoorReleaseWaits) {
+            let _ = self.gpu.synchronize();
+        }
+        self.closed.store(true, Ordering::Release);
+        met::forget(self.number);
+        self.give_back();
+        Ok(())
+    }
+
     /// Of a destroyed door: gives back what is complete. What is not, or what the driver refuses, is owed.
     #[cold]
     fn give_back(&self) {

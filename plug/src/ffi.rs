@@ -115,6 +115,15 @@ pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStat
     call(|| Door::find(allocator)?.close())
 }
 
+/// As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
+/// just now. What is complete goes back to the device, where the driver may wait in its frees; the rest is owed as what is freed after a
+/// destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize or millpond_destroy of an
+/// allocator of the same device gives it back.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_release(allocator: MillpondAllocator) -> MillpondStatus {
+    call(|| Door::find(allocator)?.release())
+}
+
 /// Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
 /// The stream must be alive. From the cache it asks the driver whether the stream captures and, unless it is
 /// permanent, who it is; it makes no other call and waits for nothing.
