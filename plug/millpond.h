@@ -92,6 +92,8 @@ extern "C" {
 /*
  Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
  growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+ A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
+ made does not count.
  */
 millpond_status millpond_create(int device,
                                 const char *options,

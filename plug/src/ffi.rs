@@ -89,6 +89,8 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 
 /// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
 /// growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+/// A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
+/// made does not count.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_create(
     device: c_int,

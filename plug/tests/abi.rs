@@ -7,6 +7,8 @@
 #[path = "abi/captures.rs"]
 mod captures;
 mod fresh;
+#[path = "abi/most.rs"]
+mod most;
 #[path = "abi/permanent.rs"]
 mod permanent;
 #[path = "../../tests/fake_libcuda/remote.rs"]

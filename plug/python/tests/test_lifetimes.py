@@ -96,6 +96,19 @@ class TestLifetimes(unittest.TestCase):
             millpond.Allocator._named(number).release()
         self.assertIsNone(stand_in.verdict())
 
+    @alone()
+    def test_one_too_many(self):
+        """A loop that makes and ends them ends in words, and the next one is no other's."""
+        for _ in range(4095):
+            with millpond.Allocator():
+                pass
+        kept = millpond.Allocator()
+        asked = stand_in.calls()
+        with self.assertRaisesRegex(ValueError, "4096 allocators were made in this process.* keep it"):
+            millpond.Allocator()
+        self.assertEqual(stand_in.calls(), asked)
+        kept.free(kept.alloc(512))
+
     def test_one_that_was_not_made_ends_nothing(self):
         for wrong in ({"device": "cpu"}, {"policy": "best"}, {"device": 63}):
             with self.assertRaises((ValueError, millpond.NoDeviceError)):
