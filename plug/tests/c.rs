@@ -182,6 +182,27 @@ fn a_process_ends_and_forks_beside_calling_threads() {
     assert!(done(command).contains("forked beside calls"));
 }
 
+/// The program that shows the same on a GPU, as far as the stand-in can: it launches no graphs. By a coin, so that work is pending for a
+/// while and not for ever.
+#[test]
+fn the_checks_for_a_real_driver_end_well_over_the_stand_in() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    let room = Room::new("driver");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let source = "../gpu/driver_checks.c";
+    let program = compile(&cc, &room, source, &["-std=gnu11", "-lmillpond", "-ldl", "-lpthread"]);
+    for seed in ["1", "2"] {
+        let mut command = over(&program, &room, &driver);
+        command.arg("quick").env("MILLPOND_FAKE_SCHEDULE", "random").env("MILLPOND_FAKE_SEED", seed);
+        let said = done(command);
+        assert!(said.contains("every part ended well") && !said.contains("FAIL"), "{said}");
+        assert_eq!(said.matches("PASS").count(), 14, "{said}");
+    }
+}
+
 /// What a thread's later destructors free serves others, as what it freed before its end does.
 #[test]
 fn what_a_keys_destructor_frees_serves_others() {
