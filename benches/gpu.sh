@@ -14,7 +14,7 @@
 #             where a first one has freed as much, beside two peers (examples/gpu_rows.rs, benches/peers/t13.py)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
-#   plug      PyTorch and CuPy on our C library, beside their own allocators (plug/gpu)
+#   plug      PyTorch and CuPy on our C library, beside their own allocators, and threads, streams and captures from C (plug/gpu)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   worlds    without the GPU, and only when named: every program of six operations, for which this machine has the cores
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
@@ -285,6 +285,17 @@ stage_plug() {
             within 240 python3 "plug/gpu/$program.py" || status=$?
         [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
     done
+    # The same library from C, on the driver alone.
+    if ! command -v cc >/dev/null; then
+        echo "SKIPPED: driver_checks, there is no C compiler"
+        return "$failed"
+    fi
+    cc -std=gnu11 -O1 -Wall -Iplug plug/gpu/driver_checks.c -o "$here/driver_checks" -L"$bin" -lmillpond -ldl -lpthread -Wl,-rpath,"$bin" ||
+        return 1
+    status=0
+    # shellcheck disable=SC2086  # one word or none
+    within 120 "$here/driver_checks" $size || status=$?
+    [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
     return "$failed"
 }
 

@@ -9,8 +9,8 @@
  * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache, the first two only those on the allocator's own device. So a stream that was not declared permanent is marked
  * only in calls that name it, and a thread's default stream in calls of that thread and when the thread
  * ends, and in the frees of destructors that run later still, of pthread keys or of thread_local objects: what it freed there serves
- * others from then on, unless it ends while that stream captures, or the driver has no stream ids (before CUDA 12), so that nothing
- * tells whether it is still there. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
+ * others from then on, unless it ends while that stream captures, or its first call of all is made by a pthread key's destructor, behind
+ * which no end is told, or the driver has no stream ids (before CUDA 12), so that nothing tells whether the stream is still there. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
  * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
  * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
  * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a
@@ -92,6 +92,8 @@ extern "C" {
 /*
  Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
  growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+ A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
+ made does not count.
  */
 millpond_status millpond_create(int device,
                                 const char *options,
@@ -106,6 +108,14 @@ millpond_status millpond_create(int device,
  their own default stream, each with a driver event, until they end or call for others.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
+
+/*
+ As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
+ just now. What is complete goes back to the device, where the driver may wait in its frees; the rest is owed as what is freed after a
+ destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize or millpond_destroy of an
+ allocator of the same device gives it back.
+ */
+millpond_status millpond_release(millpond_allocator allocator);
 
 /*
  Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.

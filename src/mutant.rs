@@ -209,6 +209,7 @@ doors:
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
     DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
+    DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
 ;
 leaks:
     LeakUnlooked "leak-unlooked" "who makes a marker does not look whether others are complete"

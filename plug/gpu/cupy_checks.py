@@ -4,6 +4,7 @@
     D1          a pinned source dropped while its copy waits, the next pinned buffer written
     D2          an array read by a slow kernel on another stream, dropped, its bytes given out again
     D3          a stream dropped with work pending; its handle value comes back
+    capture     graphs captured on one stream while arrays of others are made and dropped: each ends well and replays right
     scopes      row C3: using_allocator, one in another, left by an error, beside another thread
 
 Needs CuPy and NumPy; ends with 77 without them or without a GPU.
@@ -110,6 +111,61 @@ def numbers(seed, wrong):
         wrong.append(f"thread {seed}: {why!r}")
 
 
+def capture(pool):
+    """What went wrong while one stream captured and arrays of others were made and dropped, in words; how many frees were held at most."""
+    captured, others = stream(), [stream(), stream()]
+    with captured:
+        x, y = cupy.zeros(WORDS, cupy.float32), cupy.zeros(WORDS, cupy.float32)
+
+    def work():
+        cupy.add(x, 1, out=x)
+        cupy.multiply(x, 2, out=y)
+
+    def beside(round):
+        """Arrays of the other streams: some dropped at once, some kept with the value they must have."""
+        for n, s in enumerate(others):
+            with s:
+                first = cupy.full(WORDS >> n, round + n, cupy.float32)
+                kept.append((first * 3, 3 * (round + n)))
+                del first
+
+    wrong, kept, held = [], [], 0
+    # Every kernel is loaded before the first capture.
+    with captured:
+        work()
+    beside(1)
+    cupy.cuda.Device().synchronize()
+    kept.clear()
+    for round in range(1, RUNS + 1):
+        captured.begin_capture()
+        try:
+            with captured:
+                work()
+            beside(round)
+            held = max(held, pool.held_frees())
+        finally:
+            # Raises if somebody ended it.
+            graph = captured.end_capture()
+        with captured:
+            x.fill(round)
+        graph.launch(captured)
+        graph.launch(captured)
+        captured.synchronize()
+        if not (bool((x == round + 2).all()) and bool((y == 2 * (round + 2)).all())):
+            wrong.append(f"the graph of round {round} replayed wrong")
+        del graph
+        # Served by the next call, behind the end of the capture.
+        cupy.empty(512, cupy.uint8)
+        if pool.held_frees():
+            wrong.append(f"round {round}: {pool.held_frees()} frees are held behind the capture's end")
+        cupy.cuda.Device().synchronize()
+        wrong += [f"round {round}: an array beside the capture is not {value}" for array, value in kept if not bool((array == value).all())]
+        kept.clear()
+    if not held:
+        wrong.append("no free was held: nothing was dropped beside a capture")
+    return wrong, held
+
+
 def scopes(outer):
     """Where an array did not come from the allocator of its scope, in words. The outer one is installed for every thread."""
     size = 1 << 20
@@ -181,6 +237,12 @@ def main():
     for t in threads:
         t.join()
     check("arrays, reductions, FFT, sorting, matrices as NumPy, 4 threads and streams", not wrong, "; ".join(wrong[:5]))
+    cupy.cuda.Device().synchronize()
+    try:
+        wrong, held = capture(pool)
+    except Exception as why:
+        wrong, held = [repr(why)], 0
+    check(f"capture, {RUNS} graphs beside arrays of other streams", not wrong, "; ".join(wrong[:5]) or f"at most {held} frees held meanwhile")
     cupy.cuda.Device().synchronize()
     wrong = scopes(pool)
     check("C3, an array comes from the allocator of its scope: nested, left by an error, beside another thread", not wrong, "; ".join(wrong[:5]))

@@ -3,6 +3,7 @@
     train       a small transformer, 200 steps: the same losses as on PyTorch's own allocators, memory and time beside them
     prefetch    batches copied on a stream of their own, used on another: every sum is right
     record      D2: a tensor used by a slow kernel on another stream, record_stream, dropped, its bytes given out again
+    capture     torch.cuda.graph on tensors that are there, while other threads allocate and drop on other streams: each ends well, replays right
     memory      out of memory raises torch.OutOfMemoryError with millpond's report; limits, statistics, empty_cache
     mempool     torch.cuda.MemPool over millpond beside PyTorch's own allocator
     devices     with two GPUs: tensors on both, copies across, record_stream, statistics of each; skipped with one
@@ -16,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -96,6 +98,73 @@ def record(torch, told, runs=40):
         wrong += bool((out != 1).any().item())
         del y, out
     return wrong
+
+
+def capture(torch, graphs=40):
+    """What went wrong, in words, and how often the other threads came round. The captured work allocates nothing: an allocator of others'
+    making has no pools for graphs, and a tensor that is made inside a capture is refused."""
+    words, wrong, rounds = 1 << 20, [], [0, 0]
+    captured = torch.cuda.Stream()
+    with torch.cuda.stream(captured):
+        x, y = torch.zeros(words, device="cuda"), torch.zeros(words, device="cuda")
+    stop = threading.Event()
+
+    def work():
+        torch.add(x, 1, out=x)
+        torch.mul(x, 2, out=y)
+
+    def beside(n):
+        try:
+            own, other = torch.cuda.Stream(), torch.cuda.Stream()
+            while not stop.is_set():
+                value = float(rounds[n] % 100)
+                with torch.cuda.stream(own):
+                    a = torch.full((words >> n,), value, device="cuda")
+                    other.wait_stream(own)
+                    with torch.cuda.stream(other):
+                        b = a * 3
+                    a.record_stream(other)
+                    del a
+                    c = torch.full((words >> n,), -1.0, device="cuda")
+                with torch.cuda.stream(other):
+                    if not bool((b == 3 * value).all().item()):
+                        wrong.append(f"thread {n}, round {rounds[n]}: not {3 * value}")
+                del b, c
+                rounds[n] += 1
+        except Exception as why:
+            wrong.append(f"thread {n}: {why!r}")
+
+    with torch.cuda.stream(captured):
+        work()
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=beside, args=(n,)) for n in range(len(rounds))]
+    for t in threads:
+        t.start()
+    try:
+        for i in range(graphs):
+            graph = torch.cuda.CUDAGraph()
+            # By this thread's mode: what others call meanwhile is theirs.
+            with torch.cuda.graph(graph, stream=captured, capture_error_mode="thread_local"):
+                work()
+                before = list(rounds)
+                # The others come round while it captures, if they run still.
+                while all(t.is_alive() for t in threads) and any(now <= then for now, then in zip(rounds, before)):
+                    time.sleep(0)
+            with torch.cuda.stream(captured):
+                x.fill_(float(i))
+                graph.replay()
+                graph.replay()
+                right = bool((x == i + 2).all().item()) and bool((y == 2 * (i + 2)).all().item())
+            if not right:
+                wrong.append(f"graph {i} replayed wrong")
+            del graph
+    except Exception as why:
+        wrong.append(f"a capture: {why!r}")
+    stop.set()
+    for t in threads:
+        t.join()
+    torch.cuda.synchronize()
+    return wrong[:5], sum(rounds)
 
 
 def memory(torch, millpond_torch):
@@ -194,6 +263,7 @@ def part(name):
         told["record"] = record(torch, True)
         told["untold"] = record(torch, False)
     if name == "millpond":
+        told["capture"] = capture(torch)
         told["stats"] = memory(torch, millpond_torch)
         if torch.cuda.device_count() > 1:
             told["devices"] = devices(torch, millpond_torch)
@@ -246,6 +316,8 @@ def main():
     check("prefetch on two streams", ours["prefetch"] == 0, f"{ours['prefetch']} of 200 batches wrong")
     check("D2 with record_stream", ours["record"] == 0, f"{ours['record']} of 40 wrong; native {native['record']}")
     print(f"D2 without record_stream: {ours['untold']} of 40 wrong; native {native['untold']}")
+    wrong, rounds = ours["capture"]
+    check("40 graphs captured beside two threads that allocate and drop", not wrong, f"{rounds} rounds of the others; {'; '.join(wrong)}")
     check("limits, refusals, statistics", ours["stats"]["untold_failures"] == 0)
     if "devices" in ours:
         two = ours["devices"]

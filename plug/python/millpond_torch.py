@@ -85,7 +85,8 @@ def pluggable():
 def install(**options):
     """Makes millpond PyTorch's allocator, with the options of millpond.Allocator for every device. Returns it.
 
-    What is wrong with the options, the devices or this PyTorch is raised before PyTorch is touched.
+    What is wrong with the options, the devices or this PyTorch is raised before PyTorch is touched: an allocator is made on each device
+    for trial, and released, which waits for nothing and ends no capture.
     """
     global _installed
     with _lock:
@@ -101,7 +102,7 @@ def install(**options):
         for device in range(count):
             # Each device can do what is asked for, or none gets an allocator that PyTorch would meet.
             if device not in _made:
-                millpond.Allocator(device, **options).close()
+                millpond.Allocator(device, **options).release()
         numbers = [_allocator_of(device, words) for device in range(count)]
         torch.cuda.memory.change_current_allocator(made)
         _installed = made

@@ -31,7 +31,8 @@ use pond::units::{Addr, StreamId};
 use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
 use std::sync::Arc;
 
-/// So many allocators a process.
+/// So many allocators a process, ended ones too: a number names one for ever, so that a call that comes late, for one that was destroyed, is a code
+/// and never another allocator's. `Tag` has room for four times as many; a place that nobody takes costs 16 bytes.
 const MOST: usize = 4096;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
@@ -142,6 +143,9 @@ impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
         let config = config(options)?;
+        if DOORS.is_full() {
+            return Err(Door::too_many());
+        }
         Door::settle(None);
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
         cuda.expect_captures();
@@ -153,11 +157,15 @@ impl Door {
             let number = number as u32;
             Box::new(Door { number, device, gpu, closed, closing, owes, permanent, lanes, pinned })
         });
-        door.map(|door| &**door).ok_or_else(|| {
-            let message =
-                format!("{MOST} allocators were made in this process, which is as many as there can be");
-            Failure::new(Status::BadArgument, message)
-        })
+        door.map(|door| &**door).ok_or_else(Door::too_many)
+    }
+
+    #[cold]
+    fn too_many() -> Failure {
+        let message = format!(
+            "{MOST} allocators were made in this process, which is as many as there can be, ended ones included: make one a device and keep it"
+        );
+        Failure::new(Status::BadArgument, message)
     }
 
     /// The one with this name, closed or not.
@@ -225,6 +233,22 @@ impl Door {
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
         // asking where an allocator is deterministic. What the driver refuses here is owed.
         let _ = self.gpu.synchronize();
+        self.give_back();
+        Ok(())
+    }
+
+    /// As [`Door::close`] for whoever cannot wait, nor knows who captures: what is not complete is owed.
+    ///
+    /// # Errors
+    /// It was ended before.
+    pub(crate) fn release(&self) -> Result<(), Failure> {
+        let _turn = self.closing.lock();
+        self.opened()?;
+        if planted!(DoorReleaseWaits) {
+            let _ = self.gpu.synchronize();
+        }
+        self.closed.store(true, Ordering::Release);
+        met::forget(self.number);
         self.give_back();
         Ok(())
     }

@@ -89,6 +89,8 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 
 /// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
 /// growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+/// A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
+/// made does not count.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_create(
     device: c_int,
@@ -113,6 +115,15 @@ pub extern "C" fn millpond_create(
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())
+}
+
+/// As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
+/// just now. What is complete goes back to the device, where the driver may wait in its frees; the rest is owed as what is freed after a
+/// destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize or millpond_destroy of an
+/// allocator of the same device gives it back.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_release(allocator: MillpondAllocator) -> MillpondStatus {
+    call(|| Door::find(allocator)?.release())
 }
 
 /// Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.

@@ -23,6 +23,11 @@ impl<T, const N: usize> Table<T, N> {
         Some(self.places[number].get_or_init(|| make(number)))
     }
 
+    /// Whether all numbers are taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) >= N
+    }
+
     pub(crate) fn get(&self, number: usize) -> Option<&T> {
         self.places.get(number)?.get()
     }
@@ -61,6 +66,7 @@ mod tests {
         });
         given.sort_unstable();
         assert_eq!(given, (0..64).collect::<Vec<_>>());
-        assert_eq!((table.put(|n| n), table.get(64)), (None, None));
+        assert_eq!((table.put(|n| n), table.get(64), table.is_full()), (None, None, true));
+        assert!(!Table::<usize, 1>::new().is_full());
     }
 }

@@ -7,6 +7,8 @@
 #[path = "abi/captures.rs"]
 mod captures;
 mod fresh;
+#[path = "abi/most.rs"]
+mod most;
 #[path = "abi/permanent.rs"]
 mod permanent;
 #[path = "../../tests/fake_libcuda/remote.rs"]
@@ -48,7 +50,7 @@ macro_rules! linked {
 }
 fn linked(name: &str) -> Option<*const ()> {
     let all: &[(&str, *const ())] = linked! {
-        ffi: millpond_create millpond_destroy millpond_alloc millpond_free millpond_free_on millpond_free_unknown
+        ffi: millpond_create millpond_destroy millpond_release millpond_alloc millpond_free millpond_free_on millpond_free_unknown
             millpond_record_use millpond_declare_permanent millpond_synchronize millpond_trim millpond_set_limit millpond_stats_json
             millpond_last_error millpond_alloc_pinned millpond_free_pinned millpond_free_pinned_unknown
             millpond_record_pinned_use;

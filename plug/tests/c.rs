@@ -60,9 +60,16 @@ fn compile(with: &str, room: &Room, source: &str, flags: &[&str]) -> PathBuf {
 }
 
 fn run(program: &Path, room: &Room, driver: &Path) -> String {
+    done(over(program, room, driver))
+}
+
+/// A program over the stand-in, still to be run.
+fn over(program: &Path, room: &Room, driver: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", &room.0).env("MILLPOND_LIBCUDA", driver).env("MILLPOND_LIMIT", "64MiB");
-    done(command)
+    // As late as legal: what is queued is pending until somebody waits for it.
+    command.env("MILLPOND_FAKE_SCHEDULE", "latest");
+    command
 }
 
 /// The library under test is the one that was just built: one that lies about, older than any file of the source, is refused.
@@ -91,7 +98,18 @@ fn an_older_library_is_refused() {
     answer(now + second).expect("newer");
     let said = answer(now - second).expect_err("older than one file of the source");
     let said = said.downcast_ref::<String>().expect("words");
-    assert!(said.contains("is older than the source: another build put it there"), "{said}");
+    assert!(
+        said.contains("is older than the source") && said.contains("another build put it there"),
+        "{said}"
+    );
+    assert!(said.contains("deep/lib.rs"), "{said}");
+    // What is only for tests is in no library.
+    dated(&source, now - 10 * second);
+    std::fs::create_dir_all(room.0.join("src/tests")).expect("a folder");
+    for test in ["src/tests/some.rs", "src/tests.rs"] {
+        std::fs::write(room.0.join(test), "").expect("written");
+    }
+    answer(now - second).expect("newer than all that it is made from");
 }
 
 #[test]
@@ -123,6 +141,66 @@ fn the_library_is_closed_with_work_pending_and_memory_alive() {
     let program = compile(&cc, &room, "unload.c", &["-std=gnu11", "-ldl", "-lpthread"]);
     let said = run(&program, &room, &driver);
     assert!(said.contains("closed with work pending and memory alive"), "{said}");
+}
+
+/// `forked.h` makes every call of the header, or says nothing of those that came since.
+#[test]
+fn a_forked_child_tries_every_function() {
+    let read = |name: &str| {
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).expect("it is there")
+    };
+    let (header, child) = (read("millpond.h"), read("tests/forked.h"));
+    let declared = header.lines().filter(|line| !line.starts_with([' ', '/', '#', '}']));
+    let names: Vec<&str> = declared
+        .filter_map(|line| line.split_once('(').and_then(|(before, _)| before.rsplit([' ', '*']).next()))
+        .filter(|name| name.starts_with("millpond_"))
+        .collect();
+    assert!(names.len() > 25, "{names:?}");
+    let missed: Vec<&&str> = names.iter().filter(|name| !child.contains(&format!("{name}("))).collect();
+    assert!(missed.is_empty(), "plug/tests/forked.h does not try {missed:?}");
+}
+
+/// A process that ends, and one that forks, while other threads are inside calls.
+#[test]
+fn a_process_ends_and_forks_beside_calling_threads() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    let room = Room::new("ends");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let program = compile(&cc, &room, "ends.c", &["-std=gnu11", "-lmillpond", "-ldl", "-lpthread"]);
+    // What happens hangs on the machine's pace.
+    for _ in 0..8 {
+        let mut command = over(&program, &room, &driver);
+        let run = command.arg("exit").output().expect("it starts");
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.code() == Some(7) && said.is_empty(), "{}: {said}", run.status);
+    }
+    let mut command = over(&program, &room, &driver);
+    command.arg("fork");
+    assert!(done(command).contains("forked beside calls"));
+}
+
+/// The program that shows the same on a GPU, as far as the stand-in can: it launches no graphs. By a coin, so that work is pending for a
+/// while and not for ever.
+#[test]
+fn the_checks_for_a_real_driver_end_well_over_the_stand_in() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    let room = Room::new("driver");
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let source = "../gpu/driver_checks.c";
+    let program = compile(&cc, &room, source, &["-std=gnu11", "-lmillpond", "-ldl", "-lpthread"]);
+    for seed in ["1", "2"] {
+        let mut command = over(&program, &room, &driver);
+        command.arg("quick").env("MILLPOND_FAKE_SCHEDULE", "random").env("MILLPOND_FAKE_SEED", seed);
+        let said = done(command);
+        assert!(said.contains("every part ended well") && !said.contains("FAIL"), "{said}");
+        assert_eq!(said.matches("PASS").count(), 14, "{said}");
+    }
 }
 
 /// What a thread's later destructors free serves others, as what it freed before its end does.

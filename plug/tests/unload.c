@@ -23,6 +23,9 @@
 static void *library;
 static millpond_allocator pool;
 static void *block, *pinned;
+/* Behind the copies that nobody waits for. */
+static void *copies[2];
+static int copied;
 
 static void *begin(void *unused) {
   (void)unused;
@@ -38,7 +41,19 @@ static void *begin(void *unused) {
   EXPECT(FIND(driver, cuCtxSetCurrent, int, void *)(context) == 0);
   EXPECT(FIND(driver, cuMemcpyHtoDAsync_v2, int, size_t, void *, size_t, void *)((size_t)block, pinned, 4096,
                                                                                  (void *)2) == 0);
+  EXPECT(FIND(driver, cuEventCreate, int, void **, unsigned)(&copies[copied], 2) == 0);
+  EXPECT(FIND(driver, cuEventRecord, int, void *, void *)(copies[copied], (void *)2) == 0);
+  copied++;
   return NULL;
+}
+
+/* So many copies are pending: the library was closed under them, and waited for none. */
+static void are_pending(int count) {
+  void *driver = dlopen(getenv("MILLPOND_LIBCUDA"), RTLD_NOW), *context = NULL;
+  EXPECT(driver != NULL && copied == count);
+  EXPECT(FIND(driver, cuDevicePrimaryCtxRetain, int, void **, int)(&context, 0) == 0);
+  EXPECT(FIND(driver, cuCtxSetCurrent, int, void *)(context) == 0);
+  for (int i = 0; i < count; i++) EXPECT(FIND(driver, cuEventQuery, int, void *)(copies[i]) == 600);
 }
 
 /* Closed and opened again, it is the same library: what was alive is. */
@@ -72,6 +87,7 @@ int main(void) {
   EXPECT(library != NULL);
   on_a_thread(begin);
   EXPECT(dlclose(library) == 0);
+  are_pending(1);
   /* A child that is forked from here runs what the library asked for at a fork. */
   pid_t child = fork();
   if (child == 0) _exit(7);
@@ -88,6 +104,7 @@ int main(void) {
   EXPECT(dlclose(library) == 0 && dlclose(library) == 0);
   pthread_barrier_wait(&closed);
   EXPECT(pthread_join(thread, NULL) == 0);
+  are_pending(2);
   puts("closed with work pending and memory alive");
   return 0;
 }

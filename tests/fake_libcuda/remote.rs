@@ -3,10 +3,13 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
+#[path = "age.rs"]
+mod age;
+
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// When the stand-in's device runs what is queued.
@@ -48,11 +51,25 @@ impl Drop for Fake {
     }
 }
 
-/// Where the stand-in is: named by `MILLPOND_FAKE_LIBCUDA`, or beside this test, where cargo builds it.
+/// Where the stand-in is: named by `MILLPOND_FAKE_LIBCUDA`, or beside this test, where cargo builds it. One that is older than its
+/// sources is refused, unless it was named: whoever names one has built it, as checks do, in a folder of their own.
 pub fn path() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("MILLPOND_FAKE_LIBCUDA") {
         return Some(named.into());
     }
+    let found = beside()?;
+    // Of the package that this test is of, or of the one around it. Where there is neither, as on a GPU machine, nothing was built.
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if let Some(root) = [here, &here.join("..")].into_iter().find(|root| root.join(SOURCE).exists()) {
+        age::is_fresh(&found, &[&root.join(SOURCE), &root.join("src/driver/sim")]);
+    }
+    Some(found)
+}
+
+/// Of the stand-in, and beside it those of the simulated device, which it is.
+const SOURCE: &str = "tests/fake_libcuda/src";
+
+fn beside() -> Option<PathBuf> {
     let exe = std::env::current_exe().ok()?;
     let beside = exe.parent()?;
     [beside.join("libfake_libcuda.so"), beside.join("../libfake_libcuda.so")].into_iter().find(|p| p.exists())

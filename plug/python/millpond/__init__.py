@@ -124,6 +124,7 @@ def _declared(lib):
     signatures = {
         "millpond_create": [ctypes.c_int, ctypes.c_char_p, out(number)],
         "millpond_destroy": [number],
+        "millpond_release": [number],
         "millpond_alloc": [number, size, pointer, out(pointer)],
         "millpond_free": [number, pointer],
         "millpond_free_on": [number, pointer, pointer],
@@ -261,11 +262,15 @@ class Allocator:
 
     Options: limit and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
     ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms. What is not said comes from the
-    environment (MILLPOND_LIMIT and so on).
+    environment (MILLPOND_LIMIT and so on). A process can make 4096 in all, ended ones included, and the next one is a ValueError: make one
+    a device and keep it, not one a task.
 
-    It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. An
-    end waits for the device and gives back what nobody has. Memory that is alive then stays valid and is its allocator's: `free`
-    still takes it, so hold an allocator as long as its memory.
+    It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. The
+    first two wait for the device, which ends graph captures of streams that were not declared permanent, and give back what nobody
+    has. The last is a `release()`, because it comes at any moment: it waits for no stream and ends no capture. What
+    is complete goes back to the device; the rest goes back at the next create, trim, synchronize or end of any allocator, and what is held
+    back at the next synchronize or destroy of one of the same device. Memory that is alive at an end stays valid and is its allocator's:
+    `free` still takes it, so hold an allocator as long as its memory.
     """
 
     _number = 0
@@ -278,7 +283,8 @@ class Allocator:
         self._owned = True
 
     def close(self):
-        """As destroy, and nothing if it was done. An allocator that PyTorch uses is let go, and not ended."""
+        """As destroy, and nothing if it was done: waits for the device, which ends captures of streams that were not declared. An
+        allocator that PyTorch uses is let go, and not ended."""
         if self._owned:
             try:
                 self.destroy()
@@ -292,9 +298,10 @@ class Allocator:
         self.close()
 
     def __del__(self, _ending=sys.is_finalizing):
+        """As release: somebody may capture a graph just now."""
         if self._owned and not _ending():
             try:
-                self.close()
+                self.release()
             except Exception:  # Nobody is there to be told.
                 pass
 
@@ -380,7 +387,9 @@ class Allocator:
         _must(_lib.millpond_set_limit(self._number, words.encode()))
 
     def synchronize(self):
-        """Waits for the device, and takes back what it is done with."""
+        """Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph in
+        the context: the driver refuses then, and the capture is lost; one of a stream that was declared permanent is looked for
+        first, and lives."""
         _must(_lib.millpond_synchronize(self._number))
 
     def reset_peaks(self):
@@ -388,8 +397,16 @@ class Allocator:
         _must(_lib.millpond_reset_peaks(self._number))
 
     def destroy(self):
-        """Waits for the device and gives back what nobody has. What is alive can still be freed."""
+        """Waits for the device and gives back what nobody has. What is alive can still be freed. As synchronize, it ends captures of
+        streams that were not declared permanent."""
         _must(_lib.millpond_destroy(self._number))
+        self._owned = False
+
+    def release(self):
+        """As destroy, and waits for no stream and ends no capture. What is complete goes back to the device; the rest at the next create,
+        trim, synchronize or end of any allocator, and what is held back, and all of a deterministic one, at the next
+        synchronize or destroy of one of the same device."""
+        _must(_lib.millpond_release(self._number))
         self._owned = False
 
     def stats(self):

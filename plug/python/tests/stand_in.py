@@ -42,11 +42,11 @@ def verdict():
     return _text("millpond_fake_verdict")
 
 
-def calls(name):
-    """How often a function was called."""
+def calls(name=None):
+    """How often a function was called, or how many calls there were in all."""
     function = _driver().millpond_fake_calls
     function.restype = ctypes.c_uint64
-    return function(name.encode())
+    return function(name and name.encode())
 
 
 def fail_next(name, code):

@@ -64,6 +64,16 @@ class Test(unittest.TestCase):
         self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
 
     @alone()
+    def test_somebody_s_capture_lives(self):
+        """The allocators that are made for trial are none that wait for the device."""
+        torch, door = stub_torch.install()
+        stand_in.bind()
+        captured = stand_in.stream()
+        stand_in.begin_capture(captured)
+        door.install(limit="64MiB")
+        self.assertTrue(stand_in.end_capture(captured), "it was ended")
+
+    @alone()
     def test_twice(self):
         torch, door = stub_torch.install()
         made = door.install(limit="64MiB")

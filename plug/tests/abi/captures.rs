@@ -170,3 +170,40 @@ fn a_capture_on_another_device_lives_beside_a_synchronise() {
         third.destroy();
     });
 }
+
+/// An allocator that is released beside somebody's capture and beside work that is not complete: neither is waited for, and what is
+/// owed goes back later, to whichever call comes for it.
+#[test]
+fn a_release_waits_for_nothing_and_ends_no_capture() {
+    alone("captures::a_release_waits_for_nothing_and_ends_no_capture", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let query = function_of_driver::<extern "C" fn(sys::CUstream) -> c_int>("cuStreamQuery");
+        let [s, t, u] = [(); 3].map(|()| stream(&cuda));
+        for permanent in [true, false] {
+            let door = Door::new("");
+            if permanent {
+                door.declare_permanent(&s);
+            }
+            let (x, y, kept) = (door.alloc(MIB, &s), door.alloc(30 * MIB, &t), door.alloc(4096, &u));
+            write(&cuda, &s, x, MIB, 1);
+            assert_eq!([door.free(x), door.free_on(y, &t)], [OK; 2]);
+            begin(&u);
+            let waits =
+                || ["cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"].map(|w| fake.calls(w));
+            let before = waits();
+            assert_eq!(door.one("millpond_release"), OK);
+            assert_eq!(waits(), before);
+            assert!(end(&u), "the capture was destroyed by a release");
+            assert_eq!(query(s.handle()), 600, "it is as late as it was");
+            assert_eq!([door.one("millpond_release"), door.one("millpond_destroy"), door.trim()], [5; 3]);
+            assert!(door.stat("taken") > 0, "it owes what is not complete");
+            assert_eq!(door.free_on(kept, &u), OK);
+            let next = Door::new("");
+            assert_eq!(next.one("millpond_synchronize"), OK);
+            assert_eq!((door.stat("taken"), door.held_back()), (0, 0), "permanent: {permanent}");
+            next.destroy();
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}

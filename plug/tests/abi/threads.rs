@@ -1,7 +1,9 @@
 //! Threads that come and go, each on its own default stream: nobody says that one ends, and what it freed serves others all
 //! the same.
 
-use super::{Door, GIB, MIB, OK, When, alone, bind, function, function_of_driver, last, program, stream};
+use super::{
+    Door, Fake, GIB, MIB, OK, When, alone, bind, function, function_of_driver, last, program, stream,
+};
 use cudarc::driver::sys;
 use pond::driver::cuda::Cuda;
 use std::ffi::{c_char, c_int, c_void};
@@ -193,5 +195,66 @@ fn a_threads_end_behind_the_drivers_is_quiet() {
             shut_down();
         });
         assert_eq!(fake.calls("cuEventRecord"), 0, "nothing was marked");
+    });
+}
+
+/// What threads that came and went leave for others: driver calls of the next one's first request and free, of the next request at home,
+/// and of the end; pools; bytes taken before the end.
+#[derive(Debug)]
+struct Left {
+    first: u64,
+    next: u64,
+    end: u64,
+    pools: usize,
+    taken: u64,
+}
+
+fn left_by(fake: &Fake, threads: u32, captures: bool) -> Left {
+    let door = Door::new("");
+    let begin = "cuStreamBeginCapture_v2";
+    for n in 0..threads {
+        thread(move |_| {
+            let x = alloc(door, 4096);
+            write(x, 4096, n as u8);
+            assert_eq!(door.free(x), OK);
+            if captures {
+                let begin = function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>(begin);
+                assert_eq!(begin(own().cast(), 2), 0);
+            }
+        });
+    }
+    bind(&program());
+    let calls = |body: &dyn Fn()| {
+        let before = fake.calls_total();
+        body();
+        fake.calls_total() - before
+    };
+    let request = || assert_eq!(door.free(alloc(door, 4096)), OK);
+    let (first, next) = (calls(&request), calls(&request));
+    let (pools, taken) = (pools(door), door.stat("taken"));
+    // Nobody waits for a device on which somebody captures.
+    let end =
+        calls(&|| assert_eq!(door.one(if captures { "millpond_release" } else { "millpond_destroy" }), OK));
+    assert_eq!((door.stat("taken"), fake.verdict()), (door.held_back(), None), "what is left is held back");
+    Left { first, next, end, pools, taken }
+}
+
+/// Thousands are as a few, in driver calls, which hang on no clock, and in bytes. Where each thread ends in a capture of its own stream its
+/// memory is held back, a segment each, and costs the others' calls nothing.
+#[test]
+fn eight_thousand_threads_leave_no_more_than_five_hundred() {
+    alone("threads::eight_thousand_threads_leave_no_more_than_five_hundred", |fake| {
+        fake.reset(64 * GIB, 2, When::Earliest);
+        let [few, many] = [500, 8000].map(|threads| left_by(fake, threads, false));
+        let told = format!("{few:?}, {many:?}");
+        assert!(few.first < 20 && few.next < 5 && few.end < 100, "{told}");
+        assert!(many.first <= few.first && many.next <= few.next && many.end <= few.end, "{told}");
+        assert!(many.taken <= few.taken && many.taken <= 4 * MIB as u64 && many.pools <= few.pools, "{told}");
+        let captured = [250, 2000].map(|threads| (threads, left_by(fake, threads, true)));
+        for (threads, left) in &captured {
+            let told = format!("{threads} that end in captures: {left:?}");
+            assert!(left.first <= few.first && left.next <= few.next && left.end <= few.end, "{told}");
+            assert!(left.taken <= (u64::from(*threads) + 1) * 2 * MIB as u64, "{told}");
+        }
     });
 }

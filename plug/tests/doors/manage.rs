@@ -68,10 +68,10 @@ impl World {
                 }
             }
             Verb::Destroy if !torch => {
-                self.destroy(door, fault);
+                self.destroy(door, c % 4 == 3, fault);
             }
             Verb::Create if !torch && self.doors.len() < 12 => {
-                if open && !self.destroy(door, 0) {
+                if open && !self.destroy(door, c % 4 == 3, 0) {
                     return;
                 }
                 self.create(slot, usize::from(b), device, fault);
@@ -86,17 +86,23 @@ impl World {
         }
     }
 
-    pub(super) fn destroy(&mut self, door: usize, fault: u8) -> bool {
-        let number = self.doors[door].number;
+    /// Ends an allocator: waits for its device, or releases it, which leaves captures alone and answers OK whatever the driver does.
+    pub(super) fn destroy(&mut self, door: usize, releases: bool, fault: u8) -> bool {
+        let Door { number, open, .. } = self.doors[door];
         if !self.is_rough() {
             self.check_pools(door);
         }
-        let expected = self.waits_for_devices(door, fault);
-        let words = format!("millpond_destroy(a{number})");
+        let (expected, name) = match releases {
+            false => (self.waits_for_devices(door, fault), "millpond_destroy"),
+            true => (if open { Status::Ok } else { Status::UnknownAllocator }, "millpond_release"),
+        };
+        let words = format!("{name}(a{number})");
         if self.is_rough() && expected == Status::Ok {
             self.doors[door].life.fetch_max(ENDING, Ordering::AcqRel);
         }
-        let done = self.must(fault, expected, &words, || ffi::millpond_destroy(number));
+        let end = if releases { ffi::millpond_release } else { ffi::millpond_destroy };
+        let done = self.must(fault, expected, &words, || end(number));
+        assert!(done || !releases || expected != Status::Ok || self.is_rough(), "{words} failed");
         self.doors[door].open &= !done;
         if done && self.is_rough() {
             // The one that was told OK.

@@ -567,7 +567,7 @@ impl World {
         }
         for door in 0..self.doors.len() {
             if self.doors[door].open && self.first {
-                self.destroy(door, 0);
+                self.destroy(door, false, 0);
             }
         }
     }
@@ -602,7 +602,7 @@ impl World {
         driver::bind(self.contexts[0]);
         for (slot, device) in [(0, 0), (SLOTS - 1, 1)] {
             self.create(slot, 1, device, 0);
-            self.destroy(self.slots[slot], 0);
+            self.destroy(self.slots[slot], false, 0);
         }
         for door in &self.doors {
             let stats = Stats::of(door.number);

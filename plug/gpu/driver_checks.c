@@ -1,0 +1,394 @@
+/* The C interface on the real driver, for a machine with a GPU: `driver_checks [quick]` runs every part and ends with 1 if one failed.
+ *
+ *   threads   8,000 host threads come and go, each on its own default stream: a few segments are taken, a few pools are open
+ *   handles   streams are destroyed with work pending and made again, their handles come back, and no byte is corrupted
+ *   captures  graphs are captured in every mode beside threads that allocate, free, trim and pin: each ends well and replays right
+ *
+ * Prints what things took; fails by bytes, pools and values alone. Built against plug/millpond.h; the driver is loaded by name, so that
+ * no header of CUDA's is needed: MILLPOND_LIBCUDA, or libcuda.so.1. Ends with 77 where there is none. `plug/tests/c.rs` runs it over the
+ * stand-in driver, where graphs cannot be launched: there the replays are left out, and said to be. */
+#include "millpond.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef unsigned long long address;
+typedef void *handle;
+
+#define FUNCTIONS(X)                                                           \
+  X(cuInit, unsigned)                                                          \
+  X(cuDevicePrimaryCtxRetain, handle *, int)                                   \
+  X(cuCtxSetCurrent, handle)                                                   \
+  X(cuCtxSynchronize, void)                                                    \
+  X(cuStreamCreate, handle *, unsigned)                                        \
+  X(cuStreamDestroy_v2, handle)                                                \
+  X(cuStreamSynchronize, handle)                                               \
+  X(cuStreamQuery, handle)                                                     \
+  X(cuStreamBeginCapture_v2, handle, int)                                      \
+  X(cuStreamEndCapture, handle, handle *)                                      \
+  X(cuGraphDestroy, handle)                                                    \
+  X(cuMemAlloc_v2, address *, size_t)                                          \
+  X(cuMemFree_v2, address)                                                     \
+  X(cuMemsetD8Async, address, unsigned char, size_t, handle)                   \
+  X(cuMemcpyDtoDAsync_v2, address, address, size_t, handle)                    \
+  X(cuMemcpyDtoHAsync_v2, void *, address, size_t, handle)
+#define OPTIONAL(X)                                                            \
+  X(cuGraphInstantiateWithFlags, handle *, handle, unsigned long long)         \
+  X(cuGraphLaunch, handle, handle)                                             \
+  X(cuGraphExecDestroy, handle)
+#define DECLARE(name, ...) static int (*name)(__VA_ARGS__);
+FUNCTIONS(DECLARE)
+OPTIONAL(DECLARE)
+
+#define OWN ((handle)2)
+#define MIB ((size_t)1 << 20)
+static handle context;
+static millpond_allocator pool;
+static int failed;
+
+static void check(int right, const char *what) {
+  printf("%s %s\n", right ? "PASS" : "FAIL", what);
+  failed |= !right;
+}
+
+/* What must go well for anything to be shown. */
+#define MUST(call)                                                                                                  \
+  do {                                                                                                              \
+    int code = (int)(call);                                                                                         \
+    if (code) {                                                                                                     \
+      fprintf(stderr, "%s:%d: %s answered %d; millpond: %s\n", __FILE__, __LINE__, #call, code, millpond_last_error()); \
+      exit(1);                                                                                                      \
+    }                                                                                                               \
+  } while (0)
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+/* The report, until the next. */
+static const char *stats(void) {
+  static char *text;
+  size_t needed = 0, room;
+  do {
+    MUST(millpond_stats_json(pool, NULL, 0, &needed));
+    room = needed + 4096;
+    free(text);
+    text = malloc(room);
+    MUST(millpond_stats_json(pool, text, room, &needed));
+  } while (needed > room);
+  return text;
+}
+
+static long long field(const char *in, const char *name) {
+  char quoted[64];
+  snprintf(quoted, sizeof quoted, "\"%s\":", name);
+  const char *at = strstr(in, quoted);
+  return at == NULL ? -1 : strtoll(at + strlen(quoted), NULL, 10);
+}
+
+static long long held_back(void) {
+  const char *total = strstr(stats(), "\"total\":");
+  return total == NULL ? -1 : field(total, "held_back");
+}
+
+static int pools(void) {
+  int count = 0;
+  for (const char *at = stats(); (at = strstr(at, "\"closed\":")) != NULL; at++) count++;
+  return count;
+}
+
+static int begin(const char *options) { return millpond_create(0, options, &pool) == MILLPOND_STATUS_OK; }
+
+/* Ends the allocator: nothing of it is left. */
+static void end(const char *part) {
+  double start = now();
+  MUST(millpond_destroy(pool));
+  printf("  destroy took %.0f us\n", now() - start);
+  check(field(stats(), "taken") == 0, part);
+}
+
+/* ---- threads */
+
+static int number;
+static double *took;
+
+static void *one_thread(void *unused) {
+  void *block = NULL;
+  (void)unused;
+  MUST(cuCtxSetCurrent(context));
+  double start = now();
+  MUST(millpond_alloc(pool, 4096, OWN, &block));
+  took[number] = now() - start;
+  /* Its work is pending when the block is freed and the thread ends. */
+  MUST(cuMemsetD8Async((address)block, (unsigned char)number, 4096, OWN));
+  MUST(millpond_free(pool, block));
+  return NULL;
+}
+
+static int larger(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b); }
+
+static double median(double *of, int count) {
+  qsort(of, (size_t)count, sizeof *of, larger);
+  return of[count / 2];
+}
+
+static void threads(int count) {
+  if (!begin("")) exit(1);
+  took = calloc((size_t)count, sizeof *took);
+  for (number = 0; number < count; number++) {
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, one_thread, NULL));
+    MUST(pthread_join(thread, NULL));
+  }
+  double first = median(took, 100), last = median(took + count - 100, 100);
+  long long taken = field(stats(), "taken"), back = held_back();
+  int open = pools();
+  printf("  %d threads: an allocation took %.1f us in the first hundred and %.1f us in the last (medians; ratio %.2f); %.1f MiB taken, "
+         "%lld bytes held back, %d pools\n",
+         count, first, last, last / first, (double)taken / (double)MIB, back, open);
+  check(taken <= 32 * (long long)MIB, "threads: a few segments are taken");
+  check(back == 0, "threads: nothing is held back");
+  check(open <= 64, "threads: a few pools are open");
+  MUST(cuCtxSynchronize());
+  end("threads: all of it went back");
+  free(took);
+}
+
+/* ---- handles */
+
+static void handles(int rounds, size_t delay_bytes) {
+  size_t bytes = MIB / 4;
+  address results = 0, delay = 0;
+  handle last = NULL;
+  int came_back = 0, pending = 0, reused = 0, wrong = 0;
+  void *before = NULL;
+  if (!begin("limit=64MiB")) exit(1);
+  MUST(cuMemAlloc_v2(&results, bytes * (size_t)rounds));
+  MUST(cuMemAlloc_v2(&delay, delay_bytes));
+  for (int i = 0; i < rounds; i++) {
+    handle stream = NULL;
+    void *block = NULL;
+    MUST(cuStreamCreate(&stream, 1));
+    came_back += stream == last;
+    last = stream;
+    MUST(millpond_alloc(pool, bytes, stream, &block));
+    reused += block == before;
+    before = block;
+    /* The copy below comes late: whoever is given these bytes too early writes over them first. */
+    MUST(cuMemsetD8Async((address)block, (unsigned char)(i % 251 + 1), bytes, stream));
+    for (int n = 0; n < 8; n++) MUST(cuMemsetD8Async(delay, (unsigned char)n, delay_bytes, stream));
+    MUST(cuMemcpyDtoDAsync_v2(results + bytes * (size_t)i, (address)block, bytes, stream));
+    pending += cuStreamQuery(stream) == 600;
+    switch (i % 4) {
+      case 0: MUST(millpond_free(pool, block)); break;
+      case 1: MUST(millpond_free_unknown(pool, block)); break;
+      case 2: MUST(millpond_free_after(pool, block, &stream, 1)); break;
+      default: MUST(millpond_free_on(pool, block, stream));
+    }
+    MUST(cuStreamDestroy_v2(stream));
+    /* What nobody could mark is had again when the device is quiet: well before the limit. */
+    if (i % 64 == 63) MUST(millpond_synchronize(pool));
+  }
+  MUST(cuCtxSynchronize());
+  unsigned char *read = malloc(bytes);
+  for (int i = 0; i < rounds; i++) {
+    MUST(cuMemcpyDtoHAsync_v2(read, results + bytes * (size_t)i, bytes, NULL));
+    MUST(cuStreamSynchronize(NULL));
+    size_t at = 0;
+    while (at < bytes && read[at] == (unsigned char)(i % 251 + 1)) at++;
+    wrong += at < bytes;
+  }
+  free(read);
+  printf("  %d streams: %d took the handle of the one before, %d were destroyed with work pending, %d blocks at the address of the one before; "
+         "%d results wrong\n",
+         rounds, came_back, pending, reused, wrong);
+  check(wrong == 0, "handles: no byte is corrupted");
+  check(pending > rounds / 2, "handles: the work was pending");
+  check(came_back > 0, "handles: some came back");
+  MUST(cuMemFree_v2(results));
+  MUST(cuMemFree_v2(delay));
+  MUST(millpond_synchronize(pool));
+  check(held_back() == 0, "handles: nothing is held back on a quiet device");
+  end("handles: all of it went back");
+}
+
+/* ---- captures */
+
+static atomic_int stop, ready, all_of_them;
+
+/* Streams are made before anybody captures: in the global mode one thread's capture forbids others such calls. */
+static void until_all_are_ready(void) {
+  atomic_fetch_add(&ready, 1);
+  while (atomic_load(&ready) < atomic_load(&all_of_them)) sched_yield();
+}
+
+static atomic_ulong hammered;
+static int rounds_each, mode_of_all;
+static atomic_int lost, wrong_values, replayed;
+
+static void *hammer(void *which) {
+  handle own = NULL, other = NULL;
+  void *kept[8] = {NULL};
+  MUST(cuCtxSetCurrent(context));
+  MUST(cuStreamCreate(&own, 1));
+  MUST(cuStreamCreate(&other, 1));
+  until_all_are_ready();
+  for (unsigned i = (unsigned)(size_t)which; !atomic_load(&stop); i++) {
+    void **block = &kept[i % 8], *pinned = NULL;
+    handle stream = i % 3 == 2 ? OWN : own;
+    /* By nobody knows whom now and then only, and no large ones: those are held back while somebody captures. */
+    if (i % 24 == 2) {
+      MUST(millpond_free_unknown(pool, *block));
+    } else if (i % 3 == 0) {
+      MUST(millpond_free(pool, *block));
+    } else {
+      MUST(millpond_free_on(pool, *block, other));
+    }
+    *block = NULL;
+    /* Large ones now and then, so that memory is taken and given back beside the captures. */
+    millpond_status status = millpond_alloc(pool, i % 40 == 0 ? 24 * MIB : (size_t)(i % 50 + 1) * 2048, stream, block);
+    /* What is held back while somebody captures cannot be had: the limit may be met. */
+    if (status != MILLPOND_STATUS_OK && status != MILLPOND_STATUS_OUT_OF_MEMORY) MUST(status);
+    if (*block != NULL) {
+      MUST(cuMemsetD8Async((address)*block, (unsigned char)i, 2048, stream));
+      if (i % 5 == 0) MUST(millpond_record_use(pool, *block, other));
+    }
+    if (i % 16 == 0) {
+      MUST(millpond_alloc_pinned(pool, 4096, &pinned));
+      MUST(millpond_free_pinned(pool, pinned));
+    }
+    if (i % 64 == 0) MUST(millpond_trim(pool, NULL));
+    atomic_fetch_add(&hammered, 1);
+  }
+  for (int i = 0; i < 8; i++) MUST(millpond_free_on(pool, kept[i], own));
+  MUST(cuStreamSynchronize(own));
+  MUST(cuStreamDestroy_v2(own));
+  MUST(cuStreamDestroy_v2(other));
+  return NULL;
+}
+
+static void *capture(void *unused) {
+  handle stream = NULL, side = NULL;
+  void *x = NULL, *y = NULL;
+  size_t bytes = 64 << 10;
+  unsigned char *read = malloc(bytes);
+  (void)unused;
+  MUST(cuCtxSetCurrent(context));
+  MUST(cuStreamCreate(&stream, 1));
+  MUST(cuStreamCreate(&side, 1));
+  MUST(millpond_alloc(pool, bytes, stream, &x));
+  MUST(millpond_alloc(pool, bytes, stream, &y));
+  until_all_are_ready();
+  for (int i = 0; i < rounds_each; i++) {
+    handle graph = NULL, runs = NULL;
+    void *between = NULL;
+    unsigned char value = (unsigned char)(i % 251 + 1);
+    unsigned long before = atomic_load(&hammered);
+    MUST(cuStreamBeginCapture_v2(stream, mode_of_all));
+    MUST(cuMemsetD8Async((address)x, value, bytes, stream));
+    /* By the capturing thread itself, on another stream. */
+    millpond_status status = millpond_alloc(pool, bytes, side, &between);
+    if (status == MILLPOND_STATUS_OK) {
+      MUST(cuMemsetD8Async((address)between, 0, bytes, side));
+      MUST(millpond_free_on(pool, between, side));
+    } else if (status != MILLPOND_STATUS_OUT_OF_MEMORY) {
+      MUST(status);
+    }
+    MUST(cuMemcpyDtoDAsync_v2((address)y, (address)x, bytes, stream));
+    /* The others are at it meanwhile. */
+    while (atomic_load(&hammered) < before + 8) sched_yield();
+    int code = cuStreamEndCapture(stream, &graph);
+    if (code != 0 || graph == NULL) {
+      atomic_fetch_add(&lost, 1);
+      continue;
+    }
+    if (cuGraphLaunch != NULL && cuGraphExecDestroy != NULL && cuGraphInstantiateWithFlags != NULL) {
+      MUST(cuGraphInstantiateWithFlags(&runs, graph, 0));
+      MUST(cuMemsetD8Async((address)y, 0, bytes, stream));
+      MUST(cuGraphLaunch(runs, stream));
+      MUST(cuMemcpyDtoHAsync_v2(read, (address)y, bytes, stream));
+      MUST(cuStreamSynchronize(stream));
+      size_t at = 0;
+      while (at < bytes && read[at] == value) at++;
+      atomic_fetch_add(&wrong_values, at < bytes);
+      atomic_fetch_add(&replayed, 1);
+      MUST(cuGraphExecDestroy(runs));
+    }
+    MUST(cuGraphDestroy(graph));
+  }
+  MUST(millpond_free_on(pool, x, stream));
+  MUST(millpond_free_on(pool, y, stream));
+  /* Not waited for: another thread may capture still. */
+  MUST(cuStreamDestroy_v2(stream));
+  MUST(cuStreamDestroy_v2(side));
+  free(read);
+  return NULL;
+}
+
+static void captures(int rounds) {
+  static const char *names[3] = {"global", "thread-local", "relaxed"};
+  if (!begin("limit=1GiB")) exit(1);
+  for (int mode = 0; mode < 3; mode++) {
+    /* In the global mode one thread's capture forbids another thread's instantiation and waits. */
+    int capturing = mode == 0 ? 1 : 2, made = capturing * rounds;
+    pthread_t all[5];
+    char what[128];
+    atomic_store(&stop, 0), atomic_store(&lost, 0), atomic_store(&wrong_values, 0), atomic_store(&replayed, 0);
+    atomic_store(&hammered, 0), atomic_store(&ready, 0), atomic_store(&all_of_them, 3 + capturing);
+    mode_of_all = mode, rounds_each = rounds;
+    for (int i = 0; i < 3; i++) MUST(pthread_create(&all[i], NULL, hammer, (void *)(size_t)(i * 1000)));
+    for (int i = 0; i < capturing; i++) MUST(pthread_create(&all[3 + i], NULL, capture, NULL));
+    for (int i = 0; i < capturing; i++) MUST(pthread_join(all[3 + i], NULL));
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 3; i++) MUST(pthread_join(all[i], NULL));
+    printf("  %s: %d captures beside %lu rounds of others, %d lost, %d replayed, %d wrong\n", names[mode], made, atomic_load(&hammered),
+           atomic_load(&lost), atomic_load(&replayed), atomic_load(&wrong_values));
+    snprintf(what, sizeof what, "captures, %s: each ends well", names[mode]);
+    check(atomic_load(&lost) == 0, what);
+    snprintf(what, sizeof what, "captures, %s: each replays right", names[mode]);
+    if (atomic_load(&replayed) > 0) {
+      check(atomic_load(&wrong_values) == 0 && atomic_load(&replayed) == made, what);
+    } else {
+      printf("SKIPPED %s: this driver launches no graphs\n", what);
+    }
+    MUST(millpond_synchronize(pool));
+  }
+  check(held_back() == 0, "captures: nothing is held back on a quiet device");
+  end("captures: all of it went back");
+}
+
+int main(int count, char **words) {
+  int quick = count > 1 && strcmp(words[1], "quick") == 0;
+  const char *name = getenv("MILLPOND_LIBCUDA");
+  void *driver = dlopen(name != NULL ? name : "libcuda.so.1", RTLD_NOW);
+  if (driver == NULL) {
+    printf("SKIPPED: %s\n", dlerror());
+    return 77;
+  }
+#define FIND(name, ...)                                  \
+  *(void **)&name = dlsym(driver, #name);                \
+  if (name == NULL) {                                    \
+    fprintf(stderr, "the driver has no %s\n", #name);    \
+    return 1;                                            \
+  }
+#define LOOK(name, ...) *(void **)&name = dlsym(driver, #name);
+  FUNCTIONS(FIND)
+  OPTIONAL(LOOK)
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  MUST(cuInit(0));
+  MUST(cuDevicePrimaryCtxRetain(&context, 0));
+  MUST(cuCtxSetCurrent(context));
+  threads(quick ? 400 : 8000);
+  handles(quick ? 100 : 600, quick ? MIB / 16 : 256 * MIB);
+  captures(quick ? 20 : 300);
+  puts(failed ? "some part failed" : "every part ended well");
+  return failed;
+}

@@ -1,0 +1,59 @@
+/* Every function of the header in a forked child: each says so, and none calls the driver. A test compares this list with the header. */
+#include "millpond.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The child ends here and now: what it would run at its exit is another matter. */
+#define REFUSED(call)                                                                              \
+  do {                                                                                             \
+    millpond_status status = (call);                                                               \
+    if (status != MILLPOND_STATUS_FORKED || strstr(millpond_last_error(), "forked") == NULL) {     \
+      fprintf(stderr, "%s:%d: %s answers %d: %s\n", __FILE__, __LINE__, #call, (int)status, millpond_last_error()); \
+      _exit(1);                                                                                    \
+    }                                                                                              \
+  } while (0)
+
+static void every_call_is_refused(millpond_allocator pool, void *block, void *pinned) {
+  millpond_allocator other = 99;
+  void *more = NULL, *streams[2] = {NULL, (void *)2};
+  size_t bytes = 0;
+  char text[64];
+  REFUSED(millpond_create(0, NULL, &other));
+  REFUSED(millpond_alloc(pool, 512, NULL, &more));
+  REFUSED(millpond_record_use(pool, block, streams[1]));
+  REFUSED(millpond_free(pool, block));
+  REFUSED(millpond_free(pool, NULL));
+  REFUSED(millpond_free_on(pool, block, streams[1]));
+  REFUSED(millpond_free_unknown(pool, block));
+  REFUSED(millpond_free_after(pool, block, streams, 2));
+  REFUSED(millpond_alloc_pinned(pool, 512, &more));
+  REFUSED(millpond_record_pinned_use(pool, pinned, NULL));
+  REFUSED(millpond_free_pinned(pool, pinned));
+  REFUSED(millpond_free_pinned_unknown(pool, pinned));
+  REFUSED(millpond_declare_permanent(pool, streams[1]));
+  REFUSED(millpond_find(pool, block, &more, &bytes));
+  REFUSED(millpond_trim(pool, &bytes));
+  REFUSED(millpond_set_limit(pool, "1MiB"));
+  REFUSED(millpond_synchronize(pool));
+  REFUSED(millpond_reset_peaks(pool));
+  REFUSED(millpond_stats_json(pool, text, sizeof text, &bytes));
+  REFUSED(millpond_report(pool, text, sizeof text, &bytes));
+  REFUSED(millpond_release(pool));
+  REFUSED(millpond_destroy(pool));
+  REFUSED(millpond_torch_allocator(0, NULL, &other));
+  REFUSED(millpond_torch_allocator(0, "policy=footprint", &other));
+  /* Those that have no code say it to a counter. */
+  uint64_t untold = millpond_torch_untold();
+  millpond_torch_free(block, 512, 0, NULL);
+  millpond_torch_record_stream(block, streams[1]);
+  millpond_torch_memory_fraction(0.5, 0);
+  if (millpond_torch_untold() != untold + 3 || millpond_torch_base(block, &bytes) != NULL) _exit(2);
+  millpond_torch_empty_cache();
+  /* Where there is C++ it throws, and this program has nothing to catch that with. */
+  if (dlopen("libstdc++.so.6", RTLD_NOLOAD | RTLD_LAZY) == NULL && millpond_torch_alloc(512, 0, NULL) != NULL) _exit(3);
+  if (more != NULL || bytes != 0 || strlen(millpond_version()) == 0) _exit(4);
+}

@@ -1,0 +1,32 @@
+//! Whether a library is as new as its sources: cargo builds a test anew and not the library that it opens, and a folder of builds may
+//! hold another's. Included by the tests that open one; knows no library.
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Fails unless a file is as new as all that lies in these folders, tests apart, which no library is made from.
+pub fn is_fresh(library: &Path, sources: &[&Path]) {
+    let built = modified(library).expect("cargo builds the library before its tests");
+    let newest = sources.iter().filter_map(|folder| newest(folder)).max();
+    let (changed, file) = newest.unwrap_or_else(|| panic!("there is no source in {sources:?}"));
+    assert!(
+        changed <= built,
+        "{} is older than the source, as {}: another build put it there; remove it, or build its package",
+        library.display(),
+        file.display()
+    );
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    path.metadata().and_then(|m| m.modified()).ok()
+}
+
+fn newest(folder: &Path) -> Option<(SystemTime, PathBuf)> {
+    let paths = folder.read_dir().ok()?.flatten().map(|entry| entry.path());
+    let paths = paths.filter(|path| path.file_stem().is_none_or(|name| name != "tests"));
+    paths
+        .filter_map(|path| if path.is_dir() { newest(&path) } else { modified(&path).map(|at| (at, path)) })
+        .max()
+}
