@@ -4,7 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
 #[path = "age.rs"]
-mod age;
+pub mod age;
 
 use libloading::{Library, Symbol};
 use std::ffi::{CStr, CString, c_char};

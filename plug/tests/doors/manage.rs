@@ -92,9 +92,12 @@ impl World {
         if !self.is_rough() {
             self.check_pools(door);
         }
-        let (expected, name) = match releases {
-            false => (self.waits_for_devices(door, fault), "millpond_destroy"),
-            true => (if open { Status::Ok } else { Status::UnknownAllocator }, "millpond_release"),
+        let (expected, name) = if !releases {
+            (self.waits_for_devices(door, fault), "millpond_destroy")
+        } else if open {
+            (Status::Ok, "millpond_release")
+        } else {
+            (Status::UnknownAllocator, "millpond_release")
         };
         let words = format!("{name}(a{number})");
         if self.is_rough() && expected == Status::Ok {

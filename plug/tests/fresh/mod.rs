@@ -1,9 +1,6 @@
 //! The library that these tests open: the one that cargo has just built, and no other that lies about.
 
-#[path = "../../../tests/fake_libcuda/age.rs"]
-mod age;
-
-pub(crate) use age::is_fresh;
+pub(crate) use crate::remote::age::is_fresh;
 use std::path::{Path, PathBuf};
 
 /// Its path. Cargo builds it beside the tests; the copy a folder above is as old as the last `cargo build`.
