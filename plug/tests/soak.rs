@@ -551,3 +551,44 @@ fn allocators(_: Option<Door>, _: Context) -> Round {
         }
     })
 }
+
+/// Planted leaks are found, by programs with a name and by random ones: on a device that runs at once, at the rounds of an ordinary
+/// run, in which the same programs pass. `.ci/mutants` builds this.
+#[cfg(millpond_mutants)]
+#[test]
+fn every_leak_of_the_doors_is_found() {
+    use pond::mutant::Bug;
+    use std::io::Write;
+
+    const FINDERS: &[(Bug, &str)] = &[
+        (Bug::DoorLaneKept, "streams_that_come_and_go_and_are_named"),
+        (Bug::DoorThreadStays, "threads_that_come_and_go"),
+        (Bug::NamedNotServed, "two_users"),
+        (Bug::LeakUnlooked, "random_1"),
+        (Bug::LeakUnpooled, "random_1"),
+        (Bug::LeakUnfiled, "two_users_and_a_small_footprint"),
+    ];
+    assert!(remote::path().is_some(), "the stand-in driver is not built");
+    let exe = std::env::current_exe().expect("a test has a path");
+    let mut missed = Vec::new();
+    for &(bug, name) in FINDERS {
+        let run = std::process::Command::new(&exe)
+            .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+            .env("MILLPOND_SOAK_ALONE", "at once")
+            .env("MILLPOND_PLANT", bug.name())
+            .env("RUST_BACKTRACE", "0")
+            .output()
+            .expect("it runs");
+        // In the soak's own words, not by a panic of something else.
+        let said = String::from_utf8_lossy(&run.stderr);
+        let found = said.split_once("device at once").and_then(|(_, found)| found.lines().nth(1));
+        match found {
+            // Past the test harness, which shows what a passing test prints to nobody.
+            Some(found) => {
+                let _ = std::io::stderr().write_all(format!("{bug}: {name}: {}\n", found.trim()).as_bytes());
+            }
+            None => missed.push(format!("{bug} passes {name}: {said}")),
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}

@@ -38,6 +38,16 @@ fn grew(bug: Option<Bug>, soaked: &dyn Fn() -> Result<(), String>) -> Option<Str
     Some(first.split(':').next().unwrap_or_default().to_owned())
 }
 
+/// The first random program that finds a bug.
+fn seed_of(bug: Bug) -> Result<u64, String> {
+    let seed = (0..SEEDS).find(|&seed| grew(Some(bug), &|| try_seed(seed)).is_some());
+    let seed = seed.ok_or_else(|| format!("{bug} ({}) passes {SEEDS} random programs", bug.what()))?;
+    match grew(None, &|| try_seed(seed)) {
+        Some(right) => Err(format!("right code fails the program of seed {seed}: {right}")),
+        None => Ok(seed),
+    }
+}
+
 /// By whom a bug is found, as DESIGN.md's table says it: a program with a name, and a random one.
 fn found(bug: Bug, name: &str, pace: Pace) -> Result<String, String> {
     let named = || programs::run(name, Run::steady(pace));
@@ -47,15 +57,7 @@ fn found(bug: Bug, name: &str, pace: Pace) -> Result<String, String> {
     }
     let random = match NOT_RANDOM.iter().find(|(b, _)| *b == bug) {
         Some((_, why)) => format!("no: {why}"),
-        None => {
-            let seed = (0..SEEDS).find(|&seed| grew(Some(bug), &|| try_seed(seed)).is_some());
-            let seed =
-                seed.ok_or_else(|| format!("{bug} ({}) passes {SEEDS} random programs", bug.what()))?;
-            if let Some(right) = grew(None, &|| try_seed(seed)) {
-                return Err(format!("right code fails the program of seed {seed}: {right}"));
-            }
-            format!("seed {seed}")
-        }
+        None => format!("seed {}", seed_of(bug)?),
     };
     Ok(format!("| {bug} | {} | `{name}`: {what} | {random} |", bug.what()))
 }

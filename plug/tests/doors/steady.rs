@@ -27,7 +27,9 @@ pub(crate) fn steps(seed: u64) -> Vec<Step> {
             continue;
         }
         steps.truncate(MOST);
-        steps.iter_mut().for_each(|step| step.c &= !4);
+        for step in &mut steps {
+            step.c &= !4;
+        }
         return steps;
     }
 }
@@ -46,7 +48,9 @@ impl World {
     }
 
     pub(crate) fn round(&mut self, steps: &[Step]) {
-        steps.iter().for_each(|&step| self.step(step, HERE));
+        for &step in steps {
+            self.step(step, HERE);
+        }
         self.free_all(HERE);
         self.freed.truncate(16);
     }
