@@ -70,17 +70,20 @@ impl Allocator<Cuda> {
     /// cudarc has it, which no capture in the context survives: have one made (`new_stream`) before captures begin.
     ///
     /// # Errors
-    /// [`Error::Overflow`]; as [`Allocator::alloc`] and [`Stream::cudarc`]; the driver's.
+    /// [`Error::Overflow`]; [`Error::Capturing`] on a stream that captures, whose capture goes on; as [`Allocator::alloc`] and
+    /// [`Stream::cudarc`]; the driver's.
     pub fn cuda_slice<T: Element>(&self, len: usize, stream: &Stream<Cuda>) -> Result<PooledSlice<T>, Error> {
         let Ok(bytes) = self.uninit::<T>(len, stream)?.into_allocation() else {
             unreachable!("the memory is this allocator's own")
         };
         let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
-        let anchor = match cuda.anchor(&home) {
+        // The slice's event is recorded there, which a capture would take for its own, and be lost by.
+        let asked = if planted!(CudaSliceCaptured) { Ok(()) } else { stream.refuse_capture() };
+        let anchor = match asked.and_then(|()| Ok(cuda.anchor(&home)?)) {
             Ok(anchor) => ManuallyDrop::new(anchor),
             Err(e) => {
                 cuda.current_stays(|| drop(ManuallyDrop::into_inner(home)));
-                return Err(e.into());
+                return Err(e);
             }
         };
         let streams = Streams { cuda, home, anchor, aliases: OnceLock::new() };

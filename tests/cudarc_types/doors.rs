@@ -246,6 +246,24 @@ fn a_pooled_slices_end_leaves_a_capture_on_its_stream_alone() {
     rig.clean();
 }
 
+/// A slice that is asked for on a stream that captures is refused, and the capture goes on.
+#[test]
+fn a_pooled_slice_is_not_made_on_a_stream_that_captures() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(3);
+        let home = gpu.stream().expect("a stream");
+        drop(gpu.cuda_slice::<u32>(WORDS, &home).expect("the first, which waits"));
+        let theirs = home.cudarc().expect("its alias");
+        theirs.begin_capture(MODE).expect("captures");
+        let answer = gpu.cuda_slice::<u32>(WORDS, &home);
+        assert!(matches!(answer, Err(Error::Capturing { .. })), "{answer:?}");
+        ended(&theirs);
+        drop(gpu.cuda_slice::<u32>(WORDS, &home).expect("afterwards it is made"));
+    }
+    rig.clean();
+}
+
 /// Somebody captures while a slice is read and written on a stream of another value, the first that cudarc hears of there: to
 /// have it tracked, a stream was made there, and the first one waits for the whole context.
 #[test]
