@@ -114,6 +114,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "cudarc_types::random::programs_that_capture",
         ],
     ),
+    (Bug::CudaAnchorEach, &["cudarc_types::doors::slices_of_a_stream_share_what_they_need_in_its_value"]),
     (
         Bug::CudaPooledHome,
         &[

@@ -95,7 +95,9 @@ fn programs_of_threads() {
                 let gpu = &gpus[n % 2];
                 s.spawn(move || {
                     let mut world = World::new(rig, gpu, others);
-                    calls.into_iter().for_each(|call| world.make(call));
+                    for call in calls {
+                        world.make(call);
+                    }
                     world.end();
                 });
             }

@@ -250,6 +250,7 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// What it said.
+    #[allow(clippy::too_many_lines, reason = "one match, an arm a call")]
     pub fn attempt(&mut self, call: Call) -> Told {
         match call {
             Call::Send { host, x, on, spoilt } => {
