@@ -188,6 +188,8 @@ cuda:
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
     CudaPhantomStream "cuda-phantom-stream" "a stream that cudarc counts and could not make stays counted, though nobody waited for the context"
     CudaStoreShared "cuda-store-shared" "threads that look into cudarc's store of errors do not take turns"
+    CudaSliceCaptured "cuda-slice-captured" "a pooled slice is made on a stream that captures, which its event destroys"
+    CudaAnchorEach "cuda-anchor-each" "each pooled slice makes cudarc a stream in its value, and waits if it is the first there"
     CudaPooledHome "cuda-pooled-home" "a pooled slice is cudarc's on the stream it was made for, which its end makes wait"
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not asked whether it captures"
     CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are remembered as reads"

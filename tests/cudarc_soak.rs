@@ -193,6 +193,7 @@ programs! {
     launches_with_guards_that_are_forgotten: |b| launches(b, true);
     a_pooled_slice_that_stays: pooled_that_stays;
     pooled_slices_of_one_round: pooled_of_one_round;
+    a_pooled_slice_that_meets_ever_new_streams: pooled_meets_streams;
     values_that_come_and_go: values_come_and_go;
     values_that_come_and_go_beside_a_pooled_slice_that_stays: values_beside_a_slice;
     pinned_arrays_that_stay: pinned_that_stay;
@@ -305,6 +306,22 @@ fn pooled_that_stays(b: &Bench) -> Round<'_> {
         on(2).memcpy_dtod(&slice.slice(1..).slice(1..), &mut y.slice_mut(2..)).expect("queued");
         if i % PERIOD == 50 {
             assert_eq!(read(on(3), &y), vec![7; WORDS], "round {i}");
+        }
+    })
+}
+
+/// One stream of the other value after the other, all alive, so that no handle comes back: new ones to the last round. What is
+/// remembered of them goes when the slice is written.
+fn pooled_meets_streams(b: &Bench) -> Round<'_> {
+    let (home, mut y) = (b.home(), b.zeros(&b.home()));
+    let mut slice = b.gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+    let streams: Vec<_> = (0..1000).map(|_| b.others[0].new_stream().expect("a stream")).collect();
+    let each = (rounds() / 1000).max(1);
+    Box::new(move |i| {
+        let theirs = &streams[(i / each) as usize % streams.len()];
+        theirs.memcpy_dtod(&slice, &mut y).expect("queued");
+        if i % 10 == 0 {
+            theirs.memset_zeros(&mut slice.slice_mut(..1)).expect("queued");
         }
     })
 }

@@ -24,8 +24,8 @@ mod world;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut, DeviceSlice, PushKernelArg, result};
-use millpond::driver::Driver;
 use millpond::driver::cuda::Cuda;
+use millpond::driver::{Driver, Memory};
 use millpond::{Allocator, Config, Error};
 use remote::Fake;
 use rig::*;

@@ -61,7 +61,13 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "on_fake_cuda::early::mapping::contents_survive_a_move",
         ],
     ),
-    (Bug::CudaLentEndsEarly, &["cudarc_types::hazard_1_both_readers_are_waited_for"]),
+    (
+        Bug::CudaLentEndsEarly,
+        &[
+            "cudarc_types::hazard_1_both_readers_are_waited_for",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
     (
         Bug::CudaBlockingStream,
         &["on_fake_cuda::early::order::the_legacy_stream_waits_for_blocking_streams_only"],
@@ -71,11 +77,24 @@ const KILLERS: &[(Bug, &[&str])] = &[
         &[
             "cudarc_types::hazard_1_both_readers_are_waited_for",
             "cudarc_types::hazard_2_a_reader_whose_stream_was_dropped_is_waited_for",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
         ],
     ),
-    (Bug::CudaLentSealed, &["cudarc_types::what_is_queued_late_under_a_lend_is_waited_for"]),
+    (
+        Bug::CudaLentSealed,
+        &[
+            "cudarc_types::what_is_queued_late_under_a_lend_is_waited_for",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
     (Bug::CudaLentToNobody, &["cudarc_types::an_array_that_many_streams_read_has_few_uses"]),
-    (Bug::CudaPooledPlain, &["cudarc_types::a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot"]),
+    (
+        Bug::CudaPooledPlain,
+        &[
+            "cudarc_types::a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
     (
         Bug::CudaPooledUntracked,
         &[
@@ -88,8 +107,25 @@ const KILLERS: &[(Bug, &[&str])] = &[
         &["cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait"],
     ),
     (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
-    (Bug::CudaPooledHome, &["cudarc_types::doors::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone"]),
-    (Bug::CudaAliasUnseen, &["cudarc_types::a_capturing_stream_gets_no_address"]),
+    (
+        Bug::CudaSliceCaptured,
+        &[
+            "cudarc_types::doors::a_pooled_slice_is_not_made_on_a_stream_that_captures",
+            "cudarc_types::random::programs_that_capture",
+        ],
+    ),
+    (Bug::CudaAnchorEach, &["cudarc_types::doors::slices_of_a_stream_share_what_they_need_in_its_value"]),
+    (
+        Bug::CudaPooledHome,
+        &[
+            "cudarc_types::doors::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone",
+            "cudarc_types::random::programs_that_capture",
+        ],
+    ),
+    (
+        Bug::CudaAliasUnseen,
+        &["cudarc_types::a_capturing_stream_gets_no_address", "cudarc_types::random::programs_that_capture"],
+    ),
     (Bug::CudaHostDefaultRead, &["cudarc_types::random::programs_of_cudarcs_calls_need_no_rules"]),
 ];
 

@@ -5,7 +5,7 @@
 //! `CudaContext` value while that value has no second stream. The slice itself, which looks at nothing, is lent by an `unsafe`
 //! call.
 
-use super::slice::NULL;
+use super::slice::{NULL, anchor_of};
 use crate::allocator::{Allocation, Allocator, Stream};
 use crate::array::Element;
 use crate::driver::cuda::{Cuda, store_error, store_stays};
@@ -19,6 +19,7 @@ use cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs,
     PushKernelArg, SyncOnDrop,
 };
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A `CudaSlice` whose bytes are the pool's. It, and its views ([`PooledView`], [`PooledViewMut`]), go wherever cudarc takes a
@@ -52,12 +53,18 @@ struct Streams {
     /// A stream of the same value, which does nothing. While there is one cudarc's tracking is on there; and it is the one that
     /// cudarc has the slice on, because the end of a slice makes its stream wait, which a capture on `home` would not survive.
     anchor: ManuallyDrop<Arc<CudaStream>>,
-    /// Streams of other values that were met.
+    /// Streams of other values that were met, since somebody had the slice alone and they were many.
     aliases: OnceLock<Box<Alias>>,
+    /// How many, or more by those that two threads met at once.
+    met: AtomicUsize,
 }
 
+/// So many streams of other values are remembered when somebody has the slice alone, to whom none is lent any more. More than a
+/// program works with at once; each costs an allocation when it is met again.
+const MANY: usize = 64;
+
 /// A stream of another value, as one of the slice's own: cudarc records what is done on a stream if the stream's value tracks.
-/// A list that only grows, so that what is in it can be lent for as long as the slice. An alias holds nothing of the driver's: it
+/// A list that only grows while the slice is shared, so that what is in it can be lent for so long. An alias holds nothing of the driver's: it
 /// means whoever has the handle.
 struct Alias {
     stream: Arc<CudaStream>,
@@ -70,20 +77,22 @@ impl Allocator<Cuda> {
     /// cudarc has it, which no capture in the context survives: have one made (`new_stream`) before captures begin.
     ///
     /// # Errors
-    /// [`Error::Overflow`]; as [`Allocator::alloc`] and [`Stream::cudarc`]; the driver's.
+    /// [`Error::Overflow`]; [`Error::Capturing`] on a stream that captures, whose capture goes on; as [`Allocator::alloc`] and
+    /// [`Stream::cudarc`]; the driver's.
     pub fn cuda_slice<T: Element>(&self, len: usize, stream: &Stream<Cuda>) -> Result<PooledSlice<T>, Error> {
-        let Ok(bytes) = self.uninit::<T>(len, stream)?.into_allocation() else {
-            unreachable!("the memory is this allocator's own")
-        };
+        let array = self.uninit::<T>(len, stream)?;
         let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
-        let anchor = match cuda.anchor(&home) {
+        // The slice's event is recorded there, which a capture would take for its own, and be lost by.
+        let asked = if planted!(CudaSliceCaptured) { Ok(()) } else { stream.refuse_capture() };
+        let anchor = match asked.and_then(|()| Ok(anchor_of(array.view().touch(), &home, &cuda)?)) {
             Ok(anchor) => ManuallyDrop::new(anchor),
             Err(e) => {
                 cuda.current_stays(|| drop(ManuallyDrop::into_inner(home)));
-                return Err(e.into());
+                return Err(e);
             }
         };
-        let streams = Streams { cuda, home, anchor, aliases: OnceLock::new() };
+        let Ok(bytes) = array.into_allocation() else { unreachable!("the memory is this allocator's own") };
+        let streams = Streams { cuda, home, anchor, aliases: OnceLock::new(), met: AtomicUsize::new(0) };
         let addr = if bytes.is_empty() { 0 } else { bytes.address().0 };
         let slice = streams.cuda.current_stays(|| slice_over(&streams, addr, len))?;
         Ok(PooledSlice { slice: ManuallyDrop::new(slice), bytes: Some(bytes), streams })
@@ -155,6 +164,7 @@ impl<T: Element> PooledSlice<T> {
     }
     /// All of it, to write.
     pub fn as_view_mut(&mut self) -> PooledViewMut<'_, T> {
+        self.streams.forget_many();
         PooledViewMut { view: self.slice.as_view_mut(), streams: &self.streams }
     }
     /// Some elements, to write.
@@ -162,6 +172,7 @@ impl<T: Element> PooledSlice<T> {
     /// # Panics
     /// If the range does not lie in the slice.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> PooledViewMut<'_, T> {
+        self.streams.forget_many();
         PooledViewMut { view: self.slice.slice_mut(range), streams: &self.streams }
     }
 }
@@ -198,6 +209,14 @@ impl<T: Element> PooledViewMut<'_, T> {
 }
 
 impl Streams {
+    /// Forgets the streams of other values, if they are many: nothing of the slice is lent. No driver call.
+    fn forget_many(&mut self) {
+        if *self.met.get_mut() > MANY {
+            *self.met.get_mut() = 0;
+            forget(self.aliases.take());
+        }
+    }
+
     /// The stream as cudarc's tracking is to see it, if work on it may use the bytes. Why not is kept as a deferred error.
     fn admit<'a>(&'a self, stream: &'a CudaStream) -> Option<&'a CudaStream> {
         match self.cuda.find(stream) {
@@ -222,6 +241,7 @@ impl Streams {
             let alias = at.get_or_init(|| {
                 // SAFETY: of this context, as `find` saw; used for as long as the caller lends the stream, no longer.
                 let stream = unsafe { self.home.context().wrap_borrowed_stream(handle) };
+                self.met.fetch_add(1, Ordering::Relaxed);
                 Box::new(Alias { stream, next: OnceLock::new() })
             });
             if alias.stream.cu_stream() == handle {
@@ -229,6 +249,13 @@ impl Streams {
             }
             at = &alias.next;
         }
+    }
+}
+
+/// One by one: a list of any length.
+fn forget(mut aliases: Option<Box<Alias>>) {
+    while let Some(alias) = &mut aliases {
+        aliases = alias.next.take();
     }
 }
 
@@ -250,15 +277,12 @@ impl Drop for Streams {
         let home = unsafe { ManuallyDrop::take(&mut self.home) };
         // SAFETY: as above.
         let anchor = unsafe { ManuallyDrop::take(&mut self.anchor) };
-        let mut aliases = self.aliases.take();
+        let aliases = self.aliases.take();
         let failed = self.cuda.current_stays(|| {
             let context = Arc::clone(home.context());
             store_stays(&context, || {
                 drop((anchor, home));
-                // One by one: a list of any length.
-                while let Some(alias) = &mut aliases {
-                    aliases = alias.next.take();
-                }
+                forget(aliases);
             })
             .1
         });
@@ -321,6 +345,7 @@ impl<T: Element> DevicePtr<T> for PooledSlice<T> {
 }
 impl<T: Element> DevicePtrMut<T> for PooledSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.streams.forget_many();
         let Some(seen) = self.streams.admit(stream) else { return refused() };
         lend(stream, seen, |seen| self.slice.device_ptr_mut(seen))
     }

@@ -14,7 +14,7 @@
 use crate::allocator::access::Touch;
 use crate::allocator::access::lent::{Named, lend, lend_to_anybody};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
-use crate::driver::cuda::{Cuda, Found};
+use crate::driver::cuda::{Cuda, Found, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::{DriverError, DriverErrorKind, Error};
 use cudarc::driver::sys::CUdeviceptr;
@@ -77,15 +77,26 @@ fn as_drivers(error: Error) -> DriverError {
     }
 }
 
-/// cudarc's value of a stream, as a pool keeps it. It may be the last reference, which makes its context current.
+/// cudarc's value of a stream, as a pool keeps it, and the anchor of its slices ([`Cuda::anchor`]). They may be the last references, which
+/// make their context current. What holds the pool's stream holds its value of the context too, so nothing lives longer by this.
 struct Kept {
     stream: Option<Arc<CudaStream>>,
+    anchor: OnceLock<Arc<CudaStream>>,
     cuda: Cuda,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.cuda.current_stays(|| drop(self.stream.take()));
+        let theirs = (self.anchor.take(), self.stream.take());
+        let Some(context) = theirs.1.as_ref().map(|stream| Arc::clone(stream.context())) else { return };
+        let failed = self.cuda.current_stays(|| {
+            let ((), failed) = store_stays(&context, || drop(theirs));
+            drop(context);
+            failed
+        });
+        if let Err(e) = failed {
+            self.cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
+        }
     }
 }
 
@@ -94,14 +105,50 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     let (Some((guest, line)), Some((_, cuda))) = (touch.of.guest(), touch.of.device()) else {
         return nowhere();
     };
-    let kept = guest.get_or_init(|| {
+    let kept = kept(guest, || {
         let native = line.native().expect("an allocation's stream is held");
         let alias = native.cudarc().or_else(|_| default_of(cuda));
         let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info.id));
-        Box::new(Kept { stream: Some(stream), cuda: cuda.clone() })
+        (stream, cuda)
     });
-    let kept = kept.downcast_ref::<Kept>().and_then(|kept| kept.stream.as_ref());
-    kept.expect("only streams of cudarc's are kept here, until the end")
+    kept.stream.as_ref().expect("it is there until the end")
+}
+
+/// What a pool keeps for whoever speaks to it.
+type Guest = OnceLock<Box<dyn core::any::Any + Send + Sync>>;
+
+fn kept<'a>(guest: &'a Guest, make: impl FnOnce() -> (Arc<CudaStream>, &'a Cuda)) -> &'a Kept {
+    let kept = guest.get_or_init(|| {
+        let (stream, cuda) = make();
+        Box::new(Kept { stream: Some(stream), anchor: OnceLock::new(), cuda: cuda.clone() })
+    });
+    kept.downcast_ref::<Kept>().expect("only streams of cudarc's are kept here")
+}
+
+/// The anchor of slices on `home`, which is the stream of this memory: made once, and kept with the pool.
+///
+/// # Errors
+/// As [`Cuda::anchor`].
+pub(super) fn anchor_of(
+    touch: Touch<'_, Cuda>,
+    home: &Arc<CudaStream>,
+    cuda: &Cuda,
+) -> DriverResult<Arc<CudaStream>> {
+    let guest = touch.of.guest().filter(|_| !planted!(CudaAnchorEach));
+    let kept = guest.map(|(guest, _)| kept(guest, || (Arc::clone(home), cuda)));
+    // Of a value that went and came back there is another one.
+    let Some(kept) =
+        kept.filter(|k| k.stream.as_ref().is_some_and(|s| Arc::ptr_eq(s.context(), home.context())))
+    else {
+        return cuda.anchor(home);
+    };
+    if let Some(anchor) = kept.anchor.get() {
+        return Ok(Arc::clone(anchor));
+    }
+    // Not under a lock, as it may wait for the device. Of two that are made at once the second lasts as long as its slice.
+    let made = cuda.anchor(home)?;
+    let _ = kept.anchor.set(Arc::clone(&made));
+    Ok(made)
 }
 
 /// In the place of a stream that nobody keeps alive.

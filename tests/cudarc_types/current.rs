@@ -123,3 +123,31 @@ fn the_stream_that_a_pool_keeps_leaves_what_was_current() {
         rig
     });
 }
+
+/// cudarc leaves the context current that it gave back: nobody's, then, but no error of ours.
+#[test]
+fn a_context_that_went_while_it_was_current_harms_nothing() {
+    let Some(rig) = rig() else { return };
+    if Cuda::devices().expect("asked") < 2 {
+        return;
+    }
+    {
+        let gpu = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let theirs = home.cudarc().expect("its alias");
+        let go = || drop(CudaContext::new(1).expect("the other device's context"));
+        go();
+        let mut x: Words = gpu.zeros(WORDS, &home).expect("an array");
+        go();
+        x.fill_bytes(7, &home).expect("a fill");
+        go();
+        theirs.memset_zeros(&mut x).expect("a call of cudarc's");
+        go();
+        drop(gpu.cuda_slice::<u32>(0, &home).expect("a slice"));
+        go();
+        drop(x);
+        go();
+        gpu.synchronize().expect("at rest");
+    }
+    rig.clean();
+}

@@ -212,6 +212,35 @@ fn a_slice_that_fails_leaves_the_owners_first_stream_its_wait() {
     }
 }
 
+/// What the first slice on a stream has cudarc make in the stream's value serves the next ones, with no wait, and goes with the stream.
+#[test]
+fn slices_of_a_stream_share_what_they_need_in_its_value() {
+    let Some(rig) = rig() else { return };
+    let Some(fake) = &rig.fake else { return };
+    {
+        let gpu = rig.room_for(1);
+        let another = CudaContext::new(0).expect("another value of the context");
+        let made = rig.ctx.new_stream().expect("somebody's stream");
+        // SAFETY: `made` outlives everything that is done on it.
+        #[allow(unsafe_code, reason = "a borrowed stream")]
+        let borrowed = unsafe { another.wrap_borrowed_stream(made.cu_stream()) };
+        let home = gpu.adopt(rig.cuda.adopt(borrowed).expect("adopted")).expect("a stream");
+        drop(gpu.cuda_slice::<u32>(8, &home).expect("the first"));
+        let calls =
+            || ["cuStreamCreate", "cuStreamDestroy_v2", "cuCtxSynchronize"].map(|name| fake.calls(name));
+        let before = calls();
+        for _ in 0..20 {
+            drop(gpu.cuda_slice::<u32>(8, &home).expect("a slice"));
+        }
+        assert_eq!(calls(), before, "nothing is made, and nobody waits");
+        assert!(another.is_in_multi_stream_mode(), "what is queued there is tracked");
+        drop((home, gpu));
+        assert!(!another.is_in_multi_stream_mode(), "nothing is left there");
+        assert_eq!(Arc::strong_count(&another), 1, "nobody else has the value");
+    }
+    rig.clean();
+}
+
 /// Ends a capture, which lives, without making its graph executable.
 #[allow(unsafe_code, reason = "foreign calls")]
 fn ended(on: &CudaStream) {
@@ -242,6 +271,24 @@ fn a_pooled_slices_end_leaves_a_capture_on_its_stream_alone() {
         theirs.begin_capture(MODE).expect("captures");
         drop(slice);
         ended(&theirs);
+    }
+    rig.clean();
+}
+
+/// A slice that is asked for on a stream that captures is refused, and the capture goes on.
+#[test]
+fn a_pooled_slice_is_not_made_on_a_stream_that_captures() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(3);
+        let home = gpu.stream().expect("a stream");
+        drop(gpu.cuda_slice::<u32>(WORDS, &home).expect("the first, which waits"));
+        let theirs = home.cudarc().expect("its alias");
+        theirs.begin_capture(MODE).expect("captures");
+        let answer = gpu.cuda_slice::<u32>(WORDS, &home);
+        assert!(matches!(answer, Err(Error::Capturing { .. })), "{answer:?}");
+        ended(&theirs);
+        drop(gpu.cuda_slice::<u32>(WORDS, &home).expect("afterwards it is made"));
     }
     rig.clean();
 }

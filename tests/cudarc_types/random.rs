@@ -1,36 +1,236 @@
 //! Random programs of cudarc's safe calls (`world` says of what). They need no rules: whatever order the calls come in,
 //! every value is what it would be if each call ended before the next one began. The oracle judges too.
 //!
-//! 100 programs, or what `MILLPOND_CASES` says.
+//! 16 to 100 programs of each kind, some seconds in all, or what `MILLPOND_CASES` says.
 
-use super::world::{ARRAYS, World, calls};
+use super::world::{ARRAYS, Call, HOMES, STREAMS, World, all_calls, calls};
 use super::*;
+use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-#[test]
-fn programs_of_cudarcs_calls_need_no_rules() {
+/// Runs programs, each on a device of its own, which has to be clean at the end; a program tells whether errors may be kept.
+fn run<P: std::fmt::Debug>(
+    most: u32,
+    programs: &impl Strategy<Value = P>,
+    program: impl Fn(&Rig, &[Arc<CudaContext>; 2], P) -> bool,
+) {
     if rig().is_none() {
         return;
     }
     let cases =
-        std::env::var("MILLPOND_CASES").map_or(100, |n| n.parse().expect("MILLPOND_CASES is a number"));
+        std::env::var("MILLPOND_CASES").map_or(most, |n| n.parse().expect("MILLPOND_CASES is a number"));
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let found = TestRunner::new(config).run(&calls(), |calls| {
+    let found = TestRunner::new(config).run(programs, |drawn| {
         let rig = rig().expect("it was there a moment ago");
-        {
-            let gpu = rig.room_for(ARRAYS as u64 + 2);
-            let others = [(); 2].map(|()| CudaContext::new(0).expect("another value for the same context"));
-            let mut world = World::new(&rig, &gpu, &others);
-            for call in calls {
-                world.make(call);
-            }
-            world.end();
+        let others = [(); 2].map(|()| CudaContext::new(0).expect("another value for the same context"));
+        let errors = program(&rig, &others, drawn);
+        drop(others);
+        if errors {
+            rig.clean_but_for_errors();
+        } else {
+            rig.clean();
         }
-        rig.clean();
         Ok(())
     });
     if let Err(e) = found {
         panic!("{e}");
+    }
+}
+
+#[test]
+fn programs_of_cudarcs_calls_need_no_rules() {
+    run(100, &calls(), |rig, others, calls| {
+        let gpu = rig.room_for(ARRAYS as u64 + 2);
+        let mut world = World::new(rig, &gpu, others);
+        for call in calls {
+            world.make(call);
+        }
+        world.end();
+        false
+    });
+}
+
+/// With kernels, streams of another device, and allocators that end; each call on the thread of the program or on a fresh one.
+#[test]
+fn programs_on_other_threads_with_allocators_that_end() {
+    run(33, &vec((all_calls(), prop::bool::weighted(0.3)), 1..40), |rig, others, calls| {
+        let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
+        let mut far = false;
+        for (call, apart) in calls {
+            far |= matches!(call, Call::Far { .. });
+            let world = &mut world;
+            if apart && !of_the_thread(call) {
+                std::thread::scope(|s| s.spawn(|| world.make(call)).join()).expect("made");
+            } else {
+                world.make(call);
+            }
+            world.forget_errors();
+        }
+        world.end();
+        far
+    });
+}
+
+/// Whether the call is on the default stream of its thread, which the world takes for one stream.
+fn of_the_thread(call: Call) -> bool {
+    matches!(call, Call::FromPool { on: 4, .. } | Call::ToPool { on: 4, .. })
+}
+
+/// Several programs at once, each with arrays of its own, two by two on one allocator.
+#[test]
+fn programs_of_threads() {
+    // Nobody leaves errors in cudarc's store, where another thread's call would meet them.
+    let clean = |call| match unspoilt(call) {
+        Call::Far { x } => Call::Renew { x },
+        call => call,
+    };
+    let program = vec(all_calls().prop_map(clean), 1..20);
+    run(16, &vec(program, 2..=4), |rig, others, programs| {
+        let gpus =
+            [(); 2].map(|()| Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator"));
+        std::thread::scope(|s| {
+            for (n, calls) in programs.into_iter().enumerate() {
+                let gpu = &gpus[n % 2];
+                s.spawn(move || {
+                    let mut world = World::new(rig, gpu, others);
+                    for call in calls {
+                        world.make(call);
+                    }
+                    world.end();
+                });
+            }
+        });
+        false
+    });
+}
+
+/// Somebody captures graphs, on streams that cudarc is given and on those that arrays are made on. Each capture lives, and holds
+/// nothing of ours.
+#[test]
+fn programs_that_capture() {
+    let call = prop_oneof![
+        8 => all_calls(),
+        1 => (0..ARRAYS, 0..HOMES).prop_map(|(x, home)| Call::Pool { x, home }),
+        1 => (0..STREAMS, any::<bool>()).prop_map(|(on, home)| Call::Capture { on, home }),
+        1 => Just(Call::Graph),
+    ];
+    // Of streams that nobody holds there is nothing to mark but the whole context, which no capture survives.
+    let held = |call| {
+        let held = |on| match on {
+            2 => 0,
+            6 => 1,
+            on => on,
+        };
+        match call {
+            Call::Send { host, x, on, .. } => Call::Send { host, x, on: held(on), spoilt: false },
+            Call::Fetch { x, host, on, .. } => Call::Fetch { x, host, on: held(on), spoilt: false },
+            Call::Copy { x, on } => Call::Copy { x, on: held(on) },
+            Call::Zero { x, on } => Call::Zero { x, on: held(on) },
+            Call::Read { x, on } => Call::Read { x, on: held(on) },
+            Call::FromPool { x, on, view } => Call::FromPool { x, on: held(on), view },
+            Call::ToPool { x, on } => Call::ToPool { x, on: held(on) },
+            // The legacy stream waits for a thread's default stream, and a capture there does not survive that.
+            Call::Capture { on, home } => Call::Capture { on: if on == 4 { 0 } else { held(on) }, home },
+            // Forgotten, the use is open until the free, and nothing can be ordered behind a stream that captures.
+            Call::Launch { x, home, value, .. } => Call::Launch { x, home, value, forget: false },
+            call => call,
+        }
+    };
+    run(100, &vec(call.prop_map(held), 1..60), |rig, others, calls| {
+        rig.cuda.expect_captures();
+        let before = relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
+        let mut world = World::new(rig, &gpu, others);
+        // The first slice of each value waits for the context, and a module's first load does what it likes.
+        (0..HOMES).for_each(|home| world.make(Call::Pool { x: 0, home }));
+        world.make(Call::LaunchPool { value: 1 });
+        for call in calls {
+            world.make(call);
+            world.forget_errors();
+        }
+        world.end();
+        relaxed(before);
+        true
+    });
+}
+
+/// This thread's capture mode; answers what it was. The stand-in has a program end others' captures in any mode but the relaxed one.
+#[allow(unsafe_code, reason = "a foreign call")]
+fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+    // SAFETY: the pointer is a local's, read and written by the call.
+    let answer = unsafe { cudarc::driver::sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    assert_eq!(answer, cudarc::driver::sys::CUresult::CUDA_SUCCESS);
+    mode
+}
+
+/// What may fail. Not what destroys: cudarc asks once, and what is left then is its own.
+const MAY_FAIL: [&str; 20] = [
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuCtxRecordEvent",
+    "cuCtxSynchronize",
+    "cuStreamWaitEvent",
+    "cuStreamSynchronize",
+    "cuStreamCreate",
+    "cuStreamCreateWithPriority",
+    "cuStreamGetId",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuMemAlloc_v2",
+    "cuMemHostAlloc",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuLaunchKernel",
+];
+
+/// Some calls meet a fault, and may fail or not. Then each value is what it was or what it was to be, and nothing is left.
+#[test]
+fn programs_over_a_driver_that_fails() {
+    let code = prop_oneof![Just(2_u32), Just(801), Just(900), Just(999)];
+    let fault = prop::option::weighted(0.4, (0..MAY_FAIL.len(), 1..4_u64, code));
+    run(50, &vec((all_calls(), fault), 1..40), |rig, others, calls| {
+        let Some(fake) = &rig.fake else { return false };
+        let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
+        for (call, fault) in calls {
+            let fault = fault.filter(|_| !is_cudarcs(call));
+            if let Some((which, nth, code)) = fault {
+                fake.fail_next(MAY_FAIL[which], nth, code);
+                // Told, or a panic where there is nobody to tell: a look at pinned elements.
+                let _ = catch_unwind(AssertUnwindSafe(|| world.attempt(unspoilt(call))));
+                fake.clear_faults();
+            } else {
+                world.make(call);
+            }
+            world.forget_errors();
+        }
+        world.end();
+        let foreign: Vec<_> = rig
+            .cuda
+            .deferred()
+            .into_iter()
+            .filter(|e| ![1, 2, 400, 801, 900, 999].contains(&e.code))
+            .collect();
+        assert!(foreign.is_empty(), "nobody planted {foreign:?}");
+        true
+    });
+}
+
+/// What cudarc orders, or holds, by itself: it goes on when that fails.
+fn is_cudarcs(call: Call) -> bool {
+    matches!(call, Call::FromPool { .. } | Call::ToPool { .. } | Call::LaunchPool { .. } | Call::Far { .. })
+}
+
+/// Not left out twice: by the test, and by the fault.
+fn unspoilt(call: Call) -> Call {
+    match call {
+        Call::Send { host, x, on, .. } => Call::Send { host, x, on, spoilt: false },
+        Call::Fetch { x, host, on, .. } => Call::Fetch { x, host, on, spoilt: false },
+        call => call,
     }
 }

@@ -5,18 +5,20 @@
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
 use super::WORDS;
-use super::rig::{Adopted, Given, Ours, Rig, Spoils, Unknown, Words, given, read};
-use cudarc::driver::CudaContext;
+use super::remote::Fake;
+use super::rig::{Adopted, GRID, Given, Ours, Rig, Spoils, Unknown, Words, given, iota};
+use cudarc::driver::sys::{CUresult, CUstreamCaptureMode, cuGraphGetNodes};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, PushKernelArg, result};
 use millpond::driver::cuda::Cuda;
 use millpond::interop::PooledSlice;
-use millpond::{Allocator, PinnedArray, Stream};
+use millpond::{Allocator, Config, PinnedArray, Stream};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 pub const ARRAYS: usize = 3;
 pub const HOSTS: usize = 2;
-const STREAMS: usize = 8;
-const HOMES: usize = 3;
+pub const STREAMS: usize = 8;
+pub const HOMES: usize = 3;
 
 /// A call; numbers say which array, pinned array and stream.
 #[derive(Clone, Copy, Debug)]
@@ -89,13 +91,41 @@ pub enum Call {
     End {
         on: usize,
     },
+    /// A kernel that writes all of it, by cudarc's builder under a guard, which may be forgotten; it is on a stream of the allocator's.
+    Launch {
+        x: usize,
+        home: usize,
+        value: u32,
+        forget: bool,
+    },
+    /// A kernel that writes the pooled slice, which is its argument, on the slice's stream.
+    LaunchPool {
+        value: u32,
+    },
+    /// `memset_zeros` on a stream of another device, which is refused.
+    Far {
+        x: usize,
+    },
+    /// The allocator ends, but for the memory that is still used, and is made again.
+    Remake,
+    /// Somebody begins to capture a graph on a stream, or on one that arrays are made on.
+    Capture {
+        on: usize,
+        home: bool,
+    },
+    /// The capture ends.
+    Graph,
 }
 
 pub fn calls() -> impl Strategy<Value = Vec<Call>> {
+    prop::collection::vec(a_call(), 1..40)
+}
+
+fn a_call() -> impl Strategy<Value = Call> {
     let (x, host, on, spoilt) = (0..ARRAYS, 0..HOSTS, 0..STREAMS, any::<bool>());
     // Streams of other values more often than their share: to order them takes most.
     let of_all = prop_oneof![1 => on.clone(), 1 => 5..STREAMS];
-    let call = prop_oneof![
+    prop_oneof![
         3 => (host.clone(), x.clone(), on.clone(), spoilt)
             .prop_map(|(host, x, on, spoilt)| Call::Send { host, x, on, spoilt }),
         3 => (x.clone(), host.clone(), on.clone(), spoilt)
@@ -112,15 +142,49 @@ pub fn calls() -> impl Strategy<Value = Vec<Call>> {
         5 => (x.clone(), of_all.clone(), any::<bool>()).prop_map(|(x, on, view)| Call::FromPool { x, on, view }),
         5 => (x.clone(), of_all).prop_map(|(x, on)| Call::ToPool { x, on }),
         1 => on.prop_map(|on| Call::End { on }),
-    ];
-    prop::collection::vec(call, 1..40)
+    ]
 }
 
-/// An array, on which stream of ours it was made, and what all its elements are.
+/// The calls of [`calls`], and kernels, other devices, and allocators that end.
+pub fn all_calls() -> impl Strategy<Value = Call> {
+    let (x, home) = (0..ARRAYS, 0..HOMES);
+    prop_oneof![
+        12 => a_call(),
+        2 => (x.clone(), home, 1..200_u32, prop::bool::weighted(0.2))
+            .prop_map(|(x, home, value, forget)| Call::Launch { x, home, value, forget }),
+        1 => (1..200_u32).prop_map(|value| Call::LaunchPool { value }),
+        1 => x.prop_map(|x| Call::Far { x }),
+        1 => Just(Call::Remake),
+    ]
+}
+
+/// What all elements of something are: one of these, of which there are several behind an operation that may have failed.
+#[derive(Clone, PartialEq, Debug)]
+struct Known(Vec<u32>);
+
+impl Known {
+    fn is(value: u32) -> Known {
+        Known(vec![value])
+    }
+    /// Either is possible until the operation is known to have been made.
+    fn or(&mut self, other: &Known) {
+        let new: Vec<_> = other.0.iter().copied().filter(|v| !self.0.contains(v)).collect();
+        self.0.extend(new);
+    }
+    fn check(&self, found: &[u32]) {
+        for at in [0, 1, found.len() / 2, found.len() - 1] {
+            assert!(self.0.contains(&found[at]), "element {at} is {}, not {self:?}", found[at]);
+            assert_eq!(found[at], found[0], "element {at}");
+        }
+    }
+}
+
+/// An array, the stream of ours that it was made on, and what all its elements are.
 struct Filled {
     array: Words,
-    home: usize,
-    value: u32,
+    home: Stream<Cuda>,
+    number: usize,
+    value: Known,
 }
 
 /// Who has read a pooled slice since it was written.
@@ -135,32 +199,322 @@ enum Readers {
 
 struct Pooled {
     slice: PooledSlice<u32>,
-    value: u32,
+    home: Stream<Cuda>,
+    value: Known,
     readers: Readers,
 }
 
+/// A stream that somebody captures.
+#[derive(Clone, Copy, PartialEq)]
+enum Captured {
+    Given(usize),
+    Home(usize),
+}
+
+/// Whether a call was made, and why not.
+type Told = Result<(), String>;
+
 pub struct World<'a> {
     rig: &'a Rig,
-    gpu: &'a Allocator<Cuda>,
+    gpu: Allocator<Cuda>,
     others: &'a [Arc<CudaContext>; 2],
     /// Two of the allocator's, and one adopted from another value.
     homes: [Stream<Cuda>; HOMES],
     arrays: Vec<Filled>,
-    hosts: Vec<(PinnedArray<u32, Cuda>, u32)>,
+    hosts: Vec<(PinnedArray<u32, Cuda>, Known)>,
     streams: Vec<Given>,
     /// What is written while others read is cudarc's to order, hazards included.
     pooled: Option<Pooled>,
+    captured: Option<Captured>,
+    kernel: Option<CudaFunction>,
 }
 
 impl<'a> World<'a> {
-    pub fn new(rig: &'a Rig, gpu: &'a Allocator<Cuda>, others: &'a [Arc<CudaContext>; 2]) -> World<'a> {
-        let theirs = rig.cuda.adopt(others[0].new_stream().expect("a stream")).expect("adopted");
-        let ours = || gpu.stream().expect("a stream");
-        let homes = [ours(), ours(), gpu.adopt(theirs).expect("a pool")];
-        let arrays = (0..ARRAYS).map(|n| zeroes(gpu, &homes, n % 2)).collect();
-        let hosts = (0..HOSTS).map(|_| (gpu.pinned_zeros(WORDS).expect("pinned"), 0)).collect();
+    pub fn new(rig: &'a Rig, gpu: &Allocator<Cuda>, others: &'a [Arc<CudaContext>; 2]) -> World<'a> {
+        let homes = homes(rig, gpu, others);
+        let arrays = (0..ARRAYS).map(|n| zeroes(gpu, &homes, n % 2).expect("there is room")).collect();
+        let hosts = (0..HOSTS).map(|_| (gpu.pinned_zeros(WORDS).expect("pinned"), Known::is(0))).collect();
         let streams = (0..STREAMS).map(|n| a_stream(rig, gpu, others, n)).collect();
-        World { rig, gpu, others, homes, arrays, hosts, streams, pooled: None }
+        let gpu = gpu.clone();
+        World { rig, gpu, others, homes, arrays, hosts, streams, pooled: None, captured: None, kernel: None }
+    }
+
+    /// Makes a call, which is made or refused as a capture has it.
+    pub fn make(&mut self, call: Call) {
+        if let Err(why) = self.attempt(call) {
+            panic!("{call:?}: {why}");
+        }
+    }
+
+    /// Makes a call, which may fail: then nobody knows whether it was made.
+    ///
+    /// # Errors
+    /// What it said.
+    #[allow(clippy::too_many_lines, reason = "one match, an arm a call")]
+    pub fn attempt(&mut self, call: Call) -> Told {
+        match call {
+            Call::Send { host, x, on, spoilt } => {
+                let Some(theirs) = self.not_captured(on) else { return Ok(()) };
+                let ((from, value), to) = (&self.hosts[host], &mut self.arrays[x]);
+                to.value.or(value);
+                if spoilt {
+                    told(theirs.memcpy_htod(from, &mut Spoils(&mut to.array)))?;
+                    theirs.context().check_err().expect_err("cudarc did not wait");
+                } else {
+                    told(theirs.memcpy_htod(from, &mut to.array))?;
+                }
+                to.value = value.clone();
+            }
+            Call::Fetch { x, host, on, spoilt } => {
+                let Some(theirs) = self.not_captured(on) else { return Ok(()) };
+                let (from, (to, value)) = (&self.arrays[x], &mut self.hosts[host]);
+                value.or(&from.value);
+                if spoilt {
+                    told(theirs.memcpy_dtoh(&Spoils(&from.array), to))?;
+                    theirs.context().check_err().expect_err("cudarc did not wait");
+                } else {
+                    told(theirs.memcpy_dtoh(&from.array, to))?;
+                }
+                *value = from.value.clone();
+            }
+            Call::Copy { x, on } => {
+                let (theirs, captured) = self.stream(on);
+                let (from, to) = self.two(x);
+                let queued = |to: &mut Filled| told(theirs.memcpy_dtod(&from.array, &mut to.array));
+                if captured {
+                    return refused(&queued(to));
+                }
+                to.value.or(&from.value);
+                queued(to)?;
+                to.value = from.value.clone();
+            }
+            Call::Zero { x, on } => {
+                let (theirs, captured) = self.stream(on);
+                let to = &mut self.arrays[x];
+                if captured {
+                    return refused(&theirs.memset_zeros(&mut to.array));
+                }
+                to.value.or(&Known::is(0));
+                told(theirs.memset_zeros(&mut to.array))?;
+                to.value = Known::is(0);
+            }
+            Call::Read { x, on } => {
+                let Some(theirs) = self.not_captured(on) else { return Ok(()) };
+                let mut found = vec![0; WORDS];
+                told(theirs.memcpy_dtoh(&self.arrays[x].array, &mut found))?;
+                told(theirs.synchronize())?;
+                self.arrays[x].value.check(&found);
+            }
+            Call::Fill { x, value } => {
+                let captured = self.is_captured(&self.arrays[x].home);
+                let Filled { array, home, value: now, .. } = &mut self.arrays[x];
+                if captured {
+                    return refused(&array.fill_bytes(value, home));
+                }
+                let value = Known::is(u32::from_ne_bytes([value; 4]));
+                now.or(&value);
+                told(array.fill_bytes(value.0[0] as u8, home))?;
+                *now = value;
+            }
+            Call::Renew { x } => {
+                let number = self.arrays[x].number;
+                if self.captured != Some(Captured::Home(number)) {
+                    // Before the new one is made, which may have its bytes at once.
+                    self.arrays[x].array = told(self.gpu.uninit(0, &self.homes[number]))?;
+                    self.arrays[x].value = Known::is(0);
+                    self.arrays[x] = zeroes(&self.gpu, &self.homes, number)?;
+                }
+            }
+            Call::Look { host } => self.hosts[host].1.check(&self.hosts[host].0),
+            Call::Write { host, value } => {
+                self.hosts[host].1.or(&Known::is(value));
+                self.hosts[host].0.fill(value);
+                self.hosts[host].1 = Known::is(value);
+            }
+            Call::RenewHost { host } => {
+                let made = told(self.gpu.pinned_zeros(WORDS))?;
+                self.hosts[host] = (made, Known::is(0));
+            }
+            Call::Pool { x, home } => self.pool(x, home)?,
+            Call::FromPool { x, on, view } => self.read_pool(x, on, view)?,
+            Call::ToPool { x, on } => self.write_pool(x, on)?,
+            Call::End { on } => {
+                if self.captured != Some(Captured::Given(on)) {
+                    self.streams[on] = a_stream(self.rig, &self.gpu, self.others, on);
+                    if let Some(Pooled { readers, .. }) = &mut self.pooled
+                        && *readers == Readers::One(Some(on))
+                    {
+                        *readers = Readers::One(None);
+                    }
+                }
+            }
+            Call::Launch { x, home, value, forget } => {
+                let home = self.homes[home].clone();
+                if self.is_captured(&home) {
+                    return refused(&self.arrays[x].array.write_on(&home));
+                }
+                let kernel = self.kernel();
+                let to = &mut self.arrays[x];
+                to.value.or(&Known::is(value));
+                let theirs = told(home.cudarc())?;
+                let mut guard = told(to.array.write_on(&home))?;
+                let mut launch = theirs.launch_builder(&kernel);
+                launch.arg(&mut guard).arg(&(WORDS as u64)).arg(&value).arg(&0_u32);
+                #[allow(unsafe_code, reason = "a launch")]
+                // SAFETY: iota takes an address, a length, the first number and the step; it writes so many elements.
+                told(unsafe { launch.launch(GRID) }.map(drop))?;
+                if forget {
+                    core::mem::forget(guard);
+                }
+                to.value = Known::is(value);
+            }
+            Call::LaunchPool { value } => {
+                let kernel = self.kernel();
+                let captured = self.pooled.as_ref().is_none_or(|p| self.is_captured(&p.home));
+                if let Some(to) = self.pooled.as_mut().filter(|p| !captured && p.readers != Readers::Several)
+                {
+                    let theirs = told(to.home.cudarc())?;
+                    let mut launch = theirs.launch_builder(&kernel);
+                    launch.arg(&mut to.slice).arg(&(WORDS as u64)).arg(&value).arg(&0_u32);
+                    #[allow(unsafe_code, reason = "a launch")]
+                    // SAFETY: as above.
+                    told(unsafe { launch.launch(GRID) }.map(drop))?;
+                    (to.value, to.readers) = (Known::is(value), Readers::None);
+                }
+            }
+            Call::Far { x } => {
+                let far = told(CudaContext::new(1))?.default_stream();
+                let answer = far.memset_zeros(&mut self.arrays[x].array);
+                told(self.rig.ctx.bind_to_thread())?;
+                refused(&answer)?;
+            }
+            Call::Remake => {
+                if self.captured.is_none() {
+                    let gpu = told(Allocator::new(self.rig.cuda.clone(), Config::default()))?;
+                    self.homes = homes(self.rig, &gpu, self.others);
+                    self.gpu = gpu;
+                }
+            }
+            Call::Capture { on, home } => self.capture(on, home)?,
+            Call::Graph => self.graph()?,
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, x: usize, home: usize) -> Told {
+        self.pooled = None;
+        let home = self.homes[home].clone();
+        let made = || self.gpu.cuda_slice::<u32>(WORDS, &home);
+        if self.is_captured(&home) {
+            return refused(&made());
+        }
+        let made = made().or_else(|e| {
+            if self.captured.is_some() { Err(e) } else { self.gpu.synchronize().and_then(|()| made()) }
+        });
+        let mut slice = told(made)?;
+        // What cudarc does with a slice beside a driver that fails is its own.
+        self.rig.fake.iter().for_each(Fake::clear_faults);
+        let Filled { array, value, .. } = &self.arrays[x];
+        told(told(home.cudarc())?.memcpy_dtod(array, &mut slice.as_view_mut()))?;
+        self.pooled = Some(Pooled { slice, home, value: value.clone(), readers: Readers::None });
+        Ok(())
+    }
+
+    fn read_pool(&mut self, x: usize, on: usize, view: bool) -> Told {
+        let (theirs, captured) = self.stream(on);
+        let Some(Pooled { slice, value, readers, .. }) = &mut self.pooled else { return Ok(()) };
+        let to = &mut self.arrays[x];
+        let queued = if view {
+            theirs.memcpy_dtod(&slice.as_view(), &mut to.array)
+        } else {
+            theirs.memcpy_dtod(&*slice, &mut to.array)
+        };
+        if captured {
+            return refused(&queued);
+        }
+        told(queued)?;
+        to.value = value.clone();
+        *readers = match *readers {
+            Readers::None => Readers::One(Some(on)),
+            Readers::One(by) if by == Some(on) => Readers::One(by),
+            _ => Readers::Several,
+        };
+        Ok(())
+    }
+
+    fn write_pool(&mut self, x: usize, on: usize) -> Told {
+        let (theirs, captured) = self.stream(on);
+        let from = &self.arrays[x];
+        if let Some(to) = self.pooled.as_mut().filter(|p| p.readers != Readers::Several) {
+            let queued = theirs.memcpy_dtod(&from.array, &mut to.slice.as_view_mut());
+            if captured {
+                return refused(&queued);
+            }
+            told(queued)?;
+            (to.value, to.readers) = (from.value.clone(), Readers::None);
+        }
+        Ok(())
+    }
+
+    fn capture(&mut self, on: usize, home: bool) -> Told {
+        if self.captured.is_none() {
+            let what = if home { Captured::Home(on % HOMES) } else { Captured::Given(on) };
+            // The legacy stream cannot.
+            if let Some(theirs) = self.captures_on(what).filter(|s| s.cu_stream().addr() > 1) {
+                // Where nobody captures the rest is marked; on this stream nothing can be, from here on.
+                self.pooled = None;
+                if home {
+                    self.pool(0, on % HOMES)?;
+                }
+                (0..ARRAYS).try_for_each(|x| self.attempt(Call::Fill { x, value: 1 }))?;
+                (0..HOSTS).try_for_each(|host| self.attempt(Call::Write { host, value: 1 }))?;
+                told(self.gpu.synchronize())?;
+                told(theirs.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))?;
+                self.captured = Some(what);
+            }
+        }
+        Ok(())
+    }
+
+    /// It lives, and nothing of ours is in its graph.
+    #[allow(unsafe_code, reason = "foreign calls")]
+    fn graph(&mut self) -> Told {
+        let Some(what) = self.captured.take() else { return Ok(()) };
+        let theirs = self.captures_on(what).expect("it captured");
+        told(theirs.context().bind_to_thread())?;
+        // SAFETY: the stream is alive, and its capture began on it.
+        let graph = told(unsafe { result::stream::end_capture(theirs.cu_stream()) })?;
+        let mut nodes = usize::MAX;
+        // SAFETY: no list is wanted, and the number is a local's.
+        let counted = unsafe { cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes) };
+        assert_eq!((counted, nodes), (CUresult::CUDA_SUCCESS, 0), "nothing of ours is in it");
+        // SAFETY: ended above, and used by nobody.
+        told(unsafe { result::graph::destroy(graph) })
+    }
+
+    fn captures_on(&self, what: Captured) -> Option<Arc<CudaStream>> {
+        match what {
+            Captured::Given(on) => Some(Arc::clone(&self.streams[on].theirs)),
+            Captured::Home(home) => self.homes[home].cudarc().ok(),
+        }
+    }
+
+    fn is_captured(&self, home: &Stream<Cuda>) -> bool {
+        matches!(self.captured, Some(Captured::Home(at)) if self.homes[at].id() == home.id())
+    }
+
+    /// A stream, and whether somebody captures on it.
+    fn stream(&self, on: usize) -> (Arc<CudaStream>, bool) {
+        (Arc::clone(&self.streams[on].theirs), self.captured == Some(Captured::Given(on)))
+    }
+
+    fn not_captured(&self, on: usize) -> Option<Arc<CudaStream>> {
+        let (theirs, captured) = self.stream(on);
+        (!captured).then_some(theirs)
+    }
+
+    fn kernel(&mut self) -> CudaFunction {
+        self.kernel.get_or_insert_with(|| iota(&self.rig.ctx)).clone()
     }
 
     fn two(&mut self, x: usize) -> (&mut Filled, &mut Filled) {
@@ -169,115 +523,18 @@ impl<'a> World<'a> {
         if x == ARRAYS - 1 { (&mut one[0], last) } else { (last, &mut one[x]) }
     }
 
-    pub fn make(&mut self, call: Call) {
-        match call {
-            Call::Send { host, x, on, spoilt } => {
-                let (theirs, (from, value)) = (&self.streams[on].theirs, &self.hosts[host]);
-                let to = &mut self.arrays[x];
-                if spoilt {
-                    theirs.memcpy_htod(from, &mut Spoils(&mut to.array)).expect("queued");
-                    theirs.context().check_err().expect_err("cudarc did not wait");
-                } else {
-                    theirs.memcpy_htod(from, &mut to.array).expect("sent");
-                }
-                to.value = *value;
-            }
-            Call::Fetch { x, host, on, spoilt } => {
-                let (theirs, (to, value)) = (&self.streams[on].theirs, &mut self.hosts[host]);
-                let from = &self.arrays[x];
-                if spoilt {
-                    theirs.memcpy_dtoh(&Spoils(&from.array), to).expect("queued");
-                    theirs.context().check_err().expect_err("cudarc did not wait");
-                } else {
-                    theirs.memcpy_dtoh(&from.array, to).expect("fetched");
-                }
-                *value = from.value;
-            }
-            Call::Copy { x, on } => {
-                let theirs = Arc::clone(&self.streams[on].theirs);
-                let (from, to) = self.two(x);
-                theirs.memcpy_dtod(&from.array, &mut to.array).expect("queued");
-                to.value = from.value;
-            }
-            Call::Zero { x, on } => {
-                self.streams[on].theirs.memset_zeros(&mut self.arrays[x].array).expect("queued");
-                self.arrays[x].value = 0;
-            }
-            Call::Read { x, on } => {
-                let found = read(&self.streams[on].theirs, &self.arrays[x].array);
-                is_all(&found, self.arrays[x].value);
-            }
-            Call::Fill { x, value } => {
-                let Filled { array, home, value: now } = &mut self.arrays[x];
-                array.fill_bytes(value, &self.homes[*home]).expect("queued");
-                *now = u32::from_ne_bytes([value; 4]);
-            }
-            Call::Renew { x } => {
-                let Filled { array, home, .. } = self.arrays.remove(x);
-                drop(array);
-                self.arrays.insert(x, zeroes(self.gpu, &self.homes, home));
-            }
-            Call::Look { host } => is_all(&self.hosts[host].0, self.hosts[host].1),
-            Call::Write { host, value } => {
-                self.hosts[host].0.fill(value);
-                self.hosts[host].1 = value;
-            }
-            Call::RenewHost { host } => {
-                drop(self.hosts.remove(host));
-                self.hosts.insert(host, (self.gpu.pinned_zeros(WORDS).expect("pinned"), 0));
-            }
-            Call::Pool { x, home } => {
-                self.pooled = None;
-                let (home, Filled { array, value, .. }) = (&self.homes[home], &self.arrays[x]);
-                let slice = self.gpu.cuda_slice(WORDS, home).or_else(|_| {
-                    self.gpu.synchronize()?;
-                    self.gpu.cuda_slice(WORDS, home)
-                });
-                let mut slice = slice.expect("there is room");
-                let theirs = home.cudarc().expect("its alias");
-                theirs.memcpy_dtod(array, &mut slice.as_view_mut()).expect("queued");
-                self.pooled = Some(Pooled { slice, value: *value, readers: Readers::None });
-            }
-            Call::FromPool { x, on, view } => self.read_pool(x, on, view),
-            Call::ToPool { x, on } => {
-                if let Some(Pooled { slice, value, readers }) =
-                    self.pooled.as_mut().filter(|p| p.readers != Readers::Several)
-                {
-                    let Filled { array, value: theirs, .. } = &self.arrays[x];
-                    self.streams[on].theirs.memcpy_dtod(array, &mut slice.as_view_mut()).expect("queued");
-                    (*value, *readers) = (*theirs, Readers::None);
-                }
-            }
-            Call::End { on } => {
-                let given = a_stream(self.rig, self.gpu, self.others, on);
-                self.streams[on] = given;
-                if let Some(Pooled { readers, .. }) = &mut self.pooled
-                    && *readers == Readers::One(Some(on))
-                {
-                    *readers = Readers::One(None);
-                }
-            }
+    /// What somebody's next call of cudarc's would meet: taken away.
+    pub fn forget_errors(&self) {
+        for context in self.others.iter().chain([&self.rig.ctx]) {
+            let _ = context.check_err();
         }
-    }
-
-    fn read_pool(&mut self, x: usize, on: usize, view: bool) {
-        if let Some(Pooled { slice, value, readers }) = &mut self.pooled {
-            let (to, theirs) = (&mut self.arrays[x], &self.streams[on].theirs);
-            if view {
-                theirs.memcpy_dtod(&slice.as_view(), &mut to.array).expect("queued");
-            } else {
-                theirs.memcpy_dtod(&*slice, &mut to.array).expect("queued");
-            }
-            to.value = *value;
-            *readers = match *readers {
-                Readers::None => Readers::One(Some(on)),
-                Readers::One(by) if by == Some(on) => Readers::One(by),
-                _ => Readers::Several,
-            };
+        for home in &self.homes {
+            let _ = home.cudarc().map(|theirs| theirs.context().check_err());
         }
     }
 
     pub fn end(mut self) {
+        self.make(Call::Graph);
         for x in 0..ARRAYS {
             self.make(Call::Read { x, on: 0 });
         }
@@ -287,18 +544,28 @@ impl<'a> World<'a> {
     }
 }
 
-fn is_all(found: &[u32], value: u32) {
-    for at in [0, 1, found.len() / 2, found.len() - 1] {
-        assert_eq!(found[at], value, "element {at}");
-    }
+fn told<T, E: core::fmt::Debug>(answer: Result<T, E>) -> Result<T, String> {
+    answer.map_err(|e| format!("{e:?}"))
 }
 
-fn zeroes(gpu: &Allocator<Cuda>, homes: &[Stream<Cuda>; HOMES], home: usize) -> Filled {
-    let array = gpu.zeros(WORDS, &homes[home]).or_else(|_| {
+/// What it has to be.
+fn refused<T, E>(answer: &Result<T, E>) -> Told {
+    if answer.is_ok() { Err("it was not refused".into()) } else { Ok(()) }
+}
+
+fn homes(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2]) -> [Stream<Cuda>; HOMES] {
+    let theirs = rig.cuda.adopt(others[0].new_stream().expect("a stream")).expect("adopted");
+    let ours = || gpu.stream().expect("a stream");
+    [ours(), ours(), gpu.adopt(theirs).expect("a pool")]
+}
+
+fn zeroes(gpu: &Allocator<Cuda>, homes: &[Stream<Cuda>; HOMES], number: usize) -> Result<Filled, String> {
+    let home = homes[number].clone();
+    let array = gpu.zeros(WORDS, &home).or_else(|_| {
         gpu.synchronize()?;
-        gpu.zeros(WORDS, &homes[home])
+        gpu.zeros(WORDS, &home)
     });
-    Filled { array: array.expect("there is room"), home, value: 0 }
+    Ok(Filled { array: told(array)?, home, number, value: Known::is(0) })
 }
 
 /// The stream that a number stands for.

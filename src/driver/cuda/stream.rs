@@ -35,6 +35,8 @@ pub(super) const LEGACY: usize = 1;
 pub(super) const PER_THREAD: usize = 2;
 /// No context is current, or not the right one.
 const INVALID_CONTEXT: u32 = 201;
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+const CONTEXT_IS_DESTROYED: Code = 709;
 /// The capture code that says "not this stream, but one that it would wait for".
 const CAPTURE_IMPLICIT: u32 = 906;
 
@@ -279,12 +281,12 @@ impl Device {
     /// Puts a question about a stream that changes nothing. A default stream is the current context's, so ours is bound
     /// for it. Any other handle says itself which stream is meant, whatever is current: it is asked about at once, which
     /// spares the look-up of what is current, as dear as the question. A driver that wants a context all the same says so
-    /// (201), and is asked again with ours.
+    /// (201, or 709 if what is current was destroyed, as cudarc leaves it behind), and is asked again with ours.
     #[inline]
     fn ask_stream(&self, call: Call, stream: CUstream, mut ask: impl FnMut() -> Code) -> DriverResult<()> {
         if stream.addr() > PER_THREAD {
             let code = ask();
-            if code != INVALID_CONTEXT {
+            if !matches!(code, INVALID_CONTEXT | CONTEXT_IS_DESTROYED) {
                 return self.done(call, code);
             }
             self.calls.count(call);
