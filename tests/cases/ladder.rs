@@ -109,7 +109,7 @@ fn waits_have_one_bound() -> Outcome {
     }
     let (t, before) = (w.stream(), w.sim.host_time());
     let x = w.claim(4, &t)?;
-    let blocked = w.sim.host_time() - before;
+    let blocked = w.sim.host_time().saturating_sub(before);
     ensure!(
         blocked >= second,
         "the first kernel takes a second, and the request came back after {blocked:?}"
