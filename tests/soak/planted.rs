@@ -17,14 +17,10 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
-    (Bug::NewsLost, "a_hundred_streams", Pace::AtOnce),
 ];
 
 /// Bugs that random programs do not look for, and why.
-const NOT_RANDOM: &[(Bug, &str)] = &[
-    (Bug::OpenForgotten, "no stream of one round is declared a user"),
-    (Bug::NewsLost, "they have four streams, and no pool stands aside"),
-];
+const NOT_RANDOM: &[(Bug, &str)] = &[(Bug::OpenForgotten, "no stream of one round is declared a user")];
 
 /// What grew, if anything: the first of it.
 fn grew(bug: Option<Bug>, soaked: &dyn Fn() -> Result<(), String>) -> Option<String> {
