@@ -126,6 +126,8 @@ zoo! {
     UnknownPlain "unknown-plain" "free_unknown is a plain free"
     ContextMarker "context-marker" "what cannot be marked by a handle is marked by a context-wide event, whoever captures"
     CaptureUnseen "capture-unseen" "a capture that began between the question and the record is not seen"
+    CapturedKept "captured-kept" "a published marker whose event a capture took stays, and is asked and waited for before the next one"
+    CapturedCovers "captured-covers" "what a marker covered whose event a capture took counts as covered still"
     NamedNotServed "named-not-served" "a stream that only calls that name it may mark is not marked by them"
     LooseForgotten "loose-forgotten" "a stream that nobody can mark ends as if its last marker covered all that it holds"
     ContextDueLost "context-due-lost" "a context-wide marker that could not be made is not made later"
