@@ -648,8 +648,20 @@ impl Door {
     /// Waits for the device, and so knows everything complete, of destroyed doors too.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
+        self.forget_unmet();
         Door::settle(Some(self.device));
         Ok(())
+    }
+
+    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
+    /// Behind a synchronise they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
+    fn forget_unmet(&self) {
+        let lasting = StreamId(u64::MAX);
+        let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
+        let gone: Vec<_> =
+            self.lanes.lock().extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect();
+        // Their ends speak to the driver: not under the lock.
+        drop(gone);
     }
 
     /// A size, a share or none, in words.
