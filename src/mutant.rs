@@ -209,6 +209,7 @@ doors:
     DoorDebtForgotten "door-debt-forgotten" "what is owed after the end is not given back by later calls"
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
     DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
+    DoorFreeUnmarked "door-free-unmarked" "a free that names its streams marks none of them"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
 ;
 leaks:

@@ -575,7 +575,9 @@ impl Door {
             }
             recorded?;
             Door::end(ptr, hold, unknown);
-            lane.stream.mark_frees();
+            if !planted!(DoorFreeUnmarked) {
+                lane.stream.mark_frees();
+            }
             self.freed();
             Ok(())
         })
@@ -589,7 +591,8 @@ impl Door {
     ) -> Result<(), Failure> {
         let (hold, tag) = self.hold(ptr)?;
         Door::end(ptr, hold, tag.is_unknown());
-        streams.for_each(|handle| self.mark_frees(handle));
+        let marked = if planted!(DoorFreeUnmarked) { 0 } else { usize::MAX };
+        streams.take(marked).for_each(|handle| self.mark_frees(handle));
         self.freed();
         Ok(())
     }
