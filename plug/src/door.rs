@@ -35,6 +35,8 @@ use std::sync::Arc;
 const MOST: usize = 4096;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
+/// With more streams than this, a synchronise forgets those that no thread remembers: four times what one thread remembers.
+const CROWD: usize = 64;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
 /// device. One that finds no place is met like any other.
 const PLACES: usize = 256;
@@ -661,8 +663,14 @@ impl Door {
     fn forget_unmet(&self) {
         let lasting = StreamId(u64::MAX);
         let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
-        let gone: Vec<_> =
-            self.lanes.lock().extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect();
+        let gone: Vec<_> = {
+            let mut lanes = self.lanes.lock();
+            // Of few streams the pools are kept: their memory is cached there for those that come back.
+            if lanes.len() <= CROWD {
+                return;
+            }
+            lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
+        };
         // Their ends speak to the driver: not under the lock.
         drop(gone);
     }
