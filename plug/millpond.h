@@ -16,7 +16,7 @@
  * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a
  * request was refused for its sake, or by those two frees. Memory whose own stream was not declared is held back for that stream's sake too,
  * whoever else is named. What is not seen: a capture that another thread begins while a call of ours is under way, on a stream which that
- * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or calls fail on that stream until it
+ * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or what that stream freed is held back until it
  * is marked again. Begin a capture where no other thread calls for its stream.
  *
  * A process that is forked from one that has an allocator can do nothing with it: every call there answers

@@ -66,6 +66,10 @@ impl DriverError {
         let gone = self.kind == DriverErrorKind::InvalidHandle && self.code != 201;
         gone || self.kind == DriverErrorKind::Capturing
     }
+    /// Whether it says of an event, and not of a stream, that a capture took its last record (CUDA's 907).
+    pub(crate) fn is_of_captured_event(&self) -> bool {
+        self.kind == DriverErrorKind::Capturing && self.code == 907
+    }
     /// Whether nothing will work again in this process.
     pub fn is_context_lost(&self) -> bool {
         self.kind == DriverErrorKind::ContextLost

@@ -126,6 +126,8 @@ zoo! {
     UnknownPlain "unknown-plain" "free_unknown is a plain free"
     ContextMarker "context-marker" "what cannot be marked by a handle is marked by a context-wide event, whoever captures"
     CaptureUnseen "capture-unseen" "a capture that began between the question and the record is not seen"
+    CapturedKept "captured-kept" "a published marker whose event a capture took stays, and is asked and waited for before the next one"
+    CapturedCovers "captured-covers" "what a marker covered whose event a capture took counts as covered still"
     NamedNotServed "named-not-served" "a stream that only calls that name it may mark is not marked by them"
     LooseForgotten "loose-forgotten" "a stream that nobody can mark ends as if its last marker covered all that it holds"
     ContextDueLost "context-due-lost" "a context-wide marker that could not be made is not made later"
@@ -210,6 +212,7 @@ doors:
     DoorDebtForgotten "door-debt-forgotten" "what is owed after the end is not given back by later calls"
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
     DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
+    DoorFreeUnmarked "door-free-unmarked" "a free that names its streams marks none of them"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
     DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
 ;

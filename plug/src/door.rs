@@ -36,6 +36,8 @@ use std::sync::Arc;
 const MOST: usize = 4096;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
+/// With more streams than this, a synchronise forgets those that no thread remembers: four times what one thread remembers.
+const CROWD: usize = 64;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
 /// device. One that finds no place is met like any other.
 const PLACES: usize = 256;
@@ -599,7 +601,9 @@ impl Door {
             }
             recorded?;
             Door::end(ptr, hold, unknown);
-            lane.stream.mark_frees();
+            if !planted!(DoorFreeUnmarked) {
+                lane.stream.mark_frees();
+            }
             self.freed();
             Ok(())
         })
@@ -613,7 +617,8 @@ impl Door {
     ) -> Result<(), Failure> {
         let (hold, tag) = self.hold(ptr)?;
         Door::end(ptr, hold, tag.is_unknown());
-        streams.for_each(|handle| self.mark_frees(handle));
+        let marked = if planted!(DoorFreeUnmarked) { 0 } else { usize::MAX };
+        streams.take(marked).for_each(|handle| self.mark_frees(handle));
         self.freed();
         Ok(())
     }
@@ -672,8 +677,26 @@ impl Door {
     /// Waits for the device, and so knows everything complete, of destroyed doors too.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         self.gpu.synchronize()?;
+        self.forget_unmet();
         Door::settle(Some(self.device));
         Ok(())
+    }
+
+    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
+    /// Behind a synchronise they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
+    fn forget_unmet(&self) {
+        let lasting = StreamId(u64::MAX);
+        let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
+        let gone: Vec<_> = {
+            let mut lanes = self.lanes.lock();
+            // Of few streams the pools are kept: their memory is cached there for those that come back.
+            if lanes.len() <= CROWD {
+                return;
+            }
+            lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
+        };
+        // Their ends speak to the driver: not under the lock.
+        drop(gone);
     }
 
     /// A size, a share or none, in words.

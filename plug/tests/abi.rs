@@ -6,6 +6,8 @@
 
 #[path = "abi/captures.rs"]
 mod captures;
+#[path = "abi/crowds.rs"]
+mod crowds;
 mod fresh;
 #[path = "abi/most.rs"]
 mod most;

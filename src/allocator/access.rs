@@ -513,7 +513,12 @@ impl<D: Driver> Registry<D> {
         leave_out(&mut markers);
         for (p, marker) in &markers {
             if !is_ordered(to.id, &to.clock(), &self.seen(), *p) {
-                self.wait_for(driver, to, p.on, marker)?;
+                match (self.wait_for(driver, to, p.on, marker), self.line(p.on)) {
+                    (Err(e), Some(from)) if self.is_captured(&from, marker, &e) => {
+                        self.insert_wait(driver, to, *p, Duration::MAX)?;
+                    }
+                    (waited, _) => waited?,
+                }
             }
         }
         Ok(())

@@ -87,12 +87,13 @@ fn is_wide<D: Driver>(line: &Line<D>) -> bool {
 
 impl<D: Driver> Line<D> {
     /// Whether nobody can be ordered behind this epoch for now: no marker covers it, and none can be made on this thread in a
-    /// call that does not name the stream.
+    /// call that does not name the stream; or it is closed, and a capture took its last marker.
     pub(crate) fn is_held_back(&self, epoch: Epoch, expects_captures: bool) -> bool {
         if epoch <= self.covered() {
             return false;
         }
-        let by_handle = self.id != CONTEXT && self.is_marked_by_handle(Named::No) && !self.is_closed();
-        !by_handle && (self.is_mortal() || expects_captures)
+        let (closed, lost) = self.is_closed_without(epoch);
+        let by_handle = self.id != CONTEXT && self.is_marked_by_handle(Named::No) && !closed;
+        lost || !by_handle && (self.is_mortal() || expects_captures)
     }
 }

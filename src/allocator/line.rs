@@ -16,9 +16,7 @@ use super::lenders::news::Listeners;
 use super::registry::Named;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
-#[cfg(loom)]
-use crate::order::Marker;
-use crate::order::{Clock, Completed, Timeline, TimelineId};
+use crate::order::{Clock, Completed, Marker, Timeline, TimelineId};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread, plain};
 use crate::units::Epoch;
@@ -165,6 +163,26 @@ impl<D: Driver> Line<D> {
         let answered = self.published.load(Ordering::Acquire).max(self.seen().0);
         self.due.load(Ordering::Acquire) > answered
     }
+    /// A marker is published: it covers what it was reserved behind, and answers what fell due before that (O9). In one hold of the lock,
+    /// so that nobody takes it out in between.
+    pub(super) fn publish(&self, marker: Marker<SharedEvent<D>>) {
+        let mut state = self.state.lock();
+        let number = marker.number;
+        state.timeline.publish(marker);
+        self.published.fetch_max(number.0, Ordering::AcqRel);
+    }
+    /// A published marker covers nothing after all. What it covered is covered by the markers that are left, and wants another one.
+    pub(super) fn take_out(&self, number: Epoch) -> Option<Marker<SharedEvent<D>>> {
+        let mut state = self.state.lock();
+        let gone = state.timeline.take_out(number)?;
+        if !planted!(CapturedCovers) {
+            // The numbers of markers that are complete, which left before, are `complete`'s to tell.
+            self.published.store(state.timeline.newest().0, Ordering::Release);
+            self.loosen();
+            self.raise_due();
+        }
+        Some(gone)
+    }
     pub(super) fn complete_to(&self, epoch: Epoch) {
         if self.complete.fetch_max(epoch.0, Ordering::AcqRel) < epoch.0 {
             self.listeners.tell();
@@ -204,6 +222,13 @@ impl<D: Driver> Line<D> {
     /// unless the call names it.
     pub(super) fn is_marked_by_handle(&self, named: Named) -> bool {
         self.is_here() && (named == Named::Yes || !self.is_mortal())
+    }
+    /// Whether it is closed, and whether no marker covers this stamp for ever then: a capture took the closing one.
+    pub(super) fn is_closed_without(&self, epoch: Epoch) -> (bool, bool) {
+        let state = self.state.lock();
+        let closed = state.native.is_none() && self.id != CONTEXT;
+        // A closed line's stamps are at most its last number.
+        (closed, closed && !state.closing && epoch.min(self.marked()) > self.covered())
     }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
     /// the clocks say that it acted on this one. The one check for every backend.

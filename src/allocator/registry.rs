@@ -9,6 +9,7 @@
 //!
 //! It does not know pools, chunks or bytes.
 
+mod captured;
 mod completion;
 #[cfg(feature = "cuda")]
 pub(crate) mod entered;
@@ -306,8 +307,6 @@ impl<D: Driver> Registry<D> {
         if !planted!(Z3) {
             self.publish(line, marker.clone());
         }
-        // Only a published marker answers what fell due (O9), and only what fell due before it was reserved.
-        line.published.fetch_max(number.0, Ordering::AcqRel);
         Ok(marker)
     }
 
@@ -333,7 +332,7 @@ impl<D: Driver> Registry<D> {
             if line.seen() >= epoch {
                 return Ok(None);
             }
-            if closed && line.is_unmanaged() {
+            if closed && (line.is_unmanaged() || line.is_closed_without(epoch).1) {
                 return Err(held_back(line));
             }
             assert!(!closed, "O8: {epoch:?} of closed timeline {:?} is covered by no marker", line.id);
@@ -378,13 +377,13 @@ impl<D: Driver> Registry<D> {
         limit: Duration,
     ) -> DriverResult<Option<()>> {
         let Some(from) = self.line(pending.on) else { return Ok(None) };
-        let Some(marker) = self.marker_for(driver, &from, pending.epoch, limit)? else { return Ok(None) };
-        if planted!(WaitDropped) {
-            to.state.lock().timeline.waited(from.id, &marker);
-            return Ok(Some(()));
-        }
-        self.wait_for(driver, to, from.id, &marker)?;
-        Ok(Some(()))
+        self.with_marker(driver, &from, pending.epoch, limit, |marker| {
+            if planted!(WaitDropped) {
+                to.state.lock().timeline.waited(from.id, marker);
+                return Ok(());
+            }
+            self.wait_for(driver, to, from.id, marker)
+        })
     }
 
     /// Makes `to` wait for a marker of `on`; what it learns counts only once the wait has returned.
@@ -441,7 +440,17 @@ impl<D: Driver> Registry<D> {
         if line.seen() >= pending.epoch {
             return Ok(true);
         }
-        let marker = match self.marker_for(driver, &line, pending.epoch, limit) {
+        let waited = self.with_marker(driver, &line, pending.epoch, limit, |marker| {
+            let done = self.watch(driver.relaxed(|| driver.wait_event(&marker.event, limit)))?;
+            if done {
+                if planted!(WaitProvesNewest) {
+                    line.complete_to(line.marked());
+                }
+                self.marker_complete(&line, marker);
+            }
+            Ok(done)
+        });
+        match waited {
             // A driver without context-wide markers: the whole context is waited for instead, unless somebody may capture.
             Err(e)
                 if line.id == CONTEXT
@@ -451,19 +460,10 @@ impl<D: Driver> Registry<D> {
                 let promised = line.promise();
                 self.watch(driver.relaxed(|| driver.synchronize_device()))?;
                 self.proved(&line, promised);
-                return Ok(true);
+                Ok(true)
             }
-            marker => marker?,
-        };
-        let Some(marker) = marker else { return Ok(true) };
-        let done = self.watch(driver.relaxed(|| driver.wait_event(&marker.event, limit)))?;
-        if done {
-            if planted!(WaitProvesNewest) {
-                line.complete_to(line.marked());
-            }
-            self.marker_complete(&line, &marker);
+            waited => Ok(waited?.unwrap_or(true)),
         }
-        Ok(done)
     }
 
     /// Says that a line has an errand for the next call that may speak to the driver.

@@ -135,6 +135,23 @@ fn thinning_keeps_the_newest_and_leaves_every_epoch_covered() {
 }
 
 #[test]
+fn what_a_marker_taken_out_covered_the_next_one_covers() {
+    for count in 0..8_u64 {
+        for gone in 0..10 {
+            let mut timeline = published(1..=count);
+            let is_there = (1..=count).contains(&gone);
+            assert_eq!(timeline.take_out(Epoch(gone)).map(|m| m.event), is_there.then_some(gone));
+            assert!(timeline.take_out(Epoch(gone)).is_none(), "once");
+            for epoch in 1..=count {
+                let next = epoch + u64::from(epoch == gone);
+                let covering = timeline.covering(Epoch(epoch)).map(|m| m.event);
+                assert_eq!(covering, (next <= count).then_some(next), "{epoch} of {count} without {gone}");
+            }
+        }
+    }
+}
+
+#[test]
 fn uses_that_are_complete_go_when_they_are_twice_as_many_as_before() {
     let mut uses = Uses::default();
     let mut done = Seen::default();

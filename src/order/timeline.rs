@@ -118,6 +118,14 @@ impl<E: Clone> Timeline<E> {
         out
     }
 
+    /// Takes out the marker of this number, which turned out to be recorded behind nothing: whoever waits for what it covered waits
+    /// for the next one. `None`: it had gone before.
+    pub fn take_out(&mut self, number: Epoch) -> Option<Marker<E>> {
+        let at = self.published.partition_point(|m| m.number < number);
+        self.published.get(at).filter(|m| m.number == number)?;
+        self.published.remove(at)
+    }
+
     /// Takes out the markers up to `seen`, which are complete and will be waited for no more.
     pub fn retire(&mut self, seen: Epoch) -> impl Iterator<Item = Marker<E>> + '_ {
         let n = self.published.partition_point(|m| m.number <= seen || planted!(MarkersRetiredEarly));

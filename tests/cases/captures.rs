@@ -11,6 +11,12 @@ pub(super) const CASES: &[Case] = &[
         kills: &["capture-unseen"],
         run: capture_behind_the_question,
     },
+    Case { name: "a capture inside a record", kills: &["captured-kept"], run: capture_inside_a_record },
+    Case {
+        name: "a capture inside a record that nobody can repeat",
+        kills: &["captured-covers"],
+        run: capture_inside_the_only_record,
+    },
     Case { name: "a stream is named again", kills: &["named-not-served"], run: named_again },
     Case { name: "a stream that nobody marked ends", kills: &["loose-forgotten"], run: unmarked_end },
     Case {
@@ -54,6 +60,40 @@ fn capture_behind_the_question() -> Outcome {
     let graph = w.sim.end_capture(&native).map_err(said)?;
     ensure!(graph.streams == 1, "{} streams were captured", graph.streams);
     drop((w.claim(4, &s)?, s, t, native));
+    w.end()
+}
+
+/// A capture begins behind the question before a record and ends before the one behind it: another marker serves, for this request.
+fn capture_inside_a_record() -> Outcome {
+    let w = World::hasty(4);
+    let (native, s) = (w.sim.stream().map_err(said)?, w.stream());
+    let t = w.gpu.adopt(native.clone()).map_err(said)?;
+    w.written_and_freed(4, &t)?;
+    w.sim.capture_around(Call::EventRecord, 1, &native).map_err(said)?;
+    drop((w.claim(4, &s)?, s, t, native));
+    w.end()
+}
+
+/// The same on a stream that only calls that name it mark: what it holds is held back, is shown so, and is had when it is named again.
+fn capture_inside_the_only_record() -> Outcome {
+    let (w, (native, s)) = undeclared(4)?;
+    let t = w.stream();
+    w.written_and_freed(4, &s)?;
+    ensure!(w.gpu.alloc(4 << 20, &t).is_err(), "nobody can tell when s is done");
+    // Inside each that the call makes: the first is found out, and repeated, before the call has returned.
+    for nth in 1..=8 {
+        w.sim.capture_around(Call::EventRecord, nth, &native).map_err(said)?;
+    }
+    drop(w.gpu.alloc(0, &s).map_err(said)?);
+    w.sim.clear_faults();
+    let early = w.claim(4, &t);
+    w.sim.verdict().map_err(said)?;
+    ensure!(early.is_err(), "the marker says nothing of s");
+    let held = w.gpu.report().total.held_back;
+    ensure!(held == 4 << 20, "{held} bytes are shown as held back");
+    drop(w.gpu.alloc(0, &s).map_err(said)?);
+    drop((w.claim(4, &t)?, s, t, native));
+    w.gpu.synchronize().map_err(said)?;
     w.end()
 }
 

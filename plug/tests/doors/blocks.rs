@@ -2,7 +2,7 @@
 
 use super::{Here, SCRATCH, SIZES, SLOTS, World};
 use crate::driver;
-use crate::model::{Block, Door, Named, Read, Uses, Who, last};
+use crate::model::{Block, Door, Named, Read, Stats, Uses, Who, last};
 use crate::program::Verb;
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
@@ -140,6 +140,7 @@ impl World {
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
         // Who captures can be named by nobody.
         let stuck = users.iter().flatten().any(|s| self.captures(*s));
+        let before = self.held_back(x, fault);
         let freed = match (verb, users) {
             (Verb::Free | Verb::FreeOn, Some(_)) if stuck => self.free_unknown(x, fault),
             (Verb::Free, Some(users)) if open || users.is_empty() => {
@@ -163,7 +164,10 @@ impl World {
                 let words = format!("millpond_free_on(a{number}, p{name}, {last})");
                 let expected = self.answers(true, last, self.blocks[x].home);
                 if declared {
-                    self.may(fault, expected, &words, || ffi::millpond_free_on(number, ptr, last.raw()))
+                    let freed =
+                        self.may(fault, expected, &words, || ffi::millpond_free_on(number, ptr, last.raw()));
+                    self.holds_nothing_back(x, before.filter(|_| freed), &[last.who], &words);
+                    freed
                 } else {
                     self.free_unknown(x, fault)
                 }
@@ -185,15 +189,35 @@ impl World {
                 let raw: Vec<driver::Handle> = users.iter().map(|s| s.raw()).collect();
                 let captures = users.iter().any(|s| self.captures(*s));
                 let expected = if captures { Status::Capturing } else { Status::Ok };
-                self.must(fault, expected, &words, || {
+                let freed = self.must(fault, expected, &words, || {
                     ffi::millpond_free_after(number, ptr, raw.as_ptr(), raw.len())
-                })
+                });
+                let named: Vec<Who> = users.iter().map(|s| s.who).collect();
+                self.holds_nothing_back(x, before.filter(|_| freed), &named, &words);
+                freed
             }
             _ => self.free_unknown(x, fault),
         };
         if freed {
             self.died(x);
         }
+    }
+
+    /// What is held back before a free of this block, where nothing but the free itself can change that.
+    fn held_back(&self, x: usize, fault: u8) -> Option<u64> {
+        let door = &self.doors[self.blocks[x].door];
+        let quiet = !self.struck && fault == 0 && self.mail.is_none() && self.captures.is_empty();
+        (quiet && door.open && !door.torch).then(|| Stats::of(door.number).total("held_back"))
+    }
+
+    /// A free that named all users, and the stream of its own, has held nothing back.
+    fn holds_nothing_back(&self, x: usize, before: Option<u64>, named: &[Who], words: &str) {
+        let Block { door, home, ref uses, .. } = self.blocks[x];
+        let Some(before) = before.filter(|_| named.contains(&home.who) && uses.are_all_in(named)) else {
+            return;
+        };
+        let after = Stats::of(self.doors[door].number);
+        assert!(after.total("held_back") <= before, "{words}: more than {before} is held back: {after}");
     }
 
     fn free_unknown(&mut self, x: usize, fault: u8) -> bool {

@@ -103,6 +103,10 @@ impl Uses {
             self.undeclared.push(who);
         }
     }
+    /// Whether these are all that used it or were declared.
+    pub(crate) fn are_all_in(&self, named: &[Who]) -> bool {
+        self.undeclared.iter().chain(&self.declared).all(|who| named.contains(who))
+    }
     pub(crate) fn declare(&mut self, who: Who) {
         self.undeclared.retain(|w| *w != who);
         if !self.declared.contains(&who) {

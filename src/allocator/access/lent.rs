@@ -16,6 +16,7 @@ use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
 use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, Uses};
 use crate::sync::Ordering;
+use core::time::Duration;
 
 /// What is lent on more streams at once is lent to anybody: an array that is only ever read would keep a use, a timeline and a
 /// stream for each stream that came and went.
@@ -92,10 +93,15 @@ fn order_unknown<D: Driver>(
         pending.iter().copied().filter(|&p| !seen.is_complete(p)).collect()
     };
     for p in missing {
-        if let Some(from) = registry.line(p.on)
-            && let Some(marker) = registry.marker_or_wait(driver, &from, p)?
-        {
-            registry.watch(driver.wait(native, &marker.event))?;
+        let Some(from) = registry.line(p.on) else { continue };
+        let Some(marker) = registry.marker_or_wait(driver, &from, p)? else { continue };
+        match registry.watch(driver.wait(native, &marker.event)) {
+            Err(e) if registry.is_captured(&from, &marker, &e) => {
+                registry.with_marker(driver, &from, p.epoch, Duration::MAX, |marker| {
+                    registry.watch(driver.wait(native, &marker.event))
+                })?;
+            }
+            waited => waited?,
         }
     }
     Ok(())

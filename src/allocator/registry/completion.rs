@@ -115,7 +115,7 @@ impl<D: Driver> Registry<D> {
         // Counted before anybody can retire it.
         let now = self.outstanding.markers.fetch_add(1, Ordering::Relaxed) + 1;
         self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
-        line.state.lock().timeline.publish(marker);
+        line.publish(marker);
         line.listeners.tell();
     }
 
@@ -161,7 +161,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// These left their timeline; no lock is held.
-    fn forget(&self, markers: impl IntoIterator<Item = Marker<SharedEvent<D>>>) {
+    pub(super) fn forget(&self, markers: impl IntoIterator<Item = Marker<SharedEvent<D>>>) {
         let mut gone = 0;
         for marker in markers {
             drop(marker);
@@ -186,9 +186,9 @@ impl<D: Driver> Registry<D> {
     /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear
     /// one to query (DESIGN.md, what the driver costs), so none is asked twice.
     ///
-    /// Returns whether that brought anything; `None` if there was nothing to ask about. An event that cannot be asked, such
-    /// as one that a capture took, says nothing of the others: a failed query neither ends the search nor is repeated first
-    /// by the next one.
+    /// Returns whether that brought anything; `None` if there was nothing to ask about. An event that cannot be asked
+    /// says nothing of the others: a failed query neither ends the search nor is repeated first by the next one. One that a capture took
+    /// is asked once, and leaves.
     ///
     /// # Errors
     /// The driver's, if it brought nothing; never to be read as complete.
@@ -205,6 +205,8 @@ impl<D: Driver> Registry<D> {
             match self.is_done(driver, &probe) {
                 Ok(true) => done = Some(probe),
                 Ok(false) => open = Some(probe.number),
+                // It has gone, and says nothing of the others.
+                Err(e) if self.is_captured(line, &probe, &e) => {}
                 Err(e) => {
                     let again = failed.is_some() || e.is_context_lost();
                     failed = Some(e);
@@ -298,12 +300,14 @@ impl<D: Driver> Registry<D> {
         let Some(line) = self.line(pending.on).filter(|line| line.seen() < pending.epoch) else {
             return Ok(true);
         };
-        let Some(marker) = self.marker_for(driver, &line, pending.epoch, CLOSING)? else { return Ok(true) };
-        let done = self.is_done(driver, &marker)?;
-        if done {
-            self.marker_complete(&line, &marker);
-        }
-        Ok(done)
+        let asked = self.with_marker(driver, &line, pending.epoch, CLOSING, |marker| {
+            let done = self.is_done(driver, marker)?;
+            if done {
+                self.marker_complete(&line, marker);
+            }
+            Ok(done)
+        });
+        Ok(asked?.unwrap_or(true))
     }
 
     /// Asks about what a crowded clock names, until [`QUESTIONS`] had no news. In the middle first, and in the middle of one half again:

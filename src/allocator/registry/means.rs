@@ -14,8 +14,7 @@
 //!
 //! A stream that somebody else may capture is asked before its record and behind it. A capture that began in between took the
 //! event: nobody looks at it, and the graph has no node of it. One that begins *and ends* between the two questions is not
-//! seen. Its event answers every query and wait with an error (907), which is never "complete" nor an order: who needs the stream
-//! meets that error until the next marker is made.
+//! seen here, but by whoever asks or waits for its event first (`captured`).
 
 use super::{CONTEXT, Line, Registry};
 use crate::driver::{Driver, DriverResult};

@@ -250,23 +250,43 @@ impl Sim {
         let call = Call::EndCapture;
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
-            let index = w.captures.iter().position(|c| c.origin == key).ok_or_else(|| {
-                refused(call, 900, "no capture began on this stream: end it on the stream it began on")
-            })?;
-            let capture = w.captures.remove(index);
-            for s in &capture.streams {
-                if let Some(s) = &mut w.streams[s.0 as usize] {
-                    s.capture = None;
-                }
-            }
-            if capture.invalid {
-                return Err(refused(
-                    call,
-                    901,
-                    "the capture was destroyed by a call that it does not survive",
-                ));
-            }
-            Ok(Captured { operations: capture.operations, streams: capture.streams.len() })
+            w.end_capture(key)
         })
+    }
+
+    /// A global capture begins on the stream right before the `nth` call of this kind from now on, and ends right behind it, as another
+    /// thread's may; 1 is the next. Where one cannot begin, nothing happens.
+    ///
+    /// # Errors
+    /// The stream is destroyed, or another world's.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn capture_around(&self, call: Call, nth: u64, stream: &SimStream) -> DriverResult<()> {
+        assert!(nth > 0, "the next call is number 1");
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let key = world.resolve_here(self, stream, Call::BeginCapture)?;
+        world.faults.capture_around(call, nth, key);
+        Ok(())
+    }
+}
+
+impl World {
+    pub(super) fn end_capture(&mut self, key: StreamKey) -> DriverResult<Captured> {
+        let call = Call::EndCapture;
+        let index = self.captures.iter().position(|c| c.origin == key).ok_or_else(|| {
+            refused(call, 900, "no capture began on this stream: end it on the stream it began on")
+        })?;
+        let capture = self.captures.remove(index);
+        for s in &capture.streams {
+            if let Some(s) = &mut self.streams[s.0 as usize] {
+                s.capture = None;
+            }
+        }
+        if capture.invalid {
+            return Err(refused(call, 901, "the capture was destroyed by a call that it does not survive"));
+        }
+        Ok(Captured { operations: capture.operations, streams: capture.streams.len() })
     }
 }

@@ -26,7 +26,16 @@ pub(super) struct Faults {
     panics: Vec<(Call, u64)>,
     /// Streams on which captures begin behind calls, counting down.
     captures: Vec<(Call, u64, StreamKey)>,
+    /// The same for captures that begin right before a call and end behind it.
+    around: Vec<(Call, u64, StreamKey)>,
     not_ready: u32,
+}
+
+/// Counts this call, and says whose turn it is.
+fn struck_by(waiting: &mut Vec<(Call, u64, StreamKey)>, call: Call) -> Option<StreamKey> {
+    waiting.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
+    let now = waiting.iter().position(|c| c.1 == 0)?;
+    Some(waiting.remove(now).2)
 }
 
 impl Faults {
@@ -68,11 +77,18 @@ impl Faults {
         self.captures.push((call, nth, on));
     }
 
+    pub(super) fn capture_around(&mut self, call: Call, nth: u64, on: StreamKey) {
+        self.around.push((call, nth, on));
+    }
+
+    /// The stream on which there is a capture for as long as this call, which is about to be made.
+    pub(super) fn captures_around(&mut self, call: Call) -> Option<StreamKey> {
+        struck_by(&mut self.around, call)
+    }
+
     /// The stream on which a capture begins now, behind this call, which is done.
     pub(super) fn captures(&mut self, call: Call) -> Option<StreamKey> {
-        self.captures.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
-        let now = self.captures.iter().position(|c| c.1 == 0)?;
-        Some(self.captures.remove(now).2)
+        struck_by(&mut self.captures, call)
     }
 
     fn add_not_ready(&mut self, times: u32) {

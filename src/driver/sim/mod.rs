@@ -326,7 +326,12 @@ impl Sim {
         let result = {
             let mut world = guard.borrow_mut();
             world.called_from(Caller::here());
-            world.enter(self.index, call).and_then(|()| verb(&mut world))
+            let around = world.faults.captures_around(call);
+            let begun = around.filter(|&key| world.begin_capture(self.index, key).is_ok());
+            let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
+            // Whoever ends it hears whether it was destroyed; nobody does here.
+            let _ = begun.map(|key| world.end_capture(key));
+            result
         };
         exec::settle(&guard);
         if result.is_ok() {

@@ -1,0 +1,52 @@
+//! Thousands of streams that are alive at once, end, and whose handles nobody gets again: nobody says that they ended.
+
+use super::{Door, GIB, OK, When, alone, bind, function, last, program, stream, write};
+use std::ffi::c_int;
+
+const CROWD: usize = 5000;
+
+fn pools(door: Door) -> usize {
+    door.stats().matches("\"closed\":").count()
+}
+
+fn synchronize(door: Door) {
+    assert_eq!(function::<extern "C" fn(u32) -> c_int>("millpond_synchronize")(door.0), OK, "{}", last());
+}
+
+/// A synchronise lets go of all but those that a thread remembers, and of what is alive on streams that it forgets nothing is lost.
+#[test]
+fn a_crowd_of_streams_that_ended_leaves_nothing() {
+    alone("crowds::a_crowd_of_streams_that_ended_leaves_nothing", |fake| {
+        fake.reset(64 * GIB, 2, When::Earliest);
+        let cuda = program();
+        bind(&cuda);
+        let (door, lasting) = (Door::new(""), stream(&cuda));
+        let kept = door.alloc(4096, &lasting);
+        write(&cuda, &lasting, kept, 4096, 1);
+        let crowd: Vec<_> = (0..CROWD).map(|_| stream(&cuda)).collect();
+        for s in &crowd {
+            assert_eq!(door.free_on(door.alloc(512, s), s), OK);
+        }
+        assert!(pools(door) > CROWD, "one a stream");
+        // While they live, too: who is forgotten and comes back is found anew.
+        synchronize(door);
+        for s in &crowd[..100] {
+            assert_eq!(door.free_on(door.alloc(512, s), s), OK);
+        }
+        drop(crowd);
+        synchronize(door);
+        assert_eq!(door.trim(), OK);
+        // The 16 that this thread met last, the pool of what is alive, and some that have closed and are not looked at yet.
+        assert!(pools(door) <= 33, "{} pools", pools(door));
+        assert!(door.stat("taken") <= 33 * (2 << 20), "{} bytes", door.stat("taken"));
+        let events = fake.calls("cuEventCreate") - fake.calls("cuEventDestroy_v2");
+        assert!(events <= 300, "{events} events");
+        // Its own stream was forgotten meanwhile, and is found.
+        let y = door.alloc(4096, &lasting);
+        assert_eq!(door.record_use(kept, &lasting), OK);
+        assert_eq!([door.free(kept), door.free_on(y, &lasting)], [OK; 2]);
+        assert_eq!(fake.verdict(), None);
+        door.destroy();
+        drop(lasting);
+    });
+}
