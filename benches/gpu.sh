@@ -290,6 +290,8 @@ stage_plug() {
         echo "SKIPPED: driver_checks, there is no C compiler"
         return "$failed"
     fi
+    # The name that the program looks for is one of the version.
+    ln -sf libmillpond.so "$bin/libmillpond.so.0.1"
     cc -std=gnu11 -O1 -Wall -Iplug plug/gpu/driver_checks.c -o "$here/driver_checks" -L"$bin" -lmillpond -ldl -lpthread -Wl,-rpath,"$bin" ||
         return 1
     status=0

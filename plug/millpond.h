@@ -30,6 +30,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The version of this header; millpond_version() says the library's. A number that grows with it, for the preprocessor. */
+#define MILLPOND_VERSION "0.1.0"
+#define MILLPOND_VERSION_MAJOR 0
+#define MILLPOND_VERSION_MINOR 1
+#define MILLPOND_VERSION_PATCH 0
+#define MILLPOND_VERSION_NUMBER (MILLPOND_VERSION_MAJOR * 1000000 + MILLPOND_VERSION_MINOR * 1000 + MILLPOND_VERSION_PATCH)
+
 /*
  What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed.
  */

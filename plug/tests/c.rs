@@ -16,6 +16,8 @@ impl Room {
         let at = std::env::temp_dir().join(format!("millpond-plug-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&at).expect("a folder");
         std::fs::copy(fresh::library(), at.join("libmillpond.so")).expect("copied");
+        // What a program that was linked with it looks for.
+        std::fs::copy(fresh::library(), at.join(env!("MILLPOND_SONAME"))).expect("copied");
         Room(at)
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 #[test]
 fn the_header_is_made_from_the_source() {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let config = cbindgen::Config::from_file(here.join("cbindgen.toml")).expect("its options");
+    let mut config = cbindgen::Config::from_file(here.join("cbindgen.toml")).expect("its options");
+    config.after_includes = Some(version());
     let mut builder = cbindgen::Builder::new().with_config(config);
     for file in ["status.rs", "ffi.rs", "torch.rs"] {
         builder = builder.with_src(here.join("src").join(file));
@@ -19,6 +20,7 @@ fn the_header_is_made_from_the_source() {
         "millpond_torch_alloc",
         "millpond_torch_free",
         "MILLPOND_STATUS_OK",
+        "MILLPOND_VERSION_MAJOR",
     ] {
         assert!(made.contains(name), "{name} is not in the header:\n{made}");
     }
@@ -31,4 +33,19 @@ fn the_header_is_made_from_the_source() {
         committed == made,
         "plug/millpond.h is not what the source says: MILLPOND_BLESS=1 cargo test -p millpond-plug --test header"
     );
+}
+
+/// What a program asks the preprocessor: the version of this header. `millpond_version` says the library's.
+fn version() -> String {
+    let [major, minor, patch] =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    format!(
+        "\n/* The version of this header; millpond_version() says the library's. A number that grows with it, for the preprocessor. */\n\
+         #define MILLPOND_VERSION \"{}\"\n\
+         #define MILLPOND_VERSION_MAJOR {major}\n\
+         #define MILLPOND_VERSION_MINOR {minor}\n\
+         #define MILLPOND_VERSION_PATCH {patch}\n\
+         #define MILLPOND_VERSION_NUMBER (MILLPOND_VERSION_MAJOR * 1000000 + MILLPOND_VERSION_MINOR * 1000 + MILLPOND_VERSION_PATCH)",
+        env!("CARGO_PKG_VERSION"),
+    )
 }

@@ -31,6 +31,7 @@ __all__ = [
     "UnknownAllocatorError",
     "UnknownPointerError",
     "WrongAllocatorError",
+    "__version__",
     "library_path",
     "version",
 ]
@@ -160,6 +161,9 @@ _lib = _open()
 def version():
     """The library's version."""
     return _lib.millpond_version().decode()
+
+
+__version__ = version()
 
 
 def _must(code):
