@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `on_the_null_device_*` | the cost of each kind of operation, four streams beside quiet ones and all in turns |
 //! | `on_the_simulated_device` | the same where work is pending for a while, the device's own memory counted apart |
+//! | `at_the_limit_*` | a request that is refused looks at pools that cannot be waited for twice, whatever there are |
 //! | `a_chain_*` | what the clocks of streams that wait for each other keep: the one thing that grows with pending streams |
 
 #![allow(unreachable_pub, reason = "modules of a test")]
@@ -28,10 +29,12 @@ use device::Device;
 use millpond::allocator::Policy;
 use millpond::driver::Driver;
 use millpond::driver::null::Null;
-use millpond::driver::sim::{Call, Schedule, Sim};
-use millpond::units::GIB;
-use millpond::{Allocator, Config};
+use millpond::driver::sim::{Call, Launch, Schedule, Sim};
+use millpond::sync::Rank;
+use millpond::units::{GIB, MIB};
+use millpond::{Allocator, Config, Growth, Limit};
 use std::fmt::Write;
+use std::time::Duration;
 use steady::{Step, Who, World};
 
 #[global_allocator]
@@ -193,5 +196,78 @@ fn a_chain_that_is_over_is_forgotten() {
         }
         let kept = gpu.bookkeeping().clock_entries;
         assert!(kept <= 65 * n, "{kept} entries in the clocks of {n} streams");
+    }
+}
+
+/// Why a stream cannot be waited for.
+#[derive(Clone, Copy, Debug)]
+enum Refuses {
+    /// Only calls that name it mark it.
+    HeldBack,
+    /// Somebody captures on it.
+    Captures,
+    /// It was declared independent.
+    Independent,
+}
+
+/// Locks of pools, and driver calls, of a request that is refused: all memory is free and pending on so many streams, of which none
+/// can be waited for.
+fn refused(why: Refuses, streams: usize) -> (u64, u64) {
+    let sim = Sim::new(64 * GIB).schedule(Schedule::Latest).oracle(false).contents(false);
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(streams as u64 * MIB));
+    let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::ZERO)).expect("an allocator");
+    let natives: Vec<_> = (0..streams).map(|_| sim.stream().expect("a stream")).collect();
+    let streams: Vec<_> = natives
+        .iter()
+        .map(|native| match why {
+            Refuses::HeldBack => gpu.adopt(sim.mortal_stream(native)).expect("a stream"),
+            Refuses::Captures => gpu.adopt(native.clone()).expect("a stream"),
+            Refuses::Independent => gpu.adopt(native.clone()).expect("a stream").independent(),
+        })
+        .collect();
+    for (stream, native) in streams.iter().zip(&natives) {
+        let block = gpu.alloc(MIB, stream).expect("room");
+        sim.launch(native, Launch::new("write").writes(block.address(), 512)).expect("a launch");
+        drop(block);
+    }
+    if matches!(why, Refuses::Captures) {
+        for native in &natives {
+            sim.begin_capture(native).expect("a capture");
+        }
+    }
+    let late = gpu.stream().expect("a stream");
+    let count = || (millpond::sync::locks_taken()[Rank::Pool as usize], sim.ledger().calls_total());
+    // The first one has all that is pending stand aside.
+    gpu.alloc(MIB, &late).expect_err("all of it is pending");
+    let before = count();
+    gpu.alloc(MIB, &late).expect_err("all of it is pending");
+    let now = count();
+    (now.0 - before.0, now.1 - before.1)
+}
+
+/// Each of a refused request's two rounds looks once at what a pool has free and once at what it has in flight, and asks a stream that captures
+/// once. Of independent streams' pools neither is looked at: what is counted there is what else is done for each pool, facts and report. A
+/// pool of which some is held back is looked at twice for that by the report.
+#[test]
+fn at_the_limit_pools_that_cannot_be_waited_for_are_looked_at_once_a_round() {
+    for n in [200, 400, 800] {
+        let [(held_back, asked), (captures, asks), (independent, unasked)] =
+            [Refuses::HeldBack, Refuses::Captures, Refuses::Independent].map(|why| refused(why, n));
+        let n = n as u64;
+        println!(
+            "beside {n}: {held_back}, {captures} and {independent} locks, {asked}, {asks} and {unasked} calls"
+        );
+        assert!(
+            (asked, unasked) == (0, 0) && asks <= 2 * n,
+            "{asked}, {asks} and {unasked} calls for {n} streams"
+        );
+        let more = held_back.saturating_sub(independent);
+        assert!(
+            more <= (2 * 2 + 2) * n,
+            "{more} looks at the pools of {n} streams whose memory is held back"
+        );
+        // What was cut out is put back: two locks more a round, and the look that shows that there is no other.
+        let more = captures.saturating_sub(independent);
+        assert!(more <= 2 * 4 * n, "{more} looks at the pools of {n} streams that capture");
     }
 }
