@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `on_the_null_device_*` | the cost of each kind of operation, four streams beside quiet ones and all in turns |
 //! | `on_the_simulated_device` | the same where work is pending for a while, the device's own memory counted apart |
+//! | `a_replay_of_a_log` | the calls of a log of thousands of streams, dealt and run |
 //! | `at_the_limit_*` | a request that is refused looks at pools that cannot be waited for twice, whatever there are |
 //! | `a_chain_*` | what the clocks of streams that wait for each other keep: the one thing that grows with pending streams |
 
@@ -30,6 +31,7 @@ use millpond::allocator::Policy;
 use millpond::driver::Driver;
 use millpond::driver::null::Null;
 use millpond::driver::sim::{Call, Launch, Schedule, Sim};
+use millpond::replay::{Deal, Touch, replay_log};
 use millpond::sync::Rank;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, Growth, Limit};
@@ -71,6 +73,29 @@ fn costs<D: Driver>(driver: D, policy: Policy, streams: usize, who: Who, step: S
         #[allow(clippy::cast_precision_loss, reason = "counts of millions")]
         let each = |count: u64| count as f64 / streams as f64;
         let grown = |now: i64, before: i64| each(u64::try_from(now - before).expect("it only grows"));
+        [
+            ("locks", each(locks)),
+            ("blocks", grown(now.blocks, made.blocks)),
+            ("bytes", grown(now.bytes, made.bytes)),
+            ("driver calls", each(called)),
+        ]
+    })
+}
+
+/// What a call costs a replay of a log of so many streams, which are made and end in it.
+fn replayed<D: Touch>(driver: D, policy: Policy, streams: usize, uses: f64) -> Costs {
+    let account = Account::open();
+    account.scope(|| {
+        let log = steady::log(streams);
+        let config = Config::default().policy(policy);
+        let (locks, made) = (locks_taken(), account.made());
+        let outcome = replay_log(&log, &Deal { uses, ..Deal::default() }, driver, config, &|_| {});
+        let (outcome, locks, now) = (outcome.expect("a replay"), locks_taken() - locks, account.made());
+        assert!(outcome.is_clean() && outcome.refused == 0 && outcome.calls as usize == 4 * streams);
+        #[allow(clippy::cast_precision_loss, reason = "counts of millions")]
+        let each = |count: u64| count as f64 / streams as f64;
+        let grown = |now: i64, before: i64| each(u64::try_from(now - before).expect("it only grows"));
+        let called = outcome.report.driver_calls.iter().map(|call| call.1).sum();
         [
             ("locks", each(locks)),
             ("blocks", grown(now.blocks, made.blocks)),
@@ -148,6 +173,31 @@ fn sim() -> Device {
 fn on_the_simulated_device() {
     holds(sim, &SIZES, Policy::Latency, Who::All, &Step::ALL);
     holds(sim, &SIZES, Policy::Footprint, Who::Few, &Step::ALL);
+}
+
+/// `millpond replay` of a log of thousands of streams takes time in proportion to its length, on the device that only hands out addresses and
+/// on the simulated one. What its judge keeps is apart: its clocks name all streams ordered before, and all that the host saw complete, so
+/// that it is on only where streams are not ordered after each other.
+#[test]
+fn a_replay_of_a_log() {
+    let mut found = String::new();
+    for (policy, uses) in [(Policy::Latency, 0.0), (Policy::Footprint, 0.0), (Policy::Latency, 0.1)] {
+        let judged = policy == Policy::Latency && uses == 0.0;
+        let on_null = |&streams: &usize| replayed(null(), policy, streams, uses);
+        let on_sim = |&streams: &usize| replayed(Sim::new(1 << 50).oracle(judged), policy, streams, uses);
+        for all in [SIZES.each_ref().map(on_null), SIZES.each_ref().map(on_sim)] {
+            println!("{policy:?}, {uses} of blocks used elsewhere: {all:.2?}");
+            for ((&(name, now), &(_, few)), more) in all[1].iter().zip(&all[0]).zip(MORE) {
+                if now > 1.5 * few + more {
+                    let _ = write!(
+                        found,
+                        "\n    {policy:?}, {uses} of blocks used elsewhere: {now:.1} {name}, and {few:.1}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "a call of a log of 20,000 streams costs more than of 5,000:{found}");
 }
 
 /// Streams each of which waits for the one before, all with work that is pending.
