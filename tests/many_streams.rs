@@ -10,6 +10,7 @@
 //! | `on_the_null_device_*` | the cost of each kind of operation, four streams beside quiet ones and all in turns |
 //! | `on_the_simulated_device` | the same where work is pending for a while, the device's own memory counted apart |
 //! | `a_replay_of_a_log` | the calls of a log of thousands of streams, dealt and run |
+//! | `a_trim_*` | pools and segments, not one times the other |
 //! | `at_the_limit_*` | a request that is refused looks at pools that cannot be waited for twice, whatever there are |
 //! | `a_chain_*` | what the clocks of streams that wait for each other keep: the one thing that grows with pending streams |
 
@@ -34,7 +35,7 @@ use millpond::driver::sim::{Call, Launch, Schedule, Sim};
 use millpond::replay::{Deal, Touch, replay_log};
 use millpond::sync::Rank;
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, Growth, Limit};
+use millpond::{Allocator, Config, Growth, Limit, Trim};
 use std::fmt::Write;
 use std::time::Duration;
 use steady::{Step, Who, World};
@@ -247,6 +248,33 @@ fn a_chain_that_is_over_is_forgotten() {
         let kept = gpu.bookkeeping().clock_entries;
         assert!(kept <= 65 * n, "{kept} entries in the clocks of {n} streams");
     }
+}
+
+/// A trim asks each pool once, and moves the pieces of segments that are wholly free: its cost is pools and segments, not one times the other.
+#[test]
+fn a_trim_asks_each_pool_once_and_not_about_each_segment() {
+    let trim = |streams: usize| {
+        let gpu = Allocator::new(null(), Config::default().growth(Growth::Exact)).expect("an allocator");
+        let streams: Vec<_> = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
+        let kept: Vec<_> = streams
+            .iter()
+            .map(|stream| {
+                drop(gpu.alloc(3 * MIB, stream).expect("room"));
+                gpu.alloc(4 * MIB, stream).expect("room")
+            })
+            .collect();
+        gpu.synchronize().expect("a wait");
+        let before = millpond::sync::locks_taken()[Rank::Pool as usize];
+        let trimmed = gpu.trim(Trim::All).expect("a trim");
+        let looks = millpond::sync::locks_taken()[Rank::Pool as usize] - before;
+        assert_eq!((trimmed.segments, trimmed.bytes), (streams.len() as u64, 3 * MIB * streams.len() as u64));
+        gpu.check();
+        drop(kept);
+        looks
+    };
+    let [few, many] = [500, 2000].map(trim);
+    println!("{few} looks at 500 pools with 1,000 segments, {many} at 2,000 with 4,000");
+    assert!(many <= 20 * 2000, "{few} looks at pools with 500, and {many} with 2,000");
 }
 
 /// Why a stream cannot be waited for.
