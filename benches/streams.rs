@@ -2,8 +2,8 @@
 //!
 //! `.ci/instructions` runs this and compares the two counts of each program within one run: at most half as many again with four
 //! times the streams. Instructions see what `tests/many_streams.rs` cannot: walks without a lock, such as a clock's entries. The
-//! programs are the same (`benches/streams/steady.rs`), on the device that only hands out addresses. The last one has nothing of an
-//! allocator: a log with a call for each stream is written and read in all its forms.
+//! programs are the same (`benches/streams/steady.rs`), on the device that only hands out addresses. The last ones are of logs: one
+//! with a call for each stream is written and read in all its forms, which has nothing of an allocator, and one with four is replayed.
 
 #![allow(
     missing_docs,
@@ -19,6 +19,7 @@ use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_ben
 use millpond::Config;
 use millpond::allocator::Policy;
 use millpond::driver::null::Null;
+use millpond::replay::{Deal, Outcome, replay_log};
 use millpond::trace::import::{self, Options, Trace};
 use millpond::trace::{BlockNo, Log, Op, Program, StreamNo};
 use std::hint::black_box;
@@ -110,7 +111,28 @@ fn logs(program: Program) -> (Program, Log) {
     (log.to_program(), read)
 }
 
-library_benchmark_group!(name = streams, benchmarks = [few_of_many, in_turns, footprint, logs]);
+fn latency(streams: usize) -> (Log, Config) {
+    (steady::log(streams), Config::default())
+}
+
+fn waits(streams: usize) -> (Log, Config) {
+    (steady::log(streams), Config::default().policy(Policy::Footprint))
+}
+
+// The whole of `millpond replay --device null`: dealt, run, everything given back and all streams closed; its four calls a stream are a step.
+#[library_benchmark]
+#[bench::replay_5k(args = (FEW,), setup = latency)]
+#[bench::replay_20k(args = (MANY,), setup = latency)]
+#[bench::footprint_5k(args = (FEW,), setup = waits)]
+#[bench::footprint_20k(args = (MANY,), setup = waits)]
+fn replays((log, config): (Log, Config)) -> (Log, Outcome) {
+    let null = Null::with_capacity(1 << 50);
+    let outcome = replay_log(&log, &Deal::default(), null, config, &|_| {}).expect("a replay");
+    assert!(outcome.is_clean() && outcome.calls as usize == log.calls.len());
+    (log, outcome)
+}
+
+library_benchmark_group!(name = streams, benchmarks = [few_of_many, in_turns, footprint, logs, replays]);
 
 main!(
     config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args(["--cache-sim=no"])),

@@ -164,6 +164,17 @@ zoo! {
     ScrubSkipped "scrub-skipped" "memory that changes hands is not wiped"
     ScrubUnborn "scrub-unborn" "the birth stamp is not taken anew behind the wipe (O7)"
     ForeignAtOnce "foreign-at-once" "the owner of foreign memory is dropped with the array (O4)"
+    ClockNeverCrowded "clock-never-crowded" "a stream's clock is never looked at for what is over, however many it names"
+    ClockAlwaysCrowded "clock-always-crowded" "every wait looks at the stream's clock for what is over"
+    UsesNeverCrowded "uses-never-crowded" "an allocation's uses are never looked at for what is over, however many there are"
+    UsesAlwaysCrowded "uses-always-crowded" "every use looks at all of its allocation for what is over"
+    FlightNeverCrowded "flight-never-crowded" "frees never drain what is in flight, however much there is"
+    FlightAlwaysCrowded "flight-always-crowded" "every free that others use drains what is in flight"
+    SweepNever "sweep-never" "pools of streams that are over never leave the list"
+    SweepAlways "sweep-always" "every new stream looks through all pools for such as are over"
+    FinishNever "finish-never" "where nobody asks the device, nobody waits for closed streams either"
+    LookTooSoon "look-too-soon" "markers that are complete make the next look at all timelines due however many timelines there are"
+    ReportWhole "report-whole" "a report comes by all of a pool's ranges in one hold of its lock"
 ;
 cuda:
     CudaRecordElsewhere "cuda-record-elsewhere" "an event is recorded on the legacy stream, whatever the stream"

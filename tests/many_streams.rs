@@ -9,6 +9,9 @@
 //! |---|---|
 //! | `on_the_null_device_*` | the cost of each kind of operation, four streams beside quiet ones and all in turns |
 //! | `on_the_simulated_device` | the same where work is pending for a while, the device's own memory counted apart |
+//! | `a_replay_of_a_log` | the calls of a log of thousands of streams, dealt and run |
+//! | `a_trim_*` | pools and segments, not one times the other |
+//! | `at_the_limit_*` | a request that is refused looks at pools that cannot be waited for twice, whatever there are |
 //! | `a_chain_*` | what the clocks of streams that wait for each other keep: the one thing that grows with pending streams |
 
 #![allow(unreachable_pub, reason = "modules of a test")]
@@ -28,10 +31,13 @@ use device::Device;
 use millpond::allocator::Policy;
 use millpond::driver::Driver;
 use millpond::driver::null::Null;
-use millpond::driver::sim::{Call, Schedule, Sim};
-use millpond::units::GIB;
-use millpond::{Allocator, Config};
+use millpond::driver::sim::{Call, Launch, Schedule, Sim};
+use millpond::replay::{Deal, Touch, replay_log};
+use millpond::sync::Rank;
+use millpond::units::{GIB, MIB};
+use millpond::{Allocator, Config, Growth, Limit, Trim};
 use std::fmt::Write;
+use std::time::Duration;
 use steady::{Step, Who, World};
 
 #[global_allocator]
@@ -68,6 +74,29 @@ fn costs<D: Driver>(driver: D, policy: Policy, streams: usize, who: Who, step: S
         #[allow(clippy::cast_precision_loss, reason = "counts of millions")]
         let each = |count: u64| count as f64 / streams as f64;
         let grown = |now: i64, before: i64| each(u64::try_from(now - before).expect("it only grows"));
+        [
+            ("locks", each(locks)),
+            ("blocks", grown(now.blocks, made.blocks)),
+            ("bytes", grown(now.bytes, made.bytes)),
+            ("driver calls", each(called)),
+        ]
+    })
+}
+
+/// What a call costs a replay of a log of so many streams, which are made and end in it.
+fn replayed<D: Touch>(driver: D, policy: Policy, streams: usize, uses: f64) -> Costs {
+    let account = Account::open();
+    account.scope(|| {
+        let log = steady::log(streams);
+        let config = Config::default().policy(policy);
+        let (locks, made) = (locks_taken(), account.made());
+        let outcome = replay_log(&log, &Deal { uses, ..Deal::default() }, driver, config, &|_| {});
+        let (outcome, locks, now) = (outcome.expect("a replay"), locks_taken() - locks, account.made());
+        assert!(outcome.is_clean() && outcome.refused == 0 && outcome.calls as usize == 4 * streams);
+        #[allow(clippy::cast_precision_loss, reason = "counts of millions")]
+        let each = |count: u64| count as f64 / streams as f64;
+        let grown = |now: i64, before: i64| each(u64::try_from(now - before).expect("it only grows"));
+        let called = outcome.report.driver_calls.iter().map(|call| call.1).sum();
         [
             ("locks", each(locks)),
             ("blocks", grown(now.blocks, made.blocks)),
@@ -147,6 +176,31 @@ fn on_the_simulated_device() {
     holds(sim, &SIZES, Policy::Footprint, Who::Few, &Step::ALL);
 }
 
+/// `millpond replay` of a log of thousands of streams takes time in proportion to its length, on the device that only hands out addresses and
+/// on the simulated one. What its judge keeps is apart: its clocks name all streams ordered before, and all that the host saw complete, so
+/// that it is on only where streams are not ordered after each other.
+#[test]
+fn a_replay_of_a_log() {
+    let mut found = String::new();
+    for (policy, uses) in [(Policy::Latency, 0.0), (Policy::Footprint, 0.0), (Policy::Latency, 0.1)] {
+        let judged = policy == Policy::Latency && uses == 0.0;
+        let on_null = |&streams: &usize| replayed(null(), policy, streams, uses);
+        let on_sim = |&streams: &usize| replayed(Sim::new(1 << 50).oracle(judged), policy, streams, uses);
+        for all in [SIZES.each_ref().map(on_null), SIZES.each_ref().map(on_sim)] {
+            println!("{policy:?}, {uses} of blocks used elsewhere: {all:.2?}");
+            for ((&(name, now), &(_, few)), more) in all[1].iter().zip(&all[0]).zip(MORE) {
+                if now > 1.5 * few + more {
+                    let _ = write!(
+                        found,
+                        "\n    {policy:?}, {uses} of blocks used elsewhere: {now:.1} {name}, and {few:.1}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "a call of a log of 20,000 streams costs more than of 5,000:{found}");
+}
+
 /// Streams each of which waits for the one before, all with work that is pending.
 fn chain(streams: usize) -> (Sim, Allocator<Sim>, Vec<millpond::Stream<Sim>>) {
     let sim = Sim::new(64 * GIB).schedule(Schedule::Latest).oracle(false);
@@ -193,5 +247,105 @@ fn a_chain_that_is_over_is_forgotten() {
         }
         let kept = gpu.bookkeeping().clock_entries;
         assert!(kept <= 65 * n, "{kept} entries in the clocks of {n} streams");
+    }
+}
+
+/// A trim asks each pool once, and moves the pieces of segments that are wholly free: its cost is pools and segments, not one times the other.
+#[test]
+fn a_trim_asks_each_pool_once_and_not_about_each_segment() {
+    let trim = |streams: usize| {
+        let gpu = Allocator::new(null(), Config::default().growth(Growth::Exact)).expect("an allocator");
+        let streams: Vec<_> = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
+        let kept: Vec<_> = streams
+            .iter()
+            .map(|stream| {
+                drop(gpu.alloc(3 * MIB, stream).expect("room"));
+                gpu.alloc(4 * MIB, stream).expect("room")
+            })
+            .collect();
+        gpu.synchronize().expect("a wait");
+        let before = millpond::sync::locks_taken()[Rank::Pool as usize];
+        let trimmed = gpu.trim(Trim::All).expect("a trim");
+        let looks = millpond::sync::locks_taken()[Rank::Pool as usize] - before;
+        assert_eq!((trimmed.segments, trimmed.bytes), (streams.len() as u64, 3 * MIB * streams.len() as u64));
+        gpu.check();
+        drop(kept);
+        looks
+    };
+    let [few, many] = [500, 2000].map(trim);
+    println!("{few} looks at 500 pools with 1,000 segments, {many} at 2,000 with 4,000");
+    assert!(many <= 20 * 2000, "{few} looks at pools with 500, and {many} with 2,000");
+}
+
+/// Why a stream cannot be waited for.
+#[derive(Clone, Copy, Debug)]
+enum Refuses {
+    /// Only calls that name it mark it.
+    HeldBack,
+    /// Somebody captures on it.
+    Captures,
+    /// It was declared independent.
+    Independent,
+}
+
+/// Locks of pools, and driver calls, of a request that is refused: all memory is free and pending on so many streams, of which none
+/// can be waited for.
+fn refused(why: Refuses, streams: usize) -> (u64, u64) {
+    let sim = Sim::new(64 * GIB).schedule(Schedule::Latest).oracle(false).contents(false);
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(streams as u64 * MIB));
+    let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::ZERO)).expect("an allocator");
+    let natives: Vec<_> = (0..streams).map(|_| sim.stream().expect("a stream")).collect();
+    let streams: Vec<_> = natives
+        .iter()
+        .map(|native| match why {
+            Refuses::HeldBack => gpu.adopt(sim.mortal_stream(native)).expect("a stream"),
+            Refuses::Captures => gpu.adopt(native.clone()).expect("a stream"),
+            Refuses::Independent => gpu.adopt(native.clone()).expect("a stream").independent(),
+        })
+        .collect();
+    for (stream, native) in streams.iter().zip(&natives) {
+        let block = gpu.alloc(MIB, stream).expect("room");
+        sim.launch(native, Launch::new("write").writes(block.address(), 512)).expect("a launch");
+        drop(block);
+    }
+    if matches!(why, Refuses::Captures) {
+        for native in &natives {
+            sim.begin_capture(native).expect("a capture");
+        }
+    }
+    let late = gpu.stream().expect("a stream");
+    let count = || (millpond::sync::locks_taken()[Rank::Pool as usize], sim.ledger().calls_total());
+    // The first one has all that is pending stand aside.
+    gpu.alloc(MIB, &late).expect_err("all of it is pending");
+    let before = count();
+    gpu.alloc(MIB, &late).expect_err("all of it is pending");
+    let now = count();
+    (now.0 - before.0, now.1 - before.1)
+}
+
+/// Each of a refused request's two rounds looks once at what a pool has free and once at what it has in flight, and asks a stream that captures
+/// once. Of independent streams' pools neither is looked at: what is counted there is what else is done for each pool, facts and report. A
+/// pool of which some is held back is looked at twice for that by the report.
+#[test]
+fn at_the_limit_pools_that_cannot_be_waited_for_are_looked_at_once_a_round() {
+    for n in [200, 400, 800] {
+        let [(held_back, asked), (captures, asks), (independent, unasked)] =
+            [Refuses::HeldBack, Refuses::Captures, Refuses::Independent].map(|why| refused(why, n));
+        let n = n as u64;
+        println!(
+            "beside {n}: {held_back}, {captures} and {independent} locks, {asked}, {asks} and {unasked} calls"
+        );
+        assert!(
+            (asked, unasked) == (0, 0) && asks <= 2 * n,
+            "{asked}, {asks} and {unasked} calls for {n} streams"
+        );
+        let more = held_back.saturating_sub(independent);
+        assert!(
+            more <= (2 * 2 + 2) * n,
+            "{more} looks at the pools of {n} streams whose memory is held back"
+        );
+        // What was cut out is put back: two locks more a round, and the look that shows that there is no other.
+        let more = captures.saturating_sub(independent);
+        assert!(more <= 2 * 4 * n, "{more} looks at the pools of {n} streams that capture");
     }
 }

@@ -5,6 +5,7 @@
 //! them in turns. It does not know what is counted.
 
 use millpond::driver::Driver;
+use millpond::trace::{BlockNo, Log, Op, Program, StreamNo};
 use millpond::units::{KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Stream};
 
@@ -142,4 +143,26 @@ impl<D: Driver> World<D> {
         let block = self.alloc(KIB, home);
         block.record_use(&self.streams[user]).expect("a use");
     }
+}
+
+/// A log in which each stream allocates and frees at once, then allocates, and frees when all have allocated.
+pub fn log(streams: usize) -> Log {
+    let streams = u16::try_from(streams).expect("at most 65,535 streams");
+    let mut program = Program::new("streams", streams);
+    let alloc = |n: u16, round: u32| {
+        let block = BlockNo(u32::from(n) + round * u32::from(streams));
+        (block, Op::Alloc { block, bytes: 4096, align: None, stream: StreamNo(n) })
+    };
+    for n in 0..streams {
+        let (block, op) = alloc(n, 0);
+        program.push(op);
+        program.push(Op::Free { block });
+        program.push(alloc(n, 1).1);
+    }
+    for n in 0..streams {
+        program.push(Op::Free { block: alloc(n, 1).0 });
+    }
+    let (log, left_out) = Log::from_program(&program).expect("it is well-formed");
+    assert_eq!((log.info().streams, left_out), (u64::from(streams), 0));
+    log
 }

@@ -20,7 +20,9 @@ use crate::order::{Clock, Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
 use crate::units::{Epoch, Granules};
+use core::cell::RefCell;
 use hashbrown::HashSet;
+use std::rc::Rc;
 
 /// A lend takes at least this much, or the whole chunk if that is less: the next requests are then hits.
 const LEND_LARGE: Granules = Granules((2 << 20) / 512);
@@ -34,6 +36,14 @@ fn put_back_free<D: Driver>(core: &Core<D>, from: &Pool<D>, cut: &Cut) {
     from.extend(&mut state, &Range::from(cut), stamp);
     state.counters.lends_out -= 1;
     core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
+}
+
+/// What rung 4 looks at in another pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LookAt {
+    Free,
+    InFlight,
+    Both,
 }
 
 /// A range on its way to the pool that misses.
@@ -125,15 +135,18 @@ impl<'a, D: Driver> Miss<'a, D> {
                 return Ok(step);
             }
         }
-        for (from, free_only) in self.others() {
+        for (from, look_at) in self.others() {
             // Nobody is made to wait for an independent stream: also its ranges in flight wait for their home last.
             if !waitable.by_streams(from.line.id) {
                 continue;
             }
-            let found = self.cut_free(&from, &Kind::ALL, |_, epoch| {
-                !self.refused_on.contains(&from.line.id) && waitable.is_orderable(&from.line, epoch)
+            let free = look_at != LookAt::InFlight;
+            let found = free.then(|| {
+                self.cut_free(&from, &Kind::ALL, |_, epoch| {
+                    !self.refused_on.contains(&from.line.id) && waitable.is_orderable(&from.line, epoch)
+                })
             });
-            if let Some((cut, _hand)) = found {
+            if let Some((cut, _hand)) = found.flatten() {
                 let stamp = Pending { on: from.line.id, epoch: cut.stamp };
                 let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
                 let core = self.core;
@@ -147,7 +160,9 @@ impl<'a, D: Driver> Miss<'a, D> {
                 put_back.forget();
                 return Ok(Some(self.settle(&from, &guest)));
             }
-            while !free_only && let Some((entry, _hand)) = self.take_in_flight(&from, &waitable) {
+            while look_at != LookAt::Free
+                && let Some((entry, _hand)) = self.take_in_flight(&from, &waitable)
+            {
                 let step = self.foreign_in_flight(&from, entry)?;
                 if step.is_some() {
                     return Ok(step);
@@ -157,23 +172,29 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
-    /// Every pool of the allocator but our own. Of many first some that have enough free memory, and only for that: others, while those
-    /// that were looked at turn out to have less than they seemed to. And then all that may have enough, free or in flight, and nobody
-    /// else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth.
-    fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, bool)> + use<'a, D> {
+    /// Every pool of the allocator but our own, and what to look at. Of many first some that have enough free memory, and only for that:
+    /// others, while those that were looked at turn out to have less than they seemed to. And then all that may have enough, free or in flight,
+    /// and nobody else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth. What
+    /// was looked at is not looked at again, so that a round costs each pool one look of a kind, whoever cannot be waited for.
+    fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, LookAt)> + use<'a, D> {
         let (core, own, needed) = (self.core, self.pool.number, self.needed().0);
-        let (many, mut before) = (core.pools.lock().len() > core.lenders.few, HashSet::new());
+        let many = core.pools.lock().len() > core.lenders.few;
+        let before = Rc::new(RefCell::new(HashSet::new()));
+        let looked_at = Rc::clone(&before);
         let first = core::iter::from_fn(move || {
             let mut next = if many { core.lenders.oldest_of(needed) } else { Vec::new() };
-            next.retain(|number| before.insert(*number));
+            next.retain(|number| before.borrow_mut().insert(*number));
             (!next.is_empty()).then_some(next)
         });
-        let first = first.flatten().filter_map(|number| core.pool_numbered(number)).map(|pool| (pool, true));
+        let first = first.flatten().filter_map(|number| core.pool_numbered(number));
         let may_have = move || {
             if many { core.pools_numbered(core.lenders.all_of(needed)) } else { core.pool_list() }
         };
-        let all = core::iter::once_with(may_have).flatten().map(|pool| (pool, false));
-        first.chain(all).filter(move |(pool, _)| pool.number != own)
+        let all = core::iter::once_with(may_have).flatten().map(move |pool| {
+            let again = looked_at.borrow().contains(&pool.number);
+            (pool, if again { LookAt::InFlight } else { LookAt::Both })
+        });
+        first.map(|pool| (pool, LookAt::Free)).chain(all).filter(move |(pool, _)| pool.number != own)
     }
 
     /// Whether its bounds are high enough.

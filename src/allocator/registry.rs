@@ -658,3 +658,6 @@ impl<D: Driver> core::fmt::Debug for Registry<D> {
         f.debug_struct("Registry").finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;

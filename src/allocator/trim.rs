@@ -1,6 +1,7 @@
 //! Memory goes back to the device: whole segments, all of whose bytes are free and complete.
 //!
-//! A segment's bytes may lie in several pools. Each pool is locked once, gives its free pieces up, and is unlocked; if
+//! A segment's bytes may lie in several pools. Each pool is asked once what is free there of which segment. Of a segment that is wholly free
+//! each pool that has some is locked once, gives its free pieces up, and is unlocked; if
 //! together they are the whole segment and every stamp is complete in the host's view (law O4), the segment is released;
 //! else each piece returns to where it was, with the stamp it had. It never waits for the device itself, but the
 //! driver's plain free does; so a request trims only where that is not so ([`Memory::free_waits_for_device`]).
@@ -18,6 +19,11 @@ use crate::sync::{Arc, Ordering, assert_unlocked};
 use crate::trace::Event;
 use crate::units::{Granules, SegmentId};
 use core::cell::Cell;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// So many segments of a pool are looked at in one hold of its lock: as many records as a report's.
+const PIECE: usize = 128;
 
 /// What a trim gave back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -94,13 +100,22 @@ impl<D: Driver> Core<D> {
     ) -> DriverResult<Trimmed> {
         let _turn = self.trimmer.lock();
         let mut trimmed = Trimmed::default();
-        let mut ids: Vec<SegmentId> = self.backing.lock().segments.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
+        let mut pools = self.pool_list();
+        pools.retain(|pool| only.is_none_or(|only| only.number == pool.number));
+        // First without moving anything: most segments are in use. In order, so that the same calls give the same segments back.
+        for (id, (free, holders)) in Self::free_by_segment(&pools) {
             if trimmed.bytes >= enough {
                 break;
             }
-            if let Some(bytes) = self.trim_segment(id, only, own)? {
+            let Some(len) = self.backing.lock().segments.get(&id).and_then(|r| Granules::exactly(r.bytes()))
+            else {
+                continue;
+            };
+            if free != u64::from(len.0) && !(free > 0 && planted!(Z13)) {
+                continue;
+            }
+            let holders: Vec<&Arc<Pool<D>>> = holders.into_iter().map(|n| &pools[n]).collect();
+            if let Some(bytes) = self.trim_segment(id, len, &holders, own)? {
                 trimmed.bytes += bytes;
                 trimmed.segments += 1;
             }
@@ -108,37 +123,49 @@ impl<D: Driver> Core<D> {
         Ok(trimmed)
     }
 
+    /// How much of each segment is free in these pools, and which of them, by their places, have some of it. Each pool is asked once, in
+    /// pieces, so that a hit waits for one: to ask each about each segment would take thousands of streams minutes.
+    fn free_by_segment(pools: &[Arc<Pool<D>>]) -> BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> {
+        let mut free: BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> = BTreeMap::new();
+        for (n, pool) in pools.iter().enumerate() {
+            let mut from = 0;
+            loop {
+                let state = pool.lock();
+                for segment in
+                    state.heap.segments().skip(from).take(PIECE).filter(|s| s.free > Granules::ZERO)
+                {
+                    let (free, holders) = free.entry(segment.id).or_default();
+                    *free += u64::from(segment.free.0);
+                    holders.push(n);
+                }
+                from += PIECE;
+                let all = from >= state.heap.segments().len();
+                state.unlock_fair();
+                if all {
+                    break;
+                }
+            }
+        }
+        free
+    }
+
+    /// A segment that seems to be free, in these pools.
     fn trim_segment(
         &self,
         id: SegmentId,
-        only: Option<&Pool<D>>,
+        len: Granules,
+        pools: &[&Arc<Pool<D>>],
         own: &Cell<u64>,
     ) -> DriverResult<Option<u64>> {
-        let Some(len) = self.backing.lock().segments.get(&id).and_then(|r| Granules::exactly(r.bytes()))
-        else {
-            return Ok(None);
-        };
-        let pools = match only {
-            Some(pool) => self.pool_list().into_iter().filter(|p| p.number == pool.number).collect(),
-            None => self.pool_list(),
-        };
-        // First without moving anything: most segments are in use.
-        let free: u64 = pools.iter().map(|p| u64::from(p.lock().heap.free_in(id).0)).sum();
-        if free != u64::from(len.0) && !(free > 0 && planted!(Z13)) {
-            return Ok(None);
-        }
         let _hand = self.hands.take(own);
-        let pieces = Self::gather(&pools, id);
+        let pieces = Self::gather(pools, id);
         let gathered: u64 = pieces.iter().map(|p| u64::from(p.cut.len.0)).sum();
         self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         let pending: Vec<Pending> =
             pieces.iter().map(|p| Pending { on: p.pool.line.id, epoch: p.cut.stamp }).collect();
         let whole = gathered == u64::from(len.0) || planted!(Z13);
         let result = if whole && (self.registry.all_complete(&pending) || planted!(TrimPending)) {
-            // No heap may know the segment when the device can hand its addresses out again.
-            for pool in self.pool_list() {
-                pool.lock().heap.remove_segment(id);
-            }
+            // No heap knows the segment when the device can hand its addresses out again: one forgets it with its last piece.
             self.release(id, len)
         } else {
             Ok(false)
@@ -153,9 +180,9 @@ impl<D: Driver> Core<D> {
         Ok(result?.then_some(len.bytes()))
     }
 
-    fn gather(pools: &[Arc<Pool<D>>], id: SegmentId) -> Vec<Piece<D>> {
+    fn gather(pools: &[&Arc<Pool<D>>], id: SegmentId) -> Vec<Piece<D>> {
         let mut pieces = Vec::new();
-        for pool in pools {
+        for &pool in pools {
             let mut state = pool.lock();
             let cuts = state.cut_free_of(id);
             pool.tighten_longest(&mut state);

@@ -17,6 +17,8 @@ pub mod sim;
 pub(crate) use caller::Called;
 pub use caller::Caller;
 pub use kernels::{Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Twin, TwinMemory};
+#[cfg(all(test, not(any(loom, shuttle))))]
+pub(crate) use patience::clock;
 pub(crate) use patience::process_time;
 pub use pitch::{Pitched, Place};
 

@@ -80,7 +80,8 @@ impl Uses {
     /// Whether there are twice as many uses as [`Uses::retire`] left, so that another look is paid for by those that came
     /// since. An array that is only read has a use for each stream that ever read it, until then.
     pub fn is_crowded(&self) -> bool {
-        self.all.len() >= FEW.max(self.crowd as usize)
+        let crowded = self.all.len() >= FEW.max(self.crowd as usize) || planted!(UsesAlwaysCrowded);
+        crowded && !planted!(UsesNeverCrowded)
     }
 
     /// Drops exact uses that are complete: nobody has to come after them any more.

@@ -12,6 +12,7 @@
 mod arrays;
 mod captures;
 mod closing;
+mod costs;
 mod entering;
 mod ladder;
 mod markers;
@@ -48,6 +49,7 @@ pub fn all() -> Vec<Case> {
         arrays::CASES,
         captures::CASES,
         closing::CASES,
+        costs::CASES,
         entering::CASES,
         ladder::CASES,
         markers::CASES,

@@ -316,3 +316,33 @@ fn threads_may_share_a_device() {
     assert_eq!(sim.mismatches().1, 0);
     assert!(sim.ledger().is_empty());
 }
+
+/// What another thread does while this one is on its way into the driver.
+#[test]
+fn others_go_on_right_before_a_call() {
+    let sim = sim();
+    let (s, t) = (sim.stream().expect("s"), sim.stream().expect("t"));
+    let event = mark(&sim, &s);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for (nth, call) in [(2, Call::EventQuery), (1, Call::StreamWaitEvent)] {
+        let (inner, seen) = (sim.clone(), Arc::clone(&seen));
+        sim.meanwhile(call, nth, move || {
+            let calls = std::thread::spawn(move || {
+                drop(inner.stream().expect("another thread's call"));
+                (inner.ledger().calls_of(call), inner.ledger().calls_of(Call::StreamCreate))
+            });
+            seen.lock().expect("seen").push(calls.join().expect("no panic"));
+        });
+    }
+    for _ in 0..3 {
+        assert!(sim.query(&event).expect("a query"));
+    }
+    sim.wait(&t, &event).expect("a wait");
+    assert_eq!(*seen.lock().expect("seen"), [(1, 3), (0, 4)], "calls made before, and the thread's own");
+    // One that may still run and holds the device is taken back.
+    let inner = sim.clone();
+    sim.meanwhile(Call::EventQuery, 1, move || drop(inner.stream()));
+    sim.clear_faults();
+    assert!(sim.query(&event).expect("a query"));
+    assert_eq!(sim.ledger().calls_of(Call::StreamCreate), 4);
+}

@@ -88,6 +88,10 @@ impl PoolState {
 /// hold, so that a hit waits for one piece and not for all. The figures are exact when nothing runs beside it, as all of a report is.
 const PIECE: usize = 128;
 
+fn piece() -> usize {
+    if planted!(ReportWhole) { 1 << 30 } else { PIECE }
+}
+
 /// What a report goes through in pieces: a pool's records, each piece in a hold of the pool's lock.
 pub(in super::super) trait Pieces {
     /// Looks at a piece.
@@ -104,21 +108,21 @@ impl<D: Driver> Pieces for Pool<D> {
 }
 
 /// Piece after piece, each from where the one before ended, until one says that there are no more.
-fn in_pieces<P: Pieces, C: Copy>(of: &P, first: C, mut piece: impl FnMut(&Heap, &InFlight, C) -> Option<C>) {
+fn in_pieces<P: Pieces, C: Copy>(of: &P, first: C, mut look: impl FnMut(&Heap, &InFlight, C) -> Option<C>) {
     let mut from = Some(first);
     while let Some(at) = from {
-        from = of.hold(|heap, in_flight| piece(heap, in_flight, at));
+        from = of.hold(|heap, in_flight| look(heap, in_flight, at));
     }
 }
 
 /// The longest free range, in bytes.
 pub(in super::super) fn longest_free(of: &impl Pieces) -> u64 {
-    if let Some(longest) = of.hold(|heap, _| heap.longest_free(PIECE)) {
+    if let Some(longest) = of.hold(|heap, _| heap.longest_free(piece())) {
         return longest.bytes();
     }
     let mut longest = Granules::ZERO;
     in_pieces(of, 0, |heap, _, from| {
-        let (end, free) = heap.free_from(from, PIECE as u32)?;
+        let (end, free) = heap.free_from(from, piece() as u32)?;
         longest = free.map(|(len, _)| len).fold(longest, Granules::max);
         Some(end)
     });
@@ -129,7 +133,7 @@ pub(in super::super) fn longest_free(of: &impl Pieces) -> u64 {
 fn free_above(of: &impl Pieces, stamp: Epoch) -> u64 {
     let mut above = 0;
     in_pieces(of, 0, |heap, _, from| {
-        let (end, free) = heap.free_from(from, PIECE as u32)?;
+        let (end, free) = heap.free_from(from, piece() as u32)?;
         above += free.filter(|range| range.1 > stamp).map(|(len, _)| len.bytes()).sum::<u64>();
         Some(end)
     });
@@ -147,7 +151,7 @@ pub(in super::super) fn in_flight_held_back<D: Driver>(
     let mut held = 0;
     in_pieces(of, None, |_, in_flight, from| {
         let mut last = None;
-        for (place, entry) in in_flight.behind(from).take(PIECE) {
+        for (place, entry) in in_flight.behind(from).take(piece()) {
             held += if entry.uses.iter().any(is_held) { entry.len.bytes() } else { 0 };
             last = Some(Some(place));
         }
@@ -161,7 +165,7 @@ fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<D>) -> Opti
     let mut oldest = None;
     in_pieces(of, None, |_, in_flight, from| {
         let mut last = None;
-        for p in in_flight.oldest_behind(from).take(PIECE) {
+        for p in in_flight.oldest_behind(from).take(piece()) {
             let behind = registry.line(p.on).map(|line| (line.marked().0 + 1).saturating_sub(p.epoch.0));
             oldest = oldest.max(behind);
             last = Some(Some(p.on));

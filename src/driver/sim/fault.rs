@@ -9,6 +9,23 @@ use super::event::SimEvent;
 use super::oracle::StreamKey;
 use crate::driver::DriverResult;
 use crate::error::DriverErrorKind;
+use std::fmt;
+
+/// What somebody does meanwhile.
+pub(super) struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl Meanwhile {
+    /// Does it, with nothing of the device held.
+    pub(super) fn run(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 enum When {
@@ -28,11 +45,13 @@ pub(super) struct Faults {
     captures: Vec<(Call, u64, StreamKey)>,
     /// The same for captures that begin right before a call and end behind it.
     around: Vec<(Call, u64, StreamKey)>,
+    /// What happens before calls, counting down.
+    meanwhile: Vec<(Call, u64, Meanwhile)>,
     not_ready: u32,
 }
 
 /// Counts this call, and says whose turn it is.
-fn struck_by(waiting: &mut Vec<(Call, u64, StreamKey)>, call: Call) -> Option<StreamKey> {
+fn struck_by<T>(waiting: &mut Vec<(Call, u64, T)>, call: Call) -> Option<T> {
     waiting.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
     let now = waiting.iter().position(|c| c.1 == 0)?;
     Some(waiting.remove(now).2)
@@ -79,6 +98,11 @@ impl Faults {
 
     pub(super) fn capture_around(&mut self, call: Call, nth: u64, on: StreamKey) {
         self.around.push((call, nth, on));
+    }
+
+    /// What happens before this call, which is about to be made.
+    pub(super) fn meanwhile(&mut self, call: Call) -> Option<Meanwhile> {
+        struck_by(&mut self.meanwhile, call)
     }
 
     /// The stream on which there is a capture for as long as this call, which is about to be made.
@@ -133,6 +157,17 @@ impl Sim {
         assert!(nth > 0, "the next call is number 1");
         self.lock().borrow_mut().faults.panics.push((call, nth));
     }
+    /// Right before the `nth` call of this kind from now on, `then` runs on the thread that makes it; 1 is the next. It stands for
+    /// what other threads do while that one is on its way into the driver: nothing of the device is held, so that it may make calls of its
+    /// own, and wait for threads that do. What has not run when the last reference to the device goes is [taken
+    /// back](Sim::clear_faults) first, or keeps what it holds.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn meanwhile(&self, call: Call, nth: u64, then: impl FnOnce() + Send + 'static) {
+        assert!(nth > 0, "the next call is number 1");
+        self.lock().borrow_mut().faults.meanwhile.push((call, nth, Meanwhile(Box::new(then))));
+    }
     /// The next `times` queries and host waits for events answer "not ready", whatever is true.
     pub fn not_ready(&self, times: u32) {
         self.lock().borrow_mut().faults.add_not_ready(times);
@@ -154,6 +189,8 @@ impl Sim {
     }
     /// Takes back all planted faults that have not struck; a lost context stays lost.
     pub fn clear_faults(&self) {
-        self.lock().borrow_mut().faults = Faults::default();
+        let gone = std::mem::take(&mut self.lock().borrow_mut().faults);
+        // Only now: what a closure holds may come back into the simulator when it is dropped.
+        drop(gone);
     }
 }

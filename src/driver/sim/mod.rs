@@ -322,7 +322,13 @@ impl Sim {
     /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
     #[track_caller]
     fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
-        let guard = self.lock();
+        let mut guard = self.lock();
+        let meanwhile = guard.borrow_mut().faults.meanwhile(call);
+        if let Some(others) = meanwhile {
+            drop(guard);
+            others.run();
+            guard = self.lock();
+        }
         let result = {
             let mut world = guard.borrow_mut();
             world.called_from(Caller::here());

@@ -1,0 +1,178 @@
+//! A stream that ends while somebody needs a marker of it: who needs it waits for its last marker, and no longer than the bound.
+//!
+//! Whoever closes it stands still in the driver's record of that marker, for as long as the test likes. The other thread reads a clock of
+//! the test's, which goes on by a tenth of the bound with each reading: nothing is measured, and a wait without a bound is seen.
+
+use super::{CLOSING, Line};
+use crate::allocator::{Allocator, Config, Growth, Limit, Stream};
+use crate::driver::clock;
+use crate::driver::sim::{Call, Launch, Schedule, Sim};
+use crate::error::DriverErrorKind;
+use crate::order::{Pending, TimelineId};
+use crate::report::PoolReport;
+use crate::sync::Arc;
+use crate::sync::Ordering::Relaxed;
+use crate::sync::plain::AtomicU32;
+use crate::units::{Epoch, GIB, MIB};
+use core::time::Duration;
+use std::sync::mpsc::{Sender, channel};
+
+type Ticking = Box<dyn FnMut() -> Duration>;
+/// A stream's clock.
+type Entries = Vec<(TimelineId, Epoch)>;
+
+/// How far the clock goes on with each reading.
+const TICK: Duration = Duration::from_micros(100);
+/// So many readings are the bound: one for when the wait began, and the rest until it is over.
+const READINGS: u32 = 1 + (CLOSING.as_micros() / TICK.as_micros()) as u32;
+
+/// All memory there is was used by a stream that is about to end.
+struct Ending {
+    sim: Sim,
+    gpu: Allocator<Sim>,
+    other: Stream<Sim>,
+    ends: Stream<Sim>,
+    line: Arc<Line<Sim>>,
+    freed: Pending,
+}
+
+impl Ending {
+    fn new() -> Ending {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let config = Config::default().limit(Limit::Bytes(4 * MIB)).growth(Growth::Exact);
+        let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::ZERO)).unwrap();
+        let (other, ends) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let block = gpu.alloc(4 * MIB, &ends).unwrap();
+        let kernel = Launch::new("kernel").writes(block.address(), block.len()).tag(block.id().unwrap());
+        sim.launch(ends.native(), kernel).unwrap();
+        let line = Arc::clone(ends.line());
+        drop(block);
+        let freed = Pending { on: line.id, epoch: line.stamp() };
+        Ending { sim, gpu, other, ends, line, freed }
+    }
+
+    /// Drops the stream, which closes it. On the way into the driver, behind which its last marker is published, the closer stands still, and `then`
+    /// runs on another thread with the clock that `clock` makes: until that says so, or `then` is over.
+    fn close_beside<R: Send + 'static, C: FnMut() -> Duration + 'static>(
+        self,
+        clock: impl FnOnce(Sender<()>) -> C + Send + 'static,
+        then: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        let Ending { sim, gpu, other, ends: stream, line, .. } = self;
+        let ((go, goes_on), (ends, ended)) = (channel(), channel());
+        sim.meanwhile(Call::EventRecord, 1, move || {
+            assert!(line.state.lock().closing, "another stream's marker");
+            let beside = std::thread::spawn(move || clock::with(clock(go), then));
+            // Who is over hangs up.
+            let _ = goes_on.recv();
+            ends.send(beside).unwrap();
+        });
+        drop(stream);
+        let beside = ended.try_recv().expect("the stream is closed by a marker");
+        let result = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // What was freed is had behind a wait, and everything was right.
+        let block = gpu.alloc(4 * MIB, &other).expect("the close is over");
+        assert_eq!(gpu.report().total.counters.waits_inserted, 1);
+        let kernel = Launch::new("next").writes(block.address(), block.len()).tag(block.id().unwrap());
+        sim.launch(other.native(), kernel).unwrap();
+        drop((block, other));
+        gpu.check();
+        drop(gpu);
+        sim.run_until_idle();
+        sim.verdict().unwrap();
+        assert!(sim.leaks().is_empty());
+        result
+    }
+}
+
+/// A clock that goes on by [`TICK`] with each reading, and how often it was read.
+fn ticking() -> (impl FnOnce(Sender<()>) -> Ticking + Send + 'static, Arc<AtomicU32>) {
+    let read = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&read);
+    let clock = move |go: Sender<()>| -> Ticking {
+        Box::new(move || {
+            // Who lets nobody go on keeps the closer standing.
+            let _stands = &go;
+            let before = count.fetch_add(1, Relaxed);
+            assert!(before < 100 * READINGS, "it waits without a bound");
+            TICK * before
+        })
+    };
+    (clock, read)
+}
+
+/// All but how often requests looked.
+fn held(gpu: &Allocator<Sim>) -> (Vec<PoolReport>, u64, Vec<Entries>) {
+    let mut report = gpu.report();
+    for pool in &mut report.pools {
+        pool.counters.misses = 0;
+    }
+    let clocks = gpu.core().registry.lines().iter().map(|line| line.clock().iter().collect()).collect();
+    (report.pools, report.moving, clocks)
+}
+
+#[test]
+fn who_needs_the_last_marker_of_a_stream_waits_for_it_no_longer_than_the_bound() {
+    let ending = Ending::new();
+    let (sim, gpu, to, freed) = (ending.sim.clone(), ending.gpu.clone(), ending.other.clone(), ending.freed);
+    let (clock, read) = ticking();
+    let refused = ending.close_beside(clock, move || {
+        gpu.core().registry.order_after(&sim, to.line(), freed, CLOSING).unwrap_err()
+    });
+    assert_eq!(refused.kind, DriverErrorKind::InvalidHandle);
+    assert!(refused.is_of_one_stream() && refused.to_string().contains("ends"), "{refused}");
+    assert_eq!(read.load(Relaxed), READINGS);
+}
+
+/// The request is out of memory, says what it passed over, and has changed nothing.
+#[test]
+fn a_request_beside_a_stream_that_is_being_closed_is_refused_in_time_and_changes_nothing() {
+    let ending = Ending::new();
+    let (sim, gpu, to) = (ending.sim.clone(), ending.gpu.clone(), ending.other.clone());
+    let (clock, read) = ticking();
+    ending.close_beside(clock, move || {
+        let (before, ledger) = (held(&gpu), sim.ledger());
+        let refused = gpu.alloc(4 * MIB, &to).unwrap_err();
+        let facts = refused.out_of_memory().unwrap_or_else(|| panic!("{refused}"));
+        let why = facts.passed_over.as_ref().unwrap_or_else(|| panic!("{refused}"));
+        assert_eq!(why.kind, DriverErrorKind::InvalidHandle);
+        assert!(refused.to_string().contains("whoever ends it waits for the whole of it"), "{refused}");
+        gpu.check();
+        assert_eq!(held(&gpu), before);
+        let (now, none) =
+            (sim.ledger(), [Call::EventRecord, Call::StreamWaitEvent, Call::MemAlloc, Call::MemFree]);
+        assert_eq!(none.map(|call| now.calls_of(call)), none.map(|call| ledger.calls_of(call)));
+    });
+    // Two rounds, the second because the first found nothing, and what the ladder reads itself.
+    let read = read.load(Relaxed);
+    assert!((READINGS..=2 * READINGS + 8).contains(&read), "{read} readings");
+}
+
+/// Whenever the close ends while the request still has patience, it is served: the clock lets the closer go on at its `nth` reading.
+#[test]
+fn a_request_beside_a_stream_that_is_closed_in_time_is_served() {
+    let mut waited = 0;
+    for nth in 1..=READINGS {
+        let ending = Ending::new();
+        let (line, gpu, to) = (Arc::clone(&ending.line), ending.gpu.clone(), ending.other.clone());
+        let read = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&read);
+        let clock = move |go: Sender<()>| -> Ticking {
+            Box::new(move || {
+                let now = 1 + count.fetch_add(1, Relaxed);
+                if now == nth {
+                    go.send(()).unwrap();
+                    while line.state.lock().closing {
+                        std::thread::yield_now();
+                    }
+                }
+                TICK * now
+            })
+        };
+        ending.close_beside(clock, move || {
+            drop(gpu.alloc(4 * MIB, &to).unwrap_or_else(|e| panic!("closed at reading {nth}: {e}")));
+        });
+        waited += u32::from(read.load(Relaxed) >= nth);
+    }
+    assert_eq!(waited, READINGS, "the clock was read too seldom to let the closer go on");
+}

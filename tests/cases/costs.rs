@@ -1,0 +1,215 @@
+//! Bounds of what is kept and of what is looked at, whose loss breaks no order: counted in what there is, in questions to the device, and in
+//! ranked locks (one for each pool, timeline or table that is looked at; in debug builds). Nothing is timed.
+
+use super::{Case, Outcome, World, ensure, said};
+use millpond::driver::sim::{Call, Schedule, Sim};
+use millpond::sync::{Rank, locks_taken};
+use millpond::units::{GIB, KIB};
+use millpond::{Config, Growth, Stream};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "a chain of streams that is over",
+        kills: &["clock-never-crowded"],
+        run: chain_that_is_over,
+    },
+    Case {
+        name: "a chain of streams that is pending",
+        kills: &["clock-always-crowded"],
+        run: chain_that_is_pending,
+    },
+    Case {
+        name: "a block that many streams read",
+        kills: &["uses-never-crowded", "uses-always-crowded"],
+        run: block_that_many_read,
+    },
+    Case {
+        name: "frees that others use, and hits alone",
+        kills: &["flight-never-crowded", "flight-always-crowded"],
+        run: frees_and_hits,
+    },
+    Case { name: "streams that come and go", kills: &["sweep-never"], run: streams_come_and_go },
+    Case { name: "streams that come and stay", kills: &["sweep-always"], run: streams_come_and_stay },
+    Case {
+        name: "streams that come and go where nobody asks",
+        kills: &["finish-never"],
+        run: streams_come_and_go_unasked,
+    },
+    Case {
+        name: "markers that retire beside many streams",
+        kills: &["look-too-soon"],
+        run: markers_beside_many_streams,
+    },
+    Case { name: "a report of many ranges", kills: &["report-whole"], run: report_of_many },
+];
+
+/// A world that does what it is asked as late as it may, and judges nothing: what is asked costs.
+fn unjudged(config: Config) -> World {
+    World::on(Sim::new(4 * GIB).schedule(Schedule::Latest).oracle(false).contents(false), config)
+}
+
+fn streams(w: &World, n: usize) -> Vec<Stream<Sim>> {
+    (0..n).map(|_| w.stream()).collect()
+}
+
+fn locks(rank: Rank) -> u64 {
+    locks_taken()[rank as usize]
+}
+
+/// Each stream waits for the one before.
+fn chain(streams: &[Stream<Sim>], mut then: impl FnMut()) -> Outcome {
+    for pair in streams.windows(2) {
+        pair[1].wait_stream(&pair[0]).map_err(said)?;
+        then();
+    }
+    Ok(())
+}
+
+/// Nothing is pending while the chain is made: the last stream need not name the first.
+fn chain_that_is_over() -> Outcome {
+    let w = unjudged(Config::default());
+    let n = 200;
+    let all = streams(&w, n);
+    chain(&all, || {
+        w.sim.run_until_idle();
+    })?;
+    let names = w.gpu.bookkeeping().clock_entries;
+    ensure!(names <= 65 * n, "{names} names in the clocks of {n} streams of which nothing is pending");
+    Ok(())
+}
+
+/// All is pending: whoever waits asks about it only if there is twice as much as at the last look.
+fn chain_that_is_pending() -> Outcome {
+    let w = unjudged(Config::default());
+    let n = 200;
+    let all = streams(&w, n as usize);
+    chain(&all, || ())?;
+    let asked = w.sim.ledger().calls_of(Call::EventQuery);
+    ensure!(asked <= 3 * n, "{asked} questions for {n} waits");
+    Ok(())
+}
+
+/// Sixty-four streams read one block, and each has done so before the next one comes; then as many at once.
+fn block_that_many_read() -> Outcome {
+    let w = unjudged(Config::default());
+    let all = streams(&w, 64);
+    let home = w.stream();
+    let block = w.alloc(1, &home)?;
+    for s in &all {
+        block.record_use_until(&s.record().map_err(said)?).map_err(said)?;
+        s.synchronize().map_err(said)?;
+    }
+    let uses = w.gpu.bookkeeping().uses;
+    ensure!(uses <= 16, "{uses} uses are kept of 64 that are over");
+    let events: Result<Vec<_>, _> = all.iter().map(Stream::record).collect();
+    let before = locks(Rank::Registry);
+    for event in &events.map_err(said)? {
+        block.record_use_until(event).map_err(said)?;
+    }
+    let looks = locks(Rank::Registry) - before;
+    ensure!(looks <= 8, "{looks} looks for what is complete of 64 uses that are pending");
+    Ok(())
+}
+
+/// A pool with room frees blocks that another stream has done with, and blocks that one still uses. Nobody misses.
+fn frees_and_hits() -> Outcome {
+    let w = unjudged(Config::default());
+    let [home, done, busy] = w.streams();
+    let frees = |user: &Stream<Sim>, over: bool| {
+        for _ in 0..200 {
+            let block = w.gpu.alloc(KIB, &home).map_err(said)?;
+            block.record_use(user).map_err(said)?;
+            drop(block);
+            if over {
+                user.synchronize().map_err(said)?;
+            }
+        }
+        Ok::<(), String>(())
+    };
+    drop(w.gpu.alloc(256 * KIB, &home).map_err(said)?);
+    let misses = w.gpu.report().total.counters.misses;
+    frees(&done, true)?;
+    let ranges = w.gpu.report().total.in_flight_ranges;
+    ensure!(ranges <= 64, "{ranges} ranges are in flight of which nothing is pending");
+    let before = locks(Rank::Registry);
+    frees(&busy, false)?;
+    let looks = locks(Rank::Registry) - before;
+    ensure!(w.gpu.report().total.counters.misses == misses, "somebody missed");
+    // Four for each use and its free, and the looks at what is over: with twice as many each time.
+    ensure!(looks <= 4 * 200 + 40, "{looks} looks at the table for 200 uses and frees");
+    Ok(())
+}
+
+/// One after the other, each with work that is over: few pools are left.
+fn streams_come_and_go() -> Outcome {
+    let w = unjudged(Config::default());
+    for _ in 0..200 {
+        let s = w.stream();
+        drop(w.gpu.alloc(4 * KIB, &s).map_err(said)?);
+        s.synchronize().map_err(said)?;
+    }
+    let pools = w.gpu.report().pools.len();
+    ensure!(pools <= 40, "{pools} pools, of streams that are gone and over");
+    Ok(())
+}
+
+/// Nobody looks through all pools for each stream that is made.
+fn streams_come_and_stay() -> Outcome {
+    let w = unjudged(Config::default());
+    let few = streams(&w, 100);
+    let before = locks(Rank::Pool);
+    let more = streams(&w, 100);
+    let looks = locks(Rank::Pool) - before;
+    ensure!(looks <= 2000, "{looks} looks at pools for 100 streams beside 100");
+    drop((few, more));
+    Ok(())
+}
+
+/// The allocator may not ask: of closed streams a few are waited for.
+fn streams_come_and_go_unasked() -> Outcome {
+    let w = unjudged(Config::default().deterministic(true));
+    for _ in 0..200 {
+        let s = w.stream();
+        drop(w.gpu.alloc(4 * KIB, &s).map_err(said)?);
+    }
+    let timelines = w.gpu.bookkeeping().timelines;
+    ensure!(timelines <= 100, "{timelines} timelines, of streams that are gone");
+    Ok(())
+}
+
+/// A look comes by all timelines: it is due when as many markers were made.
+fn markers_beside_many_streams() -> Outcome {
+    let w = unjudged(Config::default());
+    let n = 4000;
+    let all = streams(&w, n);
+    let rounds = |times: usize| {
+        for i in 0..times {
+            drop(all[i % 4].record().map_err(said)?);
+            w.sim.run_until_idle();
+            // One that is over is known to be, and leaves; the others wait for the look.
+            drop(all[4].record().map_err(said)?);
+            all[4].synchronize().map_err(said)?;
+        }
+        Ok::<(), String>(())
+    };
+    rounds(n)?;
+    let before = locks(Rank::Timeline);
+    rounds(n)?;
+    let looks = locks(Rank::Timeline) - before;
+    ensure!(looks <= 40 * n as u64, "{looks} looks at timelines for twice {n} markers beside {n} streams");
+    Ok(())
+}
+
+/// A report lets a pool's lock go after each piece.
+fn report_of_many() -> Outcome {
+    let w = unjudged(Config::default().growth(Growth::Exact));
+    let s = w.stream();
+    let kept: Result<Vec<_>, _> = (0..4000).map(|_| w.gpu.alloc(20 * KIB, &s)).collect();
+    drop(kept.map_err(said)?);
+    drop(w.gpu.alloc(20 * KIB + 512, &s).map_err(said)?);
+    let before = locks(Rank::Pool);
+    let ranges = w.gpu.report().total.free_chunks;
+    let holds = locks(Rank::Pool) - before;
+    ensure!(!cfg!(debug_assertions) || holds >= ranges / 128, "{holds} holds for {ranges} ranges");
+    Ok(())
+}
