@@ -1,7 +1,8 @@
 //! Random programs at the C interface, over the stand-in driver: several threads and allocators, streams that end and whose
 //! handles come back, default streams, captures, faults at driver calls and at a thread's end. Judged by the stand-in's oracle, and by a
-//! model of what each call promises (where allocators and threads end beside other threads' calls at once, by codes alone): live memory never overlaps and keeps its contents, a code other than OK has changed nothing, no capture of the
-//! program's is ended, and at the end nothing is left.
+//! model of what each call promises (where allocators and threads end beside other threads' calls at once, by codes alone): live memory
+//! never overlaps and keeps its contents, a code other than OK has changed nothing (beside other threads: what the call named is there
+//! still, and so is all that the thread has of its allocator), no capture of the program's is ended, and at the end nothing is left.
 //!
 //! Each program runs in a process of its own: allocators last as long as a process, and what crashes or hangs is found too.
 //! 400 programs a test, or what `MILLPOND_CASES` says. One that fails is shrunk, and shown as calls of C; the text below
@@ -134,7 +135,7 @@ fn what_was_shrunk_once_is_well() {
     }
 }
 
-const KINDS: [(&str, Kind); 9] = [
+const KINDS: [(&str, Kind); 11] = [
     ("one thread", Kind { threads: 1, faults: false, captures: false, rounds: 0, rough: false, scenes: 40 }),
     (
         "several threads",
@@ -164,6 +165,14 @@ const KINDS: [(&str, Kind); 9] = [
     (
         "captures, and allocators and threads that end beside calls",
         Kind { threads: 4, faults: false, captures: true, rounds: 20, rough: true, scenes: 50 },
+    ),
+    (
+        "threads at once and a driver that fails",
+        Kind { threads: 4, faults: true, captures: false, rounds: 5, rough: false, scenes: 50 },
+    ),
+    (
+        "captures, allocators and threads that end beside calls, and a driver that fails",
+        Kind { threads: 4, faults: true, captures: true, rounds: 5, rough: true, scenes: 50 },
     ),
 ];
 
@@ -214,6 +223,18 @@ fn programs_that_destroy_and_declare_beside_calls() {
 #[test]
 fn programs_that_capture_destroy_and_declare_beside_calls() {
     search(KINDS[8].1);
+}
+
+/// What happens hangs on the machine's pace.
+#[test]
+fn programs_of_threads_at_once_over_a_driver_that_fails() {
+    search(KINDS[9].1);
+}
+
+/// What happens hangs on the machine's pace.
+#[test]
+fn programs_that_capture_and_end_beside_calls_over_a_driver_that_fails() {
+    search(KINDS[10].1);
 }
 
 /// Each bug of the C interface that can be planted is found by random programs, of one kind or another. `.ci/mutants` builds

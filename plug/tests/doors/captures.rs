@@ -6,12 +6,13 @@ use crate::driver;
 use crate::model::{Named, Stats, Who};
 use crate::program::{Step, Verb};
 use millpond_plug::status::MillpondStatus as Status;
+use std::ffi::CStr;
 use std::ptr::null_mut;
 
 /// The modes: global, of the thread, relaxed. The last is anybody's to end.
 const RELAXED: u32 = 2;
 /// A driver that does not do these cannot be asked who captures, nor told to spare captures: then they may end.
-const SPARING: [&str; 2] = ["cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"];
+const SPARING: [&CStr; 2] = [c"cuThreadExchangeStreamCaptureMode", c"cuStreamIsCapturing"];
 
 /// A capture that is open.
 #[derive(Clone, Debug)]
@@ -82,9 +83,16 @@ impl World {
         if some { Status::Capturing } else { Status::Ok }
     }
 
+    /// These calls are passed over by threads' faults.
+    pub(crate) fn spare_captures() {
+        for name in SPARING {
+            driver::exempt(name.as_ptr());
+        }
+    }
+
     /// A driver call that was to spare captures failed.
     pub(super) fn deafened(&mut self, call: &str) {
-        if SPARING.contains(&call) {
+        if SPARING.iter().any(|name| name.to_bytes() == call.as_bytes()) {
             self.captures.iter_mut().for_each(|c| c.may_be_lost = true);
         }
     }

@@ -76,6 +76,10 @@ control! {
     call_name = b"millpond_fake_call_name" (number: u64) -> *const c_char;
     fail_call = b"millpond_fake_fail_call" (number: u64, code: c_uint);
     clear_faults = b"millpond_fake_clear_faults" ();
+    fail_here = b"millpond_fake_fail_here" (nth: u64, code: c_uint);
+    struck_here = b"millpond_fake_struck_here" () -> *const c_char;
+    exempt = b"millpond_fake_exempt_here" (name: *const c_char);
+    struck_of = b"millpond_fake_struck" (name: *const c_char) -> u64;
     last_refusal = b"millpond_fake_last_refusal" () -> *const c_char;
     capture_behind = b"millpond_fake_capture_behind" (nth: u64, stream: u64);
     // A call of the driver that may fail.
@@ -93,6 +97,11 @@ pub(crate) fn words(text: *const c_char) -> String {
 
 pub(crate) fn refusal() -> String {
     words(last_refusal())
+}
+
+/// How often faults struck one of these functions, on whatever thread.
+pub(crate) fn struck(names: &[&CStr]) -> u64 {
+    names.iter().map(|name| struck_of(name.as_ptr())).sum()
 }
 
 /// The contexts of both devices, which are never given back.

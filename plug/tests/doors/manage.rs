@@ -2,12 +2,13 @@
 
 use super::{Here, SLOTS, World};
 use crate::driver;
-use crate::model::{Block, Door, ENDED, ENDING, Stats, Who};
+use crate::model::{Block, Door, ENDED, Stats, Who};
 use crate::program::{Step, Verb};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl World {
@@ -100,18 +101,20 @@ impl World {
             (Status::UnknownAllocator, "millpond_release")
         };
         let words = format!("{name}(a{number})");
-        if self.is_rough() && expected == Status::Ok {
-            self.doors[door].life.fetch_max(ENDING, Ordering::AcqRel);
-        }
+        let life = Arc::clone(&self.doors[door].life);
+        life.fetch_add(1, Ordering::AcqRel);
+        self.ending = Some(door);
         let end = if releases { ffi::millpond_release } else { ffi::millpond_destroy };
         let done = self.must(fault, expected, &words, || end(number));
+        self.ending = None;
         assert!(done || !releases || expected != Status::Ok || self.is_rough(), "{words} failed");
         self.doors[door].open &= !done;
-        if done && self.is_rough() {
+        if done {
             // The one that was told OK.
-            let before = self.doors[door].life.swap(ENDED, Ordering::AcqRel);
+            let before = life.fetch_or(ENDED, Ordering::AcqRel);
             assert!(before < ENDED, "{words}: OK a second time");
         }
+        life.fetch_sub(1, Ordering::AcqRel);
         done
     }
 

@@ -4,7 +4,6 @@ use crate::driver;
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::fmt;
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
@@ -49,9 +48,8 @@ pub(crate) struct Made {
     pub(crate) blocking: bool,
 }
 
-/// Lives of an allocator.
-pub(crate) const ENDING: u8 = 1;
-pub(crate) const ENDED: u8 = 2;
+/// An allocator has ended; below, how many calls that end it are under way.
+pub(crate) const ENDED: u8 = 128;
 
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Door {
@@ -154,12 +152,14 @@ pub(crate) struct Stats(String);
 
 impl Stats {
     pub(crate) fn of(door: u32) -> Stats {
-        let mut needed = 0;
-        let status = ffi::millpond_stats_json(door, null_mut(), 0, &raw mut needed);
-        assert_eq!(status, Status::Ok, "{}", last());
-        let mut text = vec![b'x'; needed];
-        let status = ffi::millpond_stats_json(door, text.as_mut_ptr().cast(), needed, null_mut());
-        assert_eq!(status, Status::Ok, "{}", last());
+        let (mut needed, mut text) = (1, Vec::new());
+        // Beside other threads it grows from one call to the next.
+        while needed > text.len() {
+            text = vec![b'x'; needed];
+            let status =
+                ffi::millpond_stats_json(door, text.as_mut_ptr().cast(), text.len(), &raw mut needed);
+            assert_eq!(status, Status::Ok, "{}", last());
+        }
         text.truncate(text.iter().position(|b| *b == 0).expect("it ends with a zero"));
         Stats(String::from_utf8(text).expect("text"))
     }

@@ -111,8 +111,8 @@ impl Kind {
     fn rough_step(self) -> impl Strategy<Value = Vec<Step>> {
         let verbs =
             prop::sample::select(vec![Verb::Destroy, Verb::Create, Verb::Permanent, Verb::ThreadEnds]);
-        (0..self.threads, verbs, any::<[u8; 3]>())
-            .prop_map(|(thread, verb, [a, b, c])| vec![Step { thread, verb, a, b, c, fault: 0 }])
+        (0..self.threads, verbs, any::<[u8; 3]>(), self.fault())
+            .prop_map(|(thread, verb, [a, b, c], fault)| vec![Step { thread, verb, a, b, c, fault }])
     }
 
     /// An allocation that one or two other streams use, perhaps of another thread; which is freed, and whose bytes may serve the

@@ -65,7 +65,7 @@ impl Worker {
 /// was made to fail, and so anything may.
 pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     if program.rounds > 0 {
-        return Some(at_once(program, show));
+        return at_once(program, show);
     }
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let world = Arc::new(Mutex::new(World::new(slots, show, None)));
@@ -104,13 +104,17 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     let mut world = world.lock().expect("nothing went wrong");
     world.after();
     driver::clear_faults();
-    (!world.kept).then(|| world.lasting())
+    (!World::has_kept()).then(|| world.lasting())
 }
 
 /// Each thread on its own, beside the others; blocks go from one to the other.
-fn at_once(program: &Program, show: bool) -> Lasting {
+fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let mut first = World::new(slots, show, Some(Mail::new(program.rough)));
+    if program.steps.iter().any(|step| step.verb == Verb::Capture) {
+        // Where one of these fails, others' captures may end, and no thread can tell in time.
+        World::spare_captures();
+    }
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
     let ended: Vec<World> = std::thread::scope(|scope| {
         let run = |(slot, world): (usize, World)| {
@@ -137,7 +141,7 @@ fn at_once(program: &Program, show: bool) -> Lasting {
     for mut world in ended {
         world.tidy();
     }
-    first.lasting()
+    (!World::has_kept()).then(|| first.lasting())
 }
 
 /// One thread's steps, on as many threads, one after another, as its program ends. Nobody else has their numbers.
@@ -146,6 +150,8 @@ fn lives(mut world: World, steps: &[Step], first: u32, (apart, ends): (u32, bool
     let count = lives.len();
     for (n, life) in lives.into_iter().enumerate() {
         let here = Here { thread: first + n as u32 * apart };
+        // Of the calls in its end, behind its last step.
+        let fault = life.last().filter(|_| n + 1 < count).map_or(0, |step| step.fault);
         let run = || {
             for step in life {
                 world.step(*step, here);
@@ -153,6 +159,7 @@ fn lives(mut world: World, steps: &[Step], first: u32, (apart, ends): (u32, bool
             if n + 1 == count {
                 world.end(here);
             }
+            World::arm_here(fault);
         };
         std::thread::scope(|scope| scope.spawn(run).join().expect("a thread has said why"));
     }

@@ -2,7 +2,7 @@
 //! code other than OK must have changed nothing: that is asked after each. `show` prints the calls as C.
 
 use crate::driver;
-use crate::model::{Block, Door, ENDED, ENDING, Made, Named, Pinned, Read, Stats, Who, last};
+use crate::model::{Block, Door, ENDED, Made, Named, Pinned, Read, Stats, Who, last};
 use crate::program::{Kind, Step, Verb};
 use captures::Capture;
 use millpond_plug::status::MillpondStatus as Status;
@@ -22,6 +22,8 @@ macro_rules! say {
 mod blocks;
 #[path = "captures.rs"]
 mod captures;
+#[path = "judge.rs"]
+mod judge;
 #[path = "manage.rs"]
 mod manage;
 #[path = "pinned.rs"]
@@ -43,16 +45,11 @@ const OPTIONS: [&str; 6] = [
 ];
 const LIMITS: [Option<u64>; 6] = [Some(6 << 20), None, None, None, Some(8 << 20), None];
 const SIZES: [usize; 8] = [512, 1000, 4 * KIB, 64 * KIB, MIB, MIB, 2 * MIB, 2 * MIB];
-const CODES: [u32; 3] = [999, 2, 1];
 /// The first three are on device 0, the last on device 1.
 const STREAMS: usize = 4;
 const SLOTS: usize = 4;
 /// Memory of the program's own, on device 0 and on device 1.
 const SCRATCH: usize = 1 << 30;
-
-/// Calls by which a destructor gives something back: where one fails, it stays. Memory is given back by the next allocator's end.
-const KEPT: &[&str] =
-    &["cuModuleUnload", "cuStreamDestroy_v2", "cuEventDestroy_v2", "cuDevicePrimaryCtxRelease_v2"];
 
 pub(crate) struct World {
     contexts: [u64; 2],
@@ -75,14 +72,14 @@ pub(crate) struct World {
     /// How many threads there can be at once, and how many there were in all.
     threads: usize,
     pub(crate) begun: u32,
-    /// Something that failed was to give something back.
-    pub(crate) kept: bool,
     /// A driver call failed: what a failed call recorded may stay recorded.
     struck: bool,
     show: bool,
     /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
     mail: Option<Arc<Mail>>,
     first: bool,
+    /// The allocator that a call under way ends.
+    ending: Option<usize>,
     /// Ends of threads that a fault may have struck: streams that stay open.
     unended: usize,
 }
@@ -151,11 +148,11 @@ impl World {
             value: 0,
             threads,
             begun: 0,
-            kept: false,
             struck: false,
             show,
             mail,
             first: true,
+            ending: None,
             unended: 0,
         };
         driver::bind(contexts[0]);
@@ -176,16 +173,17 @@ impl World {
         self.doors.extend_from_slice(&all.0[self.doors.len()..]);
         self.slots = all.1;
         drop(all);
-        self.doors.iter_mut().for_each(|d| d.open = d.life.load(Ordering::Acquire) < ENDED);
+        self.doors.iter_mut().for_each(|d| d.open = d.life.load(Ordering::Acquire) & ENDED == 0);
     }
 
     fn is_rough(&self) -> bool {
         self.mail.as_ref().is_some_and(|mail| mail.rough)
     }
 
-    /// Whether another thread's destroy of it has begun.
+    /// Whether another thread's destroy of it is under way, or it has ended.
     fn is_ending(&self, door: usize) -> bool {
-        self.is_rough() && self.doors[door].life.load(Ordering::Acquire) >= ENDING
+        let own = u8::from(self.ending == Some(door));
+        self.is_rough() && self.doors[door].life.load(Ordering::Acquire) > own
     }
 
     /// The world of one of the threads that run at once: the same allocators, and all else its own.
@@ -234,94 +232,6 @@ impl World {
             limit: None,
             ..Door::default()
         });
-    }
-
-    /// Has the `fault`th driver call from here fail: its number.
-    pub(crate) fn arm(fault: u8) -> u64 {
-        let number = driver::calls(std::ptr::null()) + u64::from(fault);
-        if fault > 0 {
-            driver::fail_call(number, CODES[usize::from(fault) % CODES.len()]);
-        }
-        number
-    }
-
-    /// Takes the fault away: the name of the call that it struck, or nothing.
-    pub(crate) fn disarm(&mut self, fault: u8, number: u64) -> String {
-        if fault == 0 {
-            return String::new();
-        }
-        driver::clear_faults();
-        if driver::calls(std::ptr::null()) < number {
-            return String::new();
-        }
-        let struck = driver::words(driver::call_name(number));
-        self.kept |= KEPT.contains(&&*struck);
-        self.struck = true;
-        self.deafened(&struck);
-        struck
-    }
-
-    /// Makes one call, the `fault`th driver call of which fails.
-    fn call(&mut self, fault: u8, words: &str, call: impl FnOnce() -> Status) -> Status {
-        let number = World::arm(fault);
-        say!(self, "{words};");
-        let status = crate::inside(call);
-        let struck = self.disarm(fault, number);
-        if status != Status::Ok || !struck.is_empty() {
-            say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
-        }
-        if status != Status::Ok {
-            assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
-            self.nothing_has_changed(words);
-        }
-        status
-    }
-
-    /// A call that must answer this; with a fault, any failure will do.
-    fn must(&mut self, fault: u8, expected: Status, words: &str, call: impl FnOnce() -> Status) -> bool {
-        self.may(fault, &[expected], words, call)
-    }
-
-    /// The same of several answers.
-    fn may(&mut self, fault: u8, expected: &[Status], words: &str, call: impl FnOnce() -> Status) -> bool {
-        let status = self.call(fault, words, call);
-        assert!(
-            expected.contains(&status)
-                || fault > 0 && status != Status::Ok
-                || status == Status::UnknownAllocator && self.names_one_that_ends(words),
-            "{words}: {status:?} instead of {expected:?}: {}",
-            last()
-        );
-        status == Status::Ok
-    }
-
-    /// Whether the allocator that a call names, as in `millpond_trim(a3, NULL)`, is being destroyed by another thread.
-    fn names_one_that_ends(&self, words: &str) -> bool {
-        let rest = words.split_once("(a").map_or("", |(_, rest)| rest);
-        let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-        let named = self.doors.iter().position(|d| digits.parse() == Ok(d.number));
-        named.is_some_and(|door| self.is_ending(door))
-    }
-
-    /// What every allocator has is what the model has.
-    fn nothing_has_changed(&mut self, words: &str) {
-        let told = last();
-        // Others change it meanwhile.
-        let doors = if self.mail.is_some() { &[] } else { &*self.doors };
-        for (d, door) in doors.iter().enumerate() {
-            let stats = Stats::of(door.number);
-            let (live, asked) = self.live_of(d);
-            assert_eq!((stats.total("live"), stats.total("asked")), (live, asked), "after {words}: {stats}");
-            let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
-            assert_eq!(stats.pinned("live"), pinned, "pinned, after {words}: {stats}");
-            assert_eq!(stats.limit(), door.limit, "after {words}");
-        }
-        // To look for one goes through all; threads at once may have thousands, and as many refusals.
-        let looked = if self.mail.is_some() { 8 } else { usize::MAX };
-        for block in self.blocks.iter().rev().take(looked) {
-            self.look(block, 0);
-        }
-        assert!(!told.is_empty(), "{words} failed without a word");
     }
 
     fn live_of(&self, door: usize) -> (u64, u64) {
@@ -508,7 +418,7 @@ impl World {
             Verb::Sync | Verb::Destroy if self.mail.is_some() => {
                 self.beside_no_capture(|world| world.manage(step));
             }
-            Verb::Create if self.mail.is_some() => self.create_beside_others(a, b),
+            Verb::Create if self.mail.is_some() => self.create_beside_others(a, b, fault),
             Verb::Trim | Verb::Limit | Verb::Sync | Verb::Destroy | Verb::Create | Verb::Look => {
                 self.manage(step);
             }
@@ -533,21 +443,22 @@ impl World {
     }
 
     /// Another allocator in a slot whose allocator has ended, for all threads.
-    fn create_beside_others(&mut self, a: u8, b: u8) {
+    fn create_beside_others(&mut self, a: u8, b: u8, fault: u8) {
         let slot = usize::from(a) % SLOTS;
         let Some(mail) = self.mail.clone() else { return };
         let mut all = mail.doors.lock().expect("nothing went wrong");
         let door = all.1[slot];
-        let ended = all.0[door].life.load(Ordering::Acquire) == ENDED;
+        let ended = all.0[door].life.load(Ordering::Acquire) & ENDED > 0;
         // The oracle and the check of memory at the end look at each.
         if !ended || all.0.len() >= 40 {
             return;
         }
         self.doors.extend_from_slice(&all.0[self.doors.len()..]);
         let device = self.doors[door].device;
-        self.create(slot, usize::from(b), device, 0);
-        all.0.push(self.doors.last().expect("made").clone());
-        all.1 = self.slots;
+        if self.create(slot, usize::from(b), device, fault) {
+            all.0.push(self.doors.last().expect("made").clone());
+            all.1 = self.slots;
+        }
     }
 
     /// A program's end: it gives back all it has, in the order that it happens to have it.

@@ -3,10 +3,11 @@
 //! These functions are not the driver's; a test finds them in the loaded library by name. Nothing here is counted. Texts
 //! that they answer stay valid until the same function is called again. They do not know what programs are for.
 
-use crate::door::{Code, is_sticky};
+use crate::door::{Code, is_sticky, plant_here, struck_here};
 use crate::raw::Text;
 use crate::state::{State, state, stream};
 use millpond::driver::sim::{Call, Schedule};
+use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +21,11 @@ fn answer(slot: usize, text: Option<String>) -> *const c_char {
     let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
     answers[slot] = text;
     answers[slot].as_ref().map_or(ptr::null(), |t| t.as_ptr())
+}
+
+thread_local! {
+    /// The same of what is answered to one thread of several.
+    static ANSWER_HERE: RefCell<CString> = RefCell::new(CString::default());
 }
 
 /// Functions of the test's side.
@@ -85,6 +91,30 @@ control_calls! {
         if let Ok(name) = name.get() {
             state().faults.plant_name(name, nth, code);
         }
+    }
+    /// The `nth` call of the calling thread from now on fails, whatever it is; 1 is the next, and 0 takes the fault back. One at
+    /// a time.
+    fn millpond_fake_fail_here(nth: u64, code: Code) {
+        plant_here(nth, code);
+    }
+    /// From now on until the reset calls of this function are passed over by faults of a thread, on every thread.
+    fn millpond_fake_exempt_here(name: Text) {
+        if let Ok(name) = name.get() {
+            state().exempt_here.push(name);
+        }
+    }
+    /// The name of the call that the calling thread's last fault struck; null if it has not struck.
+    fn millpond_fake_struck_here() -> *const c_char {
+        let Some(name) = struck_here() else { return ptr::null() };
+        let name = CString::new(name).unwrap_or_default();
+        ANSWER_HERE.with_borrow_mut(|answer| {
+            *answer = name;
+            answer.as_ptr()
+        })
+    }
+    /// How often planted faults of whatever kind struck a function since the reset.
+    fn millpond_fake_struck(name: Text) -> u64 {
+        name.get().map_or(0, |name| state().log.struck_of(&name))
     }
     /// The next so many queries answer "not ready", whatever is true.
     fn millpond_fake_not_ready(times: c_uint) {

@@ -101,6 +101,33 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     /// This thread's capture mode: 0 global, 1 thread-local, 2 relaxed.
     static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+    /// In how many calls of this thread one fails, and with what code; 0 is none.
+    static FAULT_HERE: Cell<(u64, Code)> = const { Cell::new((0, 0)) };
+    /// The call that it struck.
+    static STRUCK_HERE: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Has the `nth` call of this thread from now on fail, 1 being the next; 0 takes that back.
+pub(crate) fn plant_here(nth: u64, code: Code) {
+    FAULT_HERE.set((nth, code));
+    STRUCK_HERE.set(None);
+}
+
+/// Which call the fault of this thread struck, if it did.
+pub(crate) fn struck_here() -> Option<&'static str> {
+    STRUCK_HERE.get()
+}
+
+fn strike_here(state: &State, name: &'static str) -> Option<Code> {
+    let (left, code) = FAULT_HERE.get();
+    if left == 0 || state.exempt_here.iter().any(|exempt| exempt == name) {
+        return None;
+    }
+    FAULT_HERE.set((left - 1, code));
+    (left == 1).then(|| {
+        STRUCK_HERE.set(Some(name));
+        code
+    })
 }
 
 /// Runs a host function: driver calls in it are refused.
@@ -118,7 +145,10 @@ pub(crate) fn exchange_capture_mode(mode: u32) -> u32 {
 /// What stands in a call's way, if anything. Counts it.
 fn refusal(state: &mut State, name: &'static str) -> Option<Fail> {
     let number = state.log.write(name);
-    let planted = state.faults.strike(name, number);
+    let planted = strike_here(state, name).or(state.faults.strike(name, number));
+    if planted.is_some() {
+        state.log.struck(name);
+    }
     if state.shut_down {
         return Some(Fail::new(DEINITIALIZED, "the driver was shut down: the process is ending"));
     }

@@ -111,6 +111,8 @@ pub(crate) struct Log {
     /// The first ones by name.
     names: Vec<&'static str>,
     counts: BTreeMap<&'static str, u64>,
+    /// Those that a planted fault struck.
+    struck: BTreeMap<&'static str, u64>,
     total: u64,
 }
 
@@ -132,6 +134,12 @@ impl Log {
     }
     pub(crate) fn of(&self, name: &str) -> u64 {
         self.counts.get(name).copied().unwrap_or(0)
+    }
+    pub(crate) fn struck(&mut self, name: &'static str) {
+        *self.struck.entry(name).or_default() += 1;
+    }
+    pub(crate) fn struck_of(&self, name: &str) -> u64 {
+        self.struck.get(name).copied().unwrap_or(0)
     }
     pub(crate) fn name(&self, number: u64) -> Option<&'static str> {
         self.names.get(usize::try_from(number).ok()?.checked_sub(1)?).copied()
@@ -205,6 +213,8 @@ pub(crate) struct State {
     pub(crate) spins: Vec<Spin>,
     pub(crate) log: Log,
     pub(crate) faults: Faults,
+    /// Functions that faults of a thread pass over.
+    pub(crate) exempt_here: Vec<String>,
     pub(crate) lost: Option<Code>,
     /// The driver was shut down, as at the end of a process.
     pub(crate) shut_down: bool,
@@ -246,6 +256,7 @@ impl State {
             spins: Vec::new(),
             log: Log::default(),
             faults: Faults::default(),
+            exempt_here: Vec::new(),
             lost: None,
             shut_down: false,
             attributes: HashMap::new(),

@@ -1,0 +1,165 @@
+//! Makes one call, with a fault or without, and judges its answer: what codes it may answer, and that a code other than OK has
+//! changed nothing.
+
+use super::World;
+use crate::driver;
+use crate::model::{Block, Stats, last};
+use millpond_plug::status::MillpondStatus as Status;
+use std::ffi::CStr;
+
+const CODES: [u32; 3] = [999, 2, 1];
+/// Calls by which a destructor gives something back: where one fails, it stays. Memory is given back by the next allocator's end.
+const KEPT: &[&CStr] =
+    &[c"cuModuleUnload", c"cuStreamDestroy_v2", c"cuEventDestroy_v2", c"cuDevicePrimaryCtxRelease_v2"];
+
+impl World {
+    /// Has the `fault`th driver call of this thread from here fail.
+    pub(crate) fn arm_here(fault: u8) {
+        if fault > 0 {
+            driver::fail_here(fault.into(), CODES[usize::from(fault) % CODES.len()]);
+        }
+    }
+
+    /// Takes that fault away: the name of the call that it struck, or nothing.
+    fn disarm_here(&mut self, fault: u8) -> String {
+        if fault == 0 {
+            return String::new();
+        }
+        let struck = driver::words(driver::struck_here());
+        driver::fail_here(0, 0);
+        self.has_struck(&struck);
+        struck
+    }
+
+    fn has_struck(&mut self, call: &str) {
+        self.struck |= !call.is_empty();
+        self.deafened(call);
+    }
+
+    /// Whether something that failed was to give something back.
+    pub(crate) fn has_kept() -> bool {
+        driver::struck(KEPT) > 0
+    }
+
+    /// Has the `fault`th driver call from here fail, on whatever thread: its number.
+    pub(crate) fn arm(fault: u8) -> u64 {
+        let number = driver::calls(std::ptr::null()) + u64::from(fault);
+        if fault > 0 {
+            driver::fail_call(number, CODES[usize::from(fault) % CODES.len()]);
+        }
+        number
+    }
+
+    /// Takes the fault away: the name of the call that it struck, or nothing.
+    pub(crate) fn disarm(&mut self, fault: u8, number: u64) -> String {
+        if fault == 0 {
+            return String::new();
+        }
+        driver::clear_faults();
+        if driver::calls(std::ptr::null()) < number {
+            return String::new();
+        }
+        let struck = driver::words(driver::call_name(number));
+        self.has_struck(&struck);
+        struck
+    }
+
+    /// Makes one call, the `fault`th driver call of which fails.
+    pub(super) fn call(&mut self, fault: u8, words: &str, call: impl FnOnce() -> Status) -> Status {
+        say!(self, "{words};");
+        World::arm_here(fault);
+        let status = crate::inside(call);
+        let struck = self.disarm_here(fault);
+        if status != Status::Ok || !struck.is_empty() {
+            say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
+        }
+        if status != Status::Ok {
+            assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
+            self.nothing_has_changed(words, fault);
+        }
+        status
+    }
+
+    /// A call that must answer this; with a fault, any failure will do.
+    pub(super) fn must(
+        &mut self,
+        fault: u8,
+        expected: Status,
+        words: &str,
+        call: impl FnOnce() -> Status,
+    ) -> bool {
+        self.may(fault, &[expected], words, call)
+    }
+
+    /// The same of several answers.
+    pub(super) fn may(
+        &mut self,
+        fault: u8,
+        expected: &[Status],
+        words: &str,
+        call: impl FnOnce() -> Status,
+    ) -> bool {
+        let status = self.call(fault, words, call);
+        assert!(
+            expected.contains(&status)
+                || fault > 0 && status != Status::Ok
+                || status == Status::UnknownAllocator && self.names_one_that_ends(words),
+            "{words}: {status:?} instead of {expected:?}: {}",
+            last()
+        );
+        status == Status::Ok
+    }
+
+    /// The allocator that a call names, as in `millpond_trim(a3, NULL)`.
+    fn door_named(&self, words: &str) -> Option<usize> {
+        let rest = words.split_once("(a").map_or("", |(_, rest)| rest);
+        let digits = rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+        self.doors.iter().position(|d| digits.parse() == Ok(d.number))
+    }
+
+    /// Whether that is being destroyed by another thread.
+    fn names_one_that_ends(&self, words: &str) -> bool {
+        self.door_named(words).is_some_and(|door| self.is_ending(door))
+    }
+
+    /// What every allocator has is what the model has. Others change it meanwhile, where there are some: then it has what this thread
+    /// has, and more.
+    fn nothing_has_changed(&mut self, words: &str, fault: u8) {
+        let told = last();
+        if self.mail.is_some() {
+            self.nothing_of_ours_has_changed(words, fault);
+            assert!(!told.is_empty(), "{words} failed without a word");
+            return;
+        }
+        for (d, door) in self.doors.iter().enumerate() {
+            let stats = Stats::of(door.number);
+            let (live, asked) = self.live_of(d);
+            assert_eq!((stats.total("live"), stats.total("asked")), (live, asked), "after {words}: {stats}");
+            let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
+            assert_eq!(stats.pinned("live"), pinned, "pinned, after {words}: {stats}");
+            assert_eq!(stats.limit(), door.limit, "after {words}");
+        }
+        self.blocks.iter().for_each(|block| self.look(block, 0));
+        assert!(!told.is_empty(), "{words} failed without a word");
+    }
+
+    fn nothing_of_ours_has_changed(&self, words: &str, fault: u8) {
+        // Threads at once are refused as often as they have blocks: thousands of times. And to look for a block goes through all, as a
+        // report does; both give every pool's lock up fairly, which on a loaded machine is this thread's turn. So: of what the call names.
+        let of_call = self.door_named(words).filter(|_| fault > 0);
+        if let Some(d) = of_call {
+            let door = &self.doors[d];
+            let stats = Stats::of(door.number);
+            let ((live, asked), has) = (self.live_of(d), |name| stats.total(name));
+            assert!(has("live") >= live && has("asked") >= asked, "{live}, {asked} after {words}: {stats}");
+            let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
+            assert!(stats.pinned("live") >= pinned, "{pinned} pinned, after {words}: {stats}");
+            assert_eq!(stats.limit(), door.limit, "after {words}");
+        }
+        let named = |b: &&Block| {
+            words.split(|c: char| !c.is_ascii_alphanumeric()).any(|w| w == format!("p{}", b.name))
+        };
+        let latest = self.blocks.iter().rev().take(2);
+        self.blocks.iter().find(named).into_iter().chain(latest).for_each(|block| self.look(block, 0));
+    }
+}
