@@ -27,9 +27,11 @@ mod threads;
 mod world;
 
 use program::{Kind, Program};
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use remote::When;
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -133,6 +135,57 @@ fn what_was_shrunk_once_is_well() {
         let said = said(&run);
         assert!(run.status.success() && said.contains("millpond_destroy"), "{wrong}:\n{said}");
     }
+}
+
+/// Entries that no step draws, each with why.
+const BY_THE_MODEL: &[(&str, &str)] = &[
+    ("millpond_find", "asked for every allocation behind every call that failed"),
+    ("millpond_stats_json", "read behind every call that failed, and at the end"),
+    ("millpond_last_error", "read behind every call that failed"),
+    ("millpond_torch_untold", "read around every call that has nobody to tell"),
+    ("millpond_version", "a constant"),
+];
+
+/// Names before a bracket, of the interface's.
+fn entries(text: &str) -> BTreeSet<String> {
+    let names =
+        text.split(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '(')).flat_map(|word| {
+            let before = word.rsplit_once('(').map_or("", |(before, _)| before);
+            before.split('(').filter(|name| name.starts_with("millpond_")).map(str::to_owned)
+        });
+    names.collect()
+}
+
+#[test]
+fn every_entry_of_the_header_is_called_by_random_programs() {
+    if remote::fake_or_skip(1 << 30, 1, When::Earliest).is_none() {
+        return;
+    }
+    let header = include_str!("../millpond.h");
+    // Without what it says of them.
+    let code = header.split("/*").map(|part| part.rsplit("*/").next().unwrap_or_default());
+    let of_header = entries(&code.collect::<String>());
+    assert!(of_header.len() > 30, "{of_header:?}");
+    let by_the_model: BTreeSet<String> = BY_THE_MODEL.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let mut wanted: BTreeSet<String> = of_header.difference(&by_the_model).cloned().collect();
+    assert!(by_the_model.is_subset(&of_header), "{by_the_model:?} are not all in the header");
+    let mut runner = runner();
+    for _ in 0..200 {
+        let program = KINDS[1].1.programs().new_tree(&mut runner).expect("a program").current();
+        let called = entries(&said(&run(&program, true, None)));
+        assert!(called.is_subset(&of_header), "{called:?} are not all in the header");
+        assert!(called.is_disjoint(&by_the_model), "{called:?}: no step draws {by_the_model:?}");
+        wanted.retain(|name| !called.contains(name));
+        if wanted.is_empty() {
+            return;
+        }
+    }
+    panic!("no program calls {wanted:?}");
+}
+
+/// Draws the same programs each time.
+fn runner() -> TestRunner {
+    TestRunner::new_with_rng(Config::default(), TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
 const KINDS: [(&str, Kind); 11] = [
@@ -243,8 +296,6 @@ fn programs_that_capture_and_end_beside_calls_over_a_driver_that_fails() {
 #[test]
 fn every_bug_of_the_doors_is_found() {
     use pond::mutant::Bug;
-    use proptest::strategy::{Strategy, ValueTree};
-    use proptest::test_runner::{RngAlgorithm, TestRng};
     use std::io::Write;
 
     /// Bugs of the rooms below that end somebody's capture, or forget whom it kept from being marked.
@@ -255,9 +306,7 @@ fn every_bug_of_the_doors_is_found() {
     let mut table = String::from("\n| bug | what is wrong | found by programs of |\n|---|---|---|\n");
     let mut missed = Vec::new();
     let find = |within: u32, bug: Option<Bug>| {
-        // The same programs each time.
-        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        let mut runner = runner();
         (1..=within).find_map(|number| {
             KINDS.iter().find_map(|(name, kind)| {
                 let program = kind.programs().new_tree(&mut runner).expect("a program").current();

@@ -1,11 +1,11 @@
-//! Device memory: allocations, the program's own work on them, and the ways to free them, `PyTorch`'s too.
+//! Device memory: allocations, the program's own work on them, and the ways to free them.
 
 use super::{Here, SCRATCH, SIZES, SLOTS, World};
 use crate::driver;
 use crate::model::{Block, Door, Named, Read, Stats, Uses, Who, last};
 use crate::program::Verb;
+use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
-use millpond_plug::{ffi, torch};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -230,57 +230,5 @@ impl World {
     pub(super) fn died(&mut self, x: usize) {
         let block = self.blocks.swap_remove(x);
         self.freed.push(block.at);
-    }
-
-    pub(super) fn torch_alloc(&mut self, b: u8, c: u8, here: Here) {
-        let door = self.slots[3];
-        if !self.doors[door].open {
-            return;
-        }
-        let (stream, bytes) = (self.stream(b, 0, here), SIZES[usize::from(c) % SIZES.len()]);
-        if self.captures(stream) {
-            // It would throw.
-            return;
-        }
-        say!(self, "p{} = millpond_torch_alloc({bytes}, 0, {stream});", self.names + 1);
-        let at = crate::inside(|| torch::millpond_torch_alloc(bytes, 0, stream.raw()));
-        self.names_to(door, stream);
-        self.born(at.addr(), bytes, door, stream, c);
-    }
-
-    /// A use on a stream, and `record_stream`: if that cannot be done it is as good as a use by nobody knows whom.
-    pub(super) fn torch_use(&mut self, x: usize, b: u8, fault: u8, here: Here) {
-        let Block { name, at, door, .. } = self.blocks[x];
-        let stream = self.stream(b, 0, here);
-        self.access(x, stream, b >= 128);
-        self.names_to(door, stream);
-        let before = torch::millpond_torch_untold();
-        self.call(fault, &format!("millpond_torch_record_stream(p{name}, {stream})"), || {
-            torch::millpond_torch_record_stream(at as *mut c_void, stream.raw());
-            Status::Ok
-        });
-        assert_eq!(torch::millpond_torch_untold(), before, "p{name} and its stream are known: {}", last());
-        self.blocks[x].uses.declare(stream.who);
-    }
-
-    pub(super) fn torch_free(&mut self, x: usize, fault: u8, here: Here) {
-        let Block { name, at, bytes, home, ref uses, .. } = self.blocks[x];
-        let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
-        let (Some(users), Some(home)) = (users, self.named(home.who, here)) else {
-            return self.free(x, Verb::FreeUnknown, 0, fault, here);
-        };
-        let before = torch::millpond_torch_untold();
-        self.names_to(self.blocks[x].door, home);
-        for stream in users {
-            self.names_to(self.blocks[x].door, stream);
-            say!(self, "millpond_torch_record_stream(p{name}, {stream});");
-            crate::inside(|| torch::millpond_torch_record_stream(at as *mut c_void, stream.raw()));
-        }
-        self.call(fault, &format!("millpond_torch_free(p{name}, {bytes}, 0, {home})"), || {
-            torch::millpond_torch_free(at as *mut c_void, bytes, 0, home.raw());
-            Status::Ok
-        });
-        assert_eq!(torch::millpond_torch_untold(), before, "p{name} is known: {}", last());
-        self.died(x);
     }
 }

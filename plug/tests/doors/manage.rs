@@ -50,6 +50,10 @@ impl World {
         let Door { number, device, open, torch, .. } = self.doors[door];
         let expected = if open { Status::Ok } else { Status::UnknownAllocator };
         match verb {
+            Verb::Trim if torch && c.is_multiple_of(2) && self.mail.is_none() => {
+                self.torch_empty_cache(fault);
+            }
+            Verb::Sync if torch && c.is_multiple_of(2) => self.torch_empty_cache(fault),
             Verb::Trim => {
                 let words = format!("millpond_trim(a{number}, NULL)");
                 self.must(fault, expected, &words, || ffi::millpond_trim(number, null_mut()));
@@ -59,7 +63,8 @@ impl World {
                 let expected = self.waits_for_devices(door, fault);
                 self.must(fault, expected, &words, || ffi::millpond_synchronize(number));
             }
-            Verb::Limit if !torch => {
+            Verb::Limit if torch => self.torch_memory_fraction(b, fault),
+            Verb::Limit => {
                 let limit = [None, Some(1 << 20), Some(16 << 20)][usize::from(b) % 3];
                 let text = limit.map_or("none".to_owned(), |n: u64| n.to_string());
                 let words = format!("millpond_set_limit(a{number}, \"{text}\")");
@@ -77,14 +82,45 @@ impl World {
                 }
                 self.create(slot, usize::from(b), device, fault);
             }
-            Verb::Look => {
-                if let Some(x) = self.pick(b) {
+            Verb::Look => match (c / 64, self.pick(b)) {
+                (0, Some(x)) => {
                     let block = &self.blocks[x];
                     self.look(block, usize::from(c) * 7919 % block.bytes);
                 }
-            }
+                (1, Some(x)) => self.torch_base(x, usize::from(c) * 7919 % self.blocks[x].bytes),
+                (2, _) => self.report(door, b),
+                _ => self.reset_peaks(door, fault),
+            },
             _ => {}
         }
+    }
+
+    /// The report for people: as much of it as there is room for.
+    fn report(&mut self, door: usize, room: u8) {
+        let Door { number, .. } = self.doors[door];
+        let words = format!("millpond_report(a{number}, text, {room}, &needed)");
+        let (mut text, mut needed) = ([0xff_u8; 256], 0);
+        let room = usize::from(room);
+        self.must(0, Status::Ok, &words, || {
+            ffi::millpond_report(number, text.as_mut_ptr().cast(), room, &raw mut needed)
+        });
+        let fits = room.min(needed);
+        assert!(needed > 256, "{words}: a line or two");
+        assert!(text[..fits.saturating_sub(1)].iter().all(|b| !matches!(b, 0 | 0xff)), "{words}: {text:?}");
+        assert!(fits == 0 || text[fits - 1] == 0, "{words}: {text:?}");
+        assert!(text[fits..].iter().all(|b| *b == 0xff), "{words} writes past its room: {text:?}");
+    }
+
+    fn reset_peaks(&mut self, door: usize, fault: u8) {
+        let Door { number, open, .. } = self.doors[door];
+        let expected = if open { Status::Ok } else { Status::UnknownAllocator };
+        let words = format!("millpond_reset_peaks(a{number})");
+        if !self.must(fault, expected, &words, || ffi::millpond_reset_peaks(number)) || self.mail.is_some() {
+            return;
+        }
+        let stats = Stats::of(number);
+        let (now, peak) = (stats.total("allocated"), stats.field("allocated_peak"));
+        assert_eq!(peak, now, "{words}: {stats}");
     }
 
     /// Ends an allocator: waits for its device, or releases it, which leaves captures alone and answers OK whatever the driver does.
@@ -162,7 +198,7 @@ impl World {
         let (ptr, number) = (at as *mut c_void, self.doors[door].number);
         let double = self.freed.get(usize::from(b) % self.freed.len().max(1)).copied();
         let is_live = |at: usize| self.blocks.iter().any(|b| b.at == at);
-        match c % 6 {
+        match c % 8 {
             0 if door != other => {
                 let words = format!("millpond_free(a{wrong}, p{name})");
                 self.must(0, Status::WrongAllocator, &words, || ffi::millpond_free(wrong, ptr));
@@ -200,6 +236,7 @@ impl World {
                 let words = format!("millpond_set_limit(a{wrong}, \"much\")");
                 self.must(0, expected, &words, || ffi::millpond_set_limit(wrong, c"much".as_ptr()));
             }
+            5 => self.torch_hostile(b),
             _ => {
                 let words = format!("millpond_free_pinned(a{number}, p{name})");
                 self.must(0, Status::UnknownPointer, &words, || ffi::millpond_free_pinned(number, ptr));

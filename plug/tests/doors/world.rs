@@ -28,6 +28,8 @@ mod judge;
 mod manage;
 #[path = "pinned.rs"]
 mod pinned;
+#[path = "pytorch.rs"]
+mod pytorch;
 #[allow(dead_code, reason = "the soak's")]
 #[path = "steady.rs"]
 pub(crate) mod steady;
@@ -51,6 +53,7 @@ const SLOTS: usize = 4;
 /// Memory of the program's own, on device 0 and on device 1.
 const SCRATCH: usize = 1 << 30;
 
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 pub(crate) struct World {
     contexts: [u64; 2],
     pub(crate) doors: Vec<Door>,
@@ -78,6 +81,8 @@ pub(crate) struct World {
     /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
     mail: Option<Arc<Mail>>,
     first: bool,
+    /// For the soak, whose other programs count the calls that failed with nobody to tell.
+    steady: bool,
     /// The allocator that a call under way ends.
     ending: Option<usize>,
     /// Ends of threads that a fault may have struck: streams that stay open.
@@ -152,6 +157,7 @@ impl World {
             show,
             mail,
             first: true,
+            steady: false,
             ending: None,
             unended: 0,
         };
@@ -374,7 +380,7 @@ impl World {
                     self.free(x, verb, b, fault, here);
                 }
             }
-            Verb::TorchAlloc => self.torch_alloc(b, c, here),
+            Verb::TorchAlloc => self.torch_alloc(b, c, fault, here),
             Verb::TorchUse | Verb::TorchFree => {
                 let of = |b: &Block| self.doors[b.door].torch;
                 let torch: Vec<usize> = (0..self.blocks.len()).filter(|&n| of(&self.blocks[n])).collect();
