@@ -226,6 +226,7 @@ doors:
     DoorFreeUnmarked "door-free-unmarked" "a free that names its streams marks none of them"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
     DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
+    DoorEndUnasked "door-end-unasked" "an end or a synchronise waits for the device and asks no stream before whether it captures"
 ;
 leaks:
     LeakUnlooked "leak-unlooked" "who makes a marker does not look whether others are complete"
