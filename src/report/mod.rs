@@ -103,6 +103,8 @@ pub struct PoolReport {
     /// their users are done. They are freed memory of streams that only calls that name them mark
     /// ([`StreamInfo::mortal`](crate::driver::StreamInfo::mortal)), and what was freed by nobody knows whom where captures by others
     /// are expected. They come back when those streams are named, or at [`Allocator::synchronize`](crate::Allocator::synchronize).
+    /// What a stream holds that anybody may mark, and that captures a graph just now, is not counted: neither of the two brings it back
+    /// sooner, the end of the capture does with no call, and only the driver could tell, which a report does not ask.
     pub held_back: u64,
     /// Highest `allocated` so far; of several pools together at most so much ([`Report::allocated_peak`]).
     pub allocated_peak: u64,

@@ -112,6 +112,11 @@ fn a_capture_in_the_way_is_out_of_memory_with_its_name() {
         assert_eq!(door.try_alloc(4 * MIB, &t), Err(OUT_OF_MEMORY));
         assert!(last().contains("is capturing a graph"), "{}", last());
         assert_eq!(door.trim(), OK);
+        let stats = door.stats();
+        let held_back = || stats.split("\"held_back\":").skip(1);
+        // Of each pool, of the pinned memory that s reads, and of all.
+        assert!(held_back().count() > 2 && held_back().all(|n| n.starts_with("0,")), "{stats}");
+        assert_eq!(door.one("millpond_synchronize"), CAPTURING, "nor does this bring it back");
         let mut graph = null_mut();
         assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
         let y = door.alloc(4 * MIB, &t);
