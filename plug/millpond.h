@@ -19,6 +19,9 @@
  * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or what that stream freed is held back until it
  * is marked again. Begin a capture where no other thread calls for its stream.
  *
+ * On a driver without stream ids (before CUDA 12) nothing tells a stream from the one that had its handle before: a call that names one
+ * which was not declared permanent, nor is a default stream, answers MILLPOND_STATUS_DRIVER.
+ *
  * A process that is forked from one that has an allocator can do nothing with it: every call there answers
  * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
  * to be freed: the driver takes everything back, work pending or not. dlclose unloads nothing (on Linux): allocators, memory and

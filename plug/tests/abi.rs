@@ -11,6 +11,8 @@ mod crowds;
 mod fresh;
 #[path = "abi/most.rs"]
 mod most;
+#[path = "abi/old.rs"]
+mod old;
 #[path = "abi/permanent.rs"]
 mod permanent;
 #[path = "../../tests/fake_libcuda/remote.rs"]
@@ -24,6 +26,7 @@ use pond::driver::Fences;
 use pond::driver::cuda::{Cuda, GpuStream};
 use remote::{Fake, When};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::LazyLock;
 
@@ -53,7 +56,7 @@ macro_rules! linked {
 fn linked(name: &str) -> Option<*const ()> {
     let all: &[(&str, *const ())] = linked! {
         ffi: millpond_create millpond_destroy millpond_release millpond_alloc millpond_free millpond_free_on millpond_free_unknown
-            millpond_record_use millpond_declare_permanent millpond_synchronize millpond_trim millpond_set_limit millpond_stats_json
+            millpond_free_after millpond_find millpond_record_use millpond_declare_permanent millpond_synchronize millpond_trim millpond_set_limit millpond_stats_json
             millpond_last_error millpond_alloc_pinned millpond_free_pinned millpond_free_pinned_unknown
             millpond_record_pinned_use;
         torch: millpond_torch_allocator millpond_torch_alloc millpond_torch_free millpond_torch_record_stream
@@ -177,14 +180,20 @@ fn last() -> String {
 
 /// Runs a test in a process of its own: the library's allocators last as long as a process, and so would their driver.
 fn alone(test: &str, body: impl FnOnce(&Fake)) {
+    alone_on(test, |whole| whole, body);
+}
+
+/// The same over what is made of the stand-in, the library's file, in the test's own process.
+fn alone_on(test: &str, made: impl FnOnce(PathBuf) -> PathBuf, body: impl FnOnce(&Fake)) {
     const HERE: &str = "MILLPOND_ALONE";
     if std::env::var(HERE).is_ok_and(|t| t == test) {
         body(&fake(When::Latest).expect("it was there a moment ago"));
     } else if fake(When::Latest).is_some() {
         let exe = std::env::current_exe().expect("a test has a path");
-        let run =
-            std::process::Command::new(exe).args(["--exact", test, "--nocapture"]).env(HERE, test).output();
-        let run = run.expect("it runs");
+        let driver = made(remote::path().expect("it was there a moment ago"));
+        let mut run = std::process::Command::new(exe);
+        run.args(["--exact", test, "--nocapture"]).env(HERE, test).env("MILLPOND_FAKE_LIBCUDA", driver);
+        let run = run.output().expect("it runs");
         let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
         assert!(run.status.success() && said.contains("1 passed"), "{said}");
     }
