@@ -157,6 +157,7 @@ zoo! {
     CoverTie "cover-tie" "the same, and of two that cover each other the first is waited for"
     PartForgetsHome "part-forgets-home" "a write of a part elsewhere ends the home stream's uses, as one of the whole may"
     PanicUnsealed "panic-unsealed" "an operation whose driver call panicked is not recorded (O6)"
+    OpenEndsEarly "open-ends-early" "an open use of a stream that somebody still has ends when there are many"
     GuardSealedEarly "guard-sealed-early" "a guard's use is sealed when the guard is made, not when it ends (O6)"
     KeeperAtOnce "keeper-at-once" "what a dropped token owned is dropped with it (O4)"
     KeeperErrorDone "keeper-error-done" "the keeper takes a query that fails for completion (O4)"
@@ -232,6 +233,7 @@ leaks:
     LeakUnlooked "leak-unlooked" "who makes a marker does not look whether others are complete"
     LeakUnpooled "leak-unpooled" "the event of a marker or token that nobody refers to is destroyed, and the next one created"
     LeakUnfiled "leak-unfiled" "a range in flight whose use is over is not filed under its next use"
+    LeakThinned "leak-thinned" "a timeline that is thinned loses half of its older markers, however many there are"
     LeakKept "leak-kept" "a value that is kept for the device is not looked at again"
 }
 

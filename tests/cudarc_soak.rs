@@ -202,6 +202,7 @@ programs! {
     streams_that_come_and_go: streams_come_and_go;
     threads_that_come_and_go: threads_come_and_go;
     an_array_that_is_only_read: only_read;
+    an_array_that_is_only_read_beside_captures: only_read_beside_captures;
     a_pinned_array_that_is_only_read: pinned_only_read;
     the_small_program_of_gpu_rows: small_program;
     the_chain_of_gpu_rows: chain;
@@ -254,6 +255,12 @@ fn only_read(b: &Bench) -> Round<'_> {
         let on = b.home();
         on.cudarc().expect("its alias").memcpy_dtod(&x, &mut y).expect("queued");
     })
+}
+
+/// The same where somebody may capture, so that nothing is lent to all.
+fn only_read_beside_captures(b: &Bench) -> Round<'_> {
+    b.rig.cuda.expect_captures();
+    only_read(b)
 }
 
 /// The same of pinned memory.

@@ -374,7 +374,7 @@ impl<'a, D: Driver> Holder<'a, D> {
             Holder::Foreign(memory) => {
                 let mut uses = memory.uses.lock();
                 let result = then(&mut uses);
-                bound(&mut uses, &memory.registry);
+                bound(&mut uses, &memory.registry, &memory.driver);
                 result
             }
         }
@@ -411,15 +411,19 @@ fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, acc
     uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
 }
 
-/// Keeps the number of uses at most twice that of those that were pending at the last look.
-pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>) {
+/// Keeps the number of uses at most a quarter above that of those that were pending at the last look, or open on streams that somebody can still
+/// queue work on.
+pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
     if uses.is_crowded() {
+        // A guard has its stream, and who borrows an array queues on a stream that they have: what is left open was forgotten, or is over.
+        let ended = uses.end(|on| registry.line(on).and_then(|line| line.last_stamp(driver)));
         uses.retire(&registry.seen());
+        release_uses(registry, ended);
     }
 }
 
 fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
-    let was_open = open.is_some_and(|operation| uses.withdraw(operation));
+    let was_open = open.is_some_and(|operation| uses.close(operation));
     if planted!(ArrayReadForgets) && intent == Intent::Read {
         drop(uses.forget_exact());
     }
@@ -452,7 +456,7 @@ impl<D: Driver> Pool<D> {
         let tag = state.heap.view(chunk, generation).tag;
         let (tag, uses) = state.uses.get_or_add(tag);
         let result = then(uses);
-        bound(uses, &self.core.registry);
+        bound(uses, &self.core.registry, &self.core.driver);
         state.heap.set_tag(chunk, tag);
         result
     }

@@ -24,8 +24,10 @@ impl<D: Driver> Core<D> {
     pub(crate) fn tidy(&self) {
         self.registry.finish_closed(&self.driver, self.config.wait);
         let few = self.pools.lock().len() <= self.sweep_above.load(Ordering::Relaxed);
-        let due = !few || planted!(SweepAlways);
-        if !due || planted!(SweepNever) {
+        if planted!(SweepNever) {
+            return;
+        }
+        if few && !planted!(SweepAlways) {
             return;
         }
         if !self.config.deterministic {
@@ -45,6 +47,7 @@ impl<D: Driver> Core<D> {
         let mut closed = self.pool_list();
         closed.retain(|pool| pool.lock().closed);
         let Some((heir, others)) = closed.split_first() else { return };
+        self.heir.store(heir.number, Ordering::Relaxed);
         for pool in others {
             pool.drain();
             let segments: Vec<SegmentId> = pool.lock().heap.segments().map(|s| s.id).collect();
@@ -102,10 +105,10 @@ impl<D: Driver> Core<D> {
             self.peaks.leave(&gone);
         }
         for pool in gone {
-            let r = pool.report();
+            let (counters, sizes) = pool.lock().did();
             let mut departed = self.departed.lock();
-            departed.0.add(&r.counters);
-            departed.1.merge(&r.sizes);
+            departed.0.add(&counters);
+            departed.1.merge(&sizes);
         }
         self.registry.retire();
     }

@@ -68,7 +68,7 @@ impl Policy {
 /// Whether one stream's freed memory serves another.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Reuse {
-    /// Never: a pool keeps what it took, as `CuPy` does.
+    /// Never: a pool keeps what it took while its stream lives. What streams took that are gone serves others, as it is complete.
     Never,
     /// Only when it is complete, or ordered already.
     Ordered,

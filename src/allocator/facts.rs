@@ -60,13 +60,17 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// The bytes of the segments that are wholly free, in whichever pools.
+    /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back.
     fn idle_bytes(&self) -> u64 {
         let mut free: HashMap<SegmentId, u64> = HashMap::new();
         for pool in self.pool_list() {
             for segment in pool.lock().heap.segments() {
                 *free.entry(segment.id).or_default() += segment.free.bytes();
             }
+            pool.for_free_held_back(|segment, bytes| {
+                let free = free.entry(segment).or_default();
+                *free = free.saturating_sub(bytes);
+            });
         }
         let backing = self.backing.lock();
         let idle = backing.segments.iter().filter(|(id, range)| free.get(*id) == Some(&range.bytes()));

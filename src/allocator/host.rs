@@ -229,14 +229,19 @@ impl<D: Driver> HostPool<D> {
     }
 
     /// Adds to the uses of an allocation that is alive.
-    pub(crate) fn with_uses(&self, registry: &Registry<D>, id: AllocationId, of: impl FnOnce(&mut Uses)) {
+    pub(crate) fn with_uses(
+        &self,
+        (registry, driver): (&Registry<D>, &D),
+        id: AllocationId,
+        of: impl FnOnce(&mut Uses),
+    ) {
         let mut state = self.state.lock();
         let state = &mut *state;
         // The heap panics if the generation is another's (H7).
         state.heap.view(ChunkId::from_index(id.chunk), id.generation);
         let uses = state.uses.entry(id.chunk).or_default();
         of(uses);
-        bound(uses, registry);
+        bound(uses, registry, driver);
     }
 
     /// What an access of the CPU's has to be complete.

@@ -74,7 +74,7 @@ impl<D: Driver> Probe<D> {
     /// It ends.
     pub fn end_use(&self) {
         let mut uses = Uses::default();
-        let _ = uses.open(self.line.id, Access::Write);
+        drop(uses.open(self.line.id, Access::Write));
         pool::release_open(&self.registry, &uses);
     }
     /// It ends, and the pools are counted by a load, which may return an old value, as it must not be.

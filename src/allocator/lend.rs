@@ -57,7 +57,23 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// Rung 2: a free range of another pool that is complete, or that this stream is ordered after already.
     /// Small requests leave large ranges alone as long as the pool may grow.
     pub(crate) fn lend(&mut self) -> Option<Handed> {
-        self.lend_of(if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL })
+        self.lend_of(self.kinds())
+    }
+
+    fn kinds(&self) -> &'static [Kind] {
+        if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL }
+    }
+
+    /// Where pools keep what they took, rung 2 for what streams took that are gone: without it a program whose streams come and go takes
+    /// ever more.
+    pub(crate) fn lend_of_heir(&mut self) -> Option<Handed> {
+        let (heir, clock) = (self.core.heir.load(Ordering::Relaxed), self.pool.line.clock());
+        self.lend_from(heir, self.kinds(), &clock, &mut { QUESTIONS })
+    }
+
+    /// Whether there may be any such memory.
+    pub(crate) fn has_heir(&self) -> bool {
+        self.core.heir.load(Ordering::Relaxed) != u32::MAX
     }
 
     /// Rung 2, once growth was refused: a small request takes large segments' space too.

@@ -81,6 +81,13 @@ impl<D: Driver> Line<D> {
         }
         stamp
     }
+    /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream.
+    pub(crate) fn last_stamp(&self, driver: &D) -> Option<Epoch> {
+        let state = self.state.lock();
+        let is_last = |native| driver.is_last_reference(native) || planted!(OpenEndsEarly);
+        let over = state.native.as_ref().is_some_and(is_last);
+        over.then(|| self.stamp())
+    }
     /// Only calls that name its stream mark it, or its own thread's.
     pub(crate) fn is_unmanaged(&self) -> bool {
         self.unmanaged.load(Ordering::Relaxed)

@@ -192,6 +192,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             rung!(self.fold, self.fold());
             if reuse != Reuse::Never {
                 rung!(self.lend, Ok::<_, Error>(self.lend()));
+            } else if self.has_heir() {
+                rung!(self.lend, Ok::<_, Error>(self.lend_of_heir()));
             }
             rung!(self.grow, self.grow(policy == Policy::Footprint));
             // Growth was refused: now the other kind's space serves small requests too.

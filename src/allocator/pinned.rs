@@ -78,7 +78,7 @@ impl<D: Driver> PinnedAllocation<D> {
         }
         home.core.registry.serve(&home.core.driver);
         let line = stream.line();
-        home.core.host.with_uses(&home.core.registry, home.id, |uses| {
+        home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
             if uses.declare(line.id) {
                 line.open.fetch_add(1, crate::sync::Ordering::AcqRel);
             }
@@ -96,7 +96,7 @@ impl<D: Driver> PinnedAllocation<D> {
         if !Arc::ptr_eq(&home.core.registry, event.registry()) {
             return Err(Error::WrongDevice { found: event.device(), expected: home.core.device });
         }
-        home.core.host.with_uses(&home.core.registry, home.id, |uses| {
+        home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
             uses.exact(event.timeline(), Access::Write, event.epoch());
         });
         home.core.driver.note(Note::Used { id: home.id, stream: event.stream(), so_far: true });
@@ -111,7 +111,9 @@ impl<D: Driver> PinnedAllocation<D> {
         core.driver.note(Note::Freed { id, unknown: true });
         // The number that the marker below, or the next one, will have.
         let everything = core.registry.context().stamp();
-        core.host.with_uses(&core.registry, id, |uses| uses.exact(CONTEXT, Access::Write, everything));
+        core.host.with_uses((&core.registry, &core.driver), id, |uses| {
+            uses.exact(CONTEXT, Access::Write, everything);
+        });
         core.host.free(&core, id);
         core.registry.mark_context(&core.driver);
     }

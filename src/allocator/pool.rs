@@ -561,7 +561,7 @@ impl<D: Driver> Pool<D> {
         let tag = state.heap.tag(chunk);
         let (tag, uses) = state.uses.get_or_add(tag);
         uses.exact(on, order::Access::Write, epoch);
-        bound(uses, &self.core.registry);
+        bound(uses, &self.core.registry, &self.core.driver);
         state.heap.set_tag(chunk, tag);
     }
 

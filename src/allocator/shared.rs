@@ -18,7 +18,7 @@ use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
-use crate::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
 use crate::units::{DeviceId, StreamId};
@@ -70,6 +70,8 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) moving: AtomicU64,
     /// A new pool that makes the list longer than this sweeps it.
     pub(super) sweep_above: AtomicUsize,
+    /// The number of the pool in which the complete memory of closed ones was gathered; none has the greatest.
+    pub(super) heir: AtomicU32,
     /// Where the next search through the pools of many streams begins.
     pub(super) turn: AtomicUsize,
     /// Who holds any such bytes.
@@ -112,6 +114,7 @@ impl<D: Driver> Core<D> {
             peaks: Peaks::new(),
             moving: AtomicU64::new(0),
             sweep_above: AtomicUsize::new(super::closed::SWEEP_LEAST),
+            heir: AtomicU32::new(u32::MAX),
             turn: AtomicUsize::new(0),
             hands: Hands::default(),
             trimmer: Ranked::new(Rank::Trimmer, ()),

@@ -337,6 +337,12 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
         let _ = stream;
         false
     }
+    /// Whether nobody has another reference to the stream, in any form that was given out, so that nobody else can queue work on it. What
+    /// was queued through the others happens before the answer. Makes no driver call; `false` where it is not known.
+    fn is_last_reference(&self, stream: &Self::Stream) -> bool {
+        let _ = stream;
+        false
+    }
     /// Whether somebody else may capture a graph in this context, on a stream that nobody here can ask: then no context-wide
     /// event is recorded, which would destroy the capture, and no request waits for the device. Makes no driver call.
     fn expects_captures(&self) -> bool {

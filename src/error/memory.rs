@@ -52,8 +52,8 @@ pub struct OutOfMemory {
     pub driver: Option<DriverError>,
     /// Why memory that is free was passed over, if somebody's capture stood in the way, or a stream that is gone: the last such answer.
     pub passed_over: Option<DriverError>,
-    /// Bytes in segments that are wholly free: an explicit [`trim`](crate::Allocator::trim) gives them back once the work
-    /// queued on them is complete.
+    /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
+    /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
     /// What is alive, by name, the most bytes first; at most eight names.
     pub holders: Vec<Holder>,
@@ -120,9 +120,11 @@ impl OutOfMemory {
     /// Freed memory whose users nobody can tell the end of.
     fn held_back(&self) -> Option<String> {
         let held = self.report.total.held_back;
-        (held >= self.rounded).then(|| {
+        // Of the pools as they are, or after a trim.
+        let useful = held >= self.rounded || held > 0 && self.fits_with(held + self.trim_would_free);
+        useful.then(|| {
             format!(
-                "{} are held back: freed on streams that only calls which name them can mark, or by nobody knows whom; name the streams at the free (free_on), declare streams that last, or synchronise while nobody captures a graph.",
+                "{} are held back: freed on streams that only calls which name them can mark, or by nobody knows whom; name the streams at the free (free_on), declare streams that last, or synchronise while nobody captures a graph, and trim then.",
                 bytes(held)
             )
         })

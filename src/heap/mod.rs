@@ -78,7 +78,7 @@ pub use border::{Cut, Found};
 pub use chunk::{ChunkId, ChunkState};
 pub use handle::ChunkView;
 pub use segment::SegmentView;
-pub use snapshot::{RangeMap, Ripe, SegmentMap, Snapshot, Stats};
+pub use snapshot::{FreeRange, RangeMap, Ripe, SegmentMap, Snapshot, Stats};
 
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use bins::Bins;

@@ -4,7 +4,7 @@
 //! left out of it, because they would be stale.
 
 use super::bins::Bin;
-use super::chunk::ChunkState;
+use super::chunk::{Chunk, ChunkState};
 use super::{Heap, Kind};
 use crate::report::Histogram;
 use crate::units::{Addr, Epoch, Granules, SegmentId};
@@ -34,6 +34,17 @@ pub(super) struct Totals {
     pub(super) steps_max: u32,
     pub(super) sweeps: u64,
     pub(super) sweep_steps: u64,
+}
+
+/// A free range, as it is looked at by [`Heap::free_from`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FreeRange {
+    /// Where it lies.
+    pub segment: SegmentId,
+    /// How long it is.
+    pub len: Granules,
+    /// When its bytes were last used on the pool's own stream.
+    pub stamp: Epoch,
 }
 
 /// What a look at a heap's free ranges of one kind found ([`Heap::ripe`]).
@@ -280,16 +291,16 @@ impl Heap {
         Some(Granules(longest))
     }
 
-    /// The free ranges among `steps` records of ranges from this number on, each with its stamp, and the number behind them; `None` behind
-    /// the last one. To come by all of them, some at a time: a range that is free all the while has the same record.
-    pub fn free_from(
-        &self,
-        from: u32,
-        steps: u32,
-    ) -> Option<(u32, impl Iterator<Item = (Granules, Epoch)> + '_)> {
+    /// The free ranges among `steps` records of ranges from this number on, and the number behind them; `None` behind the last one. To come by all of them, some at a time: a range that is free all the while has the same record.
+    pub fn free_from(&self, from: u32, steps: u32) -> Option<(u32, impl Iterator<Item = FreeRange> + '_)> {
         let end = from.saturating_add(steps).min(self.chunks.slots());
         let free = (from..end).map(|id| &self.chunks[id]).filter(|chunk| chunk.is(ChunkState::Free));
-        (from < end).then(|| (end, free.map(|chunk| (Granules(chunk.len), chunk.stamp))))
+        let seen = |chunk: &Chunk| FreeRange {
+            segment: chunk.place.segment(),
+            len: Granules(chunk.len),
+            stamp: chunk.stamp,
+        };
+        (from < end).then(|| (end, free.map(seen)))
     }
 
     /// The longest free range of a kind, exactly: of the highest occupied bin, which holds it (H8). Nothing is copied.

@@ -67,8 +67,10 @@ impl InFlight {
     /// Whether there are twice as many ranges as the last drain left, so that another one is paid for by the frees since. Only a
     /// miss has to drain; without this, a program that never misses would keep ranges here that are long over.
     pub fn is_crowded(&self) -> bool {
-        let crowded = self.entries.len() >= FEW.max(self.crowd) || planted!(FlightAlwaysCrowded);
-        crowded && !planted!(FlightNeverCrowded)
+        if planted!(FlightNeverCrowded) {
+            return false;
+        }
+        planted!(FlightAlwaysCrowded) || self.entries.len() >= FEW.max(self.crowd)
     }
 
     /// A freed range enters, waiting on its first use that is not over.

@@ -124,11 +124,13 @@ fn thinning_keeps_the_newest_and_leaves_every_epoch_covered() {
                 assert!(out.is_empty());
                 continue;
             }
-            assert!(left.len() <= newest + (count as usize - newest) / 2 + 1, "{left:?}");
+            assert!(left.len() <= 2 * newest, "{left:?}");
             assert!(left.ends_with(&(count - newest as u64 + 1..=count).collect::<Vec<_>>()), "{left:?}");
             for epoch in 1..=count {
                 let covering = timeline.covering(Epoch(epoch)).expect("the newest covers all");
-                assert!((epoch..=epoch + 1).contains(&covering.event), "{epoch} by {}", covering.event);
+                // Evenly: as often halved as had to be.
+                let apart = (count as usize / newest).next_power_of_two() as u64;
+                assert!((epoch..epoch + apart).contains(&covering.event), "{epoch} by {}", covering.event);
             }
         }
     }
@@ -152,7 +154,7 @@ fn what_a_marker_taken_out_covered_the_next_one_covers() {
 }
 
 #[test]
-fn uses_that_are_complete_go_when_they_are_twice_as_many_as_before() {
+fn uses_that_are_complete_go_when_they_are_a_quarter_more_than_before() {
     let mut uses = Uses::default();
     let mut done = Seen::default();
     for reader in 0..1000 {
@@ -228,16 +230,31 @@ fn o6_uses_of_the_home_stream_need_no_entry() {
 }
 
 #[test]
-fn o6_an_open_use_belongs_to_one_operation() {
+fn o6_an_open_use_is_closed_by_the_last_of_its_operations() {
     let mut uses = Uses::default();
-    let first = uses.open(S, Access::Write);
-    let second = uses.open(S, Access::Write);
-    assert!(uses.seal(first, Epoch(3)));
-    assert!(!uses.seal(first, Epoch(4)), "sealed once");
-    assert_eq!(uses.open_on().count(), 1, "the second is still open");
+    let (first, new) = uses.open(S, Access::Write);
+    let (second, again) = uses.open(S, Access::Write);
+    assert_eq!((new, again), (true, false), "one a stream and kind");
+    let (read, other) = uses.open(S, Access::Read);
+    assert!(other && uses.close(read));
+    assert!(!uses.close(first), "the second is still open");
+    uses.exact(S, Access::Write, Epoch(3));
+    assert_eq!(uses.open_on().count(), 1);
     assert_eq!(uses.at_free(Some(T), |_| Epoch(9)).as_slice(), [pending(S, 9)]);
-    assert!(uses.withdraw(second));
+    assert!(uses.close(second));
     assert_eq!(uses.at_free(Some(T), |_| Epoch(9)).as_slice(), [pending(S, 3)]);
+}
+
+#[test]
+fn o6_forgotten_operations_are_one_use_a_stream_until_a_write_to_the_whole() {
+    let mut uses = Uses::default();
+    for n in 0..1000 {
+        assert_eq!(uses.open(S, Access::Read).1, n == 0);
+    }
+    assert_eq!((uses.len(), uses.open_on().count()), (1, 1));
+    assert_eq!(uses.conflicts(T, Access::Write, |_| Epoch(6)).as_slice(), [pending(S, 6)], "it grows");
+    assert_eq!(uses.forget_exact()[..], [S]);
+    assert!(uses.is_empty());
 }
 
 #[test]
@@ -249,14 +266,14 @@ fn o6_exact_uses_of_one_stream_keep_the_maximum_whichever_was_published_last() {
 }
 
 #[test]
-fn o6_a_whole_write_replaces_exact_uses_and_leaves_open_ones() {
+fn o6_a_whole_write_replaces_all_uses_but_declared_ones() {
     let mut uses = Uses::default();
     uses.exact(S, Access::Write, Epoch(7));
-    let open = uses.open(U, Access::Read);
-    assert!(uses.replace_exact(T, Epoch(2)).is_empty(), "no open use ended");
+    assert!(uses.open(S, Access::Read).1);
+    assert!(uses.declare(U));
+    assert_eq!(uses.replace_exact(T, Epoch(2))[..], [S], "a forgotten operation's ended");
     let set = uses.at_free(Some(TimelineId(99)), |_| Epoch(5));
     assert_eq!(set.as_slice(), [pending(U, 5), pending(T, 2)]);
-    assert!(uses.withdraw(open));
 }
 
 #[test]

@@ -98,23 +98,28 @@ impl<E: Clone> Timeline<E> {
         self.published.get(at)
     }
 
-    /// Takes out every second marker of all but the `newest` ones, if there are more than twice as many. Whoever waits for an
+    /// Takes out markers, evenly among all but the `newest` ones, until there are at most twice as many. Whoever waits for an
     /// epoch that a marker taken out covered waits for a later one, which covers it too: for a little more, and never for
     /// less. The newest marker always stays.
     pub fn thin(&mut self, newest: usize) -> Vec<Marker<E>> {
-        if self.published.len() <= 2 * newest.max(1) {
-            return Vec::new();
-        }
-        let old = self.published.len() - newest.max(1);
-        let (mut kept, mut out) = (VecDeque::new(), Vec::new());
-        for (i, marker) in self.published.drain(..).enumerate() {
-            if i < old && i % 2 == 0 {
-                out.push(marker);
-            } else {
-                kept.push_back(marker);
+        let newest = newest.max(1);
+        let mut out = Vec::new();
+        while self.published.len() > 2 * newest {
+            // Every second one of the older.
+            let old = self.published.len() - newest;
+            let mut kept = VecDeque::with_capacity(2 * newest);
+            for (i, marker) in self.published.drain(..).enumerate() {
+                if i < old && i % 2 == 0 {
+                    out.push(marker);
+                } else {
+                    kept.push_back(marker);
+                }
+            }
+            self.published = kept;
+            if planted!(LeakThinned) {
+                break;
             }
         }
-        self.published = kept;
         out
     }
 

@@ -1,10 +1,10 @@
 //! Which streams touched an allocation (laws O6 and O7): a small set, kept under its pool's lock.
 //!
 //! An **exact** use has a marker that was reserved and recorded after the operation. An **open** use has only a stream:
-//! it belongs to one operation, which alone seals or withdraws it; a raw `record_use` keeps one open use a stream until
+//! it is of so many operations there, each of which closes it once; a raw `record_use` keeps one declared use a stream until
 //! the free, because nobody says when the foreign kernel was queued. A **lent** use is open for as long as a borrow of the
-//! array, whose end nobody tells: until the array is borrowed alone and whole again, or freed. What is open at the free is
-//! sealed there with the number that the next marker of that stream will have.
+//! array, whose end nobody tells: until the array is borrowed alone and whole again, or freed. So is an operation's that
+//! was forgotten. What is open at the free is sealed there with the number that the next marker of that stream will have.
 //!
 //! It does not know the allocation, the pool or who waits.
 
@@ -24,10 +24,12 @@ pub enum Access {
     Write,
 }
 
-/// One operation's number in its allocation: only its owner seals or withdraws what it opened. As long as no array lives to see
-/// them come round: 2^32 operations are an hour's work, and a guard that was forgotten keeps its number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Operation(u64);
+/// One operation's part in an open use, which it closes once.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Operation {
+    on: TimelineId,
+    access: Access,
+}
 
 /// How well the end of a use is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,8 +38,8 @@ pub enum UseKind {
     Declared,
     /// Open, for operations that are all queued before the array is next borrowed alone.
     Lent,
-    /// Open, owned by one operation.
-    Open(Operation),
+    /// Open, for so many operations: each is queued before its owner closes it, or the array is next borrowed alone and whole.
+    Open(u64),
     /// Ends at or before this marker.
     Exact(Epoch),
 }
@@ -63,8 +65,7 @@ impl Use {
 #[derive(Clone, Default, Debug)]
 pub struct Uses {
     all: SmallVec<[Use; 2]>,
-    operations: u64,
-    /// Twice as many as the last look for complete ones left.
+    /// A quarter more than the last look for complete ones left.
     crowd: u32,
 }
 
@@ -77,11 +78,13 @@ impl Uses {
         self.all.is_empty()
     }
 
-    /// Whether there are twice as many uses as [`Uses::retire`] left, so that another look is paid for by those that came
+    /// Whether there are a quarter more uses than [`Uses::retire`] left, so that another look is paid for by those that came
     /// since. An array that is only read has a use for each stream that ever read it, until then.
     pub fn is_crowded(&self) -> bool {
-        let crowded = self.all.len() >= FEW.max(self.crowd as usize) || planted!(UsesAlwaysCrowded);
-        crowded && !planted!(UsesNeverCrowded)
+        if planted!(UsesNeverCrowded) {
+            return false;
+        }
+        planted!(UsesAlwaysCrowded) || self.all.len() >= FEW.max(self.crowd as usize)
     }
 
     /// Drops exact uses that are complete: nobody has to come after them any more.
@@ -89,7 +92,39 @@ impl Uses {
         self.all.retain(
             |u| !matches!(u.kind, UseKind::Exact(epoch) if seen.is_complete(Pending { on: u.on, epoch })),
         );
-        self.crowd = u32::try_from(2 * self.all.len()).unwrap_or(u32::MAX);
+        // Not twice as many: uses that `end` has just ended are known to be complete one or two looks later, as are their streams' timelines
+        // by the registry's looks, whose distance is the number of timelines. Each would come later than the one before, without a bound.
+        let crowd = self.all.len() + self.all.len() / 4;
+        self.crowd = u32::try_from(crowd).unwrap_or(u32::MAX);
+    }
+
+    /// Open and lent uses end where `end` says: of streams that nobody can queue work on any more, at what they hold by now. The streams
+    /// whose open uses ended so, one entry a use.
+    #[must_use = "the streams' counts of open uses fall"]
+    pub fn end(&mut self, mut end: impl FnMut(TimelineId) -> Option<Epoch>) -> Streams {
+        let mut ended = Streams::new();
+        let all = core::mem::take(&mut self.all);
+        for u in all {
+            let last = match u.kind {
+                UseKind::Lent | UseKind::Open(_) => end(u.on),
+                UseKind::Declared | UseKind::Exact(_) => None,
+            };
+            match last {
+                Some(epoch) => {
+                    ended.push(u.on);
+                    self.exact(u.on, u.access, epoch);
+                }
+                None => self.put(u),
+            }
+        }
+        ended
+    }
+
+    fn put(&mut self, u: Use) {
+        match u.kind {
+            UseKind::Exact(epoch) => self.exact(u.on, u.access, epoch),
+            _ => self.all.push(u),
+        }
     }
 
     /// How many there are.
@@ -111,17 +146,23 @@ impl Uses {
         true
     }
 
-    /// An operation is about to be queued: registers its use first, so that an error after the launch finds it.
-    pub fn open(&mut self, on: TimelineId, access: Access) -> Operation {
-        if planted!(Z33)
-            && let Some(&Use { kind: UseKind::Open(shared), .. }) = self.all.iter().find(|u| u.on == on)
-        {
-            return shared;
+    /// An operation is about to be queued: registers its use first, so that an error after the launch finds it. Whether the stream
+    /// had none of the kind.
+    pub fn open(&mut self, on: TimelineId, access: Access) -> (Operation, bool) {
+        let operation = Operation { on, access };
+        if let Some((_, count)) = self.opened(on, access) {
+            *count += u64::from(!planted!(Z33));
+            return (operation, false);
         }
-        let operation = Operation(self.operations);
-        self.operations += 1;
-        self.all.push(Use { on, access, kind: UseKind::Open(operation) });
-        operation
+        self.all.push(Use { on, access, kind: UseKind::Open(1) });
+        (operation, true)
+    }
+
+    fn opened(&mut self, on: TimelineId, access: Access) -> Option<(usize, &mut u64)> {
+        self.all.iter_mut().enumerate().find_map(|(i, u)| match &mut u.kind {
+            UseKind::Open(count) if u.on == on && u.access == access => Some((i, count)),
+            _ => None,
+        })
     }
 
     /// Somebody may queue operations on `on` while they borrow the array, and will not say when: `true` if it is new,
@@ -150,20 +191,15 @@ impl Uses {
         (ended.iter().map(|u| u.on).collect(), began)
     }
 
-    /// The operation was never queued: its use is gone. `false` if it was not open.
-    pub fn withdraw(&mut self, operation: Operation) -> bool {
-        let before = self.all.len();
-        self.all.retain(|u| u.kind != UseKind::Open(operation));
-        self.all.len() != before
-    }
-
-    /// The operation's own marker, reserved and recorded after it, succeeded: its use becomes exact. `false` if it was
-    /// not open.
-    pub fn seal(&mut self, operation: Operation, epoch: Epoch) -> bool {
-        let Some(i) = self.all.iter().position(|u| u.kind == UseKind::Open(operation)) else { return false };
-        let Use { on, access, .. } = self.all.swap_remove(i);
-        self.exact(on, access, epoch);
-        true
+    /// The operation is open no more: it was never queued, or has a number. Whether the stream has none left of the kind.
+    pub fn close(&mut self, Operation { on, access }: Operation) -> bool {
+        let Some((i, count)) = self.opened(on, access) else { return false };
+        *count -= 1;
+        let last = *count == 0;
+        if last {
+            self.all.swap_remove(i);
+        }
+        last
     }
 
     /// A use that ends at or before marker `epoch`. On one stream the maximum counts (law O6): whichever of two exact
@@ -185,8 +221,8 @@ impl Uses {
     }
 
     /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
-    /// nothing more. Nor do lent ones, whose operations were queued before the array could be borrowed alone: the
-    /// streams whose open uses ended so, one entry a use. Other open ones stay, they belong to their operations.
+    /// nothing more. Nor do lent and open ones, whose operations were queued before the array could be borrowed alone: the
+    /// streams whose open uses ended so, one entry a use. Declared ones stay.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) -> Streams {
         let ended = self.forget_exact();
@@ -197,8 +233,9 @@ impl Uses {
     /// As [`Uses::replace_exact`] by the home stream, whose own uses need no entry, or by a use that stays open.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn forget_exact(&mut self) -> Streams {
-        let ended = self.all.iter().filter(|u| u.kind == UseKind::Lent).map(|u| u.on).collect();
-        self.all.retain(|u| u.is_open() && u.kind != UseKind::Lent && !planted!(ArrayWholeForgetsOpen));
+        let ends = |u: &Use| u.is_open() && u.kind != UseKind::Declared;
+        let ended = self.all.iter().filter(|u| ends(u)).map(|u| u.on).collect();
+        self.all.retain(|u| u.kind == UseKind::Declared && !planted!(ArrayWholeForgetsOpen));
         ended
     }
 

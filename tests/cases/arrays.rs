@@ -42,6 +42,11 @@ pub(super) const CASES: &[Case] = &[
     },
     Case { name: "an operation whose call panics", kills: &["panic-unsealed"], run: panics_when_queued },
     Case { name: "a kernel in a guard", kills: &["guard-sealed-early"], run: guarded },
+    Case {
+        name: "a kernel in a guard beside many readers",
+        kills: &["open-ends-early"],
+        run: guarded_beside_many,
+    },
     Case { name: "a shared source whose token is dropped", kills: &["keeper-at-once"], run: shared_source },
     Case {
         name: "a query that fails while a source is kept",
@@ -144,6 +149,26 @@ fn guarded() -> Outcome {
     drop(guard);
     brings(x.to_pinned(&s).map_err(said)?, 2)?;
     drop((x, s, t));
+    w.end()
+}
+
+/// t's kernel is queued behind the looks that nine other readers make necessary, in a guard that is forgotten.
+fn guarded_beside_many() -> Outcome {
+    let w = World::at(8);
+    let [s, t, u] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    let (at, bytes, id) = (x.address(), x.size_bytes(), x.id().expect("bytes"));
+    let guard = x.read_on(&t).map_err(said)?;
+    for _ in 0..20 {
+        let other = w.gpu.stream().map_err(said)?;
+        drop(x.read_on(&other).map_err(said)?);
+    }
+    drop(t.record().map_err(said)?);
+    w.sim.launch(t.native(), Launch::new("theirs").reads(at, bytes).tag(id)).map_err(said)?;
+    std::mem::forget(guard);
+    kernel::fill(&mut x, 2, &s).map_err(said)?;
+    brings(x.to_pinned(&u).map_err(said)?, 2)?;
+    drop((x, s, t, u));
     w.end()
 }
 

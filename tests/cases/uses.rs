@@ -121,15 +121,16 @@ fn two_exact_on_one() -> Outcome {
 fn two_operations() -> Outcome {
     let t = TimelineId(7);
     let mut uses = Uses::default();
-    let first = uses.open(t, Access::Read);
-    let second = uses.open(t, Access::Read);
-    ensure!(uses.seal(first, Epoch(1)), "the first was open");
+    let (first, _) = uses.open(t, Access::Read);
+    let (second, _) = uses.open(t, Access::Read);
+    ensure!(!uses.close(first), "the first was not the last of them");
+    uses.exact(t, Access::Read, Epoch(1));
     let at_free = uses.at_free(None, |_| Epoch(5));
     ensure!(
         at_free[..] == [order::Pending { on: t, epoch: Epoch(5) }],
         "the second is still open, so the free seals it with 5: {at_free:?}"
     );
-    ensure!(uses.withdraw(second), "the second was open");
+    ensure!(uses.close(second), "the second was open");
     let at_free = uses.at_free(None, |_| Epoch(5));
     ensure!(
         at_free[..] == [order::Pending { on: t, epoch: Epoch(1) }],

@@ -437,7 +437,7 @@ impl StateMachineTest for Real {
             let pieces = std::iter::from_fn(|| {
                 let (end, free) = heap.free_from(from, 3)?;
                 from = end;
-                Some(free.map(|(len, _)| len).collect::<Vec<_>>())
+                Some(free.map(|range| range.len).collect::<Vec<_>>())
             });
             let pieces: Vec<_> = pieces.flatten().collect();
             assert_eq!(pieces.iter().copied().max().unwrap_or(Granules::ZERO), snapshot.largest_free);

@@ -125,6 +125,9 @@ unsafe impl Fences for Device {
     fn is_capturing(&self, stream: &Self::Stream) -> DriverResult<bool> {
         device(|| self.sim.is_capturing(stream))
     }
+    fn is_last_reference(&self, stream: &Self::Stream) -> bool {
+        self.sim.is_last_reference(stream)
+    }
     fn create_event(&self) -> DriverResult<Self::Event> {
         inside(|| self.sim.create_event())
     }

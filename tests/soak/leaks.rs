@@ -28,11 +28,15 @@ fn memory(b: &Bench) -> Steady {
     steady(b, move |_| gpu.alloc(512, &s).expect("memory"))
 }
 
-/// A guard that is forgotten keeps its use until the free: nobody says when its work was queued.
+/// A guard that is forgotten keeps its stream's use until the free, or an access to the whole: nobody says when its work was queued.
 fn forgotten_guards(b: &Bench) -> Steady {
-    let (s, t) = (b.gpu.stream().expect("a stream"), b.gpu.stream().expect("a stream"));
-    let x = b.gpu.zeros::<f32>(256, &s).expect("an array");
-    steady(b, move |_| std::mem::forget(x.read_on(&t).expect("ordered")))
+    let (gpu, s) = (b.gpu.clone(), b.gpu.stream().expect("a stream"));
+    let x = gpu.zeros::<f32>(256, &s).expect("an array");
+    steady(b, move |_| {
+        let t = gpu.stream().expect("a stream");
+        std::mem::forget(x.read_on(&t).expect("ordered"));
+        t
+    })
 }
 
 #[test]

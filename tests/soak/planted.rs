@@ -15,12 +15,16 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakUnlooked, "an_array_that_is_only_read", Pace::Late),
     (Bug::LeakUnpooled, "waited_tokens", Pace::Behind),
     (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
+    (Bug::LeakThinned, "waits_between_streams_deterministically", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
 ];
 
 /// Bugs that random programs do not look for, and why.
-const NOT_RANDOM: &[(Bug, &str)] = &[(Bug::OpenForgotten, "no stream of one round is declared a user")];
+const NOT_RANDOM: &[(Bug, &str)] = &[
+    (Bug::OpenForgotten, "no stream of one round is declared a user"),
+    (Bug::LeakThinned, "programs of deterministic allocators wait for all streams"),
+];
 
 /// What grew, if anything: the first of it.
 fn grew(bug: Option<Bug>, soaked: &dyn Fn() -> Result<(), String>) -> Option<String> {

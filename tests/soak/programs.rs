@@ -65,6 +65,7 @@ programs! {
     results_looked_at_later: Config::default();
     share_between_streams: crate::share_between_streams::room_for_six(1024);
     waits_between_streams: Config::default();
+    waits_between_streams_deterministically: Config::default().deterministic(true);
     a_pipeline_of_kernels: Config::default();
     copies_inside_the_device: Config::default();
     an_array_that_is_only_read: Config::default();
@@ -82,6 +83,7 @@ programs! {
     freed_by_nobody_knows_whom: Config::default();
     events_recorded_and_dropped: Config::default();
     guards: Config::default();
+    forgotten_guards: Config::default();
     pinned_blocks: Config::default();
     pageable_copies: Config::default();
     names: Config::default();
@@ -219,6 +221,11 @@ fn waits_between_streams(b: &Bench) -> Steady {
         drop(block(&gpu, 4 * KIB, &t));
     });
     Steady { round, synchronise, asked: 2 }
+}
+
+/// Nobody asks an event anything, and the host waits for nothing.
+fn waits_between_streams_deterministically(b: &Bench) -> Steady {
+    Steady { synchronise: Box::new(|| {}), ..waits_between_streams(b) }
 }
 
 /// Kernels by turns on two streams, of which the program waits for one.
@@ -438,9 +445,26 @@ fn guards(b: &Bench) -> Steady {
         }
         let guard = x.write_on(if i % 2 == 0 { &s } else { &t }).expect("ordered");
         device.launch(guard.stream().native(), || Launch::new("writes").writes(guard.address(), bytes));
-        if i % 16 == 0 {
+        // At home and elsewhere.
+        if i % 15 == 0 {
             std::mem::forget(guard);
         }
+    });
+    Steady { round, synchronise, asked: 0 }
+}
+
+/// Of an array that is only read, on a stream that stays and on streams that come and go.
+fn forgotten_guards(b: &Bench) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let (s, t, u) = (stream(&gpu), stream(&gpu), stream(&gpu));
+    let x = zeros(&gpu, 256, &s);
+    let synchronise = synchronise(&u);
+    let round = Box::new(move |i| {
+        let new = (i % 4 != 0).then(|| stream(&gpu));
+        let guard = x.read_on(new.as_ref().unwrap_or(&t)).expect("ordered");
+        let (at, bytes) = (guard.address(), x.size_bytes());
+        device.launch(guard.stream().native(), || Launch::new("reads").reads(at, bytes));
+        std::mem::forget(guard);
     });
     Steady { round, synchronise, asked: 0 }
 }

@@ -3,20 +3,26 @@
 //! Every step leaves the next round as much as it found: blocks, events and tokens lie in slots, and who fills a slot drops
 //! what was in it. The seed also draws the allocator's options, the pace, and how the program synchronises, if it does.
 
+use super::counting;
 use super::device::Device;
 use super::run::{Bench, PERIOD, Pace, Run, Steady, try_soak};
-use millpond::driver::sim::Launch;
+use millpond::DriverErrorKind;
+use millpond::driver::sim::{Call, Launch};
 use millpond::transfer::{Download, Transfer};
 use millpond::units::{Addr, KIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, Event, Growth, PinnedAllocation, PinnedArray, Policy, Reuse,
-    Stream, kernel,
+    Stream, Trim, kernel,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Seeds of an ordinary run, in four tests. `MILLPOND_SOAK_SEED` says where they begin.
-pub const SEEDS: u64 = 32;
+pub const SEEDS: u64 = 48;
+/// Programs of smaller seeds forget no guard, and nothing is refused or fails in them: of those it is known which planted leaks they find.
+const PLAIN: u64 = 32;
+/// How many of the verbs they have.
+const PLAIN_VERBS: usize = 30;
 
 const STREAMS: usize = 4;
 const ARRAYS: usize = 4;
@@ -69,10 +75,16 @@ enum Verb {
     WriteOn,
     StreamOfOneRound,
     AdoptAgain,
+    ReadForgotten,
+    WriteForgotten,
+    Refused,
+    RefusedByDriver,
+    MarkerFails,
+    Trim,
 }
 
 impl Verb {
-    const ALL: [Verb; 30] = [
+    const ALL: [Verb; 36] = [
         Verb::Alloc,
         Verb::AllocNamed,
         Verb::AllocMany,
@@ -103,10 +115,20 @@ impl Verb {
         Verb::WriteOn,
         Verb::StreamOfOneRound,
         Verb::AdoptAgain,
+        Verb::ReadForgotten,
+        Verb::WriteForgotten,
+        Verb::Refused,
+        Verb::RefusedByDriver,
+        Verb::MarkerFails,
+        Verb::Trim,
     ];
     /// Calls for order or completion that it makes by name.
     fn asked(self) -> u64 {
         match self {
+            // Asks about all streams.
+            Verb::Refused | Verb::RefusedByDriver => 40,
+            // Gives all pooled events back too.
+            Verb::Trim => 120,
             Verb::UseUntil => 5,
             Verb::FreeOn | Verb::FreeUnknown | Verb::Use | Verb::WaitStream | Verb::Share => 2,
             Verb::Record
@@ -164,6 +186,9 @@ fn draw(seed: u64) -> (Drawn, Config) {
     option(6, "ordered reuse", |c| c.reuse(Reuse::Ordered));
     option(6, "exact growth", |c| c.growth(Growth::Exact));
     option(8, "scrub", |c| c.scrub(true));
+    if seed >= PLAIN {
+        option(8, "a stream is independent", |c| c);
+    }
     let pace = [Pace::AtOnce, Pace::Behind, Pace::Late, Pace::Coin(seed)][draw.below(4)];
     let synchronise = match draw.below(6) {
         // It asks no event, so that it learns of no stream that the program never waits for.
@@ -172,11 +197,12 @@ fn draw(seed: u64) -> (Drawn, Config) {
         1 => Synchronise::Never,
         n => Synchronise::One(n - 2),
     };
+    let verbs = if seed < PLAIN { &Verb::ALL[..PLAIN_VERBS] } else { &Verb::ALL };
     let steps = (0..3 + draw.below(10))
         .map(|_| {
             let (s, i) = (draw.below(STREAMS), draw.below(ARRAYS));
             Step {
-                verb: Verb::ALL[draw.below(Verb::ALL.len())],
+                verb: verbs[draw.below(verbs.len())],
                 s,
                 t: (s + 1 + draw.below(STREAMS - 1)) % STREAMS,
                 i,
@@ -248,6 +274,13 @@ impl Machine {
         self.device.launch(self.streams[on].native(), || Launch::new("read").reads(at, bytes));
     }
 
+    /// The next call of this kind fails, if there is one while `then` runs.
+    fn fails(&self, call: Call, kind: DriverErrorKind, then: impl FnOnce(&Allocator<Device>)) {
+        counting::device(|| self.device.sim().fail(call, 1, kind));
+        then(&self.gpu);
+        counting::device(|| self.device.sim().clear_faults());
+    }
+
     /// The block in a slot, which is made if there is none, with `t` ordered behind its stream by the program itself.
     fn ordered(&mut self, step: Step) -> &Block {
         let block = self.blocks[step.j].get_or_insert_with(|| {
@@ -310,6 +343,25 @@ impl Machine {
                 block.record_use(&on).expect("recorded");
                 self.pinned = Some(block);
             }
+            Verb::Refused => {
+                // The whole ladder, and its end; what it waits for is given a moment.
+                let refused = self.gpu.alloc(1 << 40, &home).expect_err("more than there is");
+                assert!(refused.out_of_memory().is_some(), "{refused}");
+            }
+            Verb::RefusedByDriver => {
+                // Growth that the driver refuses once: it is served by what comes back, or not.
+                self.fails(Call::MemAlloc, DriverErrorKind::OutOfMemory, |gpu| {
+                    drop(gpu.alloc(bytes, &home));
+                });
+            }
+            Verb::MarkerFails => {
+                self.fails(Call::EventRecord, DriverErrorKind::Other, |gpu| {
+                    let block = gpu.alloc(bytes, &home).expect("memory");
+                    // Nobody is told of it: the marker is made later.
+                    drop(block.record_use(&on));
+                });
+            }
+            Verb::Trim => drop(self.gpu.trim(Trim::All).expect("trimmed")),
             Verb::WaitStream => on.wait_stream(&home).expect("ordered"),
             Verb::Record => self.events[i] = Some(home.record().expect("recorded")),
             Verb::Wait => {
@@ -376,6 +428,18 @@ impl Machine {
                 let at = guard.address();
                 self.device.launch(on.native(), || Launch::new("writes").writes(at, 4 * LEN as u64));
             }
+            Verb::ReadForgotten => {
+                let guard = self.arrays[i].read_on(on).expect("ordered");
+                let at = guard.address();
+                self.device.launch(on.native(), || Launch::new("reads").reads(at, 4 * LEN as u64));
+                std::mem::forget(guard);
+            }
+            Verb::WriteForgotten => {
+                let guard = self.arrays[i].write_on(on).expect("ordered");
+                let at = guard.address();
+                self.device.launch(on.native(), || Launch::new("writes").writes(at, 4 * LEN as u64));
+                std::mem::forget(guard);
+            }
             Verb::StreamOfOneRound => {
                 let fresh = self.gpu.stream().expect("a stream");
                 let mut sum = self.gpu.zeros::<f32>(1, &fresh).expect("an array");
@@ -392,6 +456,7 @@ impl Machine {
 
 fn program(drawn: &Drawn, b: &Bench) -> Steady {
     let mut machine = Machine::new(b);
+    machine.streams[STREAMS - 1].set_independent(drawn.config.contains(&"a stream is independent"));
     let (streams, gpu) = (machine.streams.clone(), b.gpu.clone());
     let (steps, how) = (drawn.steps.clone(), drawn.synchronise);
     Steady {
@@ -408,7 +473,11 @@ fn program(drawn: &Drawn, b: &Bench) -> Steady {
 /// The program of a seed: what grew, and the program.
 pub fn try_seed(seed: u64) -> Result<(), String> {
     let (drawn, config) = draw(seed);
-    let soaked = try_soak(&format!("seed_{seed}"), Run::steady(drawn.pace), config, |b| program(&drawn, b));
+    let run = || try_soak(&format!("seed_{seed}"), Run::steady(drawn.pace), config, |b| program(&drawn, b));
+    let soaked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|why| {
+        let said = why.downcast_ref::<String>().map_or("a panic", |said| said.as_str());
+        Err(format!("seed_{seed} panics: {said}"))
+    });
     soaked.map_err(|why| {
         let steps: Vec<_> = drawn.steps.iter().map(|step| format!("    {step:?}\n")).collect();
         let (config, how) = (&drawn.config, drawn.synchronise);

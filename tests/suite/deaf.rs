@@ -79,6 +79,9 @@ unsafe impl<D: Driver> Fences for Deaf<D> {
     fn is_capturing(&self, stream: &D::Stream) -> DriverResult<bool> {
         self.inner.is_capturing(stream)
     }
+    fn is_last_reference(&self, stream: &D::Stream) -> bool {
+        self.inner.is_last_reference(stream)
+    }
     fn create_event(&self) -> DriverResult<D::Event> {
         self.inner.create_event()
     }

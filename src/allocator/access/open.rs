@@ -1,5 +1,5 @@
 //! Operations that somebody else queues while a guard is held: their uses are open before they are queued, and sealed at
-//! the guard's end. To forget it leaves the use open, which costs waits and never an order.
+//! the guard's end. To forget it leaves the use open until an access to the whole, or the free, which costs waits and never an order.
 //!
 //! This file does not know what is queued, or by which library.
 
@@ -31,13 +31,13 @@ impl<'a, D: Driver> Opened<'a, D> {
         let (of, line) = (touch.of, stream.line());
         let operation = match of.holder() {
             Some(holder) if holder.home().id != line.id => {
-                let operation = holder.open_use(line, touch.intent.access());
+                let mut operation = Some(holder.open_use(line, touch.intent.access()));
                 if planted!(GuardSealedEarly) {
-                    of.seal(stream, touch.intent, line.stamp(), Some(operation));
+                    of.seal(stream, touch.intent, line.stamp(), operation.take());
                 }
                 of.shared.store(true, Ordering::Release);
                 of.note_used(stream.driver(), stream.id());
-                Some(operation)
+                operation
             }
             _ => {
                 of.count_at_home(touch.intent.access());
@@ -55,14 +55,14 @@ impl<'a, D: Driver> Opened<'a, D> {
 impl<D: Driver> Drop for Opened<'_, D> {
     /// The operation was queued, or will not be.
     fn drop(&mut self) {
-        if planted!(GuardSealedEarly) && self.operation.is_some() {
+        let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
+        if planted!(GuardSealedEarly) && !of.is_home(line) {
             return;
         }
-        let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
         // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much.
         let marker = of.lives_on_several(line).then(|| self.stream.record().ok()).flatten();
         let epoch = marker.map_or_else(|| line.stamp(), |event| event.epoch());
-        of.seal(self.stream, intent, epoch, self.operation);
+        of.seal(self.stream, intent, epoch, self.operation.take());
         // Numbered first, then closed. A write to the whole has set the counts back already.
         if of.is_home(line) {
             match intent {
@@ -94,8 +94,11 @@ impl<D: Driver> Holder<'_, D> {
     /// Another stream's operation is about to be queued.
     fn open_use(&self, on: &Line<D>, access: Access) -> Operation {
         self.with_uses(|uses| {
-            on.open.fetch_add(1, Ordering::AcqRel);
-            uses.open(on.id, access)
+            let (operation, new) = uses.open(on.id, access);
+            if new {
+                on.open.fetch_add(1, Ordering::AcqRel);
+            }
+            operation
         })
     }
 }

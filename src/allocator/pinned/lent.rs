@@ -74,7 +74,7 @@ impl<D: Driver> PinnedAllocation<D> {
         self.wait_for_lent(Access::Write);
         if let Some(Home { core, id, .. }) = &self.home {
             let mut ended = crate::order::Streams::new();
-            core.host.with_uses(&core.registry, *id, |uses| ended = uses.forget_exact());
+            core.host.with_uses((&core.registry, &core.driver), *id, |uses| ended = uses.forget_exact());
             release_uses(&core.registry, ended);
         }
         self.lent = Lent::not();
@@ -122,7 +122,7 @@ impl<D: Driver> PinnedAllocation<D> {
         let Some(Home { core, id, .. }) = &self.home else { return };
         let line = on.map_or_else(|| core.registry.context(), Entered::line);
         let mut ended = crate::order::Streams::new();
-        core.host.with_uses(&core.registry, *id, |uses| {
+        core.host.with_uses((&core.registry, &core.driver), *id, |uses| {
             if uses.lend(line.id, if to_write { Access::Write } else { Access::Read }) {
                 line.open.fetch_add(1, Ordering::AcqRel);
             }

@@ -10,7 +10,7 @@ use crate::heap::{ChunkId, Heap};
 use crate::order::{InFlight, Pending};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::Arc;
-use crate::units::{Epoch, Granules};
+use crate::units::{Epoch, Granules, SegmentId};
 
 /// What a stream is called that the program did not make: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
@@ -39,6 +39,11 @@ impl PoolState {
             merges: heap.merges,
             ..self.counters
         }
+    }
+
+    /// What the pool did, and which sizes were asked of it.
+    pub(crate) fn did(&self) -> (Counters, Histogram) {
+        (self.counters(), self.sizes())
     }
 
     pub(crate) fn frees(&self) -> u64 {
@@ -123,21 +128,10 @@ pub(in super::super) fn longest_free(of: &impl Pieces) -> u64 {
     let mut longest = Granules::ZERO;
     in_pieces(of, 0, |heap, _, from| {
         let (end, free) = heap.free_from(from, piece() as u32)?;
-        longest = free.map(|(len, _)| len).fold(longest, Granules::max);
+        longest = free.map(|range| range.len).fold(longest, Granules::max);
         Some(end)
     });
     longest.bytes()
-}
-
-/// Bytes that are free with a stamp above this one.
-fn free_above(of: &impl Pieces, stamp: Epoch) -> u64 {
-    let mut above = 0;
-    in_pieces(of, 0, |heap, _, from| {
-        let (end, free) = heap.free_from(from, piece() as u32)?;
-        above += free.filter(|range| range.1 > stamp).map(|(len, _)| len.bytes()).sum::<u64>();
-        Some(end)
-    });
-    above
 }
 
 /// Bytes of ranges in flight that wait for somebody whom nobody can mark here and now.
@@ -178,12 +172,24 @@ fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<D>) -> Opti
 impl<D: Driver> Pool<D> {
     /// Freed bytes that can serve nobody but, perhaps, the pool's own stream.
     pub(in super::super) fn held_back(&self) -> u64 {
-        let expects_captures = self.core.driver.expects_captures();
-        let in_flight = in_flight_held_back(self, &self.core.registry, expects_captures);
-        if !self.line.is_unmanaged() || !self.line.is_held_back(Epoch(u64::MAX), expects_captures) {
-            return in_flight;
+        let mut free = 0;
+        self.for_free_held_back(|_, bytes| free += bytes);
+        free + in_flight_held_back(self, &self.core.registry, self.core.driver.expects_captures())
+    }
+
+    /// Free ranges that nobody can tell the end of the last use of, by the segment that they lie in, in bytes.
+    pub(in super::super) fn for_free_held_back(&self, mut of: impl FnMut(SegmentId, u64)) {
+        if !self.line.is_unmanaged()
+            || !self.line.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures())
+        {
+            return;
         }
-        in_flight + free_above(self, self.line.covered())
+        let covered = self.line.covered();
+        in_pieces(self, 0, |heap, _, from| {
+            let (end, free) = heap.free_from(from, PIECE as u32)?;
+            free.filter(|range| range.stamp > covered).for_each(|range| of(range.segment, range.len.bytes()));
+            Some(end)
+        });
     }
 
     /// The pool's part of a report. What is kept is read in one hold of the lock; what has to be looked for, in pieces before it.

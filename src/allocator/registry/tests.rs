@@ -18,8 +18,6 @@ use core::time::Duration;
 use std::sync::mpsc::{Sender, channel};
 
 type Ticking = Box<dyn FnMut() -> Duration>;
-/// A stream's clock.
-type Entries = Vec<(TimelineId, Epoch)>;
 
 /// How far the clock goes on with each reading.
 const TICK: Duration = Duration::from_micros(100);
@@ -101,8 +99,11 @@ fn ticking() -> (impl FnOnce(Sender<()>) -> Ticking + Send + 'static, Arc<Atomic
     (clock, read)
 }
 
+/// What each stream's clock names.
+type Clocks = Vec<Vec<(TimelineId, Epoch)>>;
+
 /// All but how often requests looked.
-fn held(gpu: &Allocator<Sim>) -> (Vec<PoolReport>, u64, Vec<Entries>) {
+fn held(gpu: &Allocator<Sim>) -> (Vec<PoolReport>, u64, Clocks) {
     let mut report = gpu.report();
     for pool in &mut report.pools {
         pool.counters.misses = 0;

@@ -124,6 +124,10 @@ unsafe impl Fences for Cuda {
         stream.is_lent()
     }
 
+    fn is_last_reference(&self, stream: &GpuStream) -> bool {
+        stream.is_last_reference()
+    }
+
     fn expects_captures(&self) -> bool {
         self.device.expects_captures.load(Ordering::Relaxed)
     }

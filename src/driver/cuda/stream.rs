@@ -24,7 +24,7 @@ use crate::sync::{Arc, Mutex, Weak};
 use crate::units::{DeviceId, StreamId};
 use core::fmt;
 use core::ptr::without_provenance_mut;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUstream, CUstream_st};
 use std::thread::ThreadId;
@@ -109,6 +109,18 @@ impl GpuStream {
         if !planted!(CudaAliasUnseen) {
             self.0.lent.store(true, Ordering::Relaxed);
         }
+    }
+    /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours.
+    pub(super) fn is_last_reference(&self) -> bool {
+        let alone = match &self.0.whose {
+            Whose::Ours => self.0.alias.lock().as_mut().is_none_or(|alias| Arc::get_mut(alias).is_some()),
+            Whose::Adopted(Some(theirs)) => Arc::strong_count(theirs) == 1,
+            _ => false,
+        };
+        let last = alone && Arc::strong_count(&self.0) == 1;
+        // What was queued before the others were dropped.
+        fence(Ordering::Acquire);
+        last
     }
     /// The handle, for a call on this thread.
     #[inline]

@@ -187,6 +187,10 @@ unsafe impl Fences for Sim {
         })
     }
 
+    fn is_last_reference(&self, stream: &SimStream) -> bool {
+        stream.is_last_reference()
+    }
+
     fn expects_captures(&self) -> bool {
         self.lock().borrow().devices[self.index()].expects_captures
     }

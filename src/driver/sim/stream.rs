@@ -388,6 +388,12 @@ impl SimStream {
         let (shared, device) = (sim.shared().clone(), sim.index());
         SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false }))
     }
+    /// Whether nobody else has it.
+    pub(super) fn is_last_reference(&self) -> bool {
+        let last = matches!(self.0.which, Which::Created(_)) && Arc::strong_count(&self.0) == 1;
+        core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
+        last
+    }
     /// The native handle's value. Unlike [`StreamId`] it comes back: a new stream may have the value of a destroyed
     /// one whose work is still pending, and the value of the per-thread default stream means another stream on each
     /// thread. Never an identity.
