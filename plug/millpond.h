@@ -110,10 +110,11 @@ millpond_status millpond_create(int device,
                                 millpond_allocator *out);
 
 /*
- Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed; everything else
+ Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed, and
+ millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
  fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
- What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
- the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
+ A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
+ synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
  back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
  their own default stream, each with a driver event, until they end or call for others.
  */
@@ -122,8 +123,8 @@ millpond_status millpond_destroy(millpond_allocator allocator);
 /*
  As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
  just now. What is complete goes back to the device, where the driver may wait in its frees; the rest is owed as what is freed after a
- destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize or millpond_destroy of an
- allocator of the same device gives it back.
+ destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize of this one, or that or
+ millpond_destroy of another one of the same device, gives it back.
  */
 millpond_status millpond_release(millpond_allocator allocator);
 
@@ -138,8 +139,8 @@ millpond_status millpond_alloc(millpond_allocator allocator,
                                void **out);
 
 /*
- Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, unless the allocator was
- destroyed. Of streams that were not declared permanent it is held back from others until they are named again. Null is
+ Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, nor if the allocator was
+ destroyed: then it goes back later (see millpond_destroy). Of streams that were not declared permanent it is held back from others until they are named again. Null is
  nothing.
  */
 millpond_status millpond_free(millpond_allocator allocator,
@@ -185,9 +186,10 @@ millpond_status millpond_alloc_pinned(millpond_allocator allocator,
                                       void **out);
 
 /*
- Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits. Null is nothing.
+ Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits, as millpond_free. Null is nothing.
  */
-millpond_status millpond_free_pinned(millpond_allocator allocator, void *ptr);
+millpond_status millpond_free_pinned(millpond_allocator allocator,
+                                     void *ptr);
 
 /*
  As millpond_free_pinned, and when everything that any stream of the device holds is complete: when nobody can say which
@@ -217,7 +219,7 @@ millpond_status millpond_find(millpond_allocator allocator, const void *ptr, voi
 
 /*
  Gives idle memory back to the device, as far as it is known complete. `freed`, if not null, is how many bytes that was. May wait
- for the device in the driver's frees, which end no capture.
+ for the device in the driver's frees, which end no capture. Of a destroyed allocator that is what was freed after its end.
  */
 millpond_status millpond_trim(millpond_allocator allocator,
                               size_t *freed);
@@ -230,6 +232,7 @@ millpond_status millpond_set_limit(millpond_allocator allocator, const char *lim
 /*
  Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
  driver refuses then, and the capture is lost; but one of a stream that was declared permanent is looked for first, and lives.
+ Of a destroyed allocator, all that was freed of it goes back to the device.
  */
 millpond_status millpond_synchronize(millpond_allocator allocator);
 

@@ -225,6 +225,8 @@ doors:
     DoorLimitKept "door-limit-kept" "a limit that could not be set stays"
     DoorThreadStays "door-thread-stays" "a thread's default stream does not end with its thread"
     DoorFreeUnmarked "door-free-unmarked" "a free that names its streams marks none of them"
+    DoorEndedKept "door-ended-kept" "a trim or a synchronise of an ended allocator gives nothing back"
+    DoorFreeTrims "door-free-trims" "a free after the end gives memory back to the driver, which may wait"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
     DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
     DoorEndUnasked "door-end-unasked" "an end or a synchronise waits for the device and asks no stream before whether it captures"

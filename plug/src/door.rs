@@ -9,11 +9,11 @@
 //! writes nothing that another thread's hit reads or writes.
 //!
 //! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
-//! destroyed one says that it is. What is freed of a destroyed one goes back to the device at that free if its work is
-//! complete, else at the next create, trim, synchronize or destroy of whatever allocator; what is held back, or is a deterministic
-//! one's, at the next of the last two of an allocator of its device, which wait for that device and for no other.
+//! destroyed one says that it is. How one ends, and what is freed afterwards: `door/end.rs`.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
+
+mod end;
 
 use crate::index::{Entry, Hold, index};
 use crate::met;
@@ -28,7 +28,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::driver::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream, Trim};
+use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream};
 use std::sync::Arc;
 
 /// So many allocators a process, ended ones too: a number names one for ever, so that a call that comes late, for one that was destroyed, is a code
@@ -44,8 +44,6 @@ const PLACES: usize = 256;
 const PROBES: usize = 16;
 
 static DOORS: Table<Box<Door>, MOST> = Table::new();
-/// Some destroyed door may hold memory that nobody has.
-static OWING: AtomicBool = AtomicBool::new(false);
 
 /// An allocator behind a number.
 pub(crate) struct Door {
@@ -213,81 +211,6 @@ impl Door {
     }
     pub(crate) fn pinned(&self) -> &Pinned {
         &self.pinned
-    }
-
-    /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
-    ///
-    /// # Errors
-    /// The driver's. Then it is as open as before, and can be closed later.
-    pub(crate) fn close(&self) -> Result<(), Failure> {
-        let _turn = self.closing.lock();
-        self.opened()?;
-        if planted!(DoorClosedFirst) {
-            self.closed.store(true, Ordering::Release);
-        }
-        // What can fail comes first.
-        self.gpu.synchronize()?;
-        Door::settle(Some(self.device));
-        self.gpu.trim(Trim::All)?;
-        self.closed.store(true, Ordering::Release);
-        drop(core::mem::take(&mut *self.lanes.lock()));
-        met::forget(self.number);
-        // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
-        // asking where an allocator is deterministic. What the driver refuses here is owed.
-        let _ = self.gpu.synchronize();
-        self.give_back();
-        Ok(())
-    }
-
-    /// As [`Door::close`] for whoever cannot wait, nor knows who captures: what is not complete is owed.
-    ///
-    /// # Errors
-    /// It was ended before.
-    pub(crate) fn release(&self) -> Result<(), Failure> {
-        let _turn = self.closing.lock();
-        self.opened()?;
-        if planted!(DoorReleaseWaits) {
-            let _ = self.gpu.synchronize();
-        }
-        self.closed.store(true, Ordering::Release);
-        met::forget(self.number);
-        self.give_back();
-        Ok(())
-    }
-
-    /// Of a destroyed door: gives back what is complete. What is not, or what the driver refuses, is owed.
-    #[cold]
-    fn give_back(&self) {
-        drop(core::mem::take(&mut *self.lanes.lock()));
-        let trimmed = self.gpu.trim(Trim::All);
-        let report = self.gpu.report();
-        let pinned = report.pinned.as_ref().map_or(0, |p| p.held.saturating_sub(p.allocated));
-        let kept = report.taken.saturating_sub(report.total.allocated) + pinned;
-        if trimmed.is_err() || kept > 0 {
-            self.owe();
-        }
-    }
-
-    fn owe(&self) {
-        self.owes.store(true, Ordering::Release);
-        OWING.store(true, Ordering::Release);
-    }
-
-    /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
-    /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
-    fn settle(waited_for: Option<u32>) {
-        if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
-            return;
-        }
-        for door in DOORS.iter() {
-            if door.owes.swap(false, Ordering::AcqRel) {
-                if waited_for == Some(door.device) {
-                    // If it fails, what is pending is owed again.
-                    let _ = door.gpu.synchronize();
-                }
-                door.give_back();
-            }
-        }
     }
 
     /// The places that a permanent stream's lane may have, in the order in which they are taken.
@@ -548,15 +471,18 @@ impl Door {
         }
     }
 
-    /// After a free: one that comes when nobody hears of the thread's end any more is marked at once. And of a destroyed door
-    /// what is complete goes back to the device.
+    /// After a free: one that comes when nobody hears of the thread's end any more is marked at once. And what is freed of a destroyed
+    /// door is owed: to give it back is the driver's free, which may wait for the device.
     #[inline]
     pub(crate) fn freed(&self) {
         if met::is_past() {
             self.freed_late();
         }
         if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
-            self.give_back();
+            self.owe();
+            if planted!(DoorFreeTrims) {
+                let _ = self.pay();
+            }
         }
     }
 
@@ -666,20 +592,6 @@ impl Door {
         let live = self.gpu.live();
         let within = live.iter().find(|l| l.stream.is_some() && l.addr.0 <= at && at - l.addr.0 < l.bytes);
         within.map(|l| (l.addr.0, l.bytes)).ok_or_else(|| unknown(ptr))
-    }
-
-    /// Gives idle memory back to the device: how many bytes.
-    pub(crate) fn trim(&self) -> Result<u64, Failure> {
-        Door::settle(planted!(DoorTrimWaits).then_some(self.device));
-        Ok(self.gpu.trim(Trim::All)?.bytes)
-    }
-
-    /// Waits for the device, and so knows everything complete, of destroyed doors too.
-    pub(crate) fn synchronize(&self) -> Result<(), Failure> {
-        self.gpu.synchronize()?;
-        self.forget_unmet();
-        Door::settle(Some(self.device));
-        Ok(())
     }
 
     /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.

@@ -106,10 +106,11 @@ pub extern "C" fn millpond_create(
     })
 }
 
-/// Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed; everything else
+/// Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed, and
+/// millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
 /// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
-/// What is freed after the end goes back to the device at that free if its work is complete, so that such a free may wait for
-/// the device; else at the next create, trim, synchronize or destroy of whatever allocator in the process (what is held
+/// A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
+/// synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
 /// back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
 /// their own default stream, each with a driver event, until they end or call for others.
 #[unsafe(no_mangle)]
@@ -119,8 +120,8 @@ pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStat
 
 /// As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
 /// just now. What is complete goes back to the device, where the driver may wait in its frees; the rest is owed as what is freed after a
-/// destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize or millpond_destroy of an
-/// allocator of the same device gives it back.
+/// destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize of this one, or that or
+/// millpond_destroy of another one of the same device, gives it back.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_release(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.release())
@@ -142,8 +143,8 @@ pub extern "C" fn millpond_alloc(
     })
 }
 
-/// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, unless the allocator was
-/// destroyed. Of streams that were not declared permanent it is held back from others until they are named again. Null is
+/// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, nor if the allocator was
+/// destroyed: then it goes back later (see millpond_destroy). Of streams that were not declared permanent it is held back from others until they are named again. Null is
 /// nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
@@ -235,7 +236,7 @@ pub extern "C" fn millpond_alloc_pinned(
     })
 }
 
-/// Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits. Null is nothing.
+/// Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits, as millpond_free. Null is nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_pinned(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free_pinned(ptr, false))
@@ -292,11 +293,11 @@ pub extern "C" fn millpond_find(
 }
 
 /// Gives idle memory back to the device, as far as it is known complete. `freed`, if not null, is how many bytes that was. May wait
-/// for the device in the driver's frees, which end no capture.
+/// for the device in the driver's frees, which end no capture. Of a destroyed allocator that is what was freed after its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_trim(allocator: MillpondAllocator, freed: *mut usize) -> MillpondStatus {
     call(|| {
-        let bytes = Door::find(allocator)?.trim()?;
+        let bytes = Door::any(allocator)?.trim()?;
         if freed.is_null() { Ok(()) } else { put(freed, bytes as usize) }
     })
 }
@@ -309,9 +310,10 @@ pub extern "C" fn millpond_set_limit(allocator: MillpondAllocator, limit: *const
 
 /// Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
 /// driver refuses then, and the capture is lost; but one of a stream that was declared permanent is looked for first, and lives.
+/// Of a destroyed allocator, all that was freed of it goes back to the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_synchronize(allocator: MillpondAllocator) -> MillpondStatus {
-    call(|| Door::find(allocator)?.synchronize())
+    call(|| Door::any(allocator)?.synchronize())
 }
 
 /// Sets the peaks of the report to the present values.

@@ -182,8 +182,8 @@ const KEEPING: [&str; 7] = [
 const OPERATIONS_AN_EVENT: u64 = 16;
 /// An allocator keeps its events itself and its trims give all of them back, so that an ended one has none. So each trim marks each of
 /// its permanent streams by an event that it creates. From its making to what is freed behind its end there are so many trims: two of
-/// the destroy, one of the late free, one of the next create, which settles what that free left.
-const TRIMS_OF_AN_END: u64 = 4;
+/// the destroy, one of the next create, which settles what that free left.
+const TRIMS_OF_AN_END: u64 = 3;
 /// Permanent streams of allocators that were made and ended: a stream counts once for each of them.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 

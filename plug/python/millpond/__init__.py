@@ -274,7 +274,8 @@ class Allocator:
     has. The last is a `release()`, because it comes at any moment: it waits for no stream and ends no capture. What
     is complete goes back to the device; the rest goes back at the next create, trim, synchronize or end of any allocator, and what is held
     back at the next synchronize or destroy of one of the same device. Memory that is alive at an end stays valid and is its allocator's:
-    `free` still takes it, so hold an allocator as long as its memory.
+    the frees still take it, wait for nothing, and leave it to those later calls; `trim` and `synchronize` of the ended one are among
+    them. So hold an allocator as long as its memory.
     """
 
     _number = 0
@@ -378,7 +379,8 @@ class Allocator:
         return begin.value, size.value
 
     def trim(self):
-        """Gives idle memory back to the device: how many bytes. May wait for the device."""
+        """Gives idle memory back to the device: how many bytes. May wait for the device. Of an allocator that has ended, what was freed
+        since, as far as it is complete."""
         freed = ctypes.c_size_t()
         _must(_lib.millpond_trim(self._number, ctypes.byref(freed)))
         return freed.value
@@ -393,7 +395,7 @@ class Allocator:
     def synchronize(self):
         """Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph in
         the context: the driver refuses then, and the capture is lost; one of a stream that was declared permanent is looked for
-        first, and lives."""
+        first, and lives. Of an allocator that has ended, all that was freed since goes back to the device."""
         _must(_lib.millpond_synchronize(self._number))
 
     def reset_peaks(self):
@@ -401,7 +403,8 @@ class Allocator:
         _must(_lib.millpond_reset_peaks(self._number))
 
     def destroy(self):
-        """Waits for the device and gives back what nobody has. What is alive can still be freed. As synchronize, it ends captures of
+        """Waits for the device and gives back what nobody has. What is alive can still be freed, which never waits, and goes back at a
+        later trim or synchronize, of this one too. As synchronize, it ends captures of
         streams that were not declared permanent."""
         _must(_lib.millpond_destroy(self._number))
         self._owned = False

@@ -16,7 +16,7 @@ from stand_in import MIB, alone
 def ended(number):
     """Whether the allocator with this number was destroyed."""
     try:
-        millpond.Allocator._named(number).trim()
+        millpond.Allocator._named(number).alloc(0)
         return False
     except millpond.UnknownAllocatorError:
         return True
@@ -39,6 +39,33 @@ class TestLifetimes(unittest.TestCase):
         self.assertEqual(gpu.stats()["total"]["live"], 1)
         gpu.free(x)
         self.assertEqual(gpu.stats()["total"]["live"], 0)
+
+    @alone()
+    def test_what_outlives_the_only_one_goes_back(self):
+        """Freed behind the end with its work pending: no free waits, and the ended one gives the memory back."""
+        stand_in.bind()
+        waits = lambda: [stand_in.calls(f"cu{what}") for what in ("MemFree_v2", "MemFreeHost", "CtxSynchronize", "EventSynchronize")]
+        for way in ("synchronize", "trim"):
+            s = stand_in.stream()
+            with millpond.Allocator() as gpu:
+                x, pinned = gpu.alloc(MIB, s), gpu.alloc_pinned(MIB)
+            stand_in.write(s, x, MIB)
+            before = waits()
+            gpu.free_on(x, s)
+            gpu.free_pinned(pinned)
+            self.assertEqual(waits(), before)
+            if way == "trim":
+                stand_in.call("cuStreamSynchronize", s)
+                self.assertGreater(gpu.trim(), MIB)
+            else:
+                gpu.trim()
+                self.assertGreater(gpu.stats()["taken"], 0, "the work is pending")
+                gpu.synchronize()
+            self.assertEqual((gpu.stats()["taken"], gpu.stats()["pinned"]["held"]), (0, 0))
+            self.assertEqual(gpu.trim(), 0)
+        with self.assertRaises(millpond.UnknownAllocatorError):
+            millpond.Allocator._named(4000).trim()
+        self.assertIsNone(stand_in.verdict())
 
     def test_a_block_that_is_left_by_an_error(self):
         with self.assertRaises(KeyError):

@@ -32,8 +32,10 @@ fn one_allocator_too_many_is_a_code_and_costs_nothing() {
         assert_eq!(fake.calls_total(), calls, "nothing is made that could be left");
         // The others are as they were.
         assert_eq!(first.free_on(x, &s), OK);
-        assert_eq!(Door(4096).one("millpond_synchronize"), UNKNOWN_ALLOCATOR, "released");
-        assert_eq!(Door(4095).one("millpond_synchronize"), UNKNOWN_ALLOCATOR, "destroyed");
+        assert_eq!(Door(4096).one("millpond_destroy"), UNKNOWN_ALLOCATOR, "released");
+        assert_eq!(Door(4095).one("millpond_release"), UNKNOWN_ALLOCATOR, "destroyed");
+        assert_eq!([4095, 4096].map(|n| Door(n).one("millpond_synchronize")), [OK; 2], "and nothing is owed");
+        assert_eq!(Door(4097).one("millpond_synchronize"), UNKNOWN_ALLOCATOR, "never was one");
         assert_eq!(Door(4094).one("millpond_synchronize"), OK);
         first.destroy();
         assert_eq!((first.stat("taken"), fake.verdict()), (0, None));

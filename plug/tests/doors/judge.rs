@@ -12,6 +12,20 @@ const CODES: [u32; 3] = [999, 2, 1];
 const KEPT: &[&CStr] =
     &[c"cuModuleUnload", c"cuStreamDestroy_v2", c"cuEventDestroy_v2", c"cuDevicePrimaryCtxRelease_v2"];
 
+/// Calls that wait for the device, or may: no free makes one, whether its allocator has ended or not.
+const WAITING: [&CStr; 6] = [
+    c"cuMemFree_v2",
+    c"cuMemFreeHost",
+    c"cuMemHostUnregister",
+    c"cuCtxSynchronize",
+    c"cuStreamSynchronize",
+    c"cuEventSynchronize",
+];
+
+fn waits() -> [u64; WAITING.len()] {
+    WAITING.map(|name| driver::calls(name.as_ptr()))
+}
+
 impl World {
     /// Has the `fault`th driver call of this thread from here fail.
     pub(crate) fn arm_here(fault: u8) {
@@ -67,9 +81,15 @@ impl World {
     /// Makes one call, the `fault`th driver call of which fails.
     pub(super) fn call(&mut self, fault: u8, words: &str, call: impl FnOnce() -> Status) -> Status {
         say!(self, "{words};");
+        let frees = words.starts_with("millpond_free") || words.starts_with("millpond_torch_free");
+        let before = waits();
         World::arm_here(fault);
         let status = crate::inside(call);
         let struck = self.disarm_here(fault);
+        assert!(
+            !frees || self.mail.is_some() || waits() == before,
+            "{words} calls what may wait: {WAITING:?}"
+        );
         if status != Status::Ok || !struck.is_empty() {
             say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
         }

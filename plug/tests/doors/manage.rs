@@ -7,9 +7,13 @@ use crate::program::{Step, Verb};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::{CString, c_void};
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// What an allocator has of the driver, of both kinds.
+fn held(stats: &Stats) -> u64 {
+    stats.field("taken") + stats.pinned("held")
+}
 
 impl World {
     /// Destroys a stream, unannounced, whatever is on it.
@@ -54,14 +58,18 @@ impl World {
                 self.torch_empty_cache(fault);
             }
             Verb::Sync if torch && c.is_multiple_of(2) => self.torch_empty_cache(fault),
-            Verb::Trim => {
-                let words = format!("millpond_trim(a{number}, NULL)");
-                self.must(fault, expected, &words, || ffi::millpond_trim(number, null_mut()));
-            }
+            Verb::Trim => self.trim(door, fault),
             Verb::Sync => {
                 let words = format!("millpond_synchronize(a{number})");
                 let expected = self.waits_for_devices(door, fault);
-                self.must(fault, expected, &words, || ffi::millpond_synchronize(number));
+                let done = self.must(fault, expected, &words, || ffi::millpond_synchronize(number));
+                if done && !open && self.owes_nothing_alive(door, fault) {
+                    let left = held(&Stats::of(number));
+                    assert_eq!(
+                        left, 0,
+                        "{words}: it has ended, nothing of it is alive, and the device is quiet"
+                    );
+                }
             }
             Verb::Limit if torch => self.torch_memory_fraction(b, fault),
             Verb::Limit => {
@@ -93,6 +101,28 @@ impl World {
             },
             _ => {}
         }
+    }
+
+    /// Gives back what it says, of an ended one too; and of that all that is complete.
+    fn trim(&mut self, door: usize, fault: u8) {
+        let Door { number, open, .. } = self.doors[door];
+        let (mut freed, before) = (0, held(&Stats::of(number)));
+        let words = format!("millpond_trim(a{number}, &freed)");
+        let done = self.must(fault, Status::Ok, &words, || ffi::millpond_trim(number, &raw mut freed));
+        if !done || fault > 0 || self.mail.is_some() {
+            return;
+        }
+        let stats = Stats::of(number);
+        assert_eq!(held(&stats) + freed as u64, before, "{words}: {freed} bytes went back: {stats}");
+        if !open && self.owes_nothing_alive(door, fault) && stats.total("in_flight") == 0 {
+            assert_eq!(stats.field("taken"), 0, "{words}: it has ended, and all of it is complete: {stats}");
+        }
+    }
+
+    /// Nothing of it is alive, no other thread calls beside this one, and no driver call has failed.
+    fn owes_nothing_alive(&self, door: usize, fault: u8) -> bool {
+        let pinned = self.pinned.iter().any(|p| p.door == door);
+        !pinned && self.live_of(door).0 == 0 && self.mail.is_none() && fault == 0 && !self.struck
     }
 
     /// The report for people: as much of it as there is room for.
@@ -129,7 +159,9 @@ impl World {
         if !self.is_rough() {
             self.check_pools(door);
         }
-        let (expected, name) = if !releases {
+        let (expected, name) = if !open && !releases {
+            (Status::UnknownAllocator, "millpond_destroy")
+        } else if !releases {
             (self.waits_for_devices(door, fault), "millpond_destroy")
         } else if open {
             (Status::Ok, "millpond_release")

@@ -507,8 +507,8 @@ impl World {
         Lasting { streams, events: events + streams }
     }
 
-    /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, and nothing
-    /// is left.
+    /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, or by a
+    /// synchronise of one that has ended there, and nothing is left.
     pub(crate) fn after(&mut self) {
         driver::bind(self.contexts[0]);
         driver::synchronize();
@@ -516,6 +516,12 @@ impl World {
         driver::synchronize();
         driver::bind(self.contexts[0]);
         for (slot, device) in [(0, 0), (SLOTS - 1, 1)] {
+            let ended = self.doors.iter().rev().find(|d| d.device == device && !d.open);
+            if let Some(number) = ended.map(|d| d.number).filter(|_| self.names.is_multiple_of(2)) {
+                let words = format!("millpond_synchronize(a{number})");
+                self.must(0, Status::Ok, &words, || ffi::millpond_synchronize(number));
+                continue;
+            }
             self.create(slot, 1, device, 0);
             self.destroy(self.slots[slot], false, 0);
         }

@@ -1,0 +1,131 @@
+//! How an allocator ends, and what is owed of it afterwards.
+//!
+//! What is alive at an end is freed afterwards, and no free may wait: it is owed, and goes back to the device at the next create, trim,
+//! synchronize or destroy of whatever allocator, a trim or synchronize of the ended one itself included, as far as its work is complete. What is
+//! held back, or is a deterministic one's, goes back at the next synchronize or destroy for its device, which wait for that device and for
+//! no other. It does not know what a stream is.
+
+use super::{DOORS, Door};
+use crate::met;
+use crate::status::Failure;
+use core::sync::atomic::{AtomicBool, Ordering};
+use pond::Trim;
+
+/// Some destroyed door may hold memory that nobody has.
+static OWING: AtomicBool = AtomicBool::new(false);
+
+impl Door {
+    /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
+    ///
+    /// # Errors
+    /// The driver's. Then it is as open as before, and can be closed later.
+    pub(crate) fn close(&self) -> Result<(), Failure> {
+        let _turn = self.closing.lock();
+        self.opened()?;
+        if planted!(DoorClosedFirst) {
+            self.closed.store(true, Ordering::Release);
+        }
+        // What can fail comes first.
+        self.gpu.synchronize()?;
+        Door::settle(Some(self.device));
+        self.gpu.trim(Trim::All)?;
+        self.closed.store(true, Ordering::Release);
+        drop(core::mem::take(&mut *self.lanes.lock()));
+        met::forget(self.number);
+        // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
+        // asking where an allocator is deterministic. What the driver refuses here is owed.
+        let _ = self.gpu.synchronize();
+        let _ = self.pay();
+        Ok(())
+    }
+
+    /// As [`Door::close`] for whoever cannot wait, nor knows who captures: what is not complete is owed.
+    ///
+    /// # Errors
+    /// It was ended before.
+    pub(crate) fn release(&self) -> Result<(), Failure> {
+        let _turn = self.closing.lock();
+        self.opened()?;
+        if planted!(DoorReleaseWaits) {
+            let _ = self.gpu.synchronize();
+        }
+        self.closed.store(true, Ordering::Release);
+        met::forget(self.number);
+        let _ = self.pay();
+        Ok(())
+    }
+
+    /// Of a destroyed door: gives back what is complete, how many bytes that was. What is not, or what the driver refuses, is owed.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[cold]
+    pub(super) fn pay(&self) -> Result<u64, Failure> {
+        // Before anything is looked at: what is freed meanwhile is owed anew.
+        self.owes.store(false, Ordering::Release);
+        drop(core::mem::take(&mut *self.lanes.lock()));
+        let trimmed = self.gpu.trim(Trim::All);
+        let report = self.gpu.report();
+        let pinned = report.pinned.as_ref().map_or(0, |p| p.held.saturating_sub(p.allocated));
+        let kept = report.taken.saturating_sub(report.total.allocated) + pinned;
+        if trimmed.is_err() || kept > 0 {
+            self.owe();
+        }
+        Ok(trimmed?.bytes)
+    }
+
+    /// Something of it is to go back, by whatever call comes for it. Each time both lines are written, which is dear between threads only
+    /// where they free what outlived its allocator.
+    pub(super) fn owe(&self) {
+        self.owes.store(true, Ordering::Release);
+        OWING.store(true, Ordering::Release);
+    }
+
+    /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
+    /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
+    pub(super) fn settle(waited_for: Option<u32>) {
+        if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
+            return;
+        }
+        for door in DOORS.iter() {
+            if door.owes.swap(false, Ordering::AcqRel) {
+                if waited_for == Some(door.device) {
+                    // If it fails, what is pending is owed again.
+                    let _ = door.gpu.synchronize();
+                }
+                let _ = door.pay();
+            }
+        }
+    }
+
+    /// Whether it was destroyed.
+    fn has_ended(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Gives idle memory back to the device: how many bytes. Of a destroyed one, which has no other, what it owes.
+    pub(crate) fn trim(&self) -> Result<u64, Failure> {
+        if self.has_ended() && planted!(DoorEndedKept) {
+            return Ok(0);
+        }
+        // Its own first, which is counted.
+        let own = if self.has_ended() { Some(self.pay()?) } else { None };
+        Door::settle(planted!(DoorTrimWaits).then_some(self.device));
+        match own {
+            Some(bytes) => Ok(bytes),
+            None => Ok(self.gpu.trim(Trim::All)?.bytes),
+        }
+    }
+
+    /// Waits for the device, and so knows everything complete, of destroyed doors too: what those owe goes back, this one's if it is one.
+    pub(crate) fn synchronize(&self) -> Result<(), Failure> {
+        self.gpu.synchronize()?;
+        if self.has_ended() && planted!(DoorEndedKept) {
+            return Ok(());
+        }
+        self.forget_unmet();
+        let own = if self.has_ended() { self.pay() } else { Ok(0) };
+        Door::settle(Some(self.device));
+        own.map(drop)
+    }
+}

@@ -1,0 +1,106 @@
+//! What is left of an allocator that has ended: memory that was alive is freed with its work pending, by a program that has no other
+//! allocator. No free waits; a trim or a synchronize of the ended one gives the memory back.
+
+use super::{
+    Door, MIB, OK, Three, Two, UNKNOWN_ALLOCATOR, alone, bind, function, function_of_driver, last, program,
+    stream, write,
+};
+use cudarc::driver::sys;
+use pond::driver::cuda::{Cuda, GpuStream};
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+
+/// Whatever waits for the device, the driver's own frees among it.
+const WAITS: [&str; 5] =
+    ["cuMemFree_v2", "cuMemFreeHost", "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"];
+
+fn pinned(door: Door, bytes: usize) -> *mut c_void {
+    let mut out = null_mut();
+    let alloc = function::<extern "C" fn(u32, usize, *mut *mut c_void) -> c_int>("millpond_alloc_pinned");
+    assert_eq!(alloc(door.0, bytes, &raw mut out), OK, "{}", last());
+    out
+}
+
+/// The one allocator of the process, ended with a block and a pinned block alive that a copy uses; both are freed then.
+fn freed_after(cuda: &Cuda, s: &GpuStream, fake: &super::Fake, end: &str, options: &str) -> Door {
+    let door = Door::new(options);
+    let (x, h) = (door.alloc(400 * MIB, s), pinned(door, 64 * MIB));
+    assert_eq!(function::<Three>("millpond_record_pinned_use")(door.0, h, s.handle().cast()), OK);
+    assert_eq!(door.one(end), OK, "{}", last());
+    write(cuda, s, x, 1, 1);
+    let copy = function_of_driver::<extern "C" fn(u64, *const c_void, usize, sys::CUstream) -> c_int>(
+        "cuMemcpyHtoDAsync_v2",
+    );
+    assert_eq!(copy(x.addr() as u64, h, 1, s.handle()), 0, "queued");
+    let waits = || WAITS.map(|name| fake.calls(name));
+    let before = waits();
+    let idle = door.alloc_is_refused(s);
+    let codes = [door.free_on(x, s), function::<Two>("millpond_free_pinned_unknown")(door.0, h)];
+    assert_eq!((codes, idle), ([OK, OK], UNKNOWN_ALLOCATOR));
+    assert_eq!(waits(), before, "no free waits: {WAITS:?}");
+    door
+}
+
+impl Door {
+    fn alloc_is_refused(self, s: &GpuStream) -> c_int {
+        self.try_alloc(MIB, s).expect_err("it has ended")
+    }
+    fn trimmed(self) -> u64 {
+        let mut freed = 77;
+        let trim = function::<extern "C" fn(u32, *mut usize) -> c_int>("millpond_trim");
+        assert_eq!(trim(self.0, &raw mut freed), OK, "{}", last());
+        freed as u64
+    }
+}
+
+#[test]
+fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
+    alone("ended::the_only_allocator_gives_back_what_was_freed_after_its_end", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let s = stream(&cuda);
+        for end in ["millpond_destroy", "millpond_release"] {
+            for options in ["", "deterministic=1"] {
+                let door = freed_after(&cuda, &s, fake, end, options);
+                assert_eq!((door.trimmed(), door.stat("taken")), (0, 400 * MIB as u64), "it is not complete");
+                assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
+                let left = fake.leaks().unwrap_or_default();
+                assert_eq!(door.stat("taken"), 0, "{end}, {options}");
+                assert!(!left.lines().any(|l| l.contains("bytes")), "{end}, {options}: {left}");
+                assert_eq!((door.trimmed(), door.one("millpond_synchronize")), (0, OK), "nothing is left");
+                assert_eq!([door.one(end), Door(4000).trim()], [UNKNOWN_ALLOCATOR; 2]);
+            }
+            // What is known to be complete goes back by a trim: device memory whose last stream was named, but not pinned memory
+            // that was freed by nobody knows whom.
+            let door = freed_after(&cuda, &s, fake, end, "");
+            // SAFETY: a stream of this test's.
+            unsafe { sys::cuStreamSynchronize(s.handle()) };
+            assert_eq!(door.trimmed(), 400 * MIB as u64, "{end}");
+            assert_eq!((door.stat("taken"), door.one("millpond_synchronize")), (0, OK));
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// Idle memory waits for nobody, and still no free gives it back: the driver's free might wait for other work.
+#[test]
+fn a_free_of_idle_memory_after_the_end_does_not_wait() {
+    alone("ended::a_free_of_idle_memory_after_the_end_does_not_wait", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, busy) = (stream(&cuda), stream(&cuda));
+        let door = Door::new("");
+        let (x, other, h) = (door.alloc(MIB, &s), door.alloc(MIB, &busy), pinned(door, MIB));
+        door.destroy();
+        write(&cuda, &busy, other, MIB, 1);
+        let waits = || WAITS.map(|name| fake.calls(name));
+        let before = waits();
+        assert_eq!([door.free(x), function::<Two>("millpond_free_pinned")(door.0, h)], [OK; 2]);
+        assert_eq!(waits(), before, "no free waits: {WAITS:?}");
+        let query = function_of_driver::<extern "C" fn(sys::CUstream) -> c_int>("cuStreamQuery");
+        assert_eq!(query(busy.handle()), 600, "it is as late as it was");
+        assert_eq!(door.free_on(other, &busy), OK);
+        assert_eq!((waits(), door.one("millpond_synchronize")), (before, OK));
+        assert_eq!((door.stat("taken"), fake.verdict()), (0, None));
+    });
+}
