@@ -416,7 +416,9 @@ fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, acc
 pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
     if uses.is_crowded() {
         // A guard has its stream, and who borrows an array queues on a stream that they have: what is left open was forgotten, or is over.
-        let ended = uses.end(|on| registry.line(on).and_then(|line| line.last_stamp(driver)));
+        // Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
+        let last = |on| registry.line(on).and_then(|line| line.last_stamp(driver));
+        let ended = uses.end(driver.expects_captures(), last);
         uses.retire(&registry.seen());
         release_uses(registry, ended);
     }

@@ -98,16 +98,17 @@ impl Uses {
         self.crowd = u32::try_from(crowd).unwrap_or(u32::MAX);
     }
 
-    /// Open and lent uses end where `end` says: of streams that nobody can queue work on any more, at what they hold by now. The streams
-    /// whose open uses ended so, one entry a use.
+    /// Open uses, and lent ones if `lent`, end where `end` says: of streams that nobody can queue work on any more, at what they hold by
+    /// now. The streams whose open uses ended so, one entry a use.
     #[must_use = "the streams' counts of open uses fall"]
-    pub fn end(&mut self, mut end: impl FnMut(TimelineId) -> Option<Epoch>) -> Streams {
+    pub fn end(&mut self, lent: bool, mut end: impl FnMut(TimelineId) -> Option<Epoch>) -> Streams {
         let mut ended = Streams::new();
         let all = core::mem::take(&mut self.all);
         for u in all {
             let last = match u.kind {
-                UseKind::Lent | UseKind::Open(_) => end(u.on),
-                UseKind::Declared | UseKind::Exact(_) => None,
+                UseKind::Open(_) => end(u.on),
+                UseKind::Lent if lent => end(u.on),
+                UseKind::Lent | UseKind::Declared | UseKind::Exact(_) => None,
             };
             match last {
                 Some(epoch) => {
