@@ -1,8 +1,8 @@
 """What pyproject.toml cannot say: where the Rust code is, and which Pythons a wheel is for."""
 
+import glob
 import os
 import shutil
-import subprocess
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -13,8 +13,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # In a source package the repository's own folders stand in this one.
 INSIDE = "rust"
 # What cargo needs to build the library: of the other members of the workspace, that they are there.
-PARTS = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "src", "kernels", "benches/*.rs", "examples", "cli", "plug/*", "plug/src", "tests/fake_libcuda", "README.md"]
-NOT_PARTS = [":!plug/python", ":!plug/tests", ":!plug/gpu"]
+FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "benches/*.rs", "plug/*.*", "plug/build"]
+FOLDERS = ["src", "kernels", "benches/rivals", "benches/streams", "examples", "cli", "plug/src", "plug/examples", "tests/fake_libcuda"]
 
 
 def library():
@@ -29,11 +29,14 @@ class SourcePackage(sdist):
             shutil.copytree(os.path.join(HERE, INSIDE), os.path.join(base_dir, INSIDE), dirs_exist_ok=True)
             return
         root = os.path.join(HERE, "..", "..")
-        listed = subprocess.run(["git", "ls-files", "-z", "--", *PARTS, *NOT_PARTS], cwd=root, check=True, capture_output=True, text=True)
-        for path in filter(None, listed.stdout.split("\0")):
-            there = os.path.join(base_dir, INSIDE, path)
-            os.makedirs(os.path.dirname(there), exist_ok=True)
-            shutil.copy(os.path.join(root, path), there)
+        for folder in FOLDERS:
+            skipped = shutil.ignore_patterns("target", "__pycache__")
+            shutil.copytree(os.path.join(root, folder), os.path.join(base_dir, INSIDE, folder), ignore=skipped)
+        for pattern in FILES:
+            for path in filter(os.path.isfile, glob.glob(os.path.join(root, pattern))):
+                there = os.path.join(base_dir, INSIDE, os.path.relpath(path, root))
+                os.makedirs(os.path.dirname(there), exist_ok=True)
+                shutil.copy(path, there)
 
 
 class Wheel(bdist_wheel):
