@@ -5,7 +5,7 @@
 use super::shared::Core;
 use crate::driver::Driver;
 use crate::error::{DriverError, Holder, OutOfMemory};
-use crate::units::{SegmentId, StreamId};
+use crate::units::{GRANULE_BYTES, StreamId};
 use hashbrown::HashMap;
 
 /// So many names are told.
@@ -62,18 +62,17 @@ impl<D: Driver> Core<D> {
 
     /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back.
     fn idle_bytes(&self) -> u64 {
-        let mut free: HashMap<SegmentId, u64> = HashMap::new();
-        for pool in self.pool_list() {
-            for segment in pool.lock().heap.segments() {
-                *free.entry(segment.id).or_default() += segment.free.bytes();
-            }
-            pool.for_free_held_back(|segment, bytes| {
-                let free = free.entry(segment).or_default();
-                *free = free.saturating_sub(bytes);
-            });
+        let pools = self.pool_list();
+        let mut free = Self::free_by_segment(&pools);
+        for pool in &pools {
+            // A segment with any of it is none that a trim could take.
+            pool.for_free_held_back(|segment, _| drop(free.remove(&segment)));
         }
         let backing = self.backing.lock();
-        let idle = backing.segments.iter().filter(|(id, range)| free.get(*id) == Some(&range.bytes()));
-        idle.map(|(_, range)| range.bytes()).sum()
+        let lengths = free.into_iter().filter_map(|(id, (free, _))| {
+            let length = backing.segments.get(&id)?.bytes();
+            (free * GRANULE_BYTES == length).then_some(length)
+        });
+        lengths.sum()
     }
 }

@@ -9,7 +9,7 @@
 
 mod figures;
 
-pub(super) use figures::{Pieces, in_flight_held_back, longest_free};
+pub(super) use figures::{PIECE, Pieces, in_flight_held_back, longest_free};
 
 use super::access::bound;
 use super::registry::{CONTEXT, Line, Registry};

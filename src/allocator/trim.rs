@@ -9,7 +9,7 @@
 //! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
 use super::entry::Range;
-use super::pool::Pool;
+use super::pool::{PIECE, Pool};
 use super::shared::{Core, lost_context};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult};
@@ -21,9 +21,6 @@ use crate::units::{Granules, SegmentId};
 use core::cell::Cell;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-
-/// So many segments of a pool are looked at in one hold of its lock: as many records as a report's.
-const PIECE: usize = 128;
 
 /// What a trim gave back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -125,7 +122,9 @@ impl<D: Driver> Core<D> {
 
     /// How much of each segment is free in these pools, and which of them, by their places, have some of it. Each pool is asked once, in
     /// pieces, so that a hit waits for one: to ask each about each segment would take thousands of streams minutes.
-    fn free_by_segment(pools: &[Arc<Pool<D>>]) -> BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> {
+    pub(super) fn free_by_segment(
+        pools: &[Arc<Pool<D>>],
+    ) -> BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> {
         let mut free: BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> = BTreeMap::new();
         for (n, pool) in pools.iter().enumerate() {
             let mut from = 0;

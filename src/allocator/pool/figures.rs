@@ -91,7 +91,7 @@ impl PoolState {
 
 /// So many records a report looks at in one hold of a pool's lock: some microseconds, whatever there is. What follows comes in the next
 /// hold, so that a hit waits for one piece and not for all. The figures are exact when nothing runs beside it, as all of a report is.
-const PIECE: usize = 128;
+pub(in super::super) const PIECE: usize = 128;
 
 fn piece() -> usize {
     if planted!(ReportWhole) { 1 << 30 } else { PIECE }
@@ -186,7 +186,7 @@ impl<D: Driver> Pool<D> {
         }
         let covered = self.line.covered();
         in_pieces(self, 0, |heap, _, from| {
-            let (end, free) = heap.free_from(from, PIECE as u32)?;
+            let (end, free) = heap.free_from(from, piece() as u32)?;
             free.filter(|range| range.stamp > covered).for_each(|range| of(range.segment, range.len.bytes()));
             Some(end)
         });
