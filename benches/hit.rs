@@ -15,9 +15,9 @@
 mod rivals;
 
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
-use millpond::driver::null::Null;
 use millpond::units::{KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Stream};
+use millpond_sim::null::Null;
 use rivals::workload::{Slots, Workload, slots};
 use rivals::{Line, Ours};
 use std::hint::black_box;

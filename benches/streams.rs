@@ -18,10 +18,10 @@ mod steady;
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
 use millpond::Config;
 use millpond::allocator::Policy;
-use millpond::driver::null::Null;
-use millpond::replay::{Deal, Outcome, replay_log};
-use millpond::trace::import::{self, Options, Trace};
 use millpond::trace::{BlockNo, Log, Op, Program, StreamNo};
+use millpond_replay::import::{self, Options, Trace};
+use millpond_replay::{Deal, Outcome, replay_log};
+use millpond_sim::null::Null;
 use std::hint::black_box;
 use steady::{Step, Who, World};
 

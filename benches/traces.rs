@@ -12,7 +12,7 @@ mod rivals;
 
 use millpond::Config;
 use millpond::allocator::Growth;
-use millpond::trace::import::{self, Trace};
+use millpond_replay::import::{self, Trace};
 use rivals::clock::{Times, heading, number, option, show};
 use rivals::workload::{Workload, slots};
 use rivals::{CAPACITY, Line, Malloc, Offset, Ours, Trees};

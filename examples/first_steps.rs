@@ -25,7 +25,7 @@ pub(crate) fn steps<D: Driver + Kernels>(
     let sent = x.copy_from(host, copy)?; // it owns the source until the copy is done
     // `work` waits for the copy, on the device; the host does not wait.
     // SAFETY: the kernel takes these, reads `x`, writes `y`, has a thread for each of their elements, and ends.
-    unsafe { saxpy.launch(work, n, (2.0f32, x.read(), y.write()))? };
+    unsafe { work.launch(saxpy, n, (2.0f32, x.read(), y.write()))? };
     let back = y.to_pinned(work)?.wait()?; // the data can be reached only through wait()
     let host = sent.wait()?; // the source, ready for the next batch
     drop(x); // at any time, on any thread: the bytes are reused only in order

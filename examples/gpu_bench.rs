@@ -14,11 +14,11 @@
 )]
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::driver::{Fences, Memory};
-use millpond::trace::import::{Options, Trace, open};
 use millpond::trace::{Action, Log};
 use millpond::{Allocation, Allocator, Config, Stream};
+use millpond_replay::import::{Options, Trace, open};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;

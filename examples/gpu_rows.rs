@@ -17,7 +17,7 @@
 //! Without a GPU it says so and ends with 2; with 1 if ours took more for T13 than it may.
 
 use cudarc::driver::{CudaContext, result};
-use millpond::driver::cuda::{Backing, Cuda, GpuEvent, GpuStream};
+use millpond::cuda::{Backing, Cuda, GpuEvent, GpuStream};
 use millpond::driver::{Fences, Host, HostKind, Memory, OwnedHost, OwnedRange, StreamOptions};
 use millpond::units::Addr;
 use millpond::{Allocator, Config, Limit};

@@ -6,10 +6,10 @@
 //! (`cuMemGetInfo`) hold, and what the allocator remembers, after each tenth. It ends with 1, and says what grew, if anything
 //! is higher at the end than after the first tenth; with 2 without a GPU.
 
-use millpond::driver::sim::Sim;
 use millpond::driver::{Driver, Kernels};
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocator, Config, Stream, kernel};
+use millpond_sim::Sim;
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -205,7 +205,7 @@ fn ended(done: Result<(), Box<dyn Error>>) -> ExitCode {
 
 #[cfg(feature = "cuda")]
 fn on_a_gpu(rounds: Rounds) -> ExitCode {
-    match millpond::driver::cuda::Cuda::new(0) {
+    match millpond::cuda::Cuda::new(0) {
         Ok(cuda) => ended(soak(cuda, rounds, Some(resident))),
         Err(why) => {
             eprintln!("{why}");

@@ -1,12 +1,13 @@
 //! cuBLAS, through cudarc's safe wrapper, on arrays of ours: one product a stream, a shared matrix, and then their sum, with
-//! no event by hand. The results are compared with the CPU's.
+//! no event by hand; and one in half precision. The results are compared with the CPU's.
 //!
-//! Needs an NVIDIA GPU and libcublas:  `cargo run --release --example with_cublas`
+//! Needs an NVIDIA GPU and libcublas:  `cargo run --release --features half --example with_cublas`
 //! Without one of them it says so, and ends well.
 
 use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_N;
 use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
+use millpond::half::f16;
 use millpond::{Allocator, Config, DeviceArray, Stream, kernel};
 use std::error::Error;
 
@@ -83,6 +84,42 @@ fn round(
     Ok(sum.to_pinned(first)?.wait()?.to_vec())
 }
 
+/// The same in half precision, with factors so small that every sum is exact.
+fn half_product(
+    gpu: &Allocator<Cuda>,
+    (stream, blas): &(Stream<Cuda>, CudaBlas),
+) -> Result<(), Box<dyn Error>> {
+    let small = |seed| -> Vec<f32> { matrix(seed).iter().map(|x| x.signum()).collect() };
+    let halves = |x: &[f32]| -> Vec<f16> { x.iter().copied().map(f16::from_f32).collect() };
+    let (a, b) = (small(1), small(2));
+    let (left, left_sent) = gpu.array_from_pinned(gpu.pinned_from_slice(&halves(&a))?, stream)?;
+    let (right, right_sent) = gpu.array_from_pinned(gpu.pinned_from_slice(&halves(&b))?, stream)?;
+    let mut c: DeviceArray<f16, Cuda> = gpu.uninit(N * N, stream)?;
+    let square = GemmConfig {
+        transa: CUBLAS_OP_N,
+        transb: CUBLAS_OP_N,
+        m: SIDE,
+        n: SIDE,
+        k: SIDE,
+        alpha: f16::ONE,
+        lda: SIDE,
+        ldb: SIDE,
+        beta: f16::ZERO,
+        ldc: SIDE,
+    };
+    #[allow(unsafe_code, reason = "cuBLAS trusts the sizes it is given")]
+    // SAFETY: three square matrices of N by N, as the configuration says.
+    unsafe {
+        blas.gemm(square, &left, &right, &mut c)?;
+    }
+    drop((left, left_sent, right, right_sent));
+    let (found, expected) = (c.to_pinned(stream)?.wait()?, product(&a, &b));
+    match (0..N * N).find(|&i| found[i].to_f32().to_bits() != expected[i].to_bits()) {
+        None => Ok(()),
+        Some(at) => Err(format!("f16: element {at} is {}, the CPU says {}", found[at], expected[at]).into()),
+    }
+}
+
 /// One sentence, if cuBLAS is not to be had: cudarc would panic.
 fn without_cublas() -> Option<String> {
     let names = cudarc::get_lib_name_candidates("cublas");
@@ -124,6 +161,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Err(format!("round {r}: element {at} is {found}, the CPU says {expected}").into());
         }
     }
+    half_product(&gpu, &handles[1])?;
+    println!("one product of {N} by {N} in f16: every element as the CPU says");
     let report = gpu.report();
     println!(
         "{ROUNDS} rounds of {STREAMS} products of {N} by {N} on {STREAMS} streams: every element as the CPU says"

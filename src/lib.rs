@@ -1,60 +1,56 @@
 #![doc = include_str!("../README.md")]
 
-/// Whether a bug of DESIGN.md's zoo is planted here: never, but in builds for the tests that must find it.
-#[cfg(not(millpond_mutants))]
-macro_rules! planted {
-    ($bug:ident) => {
-        false
-    };
-}
-#[cfg(millpond_mutants)]
-macro_rules! planted {
-    ($bug:ident) => {
-        $crate::mutant::is($crate::mutant::Bug::$bug)
-    };
-}
-/// A place where such a test may make a thread stand still, unless others rightly wait for it there; nothing in other
-/// builds.
-#[cfg(not(millpond_mutants))]
-macro_rules! point {
-    ($name:literal $(unless $busy:expr)?) => {};
-}
-#[cfg(millpond_mutants)]
-macro_rules! point {
-    ($name:literal $(unless $busy:expr)?) => {
-        if true $(&& !$busy)? {
-            $crate::mutant::point($name);
-        }
+// Planted bugs, which ordinary builds have none of.
+#[macro_use]
+pub extern crate millpond_driver as driver;
+
+/// A module that is nobody's business but ours: tests, fuzzers and model checkers of this repository see it by the feature
+/// `internals`, which nothing that is published turns on.
+macro_rules! internal {
+    ($module:ident) => {
+        #[cfg(feature = "internals")]
+        #[doc(hidden)]
+        pub mod $module;
+        #[cfg(not(feature = "internals"))]
+        #[allow(dead_code, unused_imports, unreachable_pub, reason = "as public as with the feature")]
+        mod $module;
     };
 }
 
 pub mod allocator;
 pub mod array;
-pub mod driver;
 pub mod erased;
 pub mod error;
-pub mod heap;
+internal!(heap);
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;
 pub mod kernel;
-#[cfg(millpond_mutants)]
-pub mod mutant;
-pub mod order;
-// It runs threads of the system, which a model checker does not follow.
-#[cfg(not(any(loom, shuttle)))]
-pub mod replay;
+internal!(order);
 pub mod report;
-pub mod sync;
-pub mod trace;
+internal!(sync);
+mod time;
 pub mod transfer;
-pub mod units;
 pub mod wrap;
 
 pub use allocator::{
     Allocation, Allocator, Config, Event, Growth, Limit, PinnedAllocation, Policy, RawAllocation, Reuse,
     Stream, Trim, Trimmed,
 };
-pub use array::{DeviceArray, DeviceView, DeviceViewMut, Element, PinnedArray, Shape};
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub use millpond_cuda as cuda;
+#[cfg(millpond_mutants)]
+#[doc(hidden)]
+pub use millpond_driver::mutant;
+pub use millpond_driver::units;
+pub use millpond_trace as trace;
+
+pub use bytemuck;
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub use cudarc;
+#[cfg(feature = "half")]
+pub use half;
+
+pub use array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
 pub use erased::GpuAlloc;
 pub use error::{DriverError, DriverErrorKind, Error, Mismatch, OutOfMemory, Unavailable};
 pub use transfer::{Download, Transfer};

@@ -1,37 +1,10 @@
-//! The one switch between real locks and atomics and the ones of a model checker.
-//!
-//! Everything that takes part in a protocol between threads comes from here. An ordinary build gets `parking_lot` and the
-//! atomics of `core`; under `--cfg loom` the same names are loom's, which tries every interleaving and every value that
-//! a load may return; under `--cfg shuttle` they are shuttle's, which tries random interleavings of larger programs.
+//! The order in which locks are taken, on the locks that a model checker can replace.
 //!
 //! [`Ranked`] is a mutex that knows its place in the order of locks: a debug build asserts that a thread takes ranks
 //! upwards only and never two of one rank, which is how "one pool lock at a time" is kept true. This module knows
 //! nothing of what the locks protect.
 
-#[path = "sync/quick.rs"]
-mod quick;
-
-#[cfg(any(loom, shuttle))]
-#[path = "sync/model.rs"]
-mod imp;
-#[cfg(not(any(loom, shuttle)))]
-#[path = "sync/real.rs"]
-mod imp;
-
-pub use core::sync::atomic::Ordering;
-pub use imp::ThreadId;
-pub(crate) use imp::per_thread;
-pub use imp::{Condvar, Mutex, MutexGuard, Reentrant, ReentrantGuard, atomic, current_thread, yield_now};
-pub use imp::{Lock, LockGuard, LockKind, Parking};
-pub use quick::Flag as Quick;
-// Counts that are never part of a race: loom's own have neither `Weak` nor unsized values.
-pub use std::sync::{Arc, Weak};
-
-/// Counters that are no part of any protocol, such as numbers given out once in a process: never explored, so that a
-/// model checker spends nothing on them.
-pub mod plain {
-    pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-}
+pub use millpond_driver::sync::*;
 
 /// The order in which locks may be taken: a thread that holds one may only take a higher one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -60,12 +33,12 @@ pub enum Rank {
 const TURNS: u16 = 1 << (Rank::Trimmer as u8) | 1 << (Rank::Grower as u8);
 
 #[cfg(debug_assertions)]
-imp::per_thread! {
+per_thread! {
     static HELD: core::cell::Cell<u16> = core::cell::Cell::new(0);
 }
 
 #[cfg(debug_assertions)]
-imp::per_thread! {
+per_thread! {
     static TAKEN: core::cell::Cell<[u64; 9]> = core::cell::Cell::new([0; 9]);
 }
 

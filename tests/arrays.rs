@@ -5,13 +5,13 @@
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
 
 use millpond::array::ForeignMemory;
-use millpond::driver::sim::{Call, Launch, Schedule, Sim};
 use millpond::transfer::Part;
 use millpond::units::{Addr, AllocationId, DeviceId, GIB};
 use millpond::{
     Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, PinnedArray, Stream, Transfer,
     kernel, transfer,
 };
+use millpond_sim::{Call, Launch, Schedule, Sim};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -847,4 +847,34 @@ fn arrays_go_from_thread_to_thread() {
     }
     // A marker is made when it is needed, and then covers what the other threads have put on its stream meanwhile.
     assert!(waits > 1000 && needless * 10 <= waits, "{needless} of {waits} waits were needless");
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Particle {
+    at: [f32; 3],
+    mass: f32,
+}
+
+#[test]
+fn arrays_hold_any_plain_old_data() {
+    use millpond::half::{bf16, f16};
+    fn there_and_back<T: bytemuck::Pod + PartialEq + std::fmt::Debug>(values: &[T]) {
+        let sim = Sim::new(GIB);
+        let gpu = Allocator::new(sim.clone(), Config::default()).expect("an allocator");
+        let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
+        let source = gpu.pinned_from_slice(values).expect("pinned");
+        let (x, sent) = gpu.array_from_pinned(source, &s).expect("queued");
+        drop(sent);
+        assert_eq!(&x.to_pinned(&t).expect("queued").wait().expect("copied")[..], values);
+        let zeros = gpu.zeros::<T>(values.len(), &t).expect("zeros");
+        let zeros = zeros.to_pinned(&t).expect("queued").wait().expect("copied");
+        assert!(zeros.iter().all(|x| *x == T::zeroed()), "{zeros:?}");
+        sim.verdict().expect("ordered");
+    }
+    there_and_back(&[f16::from_f32(1.5), f16::MAX, f16::NEG_INFINITY]);
+    there_and_back(&[bf16::from_f32(-2.0), bf16::MIN_POSITIVE]);
+    there_and_back(&[[1_u8; 33], [2; 33]]);
+    there_and_back(&[u128::MAX, 1]);
+    there_and_back(&[Particle { at: [1.0, 2.0, 3.0], mass: 0.5 }; 7]);
 }

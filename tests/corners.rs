@@ -5,7 +5,6 @@
 
 mod rig;
 
-use millpond::driver::sim::{Call, Sim};
 use millpond::heap::{ChunkId, ChunkState, Heap, Kind, Taken, Want};
 use millpond::order::{Access, Clock, Entry, InFlight, Pending, TimelineId, Uses};
 use millpond::trace::{Event as Happening, Sink};
@@ -13,6 +12,7 @@ use millpond::units::{Addr, Epoch, GIB, Granules, KIB, MIB, SegmentId};
 use millpond::{
     Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, Policy, RawAllocation, Reuse, Trim,
 };
+use millpond_sim::{Call, Sim};
 use rig::{all_back, all_clean, check, late, on, write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

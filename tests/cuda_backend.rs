@@ -12,14 +12,14 @@ mod remote;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
-use millpond::driver::cuda::{Backing, Cuda, GpuStream};
+use millpond::cuda::{Backing, Cuda, GpuStream};
 use millpond::driver::{
     Copies, Driver, DriverResult, Fences, Host, HostKind, Mapping, Memory, StreamKind, StreamOptions,
 };
-use millpond::replay::{Deal, replay_log};
 use millpond::trace::{BlockNo, Call, Log, StreamNo, ThreadNo};
 use millpond::units::Addr;
 use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable};
+use millpond_replay::{Deal, replay_log};
 use remote::{Fake, When};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

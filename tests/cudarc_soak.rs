@@ -34,7 +34,7 @@ mod world;
 use counting::Account;
 use cudarc::driver::{CudaContext, CudaStream};
 use judge::{Counts, Highest, PERIOD, grown, rounds, runs_away};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::driver::{Host, HostKind};
 use millpond::{Allocator, Config, PinnedArray, Stream};
 use proptest::strategy::{Strategy, ValueTree};

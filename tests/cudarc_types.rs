@@ -24,7 +24,7 @@ mod world;
 
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut, DeviceSlice, PushKernelArg, result};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::driver::{Driver, Memory};
 use millpond::{Allocator, Config, Error};
 use remote::Fake;

@@ -3,13 +3,13 @@
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::many_single_char_names, reason = "s, t are streams; x, y are blocks")]
 
-use millpond::driver::null::Null;
-use millpond::driver::sim::{Call as DriverCall, Launch, Schedule, Sim};
 use millpond::erased::{AnyAllocation, AnyStream, GpuAlloc};
 use millpond::error::DriverErrorKind;
 use millpond::units::{GIB, KIB, MIB, StreamId};
 use millpond::wrap::{Call, Counted, Limited, Logged};
 use millpond::{Allocator, Config, DeviceArray, Error, Growth, Limit};
+use millpond_sim::null::Null;
+use millpond_sim::{Call as DriverCall, Launch, Schedule, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Barrier, Mutex};
 

@@ -16,7 +16,7 @@ mod programs;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 
-use millpond::driver::cuda::{Backing, Cuda};
+use millpond::cuda::{Backing, Cuda};
 use millpond::driver::{Driver, Fences, Host, HostKind, Mapping, Memory, StreamOptions};
 use millpond::error::Unavailable;
 use millpond::units::Addr;
@@ -395,7 +395,7 @@ fn folder() -> PathBuf {
 
 /// The functions that the backend says it needs, and those that it can do without, read off its table.
 fn functions() -> (Vec<String>, Vec<String>) {
-    let table = include_str!("../src/driver/cuda/table.rs");
+    let table = include_str!("../cuda/src/table.rs");
     let names = |block: &str| -> Vec<String> {
         let fields = block.lines().filter_map(|l| l.split_once(" = \"cu"));
         fields.filter_map(|(_, rest)| rest.split_once('"')).map(|(name, _)| format!("cu{name}")).collect()

@@ -14,9 +14,9 @@ mod scenarios;
 #[path = "faults/stage.rs"]
 mod stage;
 
-use millpond::driver::sim::{Leak, Schedule, Sim};
 use millpond::units::GIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Trim};
+use millpond_sim::{Leak, Schedule, Sim};
 use scenarios::{SCENARIOS, Scenario};
 use stage::{End, Stage, Stop};
 use std::collections::BTreeSet;

@@ -15,10 +15,10 @@ mod ranges;
 #[path = "figures/shown.rs"]
 mod shown;
 
-use millpond::driver::sim::{Call, Ledger, Schedule, Sim};
 use millpond::report::{Counters, Histogram, PoolReport, Report};
 use millpond::units::{DeviceId, GIB, Granules, MIB, StreamId};
 use millpond::{Allocation, Allocator, Config, Limit, PinnedAllocation, Policy, Reuse, Stream, Trim};
+use millpond_sim::{Call, Ledger, Schedule, Sim};
 use owners::{Owners, Told};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;

@@ -9,9 +9,9 @@
 mod first_steps;
 
 use first_steps::{N, SAXPY, steps};
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config};
+use millpond_sim::{Schedule, Sim};
 
 #[test]
 fn first_steps_prints_the_peak_of_both_arrays() {

@@ -6,10 +6,10 @@
 
 use millpond::array::ForeignMemory;
 use millpond::driver::Memory;
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::error::ForeignRangeKind;
 use millpond::units::{Addr, DeviceId, GIB, KIB};
 use millpond::{Allocation, Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Trim, kernel};
+use millpond_sim::{Launch, Schedule, Sim};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

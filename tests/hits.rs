@@ -1,9 +1,9 @@
 //! What counts as a hit, and that the counts of a pool agree with each other, through the public verbs.
 
-use millpond::driver::null::Null;
-use millpond::driver::sim::{Call, Launch, Ledger, Schedule, Sim, SimStream};
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocation, Allocator, Config, DeviceArray, Event, Growth, Policy, Reuse, Stream};
+use millpond_sim::null::Null;
+use millpond_sim::{Call, Launch, Ledger, Schedule, Sim, SimStream};
 use std::any::Any;
 use std::sync::Arc;
 

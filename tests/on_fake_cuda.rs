@@ -11,7 +11,7 @@ mod remote;
 mod suite;
 
 use cuda_bench::{Judge, OnCuda};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use remote::{Fake, When};
 
 impl Judge for Fake {

@@ -9,7 +9,7 @@ mod cuda_bench;
 mod suite;
 
 use cuda_bench::{Judge, OnCuda};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static TURN: Mutex<()> = Mutex::new(());

@@ -3,9 +3,9 @@
 #[macro_use]
 mod suite;
 
-use millpond::driver::sim::{Gate, Launch, Schedule, Sim, SimStream};
 use millpond::driver::{DriverResult, Fences};
 use millpond::units::{Addr, GIB};
+use millpond_sim::{Gate, Launch, Schedule, Sim, SimStream};
 use suite::Bench;
 
 struct OnSim(Sim);
@@ -76,11 +76,11 @@ impl Bench for OnSim {
 }
 
 mod early {
-    conformance!(crate::bench(millpond::driver::sim::Schedule::Earliest));
+    conformance!(crate::bench(millpond_sim::Schedule::Earliest));
 }
 mod late {
-    conformance!(crate::bench(millpond::driver::sim::Schedule::Latest));
+    conformance!(crate::bench(millpond_sim::Schedule::Latest));
 }
 mod random {
-    conformance!(crate::bench(millpond::driver::sim::Schedule::Random(7)));
+    conformance!(crate::bench(millpond_sim::Schedule::Random(7)));
 }

@@ -1,10 +1,10 @@
 //! What an out-of-memory error says: who holds the memory, and advice that follows from the facts and was not tried.
 
 use millpond::driver::Fences;
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::error::Holder;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Trim};
+use millpond_sim::{Schedule, Sim};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;

@@ -5,10 +5,10 @@
 
 mod rig;
 
-use millpond::driver::sim::Sim;
-use millpond::trace::import::{Options, Trace, read};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
+use millpond_replay::import::{Options, Trace, read};
+use millpond_sim::Sim;
 use rig::{all_clean, late, on, write};
 
 /// The other pool's ways: exactly what is asked from the device, nothing shared between streams.

@@ -1,9 +1,9 @@
 //! The most that was ever live at once: known where it can be, bounded from both sides otherwise, and never a bound shown as if it
 //! were the figure.
 
-use millpond::driver::sim::Sim;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Reuse, Stream, Trim};
+use millpond_sim::Sim;
 use std::collections::HashMap;
 
 fn gpu() -> Allocator<Sim> {
@@ -227,7 +227,7 @@ fn the_true_peak_lies_between_the_bounds() {
 #[test]
 fn of_many_pools_the_bounds_hold_under_footprint() {
     let gpu = Allocator::new(
-        millpond::driver::sim::Sim::new(1 << 30),
+        millpond_sim::Sim::new(1 << 30),
         Config::default().growth(millpond::Growth::Exact).policy(millpond::Policy::Footprint),
     )
     .unwrap();

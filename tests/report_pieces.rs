@@ -7,11 +7,11 @@
 #![cfg(debug_assertions)]
 
 use millpond::allocator::Growth;
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::report::PoolReport;
 use millpond::sync::{Rank, locks_taken};
 use millpond::units::{GIB, KIB};
 use millpond::{Allocation, Allocator, Config, Stream};
+use millpond_sim::{Launch, Schedule, Sim};
 
 /// Ranges in one piece, at most.
 const PIECE: u64 = 128;

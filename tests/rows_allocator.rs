@@ -5,12 +5,12 @@
 
 mod rig;
 
-use millpond::driver::sim::{Launch, Sim};
 use millpond::driver::{Copies, Fences};
 use millpond::report::Profile;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
+use millpond_sim::{Launch, Sim};
 use rig::{all_clean, check, late, on, write};
 use std::sync::{Arc, Mutex};
 

@@ -8,11 +8,12 @@
 
 mod rig;
 
-use millpond::driver::sim::{Schedule, Sim};
-use millpond::replay::{replay, replay_watched};
-use millpond::trace::{Program, hostile_programs, programs};
+use millpond::trace::Program;
 use millpond::units::{KIB, MIB};
 use millpond::{Allocator, Config, Growth, Limit, Policy, Reuse, Trim};
+use millpond_replay::{hostile_programs, programs};
+use millpond_replay::{replay, replay_watched};
+use millpond_sim::{Schedule, Sim};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

@@ -5,14 +5,14 @@
 
 mod rig;
 
-use millpond::array::Element;
+use bytemuck::Pod;
 use millpond::driver::Driver;
-use millpond::driver::null::Null;
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::units::{KIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, Growth, Limit, PinnedAllocation, Policy, Stream, Trim, kernel,
 };
+use millpond_sim::null::Null;
+use millpond_sim::{Schedule, Sim};
 use rig::all_clean;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -237,7 +237,7 @@ fn nobody_runs_out_of_pinned_memory_within_its_share() {
 }
 
 /// An array that its stream has yet to fill, with no marker behind that.
-fn filled<T: Element>(gpu: &Allocator<Sim>, value: T, s: &Stream<Sim>) -> DeviceArray<T, Sim> {
+fn filled<T: Pod>(gpu: &Allocator<Sim>, value: T, s: &Stream<Sim>) -> DeviceArray<T, Sim> {
     let mut x = gpu.uninit(256, s).expect("the device has room");
     kernel::fill(&mut x, value, s).expect("a fill");
     x

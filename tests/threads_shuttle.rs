@@ -17,10 +17,10 @@ mod operands;
 mod rig;
 
 use millpond::driver::Memory;
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
 use millpond::{Allocation, Allocator, Config, Growth, Limit, Policy, Reuse, Stream, Trim};
+use millpond_sim::{Schedule, Sim};
 use rig::{all_clean, check, on, write};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};

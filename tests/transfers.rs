@@ -3,10 +3,10 @@
 
 #![allow(clippy::many_single_char_names, reason = "s, t are streams; x, y, z arrays")]
 
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::transfer::Part;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DeviceArray, DriverErrorKind, Error, Growth, Limit, Stream};
+use millpond_sim::{Launch, Schedule, Sim};
 use std::sync::Arc;
 
 /// A device that runs nothing before it must, and an allocator on it.

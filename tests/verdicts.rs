@@ -1,12 +1,12 @@
 //! What a person reads when a program is wrong: its whole text, in the program's own names, numbers and lines, and the same
 //! in every run. Each kind of fault alone has its text in the oracle's own tests.
 
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::driver::{Copies, Driver, Fences, Host, HostKind, Memory, Note, RangeUse};
-use millpond::replay::replay_program;
 use millpond::trace::Program;
 use millpond::units::GIB;
 use millpond::{Allocator, Config, kernel};
+use millpond_replay::replay_program;
+use millpond_sim::{Launch, Schedule, Sim};
 
 fn device() -> (Sim, Allocator<Sim>) {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);

@@ -16,8 +16,8 @@ pub(crate) mod clock;
 pub(crate) mod workload;
 
 use btree::BestFit;
-use millpond::driver::null::Null;
 use millpond::{Allocation, Allocator, Config, Stream};
+use millpond_sim::null::Null;
 use parking_lot::Mutex;
 
 /// What the device of the lines without a device is said to have.

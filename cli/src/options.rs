@@ -2,11 +2,11 @@
 
 use crate::args::When;
 use millpond::allocator::Limit;
-use millpond::driver::cuda::Cuda;
-use millpond::driver::null::Null;
-use millpond::driver::sim::{Schedule, Sim};
+use millpond::cuda::Cuda;
 use millpond::report::{Size, parse_size};
 use millpond::{Config, Error, Growth, Policy, Reuse, Unavailable};
+use millpond_sim::null::Null;
+use millpond_sim::{Schedule, Sim};
 
 /// What devices and allocators are made with.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 //! would still be written is left out, and the exit status stays that of the work.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millpond::trace::import::{self, ImportError, Trace};
+use millpond_replay::import::{self, ImportError, Trace};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Stdout, Write};
 use std::path::Path;
 use std::process::ExitCode;

@@ -3,11 +3,11 @@
 use crate::args::{Device, ReplayArgs, Switch};
 use crate::options::Setup;
 use crate::output::{self, Output, Status, complain, grouped, progress};
-use millpond::driver::null::Null;
-use millpond::replay::{Deal, Outcome, ReplayError, Touch, replay_log, replay_program};
 use millpond::report::bytes;
-use millpond::trace::import::Trace;
 use millpond::trace::{Log, Program};
+use millpond_replay::import::Trace;
+use millpond_replay::{Deal, Outcome, ReplayError, Touch, replay_log, replay_program};
+use millpond_sim::null::Null;
 use std::io::{self, Write};
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Where an example runs: on the simulated device, or on a GPU if its first argument is `gpu`.
 
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::driver::{Driver, Kernels};
 use millpond::units::GIB;
+use millpond_sim::{Schedule, Sim};
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -46,7 +46,7 @@ fn on_the_simulator(program: &impl Program) -> Result<(), Box<dyn Error>> {
 
 #[cfg(feature = "cuda")]
 fn on_a_gpu(program: &impl Program) -> Result<(), Box<dyn Error>> {
-    program.on(millpond::driver::cuda::Cuda::new(0)?)?;
+    program.on(millpond::cuda::Cuda::new(0)?)?;
     println!("\nran on CUDA device 0");
     Ok(())
 }

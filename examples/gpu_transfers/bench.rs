@@ -3,7 +3,7 @@
 //! It does not know what is measured.
 
 use cudarc::driver::{CudaContext, result, sys};
-use millpond::driver::cuda::{Cuda, GpuGate, GpuStream};
+use millpond::cuda::{Cuda, GpuGate, GpuStream};
 use millpond::{Allocator, Config};
 use std::error::Error;
 use std::ffi::c_void;

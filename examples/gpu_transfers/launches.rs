@@ -10,7 +10,7 @@
 use super::bench::{Aims, Bench, Fallible, median, ratio};
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::kernel::{Grid, Kernel, house};
 use millpond::{DeviceArray, Stream};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Ours {
     fn launch(&mut self, on: usize, y: usize) -> Fallible<()> {
         let operands = (self.y[y].write(), self.x.read(), N, 1.0_f32);
         // SAFETY: the kernel takes these, and touches as many elements as both have.
-        Ok(unsafe { self.kernel.launch(&self.streams[on], Grid::new(1, 256), operands) }?)
+        Ok(unsafe { self.streams[on].launch(self.kernel, Grid::new(1, 256), operands) }?)
     }
 }
 

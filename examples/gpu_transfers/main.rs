@@ -25,7 +25,7 @@ mod three_ways;
 mod waits;
 
 use bench::{Aims, Bench, Fallible, Size};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use std::process::ExitCode;
 
 type Part = fn(&Bench, &mut Aims) -> Fallible<()>;

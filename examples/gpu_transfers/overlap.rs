@@ -8,8 +8,8 @@
 use super::bench::{
     Aims, Bench, Fallible, Held, KIB, MIB, Stamp, median, micros, plain_d2h, plain_h2d, plain_wait,
 };
+use millpond::cuda::{Cuda, GpuStream};
 use millpond::driver::StreamOptions;
-use millpond::driver::cuda::{Cuda, GpuStream};
 use millpond::{DeviceArray, PinnedArray, Stream, Transfer, kernel};
 use std::time::{Duration, Instant};
 

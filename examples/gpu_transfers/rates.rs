@@ -7,7 +7,7 @@ use super::bench::{
     Aims, Bench, Fallible, GIB, KIB, MIB, PlainDevice, PlainHost, Stamp, median, micros, plain_d2h,
     plain_h2d, plain_wait, ratio, told, warm,
 };
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::{DeviceArray, PinnedArray, Stream};
 use std::time::Instant;
 

@@ -9,7 +9,7 @@ use super::bench::{
     Aims, Bench, Fallible, KIB, MIB, PlainDevice, PlainHost, median, plain_d2h, plain_h2d, ratio, told,
 };
 use super::overlap::{Array, Clock, how_many, multiply};
-use millpond::driver::cuda::{Cuda, GpuStream};
+use millpond::cuda::{Cuda, GpuStream};
 use millpond::{PinnedArray, Stream};
 
 /// The program.

@@ -22,7 +22,7 @@ use millpond_plug::torch::{
     millpond_torch_alloc, millpond_torch_allocator, millpond_torch_base, millpond_torch_free,
     millpond_torch_record_stream, millpond_torch_untold,
 };
-use pond::driver::cuda::{Cuda, GpuStream};
+use pond::cuda::{Cuda, GpuStream};
 use pond::driver::{Fences, StreamOptions};
 use pond::units::Addr;
 use remote::{Fake, When};

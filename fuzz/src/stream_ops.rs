@@ -5,18 +5,18 @@
 //! and follows words through copies. It knows nothing of what the allocator does.
 
 use millpond::driver::Copies;
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
 use millpond::units::{Addr, MIB};
 use millpond::{
     Allocation, Allocator, Config, Error, Event, Growth, Limit, PinnedAllocation, Policy, Reuse, Stream, Trim,
 };
+use millpond_sim::{Launch, Schedule, Sim};
 use std::collections::HashMap;
 
 /// The first two bytes choose the device's schedule and the options, the others make the program.
 pub fn run(data: &[u8]) {
     let [schedule, options, rest @ ..] = data else { return };
-    run_with(*schedule, *options, &Program::from_fuzz(rest));
+    run_with(*schedule, *options, &millpond_replay::from_fuzz(rest));
 }
 
 /// Runs a correct program. `schedule` and `options` choose as in [`run`].

@@ -18,10 +18,10 @@ pub fn run(data: &[u8]) {
         Ok(program) => survives(&program),
         Err(e) => assert!(e.offset <= data.len() && !e.to_string().is_empty()),
     }
-    let woven = Program::from_fuzz(data);
+    let woven = millpond_replay::from_fuzz(data);
     woven.check().expect("from_fuzz makes well-formed programs");
     survives(&woven);
-    let hostile = Program::from_fuzz_hostile(data);
+    let hostile = millpond_replay::from_fuzz_hostile(data);
     hostile.check().expect("hostile programs are well-formed too");
 }
 

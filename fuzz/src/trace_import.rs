@@ -1,7 +1,7 @@
 //! Foreign logs: any bytes are a log, a program or a typed error, and a log becomes a well-formed program.
 
 use millpond::trace::Log;
-use millpond::trace::import::{Options, Trace, read};
+use millpond_replay::import::{Options, Trace, read};
 
 /// Reads the bytes as a file, for the first device and for a named one.
 pub fn run(data: &[u8]) {

@@ -26,7 +26,7 @@ use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use pond::driver::cuda::Cuda;
+use pond::cuda::Cuda;
 use pond::units::{Addr, StreamId};
 use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream};
 use std::sync::Arc;

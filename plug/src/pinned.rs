@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::PinnedAllocation;
-use pond::driver::cuda::Cuda;
+use pond::cuda::Cuda;
 use std::sync::Arc;
 
 /// What a door has pinned.

@@ -24,8 +24,8 @@ mod threads;
 
 use cudarc::driver::sys;
 use libloading::{Library, Symbol};
+use pond::cuda::{Cuda, GpuStream};
 use pond::driver::Fences;
-use pond::driver::cuda::{Cuda, GpuStream};
 use remote::{Fake, When};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::PathBuf;

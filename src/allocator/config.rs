@@ -185,7 +185,7 @@ impl Config {
     /// own event recorded after the allocation. The host does not wait; each allocation costs one driver call, and on a
     /// per-thread default stream is to be made by its own thread. Pinned memory is overwritten by the CPU when it is
     /// handed out. What goes back to the device or to the host is overwritten before (on NVIDIA GPUs as
-    /// `driver::cuda::Cuda::scrub` says, which waits for the fill).
+    /// `cuda::Cuda::scrub` says, which waits for the fill).
     ///
     /// Nothing happens at the drop itself, which makes no driver call: until the next hand-out the bytes lie in the cache
     /// as they were, out of reach of everybody who keeps to the allocations it was given.

@@ -71,7 +71,8 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 /// A stream-ordered caching allocator on one device. Cheap to clone; `Send` and `Sync`.
 ///
 /// ```
-/// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// use millpond::{Allocator, Config, units::GIB};
+/// use millpond_sim::Sim;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let sim = Sim::new(144 * GIB);
@@ -472,7 +473,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// **It may wait for the whole device, without a bound**: a plain free of the driver and an unpinning wait for every
     /// kernel, [independent](Stream::set_independent) streams included. That is why no request gives anything back by
-    /// itself, but where the driver's frees wait for nothing (`driver::cuda::Backing::Async`). A request that fails
+    /// itself, but where the driver's frees wait for nothing (`cuda::Backing::Async`). A request that fails
     /// because idle memory lies in segments that are too small for it is served after a trim.
     ///
     /// # Errors

@@ -145,9 +145,9 @@ impl<D: Driver> Pool<D> {
 mod tests {
     use super::BATCH;
     use crate::allocator::{Allocation, Allocator, Config, Trim};
-    use crate::driver::null::Null;
     use crate::driver::{Fences, StreamOptions};
     use crate::sync::{Arc, Weak};
+    use millpond_sim::null::Null;
 
     fn references(of: &Weak<super::Pool<Null>>) -> usize {
         of.strong_count()

@@ -1,9 +1,9 @@
 //! What can be seen only from inside: where the hot structures lie.
 
 use super::{Allocator, Config};
-use crate::driver::null::Null;
 use crate::sync::Arc;
 use core::ops::Range;
+use millpond_sim::null::Null;
 
 /// Two neighbouring 64-byte lines are fetched together.
 const LINE: usize = 128;

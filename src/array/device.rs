@@ -1,13 +1,14 @@
 //! Arrays in device memory.
 
+use super::bytes_of;
 use super::shape::Shape;
 use super::view::{DeviceView, DeviceViewMut};
-use super::{Element, bytes_of};
 use crate::allocator::access::{Intent, Touch, Tracked, order_behind};
 use crate::allocator::{Allocation, Allocator, Stream};
 use crate::driver::{Called, Driver};
 use crate::error::{Error, Mismatch, Side};
 use crate::units::{Addr, AllocationId, StreamId};
+use bytemuck::Pod;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::RangeBounds;
@@ -24,7 +25,8 @@ use core::ops::RangeBounds;
 /// device. Keep a clone of the [`Allocator`] to choose when that is.
 ///
 /// ```
-/// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// use millpond::{Allocator, Config, units::GIB};
+/// use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let sim = Sim::new(GIB);
 /// let gpu = Allocator::new(sim.clone(), Config::default())?;
@@ -38,10 +40,12 @@ use core::ops::RangeBounds;
 /// sim.verdict()?;
 /// # Ok(()) }
 /// ```
-pub struct DeviceArray<T: Element, D: Driver> {
+pub struct DeviceArray<T: Pod, D: Driver> {
     bytes: Tracked<D>,
     shape: Shape,
-    elements: PhantomData<T>,
+    /// `Send` and `Sync` whatever `T` is: plain old data has neither pointers nor interior mutability, and safe code makes a value
+    /// of it from bytes on any thread, so that nothing can rest on the thread that it is on.
+    elements: PhantomData<fn() -> T>,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -51,7 +55,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`Error::Overflow`]; as [`Allocator::alloc`].
     #[track_caller]
-    pub fn uninit<T: Element>(
+    pub fn uninit<T: Pod>(
         &self,
         shape: impl Into<Shape>,
         stream: &Stream<D>,
@@ -67,7 +71,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// As [`Allocator::uninit`]; the driver's.
     #[track_caller]
-    pub fn zeros<T: Element>(
+    pub fn zeros<T: Pod>(
         &self,
         shape: impl Into<Shape>,
         stream: &Stream<D>,
@@ -78,7 +82,7 @@ impl<D: Driver> Allocator<D> {
     }
 }
 
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub(super) fn of(bytes: Tracked<D>, shape: Shape) -> DeviceArray<T, D> {
         DeviceArray { bytes, shape, elements: PhantomData }
     }
@@ -236,7 +240,7 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     }
 }
 
-impl<T: Element, D: Driver> fmt::Debug for DeviceArray<T, D> {
+impl<T: Pod, D: Driver> fmt::Debug for DeviceArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DeviceArray<{}>({:?}, {:?})", core::any::type_name::<T>(), self.shape, self.bytes)
     }

@@ -1,13 +1,14 @@
 //! Arrays in memory that somebody else allocated: another library's, the driver's own, a share of another process.
 
 use super::device::DeviceArray;
-use super::{Element, Shape, bytes_of};
+use super::{Shape, bytes_of};
 use crate::allocator::Stream;
 use crate::allocator::access::Tracked;
 use crate::allocator::foreign::Foreign;
 use crate::driver::Driver;
 use crate::error::{Error, ForeignRange, ForeignRangeKind};
 use crate::units::{Addr, DeviceId};
+use bytemuck::Pod;
 
 /// A range of device memory that is not ours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +42,7 @@ impl ForeignMemory {
     }
 }
 
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// An array in memory that somebody else allocated, of which `owner` is what keeps it alive: a guard, a counted
     /// reference, a closure's captures. It is an array like any other, but that its memory never enters a pool and that
     /// [`into_allocation`](DeviceArray::into_allocation) gives it back.
@@ -55,7 +56,8 @@ impl<T: Element, D: Driver> DeviceArray<T, D> {
     ///
     /// ```
     /// use millpond::array::ForeignMemory;
-    /// use millpond::driver::{Memory, sim::Sim};
+    /// use millpond::driver::Memory;
+    /// use millpond_sim::Sim;
     /// use millpond::{Allocator, Config, DeviceArray, units::GIB};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let sim = Sim::new(GIB);

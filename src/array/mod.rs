@@ -9,7 +9,6 @@
 //! It does not know how copies are made or waited for, what a kernel is, chunks or markers. There is no current stream: streams are arguments.
 
 mod device;
-mod element;
 mod foreign;
 mod pinned;
 mod pinned_view;
@@ -17,7 +16,6 @@ mod shape;
 mod view;
 
 pub use device::DeviceArray;
-pub use element::Element;
 pub use foreign::ForeignMemory;
 pub use pinned::PinnedArray;
 pub use pinned_view::{PinnedView, PinnedViewMut};
@@ -26,19 +24,21 @@ pub use shape::{MOST_DIMENSIONS, Shape};
 pub use view::{DeviceView, DeviceViewMut};
 
 use crate::error::Error;
+use bytemuck::Pod;
 
 /// Arrays go to any thread and are shared by them, wherever their memory is from.
+#[cfg(test)]
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
-    is_shared::<DeviceArray<u8, crate::driver::null::Null>>();
-    is_shared::<PinnedArray<u8, crate::driver::null::Null>>();
+    is_shared::<DeviceArray<u8, millpond_sim::null::Null>>();
+    is_shared::<PinnedArray<u8, millpond_sim::null::Null>>();
 };
 
 /// The bytes of an array.
 ///
 /// # Errors
 /// [`Error::Overflow`].
-fn bytes_of<T: Element>(shape: Shape) -> Result<u64, Error> {
+fn bytes_of<T: Pod>(shape: Shape) -> Result<u64, Error> {
     // No type that the driver's alignment does not suffice for.
     const { assert!(align_of::<T>() <= 512, "memory of the device is aligned to 512 bytes") };
     let bytes = shape.elements().and_then(|n| (n as u64).checked_mul(size_of::<T>() as u64));

@@ -1,11 +1,12 @@
 //! Arrays in pinned host memory.
 
+use super::bytes_of;
 use super::pinned_view::{PinnedView, PinnedViewMut};
 use super::shape::Shape;
-use super::{Element, bytes_of};
 use crate::allocator::{Allocator, PinnedAllocation};
 use crate::driver::{Called, Driver, HostKind};
 use crate::error::Error;
+use bytemuck::Pod;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
@@ -30,7 +31,8 @@ use core::ops::{Deref, DerefMut};
 /// is not waited for. Without such copies no access waits or panics.
 ///
 /// ```
-/// use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// use millpond::{Allocator, Config, units::GIB};
+/// use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// let mut host = gpu.pinned_from_slice(&[1_u32, 2, 3, 4])?;
@@ -39,10 +41,12 @@ use core::ops::{Deref, DerefMut};
 /// assert_eq!((host.iter().sum::<u32>(), host.shape().lengths()), (16, &[2, 2][..]));
 /// # Ok(()) }
 /// ```
-pub struct PinnedArray<T: Element, D: Driver> {
+pub struct PinnedArray<T: Pod, D: Driver> {
     memory: PinnedAllocation<D>,
     shape: Shape,
-    elements: PhantomData<T>,
+    /// `Send` and `Sync` whatever `T` is: plain old data has neither pointers nor interior mutability, and safe code makes a value
+    /// of it from bytes on any thread, so that nothing can rest on the thread that it is on.
+    elements: PhantomData<fn() -> T>,
 }
 
 impl<D: Driver> Allocator<D> {
@@ -51,7 +55,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`Error::Overflow`]; as [`Allocator::alloc_pinned`].
     #[track_caller]
-    pub fn pinned_uninit<T: Element>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
+    pub fn pinned_uninit<T: Pod>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
         self.pinned_uninit_as(shape, HostKind::Cached)
     }
     /// As [`Allocator::pinned_uninit`], cached by the CPU or write-combined. Write-combined memory is for sources that
@@ -60,7 +64,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
     #[track_caller]
-    pub fn pinned_uninit_as<T: Element>(
+    pub fn pinned_uninit_as<T: Pod>(
         &self,
         shape: impl Into<Shape>,
         kind: HostKind,
@@ -76,7 +80,7 @@ impl<D: Driver> Allocator<D> {
     /// As [`Allocator::pinned_uninit`].
     #[track_caller]
     #[allow(unsafe_code, reason = "zeroes are made as bytes, since an element has no zero of its own")]
-    pub fn pinned_zeros<T: Element>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
+    pub fn pinned_zeros<T: Pod>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
         let mut array = self.pinned_uninit::<T>(shape)?;
         let (first, len) = (array.as_mut_ptr(), array.len());
         // SAFETY: the array has the memory to itself, and zero bytes are a value of every element.
@@ -88,7 +92,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
     #[track_caller]
-    pub fn pinned_from_slice<T: Element>(&self, from: &[T]) -> Result<PinnedArray<T, D>, Error> {
+    pub fn pinned_from_slice<T: Pod>(&self, from: &[T]) -> Result<PinnedArray<T, D>, Error> {
         let mut array = self.pinned_uninit(from.len())?;
         array.copy_from_slice(from);
         Ok(array)
@@ -98,7 +102,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
     #[track_caller]
-    pub fn pinned_from_fn<T: Element>(
+    pub fn pinned_from_fn<T: Pod>(
         &self,
         shape: impl Into<Shape>,
         mut f: impl FnMut(usize) -> T,
@@ -111,7 +115,7 @@ impl<D: Driver> Allocator<D> {
     }
 }
 
-impl<T: Element, D: Driver> PinnedArray<T, D> {
+impl<T: Pod, D: Driver> PinnedArray<T, D> {
     /// The lengths of its dimensions.
     pub fn shape(&self) -> Shape {
         self.shape
@@ -158,7 +162,7 @@ impl<T: Element, D: Driver> PinnedArray<T, D> {
     }
 }
 
-impl<T: Element, D: Driver> Deref for PinnedArray<T, D> {
+impl<T: Pod, D: Driver> Deref for PinnedArray<T, D> {
     type Target = [T];
     #[allow(unsafe_code, reason = "pinned memory is real memory")]
     fn deref(&self) -> &[T] {
@@ -170,13 +174,13 @@ impl<T: Element, D: Driver> Deref for PinnedArray<T, D> {
         unsafe { core::slice::from_raw_parts(self.first(), len) }
     }
 }
-impl<T: Element, D: Driver> DerefMut for PinnedArray<T, D> {
+impl<T: Pod, D: Driver> DerefMut for PinnedArray<T, D> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.memory.settle();
         self.elements_mut()
     }
 }
-impl<T: Element + fmt::Debug, D: Driver> fmt::Debug for PinnedArray<T, D> {
+impl<T: Pod + fmt::Debug, D: Driver> fmt::Debug for PinnedArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PinnedArray({:?}, {:?})", self.shape, self.memory)
     }

@@ -1,25 +1,25 @@
 //! Borrowed parts of pinned arrays, for copies that borrow. That they are pinned is what distinguishes them from slices;
 //! they do not know the device.
 
-use super::Element;
 use super::shape::{Shape, resolve};
+use bytemuck::Pod;
 use core::fmt;
 use core::ops::RangeBounds;
 
 /// Some elements of a [`PinnedArray`](crate::PinnedArray), for a copy to read.
 #[derive(Clone, Copy)]
-pub struct PinnedView<'a, T: Element> {
+pub struct PinnedView<'a, T: Pod> {
     elements: &'a [T],
     shape: Shape,
 }
 
 /// Some elements of a [`PinnedArray`](crate::PinnedArray), for a copy to write.
-pub struct PinnedViewMut<'a, T: Element> {
+pub struct PinnedViewMut<'a, T: Pod> {
     elements: &'a mut [T],
     shape: Shape,
 }
 
-impl<'a, T: Element> PinnedView<'a, T> {
+impl<'a, T: Pod> PinnedView<'a, T> {
     pub(super) fn new(elements: &'a [T], shape: Shape) -> PinnedView<'a, T> {
         PinnedView { elements, shape }
     }
@@ -42,7 +42,7 @@ impl<'a, T: Element> PinnedView<'a, T> {
     }
 }
 
-impl<'a, T: Element> PinnedViewMut<'a, T> {
+impl<'a, T: Pod> PinnedViewMut<'a, T> {
     pub(super) fn new(elements: &'a mut [T], shape: Shape) -> PinnedViewMut<'a, T> {
         PinnedViewMut { elements, shape }
     }
@@ -79,12 +79,12 @@ impl<'a, T: Element> PinnedViewMut<'a, T> {
     }
 }
 
-impl<T: Element> fmt::Debug for PinnedView<'_, T> {
+impl<T: Pod> fmt::Debug for PinnedView<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PinnedView({:?})", self.shape)
     }
 }
-impl<T: Element> fmt::Debug for PinnedViewMut<'_, T> {
+impl<T: Pod> fmt::Debug for PinnedViewMut<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PinnedViewMut({:?})", self.shape)
     }

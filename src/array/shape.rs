@@ -7,7 +7,7 @@ use core::fmt;
 /// The most dimensions a [`Shape`] can have.
 pub const MOST_DIMENSIONS: usize = 6;
 
-/// The lengths of an array's dimensions, slowest first. Made from a number or from an array of numbers.
+/// The lengths of an array's dimensions, slowest first. Made from a number, from an array of numbers, or, checked, from a slice.
 ///
 /// ```
 /// use millpond::Shape;
@@ -79,6 +79,28 @@ impl Shape {
 impl From<usize> for Shape {
     fn from(elements: usize) -> Shape {
         Shape::line(elements)
+    }
+}
+
+/// For dimensions that are known only when the program runs.
+///
+/// ```
+/// use millpond::Shape;
+/// let lengths = vec![4, 3, 2];
+/// assert_eq!(Shape::try_from(&lengths[..])?, Shape::from([4, 3, 2]));
+/// assert!(Shape::try_from(&[1; 7][..]).is_err());
+/// # Ok::<(), millpond::Error>(())
+/// ```
+impl TryFrom<&[usize]> for Shape {
+    /// [`Error::TooManyDimensions`] only.
+    type Error = Error;
+    fn try_from(given: &[usize]) -> Result<Shape, Error> {
+        let mut lengths = [0; MOST_DIMENSIONS];
+        let Some(used) = lengths.get_mut(..given.len()) else {
+            return Err(Error::TooManyDimensions { asked: given.len(), most: MOST_DIMENSIONS });
+        };
+        used.copy_from_slice(given);
+        Ok(Shape { lengths, dimensions: given.len() as u8 })
     }
 }
 

@@ -3,20 +3,20 @@
 //! Views know their array's uses; they do not know extents: an operation on one part waits for those on another part of the
 //! same array.
 
-use super::Element;
 use super::shape::{Shape, resolve};
 use crate::allocator::Stream;
 use crate::allocator::access::{Intent, Mark, Touch, Tracked, operate};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
 use crate::units::{Addr, AllocationId};
+use bytemuck::Pod;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::RangeBounds;
 
 /// Some elements of a [`DeviceArray`](crate::DeviceArray), to read.
 #[derive(Clone)]
-pub struct DeviceView<'a, T: Element, D: Driver> {
+pub struct DeviceView<'a, T: Pod, D: Driver> {
     of: &'a Tracked<D>,
     addr: Addr,
     shape: Shape,
@@ -24,7 +24,7 @@ pub struct DeviceView<'a, T: Element, D: Driver> {
 }
 
 /// Some elements of a [`DeviceArray`](crate::DeviceArray), to write.
-pub struct DeviceViewMut<'a, T: Element, D: Driver> {
+pub struct DeviceViewMut<'a, T: Pod, D: Driver> {
     of: &'a Tracked<D>,
     addr: Addr,
     shape: Shape,
@@ -33,7 +33,7 @@ pub struct DeviceViewMut<'a, T: Element, D: Driver> {
     elements: PhantomData<&'a mut [T]>,
 }
 
-impl<T: Element, D: Driver> Copy for DeviceView<'_, T, D> {}
+impl<T: Pod, D: Driver> Copy for DeviceView<'_, T, D> {}
 
 /// The address of an element.
 fn at<T>(base: Addr, index: usize) -> Addr {
@@ -43,7 +43,7 @@ fn at<T>(base: Addr, index: usize) -> Addr {
 /// What a view says of itself, whichever kind it is.
 macro_rules! extent {
     ($view:ident) => {
-        impl<T: Element, D: Driver> $view<'_, T, D> {
+        impl<T: Pod, D: Driver> $view<'_, T, D> {
             /// The first byte.
             pub fn address(&self) -> Addr {
                 self.addr
@@ -74,7 +74,7 @@ macro_rules! extent {
 extent!(DeviceView);
 extent!(DeviceViewMut);
 
-impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape) -> DeviceView<'a, T, D> {
         DeviceView { of, addr, shape, elements: PhantomData }
     }
@@ -122,7 +122,7 @@ impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
     }
 }
 
-impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape) -> DeviceViewMut<'a, T, D> {
         DeviceViewMut { of, addr, shape, whole: true, elements: PhantomData }
     }
@@ -216,7 +216,7 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> fmt::Debug for DeviceView<'_, T, D> {
+impl<T: Pod, D: Driver> fmt::Debug for DeviceView<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -228,7 +228,7 @@ impl<T: Element, D: Driver> fmt::Debug for DeviceView<'_, T, D> {
         )
     }
 }
-impl<T: Element, D: Driver> fmt::Debug for DeviceViewMut<'_, T, D> {
+impl<T: Pod, D: Driver> fmt::Debug for DeviceViewMut<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -240,12 +240,12 @@ impl<T: Element, D: Driver> fmt::Debug for DeviceViewMut<'_, T, D> {
         )
     }
 }
-impl<'a, T: Element, D: Driver> From<&'a super::DeviceArray<T, D>> for DeviceView<'a, T, D> {
+impl<'a, T: Pod, D: Driver> From<&'a super::DeviceArray<T, D>> for DeviceView<'a, T, D> {
     fn from(array: &'a super::DeviceArray<T, D>) -> Self {
         array.view()
     }
 }
-impl<'a, T: Element, D: Driver> From<&'a mut super::DeviceArray<T, D>> for DeviceViewMut<'a, T, D> {
+impl<'a, T: Pod, D: Driver> From<&'a mut super::DeviceArray<T, D>> for DeviceViewMut<'a, T, D> {
     fn from(array: &'a mut super::DeviceArray<T, D>) -> Self {
         array.view_mut()
     }

@@ -27,7 +27,8 @@ use std::sync::Arc;
 /// An allocator of device memory in stream order, whatever its device: [`Allocator::erase`] makes one.
 ///
 /// ```
-/// use millpond::{Allocator, Config, driver::sim::Sim, erased::GpuAlloc, units::{GIB, MIB}, wrap::Limited};
+/// use millpond::{Allocator, Config, erased::GpuAlloc, units::{GIB, MIB}, wrap::Limited};
+/// use millpond_sim::Sim;
 /// use std::sync::Arc;
 ///
 /// /// A framework's tensor storage. It is compiled once, for every device.

@@ -8,10 +8,11 @@
 //! A stream that nobody here holds may be gone by then: its use is the whole context's.
 
 use crate::allocator::PinnedAllocation;
-use crate::array::{Element, PinnedArray};
+use crate::array::PinnedArray;
+use crate::cuda::{Cuda, Found};
 use crate::driver::Memory;
-use crate::driver::cuda::{Cuda, Found};
 use crate::error::DriverErrorKind;
+use bytemuck::Pod;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
 /// Copies between a pinned array and the device by cudarc's safe calls (`memcpy_htod`, `memcpy_dtoh`, `clone_htod`), on any
@@ -25,7 +26,7 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 /// # Panics
 /// The calls panic before anything is queued if the stream captures a graph, which could be launched when the memory is
 /// somebody else's, and if it is of another device or context than the array's allocator: the trait has no error to answer.
-impl<T: Element> HostSlice<T> for PinnedArray<T, Cuda> {
+impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
     fn len(&self) -> usize {
         self.shape().elements().unwrap_or(0)
     }

@@ -11,7 +11,7 @@
 //!
 //! ```
 //! use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
-//! use millpond::driver::cuda::Cuda;
+//! use millpond::cuda::Cuda;
 //! use millpond::{Allocator, Config};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -58,13 +58,13 @@ mod slice;
 pub use pooled::{PooledSlice, PooledView, PooledViewMut};
 
 use crate::allocator::Stream;
-use crate::driver::cuda::Cuda;
+use crate::cuda::Cuda;
 use crate::error::Error;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
 
 impl Stream<Cuda> {
-    /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::driver::cuda::GpuStream::cudarc). What arrays are used
+    /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::cuda::GpuStream::cudarc). What arrays are used
     /// for on it is this stream's. While somebody captures a graph with it, operations on arrays, uses and markers are
     /// refused on this stream; memory is to be had, from the cache without a question.
     ///

@@ -7,10 +7,10 @@
 
 use super::slice::{NULL, anchor_of};
 use crate::allocator::{Allocation, Allocator, Stream};
-use crate::array::Element;
-use crate::driver::cuda::{Cuda, store_error, store_stays};
+use crate::cuda::{Cuda, store_error, store_stays};
 use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
+use bytemuck::Pod;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::RangeBounds;
@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 /// a stream of another device or context (whose work the drop does not know). The slice itself and its views to write
 /// answer such a stream with null, which copies and fills refuse; the reason is in
 /// [`Report::deferred_errors`](crate::report::Report::deferred_errors).
-pub struct PooledSlice<T: Element> {
+pub struct PooledSlice<T: Pod> {
     slice: ManuallyDrop<CudaSlice<T>>,
     bytes: Option<Allocation<Cuda>>,
     streams: Streams,
@@ -79,7 +79,7 @@ impl Allocator<Cuda> {
     /// # Errors
     /// [`Error::Overflow`]; [`Error::Capturing`] on a stream that captures, whose capture goes on; as [`Allocator::alloc`] and
     /// [`Stream::cudarc`]; the driver's.
-    pub fn cuda_slice<T: Element>(&self, len: usize, stream: &Stream<Cuda>) -> Result<PooledSlice<T>, Error> {
+    pub fn cuda_slice<T: Pod>(&self, len: usize, stream: &Stream<Cuda>) -> Result<PooledSlice<T>, Error> {
         let array = self.uninit::<T>(len, stream)?;
         let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
         // The slice's event is recorded there, which a capture would take for its own, and be lost by.
@@ -101,7 +101,7 @@ impl Allocator<Cuda> {
 
 /// The slice, its write event recorded behind what its stream holds: what it is ordered behind on other streams.
 #[allow(unsafe_code, reason = "cudarc takes an address on trust")]
-fn slice_over<T: Element>(streams: &Streams, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
+fn slice_over<T: Pod>(streams: &Streams, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
     let of = if planted!(CudaPooledHome) { &streams.home } else { &streams.anchor };
     let (made, stored) = store_stays(streams.home.context(), || {
         // cudarc panics if it cannot make its two events.
@@ -127,18 +127,18 @@ fn slice_over<T: Element>(streams: &Streams, addr: u64, len: usize) -> DriverRes
 }
 
 /// Some elements of a [`PooledSlice`], to read. To a launch it is a `CudaView`.
-pub struct PooledView<'a, T: Element> {
+pub struct PooledView<'a, T: Pod> {
     view: CudaView<'a, T>,
     streams: &'a Streams,
 }
 
 /// Some elements of a [`PooledSlice`], to write (and read). To a launch it is a `CudaViewMut`.
-pub struct PooledViewMut<'a, T: Element> {
+pub struct PooledViewMut<'a, T: Pod> {
     view: CudaViewMut<'a, T>,
     streams: &'a Streams,
 }
 
-impl<T: Element> PooledSlice<T> {
+impl<T: Pod> PooledSlice<T> {
     /// The very type, for code that takes nothing else. It is to read.
     ///
     /// # Safety
@@ -177,7 +177,7 @@ impl<T: Element> PooledSlice<T> {
     }
 }
 
-impl<T: Element> PooledView<'_, T> {
+impl<T: Pod> PooledView<'_, T> {
     /// Some of its elements.
     ///
     /// # Panics
@@ -187,7 +187,7 @@ impl<T: Element> PooledView<'_, T> {
     }
 }
 
-impl<T: Element> PooledViewMut<'_, T> {
+impl<T: Pod> PooledViewMut<'_, T> {
     /// Some of its elements, to write.
     ///
     /// # Panics
@@ -297,7 +297,7 @@ fn refused<'a>() -> (CUdeviceptr, SyncOnDrop<'a>) {
     (NULL, SyncOnDrop::Record(None))
 }
 
-impl<T: Element> Drop for PooledSlice<T> {
+impl<T: Pod> Drop for PooledSlice<T> {
     #[allow(unsafe_code, reason = "cudarc's slice must not free what it does not own")]
     fn drop(&mut self) {
         // SAFETY: taken once, here; nothing of `self` is used after the drop.
@@ -323,13 +323,13 @@ fn drop_events<T>(slice: CudaSlice<T>) -> Result<(), cudarc::driver::DriverError
     store_stays(&context, || slice.leak()).1
 }
 
-impl<T: Element> fmt::Debug for PooledSlice<T> {
+impl<T: Pod> fmt::Debug for PooledSlice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PooledSlice<{}>({:?})", core::any::type_name::<T>(), self.bytes)
     }
 }
 
-impl<T: Element> DeviceSlice<T> for PooledSlice<T> {
+impl<T: Pod> DeviceSlice<T> for PooledSlice<T> {
     fn len(&self) -> usize {
         self.slice.len()
     }
@@ -337,20 +337,20 @@ impl<T: Element> DeviceSlice<T> for PooledSlice<T> {
         &self.streams.home
     }
 }
-impl<T: Element> DevicePtr<T> for PooledSlice<T> {
+impl<T: Pod> DevicePtr<T> for PooledSlice<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
         lend(stream, seen, |seen| self.slice.device_ptr(seen))
     }
 }
-impl<T: Element> DevicePtrMut<T> for PooledSlice<T> {
+impl<T: Pod> DevicePtrMut<T> for PooledSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.streams.forget_many();
         let Some(seen) = self.streams.admit(stream) else { return refused() };
         lend(stream, seen, |seen| self.slice.device_ptr_mut(seen))
     }
 }
-impl<T: Element> DeviceSlice<T> for PooledView<'_, T> {
+impl<T: Pod> DeviceSlice<T> for PooledView<'_, T> {
     fn len(&self) -> usize {
         self.view.len()
     }
@@ -358,18 +358,18 @@ impl<T: Element> DeviceSlice<T> for PooledView<'_, T> {
         &self.streams.home
     }
 }
-impl<T: Element> DevicePtr<T> for PooledView<'_, T> {
+impl<T: Pod> DevicePtr<T> for PooledView<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
         lend(stream, seen, |seen| self.view.device_ptr(seen))
     }
 }
-impl<T: Element> fmt::Debug for PooledView<'_, T> {
+impl<T: Pod> fmt::Debug for PooledView<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PooledView<{}>({})", core::any::type_name::<T>(), self.view.len())
     }
 }
-impl<T: Element> DeviceSlice<T> for PooledViewMut<'_, T> {
+impl<T: Pod> DeviceSlice<T> for PooledViewMut<'_, T> {
     fn len(&self) -> usize {
         self.view.len()
     }
@@ -377,19 +377,19 @@ impl<T: Element> DeviceSlice<T> for PooledViewMut<'_, T> {
         &self.streams.home
     }
 }
-impl<T: Element> DevicePtr<T> for PooledViewMut<'_, T> {
+impl<T: Pod> DevicePtr<T> for PooledViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
         lend(stream, seen, |seen| self.view.device_ptr(seen))
     }
 }
-impl<T: Element> DevicePtrMut<T> for PooledViewMut<'_, T> {
+impl<T: Pod> DevicePtrMut<T> for PooledViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
         lend(stream, seen, |seen| self.view.device_ptr_mut(seen))
     }
 }
-impl<T: Element> fmt::Debug for PooledViewMut<'_, T> {
+impl<T: Pod> fmt::Debug for PooledViewMut<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PooledViewMut<{}>({})", core::any::type_name::<T>(), self.view.len())
     }
@@ -400,7 +400,7 @@ macro_rules! argument {
         $(#[$doc])*
         // SAFETY: passed on to cudarc's own, which keeps pointers into what it is given and does not move it.
         #[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
-        unsafe impl<$($life $(: $longer)?,)* T: Element> PushKernelArg<$given> for LaunchArgs<'a> {
+        unsafe impl<$($life $(: $longer)?,)* T: Pod> PushKernelArg<$given> for LaunchArgs<'a> {
             #[inline(always)]
             #[allow(clippy::inline_always, reason = "cudarc asks for it, so that references stay valid")]
             fn arg(&mut self, $this: $given) -> &mut Self {

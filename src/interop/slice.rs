@@ -13,10 +13,11 @@
 
 use crate::allocator::access::Touch;
 use crate::allocator::access::lent::{Named, lend, lend_to_anybody};
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
-use crate::driver::cuda::{Cuda, Found, store_stays};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
+use crate::cuda::{Cuda, Found, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::{DriverError, DriverErrorKind, Error};
+use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use std::sync::{Arc, OnceLock};
@@ -171,7 +172,7 @@ macro_rules! slice {
         ///
         /// # Panics
         /// `stream` panics where cudarc finds no driver: it looks under the usual names only.
-        impl<T: Element> DeviceSlice<T> for $name<$($view,)? T, Cuda> {
+        impl<T: Pod> DeviceSlice<T> for $name<$($view,)? T, Cuda> {
             fn len(&self) -> usize {
                 self.len()
             }
@@ -180,7 +181,7 @@ macro_rules! slice {
                 home_stream($touch)
             }
         }
-        impl<T: Element> DevicePtr<T> for $name<$($view,)? T, Cuda> {
+        impl<T: Pod> DevicePtr<T> for $name<$($view,)? T, Cuda> {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
                 let $this = self;
                 (lent($touch, self.address().0, stream), SyncOnDrop::Record(None))
@@ -192,13 +193,13 @@ slice!(DeviceArray, array => array.view().touch());
 slice!(DeviceView<'_>, view => view.touch());
 slice!(DeviceViewMut<'_>, view => view.view().touch());
 
-impl<T: Element> DevicePtrMut<T> for DeviceArray<T, Cuda> {
+impl<T: Pod> DevicePtrMut<T> for DeviceArray<T, Cuda> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let addr = self.address().0;
         (lent(self.view_mut().into_touch(), addr, stream), SyncOnDrop::Record(None))
     }
 }
-impl<T: Element> DevicePtrMut<T> for DeviceViewMut<'_, T, Cuda> {
+impl<T: Pod> DevicePtrMut<T> for DeviceViewMut<'_, T, Cuda> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         (lent(self.touch(), self.address().0, stream), SyncOnDrop::Record(None))
     }

@@ -4,10 +4,11 @@
 
 use crate::allocator::Stream;
 use crate::allocator::access::open::Opened;
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::units::Addr;
+use bytemuck::Pod;
 use core::fmt;
 use core::marker::PhantomData;
 
@@ -24,7 +25,7 @@ use core::marker::PhantomData;
 ///
 /// With cudarc's launches: [`interop`](crate::interop).
 #[must_use = "the kernel is to be queued while this lives"]
-pub struct ReadOn<'a, T: Element, D: Driver> {
+pub struct ReadOn<'a, T: Pod, D: Driver> {
     addr: u64,
     len: usize,
     opened: Opened<'a, D>,
@@ -33,7 +34,7 @@ pub struct ReadOn<'a, T: Element, D: Driver> {
 
 /// An array that kernels on one stream may read and write while this lives. As [`ReadOn`], behind the reads too.
 #[must_use = "the kernel is to be queued while this lives"]
-pub struct WriteOn<'a, T: Element, D: Driver> {
+pub struct WriteOn<'a, T: Pod, D: Driver> {
     addr: u64,
     len: usize,
     opened: Opened<'a, D>,
@@ -42,7 +43,7 @@ pub struct WriteOn<'a, T: Element, D: Driver> {
 
 macro_rules! guard {
     ($name:ident) => {
-        impl<'a, T: Element, D: Driver> $name<'a, T, D> {
+        impl<'a, T: Pod, D: Driver> $name<'a, T, D> {
             /// The first byte.
             pub fn address(&self) -> Addr {
                 Addr(self.addr)
@@ -65,7 +66,7 @@ macro_rules! guard {
                 &self.addr
             }
         }
-        impl<T: Element, D: Driver> fmt::Debug for $name<'_, T, D> {
+        impl<T: Pod, D: Driver> fmt::Debug for $name<'_, T, D> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let (name, element) = (stringify!($name), core::any::type_name::<T>());
                 write!(f, "{name}<{element}>({} at {} on {})", self.len, self.address(), self.stream().id())
@@ -76,7 +77,7 @@ macro_rules! guard {
 guard!(ReadOn);
 guard!(WriteOn);
 
-impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     /// For a kernel that somebody else queues on `stream` and that reads it: makes the stream wait, on the device, for
     /// what writes the array; the host does not wait.
     ///
@@ -87,7 +88,7 @@ impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
         Ok(ReadOn { addr: self.address().0, len: self.len(), opened, elements: PhantomData })
     }
 }
-impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     /// For a kernel that somebody else queues on `stream` and that may write it: makes the stream wait, on the device,
     /// for whatever uses the array; the host does not wait.
     ///
@@ -99,7 +100,7 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
         Ok(WriteOn { addr, len, opened, elements: PhantomData })
     }
 }
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// All of it, as [`DeviceView::read_on`].
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use crate::driver::{Argument, Called, Driver, Grid, Kernel, KernelLaunch, Kernel
 use crate::error::Error;
 use smallvec::SmallVec;
 
-impl Kernel {
-    /// Queues the kernel on `stream`, behind what it conflicts with on whatever streams that was; the host does not wait.
+impl<D: Driver + Kernels> Stream<D> {
+    /// Queues a kernel on this stream, behind what it conflicts with on whatever streams that was; the host does not wait.
     /// Later operations on its operands come after it. What it shares with other work by plain addresses is not ordered.
     ///
     /// `grid` is a number of threads (at least so many run, in blocks of 256) or a [`Grid`]; with none nothing is queued.
@@ -17,7 +17,8 @@ impl Kernel {
     ///
     /// ```
     /// use millpond::kernel::{Argument, Kernel, TwinMemory};
-    /// use millpond::{Allocator, Config, driver::sim::Sim, units::{Addr, GIB}};
+    /// use millpond::{Allocator, Config, units::{Addr, GIB}};
+    /// use millpond_sim::Sim;
     ///
     /// // On a GPU the text runs, on the simulated device the twin.
     /// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").twin(negate);
@@ -35,7 +36,7 @@ impl Kernel {
     /// let (s, t) = (gpu.stream()?, gpu.stream()?);
     /// let (mut x, sent) = gpu.array_from_pinned(gpu.pinned_from_slice(&[1_i32, -2, 3])?, &s)?;
     /// // SAFETY: `negate` takes these two, touches 3 elements of `x`, and ends.
-    /// unsafe { NEGATE.launch(&t, 3, (x.write(), 3_u32))? };
+    /// unsafe { t.launch(&NEGATE, 3, (x.write(), 3_u32))? };
     /// assert_eq!(&x.to_pinned(&s)?.wait()?[..], &[-1, 2, -3]);
     /// # drop(sent);
     /// # Ok(()) }
@@ -53,12 +54,15 @@ impl Kernel {
     /// [`DeviceArray::record_use`](crate::DeviceArray::record_use)).
     #[track_caller]
     #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
-    pub unsafe fn launch<'a, D: Driver + Kernels>(
+    pub unsafe fn launch<'a>(
         &self,
-        stream: &Stream<D>,
+        kernel: &Kernel,
         grid: impl Into<Grid>,
         arguments: impl Arguments<'a, D>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), Error>
+    where
+        D: 'a,
+    {
         let _called = Called::<D>::here();
         let (grid, parameters) = (grid.into(), collect(arguments));
         if grid.is_empty() {
@@ -77,9 +81,9 @@ impl Kernel {
                 }
             }
         }
-        let launch = KernelLaunch { kernel: self, grid, arguments: &words, ranges: &ranges };
+        let launch = KernelLaunch { kernel, grid, arguments: &words, ranges: &ranges };
         // A marker behind the kernel where an operand lives on several streams, as for any operation that is no copy.
-        let queued = operate(stream, &touches, Mark::Shared, |driver, native| {
+        let queued = operate(self, &touches, Mark::Shared, |driver, native| {
             // SAFETY: the caller's promise; operands lie in allocations that are reused only behind this use.
             unsafe { driver.launch_kernel(&launch, native) }
         });

@@ -1,7 +1,7 @@
 //! Kernels on arrays: a few of the house's own behind safe verbs, and anybody's behind one unsafe one.
 //!
 //! [`fill`], [`iota`], [`saxpy`], [`reduce_sum`], [`gather`] and [`scatter`] check lengths and queue kernels that touch
-//! nothing else. [`Kernel::launch`] queues a kernel of the program's with its operands named: [`read`](DeviceArray::read)
+//! nothing else. [`Stream::launch`] queues a kernel of the program's with its operands named: [`read`](DeviceArray::read)
 //! and [`write`](DeviceArray::write) say which arrays it uses and how. Either way the launch comes after whatever it
 //! conflicts with, on whatever streams that was, and is known to everything that comes after it; the host never waits.
 //! On the simulated device a kernel's twin runs on the contents, and the oracle judges what was named.
@@ -9,7 +9,8 @@
 //! It does not know how waits are found or made (the allocator does), nor how a device loads and runs code.
 //!
 //! ```
-//! use millpond::{Allocator, Config, driver::sim::Sim, kernel, units::GIB};
+//! use millpond::{Allocator, Config, kernel, units::GIB};
+//! use millpond_sim::Sim;
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let sim = Sim::new(GIB);
 //! let gpu = Allocator::new(sim.clone(), Config::default())?;
@@ -40,4 +41,4 @@ pub use operand::{Arguments, Operand, Parameter};
 pub use verbs::{fill, gather, iota, reduce_sum, saxpy, scatter};
 
 #[cfg(doc)]
-use crate::array::DeviceArray;
+use crate::{allocator::Stream, array::DeviceArray};

@@ -1,7 +1,7 @@
 //! The types that the house's kernels compute with. It does not know kernels, only which of them a type picks.
 
-use crate::array::Element;
 use crate::driver::Argument;
+use bytemuck::Pod;
 
 /// Which of four kernels computes with a type: the index into the house's tables. Integers wrap round, so that both signs
 /// share one.
@@ -26,7 +26,11 @@ mod sealed {
 }
 
 /// A number that the house's kernels compute with: integers of 4 and 8 bytes, which wrap round, and `f32` and `f64`.
-pub trait Number: Element + Into<Argument> + sealed::Sealed {}
+#[diagnostic::on_unimplemented(
+    message = "the built-in kernels do not compute with `{Self}`",
+    note = "they are for u32, u64, f32 and f64; launch a kernel of your own with `Stream::launch`"
+)]
+pub trait Number: Pod + Into<Argument> + sealed::Sealed {}
 
 /// Which of a table's kernels computes with `T`.
 pub(super) fn index<T: Number>() -> usize {

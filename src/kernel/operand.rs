@@ -4,8 +4,9 @@
 //! twice with one of them written. It does not know kernels.
 
 use crate::allocator::access::Touch;
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::driver::{Argument, Driver, KernelRange, RangeUse};
+use bytemuck::Pod;
 use core::fmt;
 use smallvec::SmallVec;
 
@@ -21,7 +22,7 @@ impl<D: Driver> fmt::Debug for Operand<'_, D> {
     }
 }
 
-impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     /// An operand that a kernel reads and does not write.
     pub fn read(&self) -> Operand<'a, D> {
         let (addr, bytes, allocation) = (self.address(), self.size_bytes(), self.id());
@@ -29,7 +30,7 @@ impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
         Operand { touch: self.touch(), range }
     }
 }
-impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     /// As [`DeviceView::read`].
     pub fn read(&self) -> Operand<'_, D> {
         self.view().read()
@@ -44,7 +45,7 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
         Operand { touch: self.into_touch(), range }
     }
 }
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// All of it as an operand that a kernel reads and does not write.
     pub fn read(&self) -> Operand<'_, D> {
         self.view().read()
@@ -87,6 +88,11 @@ mod sealed {
 }
 
 /// What a launch takes: a tuple of up to twelve numbers and operands, in the kernel's order.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not what a launch takes",
+    label = "not a tuple of at most twelve numbers and operands",
+    note = "name arrays by how the kernel uses them, `x.read()` or `y.write()`, and write one argument as `(x.write(),)`"
+)]
 pub trait Arguments<'a, D: Driver>: sealed::Sealed<'a, D> {}
 
 /// The arguments, in order.

@@ -7,9 +7,10 @@ use super::house;
 use super::number::{Number, index};
 use super::twins::PART;
 use crate::allocator::Stream;
-use crate::array::{DeviceView, DeviceViewMut, Element, Shape};
+use crate::array::{DeviceView, DeviceViewMut, Shape};
 use crate::driver::{Driver, Grid, Kernels};
 use crate::error::{Error, Mismatch, Side};
+use bytemuck::Pod;
 
 /// Blocks of a launch, at most, where each thread takes several elements: enough to fill every GPU seen.
 const MOST_BLOCKS: u32 = 1056;
@@ -45,7 +46,7 @@ fn same_length<T, U>(
 /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house, and the bytes of an element")]
-pub fn fill<'a, T: Element, D: Driver + Kernels>(
+pub fn fill<'a, T: Pod, D: Driver + Kernels>(
     into: impl Into<DeviceViewMut<'a, T, D>>,
     value: T,
     stream: &Stream<D>,
@@ -64,7 +65,7 @@ pub fn fill<'a, T: Element, D: Driver + Kernels>(
     }
     let arguments = (into.into_write(), bytes, u64::from_le_bytes(word));
     // SAFETY: kernels/fill.cu takes these, and writes the operand's bytes only.
-    unsafe { house::FILL.launch(stream, grid_for(bytes.div_ceil(8)), arguments) }
+    unsafe { stream.launch(&house::FILL, grid_for(bytes.div_ceil(8)), arguments) }
 }
 
 /// Counts up: element `i`, in memory order, becomes `first + i * step`. Integers wrap round; floats are rounded once, with
@@ -84,7 +85,7 @@ pub fn iota<'a, T: Number, D: Driver + Kernels>(
     let n = into.len() as u64;
     let arguments = (into.into_write(), n, first.into(), step.into());
     // SAFETY: kernels/iota.cu takes these, and writes `n` elements of the operand.
-    unsafe { house::IOTA[index::<T>()].launch(stream, grid_for(n), arguments) }
+    unsafe { stream.launch(&house::IOTA[index::<T>()], grid_for(n), arguments) }
 }
 
 /// Adds a multiple: each element of `y` becomes `a * x + y`. Integers wrap round; floats are rounded once.
@@ -109,7 +110,9 @@ pub fn saxpy<'x, 'y, T: Number, D: Driver + Kernels>(
     }
     let n = x.len() as u64;
     // SAFETY: kernels/saxpy.cu takes these; both operands have `n` elements; borrows keep them apart.
-    unsafe { house::SAXPY[index::<T>()].launch(stream, grid_for(n), (y.into_write(), x.read(), n, a.into())) }
+    unsafe {
+        stream.launch(&house::SAXPY[index::<T>()], grid_for(n), (y.into_write(), x.read(), n, a.into()))
+    }
 }
 
 /// Sums up: the one element of `into` becomes the sum of `x`, 0 for no elements. Integers wrap round. Floats are added in
@@ -143,11 +146,11 @@ pub fn reduce_sum<'x, 'y, T: Number, D: Driver + Kernels>(
         let n = source.len();
         if parts(n) == 1 {
             // SAFETY: kernels/reduce.cu takes these, in blocks of 256 threads; one block writes one element.
-            return unsafe { kernel.launch(stream, blocks(n), (into.write(), source.read(), n)) };
+            return unsafe { stream.launch(kernel, blocks(n), (into.write(), source.read(), n)) };
         }
         let mut next = stream.allocator().uninit::<T>(parts(n), stream)?;
         // SAFETY: as above; a block for each element of `next`.
-        unsafe { kernel.launch(stream, blocks(n), (next.write(), source.read(), n))? };
+        unsafe { stream.launch(kernel, blocks(n), (next.write(), source.read(), n))? };
         sums = Some(next);
     }
 }
@@ -165,7 +168,7 @@ fn pieces<T>() -> (usize, u64) {
 /// [`Error::Mismatch`] unless `into` has as many elements as `at`; arrays of another device; as [`fill`].
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn gather<'f, 'i, 't, T: Element, D: Driver + Kernels>(
+pub fn gather<'f, 'i, 't, T: Pod, D: Driver + Kernels>(
     from: impl Into<DeviceView<'f, T, D>>,
     at: impl Into<DeviceView<'i, u32, D>>,
     into: impl Into<DeviceViewMut<'t, T, D>>,
@@ -186,7 +189,7 @@ pub fn gather<'f, 'i, 't, T: Element, D: Driver + Kernels>(
     let arguments = (into.into_write(), from.read(), from.len(), at.read(), n, pieces);
     // SAFETY: kernels/gather.cu takes these, of elements cut into such pieces; it reads `n` indices, writes `n` elements,
     // and no index leads it beyond the source's length.
-    unsafe { house::GATHER[kernel].launch(stream, grid_for(n * pieces), arguments) }
+    unsafe { stream.launch(&house::GATHER[kernel], grid_for(n * pieces), arguments) }
 }
 
 /// Spreads: element `at[i]` of `into` becomes element `i` of `from`, in memory order. Where an index is beyond the end of
@@ -197,7 +200,7 @@ pub fn gather<'f, 'i, 't, T: Element, D: Driver + Kernels>(
 /// [`Error::Mismatch`] unless `from` has as many elements as `at`; arrays of another device; as [`fill`].
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn scatter<'f, 'i, 't, T: Element, D: Driver + Kernels>(
+pub fn scatter<'f, 'i, 't, T: Pod, D: Driver + Kernels>(
     from: impl Into<DeviceView<'f, T, D>>,
     at: impl Into<DeviceView<'i, u32, D>>,
     into: impl Into<DeviceViewMut<'t, T, D>>,
@@ -218,5 +221,5 @@ pub fn scatter<'f, 'i, 't, T: Element, D: Driver + Kernels>(
     let arguments = (into.into_write(), length, from.read(), at.read(), n, pieces);
     // SAFETY: kernels/scatter.cu takes these, of elements cut into such pieces; it reads `n` indices and `n` elements, and
     // no index leads it beyond the target's length.
-    unsafe { house::SCATTER[kernel].launch(stream, grid_for(n * pieces), arguments) }
+    unsafe { stream.launch(&house::SCATTER[kernel], grid_for(n * pieces), arguments) }
 }

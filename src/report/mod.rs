@@ -6,14 +6,13 @@
 mod histogram;
 mod profile;
 mod render;
-mod size;
 
 #[cfg(test)]
 mod tests;
 
 pub use histogram::Histogram;
+pub use millpond_driver::{Size, SizeError, Unit, bytes, parse_size};
 pub use profile::{Profile, ProfileRow, Scope, Usage};
-pub use size::{Size, SizeError, Unit, bytes, parse_size};
 
 use crate::units::{DeviceId, StreamId};
 

@@ -128,7 +128,8 @@ impl Profile {
     /// the one around it.
     ///
     /// ```
-    /// use millpond::{Allocator, Config, driver::sim::Sim, report::Profile, units::{GIB, MIB}};
+    /// use millpond::{Allocator, Config, report::Profile, units::{GIB, MIB}};
+    /// use millpond_sim::Sim;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
     /// let stream = gpu.stream()?;

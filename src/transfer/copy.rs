@@ -7,9 +7,10 @@ use super::source::StableSource;
 use super::token::{Download, Refused, Transfer};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Allocator, Stream};
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element, PinnedArray, Shape};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
+use bytemuck::Pod;
 
 /// What [`Allocator::array_from_pinned`] makes: the array, and the copy into it.
 type Filled<P, D> = (DeviceArray<<P as StableSource>::Item, D>, Transfer<P, D>);
@@ -35,7 +36,7 @@ impl<D: Driver> Allocator<D> {
     }
 }
 
-impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
+impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     /// Queues a copy from pinned memory on `stream`, behind what it conflicts with; the host does not wait. The copy owns
     /// the source until it is done. Later operations on the array, on any stream, come after it.
     ///
@@ -98,7 +99,7 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> DeviceView<'_, T, D> {
+impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
     /// Queues a copy into fresh pinned memory on `stream`, behind the last write; the host does not wait. The data can be
     /// reached only through the token's `wait`.
     ///
@@ -146,7 +147,7 @@ impl<T: Element, D: Driver> DeviceView<'_, T, D> {
 }
 
 /// Copies of whole arrays.
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from`], into all of it.
     ///
     /// # Errors

@@ -7,11 +7,12 @@
 use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate, order_behind};
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
+use bytemuck::Pod;
 
-impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
+impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     /// Queues a copy from an array of another device; the host does not wait. It runs on `from_stream`, a stream of the
     /// source's device; `stream`, of this array's device, waits for it. Both ends may be dropped at once.
     ///
@@ -57,7 +58,7 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_peer`], into all of it.
     ///
     /// # Errors

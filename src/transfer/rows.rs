@@ -7,20 +7,21 @@ use super::source::StableSource;
 use super::token::{Download, Refused, Transfer};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate};
-use crate::array::{DeviceView, DeviceViewMut, Element, Shape};
+use crate::array::{DeviceView, DeviceViewMut, Shape};
 use crate::driver::{Called, Driver, Pitched, Place};
 use crate::error::{Error, Mismatch, Side};
+use bytemuck::Pod;
 use core::fmt;
 
 /// Rows of a view that lie apart, to read.
 #[derive(Clone)]
-pub struct Plane<'a, T: Element, D: Driver> {
+pub struct Plane<'a, T: Pod, D: Driver> {
     view: DeviceView<'a, T, D>,
     window: Window,
 }
 
 /// Rows of a view that lie apart, to write.
-pub struct PlaneMut<'a, T: Element, D: Driver> {
+pub struct PlaneMut<'a, T: Pod, D: Driver> {
     view: DeviceViewMut<'a, T, D>,
     window: Window,
 }
@@ -71,7 +72,7 @@ impl Window {
     }
 }
 
-impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     /// `rows` rows of `width` elements, the next one `pitch` elements further on, from the view's first element.
     ///
     /// # Errors
@@ -82,7 +83,7 @@ impl<'a, T: Element, D: Driver> DeviceView<'a, T, D> {
     }
 }
 
-impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
+impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     /// `rows` rows of `width` elements, the next one `pitch` elements further on, from the view's first element.
     ///
     /// # Errors
@@ -93,7 +94,7 @@ impl<'a, T: Element, D: Driver> DeviceViewMut<'a, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> Plane<'_, T, D> {
+impl<T: Pod, D: Driver> Plane<'_, T, D> {
     /// Rows and columns.
     pub fn shape(&self) -> Shape {
         self.window.shape()
@@ -125,7 +126,7 @@ impl<T: Element, D: Driver> Plane<'_, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> PlaneMut<'_, T, D> {
+impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
     /// Rows and columns.
     pub fn shape(&self) -> Shape {
         self.window.shape()
@@ -188,12 +189,12 @@ impl<T: Element, D: Driver> PlaneMut<'_, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> fmt::Debug for Plane<'_, T, D> {
+impl<T: Pod, D: Driver> fmt::Debug for Plane<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Plane({:?} of {:?})", self.window, self.view)
     }
 }
-impl<T: Element, D: Driver> fmt::Debug for PlaneMut<'_, T, D> {
+impl<T: Pod, D: Driver> fmt::Debug for PlaneMut<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PlaneMut({:?} of {:?})", self.window, self.view)
     }

@@ -6,9 +6,10 @@
 use super::{over, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Event, Stream};
-use crate::array::{DeviceView, DeviceViewMut, Element, PinnedView, PinnedViewMut};
+use crate::array::{DeviceView, DeviceViewMut, PinnedView, PinnedViewMut};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
+use bytemuck::Pod;
 use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -36,7 +37,8 @@ enum Last<D: Driver> {
 /// changed, nor dropped. The host waits also if the closure panics.
 ///
 /// ```
-/// use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+/// use millpond::{Allocator, Config, transfer, units::GIB};
+/// use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// let stream = gpu.stream()?;
@@ -81,7 +83,7 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     /// As there.
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
-    pub fn upload<'t, T: Element>(
+    pub fn upload<'t, T: Pod>(
         &self,
         target: impl Into<DeviceViewMut<'t, T, D>>,
         source: PinnedView<'scope, T>,
@@ -104,7 +106,7 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn download<'s, T: Element>(
+    pub fn download<'s, T: Pod>(
         &self,
         source: impl Into<DeviceView<'s, T, D>>,
         target: PinnedViewMut<'scope, T>,

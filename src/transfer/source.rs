@@ -1,8 +1,9 @@
 //! What a copy to the device may read from: pinned memory that stays where it is and as it is until the copy is done.
 
 use crate::allocator::Event;
-use crate::array::{Element, PinnedArray, Shape};
+use crate::array::{PinnedArray, Shape};
 use crate::driver::Driver;
+use bytemuck::Pod;
 use core::any::Any;
 use core::fmt;
 use core::ops::{Deref, Range, RangeBounds};
@@ -16,10 +17,16 @@ use std::sync::Arc;
 /// From [`StableSource::first`], the elements of [`StableSource::shape`] are readable, and neither move nor change nor go
 /// away while the value is only moved, until it is dropped or given to somebody who has it mutably. The memory is
 /// page-locked: a device may read it by itself.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the source of a copy that goes on while the program does",
+    label = "its memory may move, change or go away before the copy is done",
+    note = "copy from pinned memory: `gpu.pinned_from_slice(&values)?`, or an `Arc` or a `transfer::Part` of such an array",
+    note = "or have a slice copied before the call returns: `gpu.array_from_slice(&values, &stream)?`"
+)]
 #[allow(unsafe_code, reason = "a promise that copies rest on")]
 pub unsafe trait StableSource: Send + Sized + 'static {
     /// The type of its elements.
-    type Item: Element;
+    type Item: Pod;
     /// The first element.
     fn first(&self) -> *const Self::Item;
     /// How many there are.
@@ -47,7 +54,7 @@ pub(super) mod seal {
 
 #[allow(unsafe_code, reason = "the promise is kept: a pinned array's memory is its own until it is dropped")]
 // SAFETY: the address is the allocation's, which does not move with the handle; only `&mut` writes to it.
-unsafe impl<T: Element, D: Driver> StableSource for PinnedArray<T, D> {
+unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
     type Item = T;
     fn first(&self) -> *const T {
         self.as_ptr()
@@ -83,7 +90,8 @@ unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
 /// Some elements of a source, which it owns.
 ///
 /// ```
-/// use millpond::{Allocator, Config, driver::sim::Sim, transfer::Part, units::GIB};
+/// use millpond::{Allocator, Config, transfer::Part, units::GIB};
+/// use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// let copy = gpu.stream()?;

@@ -8,9 +8,10 @@
 use super::token::{Download, Transfer};
 use super::{Part, same_shape};
 use crate::allocator::{Allocator, Stream};
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, Element, PinnedArray, Shape};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
 use crate::driver::Driver;
 use crate::error::Error;
+use bytemuck::Pod;
 use std::collections::VecDeque;
 
 /// Bytes of a slot: from 4 MiB on a copy runs at the link's speed.
@@ -29,7 +30,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// As [`Allocator::uninit`] and there.
     #[track_caller]
-    pub fn array_from_slice<T: Element>(
+    pub fn array_from_slice<T: Pod>(
         &self,
         from: &[T],
         stream: &Stream<D>,
@@ -40,7 +41,7 @@ impl<D: Driver> Allocator<D> {
     }
 }
 
-impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
+impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     /// Copies a slice of any memory, through pinned slots, on `stream`. The source has been read when this returns: the
     /// host copies it and waits for slots, not for the last of the copies. Slower than [`DeviceViewMut::copy_from`],
     /// and nothing overlaps with the calling thread.
@@ -69,7 +70,7 @@ impl<T: Element, D: Driver> DeviceViewMut<'_, T, D> {
     }
 }
 
-impl<T: Element, D: Driver> DeviceView<'_, T, D> {
+impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
     /// Copies into a slice of any memory, through pinned slots, on `stream`, behind the last write. **Blocks the host**
     /// until all of it is there.
     ///
@@ -121,7 +122,7 @@ impl<T: Element, D: Driver> DeviceView<'_, T, D> {
 }
 
 /// Staged copies of whole arrays.
-impl<T: Element, D: Driver> DeviceArray<T, D> {
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_pageable`], into all of it.
     ///
     /// # Errors

@@ -5,9 +5,10 @@ use super::source::seal::Seal;
 use crate::allocator::access::Queued;
 use crate::allocator::keeper::{Keeper, Until};
 use crate::allocator::{Event, Stream};
-use crate::array::{Element, PinnedArray};
+use crate::array::PinnedArray;
 use crate::driver::Driver;
 use crate::error::Error;
+use bytemuck::Pod;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::time::Duration;
@@ -31,7 +32,8 @@ pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 /// nothing else.
 ///
 /// ```
-/// # use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// # use millpond::{Allocator, Config, units::GIB};
+/// # use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// # let s = gpu.stream()?;
@@ -43,7 +45,8 @@ pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 /// ```
 /// The same without the wait, which would read before the copy is done, does not compile:
 /// ```compile_fail,E0599
-/// # use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+/// # use millpond::{Allocator, Config, units::GIB};
+/// # use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// # let s = gpu.stream()?;
@@ -53,7 +56,7 @@ pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 /// # Ok(()) }
 /// ```
 #[must_use = "its data can be reached only through wait()"]
-pub struct Download<T: Element, D: Driver>(Flight<PinnedArray<T, D>, D>);
+pub struct Download<T: Pod, D: Driver>(Flight<PinnedArray<T, D>, D>);
 
 /// Host memory that the device uses until an event.
 struct Flight<P: StableSource, D: Driver> {
@@ -134,7 +137,7 @@ impl<P: StableSource, D: Driver> Transfer<P, D> {
     }
 }
 
-impl<T: Element, D: Driver> Download<T, D> {
+impl<T: Pod, D: Driver> Download<T, D> {
     /// Blocks the host until the copy is done; its data.
     ///
     /// # Errors
@@ -174,7 +177,7 @@ impl<P: StableSource, D: Driver> fmt::Debug for Transfer<P, D> {
         self.0.fmt("Transfer", f)
     }
 }
-impl<T: Element, D: Driver> fmt::Debug for Download<T, D> {
+impl<T: Pod, D: Driver> fmt::Debug for Download<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt("Download", f)
     }
@@ -258,7 +261,7 @@ impl<P: StableSource, D: Driver> Transfer<P, D> {
     }
 }
 
-impl<T: Element, D: Driver> Download<T, D> {
+impl<T: Pod, D: Driver> Download<T, D> {
     pub(super) fn fly(
         target: PinnedArray<T, D>,
         stream: &Stream<D>,

@@ -2,11 +2,11 @@
 
 use super::{Case, Outcome, World, ensure, said};
 use millpond::array::ForeignMemory;
-use millpond::driver::sim::{Call, Launch, Sim};
 use millpond::units::{DeviceId, MIB};
 use millpond::{
     Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, Stream, Trim, kernel,
 };
+use millpond_sim::{Call, Launch, Sim};
 use std::sync::Arc;
 
 pub(super) const CASES: &[Case] = &[

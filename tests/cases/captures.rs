@@ -1,8 +1,8 @@
 //! Bugs that end somebody's capture, or forget what a stream holds that only calls which name it may mark.
 
 use super::{Case, Outcome, World, at, ensure, said};
-use millpond::driver::sim::{Call, SimStream};
 use millpond::{Config, Growth, Limit, Stream, Trim};
+use millpond_sim::{Call, SimStream};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "a trim beside a capture", kills: &["context-marker"], run: trim_beside_a_capture },
@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-type Undeclared = (SimStream, Stream<millpond::driver::sim::Sim>);
+type Undeclared = (SimStream, Stream<millpond_sim::Sim>);
 
 /// A host that never waits for memory, a limit of so many MiB, and a stream that is not declared.
 fn undeclared(mib: u64) -> Result<(World, Undeclared), String> {

@@ -1,8 +1,8 @@
 //! Streams that end: their closing marker covers every stamp there is, and nothing is stranded behind it.
 
 use super::{Case, Outcome, World, at, ensure, said};
-use millpond::driver::sim::Launch;
 use millpond::{DriverErrorKind, Trim};
+use millpond_sim::Launch;
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -234,7 +234,7 @@ fn context_marker_fails() -> Outcome {
     let w = World::at(4);
     let s = w.stream();
     let x = w.claim(4, &s)?;
-    w.sim.fail(millpond::driver::sim::Call::CtxRecordEvent, 1, DriverErrorKind::Other);
+    w.sim.fail(millpond_sim::Call::CtxRecordEvent, 1, DriverErrorKind::Other);
     x.free_unknown();
     w.all_back()?;
     drop(s);

@@ -2,10 +2,10 @@
 //! ranked locks (one for each pool, timeline or table that is looked at; in debug builds). Nothing is timed.
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::driver::sim::{Call, Schedule, Sim};
 use millpond::sync::{Rank, locks_taken};
 use millpond::units::{GIB, KIB};
 use millpond::{Config, Growth, Stream};
+use millpond_sim::{Call, Schedule, Sim};
 
 pub(super) const CASES: &[Case] = &[
     Case {

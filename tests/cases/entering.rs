@@ -2,8 +2,8 @@
 
 use super::{Block, Case, Outcome, World, at, ensure, said};
 use millpond::Stream;
-use millpond::driver::sim::{Launch, Sim};
 use millpond::units::GIB;
+use millpond_sim::{Launch, Sim};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -211,7 +211,7 @@ fn facts_then_stamp() -> Outcome {
 
 /// A wait that failed orders nothing, and the range goes back as it was.
 fn failed_wait() -> Outcome {
-    use millpond::driver::sim::Call;
+    use millpond_sim::Call;
     let w = World::hasty(4);
     let [s, t] = w.streams();
     w.written_and_freed(4, &s)?;
@@ -341,7 +341,7 @@ fn on_other_thread(w: &World) -> Outcome {
 fn other_device() -> Outcome {
     let mut sims = Sim::devices(2, 4 * GIB);
     let (b, a) = (sims.pop().expect("two"), sims.pop().expect("two"));
-    a.set_schedule(millpond::driver::sim::Schedule::Latest);
+    a.set_schedule(millpond_sim::Schedule::Latest);
     let (w, other) = (World::on(a, World::config(4)), World::on(b, World::config(4)));
     let [s, t] = w.streams();
     let p = other.stream();

@@ -1,9 +1,9 @@
 //! The miss ladder: growth, trims, and who may be made to wait.
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::driver::sim::{Call, Launch};
 use millpond::units::MIB;
 use millpond::{Config, DriverErrorKind, Limit, Reuse, Trim};
+use millpond_sim::{Call, Launch};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[

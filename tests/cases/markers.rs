@@ -1,8 +1,8 @@
 //! Markers: how they are numbered, recorded, published, found, waited for and seen complete (O3, O8).
 
 use super::{Case, Outcome, World, at, ensure, said};
-use millpond::driver::sim::Call;
 use millpond::{DriverErrorKind, Trim};
+use millpond_sim::Call;
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[

@@ -23,9 +23,9 @@ mod shrunk;
 pub mod threads;
 mod uses;
 
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocation, Allocator, Config, Event, Growth, Limit, Stream, Trim};
+use millpond_sim::{Launch, Schedule, Sim};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;

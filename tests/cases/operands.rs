@@ -1,9 +1,9 @@
 //! Operations that come after several streams at once, while another thread orders those streams (O1, O8).
 
 use super::{Case, Held, Outcome, World, at, ensure, said};
-use millpond::array::Element;
-use millpond::driver::sim::Sim;
+use bytemuck::Pod;
 use millpond::{DeviceArray, Stream, kernel};
+use millpond_sim::Sim;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -21,7 +21,7 @@ pub(super) const CASES: &[Case] = &[
 const LEN: usize = 1 << 16;
 
 /// An array that its stream has yet to fill, with no marker behind that.
-fn filled<T: Element>(w: &World, value: T, s: &Stream<Sim>) -> Result<DeviceArray<T, Sim>, String> {
+fn filled<T: Pod>(w: &World, value: T, s: &Stream<Sim>) -> Result<DeviceArray<T, Sim>, String> {
     let mut x = w.gpu.uninit(LEN, s).map_err(said)?;
     kernel::fill(&mut x, value, s).map_err(said)?;
     Ok(x)

@@ -1,9 +1,9 @@
 //! Pinned memory: the CPU is on no stream, so that nothing but completion counts (O4).
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::driver::sim::{Launch, Sim};
 use millpond::units::MIB;
 use millpond::{Config, PinnedAllocation, Stream};
+use millpond_sim::{Launch, Sim};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "pinned memory that a kernel reads", kills: &["z14", "pinned-at-once"], run: kernel_reads },

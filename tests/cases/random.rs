@@ -6,11 +6,11 @@
 //! use out. What the allocator does in order to be right stays its own business.
 
 use super::{Block, Outcome, World, at, ensure, said};
-use millpond::driver::sim::{Call, Launch, Schedule, Sim, SimStream};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Config, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream, Trim,
 };
+use millpond_sim::{Call, Launch, Schedule, Sim, SimStream};
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 

@@ -5,8 +5,8 @@
 //! uses, are left out. What a thread does while another stands still runs at the point where that one stands.
 
 use super::{Case, Outcome, World, at, ensure, said};
-use millpond::driver::sim::Sim;
 use millpond::{DeviceArray, Download, kernel};
+use millpond_sim::Sim;
 use std::sync::Arc;
 use std::sync::mpsc;
 

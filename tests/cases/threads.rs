@@ -6,9 +6,9 @@
 
 use super::random::Dice;
 use super::{Held, Outcome, World, at, ensure, forget_points, said};
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::units::GIB;
 use millpond::{Config, DeviceArray, Event, Stream, kernel};
+use millpond_sim::{Schedule, Sim};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 

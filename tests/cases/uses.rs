@@ -1,9 +1,9 @@
 //! Uses on other streams, from the use to the end of the range in flight (O1, O6).
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::driver::sim::Launch;
 use millpond::order::{self, Access, TimelineId, Uses};
 use millpond::units::Epoch;
+use millpond_sim::Launch;
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "used elsewhere, freed at home", kills: &["z9", "in-flight-at-once"], run: used_elsewhere },

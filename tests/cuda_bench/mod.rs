@@ -3,7 +3,7 @@
 
 use crate::suite::{Bench, PATIENCE};
 use cudarc::driver::sys;
-use millpond::driver::cuda::{Cuda, GpuGate, GpuStream};
+use millpond::cuda::{Cuda, GpuGate, GpuStream};
 use millpond::driver::{DriverResult, Fences, Memory};
 use millpond::units::Addr;
 use std::time::Duration;

@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// A stream that is held, as cudarc has it; and the error that is left in store is taken out.
 struct Held {
     given: Given,
-    gate: millpond::driver::cuda::GpuGate,
+    gate: millpond::cuda::GpuGate,
 }
 
 impl Held {

@@ -10,8 +10,8 @@ use cudarc::driver::{
     CudaContext, CudaFunction, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchConfig, PushKernelArg,
     SyncOnDrop,
 };
+use millpond::cuda::Cuda;
 use millpond::driver::Memory;
-use millpond::driver::cuda::Cuda;
 use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Stream, Unavailable};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,7 +9,7 @@ use super::remote::Fake;
 use super::rig::{Adopted, GRID, Given, Ours, Rig, Spoils, Unknown, Words, given, iota};
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode, cuGraphGetNodes};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, PushKernelArg, result};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::interop::PooledSlice;
 use millpond::{Allocator, Config, PinnedArray, Stream};
 use proptest::prelude::*;

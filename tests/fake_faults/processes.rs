@@ -4,7 +4,7 @@
 use crate::remote::When;
 use crate::{MIB, child, fake, folder, said, without};
 use cudarc::driver::{CudaContext, CudaStream};
-use millpond::driver::cuda::{Backing, Cuda, GpuStream};
+use millpond::cuda::{Backing, Cuda, GpuStream};
 use millpond::driver::{Driver, Fences, Memory, StreamOptions};
 use millpond::{Allocator, Config, DriverError, DriverErrorKind};
 use std::any::Any;

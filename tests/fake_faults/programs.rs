@@ -4,7 +4,7 @@
 use crate::copies;
 use crate::remote::Fake;
 use cudarc::driver::{CudaContext, CudaStream};
-use millpond::driver::cuda::{Backing, Cuda, GpuHandle, GpuStream};
+use millpond::cuda::{Backing, Cuda, GpuHandle, GpuStream};
 use millpond::driver::{Copies, DriverResult, Fences, Mapping, Memory, StreamOptions};
 use millpond::units::Addr;
 use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Stream, Trim, kernel};

@@ -61,12 +61,13 @@ pub fn path() -> Option<PathBuf> {
     // Of the package that this test is of, or of the one around it. Where there is neither, as on a GPU machine, nothing was built.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     if let Some(root) = [here, &here.join("..")].into_iter().find(|root| root.join(SOURCE).exists()) {
-        age::is_fresh(&found, &[&root.join(SOURCE), &root.join("src/driver/sim")]);
+        let sources = [SOURCE, "sim/src", "driver/src"].map(|folder| root.join(folder));
+        age::is_fresh(&found, &sources.each_ref().map(PathBuf::as_path));
     }
     Some(found)
 }
 
-/// Of the stand-in, and beside it those of the simulated device, which it is.
+/// Of the stand-in; beside it are those of the simulated device, which it is.
 const SOURCE: &str = "tests/fake_libcuda/src";
 
 fn beside() -> Option<PathBuf> {

@@ -2,9 +2,9 @@
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::driver::Driver;
-use millpond::driver::sim::{Call, Leak};
 use millpond::units::MIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Growth, Limit, Trim};
+use millpond_sim::{Call, Leak};
 
 fn tight() -> Config {
     Config::default().limit(Limit::Bytes(64 * MIB))
@@ -107,8 +107,8 @@ fn a_failed_query_does_not_stop_growth_at_the_first_size() {
 }
 
 /// Work that touches nothing, so that the stream is not idle.
-fn check_nothing(sim: &millpond::driver::sim::Sim, s: &millpond::Stream<millpond::driver::sim::Sim>) {
-    sim.launch(s.native(), millpond::driver::sim::Launch::new("nothing")).unwrap();
+fn check_nothing(sim: &millpond_sim::Sim, s: &millpond::Stream<millpond_sim::Sim>) {
+    sim.launch(s.native(), millpond_sim::Launch::new("nothing")).unwrap();
 }
 
 /// `share_with` that fails has recorded nothing: the block is as if it had never been shared.

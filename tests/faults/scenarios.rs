@@ -3,10 +3,10 @@
 use crate::stage::{Stage, Stop};
 use millpond::array::ForeignMemory;
 use millpond::driver::HostKind;
-use millpond::driver::sim::Launch;
 use millpond::report::Report;
 use millpond::units::MIB;
 use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Policy, Reuse, Trim, kernel};
+use millpond_sim::Launch;
 use std::sync::{Arc, Mutex};
 
 pub(crate) struct Scenario {

@@ -5,12 +5,12 @@
 
 use crate::rig;
 use crate::scenarios::{POOLED, Scenario};
-use millpond::driver::sim::{Launch, Leak, Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DriverError, DriverErrorKind as Kind, Error, Event, PinnedAllocation,
     Stream, Trim,
 };
+use millpond_sim::{Launch, Leak, Schedule, Sim};
 use std::collections::BTreeMap;
 
 /// The context is lost: there is no going on.

@@ -3,11 +3,11 @@
 //! The model keeps intervals, by the addresses that the allocator gave and the segments that its sink was told of.
 
 use super::owners::Told;
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::report::Report;
 use millpond::trace::Event;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocator, Config, Growth, Policy, Reuse, Trim};
+use millpond_sim::{Schedule, Sim};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;

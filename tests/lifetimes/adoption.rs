@@ -3,9 +3,9 @@
 
 use crate::rig::{all_back, all_clean, check, late, on, write};
 use millpond::driver::Fences;
-use millpond::driver::sim::Sim;
 use millpond::units::{GIB, MIB};
 use millpond::{Config, Error, Limit, Trim};
+use millpond_sim::Sim;
 
 #[test]
 fn adopting_one_stream_twice_gives_one_pool() {
@@ -169,7 +169,7 @@ fn a_per_thread_default_stream_on_a_wrong_thread_orders_nothing() {
 #[test]
 fn a_per_thread_default_stream_closed_by_another_thread() {
     use millpond::DriverErrorKind::NotSupported;
-    use millpond::driver::sim::Call;
+    use millpond_sim::Call;
     let sim = late();
     let gpu = on(&sim, Config::default().limit(Limit::Bytes(64 * MIB)));
     let (mine, other) = (gpu.adopt(sim.per_thread_stream()).unwrap(), gpu.stream().unwrap());
@@ -227,7 +227,7 @@ fn free_unknown_covers_raw_and_destroyed_streams() {
         // By handle, as foreign code would: nothing here owns the stream.
         let foreign = sim.stream_from_handle(raw.handle());
         let pattern = crate::rig::word(&x);
-        let launch = millpond::driver::sim::Launch::check_pattern(x.address(), x.len(), pattern);
+        let launch = millpond_sim::Launch::check_pattern(x.address(), x.len(), pattern);
         sim.launch(&foreign, launch).unwrap();
         if destroyed {
             sim.destroy_stream(&raw).unwrap();
@@ -247,7 +247,7 @@ fn free_unknown_covers_raw_and_destroyed_streams() {
 #[test]
 fn free_unknown_where_context_markers_are_not_supported() {
     use millpond::DriverErrorKind::NotSupported;
-    use millpond::driver::sim::Call;
+    use millpond_sim::Call;
     let sim = late();
     let gpu = on(&sim, Config::default().limit(Limit::Bytes(64 * MIB)));
     let home = gpu.stream().unwrap();

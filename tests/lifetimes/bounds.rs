@@ -3,12 +3,12 @@
 //! that could not have ended.
 
 use crate::rig::{all_clean, late, on, write};
-use millpond::driver::sim::{Call, Gate, Launch, Ledger, Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, OutOfMemory, PinnedAllocation,
     Policy, Reuse, Stream, Trim,
 };
+use millpond_sim::{Call, Gate, Launch, Ledger, Schedule, Sim};
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! Sinks and out-of-memory callbacks are user code: they may panic, and they may call back in.
 
 use crate::rig::{all_clean, late, on, write};
-use millpond::driver::sim::Sim;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
 use millpond::{Allocation, Allocator, Config, Error, Limit, Reuse, Stream, Trim};
+use millpond_sim::Sim;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

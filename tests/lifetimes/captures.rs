@@ -3,9 +3,9 @@
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::driver::Fences;
-use millpond::driver::sim::{Call, Sim, SimStream};
 use millpond::units::MIB;
 use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Stream, Trim};
+use millpond_sim::{Call, Sim, SimStream};
 
 /// Streams that are not declared, as a C program's are: an allocator may name them in calls that name them.
 fn undeclared(sim: &Sim, gpu: &Allocator<Sim>) -> (SimStream, Stream<Sim>) {

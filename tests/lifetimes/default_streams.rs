@@ -5,13 +5,13 @@
 
 use crate::rig::{all_clean, on};
 use millpond::array::ForeignMemory;
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::transfer::scope;
 use millpond::units::{GIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, DriverErrorKind, Error, PinnedAllocation, Stream, Trim,
     kernel,
 };
+use millpond_sim::{Schedule, Sim};
 use std::sync::Arc;
 
 const LEN: usize = 1024;

@@ -3,10 +3,10 @@
 //! is kept stays bounded, no memory is lost, and no request is refused for somebody else's trouble.
 
 use crate::rig::{late, on};
-use millpond::driver::sim::{Call, Gate, Launch, Schedule, Sim};
 use millpond::driver::{Fences, StreamOptions};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Trim};
+use millpond_sim::{Call, Gate, Launch, Schedule, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! What is kept, as a formula of what is alive and pending, after every step of random programs: DESIGN.md, "What may be kept".
 
 use crate::rig::{all_clean, on};
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::units::{GIB, KIB};
 use millpond::{Allocation, Config, Event, Reuse, Stream, Trim};
+use millpond_sim::{Launch, Schedule, Sim};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A small seeded generator.

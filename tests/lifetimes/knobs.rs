@@ -2,9 +2,9 @@
 
 use crate::rig::{all_clean, check, check_all, late, on, write};
 use millpond::driver::Driver;
-use millpond::driver::sim::{Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{Config, Error, Growth, Limit, Policy, Reuse, Trim};
+use millpond_sim::{Schedule, Sim};
 
 #[test]
 fn absurd_sizes() {

@@ -1,9 +1,9 @@
 //! Drop orders: of an allocator, its streams, its allocations and events, with work pending on the device.
 
 use crate::rig::{all_back, all_clean, check, check_all, late, on, write, write_all};
-use millpond::driver::sim::Sim;
 use millpond::units::MIB;
 use millpond::{Allocation, Allocator, Config, Limit, Trim};
+use millpond_sim::Sim;
 use std::any::Any;
 
 /// Calls `each` with every order of `0..n`.

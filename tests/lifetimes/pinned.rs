@@ -1,9 +1,9 @@
 //! Pinned host memory: its limit, its trim, absurd sizes, and one slow stream that keeps back only its own.
 
 use crate::rig::{all_clean, late, on};
-use millpond::driver::sim::{Launch, Sim};
 use millpond::units::MIB;
 use millpond::{Allocator, Config, Error, OutOfMemory, PinnedAllocation, Stream, Trim};
+use millpond_sim::{Launch, Sim};
 use std::sync::{Arc, Mutex};
 
 /// Work on a stream that reads pinned memory, recorded.

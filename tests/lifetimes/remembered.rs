@@ -2,9 +2,9 @@
 //! a panic passes, and without a wait where none is allowed.
 
 use crate::rig::{all_clean, on};
-use millpond::driver::sim::{Call, Launch, Schedule, Sim};
 use millpond::units::{GIB, MIB};
 use millpond::{Config, DriverErrorKind, Growth, Trim};
+use millpond_sim::{Call, Launch, Schedule, Sim};
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

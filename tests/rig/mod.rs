@@ -3,9 +3,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
 
-use millpond::driver::sim::{Launch, Schedule, Sim};
 use millpond::units::GIB;
 use millpond::{Allocation, Allocator, Config, Stream};
+use millpond_sim::{Launch, Schedule, Sim};
 
 /// A device whose work runs as late as legal, so that any reuse that comes too early shows in the bytes too.
 pub fn late() -> Sim {

@@ -1,9 +1,9 @@
 //! Several devices in one world, and two worlds.
 
 use super::*;
-use millpond::driver::sim::Schedule;
 use millpond::error::DriverErrorKind;
 use millpond::units::DeviceId;
+use millpond_sim::Schedule;
 
 #[test]
 fn devices_have_their_own_memory_and_calls() {

@@ -1,11 +1,11 @@
 //! The simulated device under its oracle: the device tells what happened, the oracle convicts, and the contents agree.
 
 use super::*;
-use millpond::driver::sim::oracle::{Blame, Fault, Property, Tally};
-use millpond::driver::sim::{HostFunction, Schedule};
 use millpond::driver::{Driver, HostKind, Note, RangeUse};
 use millpond::units::AllocationId;
 use millpond::{Allocator, Config};
+use millpond_sim::oracle::{Blame, Fault, Property, Tally};
+use millpond_sim::{HostFunction, Schedule};
 
 /// What a program is convicted of, in order.
 fn faults(sim: &Sim) -> Vec<(Fault, Blame)> {

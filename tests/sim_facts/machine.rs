@@ -1,9 +1,9 @@
 //! The machinery: schedules, run-ahead, faults, the ledger, virtual time.
 
 use super::*;
-use millpond::driver::sim::{Call, Leak, Schedule};
 use millpond::driver::{Driver, HostKind};
 use millpond::error::DriverErrorKind;
+use millpond_sim::{Call, Leak, Schedule};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -14,9 +14,9 @@ mod pinned;
 mod streams;
 mod virt;
 
-use millpond::driver::sim::{Launch, Sim, SimEvent, SimHandle, SimStream};
 use millpond::driver::{Copies, DriverResult, Fences, Host, Mapping, Memory};
 use millpond::units::Addr;
+use millpond_sim::{Launch, Sim, SimEvent, SimHandle, SimStream};
 use std::ptr::NonNull;
 use std::time::Duration;
 

@@ -8,8 +8,8 @@
 
 use super::*;
 use millpond::driver::HostKind;
-use millpond::driver::sim::Schedule;
 use millpond::{Allocator, Config, Limit};
+use millpond_sim::Schedule;
 
 /// Nanoseconds that so many bytes take at so many bytes a microsecond.
 fn lasts(bytes: u64, rate: u64) -> u64 {
@@ -247,7 +247,7 @@ fn completion_is_asked_at_a_virtual_time() {
     while !sim.query(&event).expect("asked") {
         asked += 1;
     }
-    let price = millpond::driver::sim::Call::EventQuery.price();
+    let price = millpond_sim::Call::EventQuery.price();
     assert!(asked > 900_000 / price && asked < 1_100_000 / price, "time passes by asking: {asked} times");
     assert!(sim.host_time() >= Duration::from_millis(1));
     // Who runs the device by hand says that time passes.

@@ -2,8 +2,8 @@
 
 use super::*;
 use millpond::driver::HostKind;
-use millpond::driver::sim::{MismatchKind, Schedule};
 use millpond::error::DriverErrorKind;
+use millpond_sim::{MismatchKind, Schedule};
 
 #[test]
 fn a_plain_free_waits_for_every_kernel_on_the_device() {
@@ -32,7 +32,7 @@ fn a_plain_free_behind_an_endless_kernel_fails_instead_of_hanging_and_the_range_
 trait LeaksNothingButStreams {
     fn leaks_nothing_but_streams(&self) -> bool;
 }
-impl LeaksNothingButStreams for millpond::driver::sim::Ledger {
+impl LeaksNothingButStreams for millpond_sim::Ledger {
     fn leaks_nothing_but_streams(&self) -> bool {
         Self { streams: 0, ..self.clone() }.is_empty()
     }

@@ -1,9 +1,9 @@
 //! The edges of stream order, E1 to E8.
 
 use super::*;
-use millpond::driver::sim::{MismatchKind, Schedule};
 use millpond::error::DriverErrorKind;
 use millpond::{Allocator, Config};
+use millpond_sim::{MismatchKind, Schedule};
 use std::sync::{Arc, Mutex};
 
 #[test]

@@ -2,8 +2,8 @@
 
 use super::*;
 use millpond::driver::HostKind;
-use millpond::driver::sim::{KernelMemory, Schedule};
 use millpond::error::DriverErrorKind;
+use millpond_sim::{KernelMemory, Schedule};
 
 fn late() -> (Sim, SimStream, millpond::driver::OwnedRange<Sim>) {
     let sim = sim().schedule(Schedule::Latest);

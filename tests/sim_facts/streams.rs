@@ -3,8 +3,8 @@
 use super::*;
 use millpond::driver::HostKind;
 use millpond::driver::StreamKind;
-use millpond::driver::sim::Schedule;
 use millpond::error::DriverErrorKind;
+use millpond_sim::Schedule;
 
 #[test]
 fn a_launch_on_a_destroyed_stream_is_refused() {

@@ -1,8 +1,8 @@
 //! Virtual memory.
 
 use super::*;
-use millpond::driver::sim::{Leak, MismatchKind, Schedule};
 use millpond::error::DriverErrorKind;
+use millpond_sim::{Leak, MismatchKind, Schedule};
 
 const PAGE: u64 = 2 * MIB;
 

@@ -8,12 +8,12 @@
 
 use super::counting::{device, library};
 use millpond::DriverError;
-use millpond::driver::sim::{Launch, Ledger, Sim, SimEvent, SimHandle, SimStream};
 use millpond::driver::{
     Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, Kernel, KernelLaunch, Kernels, Mapping,
     Memory, MemoryInfo, Note, Pitched, StreamInfo, StreamOptions,
 };
 use millpond::units::{Addr, DeviceId};
+use millpond_sim::{Launch, Ledger, Sim, SimEvent, SimHandle, SimStream};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -9,7 +9,6 @@
 use super::device::{Device, Inside};
 use super::readme;
 use super::run::{Bench, Pace, Steady, soak};
-use millpond::driver::sim::{Launch, SimStream};
 use millpond::driver::{Kernel, StreamOptions, TwinMemory};
 use millpond::kernel::Argument;
 use millpond::transfer::Transfer;
@@ -18,6 +17,7 @@ use millpond::{
     Allocation, Allocator, Config, DeviceArray, Event, Growth, Limit, PinnedArray, Policy, Reuse, Stream,
     kernel,
 };
+use millpond_sim::{Launch, SimStream};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -583,10 +583,8 @@ fn adopted_streams(b: &Bench) -> Steady {
     let home = gpu.stream_with(blocking).expect("a stream");
     let synchronise = synchronise(&home);
     let round = Box::new(move |i| {
-        let legacy =
-            gpu.adopt(device.wrap_stream(millpond::driver::sim::Sim::legacy_stream)).expect("adopted");
-        let own =
-            gpu.adopt(device.wrap_stream(millpond::driver::sim::Sim::per_thread_stream)).expect("adopted");
+        let legacy = gpu.adopt(device.wrap_stream(millpond_sim::Sim::legacy_stream)).expect("adopted");
+        let own = gpu.adopt(device.wrap_stream(millpond_sim::Sim::per_thread_stream)).expect("adopted");
         let t = gpu.adopt(theirs.clone()).expect("adopted");
         let x = block(&gpu, 4 * KIB, &home);
         let on = [&legacy, &own, &t][i as usize % 3];

@@ -7,13 +7,13 @@ use super::counting;
 use super::device::Device;
 use super::run::{Bench, PERIOD, Pace, Run, Steady, try_soak};
 use millpond::DriverErrorKind;
-use millpond::driver::sim::{Call, Launch};
 use millpond::transfer::{Download, Transfer};
 use millpond::units::{Addr, KIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, Event, Growth, PinnedAllocation, PinnedArray, Policy, Reuse,
     Stream, Trim, kernel,
 };
+use millpond_sim::{Call, Launch};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

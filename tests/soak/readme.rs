@@ -5,9 +5,9 @@
 
 use super::device::{Device, Inside};
 use millpond::driver::DriverResult;
-use millpond::driver::sim::{Launch, SimStream};
 use millpond::units::MIB;
 use millpond::{Allocator, Stream, kernel};
+use millpond_sim::{Launch, SimStream};
 use std::error::Error;
 
 type Fallible = Result<(), Box<dyn Error>>;

@@ -16,9 +16,9 @@ use super::counting::{Account, device};
 use super::device::Device;
 use super::judge::{Highest, grown, runs_away};
 pub use super::judge::{PERIOD, rounds};
-use millpond::driver::sim::{Call, Schedule, Sim};
 use millpond::units::GIB;
 use millpond::{Allocator, Config};
+use millpond_sim::{Call, Schedule, Sim};
 use std::fmt::Write;
 
 /// How far the device is behind the host.

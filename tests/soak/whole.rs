@@ -12,10 +12,10 @@ use super::judge::{rounds, rounds_asked};
 use super::run::{Pace, Run, Steady, try_soak};
 use super::suite;
 use super::{parity, rows_allocator, transfers};
-use millpond::driver::sim::{Gate, Launch, Sim, SimStream};
 use millpond::driver::{DriverResult, Fences};
 use millpond::units::Addr;
 use millpond::{Allocator, Config};
+use millpond_sim::{Gate, Launch, Sim, SimStream};
 use std::sync::Mutex;
 
 /// Allocators by what they were asked to be.

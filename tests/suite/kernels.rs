@@ -5,8 +5,9 @@
 #![allow(clippy::cast_possible_wrap, reason = "numbers to move about, small or wrapped round on purpose")]
 
 use super::*;
+use bytemuck::Pod;
 use millpond::kernel::{self, Argument, Grid, Kernel, Number, TwinMemory};
-use millpond::{DeviceArray, Element, Error};
+use millpond::{DeviceArray, Error};
 use std::fmt::Debug;
 
 /// Lengths around what a thread, a block and a part of a sum take.
@@ -35,11 +36,7 @@ fn ready<T: Bench>(b: &T) -> Allocator<T::Device> {
 }
 
 /// An array with these elements.
-fn given<B: Bench, T: Element>(
-    gpu: &Allocator<B::Device>,
-    on: &Stream<B::Device>,
-    values: &[T],
-) -> Array<T, B> {
+fn given<B: Bench, T: Pod>(gpu: &Allocator<B::Device>, on: &Stream<B::Device>, values: &[T]) -> Array<T, B> {
     let (array, sent) =
         gpu.array_from_pinned(gpu.pinned_from_slice(values).expect("pinned"), on).expect("an array");
     drop(sent);
@@ -47,13 +44,13 @@ fn given<B: Bench, T: Element>(
 }
 
 /// The elements of an array.
-fn of<B: Bench, T: Element>(array: &Array<T, B>, on: &Stream<B::Device>) -> Vec<T> {
+fn of<B: Bench, T: Pod>(array: &Array<T, B>, on: &Stream<B::Device>) -> Vec<T> {
     array.to_pinned(on).expect("queued").wait().expect("done").to_vec()
 }
 
 /// Runs a program on the part of an array that is left between `before` elements and two more, and compares all of it with
 /// what should be there. `old` is what stood there.
-fn compare<B: Bench, T: Element + Into<Argument> + Debug>(
+fn compare<B: Bench, T: Pod + Into<Argument> + Debug>(
     what: &str,
     (gpu, s): (&Allocator<B::Device>, &Stream<B::Device>),
     (before, old, new): (usize, &[T], &[T]),
@@ -245,7 +242,7 @@ pub fn a_sum_of_floats_is_the_same_everywhere<T: Bench>(b: &T) {
     }
 }
 
-fn moves_of<T: Element + PartialEq + Debug, B: Bench>(b: &B, value: &dyn Fn(usize) -> T) {
+fn moves_of<T: Pod + PartialEq + Debug, B: Bench>(b: &B, value: &dyn Fn(usize) -> T) {
     let gpu = ready(b);
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     let mut seeded = Seeded(7);
@@ -394,11 +391,11 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     kernel::iota(&mut x, 0.0, 1.0, &s).expect("queued");
     kernel::fill(&mut y, 0.5, &t).expect("queued");
     // SAFETY: kernels/saxpy.cu takes these, of 600 elements each.
-    unsafe { saxpy.launch(&t, 600, (y.write(), x.read(), 600_u64, 2.0_f32)) }.expect("queued");
+    unsafe { t.launch(saxpy, 600, (y.write(), x.read(), 600_u64, 2.0_f32)) }.expect("queued");
     // Two parts of one array, one written.
     let (mut low, high) = y.split_at_mut(300);
     // SAFETY: as above, of 300 elements each.
-    unsafe { saxpy.launch(&s, Grid::new(1, 32), (low.write(), high.read(), 300_u64, 1.0_f32)) }
+    unsafe { s.launch(saxpy, Grid::new(1, 32), (low.write(), high.read(), 300_u64, 1.0_f32)) }
         .expect("queued");
     let found = of::<T, f32>(&y, &t);
     for (i, &v) in found.iter().enumerate() {
@@ -408,11 +405,11 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     }
     // No thread: nothing.
     // SAFETY: as above, of no elements.
-    unsafe { saxpy.launch(&s, 0, (y.write(), x.read(), 0_u64, 2.0_f32)) }.expect("nothing to queue");
+    unsafe { s.launch(saxpy, 0, (y.write(), x.read(), 0_u64, 2.0_f32)) }.expect("nothing to queue");
     // More threads than a block has anywhere: refused, and nothing is known of it afterwards.
     let gate = b.gate(t.native());
     // SAFETY: as above.
-    let refused = unsafe { saxpy.launch(&t, Grid::new(1, 2048), (y.write(), x.read(), 600_u64, 2.0_f32)) };
+    let refused = unsafe { t.launch(saxpy, Grid::new(1, 2048), (y.write(), x.read(), 600_u64, 2.0_f32)) };
     assert!(matches!(&refused, Err(Error::Driver(e)) if e.code == 1), "{refused:?}");
     b.open(gate);
     assert_eq!(of::<T, f32>(&y, &s), found);
@@ -436,7 +433,7 @@ pub fn a_capturing_stream_gets_no_kernel<T: Bench>(b: &T) {
         kernel::fill(&mut y, 9.0, &theirs),
         kernel::saxpy(3.0, &x, &mut y, &theirs),
         // SAFETY: kernels/saxpy.cu takes these, of 600 elements each.
-        unsafe { saxpy.launch(&theirs, 600, (y.write(), x.read(), 600_u64, 5.0_f32)) },
+        unsafe { theirs.launch(saxpy, 600, (y.write(), x.read(), 600_u64, 5.0_f32)) },
     ];
     for refused in refused {
         let of_theirs = matches!(&refused, Err(Error::Capturing { stream: Some(id) }) if *id == theirs.id());

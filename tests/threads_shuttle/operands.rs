@@ -5,11 +5,11 @@
 //! search that cannot fail proves nothing.
 
 use super::{all_clean, device, explore, join, on};
-use millpond::array::Element;
-use millpond::driver::sim::{Schedule, Sim};
+use bytemuck::Pod;
 use millpond::mutant::{self, Bug};
 use millpond::units::MIB;
 use millpond::{Allocator, Config, DeviceArray, Stream, kernel};
+use millpond_sim::{Schedule, Sim};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{RandomScheduler, Schedule as Replayed, Scheduler, Task, TaskId};
 use shuttle::sync::{Arc, Mutex};
@@ -98,7 +98,7 @@ pub(super) fn convicts<R>(bug: Bug, search: impl FnOnce() -> R) -> bool {
 }
 
 /// An array that its stream has yet to fill, with no marker behind that.
-fn filled<T: Element>(gpu: &Allocator<Sim>, value: T, s: &Stream<Sim>) -> DeviceArray<T, Sim> {
+fn filled<T: Pod>(gpu: &Allocator<Sim>, value: T, s: &Stream<Sim>) -> DeviceArray<T, Sim> {
     let mut x = gpu.uninit(LEN, s).expect("the device has room");
     kernel::fill(&mut x, value, s).expect("a fill");
     x

@@ -1,6 +1,7 @@
 //! An array whose allocation was taken out of it.
 
-use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+use millpond::{Allocator, Config, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

@@ -1,6 +1,7 @@
 //! A copy into an array of other elements than the source has, of as many bytes each.
 
-use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+use millpond::{Allocator, Config, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

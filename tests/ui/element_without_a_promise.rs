@@ -1,10 +1,10 @@
 //! A type of one's own as an element, without the promise that every bit pattern is a value.
 
-use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+use millpond::{Allocator, Config, units::GIB};
+use millpond_sim::Sim;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy)] //~
 struct Sample(f32);
-impl millpond::Element for Sample {} //~
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

@@ -1,7 +1,7 @@
 //! A pooled slice as cudarc's own type, which looks at no stream.
 
 use cudarc::driver::{CudaSlice, DeviceSlice}; //~
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::interop::PooledSlice; //~
 use millpond::{Allocator, Config};
 

@@ -1,7 +1,7 @@
 //! A pooled slice as a `&mut CudaSlice`, which a swap would hand to cudarc's own free.
 
 use cudarc::driver::{CudaSlice, DeviceSlice};
-use millpond::driver::cuda::Cuda;
+use millpond::cuda::Cuda;
 use millpond::interop::PooledSlice;
 use millpond::{Allocator, Config};
 

@@ -1,6 +1,7 @@
 //! One array as the input and the output of one kernel.
 
-use millpond::{Allocator, Config, driver::sim::Sim, kernel, units::GIB};
+use millpond::{Allocator, Config, kernel, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

@@ -1,6 +1,7 @@
 //! Keeping the scope, to queue copies behind its wait.
 
-use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+use millpond::{Allocator, Config, transfer, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

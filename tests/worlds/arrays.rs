@@ -17,12 +17,12 @@
 
 use super::Family;
 use crate::cases::{self, Outcome, World, ensure, said};
-use millpond::driver::sim::{Call, Launch, Sim};
 use millpond::transfer::Part;
 use millpond::units::Addr;
 use millpond::{
     Config, DeviceArray, Download, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, Transfer,
 };
+use millpond_sim::{Call, Launch, Sim};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};

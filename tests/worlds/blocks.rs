@@ -23,10 +23,10 @@
 
 use super::{Family, told};
 use crate::cases::{self, Block, Outcome, World, said};
-use millpond::driver::sim::oracle::Tally;
-use millpond::driver::sim::{Ledger, Sim};
 use millpond::units::{Addr, MIB};
 use millpond::{Stream, Trim};
+use millpond_sim::oracle::Tally;
+use millpond_sim::{Ledger, Sim};
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Sender, channel};
 

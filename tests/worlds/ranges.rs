@@ -12,7 +12,7 @@
 use super::Family;
 use crate::cases::{self, Block, Outcome, World, said};
 use millpond::Stream;
-use millpond::driver::sim::Sim;
+use millpond_sim::Sim;
 use std::mem::ManuallyDrop;
 
 /// What the range and each piece have, in MiB.

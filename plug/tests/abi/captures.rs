@@ -3,7 +3,7 @@
 use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone, bind, function, function_of_driver};
 use super::{program, stream, write};
 use cudarc::driver::sys;
-use pond::driver::cuda::{Cuda, GpuStream};
+use pond::cuda::{Cuda, GpuStream};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 

@@ -6,7 +6,7 @@ use super::{
     stream, write,
 };
 use cudarc::driver::sys;
-use pond::driver::cuda::{Cuda, GpuStream};
+use pond::cuda::{Cuda, GpuStream};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 

@@ -3,8 +3,8 @@
 use super::{CAPTURING, Door, MIB, OK, alone_on, bind, function, function_of_driver, last};
 use super::{program, read, stream, write};
 use cudarc::driver::sys;
+use pond::cuda::{Cuda, GpuStream};
 use pond::driver::Fences;
-use pond::driver::cuda::{Cuda, GpuStream};
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;

@@ -5,7 +5,7 @@ use super::{
     Door, Fake, GIB, MIB, OK, When, alone, bind, function, function_of_driver, last, program, stream,
 };
 use cudarc::driver::sys;
-use pond::driver::cuda::Cuda;
+use pond::cuda::Cuda;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 

@@ -8,6 +8,9 @@ pub(crate) fn library() -> PathBuf {
     let exe = std::env::current_exe().expect("a test has a path");
     let path = exe.parent().expect("it lies in a folder").join("libmillpond_plug.so");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    is_fresh(&path, &[&root.join("src"), &root.join("../src")]);
+    is_fresh(
+        &path,
+        &[&root.join("src"), &root.join("../src"), &root.join("../driver/src"), &root.join("../cuda/src")],
+    );
     path
 }

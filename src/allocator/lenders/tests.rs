@@ -4,12 +4,12 @@ use super::{ASKED, Candidates, Class, Lenders};
 use crate::allocator::registry::CONTEXT;
 use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Pool, Stream, Trim};
 use crate::driver::Driver;
-use crate::driver::null::Null;
-use crate::driver::sim::{Launch, Schedule, Sim};
 use crate::heap::{ChunkState, Kind};
 use crate::order::Clock;
 use crate::sync::Arc;
 use crate::units::{Epoch, GIB, GRANULE_BYTES, Granules, KIB, MIB};
+use millpond_sim::null::Null;
+use millpond_sim::{Launch, Schedule, Sim};
 use std::collections::BTreeSet;
 
 fn allocator(config: Config) -> Allocator<Null> {

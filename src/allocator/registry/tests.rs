@@ -5,16 +5,16 @@
 
 use super::{CLOSING, Line};
 use crate::allocator::{Allocator, Config, Growth, Limit, Stream};
-use crate::driver::clock;
-use crate::driver::sim::{Call, Launch, Schedule, Sim};
 use crate::error::DriverErrorKind;
 use crate::order::{Pending, TimelineId};
 use crate::report::PoolReport;
 use crate::sync::Arc;
 use crate::sync::Ordering::Relaxed;
 use crate::sync::plain::AtomicU32;
+use crate::time::clock;
 use crate::units::{Epoch, GIB, MIB};
 use core::time::Duration;
+use millpond_sim::{Call, Launch, Schedule, Sim};
 use std::sync::mpsc::{Sender, channel};
 
 type Ticking = Box<dyn FnMut() -> Duration>;

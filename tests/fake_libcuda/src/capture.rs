@@ -7,7 +7,7 @@ use crate::door::{self, Fail, Outcome};
 use crate::raw::Out;
 use crate::state::{state, stream};
 use millpond::driver::Fences;
-use millpond::driver::sim::Sim;
+use millpond_sim::Sim;
 use std::ffi::c_uint;
 
 /// The calling thread's default stream; below are the two values of the legacy one.

@@ -6,7 +6,7 @@
 use crate::door::{Code, is_sticky, plant_here, struck_here};
 use crate::raw::Text;
 use crate::state::{State, state, stream};
-use millpond::driver::sim::{Call, Schedule};
+use millpond_sim::{Call, Schedule};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::ptr;

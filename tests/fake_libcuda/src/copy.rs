@@ -7,9 +7,9 @@
 use crate::door::{Fail, Outcome};
 use crate::spin;
 use crate::state::{here, stream};
-use millpond::driver::sim::{Launch, Sim, SimStream};
 use millpond::driver::{Copies, Fences};
 use millpond::units::Addr;
+use millpond_sim::{Launch, Sim, SimStream};
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
 /// Where the addresses of simulated devices begin.

@@ -6,7 +6,7 @@
 use crate::door::{Fail, INVALID_DEVICE, NO_DEVICE, Outcome};
 use crate::raw::Out;
 use crate::state::state;
-use millpond::driver::sim::Sim;
+use millpond_sim::Sim;
 use std::ffi::{c_char, c_int, c_uint};
 
 /// What is answered for an attribute; everything else is 0.

@@ -11,7 +11,7 @@ use crate::raw::Out;
 use crate::spin;
 use crate::state::{Event, here, state, stream};
 use millpond::driver::Fences;
-use millpond::driver::sim::{Sim, SimEvent};
+use millpond_sim::{Sim, SimEvent};
 use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;

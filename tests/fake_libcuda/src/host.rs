@@ -9,8 +9,8 @@ use crate::raw::Out;
 use crate::spin;
 use crate::state::{Kind, State, give_back, here, state};
 use millpond::DriverError;
-use millpond::driver::sim::Sim;
 use millpond::driver::{Host, HostKind};
+use millpond_sim::Sim;
 use std::ffi::c_uint;
 use std::ptr::NonNull;
 

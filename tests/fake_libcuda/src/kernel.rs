@@ -17,8 +17,8 @@ use crate::raw::{Array, Out, Text};
 use crate::spin::Spin;
 use crate::state::{here, state, stream};
 use crate::twins;
-use millpond::driver::sim::{KernelMemory, Launch, Sim, SimStream};
 use millpond::units::Addr;
+use millpond_sim::{KernelMemory, Launch, Sim, SimStream};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// A loaded module.

@@ -26,7 +26,7 @@ pub(crate) fn whole(addr: u64, bytes: u64) -> (u64, u64) {
 }
 
 #[allow(unsafe_code, reason = "memory of the simulated device")]
-fn free(sim: &millpond::driver::sim::Sim, addr: u64, bytes: u64) -> Result<(), millpond::DriverError> {
+fn free(sim: &millpond_sim::Sim, addr: u64, bytes: u64) -> Result<(), millpond::DriverError> {
     let (addr, bytes) = whole(addr, bytes);
     // SAFETY: the range came whole from `allocate_raw` by the table of ranges. Whether its uses are complete is the
     // program's duty; the simulator waits for them and judges it, and no memory of this process is behind the address.

@@ -12,9 +12,9 @@ use crate::raw::{In, Out};
 use crate::state::{Kind, here, state, stream};
 use crate::virt::Properties;
 use millpond::DriverError;
-use millpond::driver::sim::{Sim, SimEvent, SimHandle, SimStream};
 use millpond::driver::{Driver, Fences, Mapping, Note};
 use millpond::units::{Addr, AllocationId, StreamId};
+use millpond_sim::{Sim, SimEvent, SimHandle, SimStream};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
 

@@ -65,7 +65,7 @@ driver_calls! {
 }
 
 #[allow(unsafe_code, reason = "copies work on raw addresses")]
-fn rows(sim: &millpond::driver::sim::Sim, copy: &Pitched, on: &millpond::driver::sim::SimStream) -> Outcome {
+fn rows(sim: &millpond_sim::Sim, copy: &Pitched, on: &millpond_sim::SimStream) -> Outcome {
     // SAFETY: the program's contract with the driver: both sides are there until the copy is done. The simulator checks
     // that each is its own memory.
     Ok(unsafe { sim.copy_rows(copy, on) }?)

@@ -8,7 +8,7 @@
 use crate::door::{Fail, Outcome, UNKNOWN};
 use crate::state::{Kind, State, state};
 use millpond::DriverError;
-use millpond::driver::sim::Gate;
+use millpond_sim::Gate;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 

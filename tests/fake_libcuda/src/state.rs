@@ -8,7 +8,7 @@ use crate::door::{CONTEXT_IS_DESTROYED, Code, Fail, INVALID_CONTEXT, INVALID_HAN
 use crate::kernel::Module;
 use crate::pool::Pools;
 use crate::spin::Spin;
-use millpond::driver::sim::{Captured, Schedule, Sim, SimEvent, SimHandle, SimStream};
+use millpond_sim::{Captured, Schedule, Sim, SimEvent, SimHandle, SimStream};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

@@ -5,9 +5,9 @@
 //! does not know who launches.
 
 use crate::door::{Fail, Outcome};
-use millpond::driver::sim::{Launch, Sim, SimStream};
 use millpond::kernel::{Argument, Kernel, house};
 use millpond::units::Addr;
+use millpond_sim::{Launch, Sim, SimStream};
 
 /// The kernel of this name that has its twin in the library.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {

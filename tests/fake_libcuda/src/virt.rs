@@ -8,8 +8,8 @@ use crate::door::{Fail, Outcome};
 use crate::raw::{In, Out};
 use crate::state::{Kind, Physical, here, state};
 use millpond::driver::Mapping;
-use millpond::driver::sim::Sim;
 use millpond::units::Addr;
+use millpond_sim::Sim;
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
 /// Where memory lies: a kind (1 is a device) and a number.
@@ -93,7 +93,7 @@ fn unreserve(sim: &Sim, addr: u64, bytes: u64) -> Outcome {
     Ok(unsafe { sim.unreserve(Addr(addr), bytes) }?)
 }
 #[allow(unsafe_code, reason = "addresses of the simulated device")]
-fn map(sim: &Sim, addr: u64, handle: &millpond::driver::sim::SimHandle) -> Outcome {
+fn map(sim: &Sim, addr: u64, handle: &millpond_sim::SimHandle) -> Outcome {
     // SAFETY: as for `unreserve`.
     Ok(unsafe { sim.map(Addr(addr), handle) }?)
 }
@@ -108,7 +108,7 @@ fn unmap(sim: &Sim, addr: u64, bytes: u64) -> Outcome {
     Ok(unsafe { sim.unmap(Addr(addr), bytes) }?)
 }
 #[allow(unsafe_code, reason = "handles of the simulated device")]
-fn release(sim: &Sim, handle: &millpond::driver::sim::SimHandle) -> Outcome {
+fn release(sim: &Sim, handle: &millpond_sim::SimHandle) -> Outcome {
     // SAFETY: as for `unreserve`.
     Ok(unsafe { sim.release(handle) }?)
 }

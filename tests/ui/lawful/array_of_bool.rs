@@ -1,6 +1,7 @@
 //! Elements that not every bit pattern is a value of.
 
-use millpond::{DeviceArray, driver::sim::Sim};
+use millpond::DeviceArray;
+use millpond_sim::Sim;
 
 fn holds(_: &DeviceArray<u8, Sim>) {} //~
 

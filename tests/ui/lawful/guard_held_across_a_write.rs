@@ -1,6 +1,6 @@
 //! A write to an array while a guard holds it for a kernel that reads it.
 
-use millpond::driver::sim::{Launch, Sim};
+use millpond_sim::{Launch, Sim};
 use millpond::{Allocator, Config, units::GIB};
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {

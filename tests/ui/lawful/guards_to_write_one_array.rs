@@ -1,6 +1,6 @@
 //! Two guards to write one array, for kernels on two streams.
 
-use millpond::driver::sim::{Launch, Sim};
+use millpond_sim::{Launch, Sim};
 use millpond::{Allocator, Config, units::GIB};
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {

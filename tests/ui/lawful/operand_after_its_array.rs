@@ -1,7 +1,8 @@
 //! An operand of a launch whose array was dropped.
 
 use millpond::kernel::{Argument, Kernel, TwinMemory};
-use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+use millpond::{Allocator, Config, units::GIB};
+use millpond_sim::Sim;
 
 static LOOK: Kernel = Kernel::new(c"look", c".version 7.0").twin(look);
 
@@ -18,7 +19,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let x = gpu.zeros::<f32>(8, &stream)?;
     let input = x.read();
     // SAFETY: `look` takes an operand, and reads a byte of it.
-    unsafe { LOOK.launch(&stream, 1, (input,))? };
+    unsafe { stream.launch(&LOOK, 1, (input,))? };
     drop(x); //~
     sim.verdict()?;
     Ok(())

@@ -1,6 +1,7 @@
 //! Dropping a borrowed source while its copy is under way.
 
-use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+use millpond::{Allocator, Config, transfer, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

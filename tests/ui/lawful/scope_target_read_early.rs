@@ -1,6 +1,7 @@
 //! Reading a borrowed target before the scope has waited.
 
-use millpond::{Allocator, Config, driver::sim::Sim, transfer, units::GIB};
+use millpond::{Allocator, Config, transfer, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

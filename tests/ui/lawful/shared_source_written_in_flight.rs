@@ -1,6 +1,7 @@
 //! Writing to a source of which a copy owns a share.
 
-use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+use millpond::{Allocator, Config, units::GIB};
+use millpond_sim::Sim;
 use std::sync::Arc;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {

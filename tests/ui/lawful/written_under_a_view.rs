@@ -1,6 +1,7 @@
 //! Writing to an array while a view to read it lives.
 
-use millpond::{Allocator, Config, driver::sim::Sim, units::GIB};
+use millpond::{Allocator, Config, units::GIB};
+use millpond_sim::Sim;
 
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let sim = Sim::new(GIB);

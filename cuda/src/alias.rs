@@ -1,0 +1,293 @@
+//! cudarc's own objects for our streams and contexts, and whose a stream is that cudarc names.
+//!
+//! cudarc counts streams with `Arc<CudaStream>`. A stream of ours is lent as such a value that owns nothing; somebody may
+//! keep a clone of it for longer than we keep the stream. So a stream whose alias was lent is destroyed when nobody else
+//! has the alias: it waits in the device's list of the [`Parked`], which is looked through whenever a stream is made or
+//! goes. What is still lent when the device goes is left to the context: that costs a handle, and never a call on one that
+//! is another stream by then.
+//!
+//! This file does not know arrays or order.
+
+use super::Cuda;
+use super::context::{Device, bad_handle, lacking};
+use super::probe;
+use super::stream::{GpuStream, LEGACY, PER_THREAD, Whose, capturing};
+use super::table::{Call, Handle, failed, kind_of};
+use cudarc::driver::sys::CUstream_st;
+use cudarc::driver::{CudaContext, CudaStream};
+use millpond_driver::DriverError;
+use millpond_driver::sync::{Arc, Mutex, MutexGuard};
+use millpond_driver::units::StreamId;
+use millpond_driver::{DriverResult, Fences, Memory};
+
+/// Streams that are ours to destroy, once nobody has their alias.
+#[derive(Default)]
+pub(super) struct Parked(Mutex<Vec<(Arc<CudaStream>, Handle<CUstream_st>)>>);
+
+/// Who a stream is that cudarc names.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Found {
+    /// A default stream: there is a reference to it at any time.
+    Default(GpuStream),
+    /// A stream with this identity.
+    Known(StreamId),
+}
+
+#[allow(unsafe_code, reason = "foreign calls, and promises about foreign streams")]
+impl Device {
+    /// cudarc's value of this context: the one that it was made from, or one of ours. What was current stays so.
+    pub(super) fn cudarc(&self) -> DriverResult<Arc<CudaContext>> {
+        if let Some(theirs) = self.theirs() {
+            return Ok(Arc::clone(theirs));
+        }
+        let mut alias = self.alias.lock();
+        if let Some(alias) = &*alias {
+            return Ok(Arc::clone(alias));
+        }
+        // cudarc panics where it finds no driver; it looks under the usual names only, whatever we were told.
+        if probe::open(probe::NAMES).is_err() {
+            return Err(lacking(
+                Call::primary_retain,
+                "cudarc finds no driver: it looks for libcuda under its usual names only, not where MILLPOND_LIBCUDA points",
+            ));
+        }
+        // Also where another context comes of it, which is given back at once.
+        let made = self.current_stays(|| match CudaContext::new(self.id.0 as usize) {
+            Ok(made) if made.cu_ctx() == self.context.0 => Ok(made),
+            Ok(_) => Err(bad_handle(
+                Call::primary_retain,
+                "cudarc's context of this device is not ours: two drivers, or a primary context that was reset",
+            )),
+            Err(e) => Err(failed(self.table(), Call::primary_retain, e.0 as u32)),
+        })?;
+        Ok(Arc::clone(alias.insert(made)))
+    }
+
+    /// Destroys a stream of ours, now or when its alias is in nobody's hands.
+    ///
+    /// # Safety
+    /// As [`Device::destroy_stream`], and nobody else gives the alias out.
+    pub(super) unsafe fn destroy_lent(&self, stream: Handle<CUstream_st>, alias: Option<Arc<CudaStream>>) {
+        match alias {
+            Some(alias) => self.parked.0.lock().push((alias, stream)),
+            // SAFETY: passed on from the caller.
+            None => unsafe { self.destroy_stream(stream) },
+        }
+        self.sweep_parked();
+    }
+
+    /// Destroys the parked streams whose alias nobody has any more.
+    pub(super) fn sweep_parked(&self) {
+        let mut free = Vec::new();
+        self.parked.0.lock().retain_mut(|(alias, stream)| {
+            // The only reference, with no weak one to make more from.
+            let lent = Arc::get_mut(alias).is_none();
+            if !lent {
+                free.push(*stream);
+            }
+            lent
+        });
+        for stream in free {
+            // SAFETY: parked by its last reference of ours, and the alias is gone: nobody has the handle.
+            unsafe { self.destroy_stream(stream) };
+        }
+    }
+}
+
+impl GpuStream {
+    /// cudarc's value of this stream, for its safe calls and its launches: for a stream that was adopted the same `Arc`,
+    /// for one of ours an alias that may be kept for as long as one likes. Orders nothing.
+    ///
+    /// cudarc counts no stream that it has not made itself: its own slices, used on an alias alone, are not tracked by it
+    /// (hazard 3 of DESIGN.md, cudarc's own types). Arrays of ours are, whatever stream it is.
+    ///
+    /// Whoever has it can capture a graph on the stream, by safe calls. So from here on every operation of ours on the
+    /// stream asks the driver first, and is refused while it captures (`Error::Capturing`).
+    ///
+    /// # Errors
+    /// A raw handle's stream, which nobody keeps alive; where cudarc finds no driver; the driver's.
+    #[allow(unsafe_code, reason = "promises about streams")]
+    pub fn cudarc(&self) -> DriverResult<Arc<CudaStream>> {
+        let device = self.device();
+        match self.whose() {
+            Whose::Adopted(Some(theirs)) => Ok(Arc::clone(theirs)),
+            Whose::Legacy => Ok(device.cudarc()?.default_stream()),
+            Whose::PerThread(_) => Ok(device.cudarc()?.per_thread_stream()),
+            Whose::Ours => {
+                // Before anybody has it, and so before any capture.
+                self.set_lent();
+                let mut alias = self.alias().lock();
+                if let Some(alias) = &*alias {
+                    return Ok(Arc::clone(alias));
+                }
+                let context = device.cudarc()?;
+                // SAFETY: a live stream of this context, which is destroyed when nobody has the alias any more
+                // (`destroy_lent`). Its order with other work is what whoever uses it makes of it: arrays record their uses.
+                let made = unsafe { context.wrap_borrowed_stream(self.handle()) };
+                Ok(Arc::clone(alias.insert(made)))
+            }
+            Whose::Promised | Whose::Mortal | Whose::Adopted(None) => Err(bad_handle(
+                Call::stream_get_ctx,
+                "the stream was taken by its raw handle, so that nobody keeps it alive: cudarc's value of it is its owner's to make",
+            )),
+        }
+    }
+}
+
+/// Whose turn it is to look into the store of a value of cudarc's: a value has the place that its address says. More
+/// places than threads that are likely to meet; two values that share one wait for each other, and nothing else.
+static TURNS: [Mutex<()>; 16] = [const { Mutex::new(()) }; 16];
+
+fn turn(context: &CudaContext) -> MutexGuard<'static, ()> {
+    // A value is larger than 64 bytes, below which addresses say nothing.
+    TURNS[(core::ptr::from_ref(context).addr() >> 6) % TURNS.len()].lock()
+}
+
+/// Runs calls of cudarc's as if no error were in store in its context, which the first of them would meet for its own and
+/// take away, and puts back what was. Also answers what they stored. One thread at a time for a context: another one would take what
+/// is put back for its own. Others' calls of cudarc's can still come in between: what these store counts as ours, and is told
+/// as ours. The calls come to nothing that waits for such a turn, and to nothing of a program's.
+#[doc(hidden)]
+pub fn store_stays<R>(
+    context: &CudaContext,
+    calls: impl FnOnce() -> R,
+) -> (R, Result<(), cudarc::driver::DriverError>) {
+    let _turn = (!planted!(CudaStoreShared)).then(|| turn(context));
+    let somebodys = context.check_err();
+    point!("cudarc's store is looked after");
+    let result = calls();
+    let stored = context.check_err();
+    context.record_err(somebodys);
+    (result, stored)
+}
+
+/// Leaves an error in the store of a context, for whom its next call belongs to.
+#[doc(hidden)]
+pub fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::DriverError>) {
+    if error.is_err() {
+        let _turn = turn(context);
+        context.record_err(error);
+    }
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Cuda {
+    /// Who this stream is. Its reference is alive, and so is it.
+    ///
+    /// # Errors
+    /// It captures; it is of another context; the driver's.
+    #[doc(hidden)]
+    pub fn find(&self, stream: &CudaStream) -> DriverResult<Found> {
+        let (device, handle) = (&self.device, stream.cu_stream());
+        if stream.context().cu_ctx() != device.context.0 {
+            return Err(bad_handle(
+                Call::stream_get_ctx,
+                "the stream is of another device or context than the array: give the call a stream of the array's device",
+            ));
+        }
+        match handle.addr() {
+            0 | LEGACY => return Ok(Found::Default(self.legacy_stream()?)),
+            PER_THREAD => return Ok(Found::Default(self.per_thread_stream()?)),
+            _ => {}
+        }
+        self.refuse_captured(stream)?;
+        // SAFETY: alive and not capturing.
+        let id = unsafe { device.driver_id(handle)? };
+        // Without ids: whoever is held here has its handle to itself.
+        Ok(Found::Known(id.or_else(|| device.known.held(handle)).unwrap_or(StreamId(u64::MAX))))
+    }
+
+    /// Fails if this stream captures a graph, which no other call of ours on it would survive. The legacy stream cannot.
+    #[doc(hidden)]
+    pub fn refuse_captured(&self, stream: &CudaStream) -> DriverResult<()> {
+        let handle = stream.cu_stream();
+        // SAFETY: alive, as its reference is.
+        if !matches!(handle.addr(), 0 | LEGACY) && unsafe { self.device.captures(handle)? } {
+            return Err(capturing(
+                Call::stream_get_id,
+                "the stream is capturing a graph, which could be launched when the array's memory is somebody else's",
+            ));
+        }
+        Ok(())
+    }
+
+    /// A stream of cudarc's in this stream's value of the context, which does nothing: while there is one cudarc's tracking is on in
+    /// that value. The device's own value keeps one for good. What the program itself switched off is its own to order.
+    /// The first one in a value waits for the whole context, as cudarc has it: else the owner's own first stream would not wait
+    /// either, behind slices of theirs that no event was recorded for.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[doc(hidden)]
+    pub fn anchor(&self, stream: &CudaStream) -> DriverResult<Arc<CudaStream>> {
+        let context = self.device.cudarc()?;
+        if !Arc::ptr_eq(&context, stream.context()) {
+            return self.anchor_in(stream.context());
+        }
+        if let Some(anchor) = &*self.device.anchor.lock() {
+            return Ok(Arc::clone(anchor));
+        }
+        // Not under the lock, as it may wait for the device. Of two that are made at once the second goes.
+        let made = self.anchor_in(&context)?;
+        let (kept, spare) = {
+            let mut anchor = self.device.anchor.lock();
+            match &*anchor {
+                Some(there) => (Arc::clone(there), Some(made)),
+                None => (Arc::clone(anchor.insert(made)), None),
+            }
+        };
+        self.current_stays(|| drop(spare));
+        Ok(kept)
+    }
+
+    /// cudarc counts a first stream before it waits, and goes on counting it when the wait fails: the owner's own first stream
+    /// would wait for nothing then. So the wait is ours: once before anything is counted, since most reasons to fail
+    /// are met there, and once behind the count, as cudarc does it, where a stream that is there can be taken back.
+    fn anchor_in(&self, context: &Arc<CudaContext>) -> DriverResult<Arc<CudaStream>> {
+        let of_cudarc =
+            |e: cudarc::driver::DriverError| failed(self.device.table(), Call::stream_create, e.0 as u32);
+        if context.is_in_multi_stream_mode() || !context.is_event_tracking() || planted!(CudaPhantomStream) {
+            let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
+            return made.map_err(of_cudarc);
+        }
+        self.synchronize_device()?;
+        let idle = self.device.internal_stream()?;
+        // SAFETY: a stream of ours in this context, which the device keeps; the alias does not leave this function.
+        let idle = unsafe { context.wrap_borrowed_stream(idle) };
+        // The one verb that waits for no more than a stream.
+        let (made, _) = self.current_stays(|| store_stays(context, || idle.fork()));
+        // Also where there is no stream: cudarc may count it all the same.
+        match (made, self.synchronize_device()) {
+            (Ok(made), Ok(())) => Ok(made),
+            (Ok(made), Err(e)) => {
+                let _ = self.current_stays(|| store_stays(context, || drop(made)));
+                Err(e)
+            }
+            (Err(e), waited) => {
+                if let Err(second) = waited {
+                    self.drop_failed(second);
+                }
+                Err(of_cudarc(e))
+            }
+        }
+    }
+
+    /// Runs calls of cudarc's, which leave their context current, and puts back what was.
+    #[doc(hidden)]
+    pub fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
+        self.device.current_stays(calls)
+    }
+
+    /// An error that cudarc met.
+    #[doc(hidden)]
+    pub fn error_of(call: &'static str, code: u32) -> DriverError {
+        DriverError::new(call, code, kind_of(code), "cudarc met an error")
+    }
+
+    /// A reference to this stream for as long as it is borrowed, which is longer than the reference is kept.
+    #[doc(hidden)]
+    pub fn for_now(&self, stream: &CudaStream) -> GpuStream {
+        self.passing_reference(stream.cu_stream())
+    }
+}

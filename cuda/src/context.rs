@@ -1,0 +1,456 @@
+//! One CUDA context, shared by everything of ours in it: retained once, bound on every path that calls the driver, and
+//! what was current before put back.
+//!
+//! Two [`Cuda`](super::Cuda) values of one context share one [`Device`], found in a process-wide table, so that their
+//! allocators share timelines. The context lives as long as anything made from it: memory, streams and events hold the
+//! device. This file does not know what is done in a context.
+//!
+//! Binding costs one question (12 ns measured) where the context is current already, which is the common case; else it
+//! is pushed and, at the end of the call, popped. Setting it and leaving it set would be cheaper and would surprise a
+//! program that works with two contexts in one thread.
+
+use super::alias::Parked;
+use super::event::Mode;
+use super::kernel::Kernels;
+use super::launch::Loaded;
+use super::memory::AsyncPool;
+use super::probe::{Api, Code, api};
+use super::ranges::Ranges;
+use super::stream::Known;
+use super::table::{AllocationProp, Call, Calls, Handle, Table, check};
+use core::ffi::c_int;
+use core::fmt;
+use core::sync::atomic::AtomicBool;
+use cudarc::driver::result::ctx;
+use cudarc::driver::sys::{CUctx_st, CUstream, CUstream_st};
+use cudarc::driver::{CudaContext, CudaStream};
+use millpond_driver::sync::{Arc, Mutex, Weak};
+use millpond_driver::units::DeviceId;
+use millpond_driver::{DeviceSlot, DriverResult};
+use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
+
+/// Errors of destructors that are kept, at most.
+const DEFERRED_KEPT: usize = 64;
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+const VIRTUAL_MEMORY: c_int = 102;
+/// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`.
+const MEMORY_POOLS: c_int = 115;
+/// `CU_STREAM_NON_BLOCKING`.
+pub(super) const NON_BLOCKING: u32 = 1;
+
+/// What keeps the context alive.
+enum Keep {
+    /// The device's primary context, retained by us.
+    Primary,
+    /// Somebody else's, by their counted reference.
+    Theirs(Arc<CudaContext>),
+}
+
+/// One context and what our values in it share.
+pub(super) struct Device {
+    pub(super) api: &'static Api,
+    pub(super) id: DeviceId,
+    /// The driver's number of the device.
+    pub(super) ordinal: c_int,
+    pub(super) context: Handle<CUctx_st>,
+    pub(super) slot: DeviceSlot,
+    pub(super) calls: Calls,
+    pub(super) ranges: Ranges,
+    pub(super) known: Known,
+    /// As [`Cuda::expect_captures`](super::Cuda::expect_captures) was told.
+    pub(super) expects_captures: AtomicBool,
+    pub(super) kernels: Mutex<Option<Arc<Kernels>>>,
+    /// Programs' kernels.
+    pub(super) loaded: Mutex<Loaded>,
+    /// Bytes; `None` where the device has no virtual memory management.
+    pub(super) granularity: Option<u64>,
+    pub(super) has_pools: bool,
+    /// A stream for our own fills; made when first needed.
+    internal: Mutex<Option<Handle<CUstream_st>>>,
+    /// cudarc's value of a context that we opened, once it was asked for, and streams whose aliases are lent.
+    pub(super) alias: Mutex<Option<Arc<CudaContext>>>,
+    pub(super) parked: Parked,
+    /// A stream of cudarc's in that context, which does nothing: it keeps cudarc's tracking on (hazard 2).
+    pub(super) anchor: Mutex<Option<Arc<CudaStream>>>,
+    deferred: Mutex<Vec<DriverError>>,
+    keep: Keep,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({}, context {:?})", self.id, self.context)
+    }
+}
+
+/// The contexts in use. A context's handle is its identity as long as something holds it.
+static OPEN: Mutex<Vec<(usize, Weak<Device>)>> = Mutex::new(Vec::new());
+
+/// How many devices the driver shows this process.
+#[allow(unsafe_code, reason = "foreign calls")]
+pub(super) fn count(api: &Api) -> Result<u32, Unavailable> {
+    let mut found = 0;
+    // SAFETY: the pointer is a local's.
+    let code = unsafe { (api.table.device_get_count)(&raw mut found) };
+    check(&api.table, Call::device_get_count, code)?;
+    Ok(u32::try_from(found).unwrap_or(0))
+}
+
+/// The driver's own answer that there is no device, from its very start.
+pub(super) fn none_at_all(e: Unavailable, asked: u32) -> Unavailable {
+    match e {
+        Unavailable::Driver(d) if d.code == 100 => Unavailable::NoDevice { asked, found: 0 },
+        other => other,
+    }
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Device {
+    /// The device's primary context.
+    pub(super) fn open(asked: u32) -> Result<Arc<Device>, Unavailable> {
+        let api = api().map_err(|e| none_at_all(e, asked))?;
+        let found = count(api).map_err(|e| none_at_all(e, asked))?;
+        let Some(ordinal) = c_int::try_from(asked).ok().filter(|_| asked < found) else {
+            return Err(Unavailable::NoDevice { asked, found });
+        };
+        let ordinal = device_of(api, ordinal)?;
+        let mut context = core::ptr::null_mut();
+        // SAFETY: the pointer is a local's and the device is one of the driver's.
+        let code = unsafe { (api.table.primary_retain)(&raw mut context, ordinal) };
+        check(&api.table, Call::primary_retain, code)?;
+        Device::shared(api, DeviceId(asked), ordinal, Handle(context), Keep::Primary)
+    }
+
+    /// The context that somebody else made.
+    pub(super) fn of_context(theirs: Arc<CudaContext>) -> Result<Arc<Device>, Unavailable> {
+        let asked = theirs.ordinal() as u32;
+        let found = api().and_then(|api| Ok((api, device_of(api, asked.cast_signed())?)));
+        let (api, ordinal) = match found {
+            Ok(found) => found,
+            Err(e) => {
+                let_go(theirs);
+                return Err(e);
+            }
+        };
+        let context = Handle(theirs.cu_ctx());
+        Device::shared(api, DeviceId(asked), ordinal, context, Keep::Theirs(theirs))
+    }
+
+    /// The value of this context, the one there is or a new one.
+    fn shared(
+        api: &'static Api,
+        id: DeviceId,
+        ordinal: c_int,
+        context: Handle<CUctx_st>,
+        keep: Keep,
+    ) -> Result<Arc<Device>, Unavailable> {
+        let mut open = OPEN.lock();
+        let here =
+            |(at, weak): &(usize, Weak<Device>)| (*at == context.number()).then(|| weak.upgrade()).flatten();
+        if let Some(device) = open.iter().find_map(here) {
+            // It holds the context already: the second hold goes back.
+            match keep {
+                Keep::Primary => device.release_primary(),
+                Keep::Theirs(theirs) => let_go(theirs),
+            }
+            return Ok(device);
+        }
+        open.retain(|(_, weak)| weak.strong_count() > 0);
+        let mut device = Device {
+            api,
+            id,
+            ordinal,
+            context,
+            slot: DeviceSlot::default(),
+            calls: Calls::new(),
+            ranges: Ranges::default(),
+            known: Known::default(),
+            expects_captures: AtomicBool::new(false),
+            kernels: Mutex::new(None),
+            loaded: Mutex::default(),
+            granularity: None,
+            has_pools: false,
+            internal: Mutex::new(None),
+            alias: Mutex::new(None),
+            parked: Parked::default(),
+            anchor: Mutex::new(None),
+            deferred: Mutex::new(Vec::new()),
+            keep,
+        };
+        device.granularity = device.ask_granularity()?;
+        device.has_pools = device.attribute(MEMORY_POOLS)? != 0;
+        let device = Arc::new(device);
+        open.push((context.number(), Arc::downgrade(&device)));
+        Ok(device)
+    }
+
+    /// cudarc's value that this was made from.
+    pub(super) fn theirs(&self) -> Option<&Arc<CudaContext>> {
+        match &self.keep {
+            Keep::Theirs(theirs) => Some(theirs),
+            Keep::Primary => None,
+        }
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.api.table
+    }
+
+    /// Counts a call that was made, and makes its code a result.
+    #[inline]
+    pub(super) fn done(&self, call: Call, code: Code) -> DriverResult<()> {
+        self.calls.count(call);
+        check(self.table(), call, code)
+    }
+
+    /// Makes the context current until the guard is dropped.
+    #[inline]
+    pub(super) fn bind(&self) -> DriverResult<Bound<'_>> {
+        self.bind_context(self.context)
+    }
+
+    /// As [`Device::bind`], another context than ours.
+    pub(super) fn bind_context(&self, context: Handle<CUctx_st>) -> DriverResult<Bound<'_>> {
+        let current = self.current()?;
+        if current.0 == context.0 {
+            return Ok(Bound(None));
+        }
+        // SAFETY: the context is alive: ours is kept, another one is its stream's.
+        let code = unsafe { (self.table().ctx_push)(context.0) };
+        self.done(Call::ctx_push, code)?;
+        Ok(Bound(Some(self)))
+    }
+
+    /// What is current on this thread; null for nothing.
+    pub(super) fn current(&self) -> DriverResult<Handle<CUctx_st>> {
+        let mut current = core::ptr::null_mut();
+        // SAFETY: the pointer is a local's.
+        let code = unsafe { (self.table().ctx_get_current)(&raw mut current) };
+        self.done(Call::ctx_get_current, code)?;
+        Ok(Handle(current))
+    }
+
+    /// Runs calls of cudarc's, which leave their context current, and puts back what was.
+    pub(super) fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
+        let before = self.current();
+        let result = calls();
+        match before {
+            Ok(before) => self.restore(before),
+            Err(e) => self.defer(e),
+        }
+        result
+    }
+
+    /// Puts back what was current, after foreign code may have changed it.
+    fn restore(&self, before: Handle<CUctx_st>) {
+        if self.current().is_ok_and(|now| now.0 != before.0) {
+            // SAFETY: it was current on this thread before; null means none.
+            let code = unsafe { (self.table().ctx_set_current)(before.0) };
+            if let Err(e) = self.done(Call::ctx_set_current, code) {
+                self.defer(e);
+            }
+        }
+    }
+
+    pub(super) fn attribute(&self, which: c_int) -> DriverResult<c_int> {
+        let mut value = 0;
+        // SAFETY: the pointer is a local's, the device is one of the driver's.
+        let code = unsafe { (self.table().device_get_attribute)(&raw mut value, which, self.ordinal) };
+        self.done(Call::device_get_attribute, code)?;
+        Ok(value)
+    }
+
+    fn ask_granularity(&self) -> DriverResult<Option<u64>> {
+        if self.attribute(VIRTUAL_MEMORY)? == 0 {
+            return Ok(None);
+        }
+        let bound = self.bind()?;
+        let (mut bytes, prop) = (0_usize, AllocationProp::device(self.ordinal));
+        // SAFETY: both pointers are locals'; 0 asks for the minimum.
+        let code = unsafe { (self.table().mem_granularity)(&raw mut bytes, &raw const prop, 0) };
+        self.done(Call::mem_granularity, code)?;
+        drop(bound);
+        Ok(Some(bytes as u64))
+    }
+
+    /// A non-blocking stream of our own, for fills that belong to nobody's stream.
+    pub(super) fn internal_stream(&self) -> DriverResult<CUstream> {
+        let mut internal = self.internal.lock();
+        if let Some(stream) = *internal {
+            return Ok(stream.0);
+        }
+        let stream = self.make_stream(NON_BLOCKING, 0)?;
+        *internal = Some(stream);
+        Ok(stream.0)
+    }
+
+    pub(super) fn make_stream(&self, flags: u32, priority: i32) -> DriverResult<Handle<CUstream_st>> {
+        let bound = self.bind()?;
+        let mut stream = core::ptr::null_mut();
+        // SAFETY: the pointer is a local's.
+        let code = unsafe { (self.table().stream_create)(&raw mut stream, flags, priority) };
+        self.done(Call::stream_create, code)?;
+        drop(bound);
+        Ok(Handle(stream))
+    }
+
+    /// Destroys a stream of ours, which returns at once whatever is pending.
+    ///
+    /// # Safety
+    /// [`Device::make_stream`] made it, and nobody uses the handle any more.
+    pub(super) unsafe fn destroy_stream(&self, stream: Handle<CUstream_st>) {
+        self.quietly(Call::stream_destroy, |table| {
+            // SAFETY: passed on from the caller.
+            unsafe { (table.stream_destroy)(stream.0) }
+        });
+    }
+
+    /// Blocks the host until a stream is idle.
+    ///
+    /// # Safety
+    /// The stream is alive.
+    pub(super) unsafe fn wait_for_stream(&self, stream: CUstream) -> DriverResult<()> {
+        let bound = self.bind()?;
+        // SAFETY: passed on from the caller.
+        let code = unsafe { (self.table().stream_synchronize)(stream) };
+        self.done(Call::stream_synchronize, code)?;
+        drop(bound);
+        Ok(())
+    }
+
+    /// A destructor's call: bound, counted, and its error kept for whoever asks. It comes once, so a context that could
+    /// not be bound is tried again: else the one thing would be left that a later call could have given back.
+    pub(super) fn quietly(&self, call: Call, verb: impl FnOnce(&Table) -> Code) {
+        let result = self.bind().or_else(|_| self.bind()).and_then(|bound| {
+            let code = verb(self.table());
+            drop(bound);
+            self.done(call, code)
+        });
+        if let Err(e) = result {
+            self.defer(e);
+        }
+    }
+
+    /// Keeps an error that nobody could be told, unless it only says that the driver, or the context, is gone: then the
+    /// process is ending, or everything went with the context.
+    pub(super) fn defer(&self, error: DriverError) {
+        if is_farewell(&error) {
+            return;
+        }
+        let mut deferred = self.deferred.lock();
+        if deferred.len() < DEFERRED_KEPT {
+            deferred.push(error);
+        }
+    }
+
+    pub(super) fn deferred(&self) -> Vec<DriverError> {
+        self.deferred.lock().clone()
+    }
+
+    fn release_primary(&self) {
+        // SAFETY: each call gives back one hold of ours, by `open` alone.
+        let code = unsafe { (self.table().primary_release)(self.ordinal) };
+        if let Err(e) = self.done(Call::primary_release, code) {
+            self.defer(e);
+        }
+    }
+}
+
+/// Whether an error says no more than that there is nothing left to destroy: 4 the driver was shut down, 709 the context
+/// was destroyed.
+pub(super) fn is_farewell(error: &DriverError) -> bool {
+    matches!(error.code, 4 | 709)
+}
+
+/// An error of ours about a handle.
+pub(super) fn bad_handle(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(call.name(), 400, DriverErrorKind::InvalidHandle, message)
+}
+
+/// An error of ours about an argument.
+pub(super) fn invalid(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(call.name(), 1, DriverErrorKind::InvalidValue, message)
+}
+
+/// An error of ours about something that this driver or device lacks.
+pub(super) fn lacking(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(call.name(), 801, DriverErrorKind::NotSupported, message)
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+fn device_of(api: &Api, asked: c_int) -> DriverResult<c_int> {
+    let mut ordinal = 0;
+    // SAFETY: the pointer is a local's.
+    let code = unsafe { (api.table.device_get)(&raw mut ordinal, asked) };
+    check(&api.table, Call::device_get, code)?;
+    Ok(ordinal)
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Drop for Device {
+    fn drop(&mut self) {
+        let (kernels, loaded) = (self.kernels.get_mut().take(), core::mem::take(self.loaded.get_mut()));
+        {
+            // The last value of a context may go beside somebody's capture in it.
+            let _mode = Mode::relaxed(self);
+            if let Some(kernels) = kernels {
+                kernels.unload(self);
+            }
+            loaded.unload(self);
+        }
+        if let Some(stream) = self.internal.get_mut().take() {
+            // SAFETY: made by `internal_stream`; the device is being dropped, so nobody else has it.
+            unsafe { self.destroy_stream(stream) };
+        }
+        AsyncPool::destroy_all(self.ranges.take_pooled(), self);
+        self.sweep_parked();
+        let theirs = (self.anchor.get_mut().take(), self.alias.get_mut().take());
+        // The last references destroy the stream and give the context back, and to do so make it current.
+        match core::mem::replace(&mut self.keep, Keep::Primary) {
+            Keep::Primary => {
+                if let (Some(_), _) | (_, Some(_)) = &theirs {
+                    self.current_stays(|| drop(theirs));
+                }
+                self.release_primary();
+            }
+            Keep::Theirs(context) => self.current_stays(|| drop((theirs, context))),
+        }
+    }
+}
+
+/// Drops a context of cudarc's where there is no value of ours for it, or another one: the last reference makes it current
+/// to give it back. cudarc is asked, whose context it is, because ours may be no driver at all.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn let_go(theirs: Arc<CudaContext>) {
+    let before = ctx::get_current();
+    drop(theirs);
+    if let Ok(before) = before
+        && ctx::get_current().is_ok_and(|now| now != before)
+    {
+        // SAFETY: it was current on this thread before; null means none.
+        let _ = unsafe { ctx::set_current(before.unwrap_or(core::ptr::null_mut())) };
+    }
+}
+
+/// The context is current on this thread; what was, comes back when this is dropped.
+#[must_use = "the context is current until this is dropped"]
+pub(super) struct Bound<'a>(Option<&'a Device>);
+
+impl Drop for Bound<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(device) = self.0 {
+            pop(device);
+        }
+    }
+}
+
+#[cold]
+#[allow(unsafe_code, reason = "foreign calls")]
+fn pop(device: &Device) {
+    let mut popped = core::ptr::null_mut();
+    // SAFETY: the pointer is a local's; the push was made by this thread, because the guard is not Send.
+    let code = unsafe { (device.table().ctx_pop)(&raw mut popped) };
+    if let Err(e) = device.done(Call::ctx_pop, code) {
+        device.defer(e);
+    }
+}

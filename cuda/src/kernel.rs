@@ -1,0 +1,410 @@
+//! Our own kernels: fill a range with a word, check that it holds it, hold a stream behind a gate.
+//!
+//! They make a program's memory visible on a real device as the simulator's pattern kernels do on a simulated one: what
+//! was written at allocation must still be there just before the free. They are committed PTX (`kernels/`), loaded when
+//! first used and compiled by the driver; nothing is needed at build or run but the driver. The launches are safe: their
+//! ranges must be live memory of this backend. This file does not know allocations or order.
+//!
+//! A check reports into a slot of its own, so that a launch costs no transfer. There are 65,536 slots, one lap of checks;
+//! when they are used up the host waits for the device, keeps what they say and begins again, because two launches that
+//! share a slot would have to be ordered. Checks are therefore launched one at a time.
+
+use super::Cuda;
+use super::context::{Device, bad_handle, invalid};
+use super::stream::GpuStream;
+use super::table::{Call, Handle};
+use core::ffi::{CStr, c_void};
+use core::fmt;
+use cudarc::driver::sys::{CUfunc_st, CUmod_st, CUstream};
+use millpond_driver::sync::{Arc, Mutex};
+use millpond_driver::units::{Addr, AllocationId, StreamId};
+use millpond_driver::{DriverResult, Fences};
+
+const FILL: &str = concat!(include_str!("../kernels/fill.ptx"), "\0");
+const CHECK: &str = concat!(include_str!("../kernels/check.ptx"), "\0");
+const SPIN: &str = concat!(include_str!("../kernels/spin.ptx"), "\0");
+
+/// Slots of checks.
+const SLOTS: u64 = 1 << 16;
+/// The four words of a slot, as kernels/check.cu says, in bytes.
+const SLOT_BYTES: u64 = 32;
+/// Threads of a block.
+const BLOCK: u32 = 256;
+/// Blocks of a launch, at most: enough to fill every GPU seen, each thread taking many words.
+const MOST_BLOCKS: u64 = 1056;
+
+/// What a check was launched for.
+#[derive(Clone, Copy, Debug)]
+struct Launched {
+    stream: StreamId,
+    addr: Addr,
+    bytes: u64,
+    word: u64,
+    allocation: Option<AllocationId>,
+}
+
+/// A loaded module and its function.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel {
+    module: Handle<CUmod_st>,
+    function: Handle<CUfunc_st>,
+}
+
+/// The kernels of one context, with what they report into.
+pub(super) struct Kernels {
+    fill: Kernel,
+    check: Kernel,
+    pub(super) spin: Kernel,
+    /// Device memory: the slots of one lap.
+    slots: u64,
+    log: Mutex<Log>,
+    pub(super) cells: Mutex<super::gate::Cells>,
+}
+
+#[derive(Default)]
+struct Log {
+    /// Checks that were queued.
+    checks: u64,
+    /// What each used slot of this lap is for.
+    lap: Vec<Launched>,
+    /// Slots of the lap before that have been read and are not yet made as new: not 0 only while the driver refuses.
+    used: usize,
+    /// What earlier laps found, the first ones.
+    found: Vec<BadRange>,
+    /// How many checks of earlier laps found something.
+    bad: u64,
+}
+
+/// Findings of earlier laps that are kept; the others are counted.
+const FOUND_KEPT: usize = 64;
+
+/// A range that did not hold what it should have: one check's finding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BadRange {
+    /// The stream that the check ran on.
+    pub stream: StreamId,
+    /// The range's first byte.
+    pub addr: Addr,
+    /// The range's length in bytes.
+    pub bytes: u64,
+    /// The allocation that it was checked for, if that was said.
+    pub allocation: Option<AllocationId>,
+    /// The repeating word that was expected.
+    pub expected: u64,
+    /// What one of the threads that saw a difference found instead: a word, or a byte where no whole word fits.
+    pub found: u64,
+    /// The lowest offset of a difference, in bytes from the beginning of the range.
+    pub offset: u64,
+    /// How many words differ (bytes where no whole word fits).
+    pub words: u64,
+}
+
+impl fmt::Display for BadRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "check on {}", self.stream)?;
+        if let Some(id) = self.allocation {
+            write!(f, ", for allocation {id}")?;
+        }
+        write!(
+            f,
+            ", of {} bytes at {}: {} words differ, the first {} bytes into it; found {:#x} instead of {:#x}: another operation wrote between the write and this check, or this one ran before its data was there",
+            self.bytes, self.addr, self.words, self.offset, self.found, self.expected
+        )
+    }
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Kernel {
+    fn load(device: &Device, ptx: &'static str, name: &'static CStr) -> DriverResult<Kernel> {
+        let bound = device.bind()?;
+        let mut module = core::ptr::null_mut();
+        // SAFETY: the pointer is a local's; the text ends with a zero.
+        let code = unsafe { (device.table().module_load)(&raw mut module, ptx.as_ptr().cast()) };
+        device.done(Call::module_load, code)?;
+        let mut function = core::ptr::null_mut();
+        // SAFETY: the pointer is a local's, the module was loaded above, the name ends with a zero.
+        let code = unsafe { (device.table().module_get_function)(&raw mut function, module, name.as_ptr()) };
+        let kernel = Kernel { module: Handle(module), function: Handle(function) };
+        let loaded = device.done(Call::module_get_function, code).and_then(|()| {
+            // A kernel is otherwise loaded by its first launch, which waits for the running ones.
+            let Some(load) = device.table().func_load else { return Ok(()) };
+            // SAFETY: the function was found above.
+            let code = unsafe { load(function) };
+            device.done(Call::func_load, code)
+        });
+        drop(bound);
+        loaded.inspect_err(|_| kernel.unload(device))?;
+        Ok(kernel)
+    }
+
+    fn unload(self, device: &Device) {
+        device.quietly(Call::module_unload, |table| {
+            // SAFETY: loaded by `load`, unloaded once, after its launches are complete.
+            unsafe { (table.module_unload)(self.module.0) }
+        });
+    }
+
+    /// # Safety
+    /// `parameters` point to values of the kernel's types, in order, and what the kernel touches is live memory.
+    pub(super) unsafe fn launch(
+        self,
+        device: &Device,
+        stream: CUstream,
+        (blocks, threads): (u32, u32),
+        parameters: &mut [*mut c_void],
+    ) -> DriverResult<()> {
+        let bound = device.bind()?;
+        let (launch, none) = (device.table().launch_kernel, core::ptr::null_mut());
+        let values = parameters.as_mut_ptr();
+        // SAFETY: passed on from the caller; the function belongs to this context, which is current.
+        let code = unsafe { launch(self.function.0, blocks, 1, 1, threads, 1, 1, 0, stream, values, none) };
+        device.done(Call::launch_kernel, code)?;
+        drop(bound);
+        Ok(())
+    }
+}
+
+fn pointer_to<T>(value: &mut T) -> *mut c_void {
+    (&raw mut *value).cast()
+}
+
+/// Blocks for a range.
+fn blocks_for(bytes: u64) -> u32 {
+    let words_of_block = u64::from(BLOCK) * 8 * 4;
+    bytes.div_ceil(words_of_block).clamp(1, MOST_BLOCKS) as u32
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Kernels {
+    fn load(device: &Device) -> DriverResult<Kernels> {
+        let fill = Kernel::load(device, FILL, c"millpond_fill")?;
+        let check = Kernel::load(device, CHECK, c"millpond_check").inspect_err(|_| fill.unload(device))?;
+        let unload_two = |_: &_| {
+            fill.unload(device);
+            check.unload(device);
+        };
+        let spin = Kernel::load(device, SPIN, c"millpond_spin").inspect_err(unload_two)?;
+        let slots = fresh_slots(device).inspect_err(|e| {
+            unload_two(e);
+            spin.unload(device);
+        })?;
+        Ok(Kernels { fill, check, spin, slots, log: Mutex::default(), cells: Mutex::default() })
+    }
+
+    /// Gives everything back. The first call waits for every kernel on the device, ours included.
+    pub(super) fn unload(&self, device: &Device) {
+        device.quietly(Call::mem_free, |table| {
+            // SAFETY: allocated by `fresh_slots`; the call waits for whoever still writes there.
+            unsafe { (table.mem_free)(self.slots) }
+        });
+        self.cells.lock().unpin(device);
+        for kernel in [self.fill, self.check, self.spin] {
+            kernel.unload(device);
+        }
+    }
+
+    /// The slots' words. Every check is complete, as the caller saw.
+    fn read_slots(&self, device: &Device) -> DriverResult<Vec<[u64; 4]>> {
+        let mut words = vec![[0_u64; 4]; SLOTS as usize];
+        let stream = device.internal_stream()?;
+        let bound = device.bind()?;
+        let (into, bytes) = (words.as_mut_ptr().cast(), size_of_val(&words[..]));
+        // SAFETY: the vector is as long as the slots, and is waited for below.
+        let code = unsafe { (device.table().memcpy_d2h)(into, self.slots, bytes, stream) };
+        device.done(Call::memcpy_d2h, code)?;
+        // SAFETY: the device's own stream.
+        unsafe { device.wait_for_stream(stream)? };
+        drop(bound);
+        Ok(words)
+    }
+
+    /// Waits for the device and reads what the checks of this lap found.
+    fn harvest(&self, cuda: &Cuda, log: &Log) -> DriverResult<Vec<BadRange>> {
+        cuda.synchronize_device()?;
+        let slots = self.read_slots(&cuda.device)?;
+        let bad = slots.iter().zip(&log.lap).filter(|(slot, _)| slot[0] != 0);
+        Ok(bad
+            .map(|(&[words, offset, _, found], l)| BadRange {
+                stream: l.stream,
+                addr: l.addr,
+                bytes: l.bytes,
+                allocation: l.allocation,
+                expected: l.word,
+                found,
+                offset,
+                words,
+            })
+            .collect())
+    }
+
+    /// Waits for the device, keeps what this lap found and begins the next.
+    fn next_lap(&self, cuda: &Cuda, log: &mut Log) -> DriverResult<()> {
+        if log.used == 0 {
+            let found = self.harvest(cuda, log)?;
+            log.bad += found.len() as u64;
+            let room = FOUND_KEPT.saturating_sub(log.found.len());
+            log.found.extend(found.into_iter().take(room));
+            log.used = log.lap.len();
+            log.lap.clear();
+        }
+        clear_slots(&cuda.device, self.slots, log.used)?;
+        log.used = 0;
+        Ok(())
+    }
+}
+
+/// Device memory for the slots.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn fresh_slots(device: &Device) -> DriverResult<u64> {
+    let bound = device.bind()?;
+    let mut slots = 0;
+    // SAFETY: the pointer is a local's.
+    let code = unsafe { (device.table().mem_alloc)(&raw mut slots, (SLOTS * SLOT_BYTES) as usize) };
+    device.done(Call::mem_alloc, code)?;
+    drop(bound);
+    if let Err(e) = clear_slots(device, slots, SLOTS as usize) {
+        device.quietly(Call::mem_free, |table| {
+            // SAFETY: allocated above, and no kernel knows it.
+            unsafe { (table.mem_free)(slots) }
+        });
+        return Err(e);
+    }
+    Ok(slots)
+}
+
+/// Makes the first `count` slots as kernels/check.cu wants them. No check is under way.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn clear_slots(device: &Device, slots: u64, count: usize) -> DriverResult<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let words = vec![[0, u64::MAX, 0, 0]; count];
+    let stream = device.internal_stream()?;
+    let bound = device.bind()?;
+    let (from, bytes) = (words.as_ptr().cast(), size_of_val(&words[..]));
+    // SAFETY: there are no fewer slots than words in the vector, which is waited for below.
+    let code = unsafe { (device.table().memcpy_h2d)(slots, from, bytes, stream) };
+    device.done(Call::memcpy_h2d, code)?;
+    // SAFETY: the device's own stream.
+    unsafe { device.wait_for_stream(stream)? };
+    drop(bound);
+    Ok(())
+}
+
+/// The kernels.
+impl Cuda {
+    /// Loads the kernels now, so that no later launch waits for running ones. Takes 2 MiB of the device.
+    ///
+    /// # Errors
+    /// The driver's; it compiles the kernels for its device.
+    pub fn load_kernels(&self) -> DriverResult<()> {
+        self.kernels().map(drop)
+    }
+
+    pub(super) fn kernels(&self) -> DriverResult<Arc<Kernels>> {
+        let mut kernels = self.device.kernels.lock();
+        if let Some(loaded) = &*kernels {
+            return Ok(Arc::clone(loaded));
+        }
+        let loaded = Arc::new(self.relaxed(|| Kernels::load(&self.device))?);
+        *kernels = Some(Arc::clone(&loaded));
+        Ok(loaded)
+    }
+
+    /// The stream, for a kernel that touches a range.
+    fn launchable(&self, stream: &GpuStream, addr: Addr, bytes: u64) -> DriverResult<CUstream> {
+        let call = Call::launch_kernel;
+        if !Arc::ptr_eq(stream.device(), &self.device) {
+            let message =
+                format!("{:?} is of another device or context than this one of {}", stream, self.device.id);
+            return Err(bad_handle(call, message));
+        }
+        if self.device.ranges.place(addr.0, bytes).is_none() {
+            let message = format!("{bytes} bytes at {addr} are not wholly inside memory of this device");
+            return Err(invalid(call, message));
+        }
+        stream.here(call)
+    }
+
+    /// Queues a kernel that fills a range of this backend's with a repeating 8-byte word, little endian, beginning at
+    /// `addr`. Ordered on `stream` only.
+    ///
+    /// # Errors
+    /// A range that is not ours, or not whole; the driver's. Nothing was then queued.
+    #[allow(unsafe_code, reason = "foreign calls")]
+    pub fn write_pattern(&self, stream: &GpuStream, addr: Addr, bytes: u64, word: u64) -> DriverResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let native = self.launchable(stream, addr, bytes)?;
+        let kernels = self.kernels()?;
+        let (mut addr, mut bytes, mut word) = (addr.0, bytes, word);
+        let shape = (blocks_for(bytes), BLOCK);
+        let parameters = &mut [pointer_to(&mut addr), pointer_to(&mut bytes), pointer_to(&mut word)];
+        // SAFETY: three 8-byte values, as kernels/fill.cu declares; the range is ours, checked above.
+        unsafe { kernels.fill.launch(&self.device, native, shape, parameters) }
+    }
+
+    /// Queues a kernel that checks that a range of this backend's holds a repeating word. What it finds,
+    /// [`Cuda::bad_ranges`] tells. Ordered on `stream` only; every 65,536th check waits for the device first.
+    ///
+    /// # Errors
+    /// As [`Cuda::write_pattern`].
+    #[allow(unsafe_code, reason = "foreign calls")]
+    pub fn check_pattern(
+        &self,
+        stream: &GpuStream,
+        addr: Addr,
+        bytes: u64,
+        word: u64,
+        allocation: Option<AllocationId>,
+    ) -> DriverResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let native = self.launchable(stream, addr, bytes)?;
+        let kernels = self.kernels()?;
+        let mut log = kernels.log.lock();
+        if log.lap.len() as u64 == SLOTS || log.used > 0 {
+            kernels.next_lap(self, &mut log)?;
+        }
+        let (mut at, mut length, mut expected, mut tag) = (addr.0, bytes, word, log.checks);
+        let mut out = kernels.slots + log.lap.len() as u64 * SLOT_BYTES;
+        let shape = (blocks_for(bytes), BLOCK);
+        let parameters = &mut [
+            pointer_to(&mut at),
+            pointer_to(&mut length),
+            pointer_to(&mut expected),
+            pointer_to(&mut out),
+            pointer_to(&mut tag),
+        ];
+        // SAFETY: five 8-byte values, as kernels/check.cu declares; the range is ours, the slot this launch's.
+        unsafe { kernels.check.launch(&self.device, native, shape, parameters)? };
+        log.checks += 1;
+        log.lap.push(Launched { stream: stream.info().id, addr, bytes, word, allocation });
+        Ok(())
+    }
+
+    /// How many checks were queued in this context so far.
+    pub fn checks(&self) -> u64 {
+        // The lock of the one is not held for that of the other, which a harvest holds while it waits for the device.
+        let kernels = self.device.kernels.lock().clone();
+        kernels.map_or(0, |k| k.log.lock().checks)
+    }
+
+    /// What the checks found so far: the first findings, and how many there are in all. With `finish` the host first
+    /// waits for the device, so that all have run, and begins a new lap of 65,536 checks, none of which waits; without,
+    /// only laps that are over count, and nothing is waited for.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn bad_ranges(&self, finish: bool) -> DriverResult<(Vec<BadRange>, u64)> {
+        let kernels = self.device.kernels.lock().clone();
+        let Some(kernels) = kernels else { return Ok((Vec::new(), 0)) };
+        let mut log = kernels.log.lock();
+        if finish {
+            kernels.next_lap(self, &mut log)?;
+        }
+        Ok((log.found.clone(), log.bad))
+    }
+}

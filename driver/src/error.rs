@@ -1,0 +1,156 @@
+//! What a driver says when it fails, and why a device cannot be had.
+//!
+//! Every message says what was asked, what was found and what to do. This file knows no driver's own codes but the two that a
+//! question below names.
+
+use core::fmt;
+use std::borrow::Cow;
+
+/// What a driver's failure means to an allocator.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DriverErrorKind {
+    /// The device or the host has no memory left.
+    OutOfMemory,
+    /// An argument, an address or a size was refused.
+    InvalidValue,
+    /// A handle names nothing alive.
+    InvalidHandle,
+    /// The call is not allowed while a stream is being captured.
+    Capturing,
+    /// The device or driver cannot do this.
+    NotSupported,
+    /// The context is lost: nothing will work again in this process.
+    ContextLost,
+    /// Anything else.
+    Other,
+}
+
+/// A driver call that failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DriverError {
+    /// The call, by its name in the driver's interface.
+    pub call: &'static str,
+    /// The driver's number for the failure.
+    pub code: u32,
+    /// What it means.
+    pub kind: DriverErrorKind,
+    /// The driver's words, or ours.
+    pub message: Cow<'static, str>,
+}
+
+impl DriverError {
+    /// An error of `call`.
+    pub fn new(
+        call: &'static str,
+        code: u32,
+        kind: DriverErrorKind,
+        message: impl Into<Cow<'static, str>>,
+    ) -> DriverError {
+        DriverError { call, code, kind, message: message.into() }
+    }
+    /// Whether the device or the host had no memory left.
+    pub fn is_out_of_memory(&self) -> bool {
+        self.kind == DriverErrorKind::OutOfMemory
+    }
+    /// Whether it says something of one stream, and nothing of any other: the stream captures, or a capture took its event, or it is
+    /// gone. Not that the whole context is (201), which has the same kind.
+    #[doc(hidden)]
+    pub fn is_of_one_stream(&self) -> bool {
+        let gone = self.kind == DriverErrorKind::InvalidHandle && self.code != 201;
+        gone || self.kind == DriverErrorKind::Capturing
+    }
+    /// Whether it says of an event, and not of a stream, that a capture took its last record (CUDA's 907).
+    #[doc(hidden)]
+    pub fn is_of_captured_event(&self) -> bool {
+        self.kind == DriverErrorKind::Capturing && self.code == 907
+    }
+    /// Whether nothing will work again in this process.
+    pub fn is_context_lost(&self) -> bool {
+        self.kind == DriverErrorKind::ContextLost
+    }
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with code {}: {}", self.call, self.code, self.message)
+    }
+}
+impl std::error::Error for DriverError {}
+
+/// Why a device cannot be had at all. Nothing was opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// No driver library could be loaded on this machine.
+    DriverMissing {
+        /// The names tried, each with the loader's words.
+        tried: Vec<String>,
+    },
+    /// The driver is older than what this crate was made for. Versions as the driver counts: 12040 is 12.4.
+    DriverTooOld {
+        /// The oldest that will do.
+        need: u32,
+        /// What was found.
+        have: u32,
+    },
+    /// The driver's library lacks a function that every driver of its version has.
+    SymbolMissing {
+        /// The function.
+        name: &'static str,
+    },
+    /// There is no such device.
+    NoDevice {
+        /// The ordinal asked for.
+        asked: u32,
+        /// How many devices there are, from 0.
+        found: u32,
+    },
+    /// The driver is there and failed.
+    Driver(DriverError),
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = |v: &u32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        match self {
+            Unavailable::DriverMissing { tried } => write!(
+                f,
+                "no NVIDIA driver on this machine (tried {}): install one, or use the simulated device",
+                tried.join(", ")
+            ),
+            Unavailable::DriverTooOld { need, have } => write!(
+                f,
+                "the NVIDIA driver supports CUDA {}, {} is needed: install a newer driver",
+                version(have),
+                version(need)
+            ),
+            Unavailable::SymbolMissing { name } => write!(
+                f,
+                "the NVIDIA driver's library has no function {name}: its installation is damaged, or it is a stand-in"
+            ),
+            Unavailable::NoDevice { asked, found: 0 } => write!(
+                f,
+                "device {asked} was asked for and the NVIDIA driver sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES"
+            ),
+            Unavailable::NoDevice { asked, found } => write!(
+                f,
+                "device {asked} was asked for, there are {found}, numbered from 0: check nvidia-smi and CUDA_VISIBLE_DEVICES"
+            ),
+            Unavailable::Driver(e) => e.fmt(f),
+        }
+    }
+}
+impl std::error::Error for Unavailable {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Unavailable::Driver(e) => Some(e),
+            _ => None,
+        }
+    }
+}
+impl From<DriverError> for Unavailable {
+    fn from(e: DriverError) -> Unavailable {
+        Unavailable::Driver(e)
+    }
+}

@@ -1,0 +1,119 @@
+//! Page-locked host memory, which the device reads and writes by itself.
+//!
+//! It does not know who looks into it from the CPU, nor when: whoever unpins has made sure that nobody does.
+
+use crate::units::Addr;
+use crate::{DriverError, DriverResult};
+use core::fmt;
+use core::ptr::NonNull;
+
+/// How pinned host memory is cached by the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+pub enum HostKind {
+    /// Ordinary cached memory: fast to read and write from the CPU.
+    #[default]
+    Cached,
+    /// Write-combined: for sources that the CPU only ever writes; reading is very slow.
+    WriteCombined,
+}
+
+/// Page-locked host memory.
+///
+/// # Safety
+/// Live ranges are disjoint, at least 512-byte aligned, readable and writable by the CPU until freed, and zeroed when new.
+#[allow(unsafe_code, reason = "the contract that pinned arrays rest on")]
+pub unsafe trait Host: Clone + Send + Sync + Sized + 'static {
+    /// Pins `bytes`, a multiple of 512 and not 0.
+    ///
+    /// # Errors
+    /// Out of memory, or whatever the driver says.
+    fn pin_raw(&self, bytes: u64, kind: HostKind) -> DriverResult<NonNull<u8>>;
+
+    /// Unpins and frees. **Waits for every kernel on the device** on real hardware.
+    ///
+    /// # Errors
+    /// Whatever the driver says; the range then counts as still pinned.
+    ///
+    /// # Safety
+    /// The range came whole from [`Host::pin_raw`], every use of it is complete and no reference into it is left.
+    unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
+
+    /// Keeps an error that a destructor met, for whoever asks later. Empty by default.
+    fn unpin_failed(&self, error: DriverError) {
+        let _ = error;
+    }
+
+    /// Pins an owned range.
+    ///
+    /// # Errors
+    /// As [`Host::pin_raw`].
+    fn pin(&self, bytes: u64, kind: HostKind) -> DriverResult<OwnedHost<Self>> {
+        let ptr = self.pin_raw(bytes, kind)?;
+        Ok(OwnedHost { driver: self.clone(), ptr, bytes, armed: true })
+    }
+}
+
+/// A pinned range of host memory, unpinned when dropped or by [`OwnedHost::release`].
+pub struct OwnedHost<D: Host> {
+    driver: D,
+    ptr: NonNull<u8>,
+    bytes: u64,
+    armed: bool,
+}
+
+// SAFETY: the pointer is the range's identity; nothing is reached through it here.
+#[allow(unsafe_code, reason = "a raw pointer that is only a number here")]
+unsafe impl<D: Host> Send for OwnedHost<D> {}
+// SAFETY: as above; `&OwnedHost` gives the number only.
+#[allow(unsafe_code, reason = "a raw pointer that is only a number here")]
+unsafe impl<D: Host> Sync for OwnedHost<D> {}
+
+impl<D: Host> OwnedHost<D> {
+    /// The first byte.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+    /// The first byte, as a number.
+    pub fn addr(&self) -> Addr {
+        // Whoever is handed a part of the range makes a pointer from the number again.
+        Addr(self.ptr.as_ptr().expose_provenance() as u64)
+    }
+    /// The length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+    /// Unpins and frees.
+    ///
+    /// # Errors
+    /// The driver's error, and the range, which is still pinned.
+    #[allow(unsafe_code, reason = "the one place where a pinned range is freed")]
+    #[track_caller]
+    pub fn release(mut self) -> Result<(), (Self, DriverError)> {
+        // SAFETY: the range came from `pin_raw` of this driver and is freed once, since `armed` is cleared.
+        match unsafe { self.driver.unpin_raw(self.ptr, self.bytes) } {
+            Ok(()) => {
+                self.armed = false;
+                Ok(())
+            }
+            Err(e) => Err((self, e)),
+        }
+    }
+}
+
+impl<D: Host> fmt::Debug for OwnedHost<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OwnedHost({} + {} B)", self.addr(), self.bytes)
+    }
+}
+
+impl<D: Host> Drop for OwnedHost<D> {
+    #[allow(unsafe_code, reason = "the one place where a pinned range is freed")]
+    fn drop(&mut self) {
+        if self.armed {
+            // SAFETY: as in `release`.
+            if let Err(e) = unsafe { self.driver.unpin_raw(self.ptr, self.bytes) } {
+                self.driver.unpin_failed(e);
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Kernels: code with a name, its twin on the CPU, and the launch of one with declared ranges.
+//!
+//! A [`Kernel`] is compiled text for a real device and a function for a simulated one: the same program launches either.
+//! A launch says which memory it reads and which it writes, so that a device that judges can. This file does not know
+//! arrays, streams' order, nor what any kernel computes.
+
+use crate::copies::unsupported;
+use crate::units::{Addr, AllocationId};
+use crate::{DriverError, DriverErrorKind};
+use crate::{DriverResult, Fences};
+use core::ffi::CStr;
+use core::fmt;
+
+/// Memory as a kernel's twin sees it: the ranges that its launch declared.
+pub trait TwinMemory {
+    /// Reads bytes, which the launch declared.
+    fn read(&mut self, addr: Addr, into: &mut [u8]);
+    /// Writes bytes, which the launch declared as written.
+    fn write(&mut self, addr: Addr, from: &[u8]);
+    /// Fills a range, which the launch declared as written, with a repeating 8-byte word, little endian, beginning at
+    /// `addr`.
+    fn fill(&mut self, addr: Addr, bytes: u64, word: u64);
+}
+
+/// What a kernel does, on the CPU: all threads of it, by their arguments in the kernel's order.
+pub type Twin = fn(&mut dyn TwinMemory, &[Argument]);
+
+/// A kernel: its text, its name there, and its twin.
+///
+/// Make it a `static`: devices load a text once and remember it by its address.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    name: &'static CStr,
+    text: &'static CStr,
+    twin: Option<Twin>,
+}
+
+impl Kernel {
+    /// A kernel by its name in a module's text, which is PTX.
+    pub const fn new(name: &'static CStr, text: &'static CStr) -> Kernel {
+        Kernel { name, text, twin: None }
+    }
+    /// As it runs on a simulated device. Without one it does not run there.
+    #[must_use]
+    pub const fn twin(self, twin: Twin) -> Kernel {
+        Kernel { twin: Some(twin), ..self }
+    }
+    /// Its name.
+    pub const fn name(&self) -> &'static CStr {
+        self.name
+    }
+    /// The text of its module.
+    pub const fn text(&self) -> &'static CStr {
+        self.text
+    }
+    /// What it does, on the CPU.
+    ///
+    /// # Errors
+    /// [`DriverErrorKind::NotSupported`] if it has no twin.
+    pub fn on_cpu(&self) -> DriverResult<Twin> {
+        self.twin.ok_or_else(|| {
+            let message = format!(
+                "the kernel {:?} has no twin to run on a device that is not real: give it one with Kernel::twin",
+                self.name
+            );
+            DriverError::new("launch_kernel", 801, DriverErrorKind::NotSupported, message)
+        })
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Kernel({}{})",
+            self.name.to_string_lossy(),
+            if self.twin.is_some() { ", twin" } else { "" }
+        )
+    }
+}
+
+/// A kernel's argument: a number of at most 8 bytes, or an address.
+///
+/// The conversions from numbers keep their bits; a twin asks for them by the type that the kernel has there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C)]
+pub struct Argument {
+    /// The value in the lowest bytes, where the driver finds it by the argument's address on a little-endian host.
+    bits: u64,
+}
+
+#[cfg(target_endian = "big")]
+compile_error!("a kernel's argument is passed by the address of its lowest bytes: little-endian hosts only");
+
+impl Argument {
+    /// An argument with these bits, the lowest as many as the kernel's type has.
+    pub const fn from_bits(bits: u64) -> Argument {
+        Argument { bits }
+    }
+    /// All bits.
+    pub const fn bits(self) -> u64 {
+        self.bits
+    }
+    /// As the kernel's 32 bits, of either sign.
+    pub const fn as_u32(self) -> u32 {
+        self.bits as u32
+    }
+    /// As the kernel's `float`.
+    pub const fn as_f32(self) -> f32 {
+        f32::from_bits(self.as_u32())
+    }
+    /// As the kernel's `double`.
+    pub const fn as_f64(self) -> f64 {
+        f64::from_bits(self.bits)
+    }
+    /// As the kernel's pointer.
+    pub const fn as_addr(self) -> Addr {
+        Addr(self.bits)
+    }
+}
+
+macro_rules! arguments {
+    ($($number:ty => |$it:ident| $bits:expr;)*) => {$(
+        impl From<$number> for Argument {
+            fn from($it: $number) -> Argument {
+                Argument { bits: $bits }
+            }
+        }
+    )*};
+}
+arguments! {
+    u8 => |n| n.into();
+    u16 => |n| n.into();
+    u32 => |n| n.into();
+    u64 => |n| n;
+    usize => |n| n as u64;
+    i8 => |n| n.cast_unsigned().into();
+    i16 => |n| n.cast_unsigned().into();
+    i32 => |n| n.cast_unsigned().into();
+    i64 => |n| n.cast_unsigned();
+    isize => |n| n.cast_unsigned() as u64;
+    f32 => |n| n.to_bits().into();
+    f64 => |n| n.to_bits();
+    Addr => |a| a.0;
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Blocks, in three dimensions.
+    pub blocks: [u32; 3],
+    /// Threads of a block, in three dimensions; at most 1024 on every device seen.
+    pub threads: [u32; 3],
+    /// Shared memory of a block beyond what the kernel declares, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Grid {
+    /// Threads of a block where the program named none.
+    pub const BLOCK: u32 = 256;
+
+    /// So many blocks of so many threads.
+    pub const fn new(blocks: u32, threads: u32) -> Grid {
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+    }
+    /// Whether it has no thread.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.contains(&0) || self.threads.contains(&0)
+    }
+}
+
+/// At least so many threads, in blocks of [`Grid::BLOCK`]; the kernel has to see which are too many. More than 2^31 - 1
+/// blocks are refused by devices.
+impl From<usize> for Grid {
+    fn from(threads: usize) -> Grid {
+        let blocks = threads.div_ceil(Grid::BLOCK as usize);
+        Grid::new(u32::try_from(blocks).unwrap_or(u32::MAX), Grid::BLOCK)
+    }
+}
+
+/// What a kernel does to a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RangeUse {
+    /// Reads it.
+    Read,
+    /// May read it, and may write it.
+    ReadWrite,
+}
+
+/// Memory that a launch touches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelRange {
+    /// The first byte.
+    pub addr: Addr,
+    /// The length in bytes.
+    pub bytes: u64,
+    /// What is done to it.
+    pub used: RangeUse,
+    /// The allocation that the launch means, for a device that judges.
+    pub allocation: Option<AllocationId>,
+}
+
+/// One launch.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelLaunch<'a> {
+    /// What runs.
+    pub kernel: &'a Kernel,
+    /// On how many threads.
+    pub grid: Grid,
+    /// With which arguments, in the kernel's order.
+    pub arguments: &'a [Argument],
+    /// What it touches: all of it.
+    pub ranges: &'a [KernelRange],
+}
+
+/// Launches of kernels, ordered on a stream. Optional.
+///
+/// # Safety
+/// A launch runs the kernel once with these arguments, in stream order, and nothing else.
+#[allow(unsafe_code, reason = "kernels work on raw addresses")]
+pub unsafe trait Kernels: Fences {
+    /// Loads a kernel now, so that no launch of it has to: loading may wait for running kernels. Nothing by default.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    fn load_kernel(&self, kernel: &Kernel) -> DriverResult<()> {
+        let _ = kernel;
+        Ok(())
+    }
+    /// Queues a kernel; it is loaded if it was not yet. The host does not wait for it. By default: not supported.
+    ///
+    /// # Errors
+    /// A text or a name that the driver refuses, a grid that the device does not have, no twin where one is needed,
+    /// whatever the driver says; nothing was then queued.
+    ///
+    /// # Safety
+    /// The kernel has these parameters, in number and type. What it touches, whatever it is, lies in the ranges said,
+    /// which are owned by the caller on `stream` until it is complete, and it comes to an end.
+    unsafe fn launch_kernel(&self, launch: &KernelLaunch<'_>, stream: &Self::Stream) -> DriverResult<()> {
+        let _ = (launch, stream);
+        Err(unsupported("launch_kernel", "this driver launches no kernels"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_keep_their_bits() {
+        assert_eq!(Argument::from(-1_i8).bits(), 0xFF);
+        assert_eq!(Argument::from(-2_i32).bits(), 0xFFFF_FFFE);
+        assert_eq!(Argument::from(-2_i64).bits(), u64::MAX - 1);
+        assert_eq!(Argument::from(1.5_f32).as_f32().to_bits(), 1.5_f32.to_bits());
+        assert_eq!(Argument::from(-0.0_f64).bits(), 1 << 63);
+        assert_eq!(Argument::from(Addr(0x200)).as_addr(), Addr(0x200));
+    }
+
+    #[test]
+    fn a_grid_covers_its_threads() {
+        for n in [1, 255, 256, 257, 1 << 20] {
+            let grid = Grid::from(n);
+            let threads = grid.blocks[0] as usize * grid.threads[0] as usize;
+            assert!(threads >= n && threads < n + 256, "{grid:?} for {n}");
+        }
+        assert!(Grid::from(0).is_empty());
+        assert_eq!(Grid::from(usize::MAX).blocks[0], u32::MAX, "which a device refuses, and no wrap hides");
+    }
+}

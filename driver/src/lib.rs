@@ -1,0 +1,84 @@
+//! What a device can do, as small traits: the contract between millpond's allocator and the devices under it.
+//!
+//! A driver hands out memory ([`Memory`], [`Mapping`], [`Host`]), orders streams by events ([`Fences`]), copies ([`Copies`])
+//! and runs kernels ([`Kernels`]). [`Driver`] is all of what an allocator needs. Two crates implement them: `millpond-cuda` over
+//! the CUDA driver, `millpond-sim` as a simulated device that judges the order of what it is given. A device of your own
+//! implements the same traits; each one's contract is its documentation.
+//!
+//! It does not know chunks, pools or who owns what: [`Driver::note`] tells a judging device what was handed out, and is empty
+//! elsewhere. No method here may be called with a lock of the allocator held.
+
+// Planted bugs, for builds of the tests that must find them: see `mutant`.
+#[doc(hidden)]
+#[cfg(not(millpond_mutants))]
+#[macro_export]
+macro_rules! planted {
+    ($bug:ident) => {
+        false
+    };
+}
+#[doc(hidden)]
+#[cfg(millpond_mutants)]
+#[macro_export]
+macro_rules! planted {
+    ($bug:ident) => {
+        $crate::mutant::is($crate::mutant::Bug::$bug)
+    };
+}
+// A place where such a test may make a thread stand still, unless others rightly wait for it there; nothing in other builds.
+#[doc(hidden)]
+#[cfg(not(millpond_mutants))]
+#[macro_export]
+macro_rules! point {
+    ($name:literal $(unless $busy:expr)?) => {};
+}
+#[doc(hidden)]
+#[cfg(millpond_mutants)]
+#[macro_export]
+macro_rules! point {
+    ($name:literal $(unless $busy:expr)?) => {
+        if true $(&& !$busy)? {
+            $crate::mutant::point($name);
+        }
+    };
+}
+
+/// The README's program is run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod caller;
+mod copies;
+mod error;
+mod fences;
+mod host;
+mod kernels;
+mod memory;
+#[cfg(millpond_mutants)]
+#[doc(hidden)]
+pub mod mutant;
+mod note;
+#[doc(hidden)]
+pub mod patience;
+mod pitch;
+mod size;
+#[doc(hidden)]
+pub mod sync;
+pub mod units;
+
+#[doc(hidden)]
+pub use caller::Called;
+pub use caller::Caller;
+pub use copies::Copies;
+pub use error::{DriverError, DriverErrorKind, Unavailable};
+pub use fences::{Fences, StreamInfo, StreamKind, StreamOptions};
+pub use host::{Host, HostKind, OwnedHost};
+pub use kernels::{Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Twin, TwinMemory};
+pub use memory::{Mapping, Memory, MemoryInfo, OwnedRange};
+pub use note::{DeviceSlot, Driver, Note};
+pub use pitch::{Pitched, Place};
+pub use size::{Size, SizeError, Unit, bytes, parse_size};
+
+/// What a driver call returns.
+pub type DriverResult<T> = Result<T, DriverError>;

@@ -1,0 +1,193 @@
+//! Device memory: plain ranges, and virtual memory with addresses and physical pieces apart.
+//!
+//! It does not know streams: whoever frees or unmaps has made sure that the uses are complete.
+
+use crate::units::{Addr, DeviceId};
+use crate::{DriverError, DriverResult};
+use core::fmt;
+
+/// A device's memory, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryInfo {
+    /// Not allocated by anybody.
+    pub free: u64,
+    /// All there is.
+    pub total: u64,
+}
+
+/// Device memory by plain allocation.
+///
+/// # Safety
+/// Live ranges are disjoint, at least 512-byte aligned, and stay valid until freed: other rooms' soundness rests on it.
+#[allow(unsafe_code, reason = "the contract that array and transfer rest on")]
+pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
+    /// Which device.
+    fn device(&self) -> DeviceId;
+
+    /// What is free and what there is.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    fn memory_info(&self) -> DriverResult<MemoryInfo>;
+
+    /// Allocates `bytes`, a multiple of 512 and not 0. Orders nothing and waits for nothing.
+    ///
+    /// # Errors
+    /// Out of memory, or whatever the driver says.
+    fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr>;
+
+    /// Whether [`Memory::free_raw`] waits for the device, independent streams included. Where it does, an allocator gives
+    /// nothing back for a request's sake, only in an explicit trim and at its end. `true` by default.
+    fn free_waits_for_device(&self) -> bool {
+        true
+    }
+
+    /// Frees a range. Waits for every kernel on the device, unless [`Memory::free_waits_for_device`] says that it does
+    /// not.
+    ///
+    /// # Errors
+    /// Whatever the driver says; the range then counts as still allocated.
+    ///
+    /// # Safety
+    /// The range came whole from [`Memory::allocate_raw`], and every use of it is complete.
+    unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+
+    /// Allocates an owned range.
+    ///
+    /// # Errors
+    /// As [`Memory::allocate_raw`].
+    fn allocate(&self, bytes: u64) -> DriverResult<OwnedRange<Self>> {
+        let addr = self.allocate_raw(bytes)?;
+        Ok(OwnedRange { driver: self.clone(), addr, bytes, armed: true })
+    }
+
+    /// Keeps an error that a destructor met, for [`Memory::deferred`]. Forgets it by default.
+    fn drop_failed(&self, error: DriverError) {
+        let _ = error;
+    }
+
+    /// The errors that destructors met, oldest first. None by default.
+    fn deferred(&self) -> Vec<DriverError> {
+        Vec::new()
+    }
+}
+
+/// A plain range of device memory, freed when dropped or by [`OwnedRange::release`].
+///
+/// Whoever drops it has made sure that its uses are complete.
+pub struct OwnedRange<D: Memory> {
+    driver: D,
+    addr: Addr,
+    bytes: u64,
+    armed: bool,
+}
+
+impl<D: Memory> OwnedRange<D> {
+    /// The first byte.
+    pub fn addr(&self) -> Addr {
+        self.addr
+    }
+    /// The length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+    /// Gives the range back to the device.
+    ///
+    /// # Errors
+    /// The driver's error, and the range, which is still allocated.
+    #[allow(unsafe_code, reason = "the one place where an owned range is freed")]
+    #[track_caller]
+    pub fn release(mut self) -> Result<(), (Self, DriverError)> {
+        // Before the call: if that panics it may have freed the range, and a leak is better than a second free.
+        self.armed = false;
+        // SAFETY: the range came from `allocate_raw` of this driver and is freed once, since `armed` is cleared.
+        match unsafe { self.driver.free_raw(self.addr, self.bytes) } {
+            Ok(()) => Ok(()),
+            Err(e) => {
+                self.armed = true;
+                Err((self, e))
+            }
+        }
+    }
+}
+
+impl<D: Memory> fmt::Debug for OwnedRange<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OwnedRange({} + {} B)", self.addr, self.bytes)
+    }
+}
+
+impl<D: Memory> Drop for OwnedRange<D> {
+    #[allow(unsafe_code, reason = "the one place where an owned range is freed")]
+    fn drop(&mut self) {
+        if self.armed {
+            // SAFETY: as in `release`.
+            if let Err(e) = unsafe { self.driver.free_raw(self.addr, self.bytes) } {
+                self.driver.drop_failed(e);
+            }
+        }
+    }
+}
+
+/// Virtual memory: addresses and physical handles apart. Optional.
+///
+/// # Safety
+/// As [`Memory`]; a handle is whole, sizes and addresses are multiples of [`Mapping::granularity`].
+#[allow(unsafe_code, reason = "mapping works on raw addresses")]
+pub unsafe trait Mapping: Clone + Send + Sync + Sized + 'static {
+    /// A piece of physical memory. Dropping it does nothing: see [`Mapping::release`].
+    type Handle: Clone + fmt::Debug + PartialEq + Send + Sync + 'static;
+
+    /// The unit of sizes and addresses in bytes (2 MiB on every device seen).
+    fn granularity(&self) -> u64;
+    /// Reserves addresses, at `at` if that is free.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr>;
+    /// Gives addresses back.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Safety
+    /// Nothing is mapped there.
+    unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+    /// Creates physical memory, zeroed.
+    ///
+    /// # Errors
+    /// Out of memory, or whatever the driver says.
+    fn create(&self, bytes: u64) -> DriverResult<Self::Handle>;
+    /// Maps a whole handle. It can be used only after [`Mapping::set_access`]; one handle may be mapped twice.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Safety
+    /// The addresses are reserved by the caller and nothing is mapped there.
+    unsafe fn map(&self, addr: Addr, handle: &Self::Handle) -> DriverResult<()>;
+    /// Makes mapped addresses readable and writable; needed again after every map.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Safety
+    /// The addresses belong to the caller.
+    unsafe fn set_access(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+    /// Takes mappings away. Waits for nothing.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Safety
+    /// Every use made through these addresses is complete (law O4).
+    unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+    /// Gives physical memory back; it lives until it is mapped nowhere.
+    ///
+    /// # Errors
+    /// Whatever the driver says.
+    ///
+    /// # Safety
+    /// Every use of the handle is complete (law O4).
+    unsafe fn release(&self, handle: &Self::Handle) -> DriverResult<()>;
+}

@@ -1,0 +1,98 @@
+//! How the host waits by asking, for whom no wait with a limit is to be had.
+//!
+//! The obvious way is to ask and to sleep in turns. A sleep of the shortest kind lasts 50 µs and more on Linux, five times
+//! as long as a small copy; so first the host only asks, then it gives others the processor in between, and sleeps only when
+//! it has waited for long: never for more than an eighth of what it has waited already, so that nothing comes much later
+//! than it could. This file does not know what is asked.
+
+use crate::DriverResult;
+use core::time::Duration;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+/// The host's time, from a point that is the same for the whole process.
+pub fn process_time() -> Duration {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
+/// Until then the host does nothing but ask.
+const KEEN: Duration = Duration::from_micros(50);
+/// Until then it yields between two questions.
+const POLITE: Duration = Duration::from_micros(500);
+/// The longest sleep.
+const LONGEST: Duration = Duration::from_millis(1);
+
+/// What the host does between two questions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pause {
+    None,
+    Yield,
+    Sleep(Duration),
+}
+
+/// The pause after having waited for so long, of at most `limit`.
+fn pause(waited: Duration, limit: Duration) -> Pause {
+    if waited < KEEN {
+        Pause::None
+    } else if waited < POLITE {
+        Pause::Yield
+    } else {
+        Pause::Sleep((waited / 8).min(LONGEST).min(limit.saturating_sub(waited)))
+    }
+}
+
+/// Asks until the answer is yes, or `limit` is over: then no. It asks at least once, and an error ends it.
+pub fn ask_until(limit: Duration, mut ask: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
+    let start = Instant::now();
+    loop {
+        if ask()? {
+            return Ok(true);
+        }
+        let waited = start.elapsed();
+        if waited >= limit {
+            return Ok(false);
+        }
+        match pause(waited, limit) {
+            Pause::None => core::hint::spin_loop(),
+            Pause::Yield => std::thread::yield_now(),
+            Pause::Sleep(time) => std::thread::sleep(time),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DriverError, DriverErrorKind};
+
+    #[test]
+    fn pauses_grow_with_what_was_waited() {
+        let micros = Duration::from_micros;
+        assert_eq!(pause(micros(49), Duration::MAX), Pause::None);
+        assert_eq!(pause(micros(50), Duration::MAX), Pause::Yield);
+        assert_eq!(pause(micros(800), Duration::MAX), Pause::Sleep(micros(100)));
+        assert_eq!(pause(Duration::from_secs(9), Duration::MAX), Pause::Sleep(LONGEST));
+        assert_eq!(pause(micros(800), micros(830)), Pause::Sleep(micros(30)), "not beyond the limit");
+    }
+
+    #[test]
+    fn it_asks_once_at_least_and_ends_with_an_error() {
+        let mut asked = 0;
+        let mut count = |answer: DriverResult<bool>| {
+            asked += 1;
+            answer
+        };
+        assert_eq!(ask_until(Duration::ZERO, || count(Ok(false))), Ok(false));
+        assert_eq!(ask_until(Duration::ZERO, || count(Ok(true))), Ok(true));
+        let lost = || DriverError::new("query", 719, DriverErrorKind::ContextLost, "gone");
+        assert_eq!(ask_until(Duration::MAX, || count(Err(lost()))), Err(lost()));
+        assert_eq!(asked, 3);
+        let mut left = 40;
+        let answer = ask_until(Duration::MAX, || {
+            left -= 1;
+            Ok(left == 0)
+        });
+        assert_eq!((answer, left), (Ok(true), 0));
+    }
+}

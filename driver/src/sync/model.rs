@@ -1,0 +1,214 @@
+//! Builds for a model checker: loom's or shuttle's locks and atomics under the names and habits of the ordinary ones.
+//!
+//! Both checkers run all threads of a program on one thread of the machine and switch between them at each operation
+//! here; a lock of the machine's own would never block anybody. It does not know what is being checked.
+
+#[cfg(loom)]
+use loom as checker;
+#[cfg(not(loom))]
+use shuttle as checker;
+
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::PoisonError;
+
+pub use checker::thread::{ThreadId, yield_now};
+
+/// A variable of each of the model's threads.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! per_thread {
+    ($(#[$attr:meta])* static $name:ident: $t:ty = $init:expr;) => {
+        $crate::sync::checker::thread_local! { $(#[$attr])* static $name: $t = $init; }
+    };
+}
+
+/// Atomic integers and flags.
+pub mod atomic {
+    pub use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+}
+
+/// The calling thread's identity.
+pub fn current_thread() -> ThreadId {
+    checker::thread::current().id()
+}
+
+/// A mutex with the habits of the ordinary one: it is not poisoned.
+#[derive(Default, Debug)]
+pub struct Mutex<T>(checker::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// Unlocked.
+    pub fn new(value: T) -> Mutex<T> {
+        Mutex(checker::sync::Mutex::new(value))
+    }
+    /// Locks it.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+    /// The value, without locking: nobody else can hold it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A [`Mutex`], held. Empty only inside [`Condvar::wait_for`].
+#[derive(Debug)]
+pub struct MutexGuard<'a, T>(Option<checker::sync::MutexGuard<'a, T>>);
+
+const HELD: &str = "a guard that is not waiting holds its lock";
+
+impl<T> MutexGuard<'_, T> {
+    /// Unlocks: a checker's locks are as fair as it wants to try.
+    pub fn unlock_fair(guard: Self) {
+        drop(guard);
+    }
+}
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.0.as_deref().expect(HELD)
+    }
+}
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_deref_mut().expect(HELD)
+    }
+}
+
+/// How a [`Lock`] waits in ordinary builds; a model has one way.
+pub trait LockKind {}
+/// Ordinary builds: those who wait sleep until they are woken.
+#[derive(Debug)]
+pub enum Parking {}
+impl LockKind for Parking {}
+impl LockKind for super::quick::Flag {}
+
+/// A [`Mutex`] under the kind's name.
+#[derive(Debug)]
+pub struct Lock<K, T>(Mutex<T>, PhantomData<K>);
+
+impl<K, T> Lock<K, T> {
+    /// Unlocked.
+    pub fn new(value: T) -> Lock<K, T> {
+        Lock(Mutex::new(value), PhantomData)
+    }
+    /// Locks it.
+    pub fn lock(&self) -> LockGuard<'_, K, T> {
+        LockGuard(self.0.lock(), PhantomData)
+    }
+    /// The value, without locking: nobody else can hold it.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+}
+
+/// A [`Lock`], held.
+#[derive(Debug)]
+pub struct LockGuard<'a, K, T>(MutexGuard<'a, T>, PhantomData<K>);
+
+impl<K, T> LockGuard<'_, K, T> {
+    /// Unlocks.
+    pub fn unlock_fair(guard: Self) {
+        drop(guard);
+    }
+}
+impl<K, T> Deref for LockGuard<'_, K, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+impl<K, T> DerefMut for LockGuard<'_, K, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+/// A place to wait until another thread changed what a [`Mutex`] protects.
+#[derive(Default, Debug)]
+pub struct Condvar(checker::sync::Condvar);
+
+impl Condvar {
+    /// With nobody waiting.
+    pub fn new() -> Condvar {
+        Condvar::default()
+    }
+    /// Wakes everybody who waits.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+    /// Unlocks, waits to be woken, and locks again. No time passes in a model: a wait that nobody ends is a deadlock,
+    /// which the checker reports.
+    ///
+    /// # Panics
+    /// Never: a guard that somebody else has holds its lock.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: core::time::Duration) {
+        let held = guard.0.take().expect(HELD);
+        guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A lock that its holder may take again. All threads of a model are one thread of the machine, so that the inner lock
+/// lets everybody in; the outer one, of the checker, keeps the others out.
+#[derive(Debug)]
+pub struct Reentrant<T> {
+    outer: checker::sync::Mutex<()>,
+    /// The number of the holding thread, 0 if none.
+    holder: AtomicU64,
+    inner: parking_lot::ReentrantMutex<T>,
+}
+
+impl<T> Reentrant<T> {
+    /// Unlocked.
+    pub fn new(value: T) -> Reentrant<T> {
+        Reentrant {
+            outer: checker::sync::Mutex::new(()),
+            holder: AtomicU64::new(0),
+            inner: parking_lot::ReentrantMutex::new(value),
+        }
+    }
+    /// Locks it, once more if the calling thread holds it.
+    pub fn lock(&self) -> ReentrantGuard<'_, T> {
+        let me = thread_number();
+        let outer = (self.holder.load(Ordering::Relaxed) != me).then(|| {
+            let outer = self.outer.lock().unwrap_or_else(PoisonError::into_inner);
+            self.holder.store(me, Ordering::Relaxed);
+            outer
+        });
+        ReentrantGuard { inner: self.inner.lock(), holder: &self.holder, outer }
+    }
+}
+
+/// A [`Reentrant`] lock, held. Guards of one thread are dropped in the reverse of the order in which they were made.
+#[derive(Debug)]
+pub struct ReentrantGuard<'a, T> {
+    inner: parking_lot::ReentrantMutexGuard<'a, T>,
+    holder: &'a AtomicU64,
+    /// Of the first guard only.
+    outer: Option<checker::sync::MutexGuard<'a, ()>>,
+}
+
+impl<T> Deref for ReentrantGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+impl<T> Drop for ReentrantGuard<'_, T> {
+    fn drop(&mut self) {
+        if self.outer.is_some() {
+            self.holder.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A number of the calling thread in this run of the model, never 0 and never given twice.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    per_thread! {
+        static MINE: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    MINE.with(|&n| n)
+}

@@ -1,0 +1,44 @@
+//! Ordinary builds: `parking_lot`, `core` and `std`, with nothing in between. It does not know that there are models.
+
+pub use parking_lot::lock_api::{Mutex as Lock, MutexGuard as LockGuard, RawMutexFair as LockKind};
+pub use parking_lot::{Mutex, MutexGuard, RawMutex as Parking};
+pub use parking_lot::{ReentrantMutex as Reentrant, ReentrantMutexGuard as ReentrantGuard};
+pub use std::thread::{ThreadId, yield_now};
+
+/// Atomic integers and flags.
+pub mod atomic {
+    pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+}
+
+/// The calling thread's identity.
+pub fn current_thread() -> ThreadId {
+    std::thread::current().id()
+}
+
+/// A place to wait until another thread changed what a [`Mutex`] protects.
+#[derive(Default, Debug)]
+pub struct Condvar(parking_lot::Condvar);
+
+impl Condvar {
+    /// With nobody waiting.
+    pub fn new() -> Condvar {
+        Condvar::default()
+    }
+    /// Wakes everybody who waits.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+    /// Unlocks, waits to be woken for at most `limit`, and locks again. May wake for no reason.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: core::time::Duration) {
+        self.0.wait_for(guard, limit);
+    }
+}
+
+/// A variable of each thread, begun with a constant.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! per_thread {
+    ($(#[$attr:meta])* static $name:ident: $t:ty = $init:expr;) => {
+        ::std::thread_local! { $(#[$attr])* static $name: $t = const { $init }; }
+    };
+}

@@ -1,0 +1,461 @@
+//! Deals a log over streams and host threads, and puts seeded uses on other streams between its calls.
+//!
+//! The result is a flat list of acts that needs no further choice, so that the same seed runs the same way twice, on any
+//! device. The dealt program is correct: a use on another stream (a *visit*) waits for what it must come after, the
+//! allocator is told of it, and the home stream waits for a visit that wrote before it reads. A *flaw* leaves one of
+//! the three out.
+//!
+//! * **Streams.** By default those of the log that occur. With a number, blocks go to a stream of the number in runs of
+//!   1 to 24, as programs do; the log's own streams stay apart, each with a share of the number by how much it allocates,
+//!   at least one.
+//! * **Threads.** By default the log's; with a number, calls go to a thread in runs.
+//! * **Visits.** A seeded share of the blocks gets one or two, half of them within 32 calls of the allocation, half at
+//!   any time of the block's life. Where there is one stream, another is opened for them.
+//!
+//! This file does not know what a stream or an allocator is.
+
+use super::outcome::ReplayError;
+use millpond_trace::{Access, Action, Call, Log};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// The most streams that a log can be dealt over. A miss looks at every pool that has enough free memory, in order or not, and closing
+/// one looks at every pool: with 10,000 streams the time is theirs alone.
+pub const STREAMS_MOST: u32 = 4096;
+/// The most host threads that a log can be dealt over.
+pub const THREADS_MOST: u32 = 256;
+
+/// Streams come in runs of at most this many blocks, threads of as many calls.
+const RUN_MOST: u64 = 24;
+/// Half of the visits happen within so many calls of the allocation.
+const SOON: usize = 32;
+
+/// How to replay a log. The defaults are the log's own streams and threads, no visits, one pass.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Deal {
+    /// Over how many streams; `None`: the log's own.
+    pub streams: Option<u32>,
+    /// Over how many host threads; `None`: the log's own.
+    pub threads: Option<u32>,
+    /// The share of blocks that are used on another stream too, 0 to 1.
+    pub uses: f64,
+    /// What the dealing is drawn from.
+    pub seed: u64,
+    /// The share of those uses that are made incorrect, 0 to 1: the program's own fault.
+    pub broken: f64,
+    /// The device work of a call becomes due so many calls later; 0: at once.
+    pub run_ahead: u64,
+    /// Whether the log's stream 0 is the legacy default stream instead of a stream like the others.
+    pub legacy: bool,
+    /// Whether host threads run freely instead of taking turns in the order of the log. A block's free waits for its
+    /// allocation all the same.
+    pub racy: bool,
+    /// How often the whole log is run, on one allocator; at least 1.
+    pub repeat: u32,
+}
+
+impl Default for Deal {
+    fn default() -> Deal {
+        Deal {
+            streams: None,
+            threads: None,
+            uses: 0.0,
+            seed: 0,
+            broken: 0.0,
+            run_ahead: 0,
+            legacy: false,
+            racy: false,
+            repeat: 1,
+        }
+    }
+}
+
+/// One thing to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Act {
+    pub(super) what: What,
+    /// The block's place in the table of live blocks.
+    pub(super) slot: u32,
+    /// How many acts concern this slot before: in racy replays they follow each other all the same.
+    pub(super) turn: u32,
+    pub(super) stream: u16,
+    pub(super) thread: u16,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    /// Allocate, write; record an event behind the write if a visit will want it.
+    Alloc { bytes: u64, marked: bool },
+    /// Read, and drop.
+    Free,
+    /// Read, and free behind another stream's work.
+    FreeOn { other: u16 },
+    /// A visit by its number.
+    Visit { number: u32 },
+}
+
+/// A use on another stream than the block's own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Visit {
+    pub(super) stream: u16,
+    pub(super) access: Access,
+    pub(super) told: Told,
+    pub(super) flaw: Option<Flaw>,
+}
+
+/// How the allocator learns of a visit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    /// `record_use` before the work is queued.
+    Before,
+    /// `record_use` after.
+    After,
+    /// `record_use_until` an event behind the work.
+    Until,
+    /// `share_with` before the work.
+    Share,
+    /// `free_on` at the end.
+    AtFree,
+}
+
+/// What is left out of a visit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Flaw {
+    /// It waits for nothing.
+    Unordered,
+    /// The allocator is not told of a read.
+    Untold,
+    /// The home stream does not wait for what it wrote.
+    Unjoined,
+}
+
+/// A dealt log.
+#[derive(Debug)]
+pub(super) struct Dealt {
+    pub(super) acts: Vec<Act>,
+    pub(super) visits: Vec<Visit>,
+    pub(super) streams: u16,
+    pub(super) threads: u16,
+    pub(super) slots: u32,
+    /// The dealt stream that stands for the legacy default stream.
+    pub(super) legacy: Option<u16>,
+    pub(super) peak_live: u64,
+}
+
+/// A small seeded generator (splitmix64).
+struct Seeded(u64);
+
+impl Seeded {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        mixed(self.0)
+    }
+    /// A number below `n`, which is not 0.
+    fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+    /// Whether something of this probability happens.
+    fn happens(&mut self, probability: f64) -> bool {
+        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
+    }
+}
+
+/// All bits of a number, stirred.
+pub(super) fn mixed(n: u64) -> u64 {
+    let mut z = n;
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// Picks one of a group for a while, then another.
+struct Runs {
+    first: u16,
+    count: u16,
+    now: u16,
+    left: u64,
+}
+
+impl Runs {
+    fn new(first: u16, count: u16) -> Runs {
+        Runs { first, count, now: first, left: 0 }
+    }
+    fn pick(&mut self, random: &mut Seeded) -> u16 {
+        if self.count > 1 {
+            if self.left == 0 {
+                self.now = self.first + random.below(u64::from(self.count)) as u16;
+                self.left = 1 + random.below(RUN_MOST);
+            }
+            self.left -= 1;
+        }
+        self.now
+    }
+}
+
+impl Deal {
+    fn check(&self) -> Result<(), ReplayError> {
+        let error =
+            |option, found: String, expected: String| Err(ReplayError::Deal { option, found, expected });
+        for (option, share) in [("uses", self.uses), ("break", self.broken)] {
+            if !(0.0..=1.0).contains(&share) {
+                return error(option, share.to_string(), "a share from 0 to 1, or 0% to 100%".into());
+            }
+        }
+        for (option, number, most) in
+            [("streams", self.streams, STREAMS_MOST), ("threads", self.threads, THREADS_MOST)]
+        {
+            if number.is_some_and(|n| n == 0 || n > most) {
+                return error(option, number.unwrap_or(0).to_string(), format!("a number from 1 to {most}"));
+            }
+        }
+        if self.repeat == 0 {
+            return error("repeat", "0".into(), "a number from 1".into());
+        }
+        Ok(())
+    }
+
+    /// Deals a log.
+    pub(super) fn deal(&self, log: &Log) -> Result<Dealt, ReplayError> {
+        self.check()?;
+        let info = log.info();
+        let (mut groups, mut streams) = self.groups(log);
+        let threads = self.threads(log, info.threads)?;
+        if self.uses > 0.0 && streams == 1 {
+            streams = 2;
+        }
+        let legacy =
+            if self.legacy { groups.first().and_then(Option::as_ref).map(|g| g.first) } else { None };
+        let blocks = log.calls.iter().map(|c| c.block().0 as usize + 1).max().unwrap_or(0);
+        let mut freed_at = vec![log.calls.len(); blocks];
+        for (at, call) in log.calls.iter().enumerate() {
+            if call.action() == Action::Free {
+                freed_at[call.block().0 as usize] = at;
+            }
+        }
+        let mut dealer = Dealer {
+            deal: self,
+            random: Seeded(self.seed),
+            random_threads: Seeded(mixed(self.seed ^ 0x7468_7265_6164_7321)),
+            threads: self.threads.map(|n| Runs::new(0, n as u16)),
+            streams,
+            calls: log.calls.len(),
+            homes: vec![NOWHERE; blocks],
+            free_slots: Vec::new(),
+            turns: Vec::new(),
+            due: BinaryHeap::new(),
+            dealt: Dealt {
+                acts: Vec::with_capacity(log.calls.len()),
+                visits: Vec::new(),
+                streams,
+                threads,
+                slots: 0,
+                legacy,
+                peak_live: info.peak_live,
+            },
+        };
+        for (at, call) in log.calls.iter().enumerate() {
+            dealer.call(at, call, &mut groups, &freed_at);
+        }
+        dealer.visit_until(usize::MAX, 0);
+        let Dealer { turns, mut dealt, .. } = dealer;
+        dealt.slots = turns.len() as u32;
+        Ok(dealt)
+    }
+
+    /// Which dealt streams stand for each stream of the log, and how many there are in all.
+    fn groups(&self, log: &Log) -> (Vec<Option<Runs>>, u16) {
+        let mut allocations: Vec<u64> = Vec::new();
+        for call in &log.calls {
+            let n = usize::from(call.stream().0);
+            if n >= allocations.len() {
+                allocations.resize(n + 1, 0);
+            }
+            // A stream that only frees is a stream too.
+            allocations[n] += if call.action() == Action::Alloc { 1 << 16 } else { 1 };
+        }
+        let used = allocations.iter().filter(|n| **n > 0).count() as u64;
+        let wanted = self.streams.map_or(used, u64::from);
+        let whole: u128 = allocations.iter().map(|n| u128::from(*n)).sum();
+        let (mut spare, mut first) = (wanted.saturating_sub(used), 0u64);
+        let to_share = spare;
+        let groups = allocations
+            .iter()
+            .enumerate()
+            .map(|(n, &count)| {
+                if count == 0 {
+                    return None;
+                }
+                if wanted < used {
+                    // Too few to stay apart.
+                    first += 1;
+                    return Some(Runs::new(((first - 1) % wanted) as u16, 1));
+                }
+                let last = allocations[n + 1..].iter().all(|c| *c == 0);
+                let share = (u128::from(count) * u128::from(to_share) / whole) as u64;
+                let extra = if last { spare } else { share.min(spare) };
+                spare -= extra;
+                let group = Runs::new(first as u16, 1 + extra as u16);
+                first += 1 + extra;
+                Some(group)
+            })
+            .collect();
+        (groups, wanted as u16)
+    }
+
+    fn threads(&self, log: &Log, used: u64) -> Result<u16, ReplayError> {
+        let highest = log.calls.iter().map(|c| u64::from(c.thread().0) + 1).max().unwrap_or(1);
+        let wanted = self.threads.map_or(highest, u64::from);
+        if wanted > u64::from(THREADS_MOST) {
+            return Err(ReplayError::Deal {
+                option: "threads",
+                found: format!("the log's own {used}"),
+                expected: format!("a number from 1 to {THREADS_MOST}: say which"),
+            });
+        }
+        Ok(wanted as u16)
+    }
+}
+
+/// Where a block lies that was not allocated yet.
+const NOWHERE: Home = Home { slot: u32::MAX, stream: 0, own: 0, leaves_on: None };
+
+#[derive(Clone, Copy)]
+struct Home {
+    slot: u32,
+    stream: u16,
+    /// The log's own stream.
+    own: u16,
+    /// The stream to free it on, if a visit said so.
+    leaves_on: Option<u16>,
+}
+
+struct Dealer<'a> {
+    deal: &'a Deal,
+    random: Seeded,
+    /// Threads are drawn apart, so that their number changes nothing else.
+    random_threads: Seeded,
+    /// `None`: the log's own.
+    threads: Option<Runs>,
+    streams: u16,
+    /// How many calls the log has.
+    calls: usize,
+    homes: Vec<Home>,
+    free_slots: Vec<u32>,
+    /// Acts so far by slot.
+    turns: Vec<u32>,
+    /// Visits to come: before which call, which, to which block.
+    due: BinaryHeap<Reverse<(usize, u32, u32)>>,
+    dealt: Dealt,
+}
+
+impl Dealer<'_> {
+    fn act(&mut self, what: What, slot: u32, stream: u16, thread: u16) {
+        let turn = &mut self.turns[slot as usize];
+        self.dealt.acts.push(Act { what, slot, turn: *turn, stream, thread });
+        *turn += 1;
+    }
+
+    /// The visits that are due before a call.
+    fn visit_until(&mut self, at: usize, thread: u16) {
+        while self.due.peek().is_some_and(|d| d.0.0 <= at) {
+            let Some(Reverse((_, number, block))) = self.due.pop() else { break };
+            let home = self.homes[block as usize];
+            self.act(What::Visit { number }, home.slot, home.stream, thread);
+        }
+    }
+
+    fn call(&mut self, at: usize, call: &Call, groups: &mut [Option<Runs>], freed_at: &[usize]) {
+        let thread = match &mut self.threads {
+            Some(runs) => runs.pick(&mut self.random_threads),
+            None => call.thread().0,
+        };
+        self.visit_until(at, thread);
+        let block = call.block().0;
+        let own = call.stream().0;
+        let group = groups[usize::from(own)].as_mut();
+        match call.action() {
+            Action::Alloc => {
+                let stream = group.map_or(0, |g| g.pick(&mut self.random));
+                // In turns, few slots that are used again keep the table small; free threads would wait for each other.
+                let slot = if self.deal.racy { None } else { self.free_slots.pop() }.unwrap_or_else(|| {
+                    self.turns.push(0);
+                    self.turns.len() as u32 - 1
+                });
+                self.homes[block as usize] = Home { slot, stream, own, leaves_on: None };
+                let visited = call.bytes() > 0 && self.random.happens(self.deal.uses);
+                let marked = visited && self.random.below(2) == 0;
+                self.act(What::Alloc { bytes: call.bytes(), marked }, slot, stream, thread);
+                if visited {
+                    self.plan(at, block, freed_at[block as usize]);
+                }
+            }
+            Action::Free => {
+                let home = self.homes[block as usize];
+                if home.slot == u32::MAX {
+                    return;
+                }
+                let other = match home.leaves_on {
+                    // A log's free on another of its streams is a free behind that stream's work.
+                    None if own != home.own => group.map(|g| g.now),
+                    other => other,
+                };
+                let what = match other.filter(|o| *o != home.stream) {
+                    Some(other) => What::FreeOn { other },
+                    None => What::Free,
+                };
+                self.act(what, home.slot, home.stream, thread);
+                self.free_slots.push(home.slot);
+                self.homes[block as usize] = NOWHERE;
+            }
+        }
+    }
+
+    /// Chooses the visits of a block that lives until the call `end`.
+    fn plan(&mut self, at: usize, block: u32, end: usize) {
+        let home = self.homes[block as usize].stream;
+        let count = 1 + self.random.below(2);
+        let life = (end - at) as u64;
+        let mut moments: Vec<usize> = (0..count)
+            .map(|_| {
+                let within = if self.random.below(2) == 0 { life.min(SOON as u64) } else { life };
+                at + 1 + self.random.below(within.max(1)) as usize
+            })
+            .collect();
+        moments.sort_unstable();
+        let mut known_on = None;
+        for (k, moment) in moments.iter().enumerate() {
+            let other = self.random.below(u64::from(self.streams) - 1) as u16;
+            let stream = other + u16::from(other >= home);
+            let access = if self.random.below(3) == 0 { Access::Write } else { Access::Read };
+            let last = k + 1 == moments.len();
+            let told = match self.random.below(8) {
+                0..=2 => Told::Before,
+                3 => Told::After,
+                4 => Told::Until,
+                5 => Told::Share,
+                // Free with a visit's stream only where the free is the log's, and the visit the last.
+                _ if last && end < self.calls => Told::AtFree,
+                _ => Told::Before,
+            };
+            // An untold write that the home stream waits for would be correct, and so might an untold read on a stream
+            // that the allocator knows to use the block.
+            let flaw = self.random.happens(self.deal.broken).then(|| match (self.random.below(2), access) {
+                (0, Access::Read) if known_on != Some(stream) => Flaw::Untold,
+                (0, Access::Write) => Flaw::Unjoined,
+                _ => Flaw::Unordered,
+            });
+            if told == Told::AtFree && flaw != Some(Flaw::Untold) {
+                self.homes[block as usize].leaves_on = Some(stream);
+            }
+            if flaw != Some(Flaw::Untold) {
+                known_on = Some(stream);
+            }
+            let number = self.dealt.visits.len() as u32;
+            self.dealt.visits.push(Visit { stream, access, told, flaw });
+            self.due.push(Reverse((*moment, number, block)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! Runs recorded work through a whole allocator, and says what came of it.
+//!
+//! Two kinds of work, one kind of answer. A [`Log`] says who allocated and freed what: [`replay_log`] deals it over
+//! streams and host threads, writes each block at its allocation and reads it just before its free, so that a replay
+//! cannot pass by doing nothing, adds uses on other streams with what makes them correct, and gives everything back. A
+//! [`Program`] says every operation: [`replay`] runs it step by step. Both end in an [`Outcome`], plain data.
+//!
+//! It does not know how memory is found or what makes reuse legal: the allocator does the first, the device's own judge
+//! ([`Touch::judge`]) the second. It has no unsafe code; what touches memory is the driver's [`Touch`].
+//!
+//! | file | idea |
+//! |---|---|
+//! | `touch` | what a device must be able to do, to be replayed on |
+//! | `deal` | a log becomes acts on streams and threads, with seeded uses in between |
+//! | `run` | one act, and a pass over all of them |
+//! | `turns` | host threads that take turns, or do not |
+//! | `ideal` | the same acts with all the memory in the world, to compare the makespan with |
+//! | `program` | a program, step by step |
+//! | `outcome` | what came of it, and what can go wrong |
+//!
+//! ```
+//! use millpond::{Allocator, Config, trace::Program, units::GIB};
+//! use millpond_sim::{Schedule, Sim};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let program: Program = "millpond trace 1\nstreams 2\nalloc b0 1MiB on s0\nwrite b0 on s0\nwait s1 for s0\n\
+//!     read b0 on s1\nfree b0\nalloc b1 1MiB on s0\nwrite b1 on s0\n".parse()?;
+//! let sim = Sim::new(GIB).schedule(Schedule::Latest);
+//! let gpu = Allocator::new(sim.clone(), Config::default())?;
+//! let outcome = millpond_replay::replay(&program, &gpu)?;
+//! assert_eq!(outcome.calls, program.steps.len() as u64);
+//! sim.verdict()?;
+//! # Ok(()) }
+//! ```
+
+// It runs threads of the system, which a model checker does not follow: their builds are empty.
+#![cfg(not(any(loom, shuttle)))]
+
+/// The README's program is run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod deal;
+mod generate;
+mod ideal;
+#[cfg(feature = "import")]
+pub mod import;
+mod outcome;
+mod program;
+mod run;
+mod shrink;
+#[cfg(feature = "proptest")]
+mod strategy;
+mod touch;
+mod turns;
+
+pub use deal::{Deal, STREAMS_MOST, THREADS_MOST};
+pub use generate::{from_fuzz, from_fuzz_hostile};
+pub use outcome::{Failure, Lost, Outcome, ReplayError};
+pub use program::{replay, replay_program, replay_watched};
+pub use shrink::{TRIES, shrink, shrink_within};
+#[cfg(feature = "proptest")]
+pub use strategy::{hostile_programs, programs};
+pub use touch::{Judgement, Touch};
+
+use core::time::Duration;
+use millpond::Error;
+use millpond::{Allocator, Config, Stream};
+use millpond_trace::Log;
+use run::{Halt, Pass, Stage};
+use std::time::Instant;
+
+#[cfg(doc)]
+use millpond_trace::Program;
+
+/// Called now and then with how many calls are done, repeats included; may be called from several threads.
+pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
+
+/// Deals a log and runs it on a device of its own: makes an allocator, runs every call, frees what is alive at the end,
+/// drops everything, and asks the device for its judgement.
+///
+/// **Ordering.** Each stream number is a non-blocking stream of its own (see [`Deal`]); a free happens after the block's
+/// last use in the dealt program. With [`Deal::broken`] at 0 the dealt program is correct: whatever is then violated is
+/// the allocator's fault.
+///
+/// A request that fails ends the replay: it is the outcome's [`Outcome::failure`], and everything is given back all the
+/// same.
+///
+/// # Errors
+/// A deal that cannot be ([`ReplayError::Deal`]); an allocator or stream that could not be made; a driver call that
+/// failed on the way.
+///
+/// # Panics
+/// With [`Deal::run_ahead`] on a [`Sim`](millpond_sim::Sim) that was used before.
+pub fn replay_log<D: Touch>(
+    log: &Log,
+    deal: &Deal,
+    driver: D,
+    config: Config,
+    progress: Progress<'_>,
+) -> Result<Outcome, ReplayError> {
+    let dealt = deal.deal(log)?;
+    let driver = driver.ahead(deal.run_ahead);
+    let allocator = Allocator::new(driver.clone(), config).map_err(ReplayError::Setup)?;
+    let streams = open_streams(&allocator, &dealt).map_err(ReplayError::Setup)?;
+    let mut pass =
+        Pass::new(Stage { allocator: &allocator, driver: &driver, streams: &streams }, &dealt, progress);
+
+    let mut failure = None;
+    let mut makespan = None;
+    let (mut warm_calls, mut warm) = (0, Duration::ZERO);
+    for round in 0..deal.repeat {
+        let (before, start) = (pass.calls(), Instant::now());
+        let ran = pass.run(deal.racy);
+        let time = start.elapsed();
+        if round == 0 {
+            makespan = driver.makespan();
+        } else {
+            warm += time;
+            warm_calls += pass.calls() - before;
+        }
+        match ran {
+            Ok(()) => {}
+            Err(Halt::Failed(f)) => {
+                failure = Some(f);
+                break;
+            }
+            Err(Halt::Error(e)) => return Err(e),
+        }
+    }
+    let calls = pass.calls();
+    drop(pass);
+
+    let mut outcome = Outcome { trace: log.name.clone(), calls, ..Outcome::default() };
+    outcome.streams = u64::from(dealt.streams);
+    outcome.threads = u64::from(dealt.threads);
+    outcome.peak_live_bytes = dealt.peak_live;
+    outcome.foreign_uses = dealt.visits.len() as u64;
+    outcome.failure = failure;
+    outcome.take_report(&driver, allocator.report());
+    // What was live at most is the trace's figure, of all its calls in its order.
+    if outcome.failure.is_some() || (deal.racy && dealt.threads > 1) {
+        outcome.taken_over_live = None;
+    }
+    outcome.lost.allocations = allocator.live().len() as u64;
+    if let Some(makespan) = makespan
+        && outcome.failure.is_none()
+    {
+        outcome.compare_makespan(makespan, ideal::makespan(&dealt)?);
+    }
+    if warm_calls > 0 {
+        outcome.warm_ns_per_call = Some(warm.as_nanos() as f64 / warm_calls as f64);
+    }
+    drop(streams);
+    drop(allocator);
+    outcome.lost.left = driver.lost();
+    outcome.take_judgement(driver.judge(true));
+    Ok(outcome)
+}
+
+/// One stream a number of the deal; the legacy default stream for the one that stands for it.
+fn open_streams<D: Touch>(allocator: &Allocator<D>, dealt: &deal::Dealt) -> Result<Vec<Stream<D>>, Error> {
+    (0..dealt.streams)
+        .map(|n| {
+            if let Some(native) = allocator.driver().legacy().filter(|_| dealt.legacy == Some(n)) {
+                return allocator.adopt(native);
+            }
+            let stream = allocator.stream()?;
+            allocator.driver().number(stream.native(), u64::from(n))?;
+            Ok(stream)
+        })
+        .collect()
+}

@@ -1,0 +1,406 @@
+//! Runs a program step by step on an allocator.
+//!
+//! The table from a program's numbers to real things is here: streams, events, blocks. Each write of a block gets a word
+//! of its own, and a read checks for the last one in the order of the program: a correct program makes that the right
+//! one under any schedule. Copies move words between blocks, so a block is remembered in pieces. Requests may fail
+//! (programs ask for the absurd); what names the block is then left out until the number is given again.
+//!
+//! It does not judge the order of steps: a wrong program runs like a right one, and the device's judge says so.
+
+use super::deal::mixed;
+use super::outcome::{Outcome, ReplayError};
+use super::touch::Touch;
+use super::turns;
+use core::time::Duration;
+use hashbrown::HashMap;
+use millpond::Error;
+use millpond::{Allocation, Allocator, Config, Event, Limit, PinnedAllocation, Stream, Trim};
+use millpond_driver::units::{Addr, AllocationId, StreamId};
+use millpond_driver::{Called, Caller, Driver};
+use millpond_trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
+
+/// How long a step waits for an event. On the simulator it never takes time.
+const EVENT_WAIT: Duration = Duration::from_secs(10);
+
+/// Runs a program on an allocator, with streams of its own. Blocks that are alive at the end are freed, streams closed.
+/// Several host threads of a program are real threads that take turns in its order.
+///
+/// The outcome's counts are the allocator's and the device's *so far*: nothing that is queued is run for them, and what
+/// the allocator did before counts too. Ask the device for the verdict:
+/// [`Sim::verdict`](millpond_sim::Sim::verdict).
+///
+/// # Errors
+/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Step`] for a driver call that failed. A
+/// request that is refused is no error: [`Outcome::refused`].
+pub fn replay<D: Touch>(program: &Program, allocator: &Allocator<D>) -> Result<Outcome, ReplayError> {
+    replay_watched(program, allocator, &|_| {})
+}
+
+/// As [`replay`], calling `after` behind each step with the step's number: for tests that check something at every step.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_watched<D: Touch>(
+    program: &Program,
+    allocator: &Allocator<D>,
+    after: &(dyn Fn(usize) + Sync),
+) -> Result<Outcome, ReplayError> {
+    let mut outcome = run(program, allocator, after)?;
+    outcome.take_report(allocator.driver(), allocator.report());
+    outcome.take_judgement(allocator.driver().judge(false));
+    Ok(outcome)
+}
+
+/// Runs a program on a device of its own: makes an allocator, runs every step, drops everything, asks the device for its
+/// judgement. `run_ahead`: as in [`Deal::run_ahead`](super::Deal::run_ahead), in steps of the program that are `tick`.
+///
+/// # Errors
+/// As [`replay`]; an allocator that could not be made.
+///
+/// # Panics
+/// With `run_ahead` on a [`Sim`](millpond_sim::Sim) that was used before.
+pub fn replay_program<D: Touch>(
+    program: &Program,
+    driver: D,
+    config: Config,
+    run_ahead: u64,
+) -> Result<Outcome, ReplayError> {
+    let driver = driver.ahead(run_ahead);
+    let allocator = Allocator::new(driver.clone(), config).map_err(ReplayError::Setup)?;
+    let mut outcome = run(program, &allocator, &|_| {})?;
+    outcome.makespan_ns = driver.makespan().and_then(|m| u64::try_from(m.as_nanos()).ok());
+    outcome.take_report(&driver, allocator.report());
+    outcome.lost.allocations = allocator.live().len() as u64;
+    drop(allocator);
+    outcome.lost.left = driver.lost();
+    outcome.take_judgement(driver.judge(true));
+    Ok(outcome)
+}
+
+fn run<D: Touch>(
+    program: &Program,
+    allocator: &Allocator<D>,
+    after: &(dyn Fn(usize) + Sync),
+) -> Result<Outcome, ReplayError> {
+    program.check().map_err(ReplayError::Fault)?;
+    let mut table = Table::new(allocator);
+    for number in 0..program.streams {
+        table.open(StreamNo(number)).map_err(ReplayError::Setup)?;
+    }
+    let step = |table: &mut Table<D>, at: usize| {
+        let op = program.steps[at].op;
+        let _called = Called::<D>::at(Caller::Step(at as u64));
+        table.step(op).map_err(|error| ReplayError::Step { step: at, op, error })?;
+        after(at);
+        Ok(())
+    };
+    // Numbers may be sparse: threads that do nothing are not made.
+    let mut numbers: Vec<u16> = program.steps.iter().map(|s| s.thread.0).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let count = program.steps.len();
+    let (table, ran) = if numbers.len() <= 1 {
+        let ran = (0..count).try_for_each(|at| step(&mut table, at));
+        (table, ran)
+    } else {
+        let of = |at: usize| numbers.partition_point(|n| *n < program.steps[at].thread.0) as u16;
+        turns::take_turns(numbers.len() as u16, count, of, table, |table, from, to| {
+            (from..to).try_for_each(|at| step(table, at))
+        })
+    };
+    ran?;
+    Ok(Outcome {
+        trace: program.name.clone(),
+        calls: count as u64,
+        streams: table.opened,
+        threads: numbers.len().max(1) as u64,
+        foreign_uses: table.foreign_uses,
+        peak_live_bytes: table.peak_live,
+        refused: table.refused,
+        ..Outcome::default()
+    })
+}
+
+/// A stretch of a block that one write made: its end, and the word it holds, anchored at the block's beginning.
+#[derive(Clone, Copy)]
+struct Piece {
+    end: u64,
+    word: Option<u64>,
+}
+
+enum Place<D: Driver> {
+    Device(Allocation<D>),
+    Pinned(PinnedAllocation<D>),
+}
+
+struct Block<D: Driver> {
+    place: Place<D>,
+    /// They tile the block.
+    pieces: Vec<Piece>,
+}
+
+impl<D: Driver> Block<D> {
+    fn new(place: Place<D>) -> Block<D> {
+        let mut block = Block { place, pieces: Vec::new() };
+        block.pieces.push(Piece { end: block.bytes(), word: None });
+        block
+    }
+    fn bytes(&self) -> u64 {
+        match &self.place {
+            Place::Device(a) => a.len(),
+            Place::Pinned(p) => p.len(),
+        }
+    }
+    fn addr(&self) -> Addr {
+        match &self.place {
+            Place::Device(a) => a.address(),
+            Place::Pinned(p) => p.address(),
+        }
+    }
+    /// `None` for no bytes: nothing can touch them.
+    fn id(&self) -> Option<AllocationId> {
+        match &self.place {
+            Place::Device(a) => a.id(),
+            Place::Pinned(p) => p.id(),
+        }
+    }
+    fn home(&self) -> Option<StreamId> {
+        match &self.place {
+            Place::Device(a) => a.stream_id(),
+            Place::Pinned(_) => None,
+        }
+    }
+    fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
+        match &self.place {
+            Place::Device(a) => a.record_use(stream),
+            Place::Pinned(p) => p.record_use(stream),
+        }
+    }
+    /// The pieces of the first `bytes`.
+    fn first(&self, bytes: u64) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let mut start = 0;
+        for p in &self.pieces {
+            if start < bytes {
+                pieces.push(Piece { end: p.end.min(bytes), word: p.word });
+            }
+            start = p.end;
+        }
+        pieces
+    }
+}
+
+/// What a program's numbers stand for.
+struct Table<D: Touch> {
+    allocator: Allocator<D>,
+    streams: HashMap<StreamNo, Stream<D>>,
+    events: HashMap<EventNo, Event<D>>,
+    blocks: HashMap<BlockNo, Block<D>>,
+    writes: u64,
+    opened: u64,
+    foreign_uses: u64,
+    refused: u64,
+    live: u64,
+    peak_live: u64,
+}
+
+impl<D: Touch> Table<D> {
+    fn new(allocator: &Allocator<D>) -> Table<D> {
+        Table {
+            allocator: allocator.clone(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            blocks: HashMap::new(),
+            writes: 0,
+            opened: 0,
+            foreign_uses: 0,
+            refused: 0,
+            live: 0,
+            peak_live: 0,
+        }
+    }
+
+    fn open(&mut self, number: StreamNo) -> Result<(), Error> {
+        let stream = self.allocator.stream()?;
+        self.allocator.driver().number(stream.native(), u64::from(number.0))?;
+        self.streams.insert(number, stream);
+        self.opened += 1;
+        Ok(())
+    }
+
+    /// A stream that the rules say is open.
+    fn stream(&self, number: StreamNo) -> Stream<D> {
+        self.streams[&number].clone()
+    }
+
+    fn enter(&mut self, number: BlockNo, made: Result<Place<D>, Error>) -> Result<(), Error> {
+        match made {
+            Ok(place) => {
+                let block = Block::new(place);
+                if D::JUDGES
+                    && let Some(id) = block.id()
+                {
+                    self.allocator.driver().name(id, &number.to_string());
+                }
+                self.live += block.bytes();
+                self.peak_live = self.peak_live.max(self.live);
+                self.blocks.insert(number, block);
+                Ok(())
+            }
+            Err(Error::OutOfMemory(_) | Error::TooLarge { .. } | Error::BadAlignment { .. }) => {
+                self.refused += 1;
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Takes a block out, if its request was served.
+    fn leave(&mut self, number: BlockNo) -> Option<Place<D>> {
+        let block = self.blocks.remove(&number)?;
+        self.live -= block.bytes();
+        Some(block.place)
+    }
+
+    fn step(&mut self, op: Op) -> Result<(), Error> {
+        match op {
+            Op::Alloc { block, bytes, align, stream } => {
+                let stream = self.stream(stream);
+                let made = match align {
+                    Some(align) => self.allocator.alloc_aligned(bytes, align, &stream),
+                    None => self.allocator.alloc(bytes, &stream),
+                };
+                self.enter(block, made.map(Place::Device))?;
+            }
+            Op::AllocPinned { block, bytes } => {
+                let made = self.allocator.alloc_pinned(bytes);
+                self.enter(block, made.map(Place::Pinned))?;
+            }
+            Op::Free { block } => drop(self.leave(block)),
+            Op::FreeOn { block, stream } => {
+                if let Some(Place::Device(a)) = self.leave(block) {
+                    a.free_on(&self.stream(stream)).map_err(|(_, e)| e)?;
+                }
+            }
+            Op::FreeUnknown { block } => {
+                if let Some(Place::Device(a)) = self.leave(block) {
+                    a.free_unknown();
+                }
+            }
+            Op::Use { block, stream, access, recorded } => self.touch(block, stream, access, recorded)?,
+            Op::RecordUse { block, stream } => {
+                if let Some(b) = self.blocks.get(&block) {
+                    b.record_use(&self.streams[&stream])?;
+                }
+            }
+            Op::Copy { to, from, bytes, stream } => self.copy(to, from, bytes, stream)?,
+            Op::Record { event, stream } => {
+                let recorded = self.stream(stream).record()?;
+                self.events.insert(event, recorded);
+            }
+            Op::Wait { stream, event } => {
+                if let Some(event) = self.events.get(&event) {
+                    self.streams[&stream].wait(event)?;
+                }
+            }
+            Op::WaitStream { stream, on } => self.streams[&stream].wait_stream(&self.streams[&on])?,
+            Op::SyncStream { stream } => self.streams[&stream].synchronize()?,
+            Op::SyncEvent { event } => {
+                if let Some(event) = self.events.get(&event) {
+                    event.synchronize(EVENT_WAIT)?;
+                }
+            }
+            Op::SyncDevice => self.allocator.synchronize()?,
+            Op::Query { event } => {
+                if let Some(event) = self.events.get(&event) {
+                    event.is_complete()?;
+                }
+            }
+            Op::OpenStream { stream } => self.open(stream)?,
+            Op::CloseStream { stream } => drop(self.streams.remove(&stream)),
+            Op::Trim { stream: None } => {
+                self.allocator.trim(Trim::All)?;
+            }
+            Op::Trim { stream: Some(stream) } => {
+                self.allocator.trim(Trim::Stream(&self.streams[&stream]))?;
+            }
+            Op::SetLimit { bytes } => {
+                self.allocator.set_limit(bytes.map_or(Limit::None, Limit::Bytes))?;
+            }
+            Op::Advance { stream, steps } => {
+                self.allocator.driver().advance(self.streams[&stream].native(), steps)?;
+            }
+            Op::Tick => self.allocator.driver().tick(),
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "pinned blocks are touched by kernels, too")]
+    fn touch(
+        &mut self,
+        block: BlockNo,
+        stream: StreamNo,
+        access: Access,
+        recorded: bool,
+    ) -> Result<(), Error> {
+        let Some(b) = self.blocks.get_mut(&block) else { return Ok(()) };
+        let Some(id) = b.id() else { return Ok(()) };
+        let stream = &self.streams[&stream];
+        self.foreign_uses += u64::from(b.home() != Some(stream.id()));
+        if recorded {
+            b.record_use(stream)?;
+        }
+        let driver = self.allocator.driver();
+        let (addr, bytes) = (b.addr(), b.bytes());
+        if !recorded && matches!(b.place, Place::Pinned(_)) {
+            // The allocator may hand the bytes out while this is queued, to somebody with references to them: it is judged,
+            // and touches nothing.
+            return Ok(driver.declare(stream.native(), addr, bytes, id, access)?);
+        }
+        match access {
+            Access::Write => {
+                self.writes += 1;
+                let word = mixed(self.writes) | 1;
+                // SAFETY: the block is alive and the program's; nobody made a reference to it, and if it is pinned, the use was
+                // recorded above, so that its bytes go to nobody before the kernel is complete.
+                unsafe { driver.write(stream.native(), addr, bytes, id, word)? };
+                b.pieces.clear();
+                b.pieces.push(Piece { end: bytes, word: Some(word) });
+            }
+            Access::Read => {
+                let mut start = 0;
+                for p in &b.pieces {
+                    // The word is anchored at the block's beginning; a check's begins with its range.
+                    let word = p.word.map(|w| w.rotate_right(8 * (start % 8) as u32));
+                    // SAFETY: as for the write.
+                    unsafe { driver.read(stream.native(), Addr(addr.0 + start), p.end - start, id, word)? };
+                    start = p.end;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "one block of a copy may be pinned")]
+    fn copy(&mut self, to: BlockNo, from: BlockNo, bytes: u64, stream: StreamNo) -> Result<(), Error> {
+        let (Some(source), Some(target)) = (self.blocks.get(&from), self.blocks.get(&to)) else {
+            return Ok(());
+        };
+        let stream = &self.streams[&stream];
+        source.record_use(stream)?;
+        target.record_use(stream)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.foreign_uses += [source, target].iter().filter(|b| b.home() != Some(stream.id())).count() as u64;
+        // SAFETY: both blocks are alive and the program's, nobody made a reference to them, and both uses were recorded above,
+        // so that their bytes go to nobody before the copy is complete.
+        unsafe { self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)? };
+        let mut pieces = source.first(bytes);
+        pieces.extend(target.pieces.iter().copied().filter(|p| p.end > bytes));
+        if let Some(target) = self.blocks.get_mut(&to) {
+            target.pieces = pieces;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! Carries out one act, and a pass over all of them.
+//!
+//! A block's life: allocate on the home stream, write it there; a visit waits for what it must come after, touches the
+//! block on its own stream, and the allocator is told; before the free the home stream waits for visits that wrote, and
+//! reads. Words are made of the slot, the turn and the number of writes, so that no two generations of the same bytes
+//! hold the same word. A visit that writes changes the word.
+//!
+//! It does not know where acts come from. Which thread does what when is the business of `turns`.
+
+use super::Progress;
+use super::deal::{Act, Dealt, Flaw, Told, Visit, What, mixed};
+use super::outcome::{Failure, ReplayError};
+use super::touch::Touch;
+use super::turns;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering;
+use millpond::Error;
+use millpond::{Allocation, Allocator, Event, Stream};
+use millpond_driver::{Called, Caller};
+use millpond_trace::Access;
+
+/// How many acts pass between two reports of progress.
+const REPORTED: usize = 4096;
+
+/// Why a pass ended early.
+#[derive(Debug)]
+pub(super) enum Halt {
+    /// A request failed.
+    Failed(Failure),
+    /// Something else did.
+    Error(ReplayError),
+}
+
+/// What every act needs.
+pub(super) struct Stage<'a, D: Touch> {
+    pub(super) allocator: &'a Allocator<D>,
+    pub(super) driver: &'a D,
+    pub(super) streams: &'a [Stream<D>],
+}
+
+/// A slot: a block while one lives in it.
+pub(super) struct Life<D: Touch> {
+    allocation: Option<Allocation<D>>,
+    /// The turn of the slot at which it was allocated: a part of its word.
+    born: u32,
+    /// How often a visit wrote it.
+    writes: u32,
+    /// What only blocks with visits have.
+    marks: Vec<Mark<D>>,
+}
+
+/// A point behind an access of a block.
+struct Mark<D: Touch> {
+    event: Event<D>,
+    stream: u16,
+    access: Access,
+    /// Whether the home stream is to wait for it before it reads.
+    joined: bool,
+}
+
+impl<D: Touch> Default for Life<D> {
+    fn default() -> Life<D> {
+        Life { allocation: None, born: 0, writes: 0, marks: Vec::new() }
+    }
+}
+
+/// The pattern of a block: its slot, when it was allocated there, and how often it was written since. Never 0.
+pub(super) fn word(slot: u32, born: u32, writes: u32) -> u64 {
+    mixed(u64::from(slot) << 32 ^ u64::from(born) << 8 ^ u64::from(writes) ^ 0x5EED_0000_0000_0000) | 1
+}
+
+#[allow(unsafe_code, reason = "blocks are touched by their addresses; they are device memory")]
+impl<D: Touch> Stage<'_, D> {
+    /// Carries out one act on the life it concerns.
+    #[inline]
+    pub(super) fn act(&self, life: &mut Life<D>, act: &Act, dealt: &Dealt) -> Result<(), Error> {
+        match act.what {
+            What::Alloc { bytes, marked } => {
+                let home = &self.streams[usize::from(act.stream)];
+                let allocation = self.allocator.alloc(bytes, home)?;
+                life.born = act.turn;
+                life.writes = 0;
+                if let Some(id) = allocation.id() {
+                    let word = word(act.slot, act.turn, 0);
+                    // SAFETY: device memory of a live allocation.
+                    unsafe { self.driver.write(home.native(), allocation.address(), bytes, id, word)? };
+                }
+                life.allocation = Some(allocation);
+                if marked {
+                    let mark = Mark {
+                        event: home.record()?,
+                        stream: act.stream,
+                        access: Access::Write,
+                        joined: false,
+                    };
+                    life.marks.push(mark);
+                }
+                self.driver.tick();
+            }
+            What::Free => {
+                drop(self.last_read(life, act)?);
+                self.driver.tick();
+            }
+            What::FreeOn { other } => {
+                if let Some(allocation) = self.last_read(life, act)? {
+                    allocation.free_on(&self.streams[usize::from(other)]).map_err(|(_, e)| e)?;
+                }
+                self.driver.tick();
+            }
+            What::Visit { number } => self.visit(life, act, dealt.visits[number as usize])?,
+        }
+        Ok(())
+    }
+
+    /// The home stream's read just before the free.
+    #[inline]
+    pub(super) fn last_read(&self, life: &mut Life<D>, act: &Act) -> Result<Option<Allocation<D>>, Error> {
+        let Some(allocation) = life.allocation.take() else { return Ok(None) };
+        let home = &self.streams[usize::from(act.stream)];
+        if let Some(id) = allocation.id() {
+            for mark in life.marks.drain(..).filter(|m| m.joined) {
+                home.wait(&mark.event)?;
+            }
+            let word = word(act.slot, life.born, life.writes);
+            // SAFETY: device memory of a live allocation.
+            unsafe {
+                self.driver.read(home.native(), allocation.address(), allocation.len(), id, Some(word))?;
+            };
+        }
+        Ok(Some(allocation))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn visit(&self, life: &mut Life<D>, act: &Act, visit: Visit) -> Result<(), Error> {
+        let (Some(allocation), home) = (&life.allocation, &self.streams[usize::from(act.stream)]) else {
+            return Ok(());
+        };
+        let Some(id) = allocation.id() else { return Ok(()) };
+        let there = &self.streams[usize::from(visit.stream)];
+        let told = |now: Told| visit.told == now && visit.flaw != Some(Flaw::Untold);
+
+        // Behind the write on the home stream, and behind the visits that it conflicts with.
+        if visit.flaw != Some(Flaw::Unordered) {
+            if !life.marks.iter().any(|m| m.stream == act.stream) {
+                let event = home.record()?;
+                life.marks.push(Mark { event, stream: act.stream, access: Access::Write, joined: false });
+            }
+            for mark in &life.marks {
+                let conflict = mark.access == Access::Write || visit.access == Access::Write;
+                if conflict && mark.stream != visit.stream {
+                    there.wait(&mark.event)?;
+                }
+            }
+        }
+        if told(Told::Before) {
+            allocation.record_use(there)?;
+        }
+        if told(Told::Share) {
+            allocation.share_with(there)?;
+        }
+        let (addr, bytes) = (allocation.address(), allocation.len());
+        match visit.access {
+            Access::Write => {
+                life.writes += 1;
+                let word = word(act.slot, life.born, life.writes);
+                // SAFETY: device memory of a live allocation.
+                unsafe { self.driver.write(there.native(), addr, bytes, id, word)? };
+            }
+            Access::Read => {
+                let word = word(act.slot, life.born, life.writes);
+                // SAFETY: device memory of a live allocation.
+                unsafe { self.driver.read(there.native(), addr, bytes, id, Some(word))? };
+            }
+        }
+        if told(Told::After) {
+            allocation.record_use(there)?;
+        }
+        let event = there.record()?;
+        if told(Told::Until) {
+            allocation.record_use_until(&event)?;
+        }
+        let joined = visit.access == Access::Write && visit.flaw != Some(Flaw::Unjoined);
+        life.marks.push(Mark { event, stream: visit.stream, access: visit.access, joined });
+        Ok(())
+    }
+}
+
+/// The act that ended a pass, as the caller is told.
+pub(super) fn halt(dealt: &Dealt, at: usize, act: &Act, error: Error) -> Halt {
+    // Visits are no calls of the log.
+    let call = dealt.acts[..at].iter().filter(|a| !matches!(a.what, What::Visit { .. })).count() as u64;
+    match (act.what, &error) {
+        (What::Alloc { bytes, .. }, Error::OutOfMemory(_) | Error::TooLarge { .. }) => {
+            Halt::Failed(Failure {
+                call,
+                bytes,
+                out_of_memory: error.out_of_memory().is_some(),
+                message: error.to_string(),
+            })
+        }
+        _ => Halt::Error(ReplayError::Call { call, error }),
+    }
+}
+
+/// A dealt log on its way through an allocator, as often as asked.
+pub(super) struct Pass<'a, D: Touch> {
+    pub(super) stage: Stage<'a, D>,
+    pub(super) dealt: &'a Dealt,
+    progress: Progress<'a>,
+    lives: Vec<Life<D>>,
+    /// Allocations and frees made so far.
+    calls: AtomicU64,
+    /// For a device that judges: which call of the log each act is, or is dealt behind.
+    numbers: Vec<u32>,
+}
+
+impl<'a, D: Touch> Pass<'a, D> {
+    pub(super) fn new(stage: Stage<'a, D>, dealt: &'a Dealt, progress: Progress<'a>) -> Pass<'a, D> {
+        let mut next = 0;
+        let number = |act: &Act| {
+            next += u32::from(!matches!(act.what, What::Visit { .. }));
+            u32::saturating_sub(next, 1)
+        };
+        let numbers = if D::JUDGES { dealt.acts.iter().map(number).collect() } else { Vec::new() };
+        Pass { stage, dealt, progress, lives: Vec::new(), calls: AtomicU64::new(0), numbers }
+    }
+
+    /// While this lives, the calling thread is at an act.
+    #[inline]
+    pub(super) fn called(&self, at: usize) -> Called<D> {
+        Called::at(Caller::Call(self.numbers.get(at).copied().map_or(0, u64::from)))
+    }
+
+    /// Allocations and frees made so far, in all passes.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Adds to the calls made, and tells.
+    pub(super) fn made(&self, calls: u64) {
+        let before = self.calls.fetch_add(calls, Ordering::Relaxed);
+        (self.progress)(before + calls);
+    }
+
+    /// Runs all acts once, then frees what is left, also after a request that failed.
+    pub(super) fn run(&mut self, racy: bool) -> Result<(), Halt> {
+        let mut lives = core::mem::take(&mut self.lives);
+        lives.resize_with(self.dealt.slots as usize, Life::default);
+        let ran = match self.dealt.threads {
+            0 | 1 => self.stretch(&mut lives, 0, self.dealt.acts.len()),
+            threads if racy => turns::free(self, &mut lives, threads),
+            threads => turns::taken(self, &mut lives, threads),
+        };
+        let freed = self.free_all(&mut lives);
+        self.lives = lives;
+        ran.and(freed)
+    }
+
+    /// A stretch of acts, one after the other, on the calling thread.
+    pub(super) fn stretch(&self, lives: &mut [Life<D>], from: usize, to: usize) -> Result<(), Halt> {
+        let mut at = from;
+        for some in self.dealt.acts[from..to].chunks(REPORTED) {
+            let mut calls = 0;
+            for act in some {
+                let life = &mut lives[act.slot as usize];
+                let _called = self.called(at);
+                self.stage.act(life, act, self.dealt).map_err(|e| halt(self.dealt, at, act, e))?;
+                calls += u64::from(!matches!(act.what, What::Visit { .. }));
+                at += 1;
+            }
+            self.made(calls);
+        }
+        Ok(())
+    }
+
+    /// Frees what the log left alive, by the same last read.
+    fn free_all(&self, lives: &mut [Life<D>]) -> Result<(), Halt> {
+        if lives.iter().all(|l| l.allocation.is_none()) {
+            return Ok(());
+        }
+        let mut homes = vec![0; lives.len()];
+        for act in &self.dealt.acts {
+            homes[act.slot as usize] = act.stream;
+        }
+        let (mut calls, at) = (0, self.dealt.acts.len());
+        for (slot, life) in (0u32..).zip(lives) {
+            if life.allocation.is_none() {
+                continue;
+            }
+            let act = Act { what: What::Free, slot, turn: u32::MAX, stream: homes[slot as usize], thread: 0 };
+            self.stage.act(life, &act, self.dealt).map_err(|e| halt(self.dealt, at, &act, e))?;
+            calls += 1;
+        }
+        self.made(calls);
+        Ok(())
+    }
+}

@@ -1,0 +1,292 @@
+//! Capture state: which streams record a graph, and what destroys a recording.
+//!
+//! While a stream captures, what is put on it is counted and not run. A global capture is destroyed by calls that could
+//! wait or allocate, from any thread that is not inside [`relaxed`](millpond_driver::Fences::relaxed), and by a wait for the
+//! device from any thread at all; a captured stream's identity may not be asked; a wait on an event from outside destroys
+//! the capture. This file does not build graphs and does not check that forked streams were joined before the end.
+
+use super::Sim;
+use super::call::Call;
+use super::oracle::StreamKey;
+use super::stream::SimStream;
+use super::world::World;
+use millpond_driver::{DriverError, DriverErrorKind};
+use millpond_driver::{DriverResult, StreamKind};
+use std::cell::Cell;
+
+/// A capture in progress.
+#[derive(Debug)]
+pub(super) struct Capture {
+    pub(super) key: u32,
+    device: usize,
+    origin: StreamKey,
+    streams: Vec<StreamKey>,
+    operations: u64,
+    invalid: bool,
+}
+
+/// What a finished capture recorded. There is nothing to launch: the simulator models what capturing forbids.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Captured {
+    /// Operations put on the captured streams.
+    pub operations: u64,
+    /// Streams that took part.
+    pub streams: usize,
+}
+
+millpond_driver::sync::per_thread! {
+    static RELAXED: Cell<u32> = Cell::new(0);
+}
+
+/// Whether the calling thread is inside a relaxed batch.
+pub(super) fn is_relaxed() -> bool {
+    RELAXED.with(|r| r.get() > 0)
+}
+
+/// Makes the calling thread relaxed until dropped, also on unwind.
+pub(super) struct Relaxed(());
+
+impl Relaxed {
+    pub(super) fn enter() -> Relaxed {
+        RELAXED.with(|r| r.set(r.get() + 1));
+        Relaxed(())
+    }
+}
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        RELAXED.with(|r| r.set(r.get() - 1));
+    }
+}
+
+fn refused(call: Call, code: u32, message: &'static str) -> DriverError {
+    DriverError::new(call.name(), code, DriverErrorKind::Capturing, message)
+}
+
+impl World {
+    pub(super) fn invalidate_capture(&mut self, key: u32) {
+        if let Some(c) = self.captures.iter_mut().find(|c| c.key == key) {
+            c.invalid = true;
+        }
+    }
+
+    /// A global capture begins.
+    pub(super) fn begin_capture(&mut self, device: usize, key: StreamKey) -> DriverResult<()> {
+        let call = Call::BeginCapture;
+        if self.stream(key).kind == StreamKind::LegacyDefault {
+            return Err(refused(call, 900, "the legacy default stream cannot capture: use another stream"));
+        }
+        if self.is_capturing(key) {
+            return Err(refused(call, 901, "the stream captures already: end that capture first"));
+        }
+        let capture = self.next_capture;
+        self.next_capture += 1;
+        self.captures.push(Capture {
+            key: capture,
+            device,
+            origin: key,
+            streams: vec![key],
+            operations: 0,
+            invalid: false,
+        });
+        self.stream_mut(key).capture = Some(capture);
+        Ok(())
+    }
+
+    /// Whether a stream is recording, its capture destroyed or not. The legacy default stream is as good as that while a
+    /// blocking stream is: a driver answers the question with code 906, and that capture lives.
+    pub(super) fn is_capturing(&self, key: StreamKey) -> bool {
+        self.stream(key).capture.is_some() || self.captured_by_blocking(key).is_some()
+    }
+
+    /// The capture of a blocking stream that an operation on this one, the legacy default stream, would destroy.
+    fn captured_by_blocking(&self, key: StreamKey) -> Option<u32> {
+        let s = self.stream(key);
+        if s.kind != StreamKind::LegacyDefault {
+            return None;
+        }
+        let blocking = |k: &StreamKey| {
+            self.streams[k.0 as usize].as_ref().is_some_and(|s| s.kind != StreamKind::NonBlocking)
+        };
+        let hit = self.captures.iter().find(|c| c.device == s.device && c.streams.iter().any(blocking));
+        hit.map(|c| c.key)
+    }
+
+    /// A call that a global capture does not survive: it fails, and the captures of this device are lost.
+    pub(super) fn forbid_while_capturing(&mut self, device: usize, call: Call) -> DriverResult<()> {
+        let mut any = false;
+        for c in self.captures.iter_mut().filter(|c| c.device == device) {
+            c.invalid = true;
+            any = true;
+        }
+        if any {
+            return Err(refused(
+                call,
+                900,
+                "a stream of this context is capturing: the capture is lost; wrap the call in relaxed(), or make it before the capture",
+            ));
+        }
+        Ok(())
+    }
+
+    /// A call that this stream's capture does not survive.
+    pub(super) fn forbid_on_captured(&mut self, key: StreamKey, call: Call) -> DriverResult<()> {
+        let Some(capture) = self.stream(key).capture else { return Ok(()) };
+        self.invalidate_capture(capture);
+        Err(refused(
+            call,
+            900,
+            "the stream is capturing, which this call has destroyed: ask is_capturing first",
+        ))
+    }
+
+    /// Before an operation is put on a stream: whether it is recorded instead of queued.
+    pub(super) fn recorded(&mut self, key: StreamKey, call: Call) -> DriverResult<bool> {
+        if self.captures.is_empty() {
+            return Ok(false);
+        }
+        let s = self.stream(key);
+        if let Some(capture) = s.capture {
+            let c = self
+                .captures
+                .iter_mut()
+                .find(|c| c.key == capture)
+                .expect("a capturing stream's capture lives");
+            if c.invalid {
+                return Err(refused(call, 901, "the stream's capture was destroyed: end it and begin again"));
+            }
+            c.operations += 1;
+            return Ok(true);
+        }
+        if let Some(capture) = self.captured_by_blocking(key) {
+            self.invalidate_capture(capture);
+            return Err(refused(
+                call,
+                906,
+                "the legacy default stream would wait for a capturing blocking stream: the capture is lost; use non-blocking streams",
+            ));
+        }
+        Ok(false)
+    }
+
+    /// A wait of `key` for an event recorded in capture `from`, or outside any: whether the wait is recorded.
+    pub(super) fn wait_in_capture(
+        &mut self,
+        key: StreamKey,
+        from: Option<u32>,
+        call: Call,
+    ) -> DriverResult<bool> {
+        match (self.stream(key).capture, from) {
+            (None, None) => self.recorded(key, call),
+            (Some(mine), None) => {
+                self.invalidate_capture(mine);
+                Err(refused(
+                    call,
+                    905,
+                    "a capturing stream would wait for work outside its capture: the capture is lost; record the event inside",
+                ))
+            }
+            (mine, Some(from)) => {
+                let Some(index) = self.captures.iter().position(|c| c.key == from) else {
+                    return Err(refused(
+                        call,
+                        907,
+                        "the event was last recorded in a capture: record it again",
+                    ));
+                };
+                if mine.is_none() {
+                    self.captures[index].streams.push(key);
+                    self.stream_mut(key).capture = Some(from);
+                } else if mine != Some(from) {
+                    self.captures[index].invalid = true;
+                    return Err(refused(
+                        call,
+                        905,
+                        "two captures cannot wait for each other: the event's is lost",
+                    ));
+                }
+                self.recorded(key, call)
+            }
+        }
+    }
+}
+
+impl Sim {
+    /// Begins a global capture on a stream: what is put on it is recorded instead of run, until
+    /// [`end_capture`](Sim::end_capture). A stream that waits for an event recorded in the capture joins it.
+    ///
+    /// # Errors
+    /// The stream captures already, or is the legacy default stream.
+    pub fn begin_capture(&self, stream: &SimStream) -> DriverResult<()> {
+        let call = Call::BeginCapture;
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            w.begin_capture(self.index(), key)
+        })
+    }
+
+    /// A global capture begins on the stream right behind the `nth` call of this kind from now on, as another thread may begin
+    /// one; 1 is the next. A call that fails does not count.
+    ///
+    /// # Errors
+    /// The stream is destroyed, or another world's.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn capture_behind(&self, call: Call, nth: u64, stream: &SimStream) -> DriverResult<()> {
+        assert!(nth > 0, "the next call is number 1");
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let key = world.resolve_here(self, stream, Call::BeginCapture)?;
+        world.faults.capture_behind(call, nth, key);
+        Ok(())
+    }
+
+    /// Ends the capture that began on this stream.
+    ///
+    /// # Errors
+    /// The stream does not capture, the capture began elsewhere, or something destroyed it (code 901); it is over then
+    /// too.
+    pub fn end_capture(&self, stream: &SimStream) -> DriverResult<Captured> {
+        let call = Call::EndCapture;
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            w.end_capture(key)
+        })
+    }
+
+    /// A global capture begins on the stream right before the `nth` call of this kind from now on, and ends right behind it, as another
+    /// thread's may; 1 is the next. Where one cannot begin, nothing happens.
+    ///
+    /// # Errors
+    /// The stream is destroyed, or another world's.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn capture_around(&self, call: Call, nth: u64, stream: &SimStream) -> DriverResult<()> {
+        assert!(nth > 0, "the next call is number 1");
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let key = world.resolve_here(self, stream, Call::BeginCapture)?;
+        world.faults.capture_around(call, nth, key);
+        Ok(())
+    }
+}
+
+impl World {
+    pub(super) fn end_capture(&mut self, key: StreamKey) -> DriverResult<Captured> {
+        let call = Call::EndCapture;
+        let index = self.captures.iter().position(|c| c.origin == key).ok_or_else(|| {
+            refused(call, 900, "no capture began on this stream: end it on the stream it began on")
+        })?;
+        let capture = self.captures.remove(index);
+        for s in &capture.streams {
+            if let Some(s) = &mut self.streams[s.0 as usize] {
+                s.capture = None;
+            }
+        }
+        if capture.invalid {
+            return Err(refused(call, 901, "the capture was destroyed by a call that it does not survive"));
+        }
+        Ok(Captured { operations: capture.operations, streams: capture.streams.len() })
+    }
+}

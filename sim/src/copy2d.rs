@@ -1,0 +1,104 @@
+//! Copies of rows, and copies to another device: the rarer half of [`Copies`](millpond_driver::Copies).
+//!
+//! A copy of rows is one operation: the oracle is told each row, and the contents move row by row when it runs. One host
+//! side has to be pinned, in one pinned range; a pageable one is refused. This file does not know what the bytes are for.
+
+use super::Sim;
+use super::call::Call;
+use super::copy::touch;
+use super::exec::Action;
+use super::launch::{Kernel, Ranges};
+use super::memory::Reach;
+use super::oracle::AccessKind::{Read, Write};
+use super::rate::Engine;
+use super::stream::{Booking, SimStream};
+use super::world::{World, invalid};
+use millpond_driver::units::Addr;
+use millpond_driver::{DriverResult, Pitched, Place};
+
+impl World {
+    /// A host side lies in one pinned range, wholly.
+    fn demand_pinned(&self, place: Place, span: u64) -> DriverResult<()> {
+        let call = Call::Memcpy2D;
+        let Place::Pinned(first) = place else { return Ok(()) };
+        if self.is_pinned(first.addr() as u64, span, call)? {
+            return Ok(());
+        }
+        let message =
+            format!("{span} bytes at {first:?} are not pinned: a copy of rows takes pinned host memory");
+        Err(invalid(call, message))
+    }
+}
+
+impl Sim {
+    /// Queues a copy of rows.
+    #[track_caller]
+    pub(super) fn queue_rows(&self, copy: &Pitched, stream: &SimStream) -> DriverResult<()> {
+        let call = Call::Memcpy2D;
+        let copy = *copy;
+        let Some((to_span, from_span)) = copy.spans() else {
+            let message =
+                format!("a pitch of {copy:?} is below its width, or the rows end beyond all addresses");
+            return Err(invalid(call, message));
+        };
+        let (name, engine) = match (copy.to, copy.from) {
+            (Place::Pinned(_), Place::Pinned(_)) => {
+                let message = "both sides are host memory: a copy needs the device at one end";
+                return Err(invalid(call, message));
+            }
+            (Place::Device(_), Place::Device(_)) => ("copy of rows", Engine::Compute),
+            (Place::Device(_), Place::Pinned(_)) => ("copy of rows from pinned memory", Engine::In),
+            (Place::Pinned(_), Place::Device(_)) => ("copy of rows to pinned memory", Engine::Out),
+        };
+        // As numbers: the body runs on whichever thread makes the executor reach it.
+        let (rows, to, from): (Vec<_>, _, _) =
+            (copy.each_row().collect(), copy.to.addr().0, copy.from.addr().0);
+        let width = copy.width;
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            w.demand_pinned(copy.to, to_span)?;
+            w.demand_pinned(copy.from, from_span)?;
+            if copy.bytes() == 0 || w.recorded(key, call)? {
+                return Ok(());
+            }
+            let touched: Vec<_> = rows
+                .iter()
+                .flat_map(|(to, from)| [touch(from.0, width, Read), touch(to.0, width, Write)])
+                .collect();
+            w.tell(key, name, &touched);
+            let ranges = Ranges::from_slice(&[touch(from, from_span, Read), touch(to, to_span, Write)]);
+            let body = Box::new(move |memory: &mut super::launch::KernelMemory<'_>| {
+                let mut row = vec![0; width as usize];
+                for (to, from) in rows {
+                    memory.read(from, &mut row);
+                    memory.write(to, &row);
+                }
+            });
+            let booking = Booking::on(engine, engine.nanos(copy.bytes()));
+            let kernel = Kernel { name: name.into(), ranges, body, reach: Reach::Anywhere };
+            w.submit(key, booking, Action::Kernel(Box::new(kernel)));
+            Ok(())
+        })
+    }
+
+    /// Queues a copy from this device's memory to another's.
+    #[track_caller]
+    pub(super) fn queue_peer(
+        &self,
+        dst: Addr,
+        to: &Sim,
+        src: Addr,
+        bytes: u64,
+        stream: &SimStream,
+    ) -> DriverResult<()> {
+        let call = Call::MemcpyPeer;
+        if !millpond_driver::sync::Arc::ptr_eq(self.shared(), to.shared()) {
+            let message = "the devices are of two simulated worlds: make them with one Sim::devices";
+            return Err(invalid(call, message));
+        }
+        self.call(call, |w| {
+            let key = w.resolve_here(self, stream, call)?;
+            w.queue_copy(key, call, "copy to another device", Engine::Out, (dst, src, bytes), Reach::Anywhere)
+        })
+    }
+}

@@ -1,0 +1,416 @@
+//! The executor: when queued operations run.
+//!
+//! The simple version: each stream is a queue; its head may run when what it depends on has run; run heads in any
+//! order. Every such order is one that a device could have chosen. [`Schedule`] says which: at once, as late as something
+//! needs them, or by a seeded coin. Dependencies point to operations submitted earlier, so there are no cycles and
+//! [`reach`] always ends; it walks with a stack of its own, because a chain of waits can be a million long.
+//!
+//! It does not know what operations are for, who judges them or how long they take. A closure is taken out of the
+//! world, called while the world is not borrowed, and put down as finished afterwards, also if it panicked. A panic goes no
+//! further here: what makes the executor run may be a destructor. It is kept, and a verb of [`Sim`](super::Sim)'s own that
+//! is none passes it on ([`pass_on`]).
+
+use super::launch::{Kernel, KernelMemory};
+use super::memory::Reach;
+use super::oracle::StreamKey;
+use super::stream::Op;
+use super::world::World;
+use smallvec::SmallVec;
+use std::any::Any;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// When the simulated device runs what was queued. Whatever the schedule, order that the program asked for is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
+pub enum Schedule {
+    /// At once, as far as possible: each call leaves nothing behind that could run. A query still says no until virtual time
+    /// has come to the end of what it asks about: see [`Sim::makespan`](super::Sim::makespan).
+    #[default]
+    Earliest,
+    /// Only when a call of the host has to wait for it. A query never makes anything run.
+    Latest,
+    /// After each call a coin, seeded, decides whether some operations run, and which.
+    Random(u64),
+}
+
+/// A small seeded generator (splitmix64).
+#[derive(Clone, Debug)]
+pub(super) struct Seeded(u64);
+
+impl Seeded {
+    pub(super) fn new(seed: u64) -> Seeded {
+        Seeded(seed)
+    }
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
+
+/// How far the host runs ahead of the device.
+#[derive(Debug, Default)]
+pub(super) struct Hold {
+    /// An operation may run by itself only after this many more ticks than it was submitted at.
+    pub(super) ticks: u64,
+    pub(super) now: u64,
+    /// Submitted and not yet due, oldest first: (tick of submission, stream, position).
+    queue: VecDeque<(u64, StreamKey, u64)>,
+}
+
+/// What an operation does when it runs.
+pub(super) enum Action {
+    /// Nothing: a record, a wait, a read into pageable memory that the call itself does.
+    Mark,
+    /// Writes a repeating word.
+    Write { name: Name, addr: u64, bytes: u64, word: u64, reach: Reach },
+    /// Compares with a repeating word.
+    Check {
+        name: Name,
+        addr: u64,
+        bytes: u64,
+        word: u64,
+        tag: Option<millpond_driver::units::AllocationId>,
+        reach: Reach,
+    },
+    /// Copies between two ranges, pinned memory included.
+    Copy { name: &'static str, dst: u64, src: u64, bytes: u64, reach: Reach },
+    /// Writes bytes that were read from pageable memory at submission.
+    Staged { dst: u64, data: Box<[u8]> },
+    /// A kernel with a body.
+    Kernel(Box<Kernel>),
+    /// A host function.
+    Host { name: Name, code: Box<dyn FnOnce() + Send> },
+    /// Waits for a gate to be opened.
+    Gate(u32),
+}
+
+/// A kernel's name.
+pub(super) type Name = std::borrow::Cow<'static, str>;
+
+impl std::fmt::Debug for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Action::Mark => "mark",
+            Action::Write { .. } => "write",
+            Action::Check { .. } => "check",
+            Action::Copy { .. } => "copy",
+            Action::Staged { .. } => "staged copy",
+            Action::Kernel(_) => "kernel",
+            Action::Host { .. } => "host function",
+            Action::Gate(_) => "gate",
+        })
+    }
+}
+
+/// Positions on streams, all of which are meant.
+pub(super) type Points = SmallVec<[(StreamKey, u64); 1]>;
+
+/// Something that cannot run now, and will not by itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stuck {
+    pub(super) stream: StreamKey,
+    pub(super) why: &'static str,
+}
+
+enum Step {
+    Ran,
+    Call(Callback),
+    After(StreamKey, u64),
+    Stuck(&'static str),
+}
+
+/// A closure on its way from the world to being called.
+struct Callback {
+    stream: StreamKey,
+    position: u64,
+    body: Body,
+}
+
+enum Body {
+    Kernel(Box<Kernel>),
+    Host(Name, Box<dyn FnOnce() + Send>),
+}
+
+impl World {
+    /// The last position that has run on a stream; all of them once it is destroyed and drained.
+    pub(super) fn done(&self, key: StreamKey) -> u64 {
+        self.streams[key.0 as usize].as_ref().map_or(u64::MAX, |s| s.done)
+    }
+
+    pub(super) fn reached(&self, points: &[(StreamKey, u64)]) -> bool {
+        points.iter().all(|&(k, p)| self.done(k) >= p)
+    }
+
+    /// The last positions of all streams of a device that have pending work, those of dead streams included.
+    pub(super) fn pending(&self, device: Option<usize>) -> Points {
+        let of_device = |k: &&StreamKey| device.is_none_or(|d| self.stream(**k).device == d);
+        self.active.iter().filter(of_device).map(|&k| (k, self.stream(k).submitted)).collect()
+    }
+
+    /// Runs the head of a stream, or says why not.
+    fn step(&mut self, key: StreamKey) -> Step {
+        let Some(stream) = &self.streams[key.0 as usize] else { return Step::Ran };
+        if stream.running {
+            return Step::Stuck("its host function or kernel body is running");
+        }
+        let Some(head) = stream.queue.front() else { return Step::Stuck("nothing is queued on it") };
+        if let Some(&(k, p)) = head.deps.iter().find(|&&(k, p)| self.done(k) < p) {
+            return Step::After(k, p);
+        }
+        if let Action::Gate(gate) = head.action
+            && !self.gates[gate as usize]
+        {
+            return Step::Stuck("a closed gate stands on it");
+        }
+        let stream = self.stream_mut(key);
+        let Op { action, number: position, finish, from, .. } =
+            stream.queue.pop_front().expect("the head was seen above");
+        self.ran_until = self.ran_until.max(finish);
+        self.runs_from = from;
+        let stream = self.stream_mut(key);
+        let body = match action {
+            Action::Kernel(kernel) => Body::Kernel(kernel),
+            Action::Host { name, code } => Body::Host(name, code),
+            simple => {
+                self.run(key, position, simple);
+                self.finish(key);
+                return Step::Ran;
+            }
+        };
+        stream.running = true;
+        self.callbacks += 1;
+        Step::Call(Callback { stream: key, position, body })
+    }
+
+    /// Runs an operation that is no closure.
+    fn run(&mut self, stream: StreamKey, position: u64, action: Action) {
+        let memory = &mut self.memory;
+        let (name, fault) = match action {
+            Action::Write { name, addr, bytes, word, reach } => {
+                (name, memory.write_word(addr, bytes, word, reach).err())
+            }
+            Action::Copy { name, dst, src, bytes, reach } => {
+                (name.into(), memory.copy(dst, src, bytes, reach).err())
+            }
+            Action::Staged { dst, data } => {
+                ("copy from pageable memory".into(), memory.write_bytes(dst, &data, Reach::Anywhere).err())
+            }
+            Action::Check { name, addr, bytes, word, tag, reach } => {
+                match memory.first_difference(addr, bytes, word, reach) {
+                    Ok(None) => return,
+                    Ok(Some((at, found))) => {
+                        self.differs(stream, position, name, (at, at - addr), (word, found), tag);
+                        return;
+                    }
+                    Err(hole) => (name, Some(hole)),
+                }
+            }
+            Action::Mark | Action::Gate(_) | Action::Kernel(_) | Action::Host { .. } => return,
+        };
+        if let Some(hole) = fault {
+            self.faulted(stream, position, name, hole);
+        }
+    }
+
+    /// One more operation of a stream has run.
+    fn finish(&mut self, key: StreamKey) {
+        let stream = self.stream_mut(key);
+        stream.done += 1;
+        stream.running = false;
+        if stream.queue.is_empty() {
+            let (index, dead) = (stream.active_at, stream.destroyed);
+            self.active.swap_remove(index);
+            if let Some(&moved) = self.active.get(index) {
+                self.stream_mut(moved).active_at = index;
+            }
+            if dead {
+                self.bury(key);
+            }
+        }
+    }
+}
+
+impl Callback {
+    /// Calls the closure while the world is not borrowed, then puts the operation down as finished.
+    fn call(self, cell: &RefCell<World>) {
+        let Callback { stream, position, body } = self;
+        let name = match &body {
+            Body::Host(name, _) => name.clone(),
+            Body::Kernel(kernel) => kernel.name.clone(),
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| match body {
+            Body::Host(_, code) => code(),
+            Body::Kernel(kernel) => {
+                let Kernel { name, ranges, body, reach } = *kernel;
+                body(&mut KernelMemory::new(cell, (stream, position), name, ranges, reach));
+            }
+        }));
+        let mut world = cell.borrow_mut();
+        world.callbacks -= 1;
+        world.finish(stream);
+        if let Err(panic) = outcome {
+            world.panicked(stream, position, name);
+            world.panic.0.get_or_insert(panic);
+        }
+    }
+}
+
+/// The first panic of a host function or a kernel's body that nobody was told of yet.
+#[derive(Default)]
+pub(super) struct KeptPanic(Option<Box<dyn Any + Send>>);
+
+impl std::fmt::Debug for KeptPanic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "KeptPanic" } else { "no panic" })
+    }
+}
+
+/// Passes a kept panic on to the calling thread, unless that is unwinding or inside a host function itself.
+pub(super) fn pass_on(cell: &RefCell<World>) {
+    if std::thread::panicking() {
+        return;
+    }
+    let mut world = cell.borrow_mut();
+    let kept = if world.callbacks == 0 { world.panic.0.take() } else { None };
+    drop(world);
+    if let Some(panic) = kept {
+        resume_unwind(panic);
+    }
+}
+
+/// Runs what it takes to reach these positions, and nothing else.
+pub(super) fn reach(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
+    let mut stack = goals;
+    'calls: loop {
+        let mut world = cell.borrow_mut();
+        while let Some(&(key, position)) = stack.last() {
+            if world.done(key) >= position {
+                stack.pop();
+                continue;
+            }
+            match world.step(key) {
+                Step::Ran => {}
+                Step::After(k, p) => stack.push((k, p)),
+                Step::Stuck(why) => return Err(Stuck { stream: key, why }),
+                Step::Call(callback) => {
+                    drop(world);
+                    callback.call(cell);
+                    continue 'calls;
+                }
+            }
+        }
+        return Ok(());
+    }
+}
+
+/// Runs one operation of a stream if its head may run.
+pub(super) fn advance(cell: &RefCell<World>, key: StreamKey) -> bool {
+    let step = cell.borrow_mut().step(key);
+    match step {
+        Step::Ran => true,
+        Step::Call(callback) => {
+            callback.call(cell);
+            true
+        }
+        Step::After(..) | Step::Stuck(_) => false,
+    }
+}
+
+/// Runs everything that can run; whether nothing is left.
+pub(super) fn run_all(cell: &RefCell<World>) -> bool {
+    let goals = cell.borrow().pending(None);
+    for goal in goals {
+        // One stream that is stuck says nothing about the others.
+        let _ = reach(cell, Points::from_elem(goal, 1));
+    }
+    cell.borrow().active.is_empty()
+}
+
+/// Something that stood in the way is gone: what can run now runs, as the schedule says.
+pub(super) fn woken(cell: &RefCell<World>) {
+    let (schedule, callbacks) = (cell.borrow().schedule, cell.borrow().callbacks);
+    match schedule {
+        _ if callbacks > 0 => {}
+        Schedule::Latest => {}
+        Schedule::Earliest => {
+            run_all(cell);
+        }
+        Schedule::Random(_) => toss(cell),
+    }
+}
+
+/// What the schedule does after a call of the host.
+pub(super) fn settle(cell: &RefCell<World>) {
+    let mut world = cell.borrow_mut();
+    let fresh = world.fresh.take();
+    if world.callbacks > 0 {
+        return;
+    }
+    match world.schedule {
+        Schedule::Latest => {}
+        Schedule::Earliest => {
+            let Some((key, position)) = fresh else { return };
+            if world.hold.ticks > 0 {
+                let now = world.hold.now;
+                world.hold.queue.push_back((now, key, position));
+                return;
+            }
+            drop(world);
+            let _ = reach(cell, Points::from_elem((key, position), 1));
+        }
+        Schedule::Random(_) => {
+            drop(world);
+            toss(cell);
+        }
+    }
+}
+
+/// Lets the coin decide how much runs now.
+fn toss(cell: &RefCell<World>) {
+    loop {
+        let mut world = cell.borrow_mut();
+        if world.active.is_empty() || world.random.next() & 1 == 0 {
+            return;
+        }
+        let coin = world.random.next();
+        let key = world.active[(coin >> 8) as usize % world.active.len()];
+        let due =
+            |op: Option<&Op>| op.is_some_and(|o| o.tick.saturating_add(world.hold.ticks) <= world.hold.now);
+        let stream = world.stream(key);
+        if coin.is_multiple_of(8) && due(stream.queue.back()) {
+            let goal = (key, stream.submitted);
+            drop(world);
+            let _ = reach(cell, Points::from_elem(goal, 1));
+        } else if due(stream.queue.front()) {
+            drop(world);
+            advance(cell, key);
+        }
+    }
+}
+
+/// One tick of the host's progress: what has become due runs, unless the schedule is [`Schedule::Latest`].
+pub(super) fn tick(cell: &RefCell<World>) {
+    cell.borrow_mut().hold.now += 1;
+    let schedule = cell.borrow().schedule;
+    match schedule {
+        Schedule::Latest => {}
+        Schedule::Random(_) => toss(cell),
+        Schedule::Earliest => loop {
+            let mut world = cell.borrow_mut();
+            let hold = &mut world.hold;
+            let Some(&(since, key, position)) = hold.queue.front() else { return };
+            if since.saturating_add(hold.ticks) > hold.now {
+                return;
+            }
+            hold.queue.pop_front();
+            drop(world);
+            // Everything it depends on was submitted before it, so it is due too: order by submission is legal.
+            let _ = reach(cell, Points::from_elem((key, position), 1));
+        },
+    }
+}

@@ -1,0 +1,196 @@
+//! Planted faults: which call fails, and with what.
+//!
+//! A failed call does nothing but be counted. Faults know calls by number and by name; they do not know what a call would
+//! have done.
+
+use super::Sim;
+use super::call::Call;
+use super::event::SimEvent;
+use super::oracle::StreamKey;
+use millpond_driver::DriverErrorKind;
+use millpond_driver::DriverResult;
+use std::fmt;
+
+/// What somebody does meanwhile.
+pub(super) struct Meanwhile(Box<dyn FnOnce() + Send>);
+
+impl Meanwhile {
+    /// Does it, with nothing of the device held.
+    pub(super) fn run(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum When {
+    /// The call with this overall number.
+    Number(u64),
+    /// After this many more calls of one kind, counting down; 1 is the next.
+    Countdown(Call, u64),
+}
+
+/// The faults still to strike.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    planted: Vec<(When, DriverErrorKind)>,
+    /// Calls that panic when they are done, counting down.
+    panics: Vec<(Call, u64)>,
+    /// Streams on which captures begin behind calls, counting down.
+    captures: Vec<(Call, u64, StreamKey)>,
+    /// The same for captures that begin right before a call and end behind it.
+    around: Vec<(Call, u64, StreamKey)>,
+    /// What happens before calls, counting down.
+    meanwhile: Vec<(Call, u64, Meanwhile)>,
+    not_ready: u32,
+}
+
+/// Counts this call, and says whose turn it is.
+fn struck_by<T>(waiting: &mut Vec<(Call, u64, T)>, call: Call) -> Option<T> {
+    waiting.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
+    let now = waiting.iter().position(|c| c.1 == 0)?;
+    Some(waiting.remove(now).2)
+}
+
+impl Faults {
+    /// Whether this call, the `number`th, fails now.
+    pub(super) fn strike(&mut self, call: Call, number: u64) -> Option<DriverErrorKind> {
+        if self.planted.is_empty() {
+            return None;
+        }
+        let mut struck = None;
+        self.planted.retain_mut(|(when, kind)| {
+            let now = match when {
+                When::Number(k) => *k == number,
+                When::Countdown(c, left) if *c == call => {
+                    *left -= 1;
+                    *left == 0
+                }
+                When::Countdown(..) => false,
+            };
+            if now {
+                struck = struck.or(Some(*kind));
+            }
+            !now
+        });
+        struck
+    }
+
+    /// Whether this call, which is done, panics now.
+    pub(super) fn panics(&mut self, call: Call) -> bool {
+        let mut struck = false;
+        self.panics.retain_mut(|(c, left)| {
+            *left -= u64::from(*c == call);
+            struck |= *left == 0;
+            *left > 0
+        });
+        struck
+    }
+
+    pub(super) fn capture_behind(&mut self, call: Call, nth: u64, on: StreamKey) {
+        self.captures.push((call, nth, on));
+    }
+
+    pub(super) fn capture_around(&mut self, call: Call, nth: u64, on: StreamKey) {
+        self.around.push((call, nth, on));
+    }
+
+    /// What happens before this call, which is about to be made.
+    pub(super) fn meanwhile(&mut self, call: Call) -> Option<Meanwhile> {
+        struck_by(&mut self.meanwhile, call)
+    }
+
+    /// The stream on which there is a capture for as long as this call, which is about to be made.
+    pub(super) fn captures_around(&mut self, call: Call) -> Option<StreamKey> {
+        struck_by(&mut self.around, call)
+    }
+
+    /// The stream on which a capture begins now, behind this call, which is done.
+    pub(super) fn captures(&mut self, call: Call) -> Option<StreamKey> {
+        struck_by(&mut self.captures, call)
+    }
+
+    fn add_not_ready(&mut self, times: u32) {
+        self.not_ready = self.not_ready.saturating_add(times);
+    }
+
+    /// Whether a planted "not ready" is to be answered now.
+    pub(super) fn not_ready(&mut self) -> bool {
+        let yes = self.not_ready > 0;
+        self.not_ready -= u32::from(yes);
+        yes
+    }
+}
+
+/// Faults to plant. They strike whichever device of the world makes the call.
+impl Sim {
+    /// How many calls were made so far that [`fail_call`](Sim::fail_call) can make fail: all but destructors.
+    pub fn call_count(&self) -> u64 {
+        self.lock().borrow().calls_made
+    }
+    /// The call with this overall number fails; the first call of a world is number 1. A test that counted `N` calls in a
+    /// good run can make `N` more, failing call 1, 2 … `N`. A number that has passed never strikes.
+    pub fn fail_call(&self, number: u64, kind: DriverErrorKind) {
+        self.lock().borrow_mut().faults.planted.push((When::Number(number), kind));
+    }
+    /// The `nth` call of this kind from now on fails; 1 is the next. [`DriverErrorKind::ContextLost`] takes the whole
+    /// device with it, as [`lose_context`](Sim::lose_context).
+    ///
+    /// # Panics
+    /// When the call cannot fail, or `nth` is 0.
+    pub fn fail(&self, call: Call, nth: u64, kind: DriverErrorKind) {
+        assert!(call.can_fail(), "{} has nobody to tell of a failure", call.name());
+        assert!(nth > 0, "the next call is number 1");
+        self.lock().borrow_mut().faults.planted.push((When::Countdown(call, nth), kind));
+    }
+    /// The `nth` call of this kind from now on does its work and then panics, as a host function that runs in it may; 1 is the
+    /// next. A call that fails does not count.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn panic_behind(&self, call: Call, nth: u64) {
+        assert!(nth > 0, "the next call is number 1");
+        self.lock().borrow_mut().faults.panics.push((call, nth));
+    }
+    /// Right before the `nth` call of this kind from now on, `then` runs on the thread that makes it; 1 is the next. It stands for
+    /// what other threads do while that one is on its way into the driver: nothing of the device is held, so that it may make calls of its
+    /// own, and wait for threads that do. What has not run when the last reference to the device goes is [taken
+    /// back](Sim::clear_faults) first, or keeps what it holds.
+    ///
+    /// # Panics
+    /// When `nth` is 0.
+    pub fn meanwhile(&self, call: Call, nth: u64, then: impl FnOnce() + Send + 'static) {
+        assert!(nth > 0, "the next call is number 1");
+        self.lock().borrow_mut().faults.meanwhile.push((call, nth, Meanwhile(Box::new(then))));
+    }
+    /// The next `times` queries and host waits for events answer "not ready", whatever is true.
+    pub fn not_ready(&self, times: u32) {
+        self.lock().borrow_mut().faults.add_not_ready(times);
+    }
+    /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever is true.
+    ///
+    /// # Errors
+    /// The event belongs to another world.
+    pub fn not_ready_event(&self, event: &SimEvent, times: u32) -> DriverResult<()> {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let state = world.event(self, event, Call::EventQuery)?;
+        state.not_ready = state.not_ready.saturating_add(times);
+        Ok(())
+    }
+    /// This device's context is lost: every later call of it fails, destructors excepted.
+    pub fn lose_context(&self) {
+        self.lock().borrow_mut().devices[self.index()].lost = true;
+    }
+    /// Takes back all planted faults that have not struck; a lost context stays lost.
+    pub fn clear_faults(&self) {
+        let gone = std::mem::take(&mut self.lock().borrow_mut().faults);
+        // Only now: what a closure holds may come back into the simulator when it is dropped.
+        drop(gone);
+    }
+}

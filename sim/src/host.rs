@@ -1,0 +1,190 @@
+//! Pinned host memory: real memory of this process, which the simulated device reaches too.
+//!
+//! A pinned range is zeroed memory that costs nothing until touched, and a piece in the table of mappings at its real
+//! address, so that copies and kernels find it like any other. Unpinning waits for the whole device, as the driver does.
+//! The CPU's own accesses cannot be seen: who wants them judged says so with [`Sim::host_reads`] and
+//! [`Sim::host_writes`]. This file does not know streams.
+
+use super::Sim;
+use super::call::Call;
+use super::event::drain_device;
+use super::memory::{Backing, Part, Store};
+use super::oracle::{AccessKind, Space};
+use super::world::invalid;
+use core::ptr::NonNull;
+use millpond_driver::units::Addr;
+use millpond_driver::{Caller, DriverResult, Host, HostKind};
+use millpond_driver::{DriverError, DriverErrorKind};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+/// Alignment of pinned ranges in bytes: a page.
+const PAGE: usize = 4096;
+/// What the allocator is asked to align to: no more than it gives zeroed memory untouched for.
+const ASKED: usize = 16;
+/// Bytes moved at a time where a closure makes them.
+const PIECE: usize = 64 << 10;
+
+/// A block of real memory. Not freed when dropped: pinned memory stays valid until it is unpinned, whatever becomes of
+/// the simulator.
+#[derive(Debug)]
+pub(super) struct HostBlock {
+    base: NonNull<u8>,
+    raw: NonNull<u8>,
+    layout: Layout,
+}
+
+#[allow(unsafe_code, reason = "the block is memory of its own, reached under the world's lock")]
+// SAFETY: the pointers are the only ones the simulator has, and are used under its lock.
+unsafe impl Send for HostBlock {}
+
+#[allow(unsafe_code, reason = "real memory that the CPU can reach")]
+impl HostBlock {
+    /// Zeroed memory, aligned to a page, or `None` if there is none.
+    fn new(bytes: u64) -> Option<HostBlock> {
+        let size = usize::try_from(bytes).ok()?.checked_add(PAGE)?;
+        let layout = Layout::from_size_align(size, ASKED).ok()?;
+        // SAFETY: the size is at least a page, so not 0.
+        let raw = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let skip = raw.as_ptr().align_offset(PAGE);
+        // SAFETY: less than a page further on, and the block is a page longer than asked.
+        let base = unsafe { raw.add(skip) };
+        Some(HostBlock { base, raw, layout })
+    }
+    fn free(self) {
+        // SAFETY: from `alloc_zeroed` with this layout; taken by value, so freed once.
+        unsafe { dealloc(self.raw.as_ptr(), self.layout) }
+    }
+    fn at(&self, offset: u64) -> *mut u8 {
+        // SAFETY: M3: offsets of a mapping lie inside its piece.
+        unsafe { self.base.as_ptr().add(offset as usize) }
+    }
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
+        // SAFETY: M3 for the block; whoever queued the access keeps the CPU away from it (contract of copies).
+        unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), self.at(offset), data.len()) }
+    }
+    pub(super) fn read(&self, offset: u64, into: &mut [u8]) {
+        // SAFETY: as for `write`.
+        unsafe { core::ptr::copy_nonoverlapping(self.at(offset), into.as_mut_ptr(), into.len()) }
+    }
+    pub(super) fn to_vec(&self, offset: u64, bytes: u64) -> Vec<u8> {
+        let mut data = vec![0; bytes as usize];
+        self.read(offset, &mut data);
+        data
+    }
+    /// Writes what `make` puts into each piece, given its offset.
+    pub(super) fn write_with(&mut self, offset: u64, bytes: u64, make: impl Fn(&mut [u8], u64)) {
+        let mut buffer = vec![0; PIECE.min(bytes as usize)];
+        let mut done = 0;
+        while done < bytes {
+            let piece = &mut buffer[..PIECE.min((bytes - done) as usize)];
+            make(piece, offset + done);
+            let piece_bytes = piece.len() as u64;
+            self.write(offset + done, &buffer[..piece_bytes as usize]);
+            done += piece_bytes;
+        }
+    }
+}
+
+#[allow(unsafe_code, reason = "the contract is kept by real memory")]
+// SAFETY: each range is a block of its own from the process's allocator, aligned to a page, zeroed, freed by unpinning.
+unsafe impl Host for Sim {
+    /// As the trait says; memory is committed when touched, so a large range costs nothing. Write-combined memory is
+    /// ordinary memory here.
+    #[track_caller]
+    fn pin_raw(&self, bytes: u64, _kind: HostKind) -> DriverResult<NonNull<u8>> {
+        let call = Call::MemHostAlloc;
+        self.call(call, |w| {
+            if bytes == 0 || !bytes.is_multiple_of(512) {
+                return Err(invalid(
+                    call,
+                    format!("asked to pin {bytes} bytes: ask for a multiple of 512, not 0"),
+                ));
+            }
+            let pinned: u64 = w.devices.iter().map(|d| d.pinned).sum();
+            let free = w.pinned_capacity.saturating_sub(pinned);
+            if bytes > free {
+                let message = format!("asked to pin {bytes} bytes; {free} of {} are free", w.pinned_capacity);
+                return Err(DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message));
+            }
+            let block = HostBlock::new(bytes).ok_or_else(|| {
+                let message =
+                    format!("asked to pin {bytes} bytes; this machine has no room for them: pin less");
+                DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message)
+            })?;
+            let ptr = block.base;
+            let phys = w.memory.create(self.index(), bytes, Backing::Pinned, Store::Host(block));
+            let map = w.memory.map(ptr.addr().get() as u64, phys);
+            if let Some(oracle) = &mut w.oracle {
+                oracle.memory_created(phys, Space::Pinned, bytes);
+                oracle.mapped(map, phys);
+            }
+            w.host_works(bytes * 3 / 10);
+            let d = &mut w.devices[self.index()];
+            d.pinned += bytes;
+            d.pinned_peak = d.pinned_peak.max(d.pinned);
+            Ok(ptr)
+        })
+    }
+
+    #[track_caller]
+    unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        let (call, addr) = (Call::MemFreeHost, ptr.addr().get() as u64);
+        let guard = self.lock();
+        self.call(call, |w| {
+            let found = w.memory.at(addr).filter(|m| m.backing == Backing::Pinned && m.end - addr == bytes);
+            let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| p.device == self.index());
+            if ours {
+                return Ok(());
+            }
+            Err(invalid(call, format!("{bytes} bytes at {addr:#x} are no pinned range of this device: unpin each range whole, once")))
+        })?;
+        drain_device(&guard, self.index(), call)?;
+        let mut world = guard.borrow_mut();
+        world.host_works(bytes * 65 / 1000);
+        world.devices[self.index()].pinned -= bytes;
+        if let Some(Store::Host(block)) = world.remove_whole(addr) {
+            block.free();
+        }
+        Ok(())
+    }
+
+    fn unpin_failed(&self, error: DriverError) {
+        self.keep_error(error);
+    }
+}
+
+impl Sim {
+    /// Says that the CPU reads pinned memory now, so that the oracle can judge it: what the device wrote there must be
+    /// complete in the host's view, not merely ordered.
+    ///
+    /// # Errors
+    /// The range is not, or not wholly, pinned by this world.
+    #[track_caller]
+    pub fn host_reads(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+        self.host_touches(addr, bytes, AccessKind::Read)
+    }
+    /// Says that the CPU writes pinned memory now, as [`Sim::host_reads`].
+    ///
+    /// # Errors
+    /// As [`Sim::host_reads`].
+    #[track_caller]
+    pub fn host_writes(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+        self.host_touches(addr, bytes, AccessKind::Write)
+    }
+
+    #[track_caller]
+    fn host_touches(&self, addr: Addr, bytes: u64, kind: AccessKind) -> DriverResult<()> {
+        let guard = self.lock();
+        let mut guarded = guard.borrow_mut();
+        let world = &mut *guarded;
+        world.called_from(Caller::here());
+        let host = world.host();
+        world.demand_reach_of_cpu(addr, bytes, "host access")?;
+        for part in world.memory.parts(addr.0, bytes) {
+            if let (Part::Here { bytes, phys, offset, .. }, Some(oracle)) = (part, &mut world.oracle) {
+                oracle.host_access(host, phys, offset, bytes, kind, None);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,446 @@
+//! The simulated device: a whole GPU's rules in memory, with an oracle that judges the order of things.
+//!
+//! A [`Sim`] is one device: plain, virtual and pinned memory, streams, events, copies and kernels, with the habits of
+//! the real driver, down to handle values that come back and frees that wait. It is public so that programs can be
+//! tested on it with or without this crate's allocator. Three things watch:
+//!
+//! 1. the [`oracle`], told of every operation at its submission, judges happens-before, which does not depend on when
+//!    the device runs;
+//! 2. the contents: real bytes, sparse, moved by an executor that runs work as early, as late or as randomly as is legal
+//!    ([`Schedule`]); a pattern that is not there when checked is a [`Mismatch`];
+//! 3. the [`Ledger`]: every driver call, every host wait, and whatever is left at the end.
+//!
+//! It does not know heaps, pools or laws: an allocator tells it by [`Driver::note`] what it hands out, and nothing
+//! else. It never sleeps, and given one thread of the host it is deterministic. Virtual time ([`Sim::makespan`]) follows
+//! a simple model of engines and prices; it never decides what runs.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `world` | the shared state behind one lock; the door for driver calls |
+//! | `call` | the calls: names, prices, habits |
+//! | `stream`, `event`, `capture` | order: queues, what events capture, what captures forbid |
+//! | `exec` | when queued work runs |
+//! | `memory`, `contents` | addresses to bytes; sparse bytes |
+//! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch`, `callback` | the verbs |
+//! | `rate`, `fault`, `ledger`, `mismatch`, `verdict` | virtual time, planted faults, accounts, wrong bytes, the judgement |
+//!
+//! ```
+//! use millpond_driver::{Fences, Memory};
+//! use millpond_sim::{Launch, Schedule, Sim};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let sim = Sim::new(144 << 30).schedule(Schedule::Latest);      // costs nothing: contents are sparse
+//! let (data, writer, reader) = (sim.allocate(1 << 20)?, sim.stream()?, sim.stream()?);
+//! sim.launch(&writer, Launch::write_pattern(data.addr(), 1 << 20, 42))?;
+//! let written = sim.event()?;
+//! sim.record(&written, &writer)?;
+//! sim.wait(&reader, &written)?;                                  // leave this out, and the verdict says what is missing
+//! sim.launch(&reader, Launch::check_pattern(data.addr(), 1 << 20, 42))?;
+//! sim.verdict()?;
+//! # Ok(()) }
+//! ```
+
+/// The README's program is run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod call;
+mod callback;
+mod capture;
+mod contents;
+mod copy;
+mod copy2d;
+mod event;
+mod exec;
+mod fault;
+mod host;
+mod kernels;
+mod launch;
+mod ledger;
+mod memory;
+mod mismatch;
+pub mod null;
+pub mod oracle;
+mod plain;
+mod rate;
+mod stream;
+mod verdict;
+mod virt;
+mod world;
+
+pub use call::Call;
+pub use callback::HostFunction;
+pub use capture::Captured;
+pub use event::SimEvent;
+pub use exec::Schedule;
+pub use launch::{Gate, KernelMemory, Launch};
+pub use ledger::{Leak, Ledger};
+pub use mismatch::{Mismatch, MismatchKind};
+pub use stream::SimStream;
+pub use verdict::SimVerdict;
+pub use virt::SimHandle;
+
+use core::fmt;
+use core::time::Duration;
+use millpond_driver::DriverError;
+use millpond_driver::sync::Arc;
+use millpond_driver::units::AllocationId;
+use millpond_driver::{Caller, DeviceSlot, Driver, DriverResult, Note, RangeUse};
+use oracle::{HostKey, PhysKey};
+use smallvec::SmallVec;
+use world::{Guard, Shared, World};
+
+/// A simulated device. Clones are the same device.
+#[derive(Clone)]
+pub struct Sim {
+    shared: Arc<Shared>,
+    index: usize,
+    slot: Arc<DeviceSlot>,
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sim(device {})", self.index)
+    }
+}
+
+/// Making and configuring. The settings belong to the world: all its devices share them.
+impl Sim {
+    /// One device with this much memory, in a world of its own. It runs work at once, keeps contents, judges with one
+    /// host clock, and lets plain segments touch.
+    pub fn new(capacity_bytes: u64) -> Sim {
+        Sim::devices(1, capacity_bytes).remove(0)
+    }
+
+    /// `count` devices with this much memory each, sharing one world: one host, one oracle, streams and events that can
+    /// wait for each other. Peer access to another device's memory is always on.
+    ///
+    /// # Panics
+    /// Above 65,534 devices, for want of addresses.
+    pub fn devices(count: u32, capacity_bytes: u64) -> Vec<Sim> {
+        assert!(count < 65_535, "{count} devices asked for, 65534 fit into the address space");
+        let shared = World::with_devices(count, capacity_bytes);
+        (0..count as usize).map(|index| Sim { shared: shared.clone(), index, slot: Arc::default() }).collect()
+    }
+
+    fn configure(self, what: &str, set: impl FnOnce(&mut World)) -> Sim {
+        {
+            let guard = self.lock();
+            let mut world = guard.borrow_mut();
+            assert!(
+                world.is_fresh(),
+                "{what} is chosen before the first driver call, or two rules would be mixed"
+            );
+            set(&mut world);
+        }
+        self
+    }
+
+    /// When queued work runs; [`Schedule::Earliest`] unless said. May be changed at any time.
+    #[must_use]
+    pub fn schedule(self, schedule: Schedule) -> Sim {
+        self.set_schedule(schedule);
+        self
+    }
+    /// As [`Sim::schedule`], on a device in use. What is queued stays queued until the new schedule runs it.
+    pub fn set_schedule(&self, schedule: Schedule) {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        world.schedule = schedule;
+        if let Schedule::Random(seed) = schedule {
+            world.random = exec::Seeded::new(seed);
+        }
+    }
+    /// Whether plain segments are kept 2 MiB apart, so that an overrun is an access to nothing. Off unless said.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn gaps(self, on: bool) -> Sim {
+        self.configure("gaps", |w| w.gaps = on)
+    }
+    /// Whether a free of plain memory waits for the whole device, as `cuMemFree` does. On unless said; off, it waits for
+    /// nothing, as stream-ordered memory does that comes from a pool of the driver's. Unpinning waits either way.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn waiting_frees(self, on: bool) -> Sim {
+        self.configure("waiting frees", |w| w.waiting_frees = on)
+    }
+    /// Gives each host thread a clock of its own: what one thread saw complete, another knows only by
+    /// [`Sim::host_edge`]. Without it, host threads are taken to know of each other in order of arrival.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn strict(self) -> Sim {
+        self.configure("strict", |w| {
+            w.strict = true;
+            // 0 stands for all of them otherwise.
+            w.next_host = 0;
+            w.restart_oracle(w.oracle.is_some());
+        })
+    }
+    /// Whether the oracle judges. On unless said; off is faster.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn oracle(self, on: bool) -> Sim {
+        self.configure("the oracle", |w| w.restart_oracle(on))
+    }
+    /// Whether bytes are kept. On unless said. Off, reads give zeroes, checks find nothing and copies move nothing.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn contents(self, on: bool) -> Sim {
+        self.configure("contents", |w| w.memory.contents = on)
+    }
+    /// How much host memory can be pinned, all devices together. Unbounded unless said.
+    #[must_use]
+    pub fn pinned_capacity(self, bytes: u64) -> Sim {
+        self.lock().borrow_mut().pinned_capacity = bytes;
+        self
+    }
+    /// Lets the host run ahead: by itself, an operation runs only after [`Sim::tick`] was called `ticks` more times. A
+    /// host wait runs it all the same. [`Schedule::Latest`] is later anyway.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn hold(self, ticks: u64) -> Sim {
+        self.configure("hold", |w| w.hold.ticks = ticks)
+    }
+}
+
+/// Running the device by hand, and its virtual time.
+impl Sim {
+    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and
+    /// moves the host's virtual time to the end of it.
+    ///
+    /// # Errors
+    /// The stream is destroyed or another world's.
+    pub fn advance(&self, stream: &SimStream) -> DriverResult<bool> {
+        let guard = self.lock();
+        let key = guard.borrow_mut().resolve(&self.shared, stream, Call::StreamGetId)?;
+        let ran = exec::advance(&guard, key);
+        guard.borrow_mut().time_passed();
+        exec::pass_on(&guard);
+        Ok(ran)
+    }
+    /// Runs everything that can run, on all devices of the world, and moves the host's virtual time to the end of it. Returns
+    /// whether nothing is left; otherwise the host learns nothing by it.
+    pub fn run_until_idle(&self) -> bool {
+        let guard = self.lock();
+        let idle = exec::run_all(&guard);
+        guard.borrow_mut().time_passed();
+        exec::pass_on(&guard);
+        idle
+    }
+    /// Runs everything that is queued on this device, and the host learns it, as in a free: a part of a call of the driver's and
+    /// none itself, so that no capture minds it.
+    ///
+    /// # Errors
+    /// Something cannot run.
+    pub fn drain(&self) -> DriverResult<()> {
+        event::drain_device(&self.lock(), self.index(), Call::MemFree)
+    }
+    /// Whether nothing is queued on any device of the world.
+    pub fn idle(&self) -> bool {
+        self.lock().borrow().active.is_empty()
+    }
+    /// One step of the host, for [`Sim::hold`]: what has become due runs.
+    pub fn tick(&self) {
+        let guard = self.lock();
+        exec::tick(&guard);
+        exec::pass_on(&guard);
+    }
+    /// When everything submitted so far is over, in virtual time, and the host's calls too. It depends on the schedule only
+    /// where the program does, by what its queries are answered.
+    ///
+    /// The model: a driver call costs the host its measured price; an operation starts when the call is made, its stream
+    /// and what it waits for are past and its engine is free, and takes its bytes over the engine's rate (2 TB/s for
+    /// kernels, fills and copies inside the device, which share one engine; 55.5 GB/s for copies in and for copies out,
+    /// one engine each); a host wait moves the host's clock, of which there is one, to the end of what it waited for; a
+    /// query does not, and says yes only where the clock has come to that end. So no program is over before its critical
+    /// path is: what the host learnt complete was complete by then. A gate and [`Sim::hold`] take no virtual time.
+    pub fn makespan(&self) -> Duration {
+        self.device_time().max(self.host_time())
+    }
+    /// When the last operation submitted so far, on any device of the world, ends in virtual time.
+    pub fn device_time(&self) -> Duration {
+        let guard = self.lock();
+        Duration::from_nanos(guard.borrow().devices.iter().map(|d| d.last_finish).max().unwrap_or(0))
+    }
+    /// The host's virtual time: the prices of its calls, and its waits.
+    pub fn host_time(&self) -> Duration {
+        Duration::from_nanos(self.lock().borrow().host_now)
+    }
+    /// Errors that destructors met on this device, which had nobody to tell, oldest first; at most 64 are kept.
+    pub fn drop_errors(&self) -> Vec<DriverError> {
+        self.lock().borrow().devices[self.index].drop_errors.clone()
+    }
+}
+
+/// What one thread has done and seen, for another to come after: see [`Sim::strict`].
+#[derive(Clone, Copy, Debug)]
+pub struct HostMark(HostKey);
+
+/// Edges between host threads. Without [`Sim::strict`] they say nothing new.
+impl Sim {
+    /// A mark that stands for all that the calling thread did and saw so far.
+    pub fn host_mark(&self) -> HostMark {
+        let mark = HostMark(self.lock().borrow_mut().new_host());
+        self.host_publish(mark);
+        mark
+    }
+    /// Adds what the calling thread did and saw so far to a mark, as an unlock does for the next lock.
+    pub fn host_publish(&self, mark: HostMark) {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let host = world.host();
+        if let Some(oracle) = &mut world.oracle {
+            oracle.host_edge(host, mark.0);
+        }
+    }
+    /// What the calling thread does from here on comes after what the mark stands for, as after a lock or a receive.
+    pub fn host_edge(&self, mark: HostMark) {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let host = world.host();
+        if let Some(oracle) = &mut world.oracle {
+            oracle.host_edge(mark.0, host);
+        }
+    }
+}
+
+impl Sim {
+    fn lock(&self) -> Guard<'_> {
+        self.shared.lock()
+    }
+    fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+    fn index(&self) -> usize {
+        self.index
+    }
+    /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
+    #[track_caller]
+    fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
+        let mut guard = self.lock();
+        let meanwhile = guard.borrow_mut().faults.meanwhile(call);
+        if let Some(others) = meanwhile {
+            drop(guard);
+            others.run();
+            guard = self.lock();
+        }
+        let result = {
+            let mut world = guard.borrow_mut();
+            world.called_from(Caller::here());
+            let around = world.faults.captures_around(call);
+            let begun = around.filter(|&key| world.begin_capture(self.index, key).is_ok());
+            let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
+            // Whoever ends it hears whether it was destroyed; nobody does here.
+            let _ = begun.map(|key| world.end_capture(key));
+            result
+        };
+        exec::settle(&guard);
+        if result.is_ok() {
+            let mut world = guard.borrow_mut();
+            if let Some(key) = world.faults.captures(call) {
+                // One that is refused begins nothing.
+                let _ = world.begin_capture(self.index, key);
+            }
+        }
+        let panics = result.is_ok() && guard.borrow_mut().faults.panics(call);
+        drop(guard);
+        assert!(!panics, "{} did its work and panics, as planted", call.name());
+        result
+    }
+    fn keep_error(&self, error: DriverError) {
+        let guard = self.lock();
+        let errors = &mut guard.borrow_mut().devices[self.index].drop_errors;
+        if errors.len() < 64 {
+            errors.push(error);
+        }
+    }
+}
+
+impl Driver for Sim {
+    const JUDGES: bool = true;
+
+    fn name(&self, id: AllocationId, name: &str) {
+        if let Some(oracle) = &mut self.lock().borrow_mut().oracle {
+            oracle.allocation_named(id, name);
+        }
+    }
+
+    fn note(&self, note: Note) {
+        let guard = self.lock();
+        let mut guarded = guard.borrow_mut();
+        let world = &mut *guarded;
+        world.called_from(Caller::outermost());
+        let host = world.host();
+        let known = |id| world.by_id(id).expect("a note names a stream of this world by its unique number");
+        match note {
+            Note::Allocated { id, addr, bytes, stream } => {
+                let stream = stream.map(known);
+                let mut pieces: SmallVec<[(PhysKey, u64, u64); 2]> = SmallVec::new();
+                let mut holes: SmallVec<[u64; 1]> = SmallVec::new();
+                for part in world.memory.parts(addr.0, bytes) {
+                    match part {
+                        memory::Part::Here { phys, offset, bytes, .. } => pieces.push((phys, offset, bytes)),
+                        memory::Part::Hole { addr, .. } => holes.push(addr),
+                    }
+                }
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.allocated(host, id, addr, &pieces, stream);
+                }
+                for hole in holes {
+                    world.handed_out(id, hole);
+                }
+            }
+            Note::Used { id, stream, so_far } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    if so_far {
+                        oracle.used_so_far(host, id, stream);
+                    } else {
+                        oracle.used(host, id, stream);
+                    }
+                }
+            }
+            Note::Admitted { id, stream } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.admitted(id, stream);
+                }
+            }
+            Note::Operation { id, stream, used } => {
+                let stream = known(stream);
+                let kind = match used {
+                    RangeUse::Read => oracle::AccessKind::Read,
+                    RangeUse::ReadWrite => oracle::AccessKind::Write,
+                };
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.operation_comes(id, stream, kind);
+                }
+            }
+            Note::Freed { id, unknown } => {
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.freed(host, id, unknown);
+                }
+            }
+        }
+    }
+
+    fn slot(&self) -> &DeviceSlot {
+        &self.slot
+    }
+
+    fn calls(&self) -> Vec<(&'static str, u64)> {
+        self.ledger().calls
+    }
+}

@@ -1,0 +1,160 @@
+//! Operations that met the wrong bytes, or none, when they ran: the second oracle's findings, and their words.
+//!
+//! It does not know how a difference was found.
+
+use super::exec::Name;
+use super::oracle::{Held, StreamKey, StreamLabel, address, clip, lines, place};
+use super::world::World;
+use millpond_driver::Caller;
+use millpond_driver::units::{Addr, AllocationId, StreamId};
+use std::fmt;
+
+/// What went wrong when an operation ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MismatchKind {
+    /// The bytes were not what they should have been: somebody wrote in between, or nobody had written yet.
+    Content {
+        /// The repeating word that was expected; its first byte is at the beginning of the range.
+        expected: u64,
+        /// The eight bytes found from the address on, as a word; fewer at the end of the range.
+        found: u64,
+        /// How far into the range the difference begins, in bytes.
+        offset: u64,
+    },
+    /// Nothing was mapped there, or access was not given, when the operation ran.
+    Unmapped,
+    /// A kernel's body touched bytes that its launch did not declare.
+    Undeclared,
+    /// A kernel's body or a host function panicked: what it had not done by then was not done.
+    Panicked,
+}
+
+/// An operation that met the wrong bytes, or none, when it ran: the second oracle's finding. Displays as three lines: what,
+/// where, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    /// The operation's name.
+    pub operation: Name,
+    /// The stream it ran on; `None` for what an allocator handed out.
+    pub stream: Option<StreamId>,
+    /// Its position there, as the oracle counts: the stream's first operation has 1, records and waits have none.
+    pub position: u64,
+    /// The first wrong address; 0 for a panic.
+    pub addr: Addr,
+    /// What that stream is called.
+    pub on: Option<StreamLabel>,
+    /// Where in the program it was asked for, if that is known.
+    pub from: Option<Caller>,
+    /// The allocation it was launched for, if the launch said so.
+    pub allocation: Option<AllocationId>,
+    /// What the oracle knows of that; `None` if it is off.
+    pub held: Option<Held>,
+    /// What was wrong.
+    pub kind: MismatchKind,
+}
+
+impl Mismatch {
+    fn what(&self, width: usize) -> String {
+        let (name, at) = (clip(&self.operation, width), address(self.addr));
+        let bytes = |word: u64| word.to_le_bytes().map(|b| format!("{b:02x}")).concat();
+        match self.kind {
+            MismatchKind::Content { expected, found, offset } => format!(
+                "`{name}` found {} instead of {}, {offset} bytes into its range",
+                bytes(found),
+                bytes(expected)
+            ),
+            MismatchKind::Unmapped if self.stream.is_none() => {
+                format!("bytes were handed out at {at}, where nothing usable is mapped")
+            }
+            MismatchKind::Unmapped => format!("`{name}` came to {at}, where nothing usable is mapped"),
+            MismatchKind::Undeclared => {
+                format!("the body of `{name}` touched {at}, which was not declared so")
+            }
+            MismatchKind::Panicked => format!("`{name}` panicked, and did not do the rest of its work"),
+        }
+    }
+    fn wheres(&self, width: usize) -> String {
+        let number = self.position.saturating_sub(1);
+        let on = self.on.as_ref().map(|on| format!("operation {number} of {}", on.words(width)));
+        let at = self.from.map(|from| place(from, width));
+        let of = self.held.as_ref().map(|held| held.with_size(width));
+        let parts: Vec<_> = [at, on, of].into_iter().flatten().collect();
+        if parts.is_empty() { "not known".to_owned() } else { parts.join(", ") }
+    }
+    fn advice(&self) -> &'static str {
+        match self.kind {
+            MismatchKind::Content { .. } => {
+                "order it: another operation ran in between, or this one ran before its data was there"
+            }
+            MismatchKind::Unmapped => "unmap or free later, or call set_access after the map",
+            MismatchKind::Undeclared => "declare it with reads() or writes()",
+            MismatchKind::Panicked => "look at the panic's message, and let it not panic",
+        }
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        lines(f, |w| self.what(w), |w| self.wheres(w), |_| format!("mend: {}", self.advice()))
+    }
+}
+
+/// Mismatches kept; the others are counted.
+const MISMATCHES_KEPT: usize = 64;
+
+impl World {
+    pub(super) fn report(
+        &mut self,
+        stream: Option<StreamKey>,
+        position: u64,
+        operation: Name,
+        addr: Addr,
+        kind: MismatchKind,
+        allocation: Option<AllocationId>,
+    ) {
+        self.mismatches_total += 1;
+        if self.mismatches.len() < MISMATCHES_KEPT {
+            let on = stream.map(|s| self.label(s));
+            let (stream, from) = (on.as_ref().map(|l| l.id), self.runs_from);
+            let held = allocation.and_then(|id| self.oracle.as_ref().map(|o| o.held(id)));
+            let held = held.filter(|h| h.number.is_some());
+            self.mismatches.push(Mismatch {
+                operation,
+                stream,
+                position,
+                addr,
+                on,
+                from,
+                allocation,
+                held,
+                kind,
+            });
+        }
+    }
+    /// A check found other bytes: `at` is the address and its offset in the range, `words` what was expected and found.
+    pub(super) fn differs(
+        &mut self,
+        stream: StreamKey,
+        position: u64,
+        operation: Name,
+        at: (u64, u64),
+        words: (u64, u64),
+        allocation: Option<AllocationId>,
+    ) {
+        let kind = MismatchKind::Content { expected: words.0, found: words.1, offset: at.1 };
+        self.report(Some(stream), position, operation, Addr(at.0), kind, allocation);
+    }
+    /// An allocator handed out bytes where nothing is mapped.
+    pub(super) fn handed_out(&mut self, id: AllocationId, hole: u64) {
+        self.runs_from = self.called_from;
+        self.report(None, 0, "an allocation".into(), Addr(hole), MismatchKind::Unmapped, Some(id));
+    }
+    /// A closure panicked.
+    pub(super) fn panicked(&mut self, stream: StreamKey, position: u64, operation: Name) {
+        self.report(Some(stream), position, operation, Addr(0), MismatchKind::Panicked, None);
+    }
+    /// An operation ran into a hole.
+    pub(super) fn faulted(&mut self, stream: StreamKey, position: u64, operation: Name, hole: u64) {
+        self.report(Some(stream), position, operation, Addr(hole), MismatchKind::Unmapped, None);
+    }
+}

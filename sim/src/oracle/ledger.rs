@@ -1,0 +1,208 @@
+//! All memory, mappings and allocations that the judge was told of.
+//!
+//! Records and their upkeep. It does not know what is lawful, nor order.
+
+use super::clock::{At, Stamp};
+use super::shadow::{Access, Shadow};
+use super::verdict::Place;
+use super::{AccessKind, MapKey, PhysKey, Space, StreamKey};
+use hashbrown::HashMap;
+use millpond_driver::Caller;
+use millpond_driver::units::{Addr, AllocationId};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// How many freed allocations keep their address and length for reports.
+const REMEMBERED: usize = 1 << 14;
+
+/// The newest access of each line, in the order of the lines: what a release must see complete.
+#[derive(Default, Debug)]
+pub(super) struct Newest(pub(super) Vec<Access>);
+
+impl Newest {
+    pub(super) fn note(&mut self, access: Access) {
+        match self.0.binary_search_by_key(&access.at.line, |a| a.at.line) {
+            Ok(i) => self.0[i] = access,
+            Err(i) => self.0.insert(i, access),
+        }
+    }
+}
+
+/// One piece of physical memory.
+#[derive(Debug)]
+pub(super) struct Phys {
+    pub(super) space: Space,
+    pub(super) shadow: Shadow,
+    pub(super) newest: Newest,
+    pub(super) mappings: u32,
+    pub(super) released: bool,
+    /// An allocation was made in it: bytes without owner are nobody's to touch.
+    pub(super) managed: bool,
+    /// The access of the last P4 conviction, so that unmapping and releasing in a row convict once.
+    pub(super) convicted: Option<At>,
+}
+
+/// One mapping.
+#[derive(Debug)]
+pub(super) struct Map {
+    pub(super) phys: PhysKey,
+    pub(super) newest: Newest,
+}
+
+/// What a report says of an allocation, beside where and when it is.
+#[derive(Clone, Debug)]
+pub(super) struct Story {
+    /// How many there were before it.
+    pub(super) number: u64,
+    pub(super) name: Option<Arc<str>>,
+    pub(super) from: Option<Caller>,
+}
+
+/// An allocation that was not freed.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) story: Story,
+    pub(super) addr: Addr,
+    pub(super) pieces: SmallVec<[Place; 1]>,
+    pub(super) home: Option<StreamKey>,
+    pub(super) born: Stamp,
+    pub(super) born_at: At,
+    /// Streams whose uses were told, each with the tick up to which they were.
+    pub(super) used: SmallVec<[(StreamKey, u64); 2]>,
+    /// Streams that the allocator let in: they may use the bytes without coming after the birth, on its account.
+    pub(super) admitted: SmallVec<[StreamKey; 2]>,
+    /// Operations that the library said it was about to queue, the latest of each stream.
+    pub(super) operations: SmallVec<[Expected; 2]>,
+}
+
+/// An operation that the library ordered and was about to queue.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    stream: StreamKey,
+    kind: AccessKind,
+    /// It comes behind this tick of the stream.
+    behind: u64,
+    /// How many operations of all streams there were when it was ordered.
+    ordered_at: u64,
+    /// The tick it turned out to have.
+    came: Option<u64>,
+}
+
+impl Live {
+    /// Whether the allocator answers for this access being after the bytes' former life.
+    pub(super) fn admits(&self, stream: Option<StreamKey>) -> bool {
+        stream.is_some_and(|s| self.admitted.contains(&s))
+    }
+}
+
+impl Live {
+    pub(super) fn expect_operation(
+        &mut self,
+        stream: StreamKey,
+        kind: AccessKind,
+        behind: u64,
+        ordered_at: u64,
+    ) {
+        let new = Expected { stream, kind, behind, ordered_at, came: None };
+        match self.operations.iter_mut().find(|e| e.stream == stream) {
+            // One operation may both read and write it: two notes before it comes.
+            Some(e) if e.came.is_none() && e.ordered_at == ordered_at => e.kind = e.kind.max(kind),
+            Some(e) => *e = new,
+            None => self.operations.push(new),
+        }
+    }
+    /// If this access belongs to an operation that the library said it would queue (the first that touches the allocation
+    /// on that stream since it said so): how many operations there were then, which it undertook to order this one behind.
+    pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<u64> {
+        let stream = at.line.split().ok()?;
+        let e = self.operations.iter_mut().find(|e| e.stream == stream && at.tick > e.behind)?;
+        (*e.came.get_or_insert(at.tick) == at.tick && kind <= e.kind).then_some(e.ordered_at)
+    }
+    /// Whether the library was told of what this stream did up to this tick.
+    pub(super) fn was_told(&self, at: At) -> bool {
+        at.line.split().is_ok_and(|s| self.used.iter().any(|u| u.0 == s && at.tick <= u.1))
+    }
+}
+
+impl Live {
+    pub(super) fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|p| p.bytes).sum()
+    }
+}
+
+/// A freed allocation, for reports.
+#[derive(Debug)]
+pub(super) struct Gone {
+    pub(super) story: Story,
+    /// Where the program freed it.
+    pub(super) from: Option<Caller>,
+    pub(super) addr: Addr,
+    pub(super) bytes: u64,
+    pub(super) home: Option<StreamKey>,
+    pub(super) at: At,
+}
+
+/// All memory and all allocations.
+#[derive(Default, Debug)]
+pub(super) struct Ledger {
+    pub(super) memory: HashMap<PhysKey, Phys>,
+    pub(super) maps: HashMap<MapKey, Map>,
+    pub(super) live: HashMap<AllocationId, Live>,
+    pub(super) by_addr: BTreeMap<Addr, AllocationId>,
+    pub(super) gone: HashMap<AllocationId, Gone>,
+    gone_order: VecDeque<AllocationId>,
+}
+
+impl Ledger {
+    pub(super) fn created(&mut self, phys: PhysKey, space: Space, bytes: u64) {
+        let new = Phys {
+            space,
+            shadow: Shadow::new(bytes),
+            newest: Newest::default(),
+            mappings: 0,
+            released: false,
+            managed: false,
+            convicted: None,
+        };
+        assert!(self.memory.insert(phys, new).is_none(), "{phys:?} was created twice");
+    }
+    pub(super) fn mapped(&mut self, map: MapKey, phys: PhysKey) {
+        self.phys(phys).mappings += 1;
+        let old = self.maps.insert(map, Map { phys, newest: Newest::default() });
+        assert!(old.is_none(), "{map:?} was mapped twice");
+    }
+    pub(super) fn phys(&mut self, key: PhysKey) -> &mut Phys {
+        self.memory.get_mut(&key).unwrap_or_else(|| panic!("the oracle knows no memory {key:?}"))
+    }
+    pub(super) fn remember(&mut self, id: AllocationId, gone: Gone) {
+        if self.gone.insert(id, gone).is_none() {
+            self.gone_order.push_back(id);
+        }
+        if self.gone_order.len() > REMEMBERED
+            && let Some(old) = self.gone_order.pop_front()
+        {
+            self.gone.remove(&old);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    /// How many cells all memory has.
+    pub(super) fn cells(&self) -> usize {
+        self.memory.values().map(|p| p.shadow.cells().count()).sum()
+    }
+}
+
+/// Neighbouring pieces of one memory as one.
+pub(super) fn join_pieces(pieces: &[(PhysKey, u64, u64)]) -> SmallVec<[Place; 1]> {
+    let mut joined: SmallVec<[Place; 1]> = SmallVec::new();
+    for &(phys, offset, bytes) in pieces {
+        match joined.last_mut() {
+            Some(last) if last.phys == phys && last.offset + last.bytes == offset => last.bytes += bytes,
+            _ => joined.push(Place { phys, offset, bytes }),
+        }
+    }
+    joined
+}
