@@ -31,6 +31,14 @@ pub enum Note {
         /// Only what the stream was given up to now, not up to the free: the use was recorded up to an event.
         so_far: bool,
     },
+    /// The library has had a copy queued on a stream that uses pinned memory, and keeps the memory until the copy is complete.
+    /// Told by an address in the memory: what a copy owns is any value that stays where it is, not only an allocation.
+    HostInUse {
+        /// Any byte of it.
+        addr: Addr,
+        /// The stream that was given the copy.
+        stream: StreamId,
+    },
     /// Another stream than its own may use it from here on: it was ordered behind the bytes' former life, if they have one
     /// that is not over.
     Admitted {

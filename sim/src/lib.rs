@@ -412,6 +412,12 @@ impl Driver for Sim {
                     }
                 }
             }
+            Note::HostInUse { addr, stream } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.used_so_far_at(host, addr, stream);
+                }
+            }
             Note::Admitted { id, stream } => {
                 let stream = known(stream);
                 if let Some(oracle) = &mut world.oracle {

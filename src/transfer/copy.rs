@@ -2,9 +2,9 @@
 //!
 //! Each verb stands on views; arrays pass themselves on as views of all of them.
 
-use super::same_shape;
 use super::source::StableSource;
 use super::token::{Download, Refused, Transfer};
+use super::{noted, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Allocator, Stream};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
@@ -65,7 +65,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
             operate(stream, &[self.touch()], Mark::Each, |driver, native| {
                 // SAFETY: `StableSource` keeps the source readable while it is owned, which `fly` sees to until the copy
                 // is done; the target lies in an allocation that is reused only behind this use, and this has it alone.
-                unsafe { driver.copy_h2d(to, from, bytes, native) }
+                noted(unsafe { driver.copy_h2d(to, from, bytes, native) }, stream, from)
             })
         })
     }
@@ -141,7 +141,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         operate(stream, &[self.touch()], Mark::Each, |driver, native| {
             // SAFETY: every caller owns or borrows the target until the copy is done and lets nobody look; the source lies
             // in an allocation that is reused only behind this use.
-            unsafe { driver.copy_d2h(to.cast(), from, bytes, native) }
+            noted(unsafe { driver.copy_d2h(to.cast(), from, bytes, native) }, stream, to)
         })
     }
 }

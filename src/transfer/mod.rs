@@ -33,8 +33,9 @@ pub use token::{Download, Refused, Transfer};
 
 use crate::allocator::Stream;
 use crate::array::Shape;
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverResult, Note};
 use crate::error::{Error, Mismatch, Side};
+use crate::units::Addr;
 
 /// Fails unless the two sides of a copy have the same shape.
 fn same_shape<T>(
@@ -53,6 +54,14 @@ fn same_shape<T>(
         advice: "the shapes of a copy's sides must be equal: slice or reshape one of them",
     }
     .into())
+}
+
+/// A copy on a stream, as it is queued, that uses host memory; a checking device is told that the memory is this library's
+/// to keep until the copy is done.
+fn noted<D: Driver, T>(copy: DriverResult<()>, stream: &Stream<D>, host: *const T) -> DriverResult<()> {
+    copy?;
+    stream.driver().note(Note::HostInUse { addr: Addr(host.addr() as u64), stream: stream.id() });
+    Ok(())
 }
 
 /// Copies on a stream that nothing but the host's wait keeps from what comes next: behind this they are over, whatever the

@@ -2,9 +2,9 @@
 //!
 //! A plane is some columns of some rows: `width` elements, then the next row a `pitch` further on.
 
-use super::same_shape;
 use super::source::StableSource;
 use super::token::{Download, Refused, Transfer};
+use super::{noted, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate};
 use crate::array::{DeviceView, DeviceViewMut, Shape};
@@ -110,7 +110,8 @@ impl<T: Pod, D: Driver> Plane<'_, T, D> {
         let window = self.window;
         let mut target = stream.allocator().pinned_uninit::<T>(self.shape())?;
         let from = (Place::Device(self.view.address()), window.bytes_apart::<T>());
-        let to = (Place::Pinned(target.as_mut_ptr().cast()), window.packed::<T>());
+        let host = target.as_mut_ptr();
+        let to = (Place::Pinned(host.cast()), window.packed::<T>());
         let copy = window.copy::<T>(to, from);
         if copy.bytes() == 0 {
             return Ok(Download::of_nothing(target, stream));
@@ -119,7 +120,7 @@ impl<T: Pod, D: Driver> Plane<'_, T, D> {
             operate(stream, &[self.view.touch()], Mark::Each, |driver, native| {
                 // SAFETY: the target is as long as the rows, and owned by the token until the copy is done; the source lies
                 // in an allocation that is reused only behind this use.
-                unsafe { driver.copy_rows(&copy, native) }
+                noted(unsafe { driver.copy_rows(&copy, native) }, stream, host)
             })
         });
         Ok(down?)
@@ -161,7 +162,7 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
             operate(stream, &[self.view.touch()], Mark::Each, |driver, native| {
                 // SAFETY: the source is as long as the rows, only read, and owned by the token until the copy is done; the
                 // target lies in an allocation that is reused only behind this use, and this has it alone.
-                unsafe { driver.copy_rows(&copy, native) }
+                noted(unsafe { driver.copy_rows(&copy, native) }, stream, source.first())
             })
         })
     }

@@ -3,7 +3,7 @@
 //! A guard that waits when it is dropped would not do: it can be forgotten, and the borrows would end with the copies
 //! under way. So the waiting is in the frame of [`scope`] itself, which nobody can forget, also when the closure panics.
 
-use super::{over, same_shape};
+use super::{noted, over, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Event, Stream};
 use crate::array::{DeviceView, DeviceViewMut, PinnedView, PinnedViewMut};
@@ -96,7 +96,8 @@ impl<'scope, D: Driver> Scope<'scope, D> {
             operate(self.stream, &[target.touch()], Mark::Each, |driver, native| {
                 // SAFETY: the source is borrowed until the scope has waited; the target lies in an allocation that is
                 // reused only behind this use, and the view has it alone.
-                unsafe { driver.copy_h2d(to, from.cast(), bytes, native) }
+                let copy = unsafe { driver.copy_h2d(to, from.cast(), bytes, native) };
+                noted(copy, self.stream, from)
             })
         })
     }

@@ -248,9 +248,7 @@ impl Oracle {
     pub(super) fn judge_unmapped_access(&mut self, actor: &Actor, addr: Addr, bytes: u64) {
         self.tally.accesses_checked += 1;
         let contains = |base: Addr, len: u64| addr.since(base).is_some_and(|n| n < len);
-        let below = self.ledger.by_addr.range(..=addr).next_back().map(|(_, &id)| id);
-        if let Some(id) = below.filter(|id| contains(self.ledger.live[id].addr, self.ledger.live[id].bytes()))
-        {
+        if let Some(id) = self.ledger.live_at(addr) {
             return self.convict(Blame::Allocator, |o| {
                 Violation::new(Property::P3, Fault::NoMemory, o.unmapped_side(actor, Some(o.held(id))))
             });

@@ -175,6 +175,12 @@ impl Ledger {
     pub(super) fn phys(&mut self, key: PhysKey) -> &mut Phys {
         self.memory.get_mut(&key).unwrap_or_else(|| panic!("the oracle knows no memory {key:?}"))
     }
+    /// The allocation whose bytes an address is one of.
+    pub(super) fn live_at(&self, addr: Addr) -> Option<AllocationId> {
+        let (_, &id) = self.by_addr.range(..=addr).next_back()?;
+        let live = &self.live[&id];
+        addr.since(live.addr).is_some_and(|n| n < live.bytes()).then_some(id)
+    }
     pub(super) fn remember(&mut self, id: AllocationId, gone: Gone) {
         if self.gone.insert(id, gone).is_none() {
             self.gone_order.push_back(id);

@@ -449,6 +449,13 @@ impl Oracle {
         self.judge_use(host, id, stream, so_far);
     }
 
+    /// As [`Oracle::used_so_far`], of whatever allocation lives at an address; nothing where none does.
+    pub fn used_so_far_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
+        if let Some(id) = self.ledger.live_at(addr) {
+            self.used_so_far(host, id, stream);
+        }
+    }
+
     /// The allocator says that a stream may use the allocation from here on: either it was made to come after the birth, or
     /// the bytes have no former life that it would have to come after. Uses there are then not held against the program
     /// for not coming after the birth, and held against the allocator if they do not come after the bytes' former

@@ -367,6 +367,29 @@ fn pinned_reuse_under_a_use_never_recorded_is_the_programs() {
 }
 
 #[test]
+fn pinned_reuse_under_a_copy_that_the_library_keeps_the_memory_for_is_the_allocators() {
+    // Told by any address in the memory; of what was queued by then, and of nobody else's memory.
+    let told: [(u64, u64, Blame, Fault); 4] = [
+        (512, 1, Blame::Allocator, Fault::EarlyReuse),
+        (1023, 1, Blame::Allocator, Fault::EarlyReuse),
+        (1024, 1, Blame::Program, Fault::MissingRecordUse),
+        (512, 2, Blame::Program, Fault::MissingRecordUse),
+    ];
+    for (at, reads, blame, fault) in told {
+        let mut b = Bench::new();
+        let a = b.pin(512, 512);
+        b.touch_pinned(1, Read, a, 512, 512);
+        b.oracle.used_so_far_at(HOST, Addr(at), StreamKey(1));
+        for _ in 1..reads {
+            b.touch_pinned(1, Read, a, 512, 512);
+        }
+        b.free(a);
+        b.pin(512, 512);
+        b.convicts(Property::P2, blame, fault);
+    }
+}
+
+#[test]
 fn a_host_write_under_a_running_read_races() {
     let mut b = Bench::new();
     let a = b.pin(0, 512);
