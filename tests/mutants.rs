@@ -9,6 +9,8 @@
 #[path = "arrays.rs"]
 mod arrays;
 mod cases;
+#[path = "safe_calls.rs"]
+mod safe_calls;
 mod worlds;
 
 use millpond::mutant::{self, Bug};
@@ -89,6 +91,10 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     (&[Bug::Z4, Bug::LineUnlinked], "the programs adopt no streams of others"),
     (&[Bug::ScrubSkipped, Bug::ScrubUnborn], "the programs do not scrub"),
     (&[Bug::ForeignAtOnce], "the programs bring in no memory of others"),
+    (
+        &[Bug::SimPinnedUnrefused, Bug::SimPinnedReached],
+        "the programs name no pinned memory to the device's safe calls",
+    ),
     (
         &[
             Bug::CopyEmpty,
@@ -172,10 +178,16 @@ fn is_of_others(bug: Bug) -> bool {
     matches!(bug, Bug::ContextMarker | Bug::LooseForgotten)
 }
 
+/// Bugs that only the simulated device's own safe calls can show.
+fn is_of_safe_calls(bug: Bug) -> bool {
+    matches!(bug, Bug::SimPinnedUnrefused | Bug::SimPinnedReached)
+}
+
 /// The program of a seed that may show a bug; of each kind in turn for none.
 fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
     let kind = match bug {
-        None => seed % 4,
+        None => seed % 5,
+        Some(bug) if is_of_safe_calls(bug) => 4,
         Some(bug) if is_of_threads(bug) => 2,
         Some(bug) if is_of_others(bug) => 3,
         Some(bug) => is_of_arrays(bug).into(),
@@ -184,6 +196,7 @@ fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
         0 => cases::random::run(seed),
         1 => arrays::program(seed),
         3 => cases::random::run_undeclared(seed),
+        4 => safe_calls::program(seed),
         _ => cases::threads::run(seed),
     }
 }

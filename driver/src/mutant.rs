@@ -162,6 +162,8 @@ zoo! {
     KeeperAtOnce "keeper-at-once" "what a dropped token owned is dropped with it (O4)"
     KeeperErrorDone "keeper-error-done" "the keeper takes a query that fails for completion (O4)"
     LargeSourceUnseen "large-source-unseen" "the pinned pool is not told of the copy whose token was dropped, if the source is large (O4)"
+    SimPinnedUnrefused "sim-pinned-unrefused" "a safe call of the simulated device is not refused for pinned memory"
+    SimPinnedReached "sim-pinned-reached" "what a safe call of the simulated device queued reaches memory that was pinned since"
     ScrubSkipped "scrub-skipped" "memory that changes hands is not wiped"
     ScrubUnborn "scrub-unborn" "the birth stamp is not taken anew behind the wipe (O7)"
     ForeignAtOnce "foreign-at-once" "the owner of foreign memory is dropped with the array (O4)"

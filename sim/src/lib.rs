@@ -39,6 +39,10 @@
 //! # Ok(()) }
 //! ```
 
+// Planted bugs, which ordinary builds have none of.
+#[macro_use]
+extern crate millpond_driver;
+
 /// The README's program is run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

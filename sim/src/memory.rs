@@ -262,7 +262,8 @@ impl MemoryMap {
         let beyond = |p: &Part| match *p {
             Part::Hole { addr, .. } => Some(addr),
             Part::Here { addr, phys, .. } => {
-                (reach == Reach::Device && self.pieces[&phys.0].backing == Backing::Pinned).then_some(addr)
+                let beyond = reach == Reach::Device && self.pieces[&phys.0].backing == Backing::Pinned;
+                (beyond && !planted!(SimPinnedReached)).then_some(addr)
             }
         };
         match parts.iter().find_map(beyond) {

@@ -194,11 +194,7 @@ impl World {
     #[cfg(millpond_mutants)]
     pub(super) fn key_by_handle(&self, key: StreamKey) -> StreamKey {
         let StreamState { kind, handle, .. } = *self.stream(key);
-        let taken = if kind == StreamKind::PerThreadDefault {
-            millpond_driver::planted!(Z5)
-        } else {
-            millpond_driver::planted!(Z4)
-        };
+        let taken = if kind == StreamKind::PerThreadDefault { planted!(Z5) } else { planted!(Z4) };
         let first = self.streams.iter().position(|s| s.as_ref().is_some_and(|s| s.handle == handle));
         first.filter(|_| taken).map_or(key, |first| StreamKey(first as u32))
     }

@@ -1,13 +1,15 @@
 //! Pinned memory: the CPU is on no stream, so that nothing but completion counts (O4).
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::units::MIB;
-use millpond::{Config, PinnedAllocation, Stream};
+use millpond::units::{Addr, MIB};
+use millpond::{Config, DriverErrorKind, PinnedAllocation, Stream, Trim};
 use millpond_sim::{Launch, Sim};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "pinned memory that a kernel reads", kills: &["z14", "pinned-at-once"], run: kernel_reads },
     Case { name: "two pinned blocks, one complete", kills: &["wait-proves-newest"], run: one_complete },
+    Case { name: "a safe call at pinned memory", kills: &["sim-pinned-unrefused"], run: safe_call },
+    Case { name: "pinned behind a safe call", kills: &["sim-pinned-reached"], run: pinned_later },
 ];
 
 /// All that may be pinned: one segment.
@@ -60,4 +62,37 @@ fn one_complete() -> Outcome {
     w.sim.host_writes(second.address(), 4096).map_err(said)?;
     drop((first, second, s));
     w.end()
+}
+
+/// What a reference may lead to is nothing that safe code can have a kernel write.
+fn safe_call() -> Outcome {
+    let w = world();
+    let s = w.stream();
+    let held = w.gpu.pinned_from_slice(&[1_u8; 512]).map_err(said)?;
+    let at = Addr(held.as_ptr().addr() as u64);
+    let refused = w.sim.launch(s.native(), Launch::write_pattern(at, 512, 2)).map_err(|e| e.kind);
+    ensure!(refused == Err(DriverErrorKind::InvalidValue), "it is {refused:?}");
+    drop((held, s));
+    w.end()
+}
+
+/// A safe call names addresses where nothing is pinned, and before it runs somebody pins memory there.
+fn pinned_later() -> Outcome {
+    let w = World::new(Config::default().pinned_limit(4096));
+    let s = w.stream();
+    let (mut last, mut again) = (0, 0);
+    for _ in 0..100 {
+        let held = w.gpu.pinned_from_slice(&[1_u8; 4096]).map_err(said)?;
+        let at = held.as_ptr().addr() as u64;
+        again += u32::from(at == last);
+        w.sim.run_until_idle();
+        ensure!(held.iter().all(|&v| v == 1), "a safe call wrote what a reference leads to");
+        last = at;
+        drop(held);
+        w.gpu.trim(Trim::All).map_err(said)?;
+        w.sim.launch(s.native(), Launch::write_pattern(Addr(at), 4096, 2)).map_err(said)?;
+    }
+    // The process's own allocator decides where memory is.
+    ensure!(again > 0, "no memory came back, so that nothing was tried");
+    Ok(())
 }

@@ -9,8 +9,8 @@
 
 use super::super::super::{HostFunction, Launch, Schedule, Sim, SimEvent, SimStream};
 use super::*;
-use crate::driver::{Driver, Fences, Host, HostKind, Memory, Note, OwnedHost, OwnedRange};
 use core::time::Duration;
+use millpond_driver::{Driver, Fences, Host, HostKind, Memory, Note, OwnedHost, OwnedRange};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
