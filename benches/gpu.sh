@@ -55,10 +55,10 @@ within() {
 }
 
 stage_suite() {
-    local failed=0 test
+    local failed=0 status test
     for test in "$bin"/test-*; do
         echo "--- $(basename "$test")"
-        within 200 "$test" --test-threads=1 || { echo "$(basename "$test") ended with $?"; failed=1; }
+        within 200 "$test" --test-threads=1 || { status=$?; echo "$(basename "$test") ended with $status"; failed=1; }
     done
     return "$failed"
 }
