@@ -92,6 +92,8 @@ const PATH_PREFIXES: &[&str] = &[
     "driver/",
     "cuda/",
     "sim/",
+    "trace/",
+    "replay/",
 ];
 
 /// One import that the table does not allow.

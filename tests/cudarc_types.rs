@@ -9,6 +9,8 @@
 
 #[path = "cudarc_types/current.rs"]
 mod current;
+#[path = "cudarc_types/devices.rs"]
+mod devices;
 #[path = "cudarc_types/doors.rs"]
 mod doors;
 #[path = "cudarc_types/host.rs"]

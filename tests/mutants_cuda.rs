@@ -36,9 +36,19 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (Bug::CudaStaysRelaxed, &["on_fake_cuda::early::capture::calls_outside_a_relaxed_batch_end_it"]),
     (
         Bug::CudaNobodySuspect,
-        &["cuda_backend::somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator"],
+        &[
+            "cuda_backend::somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator",
+            "cudarc_types::random::programs_that_capture",
+        ],
     ),
-    (Bug::CudaFirstSuspect, &["cuda_backend::a_capture_on_any_known_stream_survives_a_context_wide_marker"]),
+    (
+        Bug::CudaFirstSuspect,
+        &[
+            "cuda_backend::a_capture_on_any_known_stream_survives_a_context_wide_marker",
+            "cudarc_types::random::programs_that_capture",
+        ],
+    ),
+    (Bug::CudaWaitsCaptured, &["cudarc_types::random::programs_that_capture"]),
     (
         Bug::CudaHandleIsId,
         &[

@@ -188,6 +188,7 @@ cuda:
     CudaStaysRelaxed "cuda-stays-relaxed" "a batch leaves the thread's capture mode relaxed"
     CudaNobodySuspect "cuda-nobody-suspect" "a context-wide event is recorded whoever captures"
     CudaFirstSuspect "cuda-first-suspect" "a context-wide event is recorded if the first stream that is known does not capture"
+    CudaWaitsCaptured "cuda-waits-captured" "what cannot be ordered because somebody captures waits for the device instead, which destroys the capture"
     CudaHandleIsId "cuda-handle-is-id" "a stream's identity is its handle, which comes back"
     CudaAnyThread "cuda-any-thread" "another thread's default stream is used as this thread's"
     CudaContextLeft "cuda-context-left" "the last reference to an adopted stream leaves its context current"

@@ -7,7 +7,7 @@
 //! whole, or freed. To forget the value changes nothing.
 //!
 //! Where the order cannot be made on the device, the host waits for the device, and the use counts as the whole context's.
-//! Where even that is refused, or the stream captures, or is of another device, no address is given: null, which copies and
+//! Where even that is refused, or would destroy the capture that is in the way, or the stream captures, or is of another device, no address is given: null, which copies and
 //! fills answer with an error and kernels do not survive. Whatever it was is in
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
@@ -50,8 +50,11 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
     match lend(&named, touch) {
         Ok(()) => addr,
         Err(e) => {
-            cuda.drop_failed(as_drivers(e));
-            wait_instead(cuda, touch, addr)
+            let e = as_drivers(e);
+            // A wait for everything would destroy the capture that is in the way.
+            let captures = e.kind == DriverErrorKind::Capturing && !planted!(CudaWaitsCaptured);
+            cuda.drop_failed(e);
+            if captures { NULL } else { wait_instead(cuda, touch, addr) }
         }
     }
 }
@@ -74,7 +77,11 @@ fn wait_instead(cuda: &Cuda, touch: Touch<'_, Cuda>, addr: u64) -> CUdeviceptr {
 fn as_drivers(error: Error) -> DriverError {
     match error {
         Error::Driver(e) => e,
-        other => DriverError::new("device_ptr", 0, DriverErrorKind::Other, other.to_string()),
+        other => {
+            let captures = matches!(other, Error::Capturing { .. });
+            let kind = if captures { DriverErrorKind::Capturing } else { DriverErrorKind::Other };
+            DriverError::new("device_ptr", 0, kind, other.to_string())
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::allocator::registry::{Registry, entered::Entered};
 use crate::driver::Driver;
 #[cfg(feature = "cuda")]
 use crate::driver::Note;
-use crate::error::DriverError;
+use crate::error::{DriverError, DriverErrorKind};
 use crate::order::{Access, Pending};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
@@ -86,8 +86,11 @@ impl<D: Driver> PinnedAllocation<D> {
         let Some(Home { core, id, .. }) = &self.home else { return };
         for pending in core.host.conflicts(&core.registry, *id, access) {
             if let Err(error) = self.wait_for(pending) {
-                // A device at rest has done it too. A lost context runs nothing any more.
-                match core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device())) {
+                // A device at rest has done it too, but to wait for that destroys the capture that is in the way. A lost context runs
+                // nothing any more.
+                let captures = error.kind == DriverErrorKind::Capturing && !planted!(CudaWaitsCaptured);
+                let rest = || core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
+                match if captures { Err(error.clone()) } else { rest() } {
                     Err(e) if !e.is_context_lost() => panic!(
                         "pinned memory was lent to a copy on {}, which cannot be waited for ({error}; {e}): if a stream is capturing, end the capture first",
                         core.registry
