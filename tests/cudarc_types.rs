@@ -7,6 +7,8 @@
 
 #![cfg(feature = "cuda")]
 
+#[path = "cudarc_types/adopted.rs"]
+mod adopted;
 #[path = "cudarc_types/current.rs"]
 mod current;
 #[path = "cudarc_types/devices.rs"]

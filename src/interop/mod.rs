@@ -34,7 +34,7 @@
 //! ```
 //!
 //! A stream that cudarc is given is known here if it is ours ([`Stream::cudarc`]), adopted
-//! ([`Allocator::adopt`](crate::Allocator::adopt) of [`Cuda::adopt`]) or a default stream. Of any other nothing can be
+//! ([`Allocator::adopt_cudarc`](crate::Allocator::adopt_cudarc)) or a default stream. Of any other nothing can be
 //! kept after the call: what it was given counts as the whole context's, and who comes next waits for all of that. Adopt
 //! the streams that you use often.
 //!
@@ -57,11 +57,45 @@ mod slice;
 
 pub use pooled::{PooledSlice, PooledView, PooledViewMut};
 
-use crate::allocator::Stream;
+use crate::allocator::{Allocator, Config, Stream};
 use crate::cuda::Cuda;
 use crate::error::Error;
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaContext, CudaStream};
 use std::sync::Arc;
+
+/// In a program that has cudarc's context and streams already.
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use millpond::{Allocator, Config};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = CudaContext::new(0)?;
+/// let theirs = context.new_stream()?;
+/// let gpu = Allocator::in_cudarc(context, Config::default())?;
+/// let stream = gpu.adopt_cudarc(theirs.clone())?;
+/// let mut x = gpu.zeros::<f32>(1024, &stream)?;
+/// theirs.memcpy_htod(&[1.0; 1024], &mut x)?;
+/// # Ok(()) }
+/// ```
+impl Allocator<Cuda> {
+    /// An allocator in a context of cudarc's, which it keeps: [`Cuda::from_context`], then [`Allocator::new`].
+    ///
+    /// # Errors
+    /// Theirs.
+    pub fn in_cudarc(context: Arc<CudaContext>, config: Config) -> Result<Allocator<Cuda>, Error> {
+        Allocator::new(Cuda::from_context(context)?, config)
+    }
+    /// A stream of cudarc's with a pool here, which keeps it: [`Cuda::adopt`], then [`Allocator::adopt`]. Of a stream that is adopted
+    /// twice there is one pool.
+    ///
+    /// # Errors
+    /// Theirs: a stream of another context, one that is capturing.
+    #[track_caller]
+    pub fn adopt_cudarc(&self, stream: Arc<CudaStream>) -> Result<Stream<Cuda>, Error> {
+        self.adopt(self.driver().adopt(stream)?)
+    }
+}
 
 impl Stream<Cuda> {
     /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::cuda::GpuStream::cudarc). What arrays are used
