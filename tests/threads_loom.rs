@@ -8,6 +8,10 @@
 #![cfg(loom)]
 #![allow(unsafe_code, reason = "loom's cells are reached through pointers")]
 
+// Its bugs are planted, and `.ci/loom` builds what can.
+#[cfg(millpond_mutants)]
+#[path = "threads_loom/operands.rs"]
+mod operands;
 mod toy;
 
 use loom::thread;
@@ -52,11 +56,16 @@ fn explore(preemptions: Option<usize>, program: impl Fn() + Sync + Send + 'stati
 
 /// Whether loom finds a schedule in which the program panics.
 fn is_caught(program: impl Fn() + Sync + Send + 'static) -> bool {
+    is_caught_within(None, program)
+}
+
+/// The same, among those with at most so many preemptions.
+fn is_caught_within(preemptions: Option<usize>, program: impl Fn() + Sync + Send + 'static) -> bool {
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     // Quietly: a thread that the model gives up in the middle of a message would keep the harness's output locked.
     let loud = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(None, program)));
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(preemptions, program)));
     std::panic::set_hook(loud);
     caught.is_err()
 }

@@ -1,18 +1,20 @@
-//! The smallest device that models of threads need: a queue is a counter behind a lock, which is how a driver serialises
-//! the calls on one stream, and an event remembers where the counter stood. Everything queued is complete at once.
+//! The smallest device that models of threads need: a queue is a clock behind a lock, which is how a driver serialises
+//! the calls on one stream, and an event remembers where the clock stood. Everything queued is complete at once, or nothing
+//! ever is, until the host waits for it. Nothing has bytes: who wants to know an operation's order asks what it came after.
 
 #![allow(unsafe_code, reason = "a device implements the driver's unsafe traits")]
 #![allow(unreachable_pub, reason = "a module of a test")]
 
 use millpond::driver::{
-    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, Memory, MemoryInfo, StreamInfo,
-    StreamKind, StreamOptions,
+    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, KernelLaunch, Kernels, Memory,
+    MemoryInfo, StreamInfo, StreamKind, StreamOptions,
 };
 use millpond::units::{Addr, DeviceId, StreamId};
 use millpond::{DriverError, DriverErrorKind};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The device. Its own counters are no part of what is explored.
@@ -22,48 +24,70 @@ pub struct Toy(Arc<State>);
 #[derive(Debug)]
 struct State {
     capacity: u64,
+    /// Whether nothing is complete before the host waits.
+    busy: bool,
     taken: AtomicU64,
     next: AtomicU64,
     host_waits: AtomicU64,
     slot: DeviceSlot,
 }
 
-/// A stream: how many operations were queued, behind the checker's lock.
+/// What comes before a point of a stream: of each stream, by its number, so many operations.
+pub type Before = BTreeMap<u64, u64>;
+
+/// A stream: what comes before what it is given next, behind the checker's lock.
 #[derive(Clone, Debug)]
 pub struct Queue {
     id: u64,
-    queued: Arc<millpond::sync::Mutex<u64>>,
+    before: Arc<millpond::sync::Mutex<Before>>,
 }
 
 impl Queue {
     /// How many operations were queued.
     pub fn position(&self) -> u64 {
-        *self.queued.lock()
+        self.before.lock().get(&self.id).copied().unwrap_or(0)
+    }
+    /// What comes before what it is given next.
+    pub fn before(&self) -> Before {
+        self.before.lock().clone()
     }
 }
 
 /// Queues an operation; its position.
 pub fn launch(on: &Queue) -> u64 {
-    let mut queued = on.queued.lock();
+    let mut before = on.before.lock();
+    let queued = before.entry(on.id).or_default();
     *queued += 1;
     *queued
 }
 
-/// An event: the position that it captured.
+/// An event: the position that it captured, and what comes before it.
 #[derive(Debug)]
-pub struct Mark(AtomicU64);
+pub struct Mark(Mutex<(u64, Before)>);
 
 impl Mark {
+    fn lock(&self) -> std::sync::MutexGuard<'_, (u64, Before)> {
+        // No part of what is explored: nobody else is here at the same time.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
     /// The position that it captured.
     pub fn captured(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.lock().0
     }
 }
 
 impl Toy {
     pub fn new(capacity: u64) -> Toy {
+        Toy::make(capacity, false)
+    }
+    /// Nothing is complete before the host waits for it.
+    pub fn busy(capacity: u64) -> Toy {
+        Toy::make(capacity, true)
+    }
+    fn make(capacity: u64, busy: bool) -> Toy {
         Toy(Arc::new(State {
             capacity,
+            busy,
             taken: AtomicU64::new(0),
             next: AtomicU64::new(1),
             host_waits: AtomicU64::new(0),
@@ -81,7 +105,7 @@ impl Toy {
     /// A stream.
     pub fn queue(&self) -> Queue {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        Queue { id, queued: Arc::new(millpond::sync::Mutex::new(0)) }
+        Queue { id, before: Arc::default() }
     }
 }
 
@@ -117,7 +141,7 @@ unsafe impl Host for Toy {
     }
 }
 
-// SAFETY: everything queued is complete at once, so that every order holds.
+// SAFETY: there is nothing to run, so that every order holds.
 unsafe impl Fences for Toy {
     type Stream = Queue;
     type Event = Mark;
@@ -137,19 +161,25 @@ unsafe impl Fences for Toy {
         Ok(false)
     }
     fn create_event(&self) -> DriverResult<Mark> {
-        Ok(Mark(AtomicU64::new(0)))
+        Ok(Mark(Mutex::default()))
     }
     fn record(&self, event: &Mark, stream: &Queue) -> DriverResult<()> {
-        event.0.store(stream.position(), Ordering::Relaxed);
+        let before = stream.before();
+        *event.lock() = (before.get(&stream.id).copied().unwrap_or(0), before);
         Ok(())
     }
     fn record_context(&self, _: &Mark) -> DriverResult<()> {
         Ok(())
     }
     fn query(&self, _: &Mark) -> DriverResult<bool> {
-        Ok(true)
+        Ok(!self.0.busy)
     }
-    fn wait(&self, _: &Queue, _: &Mark) -> DriverResult<()> {
+    fn wait(&self, stream: &Queue, event: &Mark) -> DriverResult<()> {
+        let mut before = stream.before.lock();
+        for (&id, &position) in &event.lock().1 {
+            let known = before.entry(id).or_default();
+            *known = position.max(*known);
+        }
         Ok(())
     }
     fn synchronize_stream(&self, _: &Queue) -> DriverResult<()> {
@@ -165,7 +195,7 @@ unsafe impl Fences for Toy {
     }
 }
 
-// SAFETY: it moves nothing, and says so.
+// SAFETY: host memory it does not reach, and says so; an operation of the device's is a place in its stream's order.
 unsafe impl Copies for Toy {
     unsafe fn copy_h2d(&self, _: Addr, _: *const u8, _: u64, _: &Queue) -> DriverResult<()> {
         Err(refused("copy_h2d"))
@@ -173,11 +203,21 @@ unsafe impl Copies for Toy {
     unsafe fn copy_d2h(&self, _: *mut u8, _: Addr, _: u64, _: &Queue) -> DriverResult<()> {
         Err(refused("copy_d2h"))
     }
-    unsafe fn copy_d2d(&self, _: Addr, _: Addr, _: u64, _: &Queue) -> DriverResult<()> {
-        Err(refused("copy_d2d"))
+    unsafe fn copy_d2d(&self, _: Addr, _: Addr, _: u64, stream: &Queue) -> DriverResult<()> {
+        launch(stream);
+        Ok(())
     }
-    unsafe fn fill(&self, _: Addr, _: u8, _: u64, _: &Queue) -> DriverResult<()> {
-        Err(refused("fill"))
+    unsafe fn fill(&self, _: Addr, _: u8, _: u64, stream: &Queue) -> DriverResult<()> {
+        launch(stream);
+        Ok(())
+    }
+}
+
+// SAFETY: as for copies.
+unsafe impl Kernels for Toy {
+    unsafe fn launch_kernel(&self, _: &KernelLaunch<'_>, stream: &Queue) -> DriverResult<()> {
+        launch(stream);
+        Ok(())
     }
 }
 
