@@ -3,7 +3,10 @@
  * A stream is a CUstream, which is a cudaStream_t; null is the legacy default stream. A pointer from here is device memory.
  * Every function but millpond_torch_alloc may be called from any thread at any time, and none lets a panic through. A code
  * other than MILLPOND_STATUS_OK says that nothing was changed (of millpond_free_after: that nothing was freed);
- * millpond_last_error has the words.
+ * millpond_last_error has the words. That is: what is live, who uses it, limits, peaks of live bytes and who may free it stay as they were, of every
+ * allocator. What a failed call may have done is noticed that work is over, so that less is in flight or held back; counted what it tried
+ * (the miss ladder, driver calls); come to know a stream that it names for the first time; and, in a call that takes memory or gives it back
+ * (create, alloc, alloc_pinned, trim, set_limit, synchronize, destroy, torch_empty_cache), moved idle memory between streams, or to the device and back.
  *
  * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
  * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache, the first two only those on the allocator's own device. So a stream that was not declared permanent is marked
@@ -18,6 +21,9 @@
  * whoever else is named. What is not seen: a capture that another thread begins while a call of ours is under way, on a stream which that
  * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or what that stream freed is held back until it
  * is marked again. Begin a capture where no other thread calls for its stream.
+ *
+ * A program that captures nothing, or only on streams that it declared permanent, says so (captures=none, millpond_create), and has back at once
+ * what is held back here for fear of a capture, but for what streams hold that may end.
  *
  * On a driver without stream ids (before CUDA 12) nothing tells a stream from the one that had its handle before: a call that names one
  * which was not declared permanent, nor is a default stream, answers MILLPOND_STATUS_DRIVER.
@@ -101,7 +107,10 @@ extern "C" {
 
 /*
  Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
- growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+ growth, deterministic, scrub, wait_ms, captures; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+ `captures=none` promises that nobody captures a graph on this device but on streams that were declared permanent, and on these not while another
+ thread calls. Then what was freed by nobody knows whom, or on another thread's default stream, is marked when that is needed, which would end
+ any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
  A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
  made does not count.
  */
@@ -116,7 +125,10 @@ millpond_status millpond_create(int device,
  A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
  synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
  back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
- their own default stream, each with a driver event, until they end or call for others.
+ their own default stream, each with a driver event, until they end or call for others. Nothing else is left of events: those of permanent streams go
+ back here, or at the millpond_synchronize by which the last of it goes back. One hold of the device's primary context is kept for
+ all allocators of the device, ended ones too, to the end of the process: a call that comes late on another thread may be in the driver with it, and to
+ know that none is, every call would have to count itself in and out.
  */
 millpond_status millpond_destroy(millpond_allocator allocator);
 
@@ -131,7 +143,8 @@ millpond_status millpond_release(millpond_allocator allocator);
 /*
  Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
  The stream must be alive. From the cache it asks the driver whether the stream captures and, unless it is
- permanent, who it is; it makes no other call and waits for nothing.
+ permanent, who it is; it makes no other call and waits for nothing. But a deterministic allocator, which asks no event, waits here for up to
+ wait_ms, and 2 s at most, for streams that have ended, when dozens have; no free and no millpond_record_use does.
  */
 millpond_status millpond_alloc(millpond_allocator allocator,
                                size_t bytes,

@@ -59,6 +59,8 @@ pub(super) struct Device {
     pub(super) known: Known,
     /// As [`Cuda::expect_captures`](super::Cuda::expect_captures) was told.
     pub(super) expects_captures: AtomicBool,
+    /// As [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was told.
+    pub(super) captures_nowhere: AtomicBool,
     pub(super) kernels: Mutex<Option<Arc<Kernels>>>,
     /// Programs' kernels.
     pub(super) loaded: Mutex<Loaded>,
@@ -165,6 +167,7 @@ impl Device {
             ranges: Ranges::default(),
             known: Known::default(),
             expects_captures: AtomicBool::new(false),
+            captures_nowhere: AtomicBool::new(false),
             kernels: Mutex::new(None),
             loaded: Mutex::default(),
             granularity: None,

@@ -473,7 +473,8 @@ impl Cuda {
     /// mark what it holds by then, and nothing else does. What was freed on it, or behind it, since the last one that did
     /// serves the stream itself, and others when it is named again or the program synchronises
     /// (`held_back`). Who it is after its end is [`Cuda::raw_id`]'s to tell: another stream may have
-    /// its handle. From the first one on captures are expected ([`Cuda::expect_captures`]).
+    /// its handle. From the first one on captures are expected ([`Cuda::expect_captures`]),
+    /// unless there are none ([`Cuda::promise_no_captures`]).
     ///
     /// # Errors
     /// As [`Cuda::raw_stream`].
@@ -489,7 +490,9 @@ impl Cuda {
                 "this driver has no stream ids, so that a stream that ends unannounced cannot be followed: declare it permanent",
             )),
             _ => {
-                self.expect_captures();
+                if !self.device.captures_nowhere.load(Ordering::Relaxed) {
+                    self.expect_captures();
+                }
                 // SAFETY: passed on from the caller.
                 unsafe { self.borrow(handle, Whose::Mortal) }
             }

@@ -232,6 +232,9 @@ doors:
     DoorFreeTrims "door-free-trims" "a free after the end gives memory back to the driver, which may wait"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
     DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
+    DoorEventsKept "door-events-kept" "an allocator that has ended keeps the event of each permanent stream that it met"
+    DoorUseFirst "door-use-first" "a use that cannot be recorded counts as one by nobody knows whom"
+    DoorRefusedTrims "door-refused-trims" "a use that cannot be recorded has given idle memory back before it is refused"
     DoorEndUnasked "door-end-unasked" "an end or a synchronise waits for the device and asks no stream before whether it captures"
 ;
 leaks:

@@ -5,7 +5,7 @@
 //! only a declaration writes. A stream that was not declared may end unannounced; it is followed as mortal
 //! (`Cuda::mortal_stream`): only calls that name it mark what it holds, a free that names it at once. Each thread remembers those
 //! it met last. Whoever calls from C may have others beside who capture graphs: that is expected of every context
-//! (`Cuda::expect_captures`), so that what nobody can mark is held back until a call that waits for the device. Either way a hit takes no lock but its pool's, and
+//! (`Cuda::expect_captures`) unless they say that nobody does, so that what nobody can mark is held back until a call that waits for the device. Either way a hit takes no lock but its pool's, and
 //! writes nothing that another thread's hit reads or writes.
 //!
 //! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
@@ -51,6 +51,8 @@ pub(crate) struct Door {
     device: u32,
     gpu: Allocator<Cuda>,
     closed: AtomicBool,
+    /// A stream was brought by a call that may not wait: streams that have ended may be left for one that may.
+    brought: AtomicBool,
     /// One destroy at a time.
     closing: Mutex<()>,
     /// Destroyed, and something was freed that has not gone back.
@@ -119,10 +121,20 @@ pub(crate) fn unknown(ptr: *const c_void) -> Failure {
     Failure::new(Status::UnknownPointer, message)
 }
 
-/// Options in words, `limit=40%,policy=footprint`, over the environment's.
-fn config(options: &str) -> Result<Config, Failure> {
-    const NAMES: [&str; 8] =
-        ["limit", "pinned_limit", "policy", "reuse", "growth", "deterministic", "scrub", "wait_ms"];
+/// Options in words, `limit=40%,policy=footprint`, over the environment's; and whether somebody may capture graphs.
+fn config(options: &str) -> Result<(Config, bool), Failure> {
+    const NAMES: [&str; 9] = [
+        "limit",
+        "pinned_limit",
+        "policy",
+        "reuse",
+        "growth",
+        "deterministic",
+        "scrub",
+        "wait_ms",
+        "captures",
+    ];
+    const CAPTURES: &str = "MILLPOND_CAPTURES";
     let mut given = HashMap::new();
     for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
@@ -136,26 +148,40 @@ fn config(options: &str) -> Result<Config, Failure> {
         }
         given.insert(format!("MILLPOND_{}", name.to_ascii_uppercase()), value.trim().to_owned());
     }
-    Ok(Config::from_env_and(|name| given.get(name).cloned())?)
+    let said = given.get(CAPTURES).cloned().or_else(|| std::env::var(CAPTURES).ok()).unwrap_or_default();
+    let captures = match said.trim() {
+        "" | "expected" => true,
+        "none" => false,
+        other => {
+            let message = format!("captures is {other:?}: it is expected or none");
+            return Err(Failure::new(Status::BadArgument, message));
+        }
+    };
+    Ok((Config::from_env_and(|name| given.get(name).cloned())?, captures))
 }
 
 impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
-        let config = config(options)?;
+        let (config, captures) = config(options)?;
         if DOORS.is_full() {
             return Err(Door::too_many());
         }
         Door::settle(None);
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
-        cuda.expect_captures();
+        if captures {
+            cuda.expect_captures();
+        } else {
+            cuda.promise_no_captures();
+        }
         let gpu = Allocator::new(cuda, config)?;
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
         let (closed, closing, owes) = (AtomicBool::new(false), Mutex::new(()), AtomicBool::new(false));
+        let brought = AtomicBool::new(false);
         let door = DOORS.put(|number| {
             let number = number as u32;
-            Box::new(Door { number, device, gpu, closed, closing, owes, permanent, lanes, pinned })
+            Box::new(Door { number, device, gpu, closed, brought, closing, owes, permanent, lanes, pinned })
         });
         door.map(|door| &**door).ok_or_else(Door::too_many)
     }
@@ -314,7 +340,9 @@ impl Door {
         if let Some(lane) = known {
             return Ok(Found::Counted(self.owned(lane)));
         }
-        let stream = self.gpu.adopt(stream)?;
+        // Frees and uses wait for nothing, and come here too: an allocation may, and does for them.
+        let stream = self.gpu.adopt_without_waiting(stream)?;
+        self.brought.store(true, Ordering::Relaxed);
         let mut lane = Lane::new(self.number, stream, handle, handle <= PER_THREAD);
         if handle < PER_THREAD {
             match self.keep(lane) {
@@ -414,6 +442,9 @@ impl Door {
         if bytes == 0 {
             return Ok(core::ptr::null_mut());
         }
+        if self.brought.load(Ordering::Relaxed) {
+            self.finish_ended();
+        }
         self.on(handle, |lane| {
             let allocation = if lane.lasting {
                 self.gpu.alloc(bytes as u64, &lane.stream)?
@@ -431,6 +462,13 @@ impl Door {
             }
             Ok(addr as *mut c_void)
         })
+    }
+
+    /// What calls that may not wait left undone.
+    #[cold]
+    fn finish_ended(&self) {
+        self.brought.store(false, Ordering::Relaxed);
+        self.gpu.finish_ended();
     }
 
     #[cold]
@@ -571,12 +609,20 @@ impl Door {
 
     /// Work on `handle`, queued by now or before the free, uses the bytes.
     pub(crate) fn record_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
-        let (hold, tag) = self.hold(ptr)?;
+        #[cfg_attr(not(millpond_mutants), allow(unused_mut, reason = "a planted bug writes it"))]
+        let (mut hold, tag) = self.hold(ptr)?;
         if tag.is_home(handle) {
             return Ok(());
         }
         let allocation = peek(ptr.addr() as u64, hold.entry());
-        self.on(handle, |lane| record_use(&allocation, lane))
+        let recorded = self.on(handle, |lane| record_use(&allocation, lane));
+        if recorded.is_err() && planted!(DoorUseFirst) {
+            hold.set_tag(tag.unknown().word());
+        }
+        if recorded.is_err() && planted!(DoorRefusedTrims) {
+            let _ = self.gpu.trim(pond::Trim::All);
+        }
+        recorded
     }
 
     /// Somebody uses the bytes, and nobody could say who: they come back behind everything.

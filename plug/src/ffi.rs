@@ -88,7 +88,10 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 }
 
 /// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
-/// growth, deterministic, scrub, wait_ms; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+/// growth, deterministic, scrub, wait_ms, captures; what is not said comes from the environment (MILLPOND_LIMIT and so on).
+/// `captures=none` promises that nobody captures a graph on this device but on streams that were declared permanent, and on these not while another
+/// thread calls. Then what was freed by nobody knows whom, or on another thread's default stream, is marked when that is needed, which would end
+/// any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
 /// A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
 /// made does not count.
 #[unsafe(no_mangle)]
@@ -112,7 +115,10 @@ pub extern "C" fn millpond_create(
 /// A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
 /// synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
 /// back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
-/// their own default stream, each with a driver event, until they end or call for others.
+/// their own default stream, each with a driver event, until they end or call for others. Nothing else is left of events: those of permanent streams go
+/// back here, or at the millpond_synchronize by which the last of it goes back. One hold of the device's primary context is kept for
+/// all allocators of the device, ended ones too, to the end of the process: a call that comes late on another thread may be in the driver with it, and to
+/// know that none is, every call would have to count itself in and out.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())
@@ -129,7 +135,8 @@ pub extern "C" fn millpond_release(allocator: MillpondAllocator) -> MillpondStat
 
 /// Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
 /// The stream must be alive. From the cache it asks the driver whether the stream captures and, unless it is
-/// permanent, who it is; it makes no other call and waits for nothing.
+/// permanent, who it is; it makes no other call and waits for nothing. But a deterministic allocator, which asks no event, waits here for up to
+/// wait_ms, and 2 s at most, for streams that have ended, when dozens have; no free and no millpond_record_use does.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_alloc(
     allocator: MillpondAllocator,

@@ -20,9 +20,12 @@ use core::cell::Cell;
 pub(super) const SWEEP_LEAST: usize = 16;
 
 impl<D: Driver> Core<D> {
-    /// Sweeps when the list of pools has become twice as long as the last sweep left it.
-    pub(crate) fn tidy(&self) {
-        self.registry.finish_closed(&self.driver, self.config.wait);
+    /// Sweeps when the list of pools has become twice as long as the last sweep left it. Waits for the end of closed streams where nobody
+    /// asks about it, if the call that is under way may wait.
+    pub(crate) fn tidy(&self, may_wait: bool) {
+        if may_wait {
+            self.registry.finish_closed(&self.driver, self.config.wait);
+        }
         let few = self.pools.lock().len() <= self.sweep_above.load(Ordering::Relaxed);
         if planted!(SweepNever) {
             return;

@@ -162,7 +162,7 @@ impl<D: Driver> Allocator<D> {
     pub fn stream_with(&self, options: StreamOptions) -> Result<Stream<D>, Error> {
         let core = self.core();
         let native = core.registry.watch(core.driver.relaxed(|| core.driver.create_stream(options)))?;
-        self.enlist(native, false)
+        self.enlist(native, false, true)
     }
 
     /// A pool on a stream that somebody else made. The native stream is kept until its pool has no live allocation and
@@ -177,7 +177,22 @@ impl<D: Driver> Allocator<D> {
         if core.registry.watch(core.driver.is_capturing(&native))? {
             return Err(Error::Capturing { stream: None });
         }
-        self.enlist(native, true)
+        self.enlist(native, true, true)
+    }
+
+    /// As [`Allocator::adopt`], in a call that waits for nothing: [`Allocator::adopt`] waits, for at most
+    /// [`bounded_wait`](Config::bounded_wait), in a deterministic allocator of which dozens of streams have ended, because that asks no
+    /// event whether they are done. What is left of them stays until [`Allocator::finish_ended`], which any such call makes, or
+    /// [`Allocator::synchronize`].
+    ///
+    /// # Errors
+    /// As [`Allocator::adopt`].
+    pub fn adopt_without_waiting(&self, native: D::Stream) -> Result<Stream<D>, Error> {
+        let core = self.core();
+        if core.registry.watch(core.driver.is_capturing(&native))? {
+            return Err(Error::Capturing { stream: None });
+        }
+        self.enlist(native, true, false)
     }
 
     /// A handle of the stream with this number, if it has a pool here: as long as anybody holds a handle of it or an
@@ -198,7 +213,14 @@ impl<D: Driver> Allocator<D> {
         Some(Stream::new(self.owner.clone(), pool, native, foreign))
     }
 
-    fn enlist(&self, native: D::Stream, foreign: bool) -> Result<Stream<D>, Error> {
+    /// Waits, as [`Allocator::adopt`] does, for the end of streams that have ended, if there are dozens and nobody asks about them. Otherwise
+    /// it does nothing, with no driver call.
+    pub fn finish_ended(&self) {
+        let core = self.core();
+        core.registry.finish_closed(&core.driver, core.config.wait);
+    }
+
+    fn enlist(&self, native: D::Stream, foreign: bool, may_wait: bool) -> Result<Stream<D>, Error> {
         let core = self.core();
         if !core.registry.alive() {
             return Err(shared::lost());
@@ -240,7 +262,7 @@ impl<D: Driver> Allocator<D> {
         pool.line.foreign.fetch_or(foreign, crate::sync::Ordering::Relaxed);
         // Whatever becomes of the driver's calls behind this, the stream ends as streams do.
         let stream = Stream::new(self.owner.clone(), pool, native, foreign);
-        core.tidy();
+        core.tidy(may_wait);
         Ok(stream)
     }
 
@@ -573,6 +595,17 @@ impl<D: Driver> Allocator<D> {
         core.keeper.sweep();
         core.host.drain(&core.registry);
         core.deliver();
+        Ok(())
+    }
+
+    /// As [`Allocator::synchronize`], and gives the driver's events back that nobody refers to then: those of all markers, in a program that
+    /// does nothing meanwhile. A [trim](Allocator::trim) gives back what it finds too, and marks each stream anew, to learn what it can.
+    ///
+    /// # Errors
+    /// As [`Allocator::synchronize`].
+    pub fn synchronize_and_trim_events(&self) -> Result<(), Error> {
+        self.synchronize()?;
+        self.core().registry.trim_events();
         Ok(())
     }
 

@@ -199,7 +199,9 @@ fn programs_on_two_devices() {
         for (d, x) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             make(&mut sides, Call::Read(d, x, 0));
         }
-        [0, 1].into_iter().for_each(|d| make(&mut sides, Call::Look(d)));
+        for d in 0..2 {
+            make(&mut sides, Call::Look(d));
+        }
         drop(sides);
         // What a stream of another device was refused is told to the array's context, too.
         rig.clean_but_for_errors();

@@ -265,7 +265,8 @@ class Allocator:
     """An allocator on a device: its number, or "cuda:0".
 
     Options: limit and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
-    ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms. What is not said comes from the
+    ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms, captures
+    ("expected", "none": nobody captures graphs but on streams that were declared permanent). What is not said comes from the
     environment (MILLPOND_LIMIT and so on). A process can make 4096 in all, ended ones included, and the next one is a ValueError: make one
     a device and keep it, not one a task.
 

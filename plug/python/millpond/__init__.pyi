@@ -61,6 +61,7 @@ class _Options(TypedDict, total=False):
     deterministic: bool | None
     scrub: bool | None
     wait_ms: SupportsIndex | None
+    captures: Literal["expected", "none"] | None
 
 def library_path() -> str: ...
 def version() -> str: ...

@@ -36,7 +36,16 @@ impl Door {
         // asking where an allocator is deterministic. What the driver refuses here is owed.
         let _ = self.gpu.synchronize();
         let _ = self.pay();
+        self.rest();
         Ok(())
+    }
+
+    /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
+    /// is left, but for what is done meanwhile.
+    fn rest(&self) {
+        if !self.owes.load(Ordering::Acquire) && !planted!(DoorEventsKept) {
+            let _ = self.gpu.synchronize_and_trim_events();
+        }
     }
 
     /// As [`Door::close`] for whoever cannot wait, nor knows who captures: what is not complete is owed.
@@ -126,6 +135,9 @@ impl Door {
         self.forget_unmet();
         let own = if self.has_ended() { self.pay() } else { Ok(0) };
         Door::settle(Some(self.device));
+        if self.has_ended() {
+            self.rest();
+        }
         own.map(drop)
     }
 }

@@ -50,3 +50,36 @@ fn a_crowd_of_streams_that_ended_leaves_nothing() {
         drop(lasting);
     });
 }
+
+/// A deterministic allocator asks no event, and waits now and then for the end of streams that have ended. In an allocation, which may
+/// wait, and in no free or use that names a new stream: not by a wait, nor by asking until it is over.
+#[test]
+fn a_free_that_names_a_new_stream_waits_for_none_that_ended() {
+    alone("crowds::a_free_that_names_a_new_stream_waits_for_none_that_ended", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (door, lasting) = (Door::new("deterministic=1,wait_ms=1"), stream(&cuda));
+        door.declare_permanent(&lasting);
+        let asked = || {
+            ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"]
+                .map(|name| fake.calls(name))
+        };
+        // All at first: whoever allocates in between does for them.
+        let blocks: Vec<_> = (0..300).map(|_| door.alloc(512, &lasting)).collect();
+        let before = asked();
+        for (round, &x) in blocks.iter().enumerate() {
+            let s = stream(&cuda);
+            if round % 2 == 0 {
+                assert_eq!(door.record_use(x, &s), OK);
+            }
+            assert_eq!(door.free_on(x, &s), OK);
+            assert_eq!(asked(), before, "round {round}: a free waits for nothing");
+        }
+        let x = door.alloc(512, &lasting);
+        assert_ne!(asked(), before, "the ends of 300 streams are seen by nobody");
+        assert_eq!(door.free(x), OK);
+        door.destroy();
+        assert_eq!(fake.calls("cuEventCreate"), fake.calls("cuEventDestroy_v2"), "events are left");
+        assert_eq!(fake.verdict(), None);
+    });
+}

@@ -104,3 +104,42 @@ fn a_free_of_idle_memory_after_the_end_does_not_wait() {
         assert_eq!((door.stat("taken"), fake.verdict()), (0, None));
     });
 }
+
+/// Of streams that allocators met, permanent ones and ones that may end: nothing of them is alive at the end, or it is freed and given back later.
+/// One hold of the context is kept by all.
+#[test]
+fn ended_allocators_keep_no_events() {
+    alone("ended::ended_allocators_keep_no_events", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let events = || fake.calls("cuEventCreate") - fake.calls("cuEventDestroy_v2");
+        let streams: Vec<_> = (0..20).map(|_| stream(&cuda)).collect();
+        for round in 0..3 {
+            let door = Door::new("");
+            for (n, s) in streams.iter().enumerate() {
+                if n % 2 == 0 {
+                    door.declare_permanent(s);
+                }
+                let x = door.alloc(4096, s);
+                write(&cuda, s, x, 4096, 1);
+                let y = door.alloc(4096, s);
+                write(&cuda, s, y, 4096, 1);
+                assert_eq!(door.record_use(y, &streams[(n + 1) % 20]), OK);
+                assert_eq!([door.free_on(x, &streams[(n + 7) % 20]), door.free(y)], [OK; 2]);
+            }
+            let late = (round == 2).then(|| door.alloc(4096, &streams[0]));
+            assert!(events() > 0);
+            door.destroy();
+            if let Some(late) = late {
+                write(&cuda, &streams[0], late, 4096, 1);
+                assert_eq!(door.free_on(late, &streams[1]), OK);
+                assert!(events() > 0, "what it used is marked");
+                assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
+            }
+            assert_eq!(events(), 0, "round {round}: {:?}", fake.leaks());
+            // The test's own is the other one.
+            let holds = fake.calls("cuDevicePrimaryCtxRetain") - fake.calls("cuDevicePrimaryCtxRelease_v2");
+            assert_eq!(holds, 2, "round {round}");
+        }
+    });
+}

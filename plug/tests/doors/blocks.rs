@@ -58,7 +58,16 @@ impl World {
             self.own.push(own);
         }
         driver::bind(self.contexts[self.doors[door].device]);
-        self.blocks.push(Block { name, at, bytes, door, home, value: None, uses: Uses::default() });
+        self.blocks.push(Block {
+            name,
+            at,
+            bytes,
+            door,
+            home,
+            value: None,
+            refused: false,
+            uses: Uses::default(),
+        });
         let x = self.blocks.len() - 1;
         if c & 64 == 0 {
             self.access(x, home, true);
@@ -192,6 +201,7 @@ impl World {
                 let freed = self.must(fault, expected, &words, || {
                     ffi::millpond_free_after(number, ptr, raw.as_ptr(), raw.len())
                 });
+                self.blocks[x].refused |= !freed;
                 let named: Vec<Who> = users.iter().map(|s| s.who).collect();
                 self.holds_nothing_back(x, before.filter(|_| freed), &named, &words);
                 freed
@@ -206,7 +216,8 @@ impl World {
     /// What is held back before a free of this block, where nothing but the free itself can change that.
     fn held_back(&self, x: usize, fault: u8) -> Option<u64> {
         let door = &self.doors[self.blocks[x].door];
-        let quiet = !self.struck && fault == 0 && self.mail.is_none() && self.captures.is_empty();
+        // A free that failed may have left uses recorded, by which this one comes back later.
+        let quiet = !self.blocks[x].refused && fault == 0 && self.mail.is_none() && self.captures.is_empty();
         (quiet && door.open && !door.torch).then(|| Stats::of(door.number).total("held_back"))
     }
 

@@ -3,7 +3,7 @@
 
 use super::{Here, SLOTS, World};
 use crate::driver;
-use crate::model::{Named, Stats, Who};
+use crate::model::{Made, Named, Stats, Who};
 use crate::program::{Step, Verb};
 use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::CStr;
@@ -107,8 +107,15 @@ impl World {
     pub(super) fn capture(&mut self, a: u8, b: u8, c: u8, here: Here) {
         let device = usize::from(b >= 224);
         driver::bind(self.contexts[device]);
-        // The legacy stream cannot.
-        let origin = self.stream(if a % 8 == 6 { a - 6 } else { a }, device, here);
+        // The legacy stream cannot. Where nobody captures but on declared streams, it is one of those.
+        let origin = if self.quiet {
+            let slot = if device == 1 { 3 } else { usize::from(a) % 3 };
+            let declared = self.streams[slot].filter(|m| m.declared && self.mail.is_none());
+            let Some(made) = declared.or_else(|| self.declared_now(slot)) else { return };
+            made.named
+        } else {
+            self.stream(if a % 8 == 6 { a - 6 } else { a }, device, here)
+        };
         let blocking = self.is_blocking(origin);
         // What others that run at once do on the legacy stream is not known.
         if self.captures(origin) || self.captures.len() > 2 || blocking && self.mail.is_some() {
@@ -145,6 +152,16 @@ impl World {
         }
     }
 
+    /// A stream that an allocator of its device is told to be permanent, just now, if there is one.
+    fn declared_now(&mut self, slot: usize) -> Option<Made> {
+        let device = usize::from(slot == 3);
+        let opens =
+            |n: &usize| self.doors[self.slots[*n]].open && self.doors[self.slots[*n]].device == device;
+        let of = (0..SLOTS).find(opens).filter(|_| self.mail.is_none())?;
+        self.permanent(of as u8, slot as u8, 0);
+        self.streams[slot].filter(|m| m.declared)
+    }
+
     fn is_blocking(&self, stream: Named) -> bool {
         self.streams.iter().flatten().find(|m| m.named.who == stream.who).is_none_or(|m| m.blocking)
     }
@@ -171,6 +188,7 @@ impl World {
     }
 
     fn end_capture(&mut self, n: usize) {
+        self.nobody_joined();
         let Capture { origin, forked, device, may_be_lost, .. } = self.captures[n].clone();
         driver::bind(self.contexts[device]);
         if let Some(forked) = forked.filter(|_| !may_be_lost) {
@@ -215,16 +233,18 @@ impl World {
         let door = self.slots[slot];
         let (device, open) = (self.doors[door].device, self.doors[door].open);
         let on = if device == 1 { 3 } else { usize::from(b) % 3 };
-        let Some(made) = self.streams[on].filter(|m| m.permanent && !m.blocking) else { return };
+        // Where nobody captures but on declared streams, they do not while others call.
+        let there = self.streams[on].filter(|m| m.permanent && !m.blocking && !self.quiet);
+        let Some(made) = there else { return };
         let origin = made.named;
         let other = self.stream(c, device, here);
         let apart = other.who != origin.who && !self.captures(other) && !self.captures(origin);
-        if !open || !apart || !self.doors[door].declared.contains(&origin.who) {
+        if !open || !apart || !made.declared {
             return;
         }
         driver::bind(self.contexts[device]);
         say!(self, "// behind a question of the next call: cuStreamBeginCapture({origin}, {RELAXED});");
-        driver::capture_behind(1 + u64::from(c) / 64 % 2, origin.handle as u64);
+        driver::capture_behind(1 + u64::from(c) / 32 % 4, origin.handle as u64);
         let (mode, thread) = (RELAXED, here.thread);
         let capture =
             Capture { origin, forked: None, device, mode, thread, blocking: false, may_be_lost: false };
@@ -243,6 +263,18 @@ impl World {
             say!(self, "// it did not begin");
             let n = self.captures.iter().position(|c| c.has(origin.who)).expect("pushed above");
             self.captures.remove(n);
+        }
+        self.nobody_joined();
+    }
+
+    /// No call has made a stream wait for what a capture took: it would be a part of the capture from then on.
+    fn nobody_joined(&self) {
+        for (slot, made) in self.streams.iter().enumerate() {
+            let Some(named) = made.map(|m| m.named).filter(|n| !self.captures(*n)) else { continue };
+            driver::bind(self.contexts[usize::from(slot == 3)]);
+            let mut state = 0;
+            driver::capture_state(named.raw(), &raw mut state);
+            assert_eq!(state, 0, "{named} was taken into a capture, which the program did not do");
         }
     }
 }

@@ -85,6 +85,7 @@ impl World {
         // Others call meanwhile, where there are some; and a soak counts by itself, round after round.
         let looks = frees && !self.steady && self.mail.is_none();
         let before = looks.then(waits);
+        let seen = self.seen();
         World::arm_here(fault);
         let status = crate::inside(call);
         let struck = self.disarm_here(fault);
@@ -94,6 +95,7 @@ impl World {
         }
         if status != Status::Ok {
             assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
+            World::is_as_it_was(&seen, words);
             self.nothing_has_changed(words, fault);
         }
         status

@@ -43,6 +43,7 @@ impl World {
         let done =
             self.may(fault, expected, &words, || ffi::millpond_declare_permanent(number, stream.raw()));
         self.names_to(door, stream);
+        self.streams[slot].as_mut().expect("made").declared |= done;
         if done && first {
             self.doors[door].declared.push(stream.who);
         }

@@ -44,6 +44,8 @@ impl fmt::Display for Named {
 pub(crate) struct Made {
     pub(crate) named: Named,
     pub(crate) permanent: bool,
+    /// An allocator was told so: then anybody asks it whether it captures.
+    pub(crate) declared: bool,
     /// The legacy default stream waits for it.
     pub(crate) blocking: bool,
 }
@@ -124,6 +126,8 @@ pub(crate) struct Block {
     pub(crate) home: Named,
     /// What every byte of it is.
     pub(crate) value: Option<u8>,
+    /// `millpond_free_after` of it failed: the uses of some streams may be recorded.
+    pub(crate) refused: bool,
     pub(crate) uses: Uses,
 }
 

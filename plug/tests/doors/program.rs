@@ -56,6 +56,8 @@ pub(crate) struct Program {
     pub(crate) rounds: u64,
     /// Beside the others' calls at once it also destroys and makes allocators, declares streams and ends threads.
     pub(crate) rough: bool,
+    /// Nobody captures but on streams that were declared, and its allocators are told so.
+    pub(crate) quiet: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -84,10 +86,13 @@ impl Kind {
         let scene =
             if self.captures { prop_oneof![7 => scene, 2 => self.capture()].boxed() } else { scene.boxed() };
         let schedule = prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64];
-        (schedule, prop::collection::vec(scene, 1..self.scenes)).prop_map(move |(schedule, scenes)| Program {
+        let quiet = prop::bool::weighted(0.3);
+        let scenes = prop::collection::vec(scene, 1..self.scenes);
+        (schedule, quiet, scenes).prop_map(move |(schedule, quiet, scenes)| Program {
             schedule,
             rounds: self.rounds,
             rough: self.rough,
+            quiet,
             steps: scenes.concat(),
         })
     }
@@ -143,6 +148,10 @@ impl Kind {
                 }
                 let free = if torch { TorchFree } else { free };
                 steps.push(step(if torch { home } else { user }, free, 0, ends, 0, second));
+                if free == Declare && ends % 2 == 0 {
+                    // Whether it was declared or not: all that used it, and its own stream.
+                    steps.push(step(home, FreeAfter, 0, 128 + stream, 0, 0));
+                }
                 steps.push(alloc);
                 steps
             },
@@ -170,9 +179,15 @@ impl Kind {
             let step = |verb, a, b, c, fault| Step { thread, verb, a, b, c, fault };
             if end == 7 {
                 // On a stream that all know, which freed what another one wants.
-                let (door, on) = (a % 3, 8 + b % 2);
-                let mut steps =
-                    vec![step(Verb::Permanent, door, on, 0, 0), step(Verb::Alloc, door, on, 6, 0)];
+                let (door, on) = (a % 3, b % 3);
+                let mut steps = Vec::new();
+                if a >= 128 {
+                    // Where nobody asks whether an event is over, an allocation at the limit waits for the first it gets.
+                    steps.push(step(Verb::Close, on, 0, 0, 0));
+                    steps.push(step(Verb::Create, door, 6, 0, 0));
+                }
+                steps.push(step(Verb::Permanent, door, on, 0, 0));
+                steps.push(step(Verb::Alloc, door, on, 6, 0));
                 steps.push(step(Verb::Free, 0, 0, 0, 0));
                 steps.push(step(Verb::CaptureMeanwhile, door, on, c, fault));
                 return steps;
@@ -238,7 +253,8 @@ impl fmt::Debug for Program {
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rough = if self.rough { " rough" } else { "" };
-        writeln!(f, "schedule {} rounds {}{rough}", self.schedule, self.rounds)?;
+        let quiet = if self.quiet { " quiet" } else { "" };
+        writeln!(f, "schedule {} rounds {}{rough}{quiet}", self.schedule, self.rounds)?;
         self.steps
             .iter()
             .try_for_each(|s| writeln!(f, "{:?} {} {} {} {} {}", s.verb, s.thread, s.a, s.b, s.c, s.fault))
@@ -250,14 +266,16 @@ impl FromStr for Program {
     fn from_str(text: &str) -> Result<Program, String> {
         let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
         let first: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
-        let ["schedule", schedule, "rounds", rounds, ref rough @ ..] = first[..] else {
-            return Err("the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`".to_owned());
+        let ["schedule", schedule, "rounds", rounds, ref more @ ..] = first[..] else {
+            return Err(
+                "the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`, `quiet`".to_owned()
+            );
         };
-        let rough = rough == ["rough"];
+        let (rough, quiet) = (more.contains(&"rough"), more.contains(&"quiet"));
         let number = |text: &str| text.parse().map_err(|_| format!("no number: {text}"));
         let (schedule, rounds) = (number(schedule)?, number(rounds)?);
         let steps = lines.map(step).collect::<Result<_, _>>()?;
-        Ok(Program { schedule, rounds, rough, steps })
+        Ok(Program { schedule, rounds, rough, quiet, steps })
     }
 }
 

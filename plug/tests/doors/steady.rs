@@ -37,7 +37,7 @@ pub(crate) fn steps(seed: u64) -> Vec<Step> {
 impl World {
     /// A world for a seed's program: the options of its first allocator are the seed's.
     pub(crate) fn steady(seed: u64) -> World {
-        let mut world = World::new(1, false, None);
+        let mut world = World::new(1, false, false, None);
         world.steady = true;
         assert!(world.destroy(world.slots[0], false, 0) && world.create(0, seed as usize, 0, 0));
         world

@@ -68,7 +68,7 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
         return at_once(program, show);
     }
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
-    let world = Arc::new(Mutex::new(World::new(slots, show, None)));
+    let world = Arc::new(Mutex::new(World::new(slots, show, program.quiet, None)));
     let mut workers: Vec<Worker> = (0..slots).map(|_| Worker::new(&world)).collect();
     for &step in &program.steps {
         let slot = usize::from(step.thread);
@@ -110,7 +110,7 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
 /// Each thread on its own, beside the others; blocks go from one to the other.
 fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
-    let mut first = World::new(slots, show, Some(Mail::new(program.rough)));
+    let mut first = World::new(slots, show, program.quiet, Some(Mail::new(program.rough)));
     if program.steps.iter().any(|step| step.verb == Verb::Capture) {
         // Where one of these fails, others' captures may end, and no thread can tell in time.
         World::spare_captures();

@@ -33,19 +33,22 @@ mod pytorch;
 #[allow(dead_code, reason = "the soak's")]
 #[path = "steady.rs"]
 pub(crate) mod steady;
+#[path = "unchanged.rs"]
+mod unchanged;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// What the options say of pinned memory, too: new pages are wiped.
-const OPTIONS: [&str; 6] = [
+const OPTIONS: [&str; 7] = [
     "growth=exact,limit=6MiB",
     "",
     "policy=footprint,growth=exact",
     "reuse=never,growth=exact",
     "scrub=1,growth=exact,limit=8MiB",
     "deterministic=1,growth=exact",
+    "deterministic=1,growth=exact,limit=3MiB",
 ];
-const LIMITS: [Option<u64>; 6] = [Some(6 << 20), None, None, None, Some(8 << 20), None];
+const LIMITS: [Option<u64>; 7] = [Some(6 << 20), None, None, None, Some(8 << 20), None, Some(3 << 20)];
 const SIZES: [usize; 8] = [512, 1000, 4 * KIB, 64 * KIB, MIB, MIB, 2 * MIB, 2 * MIB];
 /// The first three are on device 0, the last on device 1.
 const STREAMS: usize = 4;
@@ -78,6 +81,8 @@ pub(crate) struct World {
     /// A driver call failed: what a failed call recorded may stay recorded.
     struck: bool,
     show: bool,
+    /// Nobody captures but on declared streams, and allocators are told so.
+    quiet: bool,
     /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
     mail: Option<Arc<Mail>>,
     first: bool,
@@ -133,7 +138,7 @@ fn own(contexts: [u64; 2]) -> [u64; 2] {
 
 impl World {
     /// With four allocators. `mail`: its threads will run at once.
-    pub(crate) fn new(threads: usize, show: bool, mail: Option<Arc<Mail>>) -> World {
+    pub(crate) fn new(threads: usize, show: bool, quiet: bool, mail: Option<Arc<Mail>>) -> World {
         let contexts = driver::contexts();
         let mut world = World {
             contexts,
@@ -155,6 +160,7 @@ impl World {
             begun: 0,
             struck: false,
             show,
+            quiet,
             mail,
             first: true,
             steady: false,
@@ -224,7 +230,11 @@ impl World {
 
     fn torch(&mut self) {
         let mut number = 0;
-        let options = c"growth=exact,pinned_limit=1MiB";
+        let options = if self.quiet {
+            c"growth=exact,pinned_limit=1MiB,captures=none"
+        } else {
+            c"growth=exact,pinned_limit=1MiB"
+        };
         let status = crate::inside(|| torch::millpond_torch_allocator(0, options.as_ptr(), &raw mut number));
         assert_eq!(status, Status::Ok, "{}", last());
         say!(self, "millpond_torch_allocator(0, {options:?}, &a{number});");
@@ -264,7 +274,8 @@ impl World {
 
     fn create(&mut self, slot: usize, options: usize, device: usize, fault: u8) -> bool {
         let options = options % OPTIONS.len();
-        let text = format!("{},pinned_limit=1MiB,wait_ms=1", OPTIONS[options]);
+        let quiet = if self.quiet { ",captures=none" } else { "" };
+        let text = format!("{},pinned_limit=1MiB,wait_ms=1{quiet}", OPTIONS[options]);
         let text = CString::new(text.trim_start_matches(',')).expect("words");
         let mut number = 77;
         let words = format!("millpond_create({device}, {text:?}, &a{})", self.doors.len() + 1);
@@ -308,7 +319,7 @@ impl World {
         driver::bind(self.contexts[usize::from(slot == 3)]);
         let named = Named { who: Who::Made(self.name()), handle: driver::stream(flags) };
         say!(self, "cuStreamCreate(&{named}, {flags}); // {:#x}", named.handle);
-        self.streams[slot] = Some(Made { named, permanent: false, blocking: flags == 0 });
+        self.streams[slot] = Some(Made { named, permanent: false, declared: false, blocking: flags == 0 });
         named
     }
 
@@ -499,12 +510,10 @@ impl World {
         }
     }
 
-    /// For each stream that an allocator met, and its context: what marked it last is kept. And one that wipes does so on a
-    /// stream of its own.
+    /// One that wipes does so on a stream of its own. Of events nothing is left: the last call waited for the device, and nothing was owed.
     pub(crate) fn lasting(&self) -> Lasting {
         let streams = self.doors.iter().filter(|d| d.scrubs).count();
-        let events = self.doors.iter().map(|d| d.met.len() + 1).sum::<usize>();
-        Lasting { streams, events: events + streams }
+        Lasting { streams, events: 0 }
     }
 
     /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, or by a

@@ -1,0 +1,149 @@
+//! What a caller can see of an allocator, and what of it a call that failed may have changed: the header says the same in words.
+
+use super::World;
+use crate::driver;
+use crate::model::{Stats, last};
+use millpond_plug::ffi;
+use millpond_plug::status::MillpondStatus as Status;
+use serde_json::Value;
+
+/// How a figure may differ behind a call that failed.
+#[derive(Clone, Copy, PartialEq)]
+enum May {
+    /// It is what it was.
+    Not,
+    /// It is less: completed work was noticed. In a call that takes free memory or gives it back it differs.
+    Fall,
+    /// It differs in such a call, and in no other.
+    Move,
+}
+use May::{Fall, Move, Not};
+
+/// Of the report as JSON, by paths. What is not here is counted or derived: calls of the driver, rungs that were tried, errors of destructors.
+const FIGURES: &[(&str, May)] = &[
+    ("/device", Not),
+    ("/capacity", Not),
+    ("/limit", Not),
+    ("/policy", Not),
+    ("/moving", Not),
+    ("/allocated_peak", Not),
+    ("/allocated_peak_at_most", Not),
+    ("/events_lost", Not),
+    ("/total/live", Not),
+    ("/total/asked", Not),
+    ("/total/allocated", Not),
+    ("/total/counters/allocations", Not),
+    ("/total/counters/frees", Not),
+    ("/total/counters/bytes_served", Not),
+    ("/total/counters/in_flight_frees", Not),
+    ("/total/in_flight", Fall),
+    ("/total/in_flight_ranges", Fall),
+    ("/total/held_back", Fall),
+    ("/total/held", Move),
+    ("/taken", Move),
+    ("/taken_peak", Move),
+    ("/segments", Move),
+    ("/growths", Move),
+    ("/releases", Move),
+    ("/pinned/live", Not),
+    ("/pinned/asked", Not),
+    ("/pinned/allocated", Not),
+    ("/pinned/allocated_peak", Not),
+    ("/pinned/counters/allocations", Not),
+    ("/pinned/counters/frees", Not),
+    ("/pinned/in_flight", Fall),
+    ("/pinned/held_back", Fall),
+    ("/pinned/held", Move),
+];
+
+/// Lines of the report for people that say what is counted, and not what there is.
+const COUNTED: [&str; 3] = ["miss ladder", "driver", "error"];
+
+/// One allocator, as it was.
+pub(super) struct Seen {
+    number: u32,
+    figures: Value,
+    words: String,
+}
+
+impl Seen {
+    fn of(number: u32) -> Seen {
+        let figures = serde_json::from_str(&Stats::of(number).to_string()).expect("JSON");
+        let (mut text, mut needed) = (vec![0_u8; 1 << 14], 0);
+        let status = ffi::millpond_report(number, text.as_mut_ptr().cast(), text.len(), &raw mut needed);
+        assert!(status == Status::Ok && needed <= text.len(), "{status:?}, {needed} bytes");
+        let words = driver::words(text.as_ptr().cast());
+        let words = words.lines().filter(|line| !COUNTED.iter().any(|what| line.starts_with(what)));
+        Seen { number, figures, words: words.collect::<Vec<_>>().join("\n") }
+    }
+
+    fn pools(&self) -> usize {
+        self.figures["pools"].as_array().map_or(0, Vec::len)
+    }
+
+    /// What differs now that may not.
+    fn differs(&self, moves: bool, meets: usize) -> Vec<String> {
+        let now = Seen::of(self.number);
+        let differs = |&(path, may): &(&str, May)| {
+            let (was, is) = (self.figures.pointer(path), now.figures.pointer(path));
+            let number = |value: Option<&Value>| value.and_then(Value::as_u64).unwrap_or(0);
+            let lawful = match may {
+                _ if was == is => true,
+                // No pinned memory yet, or none that was asked for.
+                _ if was.is_none() && number(is) == 0 => true,
+                Fall => moves || number(is) < number(was),
+                Move => moves,
+                Not => false,
+            };
+            (!lawful).then(|| format!("{path}: {was:?} is {is:?}"))
+        };
+        let mut differs: Vec<String> = FIGURES.iter().filter_map(differs).collect();
+        if now.pools() > self.pools() + meets {
+            differs.push(format!("{} streams are {}", self.pools(), now.pools()));
+        }
+        // Where all figures are the same, the words are.
+        let same = |path: &str| self.figures.pointer(path) == now.figures.pointer(path);
+        if ["/total", "/pools", "/pinned", "/taken", "/releases", "/growths"].iter().all(|p| same(p))
+            && self.words != now.words
+        {
+            differs.push(format!("{}\nis now\n{}", self.words, now.words));
+        }
+        differs
+    }
+}
+
+impl World {
+    /// All allocators, as they are. Others change them meanwhile, where there are some; and a soak counts by itself.
+    pub(super) fn seen(&self) -> Vec<Seen> {
+        if self.mail.is_some() || self.steady {
+            return Vec::new();
+        }
+        self.doors.iter().map(|door| Seen::of(door.number)).collect()
+    }
+
+    /// A call failed: all that a caller can see is as it was, but for what the header says.
+    pub(super) fn is_as_it_was(seen: &[Seen], words: &str) {
+        let told = last();
+        let name = words.split_once('(').map_or(words, |(name, _)| name);
+        let moves = MOVING.iter().any(|what| name.ends_with(what));
+        // As the program names them.
+        let streams = words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| {
+            let made = word.strip_prefix('s').is_some_and(|n| n.parse::<u32>().is_ok());
+            made || matches!(*word, "NULL" | "cudaStreamPerThread")
+        });
+        let meets = streams.count();
+        for before in seen {
+            let differs = before.differs(moves, meets);
+            assert!(
+                differs.is_empty(),
+                "{words} failed ({told}), and of a{} {}",
+                before.number,
+                differs.join("\n")
+            );
+        }
+    }
+}
+
+/// Calls that take memory of the device, or give idle memory back, before they fail.
+const MOVING: [&str; 8] =
+    ["_alloc", "_alloc_pinned", "_create", "_trim", "_limit", "_synchronize", "_destroy", "_cache"];
