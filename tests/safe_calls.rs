@@ -163,17 +163,7 @@ impl World {
             }
             Ok(()) => self.queued += usize::from(does && at < 1 << 48),
         }
-        self.unchanged(held, what)
-    }
-
-    fn unchanged(&self, held: &[Held<'_>], what: &str) -> Result<(), String> {
-        match held.iter().find(|h| h.is_changed()) {
-            None => Ok(()),
-            Some(h) => {
-                let of = if h.pinned { "pinned memory" } else { "the process" };
-                Err(format!("{what}: {} bytes of {of} changed under a reference", h.bytes.len()))
-            }
-        }
+        unchanged(held, what)
     }
 
     /// Calls, one more reference, calls under that, and all again inside it.
@@ -183,7 +173,7 @@ impl World {
         }
         if left == 0 {
             self.sim.run_until_idle();
-            return self.unchanged(held, "the end");
+            return unchanged(held, "the end");
         }
         let letter = [b'a', b'A'][dice.below(2)] + dice.below(26) as u8;
         let len = LENGTHS[dice.below(LENGTHS.len())];
@@ -226,7 +216,18 @@ impl World {
             self.call(dice, held)?;
         }
         self.sim.run_until_idle();
-        self.unchanged(held, "what was queued")
+        unchanged(held, "what was queued")
+    }
+}
+
+/// Whether every reference leads to what it led to when it was made.
+fn unchanged(held: &[Held<'_>], what: &str) -> Result<(), String> {
+    match held.iter().find(|h| h.is_changed()) {
+        None => Ok(()),
+        Some(h) => {
+            let of = if h.pinned { "pinned memory" } else { "the process" };
+            Err(format!("{what}: {} bytes of {of} changed under a reference", h.bytes.len()))
+        }
     }
 }
 
