@@ -19,7 +19,7 @@ verbs! {
     TorchAlloc 6 TorchUse 6 TorchFree 6
     Open 5 Close 8 Permanent 2
     Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
-    Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4
+    Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4 EmptyCache 2
     ThreadEnds 2 WaitStream 2 WaitDevice 1
     Capture 0 CaptureEnds 0 CaptureMeanwhile 0
 }

@@ -12,7 +12,7 @@ const HERE: Here = Here { thread: 1 };
 /// The steps of a seed. What waits for the device or gives memory back is left out, because it would hide what grows; so are
 /// allocators that come and go, whose names last, and long blocks, which the device writes byte by byte.
 pub(crate) fn steps(seed: u64) -> Vec<Step> {
-    use Verb::{Create, Destroy, Sync, ThreadEnds, Trim, WaitDevice};
+    use Verb::{Create, Destroy, EmptyCache, Sync, ThreadEnds, Trim, WaitDevice};
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -21,7 +21,9 @@ pub(crate) fn steps(seed: u64) -> Vec<Step> {
     loop {
         let drawn = kind.programs().new_tree(&mut runner);
         let mut steps = drawn.expect("a program").current().steps;
-        steps.retain(|s| !matches!(s.verb, Sync | Trim | WaitDevice | Create | Destroy | ThreadEnds));
+        steps.retain(|s| {
+            !matches!(s.verb, Sync | Trim | WaitDevice | Create | Destroy | EmptyCache | ThreadEnds)
+        });
         // Some are drawn with hardly a step.
         if steps.len() < MOST {
             continue;

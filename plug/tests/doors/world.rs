@@ -439,6 +439,10 @@ impl World {
             Verb::Trim | Verb::Limit | Verb::Sync | Verb::Destroy | Verb::Create | Verb::Look => {
                 self.manage(step);
             }
+            Verb::EmptyCache if self.mail.is_some() => {
+                self.beside_no_capture(|world| world.torch_empty_cache(fault));
+            }
+            Verb::EmptyCache => self.torch_empty_cache(fault),
             Verb::Hostile => self.hostile(a, b, c, here),
         }
     }
