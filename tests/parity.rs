@@ -69,8 +69,12 @@ fn parity_split_tree_merges_back_in_both_drop_orders() {
 
 #[test]
 fn parity_live_chunks_are_distinct() {
+    live_chunks_are_distinct(100);
+}
+
+fn live_chunks_are_distinct(chunks: u64) {
     let (sim, gpu, s) = one(parity());
-    let all: Vec<_> = (0..100).map(|i| gpu.alloc(UNIT * (i % 5 + 1), &s).unwrap()).collect();
+    let all: Vec<_> = (0..chunks).map(|i| gpu.alloc(UNIT * (i % 5 + 1), &s).unwrap()).collect();
     let mut spans: Vec<(u64, u64)> = all.iter().map(|a| (a.address().0, a.len())).collect();
     spans.sort_unstable();
     assert!(spans.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0));
@@ -354,6 +358,10 @@ fn parity_knob_trim_keeps_split_addresses() {
 
 #[test]
 fn parity_eight_threads_random_sizes_with_trims() {
+    eight_threads(500);
+}
+
+fn eight_threads(steps: u32) {
     let sim = Sim::new(GIB).contents(false).oracle(false);
     let gpu = on(&sim, Config::default());
     std::thread::scope(|scope| {
@@ -363,7 +371,7 @@ fn parity_eight_threads_random_sizes_with_trims() {
                 let s = gpu.stream().unwrap();
                 let mut x = t.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
                 let mut kept = Vec::new();
-                for i in 0..500 {
+                for i in 0..steps {
                     x ^= x << 13;
                     x ^= x >> 7;
                     x ^= x << 17;
@@ -371,7 +379,7 @@ fn parity_eight_threads_random_sizes_with_trims() {
                     if x.is_multiple_of(4) {
                         kept.clear();
                     }
-                    if i % 100 == 50 {
+                    if i % (steps / 5) == steps / 10 {
                         gpu.trim(Trim::All).unwrap();
                     }
                 }
@@ -434,7 +442,7 @@ fn parity_stream_destroyed_before_its_arrays() {
 pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("parity_rounding", parity_rounding),
     ("parity_split_tree_merges_back_in_both_drop_orders", parity_split_tree_merges_back_in_both_drop_orders),
-    ("parity_live_chunks_are_distinct", parity_live_chunks_are_distinct),
+    ("parity_live_chunks_are_distinct", || live_chunks_are_distinct(20)),
     ("parity_split_order_head_then_tail", parity_split_order_head_then_tail),
     ("parity_limit_five_plus_one", parity_limit_five_plus_one),
     ("parity_fragmented_limit", parity_fragmented_limit),
@@ -453,7 +461,7 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("parity_knob_accounting_at_drop", parity_knob_accounting_at_drop),
     ("parity_knob_remainders_down_to_a_granule", parity_knob_remainders_down_to_a_granule),
     ("parity_knob_trim_keeps_split_addresses", parity_knob_trim_keeps_split_addresses),
-    ("parity_eight_threads_random_sizes_with_trims", parity_eight_threads_random_sizes_with_trims),
+    ("parity_eight_threads_random_sizes_with_trims", || eight_threads(10)),
     ("parity_replay_of_rmm_logs", parity_replay_of_rmm_logs),
     ("parity_stream_destroyed_before_its_arrays", parity_stream_destroyed_before_its_arrays),
 ];

@@ -3,12 +3,12 @@
 //! What an allocator holds may be a function of what is pending, never of what has ever happened. That is a promise about
 //! loops, so it is tested on loops: the README's programs, the examples, what tests/rows.rs lists, and random ones, each
 //! 10,000 rounds in an ordinary test run (`MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak` for more), on the simulated
-//! device at four paces. Rows of which one round takes more than a tenth of a millisecond have fewer in an ordinary run, from 50
-//! rounds of 69 ms to 1,000: `whole` lists them, with what a round takes. `run` says what is compared; `counting` how the memory of library and device are told apart; and
+//! device at four paces. Rows run with the elements and repetitions of a loop; `whole` lists the one that has fewer rounds, and why. `run` says what is compared; `counting` how the memory of library and device are told apart; and
 //! `complete` reads which programs there are, and fails if one has no loop.
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `command` | all of them by one command, over all cores, a line for each |
 //! | `counting` | a host allocator that counts, on accounts |
 //! | `device` | the simulated device, whose memory is counted apart |
 //! | `run` | the loop and the judgement |
@@ -16,7 +16,8 @@
 //! | `programs` | programs with a name, in one allocator that stays |
 //! | `readme` | the README's two, line by line |
 //! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
-//! | `random` | programs by a seed |
+//! | `random` | programs by a seed: with captures, streams that others end, threads |
+//! | `machine`, `crew` | what a step of these does; the threads that do it |
 //! | `leaks` | programs that keep something of every round, which fail |
 //! | `planted` | bugs of the library's by which something grows, which the programs find (`.ci/mutants`) |
 //! | `complete` | whether every example, README program and row is among them |
@@ -24,16 +25,22 @@
 #![allow(unreachable_pub, reason = "modules of a test")]
 #![allow(clippy::duplicate_mod, reason = "examples and tests are modules here, each with its helpers")]
 
+#[path = "soak/command.rs"]
+mod command;
 #[path = "soak/complete.rs"]
 mod complete;
 #[path = "soak/counting.rs"]
 mod counting;
+#[path = "soak/crew.rs"]
+mod crew;
 #[path = "soak/device.rs"]
 mod device;
 #[path = "soak/judge.rs"]
 mod judge;
 #[path = "soak/leaks.rs"]
 mod leaks;
+#[path = "soak/machine.rs"]
+mod machine;
 #[cfg(millpond_mutants)]
 #[path = "soak/planted.rs"]
 mod planted;

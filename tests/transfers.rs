@@ -141,9 +141,13 @@ fn s11_a_copy_checks_the_shape() {
 /// S12, S13: to pinned memory the host does not wait; to pageable memory it does.
 #[test]
 fn s12_a_copy_to_the_host_without_blocking() {
+    s12(MIB as usize);
+}
+
+fn s12(n: usize) {
     let (sim, gpu) = late();
     let s = gpu.stream().unwrap();
-    let x = gpu.zeros::<u8>(MIB as usize, &s).unwrap();
+    let x = gpu.zeros::<u8>(n, &s).unwrap();
     let back = x.to_pinned(&s).unwrap();
     assert_eq!(sim.ledger().host_waits, 0);
     assert!(back.wait().unwrap().iter().all(|&b| b == 0));
@@ -152,12 +156,16 @@ fn s12_a_copy_to_the_host_without_blocking() {
 /// S13: see above.
 #[test]
 fn s13_a_copy_to_pageable_memory_blocks() {
+    s13(MIB as usize);
+}
+
+fn s13(n: usize) {
     let (sim, gpu) = late();
     let s = gpu.stream().unwrap();
-    let x = gpu.zeros::<u8>(MIB as usize, &s).unwrap();
-    let mut there = vec![1; MIB as usize];
+    let x = gpu.zeros::<u8>(n, &s).unwrap();
+    let mut there = vec![1; n];
     x.copy_to_pageable(&mut there, &s).unwrap();
-    assert_eq!((sim.ledger().host_waits, there), (1, vec![0; MIB as usize]));
+    assert_eq!((sim.ledger().host_waits, there), (1, vec![0; n]));
 }
 
 /// T9: copies both ways and a kernel at the same time, each on its stream.
@@ -184,13 +192,17 @@ fn t09_both_copies_and_a_kernel_at_once() {
 /// P2: a blocking copy is an asynchronous one and a wait: the waits are the program's to count.
 #[test]
 fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait() {
+    p02(100, 1000);
+}
+
+fn p02(copies: u64, n: usize) {
     for blocking in [true, false] {
         let (sim, gpu) = late();
         let s = gpu.stream().unwrap();
         let mut sent = Vec::new();
-        let mut all: Vec<_> = (0..100).map(|_| gpu.uninit::<f32>(1000, &s).unwrap()).collect();
+        let mut all: Vec<_> = (0..copies).map(|_| gpu.uninit::<f32>(n, &s).unwrap()).collect();
         for x in &mut all {
-            let transfer = x.copy_from(gpu.pinned_uninit::<f32>(1000).unwrap(), &s).unwrap();
+            let transfer = x.copy_from(gpu.pinned_uninit::<f32>(n).unwrap(), &s).unwrap();
             if blocking {
                 transfer.wait().unwrap();
             } else {
@@ -198,7 +210,7 @@ fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait() {
             }
         }
         s.synchronize().unwrap();
-        assert_eq!(sim.ledger().host_waits, if blocking { 101 } else { 1 });
+        assert_eq!(sim.ledger().host_waits, if blocking { copies + 1 } else { 1 });
         assert!(sent.into_iter().all(|t| t.try_into_inner().is_ok()), "one wait served all");
     }
 }
@@ -208,14 +220,18 @@ fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait() {
 /// compile is in tests/ui.
 #[test]
 fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {
+    p07(20, 9_999);
+}
+
+fn p07(attempts: u32, n: usize) {
     let (_, gpu) = late();
     let (s, t) = two(&gpu);
-    for attempt in 0..20 {
+    for attempt in 0..attempts {
         let (x, sent) =
-            gpu.array_from_pinned(gpu.pinned_from_fn(9_999, |i| (i + 1) as f64).unwrap(), &s).unwrap();
+            gpu.array_from_pinned(gpu.pinned_from_fn(n, |i| (i + 1) as f64).unwrap(), &s).unwrap();
         let back = x.to_pinned(if attempt % 2 == 0 { &s } else { &t }).unwrap().wait().unwrap();
-        let mean = back.iter().sum::<f64>() / 9_999.0;
-        assert!((mean - 5_000.0).abs() < 1e-6, "attempt {attempt}: {mean}");
+        let mean = back.iter().sum::<f64>() / n as f64;
+        assert!((mean - f64::midpoint(1.0, n as f64)).abs() < 1e-6, "attempt {attempt}: {mean}");
         drop(sent);
     }
 }
@@ -223,10 +239,14 @@ fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {
 /// P8: after a copy to the device, work on the same stream needs nothing more.
 #[test]
 fn p08_work_on_the_copys_stream_comes_after_it() {
+    p08(1 << 20);
+}
+
+fn p08(n: usize) {
     let (sim, gpu) = late();
     let s = gpu.stream().unwrap();
-    let mut x = gpu.uninit::<f32>(1 << 20, &s).unwrap();
-    let sent = x.copy_from(gpu.pinned_uninit(1 << 20).unwrap(), &s).unwrap();
+    let mut x = gpu.uninit::<f32>(n, &s).unwrap();
+    let sent = x.copy_from(gpu.pinned_uninit(n).unwrap(), &s).unwrap();
     kernel(&sim, &x, &s, 1000);
     assert_eq!(all_needed(&sim), 0);
     drop(sent);
@@ -248,12 +268,16 @@ fn p09_a_source_cannot_change_while_it_is_read() {
 /// G7: batches in pinned memory, copied without blocking, their memory used again and again.
 #[test]
 fn g07_pinned_batches_without_blocking() {
+    g07(10, [32, 100]);
+}
+
+fn g07(batches: u32, shape: [usize; 2]) {
     let (sim, gpu) = late();
     let (copy, work) = two(&gpu);
-    let mut x = gpu.uninit::<f32>([32, 100], &copy).unwrap();
-    let mut spare = vec![gpu.pinned_uninit::<f32>([32, 100]).unwrap(), gpu.pinned_uninit([32, 100]).unwrap()];
+    let mut x = gpu.uninit::<f32>(shape, &copy).unwrap();
+    let mut spare = vec![gpu.pinned_uninit::<f32>(shape).unwrap(), gpu.pinned_uninit(shape).unwrap()];
     let mut sent = std::collections::VecDeque::new();
-    for batch in 0..10 {
+    for batch in 0..batches {
         let mut host = match spare.pop() {
             Some(host) => host,
             None => sent.pop_front().map(millpond::Transfer::wait).unwrap().unwrap(),
@@ -284,12 +308,15 @@ fn h01_a_pinned_buffer_lives_until_its_copy_is_done() {
 /// H2: a copy between devices keeps both ends: dropped at once, their bytes are reused behind it.
 #[test]
 fn h02_a_copy_between_devices_keeps_both_ends() {
+    h02(100_000);
+}
+
+fn h02(n: usize) {
     let sims = Sim::devices(2, 4 * GIB);
     sims[0].set_schedule(Schedule::Latest);
     let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), Config::default()).unwrap());
     let (a, b) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap());
     let (side, other) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap());
-    let n = 100_000;
     let mut x = gpus[0].array_from_slice(&vec![7_u32; n], &a).unwrap();
     let mut y = gpus[1].zeros::<u32>(n, &b).unwrap();
     // The target is still read, the source still written, by others.
@@ -389,14 +416,18 @@ fn data_are_waited_for_on_independent_streams_too() {
 /// D2: an array from one stream read by a slow kernel on another, dropped; its first stream allocates and fills.
 #[test]
 fn d02_an_array_dropped_under_a_reader() {
+    d02(40, 5000);
+}
+
+fn d02(rounds: u32, n: usize) {
     let (sim, gpu) = late();
     let (s, t) = two(&gpu);
-    for round in 0..40 {
-        let x = gpu.array_from_slice(&vec![round; 5000], &s).unwrap();
+    for round in 0..rounds {
+        let x = gpu.array_from_slice(&vec![round; n], &s).unwrap();
         let gate = sim.gate(t.native()).unwrap();
         let back = x.to_pinned(&t).unwrap();
         drop(x);
-        let mut y = gpu.uninit::<u32>(5000, &s).unwrap();
+        let mut y = gpu.uninit::<u32>(n, &s).unwrap();
         y.fill_bytes(0xEE, &s).unwrap();
         s.synchronize().unwrap();
         gate.open();
@@ -408,11 +439,15 @@ fn d02_an_array_dropped_under_a_reader() {
 /// D3: streams dropped with work pending, whose handles' values come back at once.
 #[test]
 fn d03_a_stream_dropped_with_work_pending() {
+    d03(40, 5000);
+}
+
+fn d03(rounds: u8, n: usize) {
     let (sim, gpu) = late();
     let s = gpu.stream().unwrap();
-    let mut x = gpu.zeros::<u32>(5000, &s).unwrap();
+    let mut x = gpu.zeros::<u32>(n, &s).unwrap();
     let mut values = std::collections::HashSet::new();
-    for round in 1..41_u8 {
+    for round in 1..=rounds {
         let t = gpu.stream().unwrap();
         values.insert(t.native().handle());
         x.fill_bytes(round, &t).unwrap();
@@ -424,7 +459,11 @@ fn d03_a_stream_dropped_with_work_pending() {
         y.fill_bytes(0, &s).unwrap();
         assert!(back.wait().unwrap().iter().all(|&v| v == u32::from_le_bytes([round; 4])), "round {round}");
     }
-    assert!(values.len() < 20, "handles' values come back: {}", values.len());
+    assert!(
+        values.len() <= usize::from(rounds).div_ceil(2) + 1,
+        "handles' values come back: {}",
+        values.len()
+    );
     sim.verdict().unwrap();
 }
 
@@ -439,6 +478,10 @@ fn d07_a_pinned_request_takes_what_was_asked() {
 /// D8: one slow stream keeps back what it reads, and two hundred quick copies of 4 MiB share a few slots.
 #[test]
 fn d08_one_slow_stream_does_not_grow_the_pinned_pool() {
+    d08(200);
+}
+
+fn d08(copies: usize) {
     let sim = Sim::new(4 * GIB).contents(false);
     let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
     let (slow, quick) = two(&gpu);
@@ -447,7 +490,7 @@ fn d08_one_slow_stream_does_not_grow_the_pinned_pool() {
     let gate = sim.gate(slow.native()).unwrap();
     drop(x.copy_from(gpu.pinned_uninit(n).unwrap(), &slow).unwrap());
     let mut y = gpu.uninit::<u8>(n, &quick).unwrap();
-    for _ in 0..200 {
+    for _ in 0..copies {
         drop(y.copy_from(gpu.pinned_uninit(n).unwrap(), &quick).unwrap());
         assert!(!sim.run_until_idle(), "the quick stream keeps pace, the gate stays");
     }
@@ -457,7 +500,7 @@ fn d08_one_slow_stream_does_not_grow_the_pinned_pool() {
     sim.verdict().unwrap();
 }
 
-/// The tests again, for `tests/soak.rs`, which runs each for ever.
+/// The tests again, for `tests/soak.rs`, which runs each for ever: with as many elements and repetitions as still show the row.
 #[allow(dead_code, unreachable_pub, reason = "read by another test")]
 pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("s03_pinned_copies_overlap_a_kernel", s03_pinned_copies_overlap_a_kernel),
@@ -465,25 +508,19 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("s05_pinned_arrays_have_a_shape", s05_pinned_arrays_have_a_shape),
     ("s10_an_array_from_host_data_without_blocking", s10_an_array_from_host_data_without_blocking),
     ("s11_a_copy_checks_the_shape", s11_a_copy_checks_the_shape),
-    ("s12_a_copy_to_the_host_without_blocking", s12_a_copy_to_the_host_without_blocking),
-    ("s13_a_copy_to_pageable_memory_blocks", s13_a_copy_to_pageable_memory_blocks),
+    ("s12_a_copy_to_the_host_without_blocking", || s12(4096)),
+    ("s13_a_copy_to_pageable_memory_blocks", || s13(4096)),
     ("t09_both_copies_and_a_kernel_at_once", t09_both_copies_and_a_kernel_at_once),
-    (
-        "p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait",
-        p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait,
-    ),
-    (
-        "p07_data_of_a_copy_to_the_host_come_behind_the_wait",
-        p07_data_of_a_copy_to_the_host_come_behind_the_wait,
-    ),
-    ("p08_work_on_the_copys_stream_comes_after_it", p08_work_on_the_copys_stream_comes_after_it),
+    ("p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait", || p02(4, 10)),
+    ("p07_data_of_a_copy_to_the_host_come_behind_the_wait", || p07(2, 99)),
+    ("p08_work_on_the_copys_stream_comes_after_it", || p08(100)),
     ("p09_a_source_cannot_change_while_it_is_read", p09_a_source_cannot_change_while_it_is_read),
-    ("g07_pinned_batches_without_blocking", g07_pinned_batches_without_blocking),
+    ("g07_pinned_batches_without_blocking", || g07(4, [4, 10])),
     ("h01_a_pinned_buffer_lives_until_its_copy_is_done", h01_a_pinned_buffer_lives_until_its_copy_is_done),
-    ("h02_a_copy_between_devices_keeps_both_ends", h02_a_copy_between_devices_keeps_both_ends),
+    ("h02_a_copy_between_devices_keeps_both_ends", || h02(100)),
     ("data_are_waited_for_on_independent_streams_too", data_are_waited_for_on_independent_streams_too),
-    ("d02_an_array_dropped_under_a_reader", d02_an_array_dropped_under_a_reader),
-    ("d03_a_stream_dropped_with_work_pending", d03_a_stream_dropped_with_work_pending),
+    ("d02_an_array_dropped_under_a_reader", || d02(2, 100)),
+    ("d03_a_stream_dropped_with_work_pending", || d03(4, 100)),
     ("d07_a_pinned_request_takes_what_was_asked", d07_a_pinned_request_takes_what_was_asked),
-    ("d08_one_slow_stream_does_not_grow_the_pinned_pool", d08_one_slow_stream_does_not_grow_the_pinned_pool),
+    ("d08_one_slow_stream_does_not_grow_the_pinned_pool", || d08(8)),
 ];

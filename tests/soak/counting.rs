@@ -74,6 +74,11 @@ impl Account {
     pub fn nobody() -> Account {
         Account(0)
     }
+    /// The calling thread's.
+    #[allow(dead_code, reason = "not every test that counts asks for it")]
+    pub fn here() -> Account {
+        Account(SIDE.get() / 2)
+    }
     /// Runs something on this account, outside the device.
     pub fn scope<R>(self, run: impl FnOnce() -> R) -> R {
         on_side(2 * self.0, run)

@@ -128,6 +128,12 @@ unsafe impl Fences for Device {
     fn is_last_reference(&self, stream: &Self::Stream) -> bool {
         self.sim.is_last_reference(stream)
     }
+    fn may_capture(&self, stream: &Self::Stream) -> bool {
+        self.sim.may_capture(stream)
+    }
+    fn expects_captures(&self) -> bool {
+        self.sim.expects_captures()
+    }
     fn create_event(&self) -> DriverResult<Self::Event> {
         inside(|| self.sim.create_event())
     }

@@ -50,7 +50,8 @@ fn seed_of(bug: Bug) -> Result<u64, String> {
 
 /// By whom a bug is found, as DESIGN.md's table says it: a program with a name, and a random one.
 fn found(bug: Bug, name: &str, pace: Pace) -> Result<String, String> {
-    let named = || programs::run(name, Run::steady(pace));
+    let run = Run::steady(pace);
+    let named = || programs::run(name, run).verdict(name, run);
     let what = grew(Some(bug), &named).ok_or_else(|| format!("{bug} ({}) passes {name}", bug.what()))?;
     if let Some(right) = grew(None, &named) {
         return Err(format!("right code fails {name}: {right}"));

@@ -26,10 +26,9 @@ macro_rules! programs {
     ($($name:ident: $config:expr;)*) => {
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
         /// Runs one of them by its name.
-        #[cfg(millpond_mutants)]
-        pub fn run(name: &str, run: super::run::Run) -> Result<(), String> {
+        pub fn run(name: &str, run: super::run::Run) -> super::run::Soaked {
             match name {
-                $(stringify!($name) => super::run::try_soak(name, run, $config, $name),)*
+                $(stringify!($name) => super::run::soaked(run, $config, $name),)*
                 _ => panic!("no program is called {name}"),
             }
         }

@@ -21,6 +21,22 @@ use millpond::{Allocator, Config};
 use millpond_sim::{Call, Schedule, Sim};
 use std::fmt::Write;
 
+/// What a run found, and the counters' highest values: in the first of the windows and in the last.
+pub struct Soaked {
+    pub rounds: u64,
+    pub first: Counts,
+    pub last: Counts,
+    /// What is wrong; empty if nothing is.
+    pub found: String,
+}
+
+impl Soaked {
+    /// What is wrong with the program of this name.
+    pub fn verdict(self, name: &str, run: Run) -> Result<(), String> {
+        if self.found.is_empty() { Ok(()) } else { Err(format!("{name}, {run:?}:{}", self.found)) }
+    }
+}
+
 /// How far the device is behind the host.
 #[derive(Clone, Copy, Debug)]
 pub enum Pace {
@@ -115,8 +131,11 @@ impl Run {
     }
 }
 
-/// Rounds up to which the oracle judges too: it remembers every operation.
-const JUDGED: u64 = 100_000;
+/// Rounds up to which the oracle judges too, which remembers every operation: or what `MILLPOND_SOAK_JUDGED` says.
+fn judged() -> u64 {
+    let said = std::env::var("MILLPOND_SOAK_JUDGED").ok();
+    said.map_or(100_000, |n| n.parse().expect("MILLPOND_SOAK_JUDGED is a number"))
+}
 
 /// Where what is pending stays the same from round to round, an event is created once in so many operations.
 const OPERATIONS_AN_EVENT: u64 = 16;
@@ -135,7 +154,7 @@ const KEEPING: [Call; 7] = [
 
 /// Names and values of everything that may not grow.
 const COUNTERS: usize = 25;
-type Counts = super::judge::Counts<COUNTERS>;
+pub type Counts = super::judge::Counts<COUNTERS>;
 
 /// Reads every counter. What it needs itself is given back before it returns.
 pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Counts {
@@ -189,8 +208,13 @@ pub fn try_soak(
     config: Config,
     program: impl FnOnce(&Bench) -> Steady,
 ) -> Result<(), String> {
+    soaked(run, config, program).verdict(name, run)
+}
+
+/// As [`try_soak`], with the counters.
+pub fn soaked(run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> Soaked {
     let account = Account::open();
-    let mut found = account.scope(|| watch(account, run, config, program));
+    let mut soaked = account.scope(|| watch(account, run, config, program));
     // A thread of the program's may have ended and not have given its own back yet: it needs a processor, no time.
     let mut left = account.library();
     for _ in 0..100_000 {
@@ -201,14 +225,14 @@ pub fn try_soak(
         left = account.library();
     }
     if (left.blocks, left.bytes) != (0, 0) {
-        let _ = write!(found, "\n    host memory after the end: {left:?}");
+        let _ = write!(soaked.found, "\n    host memory after the end: {left:?}");
     }
-    if found.is_empty() { Ok(()) } else { Err(format!("{name}, {run:?}:{found}")) }
+    soaked
 }
 
-fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> String {
+fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> Soaked {
     let Run { pace, warm_up, rounds, period, windows, part, contents, at_rest } = run;
-    let sim = device(|| pace.sim().oracle(rounds <= JUDGED).contents(contents));
+    let sim = device(|| pace.sim().oracle(rounds <= judged()).contents(contents));
     let device = Device::new(sim);
     let gpu = Allocator::new(device.clone(), config).expect("an allocator");
     let bench = Bench { device: device.clone(), gpu: gpu.clone() };
@@ -254,7 +278,8 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
         }
     }
     let (last, operations) = (calls(&device), device.operations() - operations_before + done * asked);
-    let mut found = account_apart(|| grown(&early.0.expect("rounds"), &late.0.expect("rounds"), part));
+    let (first, end) = (early.0.expect("rounds"), late.0.expect("rounds"));
+    let mut found = account_apart(|| grown(&first, &end, part));
     account_apart(|| {
         if run_away {
             let _ = write!(found, "\n    (given up after {done} rounds)");
@@ -300,7 +325,7 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
         }
     });
     drop(device);
-    account_apart(|| found.clone())
+    Soaked { rounds: done, first, last: end, found: account_apart(|| found.clone()) }
 }
 
 /// Runs something of the test's own, which is on nobody's account.

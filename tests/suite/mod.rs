@@ -66,6 +66,12 @@ pub trait Bench: Sized + Sync {
     fn allocator(&self, config: Config) -> Allocator<Self::Device> {
         Allocator::new(self.device().clone(), config).expect("an allocator")
     }
+    /// How many elements or repetitions a row has: the first number. Who runs a test for ever takes the second: the least that
+    /// still shows the row, since the loop repeats it.
+    fn many(&self, once: usize, in_a_loop: usize) -> usize {
+        let _ = in_a_loop;
+        once
+    }
     /// Puts a kernel on a stream that runs until it is told to end. Somebody's capture survives that.
     fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
     /// Ends it.

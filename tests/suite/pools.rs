@@ -22,7 +22,7 @@ pub fn t02_exact_fit_baseline<T: Bench>(b: &T) {
 /// T3: on varying lengths the exact-size pool takes a multiple of what best fit takes: the talk saw 12 GiB against 3.
 pub fn t03_exact_fit_misses_where_best_fit_hits<T: Bench>(b: &T) {
     // Batches of sentences: ever other lengths.
-    let lengths = || (0..400_u64).map(|i| 40_000 + (i * 7919) % 97 * 6_000);
+    let lengths = || (0..b.many(400, 40) as u64).map(|i| 40_000 + (i * 7919) % 97 * 6_000);
     let taken_by = |config: Config| {
         let gpu = allocator(b, config.growth(Growth::Exact));
         let s = gpu.stream().expect("a stream");

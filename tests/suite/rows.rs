@@ -18,11 +18,11 @@ const DROPS: usize = 40;
 /// stream's, to which the bytes go. Who knows streams by handle takes the two for one and orders nothing. Once with room
 /// to spare, where other bytes serve; once with room for one block, where the same bytes serve behind a wait.
 pub fn d03_a_stream_dropped_with_work_pending<T: Bench>(b: &T) {
-    let (mut values_back, mut same_bytes) = (0, 0);
+    let (mut values_back, mut same_bytes, drops) = (0, 0, b.many(DROPS, 2));
     for limit in [Limit::None, Limit::Bytes(4 * MIB)] {
         let gpu = allocator(b, Config::default().growth(Growth::Exact).limit(limit));
         let mut values = HashSet::new();
-        for _ in 0..DROPS {
+        for _ in 0..drops {
             let s = gpu.stream().expect("a stream");
             values_back += usize::from(!values.insert(b.handle(s.native())));
             let block = gpu.alloc(4 * MIB, &s).expect("memory");
@@ -44,14 +44,14 @@ pub fn d03_a_stream_dropped_with_work_pending<T: Bench>(b: &T) {
         }
     }
     assert!(values_back > 0, "no handle value came back: nothing was shown");
-    assert!(same_bytes >= DROPS, "under the limit every block is the former one's bytes: {same_bytes}");
+    assert!(same_bytes >= drops, "under the limit every block is the former one's bytes: {same_bytes}");
     let wrong = b.tally();
     if std::env::var_os("MILLPOND_DEMO").is_some() {
         let found = wrong.as_ref().err().map_or("none", String::as_str);
         say(&format!(
             "D3 millpond: {} streams dropped with work pending; a handle value back {values_back} times, the same \
              bytes given away {same_bytes} times; wrong contents: {found}",
-            2 * DROPS
+            2 * drops
         ));
     }
     wrong.expect("what was read is what was written");
@@ -128,10 +128,11 @@ fn as_driver(result: Result<(), Error>) -> DriverResult<()> {
 pub fn s02_pageable_sources_serialise<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
     let (s, t) = two::<T>(&gpu);
-    let n = 4 << 20;
-    let (mut x, mut y) = (gpu.zeros::<u32>(n, &s).expect("x"), gpu.zeros::<u32>(n, &t).expect("y"));
+    // More than three slots of 4 MiB.
+    let (n, m) = (b.many(4 << 20, (3 << 20) + 1), b.many(4 << 20, 100));
+    let (mut x, mut y) = (gpu.zeros::<u32>(n, &s).expect("x"), gpu.zeros::<u32>(m, &t).expect("y"));
     let pageable = vec![3; n];
-    let mut pinned = Some(full::<T>(&gpu, n, 5));
+    let mut pinned = Some(full::<T>(&gpu, m, 5));
     // The slots are pinned by now, which takes a while at first.
     x.copy_from_pageable(&pageable, &s).expect("copied");
     finish_stream(b, s.native());
@@ -155,14 +156,14 @@ pub fn s02_pageable_sources_serialise<T: Bench>(b: &T) {
 /// other copy too if the streams are blocking ones; if they are not, it runs beside it.
 pub fn s07_the_legacy_stream_destroys_overlap<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
-    let legacy = gpu.adopt(b.legacy()).expect("adopted");
+    let (legacy, n) = (gpu.adopt(b.legacy()).expect("adopted"), b.many(5000, 100));
     for blocking in [true, false] {
         let options = millpond::driver::StreamOptions { blocking, ..Default::default() };
         let (s, t) =
             (gpu.stream_with(options).expect("a stream"), gpu.stream_with(options).expect("a stream"));
-        let (mut x, mut y) = (gpu.zeros::<u32>(5000, &s).expect("x"), gpu.zeros::<u32>(5000, &t).expect("y"));
-        let z = gpu.zeros::<u32>(5000, &s).expect("z");
-        let hosts = (full::<T>(&gpu, 5000, 3), full::<T>(&gpu, 5000, 4));
+        let (mut x, mut y) = (gpu.zeros::<u32>(n, &s).expect("x"), gpu.zeros::<u32>(n, &t).expect("y"));
+        let z = gpu.zeros::<u32>(n, &s).expect("z");
+        let hosts = (full::<T>(&gpu, n, 3), full::<T>(&gpu, n, 4));
         s.synchronize().expect("waited");
         let gate = b.gate(t.native());
         let first = x.copy_from(hosts.0, &s).expect("queued");
@@ -200,11 +201,11 @@ fn drop_a_source<T: Bench>(b: &T, gpu: &Allocator<T::Device>, n: usize, word: u3
 
 /// S17: a pinned source dropped while its copy is in flight is not the next buffer's memory; when the copy is done it is.
 pub fn s17_drop_pinned_in_flight<T: Bench>(b: &T) {
-    let gpu = allocator(b, Config::default());
-    assert_eq!(drop_a_source(b, &gpu, 5000, 0xAB), (0, 0));
+    let (gpu, n) = (allocator(b, Config::default()), b.many(5000, 100));
+    assert_eq!(drop_a_source(b, &gpu, n, 0xAB), (0, 0));
     gpu.synchronize().expect("waited");
     let held = gpu.report().pinned.expect("pinned memory").held;
-    assert_eq!(drop_a_source(b, &gpu, 5000, 0xCD), (0, 0));
+    assert_eq!(drop_a_source(b, &gpu, n, 0xCD), (0, 0));
     assert_eq!(
         gpu.report().pinned.expect("pinned memory").held,
         held,
@@ -215,7 +216,7 @@ pub fn s17_drop_pinned_in_flight<T: Bench>(b: &T) {
 /// D1: S17 over and over, with everything in one allocator.
 pub fn d01_a_pinned_source_dropped_in_flight<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
-    let (runs, n) = if demo() { (60, 1 << 20) } else { (12, 1 << 12) };
+    let (runs, n) = if demo() { (60, 1 << 20) } else { (b.many(12, 1) as u32, b.many(1 << 12, 100)) };
     let found: Vec<_> = (0..runs).map(|run| drop_a_source(b, &gpu, n, 0x0101_0101 + run)).collect();
     let (same, wrong) = (found.iter().map(|f| f.0).sum::<usize>(), found.iter().filter(|f| f.1 > 0).count());
     if demo() {
@@ -256,7 +257,7 @@ fn drop_under_a_reader<T: Bench>(b: &T, gpu: &Allocator<T::Device>, n: usize, wo
 /// D2: an array read on another stream, dropped, its bytes wanted by its own stream. Nobody says that it was read: the
 /// launch knows. Once with room to spare, where other bytes serve; once without, where the same serve behind a wait.
 pub fn d02_an_array_dropped_under_a_reader<T: Bench>(b: &T) {
-    let (runs, n) = if demo() { (40, 1 << 20) } else { (6, 1 << 12) };
+    let (runs, n) = if demo() { (40, 1 << 20) } else { (b.many(6, 1) as u32, b.many(1 << 12, 1 << 8)) };
     let bytes = 4 * n as u64;
     let mut found = Vec::new();
     for limit in [Limit::None, Limit::Bytes(2 * bytes)] {
@@ -320,14 +321,15 @@ fn wrong_attempts<T: Bench>(b: &T, [rows, columns]: [usize; 2], attempts: u32) -
 
 /// P7: the data of a copy to the host are there behind its wait, every time.
 pub fn p07_data_of_a_copy_to_the_host_come_behind_the_wait<T: Bench>(b: &T) {
-    let wrong = wrong_attempts(b, [3, 3_333], 100);
+    let wrong = wrong_attempts(b, [3, b.many(3_333, 33)], b.many(100, 2) as u32);
     assert!(wrong.is_empty(), "wrong attempts: {wrong:?}");
 }
 
 /// D4: the same with the tutorial's 799,999,200 bytes, whose mean is 500,000, and its 100 attempts where a peer's fault is
 /// shown beside. To look before the wait does not compile (`Download`).
 pub fn d04_the_target_of_a_copy_is_read_behind_the_wait<T: Bench>(b: &T) {
-    let (shape, attempts) = if demo() { ([100, 999_999], 100) } else { ([4, 9_999], 20) };
+    let (shape, attempts) =
+        if demo() { ([100, 999_999], 100) } else { ([4, b.many(9_999, 99)], b.many(20, 2) as u32) };
     let wrong = wrong_attempts(b, shape, attempts);
     if demo() {
         say(&format!(
@@ -346,7 +348,7 @@ pub fn d04_the_target_of_a_copy_is_read_behind_the_wait<T: Bench>(b: &T) {
 pub fn h04_a_slot_is_overwritten_behind_its_reads<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
     let (copy, work) = two::<T>(&gpu);
-    let n = 5000;
+    let n = b.many(5000, 100);
     let mut slot = gpu.uninit::<u32>(n, &copy).expect("a slot");
     let mut read = [0, 1].map(|_| gpu.zeros::<u32>(n, &work).expect("what was read"));
     let spare = full::<T>(&gpu, n, 2);
@@ -398,11 +400,13 @@ pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
     let library = allocator(b, Config::default().growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)));
     let theirs = library.stream().expect("a stream");
     let (s, t) = two::<T>(&gpu);
-    let (n, dropped) = ((2 * MIB / 4) as usize, Arc::new(AtomicU64::new(0)));
+    // In a loop a part of it stands for the block.
+    let n = b.many((2 * MIB / 4) as usize, 1 << 8);
+    let (bytes, dropped) = (4 * n as u64, Arc::new(AtomicU64::new(0)));
     let mut other = gpu.zeros::<u32>(64, &s).expect("another array");
-    for round in 1..4 {
-        let block = library.alloc(2 * MIB, &theirs).expect("its only block");
-        let memory = ForeignMemory { address: block.address(), bytes: 2 * MIB, device: gpu.device() };
+    for round in 1..=b.many(3, 1) as u32 {
+        let block = library.alloc(bytes, &theirs).expect("its only block");
+        let memory = ForeignMemory { address: block.address(), bytes, device: gpu.device() };
         let owner = Owner { _block: block, dropped: Arc::clone(&dropped) };
         // SAFETY: the range lives as long as its owner; the library's last use of it was waited for.
         let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, n, &s, owner) };
@@ -425,7 +429,7 @@ pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
             u64::from(round),
             "the device is done, and a call came by"
         );
-        let again = library.alloc(2 * MIB, &theirs).expect("the same block: it is the library's again");
+        let again = library.alloc(bytes, &theirs).expect("the same block: it is the library's again");
         let word = own(b, &again, &theirs);
         still(b, &again, &theirs, word);
         theirs.synchronize().expect("waited");
@@ -473,7 +477,7 @@ pub fn g05_allocated_used_and_freed_on_three_threads<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
     let mut at = HashSet::new();
-    for _ in 0..20 {
+    for _ in 0..b.many(20, 1) {
         let (gpu, s) = (&gpu, &s);
         let x = std::thread::scope(|t| {
             t.spawn(move || gpu.alloc(MIB, s).expect("memory")).join().expect("no panic")
@@ -585,8 +589,9 @@ pub fn s06_stream_wait_is_local<T: Bench>(b: &T) {
 pub fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
     let s = gpu.stream().expect("a stream");
-    let source = |k: usize| gpu.pinned_from_fn(1000, |i| (k * 1000 + i) as u32).expect("host memory");
-    let mut all: Vec<_> = (0..20).map(|_| gpu.uninit::<u32>(1000, &s).expect("memory")).collect();
+    let n = b.many(1000, 10);
+    let source = |k: usize| gpu.pinned_from_fn(n, |i| (k * 1000 + i) as u32).expect("host memory");
+    let mut all: Vec<_> = (0..b.many(20, 3)).map(|_| gpu.uninit::<u32>(n, &s).expect("memory")).collect();
     let gate = b.gate(s.native());
     let copy = |(k, x): (usize, &mut DeviceArray<u32, _>)| x.copy_from(source(k), &s).expect("queued");
     let sent: Vec<_> = all.iter_mut().enumerate().map(copy).collect();

@@ -1,0 +1,468 @@
+//! What a step of a random program does: the verbs, and the machine that they work.
+//!
+//! A step that meets a capture may be refused; anything else that fails is an error of the library's. It does not know who draws the
+//! steps, nor on which thread they run.
+
+use super::counting;
+use super::device::{Device, Inside};
+use super::run::Bench;
+use millpond::transfer::{Download, Transfer};
+use millpond::units::{Addr, KIB};
+use millpond::{
+    Allocation, Allocator, DeviceArray, DriverErrorKind, Event, PinnedAllocation, PinnedArray, Stream, Trim,
+    kernel,
+};
+use millpond_sim::{Call, Launch, SimStream};
+use std::collections::VecDeque;
+use std::error::Error;
+use std::sync::Arc;
+
+pub const STREAMS: usize = 4;
+pub const ARRAYS: usize = 4;
+const BLOCKS: usize = 6;
+const LEN: usize = 256;
+
+/// Whether a step was done, or refused.
+type Done = Result<(), Box<dyn Error>>;
+
+/// What a step does; streams, arrays and slots come with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verb {
+    Alloc,
+    AllocNamed,
+    AllocMany,
+    Free,
+    FreeOn,
+    FreeUnknown,
+    Use,
+    UseUntil,
+    Share,
+    PinnedUse,
+    WaitStream,
+    Record,
+    Wait,
+    Ask,
+    Saxpy,
+    Reduce,
+    Fill,
+    Copy,
+    Fresh,
+    Duplicate,
+    UploadShared,
+    UploadDropped,
+    UploadWaited,
+    DownloadDropped,
+    DownloadWaited,
+    Pageable,
+    ReadOn,
+    WriteOn,
+    StreamOfOneRound,
+    AdoptAgain,
+    ReadForgotten,
+    WriteForgotten,
+    Refused,
+    RefusedByDriver,
+    MarkerFails,
+    Trim,
+    /// Somebody captures on a stream, of which the allocator may know, until [`Verb::CaptureEnds`] or the end of the period.
+    Capture,
+    CaptureEnds,
+    /// A stream of somebody's who ends it in the same round, having named it at each free; or without a word.
+    MortalNamed,
+    MortalUnnamed,
+}
+
+impl Verb {
+    /// Those of one thread, without captures and streams that others end.
+    pub const ALL: [Verb; 36] = [
+        Verb::Alloc,
+        Verb::AllocNamed,
+        Verb::AllocMany,
+        Verb::Free,
+        Verb::FreeOn,
+        Verb::FreeUnknown,
+        Verb::Use,
+        Verb::UseUntil,
+        Verb::Share,
+        Verb::PinnedUse,
+        Verb::WaitStream,
+        Verb::Record,
+        Verb::Wait,
+        Verb::Ask,
+        Verb::Saxpy,
+        Verb::Reduce,
+        Verb::Fill,
+        Verb::Copy,
+        Verb::Fresh,
+        Verb::Duplicate,
+        Verb::UploadShared,
+        Verb::UploadDropped,
+        Verb::UploadWaited,
+        Verb::DownloadDropped,
+        Verb::DownloadWaited,
+        Verb::Pageable,
+        Verb::ReadOn,
+        Verb::WriteOn,
+        Verb::StreamOfOneRound,
+        Verb::AdoptAgain,
+        Verb::ReadForgotten,
+        Verb::WriteForgotten,
+        Verb::Refused,
+        Verb::RefusedByDriver,
+        Verb::MarkerFails,
+        Verb::Trim,
+    ];
+    /// Calls for order or completion that it makes by name.
+    pub fn asked(self) -> u64 {
+        match self {
+            // Asks about all streams.
+            Verb::Refused | Verb::RefusedByDriver => 40,
+            // Gives all pooled events back too.
+            Verb::Trim => 120,
+            Verb::UseUntil | Verb::MortalNamed | Verb::MortalUnnamed => 5,
+            Verb::FreeOn | Verb::FreeUnknown | Verb::Use | Verb::WaitStream | Verb::Share => 2,
+            Verb::Record
+            | Verb::Wait
+            | Verb::Ask
+            | Verb::UploadWaited
+            | Verb::DownloadWaited
+            | Verb::Pageable
+            | Verb::StreamOfOneRound
+            | Verb::AdoptAgain => 1,
+            _ => 0,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub verb: Verb,
+    pub s: usize,
+    pub t: usize,
+    pub i: usize,
+    pub j: usize,
+    pub bytes: u64,
+}
+
+/// A block and the stream that it was allocated on.
+type Block = (usize, Allocation<Device>);
+
+fn range(block: &Allocation<Device>) -> (Addr, u64) {
+    (block.address(), block.len())
+}
+
+/// A block that a stream is going to read.
+fn use_of(block: &Allocation<Device>, on: &Stream<Device>) -> Result<(Addr, u64), millpond::Error> {
+    block.record_use(on)?;
+    Ok(range(block))
+}
+
+/// Streams, and what is on them.
+pub struct Machine {
+    device: Device,
+    gpu: Allocator<Device>,
+    streams: Vec<Stream<Device>>,
+    arrays: Vec<DeviceArray<f32, Device>>,
+    sums: Vec<DeviceArray<f32, Device>>,
+    blocks: Vec<Option<Block>>,
+    many: Vec<Allocation<Device>>,
+    pinned: Option<PinnedAllocation<Device>>,
+    events: Vec<Option<Event<Device>>>,
+    uploads: VecDeque<Transfer<PinnedArray<f32, Device>, Device>>,
+    downloads: VecDeque<Download<f32, Device>>,
+    source: Arc<PinnedArray<f32, Device>>,
+    pageable: Vec<f32>,
+    /// A stream that the allocator was never told of.
+    unknown: Inside<SimStream>,
+    /// On which stream somebody captures; the last is the unknown one.
+    captured: Option<usize>,
+}
+
+/// Streams of the allocator's; `others`: half of them are somebody else's, who may capture on them.
+pub fn streams(b: &Bench, others: bool) -> Vec<Stream<Device>> {
+    if others {
+        counting::device(|| b.device.sim().expect_captures());
+    }
+    let one = |n: usize| {
+        if others && n >= STREAMS / 2 {
+            let theirs = b.device.wrap_stream(|sim| sim.stream().expect("a stream"));
+            b.gpu.adopt(theirs).expect("adopted")
+        } else {
+            b.gpu.stream().expect("a stream")
+        }
+    };
+    (0..STREAMS).map(one).collect()
+}
+
+impl Machine {
+    pub fn new(b: &Bench, streams: Vec<Stream<Device>>) -> Machine {
+        let gpu = b.gpu.clone();
+        let zeros = |n: usize, s: usize| gpu.zeros::<f32>(n, &streams[s % STREAMS]).expect("an array");
+        Machine {
+            arrays: (0..ARRAYS).map(|i| zeros(LEN, i)).collect(),
+            sums: (0..STREAMS).map(|s| zeros(1, s)).collect(),
+            source: Arc::new(gpu.pinned_from_fn(LEN, |i| i as f32).expect("pinned")),
+            device: b.device.clone(),
+            blocks: (0..BLOCKS).map(|_| None).collect(),
+            many: Vec::new(),
+            pinned: None,
+            events: (0..ARRAYS).map(|_| None).collect(),
+            uploads: VecDeque::new(),
+            downloads: VecDeque::new(),
+            pageable: vec![0.0; LEN],
+            unknown: b.device.wrap_stream(|sim| sim.stream().expect("a stream")),
+            captured: None,
+            streams,
+            gpu,
+        }
+    }
+
+    fn pinned(&self) -> Result<PinnedArray<f32, Device>, millpond::Error> {
+        self.gpu.pinned_uninit(LEN)
+    }
+
+    /// Somebody captures on one of two streams of theirs that the allocator knows, or on one that it does not.
+    fn capture(&mut self, which: usize) {
+        if self.captured.is_none() {
+            let on = STREAMS / 2 + which % (STREAMS - STREAMS / 2 + 1);
+            let stream = self.streams.get(on).map_or(&self.unknown, |s| s.native());
+            counting::device(|| self.device.sim().begin_capture(stream).expect("a capture"));
+            self.captured = Some(on);
+        }
+    }
+
+    /// The capture ends, if there is one. What is put on a stream that captures is the graph's, so nothing of it ever runs.
+    pub fn capture_ends(&mut self) {
+        if let Some(on) = self.captured.take() {
+            let stream = self.streams.get(on).map_or(&self.unknown, |s| s.native());
+            // A trim, which waits for the device, may have destroyed it.
+            counting::device(|| drop(self.device.sim().end_capture(stream)));
+        }
+    }
+
+    /// A stream that whoever made it ends; blocks of its own and of another's, which it reads.
+    fn mortal(&mut self, step: Step, named: bool) -> Done {
+        let theirs = self.device.wrap_stream(|sim| sim.stream().expect("a stream"));
+        let mortal = self.gpu.adopt(self.device.wrap_stream(|sim| sim.mortal_stream(&theirs)))?;
+        let own = self.gpu.alloc(step.bytes, &mortal)?;
+        let (at, bytes) = range(&own);
+        self.device.launch(&theirs, || Launch::new("write").writes(at, bytes));
+        let home = self.streams[step.s].clone();
+        let other = self.gpu.alloc(4 * KIB, &home)?;
+        mortal.wait_stream(&home)?;
+        let (at, bytes) = use_of(&other, &mortal)?;
+        self.device.launch(&theirs, || Launch::new("read").reads(at, bytes));
+        if named {
+            own.free_on(&mortal).map_err(|(_, e)| e)?;
+            other.free_on(&mortal).map_err(|(_, e)| e)?;
+        } else {
+            drop(other);
+            self.blocks[step.j] = Some((STREAMS, own));
+        }
+        counting::device(|| self.device.sim().destroy_stream(&theirs).expect("it was there"));
+        Ok(())
+    }
+
+    /// A kernel of the program's on a stream that has been ordered behind the block's.
+    fn read(&self, (at, bytes): (Addr, u64), on: usize) {
+        self.device.launch(self.streams[on].native(), || Launch::new("read").reads(at, bytes));
+    }
+
+    /// The next call of this kind fails, if there is one while `then` runs.
+    fn fails(&self, call: Call, kind: DriverErrorKind, then: impl FnOnce(&Allocator<Device>)) {
+        counting::device(|| self.device.sim().fail(call, 1, kind));
+        then(&self.gpu);
+        counting::device(|| self.device.sim().clear_faults());
+    }
+
+    /// The block in a slot, which is made if there is none, with `t` ordered behind its stream by the program itself.
+    fn ordered(&mut self, step: Step) -> Result<&Block, millpond::Error> {
+        let slot = &mut self.blocks[step.j];
+        // Nobody can be ordered behind a stream that has ended.
+        if slot.as_ref().is_none_or(|block| block.0 == STREAMS) {
+            *slot = Some((step.s, self.gpu.alloc(step.bytes, &self.streams[step.s])?));
+        }
+        let block = slot.as_ref().expect("it was made");
+        if block.0 != step.t {
+            self.streams[step.t].wait_stream(&self.streams[block.0])?;
+        }
+        Ok(block)
+    }
+
+    /// # Panics
+    /// If it fails, and nobody captures.
+    pub fn step(&mut self, step: Step) {
+        if let Err(why) = self.try_step(step) {
+            assert!(self.captured.is_some(), "{step:?}: {why}");
+        }
+    }
+
+    fn try_step(&mut self, step: Step) -> Done {
+        let Step { verb, s, t, i, j, bytes } = step;
+        let (home, on) = (self.streams[s].clone(), self.streams[t].clone());
+        match verb {
+            Verb::Alloc | Verb::AllocNamed => {
+                let block = if verb == Verb::Alloc {
+                    self.gpu.alloc(bytes, &home)
+                } else {
+                    self.gpu.alloc_named(bytes, "named", &home)
+                };
+                let block = block?;
+                let at = block.address();
+                self.device.launch(home.native(), || Launch::new("write").writes(at, bytes));
+                self.blocks[j] = Some((s, block));
+            }
+            Verb::AllocMany => {
+                self.many.clear();
+                for _ in 0..12 {
+                    self.many.push(self.gpu.alloc(4 * KIB, &home)?);
+                }
+            }
+            Verb::Free => self.blocks[j] = None,
+            Verb::FreeOn => {
+                self.ordered(step)?;
+                let (_, block) = self.blocks[j].take().expect("it was made");
+                self.read(range(&block), t);
+                block.free_on(&on).map_err(|(_, e)| e)?;
+            }
+            Verb::FreeUnknown => {
+                self.ordered(step)?;
+                self.blocks[j].take().expect("it was made").1.free_unknown();
+            }
+            Verb::Use => {
+                let at = use_of(&self.ordered(step)?.1, &on)?;
+                self.read(at, t);
+            }
+            Verb::UseUntil => {
+                let at = range(&self.ordered(step)?.1);
+                self.read(at, t);
+                let event = on.record()?;
+                self.ordered(step)?.1.record_use_until(&event)?;
+            }
+            Verb::Share => {
+                let block = &self.ordered(step)?.1;
+                block.share_with(&on)?;
+                let at = use_of(block, &on)?;
+                self.read(at, t);
+            }
+            Verb::PinnedUse => {
+                let block = self.gpu.alloc_pinned(bytes.min(4 * KIB))?;
+                block.record_use(&on)?;
+                self.pinned = Some(block);
+            }
+            Verb::Refused => {
+                // The whole ladder, and its end; what it waits for is given a moment.
+                let refused = self.gpu.alloc(1 << 40, &home).expect_err("more than there is");
+                assert!(self.captured.is_some() || refused.out_of_memory().is_some(), "{refused}");
+            }
+            Verb::RefusedByDriver => {
+                // Growth that the driver refuses once: it is served by what comes back, or not.
+                self.fails(Call::MemAlloc, DriverErrorKind::OutOfMemory, |gpu| {
+                    drop(gpu.alloc(bytes, &home));
+                });
+            }
+            Verb::MarkerFails => {
+                self.fails(Call::EventRecord, DriverErrorKind::Other, |gpu| {
+                    if let Ok(block) = gpu.alloc(bytes, &home) {
+                        // Nobody is told of it: the marker is made later.
+                        drop(block.record_use(&on));
+                    }
+                });
+            }
+            Verb::Trim => drop(self.gpu.trim(Trim::All)?),
+            Verb::WaitStream => on.wait_stream(&home)?,
+            Verb::Record => self.events[i] = Some(home.record()?),
+            Verb::Wait => {
+                if let Some(event) = &self.events[i] {
+                    on.wait(event)?;
+                }
+            }
+            Verb::Ask => {
+                if let Some(event) = &self.events[i] {
+                    let _ = event.is_complete()?;
+                }
+            }
+            Verb::Capture => self.capture(i),
+            Verb::CaptureEnds => self.capture_ends(),
+            Verb::MortalNamed | Verb::MortalUnnamed => self.mortal(step, verb == Verb::MortalNamed)?,
+            _ => return self.step_on_arrays(step, &home, &on),
+        }
+        Ok(())
+    }
+
+    fn step_on_arrays(&mut self, step: Step, home: &Stream<Device>, on: &Stream<Device>) -> Done {
+        let Step { verb, t, i, j, .. } = step;
+        match verb {
+            Verb::Saxpy | Verb::Copy => {
+                let [x, y] = self.arrays.get_disjoint_mut([i, j]).expect("two");
+                if verb == Verb::Saxpy {
+                    kernel::saxpy(2.0, &*x, y, on)?;
+                } else {
+                    y.copy_from_device(&*x, on)?;
+                }
+            }
+            Verb::Reduce => kernel::reduce_sum(&self.arrays[i], &mut self.sums[t], on)?,
+            Verb::Fill => kernel::fill(&mut self.arrays[j], 1.0, on)?,
+            Verb::Fresh => {
+                let mut fresh = self.gpu.zeros::<f32>(LEN, home)?;
+                kernel::saxpy(1.0, &self.arrays[i], &mut fresh, on)?;
+            }
+            Verb::Duplicate => drop(self.arrays[i].duplicate(on)?),
+            Verb::UploadShared => {
+                drop(self.arrays[i].copy_from(Arc::clone(&self.source), on)?);
+            }
+            Verb::UploadDropped => {
+                let source = self.pinned()?;
+                drop(self.arrays[i].copy_from(source, on)?);
+            }
+            Verb::UploadWaited => {
+                let source = self.pinned()?;
+                self.uploads.push_back(self.arrays[i].copy_from(source, on)?);
+                if self.uploads.len() > 2 {
+                    drop(self.uploads.pop_front().expect("three").wait()?);
+                }
+            }
+            Verb::DownloadDropped => drop(self.arrays[i].to_pinned(on)?),
+            Verb::DownloadWaited => {
+                self.downloads.push_back(self.arrays[i].to_pinned(on)?);
+                if self.downloads.len() > 2 {
+                    drop(self.downloads.pop_front().expect("three").wait()?);
+                }
+            }
+            Verb::Pageable => self.arrays[i].copy_from_pageable(&self.pageable, on)?,
+            Verb::ReadOn => {
+                let guard = self.arrays[i].read_on(on)?;
+                let at = guard.address();
+                self.device.launch(on.native(), || Launch::new("reads").reads(at, 4 * LEN as u64));
+            }
+            Verb::WriteOn => {
+                let guard = self.arrays[i].write_on(on)?;
+                let at = guard.address();
+                self.device.launch(on.native(), || Launch::new("writes").writes(at, 4 * LEN as u64));
+            }
+            Verb::ReadForgotten => {
+                let guard = self.arrays[i].read_on(on)?;
+                let at = guard.address();
+                self.device.launch(on.native(), || Launch::new("reads").reads(at, 4 * LEN as u64));
+                std::mem::forget(guard);
+            }
+            Verb::WriteForgotten => {
+                let guard = self.arrays[i].write_on(on)?;
+                let at = guard.address();
+                self.device.launch(on.native(), || Launch::new("writes").writes(at, 4 * LEN as u64));
+                std::mem::forget(guard);
+            }
+            Verb::StreamOfOneRound => {
+                let fresh = self.gpu.stream()?;
+                let mut sum = self.gpu.zeros::<f32>(1, &fresh)?;
+                kernel::reduce_sum(&self.arrays[i], &mut sum, &fresh)?;
+            }
+            Verb::AdoptAgain => {
+                let again = self.gpu.adopt(on.native().clone())?;
+                kernel::fill(&mut self.arrays[i], 2.0, &again)?;
+            }
+            _ => unreachable!("a step on blocks"),
+        }
+        Ok(())
+    }
+}
