@@ -147,7 +147,7 @@ fn draw(seed: u64) -> (Drawn, Config) {
     };
     let mut steps: Vec<Step> = (0..3 + draw.below(10)).map(|_| step(&mut draw, &verbs)).collect();
     for verb in kind.own() {
-        for _ in 0..1 + draw.below(2) {
+        for _ in 0..=draw.below(2) {
             let at = draw.below(steps.len() + 1);
             steps.insert(at, step(&mut draw, &[*verb]));
         }
@@ -189,7 +189,7 @@ fn rounds_of(
     machines: Arc<Vec<Mutex<Machine>>>,
     steps: Vec<(usize, Step)>,
 ) -> Box<dyn FnMut(u64)> {
-    let (kind, threads, all) = (drawn.kind, drawn.threads, steps.len());
+    let (kind, threads) = (drawn.kind, drawn.threads);
     let who: Vec<usize> = steps.iter().map(|(thread, _)| *thread).collect();
     let make = move |thread: usize, task: Task| {
         let mut machine = machines[thread % machines.len()].lock().expect("no panic");
@@ -209,8 +209,8 @@ fn rounds_of(
         });
     }
     Box::new(move |_| {
-        for step in 0..all {
-            crew.give(who[step], Task::One(step));
+        for (step, &thread) in who.iter().enumerate() {
+            crew.give(thread, Task::One(step));
             crew.rest();
         }
     })
