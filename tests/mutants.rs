@@ -1,4 +1,4 @@
-//! The suite against planted bugs: every bug of DESIGN.md's zoo is noticed, by a scenario of its own and, if it is one of
+//! The suite against planted bugs: every bug of docs/mutants.md is noticed, by a scenario of its own and, if it is one of
 //! order, by random programs within 10,000 operations, and by all small programs or not by these, with the reason. `.ci/mutants`
 //! builds and runs this.
 //!
@@ -451,7 +451,7 @@ fn every_planted_bug_is_found() {
     assert!(missed.is_empty(), "{} misses:\n{}", missed.len(), missed.join("\n"));
 }
 
-/// What is not as it should be in a bug's row of DESIGN.md's table, which `text` has.
+/// What is not as it should be in a bug's row of docs/mutants.md's table, which `text` has.
 fn untold(bug: Bug, cases: &[cases::Case], text: &str) -> Option<String> {
     let told = format!("| {bug} | {} | ", bug.what());
     let Some(rest) = text.lines().find_map(|line| line.strip_prefix(told.trim_end())) else {
@@ -485,13 +485,14 @@ fn untold(bug: Bug, cases: &[cases::Case], text: &str) -> Option<String> {
     (!right).then(|| format!("{bug}: small programs are not said to do this: {exhausted:?}"))
 }
 
-/// DESIGN.md's chapter names every bug, the scenarios that find it, and whether random programs do.
+/// docs/mutants.md names every bug, the scenarios that find it, and whether random programs do.
 #[test]
 fn the_zoo_is_told_in_the_design() {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/DESIGN.md")).expect("DESIGN.md");
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mutants.md"))
+        .expect("docs/mutants.md");
     let cases = cases::all();
     let wrong: Vec<_> = Bug::ALL.iter().filter_map(|&bug| untold(bug, &cases, &text)).collect();
-    assert!(wrong.is_empty(), "in DESIGN.md, \"The zoo\", {wrong:#?}; `.ci/mutants` prints the table");
+    assert!(wrong.is_empty(), "in docs/mutants.md, {wrong:#?}; `.ci/mutants` prints the table");
 }
 
 /// A row that says something else is found.

@@ -25,7 +25,7 @@ enum Evidence {
     /// A program, as a rule for a machine with a GPU, that reports the row's figures: its file, in Rust or Python, and the
     /// function of it that does or, of a document, its words.
     Bench(&'static str, &'static str),
-    /// A sentence that stands in DESIGN.md or README.md, in one line or broken over several.
+    /// A sentence that stands in DESIGN.md, README.md or docs, in one line or broken over several.
     Docs(&'static str),
     /// Nothing yet: the part that it waits for.
     Owed(&'static str),
@@ -626,9 +626,22 @@ fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
             Some((file, format!("{id}: {file} has no such function, or no such words: {what}")))
         }
         Docs(sentence) => {
-            let documents = ["DESIGN.md", "README.md"].into_iter().filter(|d| exists(d));
+            let documents = [
+                "DESIGN.md",
+                "README.md",
+                "docs/ordering.md",
+                "docs/cudarc.md",
+                "docs/kept.md",
+                "docs/oracle.md",
+                "docs/decisions.md",
+                "docs/c-interface.md",
+                "docs/testing.md",
+            ]
+            .into_iter()
+            .filter(|d| exists(d));
             let stands = documents.map(|d| on_one_line(&read(d))).any(|text| text.contains(sentence));
-            (!stands).then(|| (sentence, format!("{id}: DESIGN.md and README.md do not say: {sentence}")))
+            (!stands)
+                .then(|| (sentence, format!("{id}: DESIGN.md, README.md and docs do not say: {sentence}")))
         }
         Owed(part) if !LATER.contains(&part) => {
             Some((part, format!("{id}: owed to {part:?}, which is no later part")))
@@ -716,7 +729,7 @@ fn tests_are_named_after_their_rows_and_stand_for_one_each() {
     }
 }
 
-/// The tests that a chapter of DESIGN.md names in tables, and the files where it says that they are: what is missing.
+/// The tests that a chapter of docs/testing.md names in tables, and the files where it says that they are: what is missing.
 fn not_there(chapter: &str, text_of: impl Fn(&str) -> String) -> Vec<String> {
     let mut missing = Vec::new();
     for row in chapter.lines().filter(|line| line.starts_with("| ")) {
@@ -733,8 +746,8 @@ fn not_there(chapter: &str, text_of: impl Fn(&str) -> String) -> Vec<String> {
 
 #[test]
 fn the_backends_promises_name_tests_that_are_there() {
-    let design = read("DESIGN.md");
-    let (_, rest) = design.split_once("### The CUDA backend, clause by clause\n").expect("the chapter");
+    let design = read("docs/testing.md");
+    let (_, rest) = design.split_once("## The CUDA backend, clause by clause\n").expect("the chapter");
     let chapter = rest.split("\n## ").next().expect("its end");
     assert!(chapter.matches('`').count() > 60, "a table of tests: {chapter}");
     assert_eq!(not_there(chapter, |path| read(path)), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! The scenarios of DESIGN.md's zoo on right code, as regression tests: in ordinary builds no bug is planted.
+//! The scenarios of docs/mutants.md on right code, as regression tests: in ordinary builds no bug is planted.
 
 mod cases;
 

@@ -128,7 +128,7 @@ pub(crate) struct ReplayArgs {
     /// Let the host threads run freely instead of taking turns in the order of the trace
     #[arg(long)]
     pub(crate) racy: bool,
-    /// Plant a bug of the zoo in DESIGN.md, such as z16: the report is to tell of it
+    /// Plant a bug of docs/mutants.md, such as z16: the report is to tell of it
     #[cfg(millpond_mutants)]
     #[arg(long, value_name = "BUG")]
     pub(crate) plant: Option<millpond::mutant::Bug>,

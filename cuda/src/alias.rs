@@ -100,7 +100,7 @@ impl GpuStream {
     /// for one of ours an alias that may be kept for as long as one likes. Orders nothing.
     ///
     /// cudarc counts no stream that it has not made itself: its own slices, used on an alias alone, are not tracked by it
-    /// (hazard 3 of DESIGN.md, cudarc's own types). Arrays of ours are, whatever stream it is.
+    /// (hazard 3 of docs/cudarc.md). Arrays of ours are, whatever stream it is.
     ///
     /// Whoever has it can capture a graph on the stream, by safe calls. So from here on every operation of ours on the
     /// stream asks the driver first, and is refused while it captures (`Error::Capturing`).

@@ -2,7 +2,7 @@
 //!
 //! A handle is whole: it is mapped, made accessible and unmapped as one piece, and may be mapped at two addresses at
 //! once. None of these calls waits for a kernel, so that nothing but the caller protects a kernel from an unmap (law O4
-//! in DESIGN.md). This file does not know pools of handles or windows of addresses.
+//! in docs/ordering.md). This file does not know pools of handles or windows of addresses.
 
 use super::Cuda;
 use super::context::{invalid, lacking};

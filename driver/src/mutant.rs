@@ -6,7 +6,7 @@
 //! variable `MILLPOND_PLANT`. `point!("sealed")` marks a place where some bugs need a thread to stand still while others
 //! go on: [`at`] has a closure run there, on a thread of its own that is waited for, so that the freezing is exact.
 //!
-//! It does not know what any bug does to anybody, nor which test is to find it. DESIGN.md's zoo says that.
+//! It does not know what any bug does to anybody, nor which test is to find it. docs/mutants.md says that.
 
 use core::fmt;
 use core::str::FromStr;
@@ -25,7 +25,7 @@ macro_rules! zoo {
         pub enum Bug { $($bug,)+ $($cuda,)+ $($door,)+ $($leak,)+ }
 
         impl Bug {
-            /// Every bug that has a room, in the order of DESIGN.md's tables.
+            /// Every bug that has a room, in the order of the tables of docs/mutants.md.
             pub const ALL: &[Bug] = &[$(Bug::$bug,)+ $(Bug::$cuda,)+ $(Bug::$door,)+ $(Bug::$leak,)+];
             /// Those of the heap, the laws and the allocator, which the simulated device shows.
             pub const CORE: &[Bug] = &[$(Bug::$bug,)+];

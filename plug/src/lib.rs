@@ -24,7 +24,7 @@
     reason = "the words of the C header, which know no markdown; names of products"
 )]
 
-/// Whether a bug of DESIGN.md's zoo is planted here: never, but in builds for the tests that must find it.
+/// Whether a bug of docs/mutants.md is planted here: never, but in builds for the tests that must find it.
 #[cfg(not(millpond_mutants))]
 macro_rules! planted {
     ($bug:ident) => {

@@ -296,7 +296,7 @@ fn programs_that_capture_and_end_beside_calls_over_a_driver_that_fails() {
 }
 
 /// Each bug of the C interface that can be planted is found by random programs, of one kind or another. `.ci/mutants` builds
-/// this. It prints the table of DESIGN.md.
+/// this. It prints the table of docs/mutants.md.
 #[cfg(millpond_mutants)]
 #[test]
 fn every_bug_of_the_doors_is_found() {

@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 /// `DevicePtr` or a kernel's argument; the very type is had by [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`,
 /// and never as a `&mut CudaSlice`: a swap would hand our bytes to cudarc's own free.
 ///
-/// **Ordering.** While it lives, its order between streams is cudarc's tracking, hazards included (DESIGN.md, cudarc's own
+/// **Ordering.** While it lives, its order between streams is cudarc's tracking, hazards included (docs/cudarc.md, cudarc's own
 /// types); two events are made for it. cudarc counts streams by `CudaContext` value: a stream of another value than the slice's
 /// that is named to a copy or a fill is taken for one of the slice's own value, so that what is done there is tracked.
 /// (A launch asks nobody: on a stream of such a value it is the caller's to order, as `launch` is `unsafe`.) Its first use on any

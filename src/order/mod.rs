@@ -8,7 +8,7 @@
 //! It does not know a driver, an event's type, a lock, a chunk's bytes or a heap: chunks are opaque ids here, events
 //! are a type parameter. It can fail only by a bug.
 //!
-//! The laws O1–O9, each with the interleaving that it forbids, are told in DESIGN.md ("The ordering argument").
+//! The laws O1–O9, each with the interleaving that it forbids, are told in docs/ordering.md.
 
 mod clock;
 mod inflight;

@@ -323,7 +323,7 @@ fn o6_what_is_lent_to_more_streams_than_that_is_lent_to_all() {
     open.retain(|_, n| *n > 0);
     assert_eq!(open.values().sum::<usize>(), uses.open_on().filter(|on| *on != T).count());
     assert_eq!(open[&ALL], 2);
-    // What a pool keeps of each allocation that had uses (DESIGN.md, "What may be kept").
+    // What a pool keeps of each allocation that had uses (docs/kept.md).
     assert!(size_of::<Uses>() <= 80, "{} bytes", size_of::<Uses>());
 }
 

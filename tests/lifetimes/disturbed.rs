@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// What the bounds of DESIGN.md, "What may be kept", come to where a few dozen things are pending.
+/// What the bounds of docs/kept.md, come to where a few dozen things are pending.
 const BOUND: usize = 700;
 
 /// A device that is not judged: these loops are long.

@@ -1,4 +1,4 @@
-//! What is kept, as a formula of what is alive and pending, after every step of random programs: DESIGN.md, "What may be kept".
+//! What is kept, as a formula of what is alive and pending, after every step of random programs: docs/kept.md.
 
 use crate::rig::{all_clean, on};
 use millpond::units::{GIB, KIB};

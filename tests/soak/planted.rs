@@ -1,5 +1,5 @@
 //! The soak against planted leaks: bugs by which something grows, and no order is broken. Each is found by a program that has a name,
-//! and by random ones. `.ci/mutants` builds and runs this, and it prints the table of DESIGN.md's zoo.
+//! and by random ones. `.ci/mutants` builds and runs this, and it prints the table of docs/mutants.md.
 //!
 //! The programs and their rounds are those of an ordinary run. What fails is run once more with nothing planted, which must pass.
 
@@ -48,7 +48,7 @@ fn seed_of(bug: Bug) -> Result<u64, String> {
     }
 }
 
-/// By whom a bug is found, as DESIGN.md's table says it: a program with a name, and a random one.
+/// By whom a bug is found, as docs/mutants.md says it: a program with a name, and a random one.
 fn found(bug: Bug, name: &str, pace: Pace) -> Result<String, String> {
     let run = Run::steady(pace);
     let named = || programs::run(name, run).verdict(name, run);
@@ -65,8 +65,8 @@ fn found(bug: Bug, name: &str, pace: Pace) -> Result<String, String> {
 
 #[test]
 fn every_leak_is_found() {
-    let design =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/DESIGN.md")).expect("DESIGN.md");
+    let design = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mutants.md"))
+        .expect("docs/mutants.md");
     for bug in Bug::LEAKS {
         assert!(FINDERS.iter().any(|(b, ..)| b == bug), "{bug} has no program that finds it");
     }
@@ -78,7 +78,7 @@ fn every_leak_is_found() {
         match found(bug, name, pace) {
             Ok(row) => {
                 if !design.contains(&row) {
-                    missed.push(format!("DESIGN.md, \"The zoo\", does not say this of {bug}"));
+                    missed.push(format!("docs/mutants.md does not say this of {bug}"));
                 }
                 let _ = writeln!(table, "{row}");
             }

@@ -1,4 +1,4 @@
-//! Streams and events: E1 to E8 of DESIGN.md, as far as they can be seen from outside.
+//! Streams and events: E1 to E8 of docs/oracle.md, as far as they can be seen from outside.
 
 use super::*;
 use millpond::driver::Memory;

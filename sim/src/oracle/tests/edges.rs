@@ -1,4 +1,4 @@
-//! The rules of order, E1 to E8 of DESIGN.md, as far as clocks go.
+//! The rules of order, E1 to E8 of docs/oracle.md, as far as clocks go.
 
 use super::*;
 
