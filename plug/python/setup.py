@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shutil
 
 from setuptools import setup
@@ -12,9 +13,16 @@ from setuptools_rust import Binding, RustExtension
 HERE = os.path.dirname(os.path.abspath(__file__))
 # In a source package the repository's own folders stand in this one.
 INSIDE = "rust"
-# What cargo needs to build the library: of the other members of the workspace, that they are there.
+# What cargo needs to build the library. It loads every member of the workspace, so all of them are taken along.
 FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "benches/*.rs", "plug/*.*", "plug/build"]
-FOLDERS = ["src", "kernels", "benches/rivals", "benches/streams", "examples", "cli", "plug/src", "plug/examples", "tests/fake_libcuda"]
+FOLDERS = ["src", "kernels", "benches/rivals", "benches/streams", "examples", "plug/src", "plug/examples"]
+
+
+def members(root):
+    """The folders of the workspace's other packages; of the root package and of this one FOLDERS says what is needed."""
+    with open(os.path.join(root, "Cargo.toml"), encoding="utf-8") as manifest:
+        listed = re.search(r"^members = \[(.*?)\]", manifest.read(), re.MULTILINE | re.DOTALL).group(1)
+    return [folder for folder in re.findall(r'"([^"]+)"', listed) if folder not in (".", "plug")]
 
 
 def library():
@@ -29,7 +37,7 @@ class SourcePackage(sdist):
             shutil.copytree(os.path.join(HERE, INSIDE), os.path.join(base_dir, INSIDE), dirs_exist_ok=True)
             return
         root = os.path.join(HERE, "..", "..")
-        for folder in FOLDERS:
+        for folder in FOLDERS + members(root):
             skipped = shutil.ignore_patterns("target", "__pycache__")
             shutil.copytree(os.path.join(root, folder), os.path.join(base_dir, INSIDE, folder), ignore=skipped)
         for pattern in FILES:
