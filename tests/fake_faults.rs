@@ -7,7 +7,7 @@
 //! `fake_faults/processes.rs`.
 #![cfg(feature = "cuda")]
 
-#[path = "faults/copies.rs"]
+#[path = "allocator/faults/copies.rs"]
 mod copies;
 #[path = "fake_faults/processes.rs"]
 mod processes;

@@ -6,10 +6,10 @@
 
 #![cfg(millpond_mutants)]
 
-#[path = "arrays.rs"]
+#[path = "arrays/operations.rs"]
 mod arrays;
 mod cases;
-#[path = "safe_calls.rs"]
+#[path = "arrays/safe_calls.rs"]
 mod safe_calls;
 mod worlds;
 

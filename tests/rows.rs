@@ -36,19 +36,19 @@ enum Evidence {
 const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 
 /// Where the tests of rows at allocator level are.
-const ALLOCATOR: &str = "tests/rows_allocator.rs";
+const ALLOCATOR: &str = "tests/allocator/rows_allocator.rs";
 
 /// Where the heap is held against a naive one.
 const HEAP: &str = "tests/heap_model.rs";
 
 /// Where the tests of rows about copies are.
-const TRANSFERS: &str = "tests/transfers.rs";
+const TRANSFERS: &str = "tests/arrays/transfers.rs";
 
 /// Where the articles' and the tutorial's programs are measured.
 const OVERLAP: &str = "examples/gpu_transfers/overlap.rs";
 
 /// Where the tests of chapter 7 are.
-const PARITY: &str = "tests/parity.rs";
+const PARITY: &str = "tests/allocator/parity.rs";
 
 /// The walls of the house.
 const WALLS: &str = "tests/architecture.rs";
@@ -60,7 +60,7 @@ const REFUSED: &str = "tests/compile_fail.rs";
 const LIST: &str = "tests/suite/mod.rs";
 
 /// Where the suite of lifetimes has the orders of drops.
-const ORDERS: &str = "tests/lifetimes/orders.rs";
+const ORDERS: &str = "tests/allocator/lifetimes/orders.rs";
 
 /// Tests and sentences of the table that are not written yet. To be emptied: what is named here is printed, not demanded.
 const PENDING: &[&str] = &[];
@@ -408,7 +408,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         "the allocator of a scope",
         &[
             Suite("c03_the_allocator_of_a_scope_is_an_argument"),
-            Test("tests/erased.rs", "c03_the_allocator_of_a_scope"),
+            Test("tests/arrays/erased.rs", "c03_the_allocator_of_a_scope"),
             Bench("plug/gpu/cupy_checks.py", "scopes"),
         ],
     ),
@@ -422,7 +422,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
         "a foreign pointer with its owner kept alive",
         &[
             Suite("c05_a_foreign_range_keeps_its_owner"),
-            Test("tests/foreign.rs", "c05_foreign_memory_with_its_owner"),
+            Test("tests/arrays/foreign.rs", "c05_foreign_memory_with_its_owner"),
         ],
     ),
     (

@@ -68,14 +68,15 @@ mod share_between_streams;
 #[path = "../examples/two_streams.rs"]
 mod two_streams;
 
-#[path = "parity.rs"]
+#[path = "allocator/parity.rs"]
 mod parity;
-#[path = "rows_allocator.rs"]
+mod rig;
+#[path = "allocator/rows_allocator.rs"]
 mod rows_allocator;
 #[allow(unused_macros, reason = "the suite's list is for benches that run all of it once")]
 #[path = "suite/mod.rs"]
 mod suite;
-#[path = "transfers.rs"]
+#[path = "arrays/transfers.rs"]
 mod transfers;
 
 /// The program of `benches/gpu.sh soak`, at counts that a test can have.

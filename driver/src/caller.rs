@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn a_line_is_ours_or_a_programs() {
         assert!(is_ours(file!()));
-        assert!(!is_ours("tests/verdicts.rs") && !is_ours("caller.rs") && !is_ours(""));
+        assert!(!is_ours("tests/arrays/verdicts.rs") && !is_ours("caller.rs") && !is_ours(""));
         for (here, ours) in [
             ("driver/src/caller.rs", "src/allocator/mod.rs"),
             ("/home/me/millpond/driver/src/caller.rs", "/home/me/millpond/sim/src/lib.rs"),
@@ -127,12 +127,12 @@ mod tests {
             assert!(is_beside(here, ours), "{ours} beside {here}");
         }
         for (here, theirs) in [
-            ("driver/src/caller.rs", "tests/verdicts.rs"),
+            ("driver/src/caller.rs", "tests/arrays/verdicts.rs"),
             ("driver/src/caller.rs", "sim/examples/judge.rs"),
             ("/home/me/millpond/driver/src/caller.rs", "src/main.rs"),
             ("/r/millpond-driver-0.1.0/src/caller.rs", "src/main.rs"),
             ("/r/millpond-driver-0.1.0/src/caller.rs", "/r/other-1.0.0/src/lib.rs"),
-            ("/r/millpond-driver-0.1.0/src/caller.rs", "/r/millpond-0.1.0/tests/verdicts.rs"),
+            ("/r/millpond-driver-0.1.0/src/caller.rs", "/r/millpond-0.1.0/tests/arrays/verdicts.rs"),
         ] {
             assert!(!is_beside(here, theirs), "{theirs} beside {here}");
         }

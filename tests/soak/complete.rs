@@ -258,7 +258,9 @@ const ONCE: &[&str] = &["parity_double_free", "h02_a_peer_copy_is_ordered_whatev
 #[test]
 fn every_test_of_rows_has_a_loop() {
     let loops = loops();
-    for file in ["tests/rows_allocator.rs", "tests/transfers.rs", "tests/parity.rs"] {
+    for file in
+        ["tests/allocator/rows_allocator.rs", "tests/arrays/transfers.rs", "tests/allocator/parity.rs"]
+    {
         let text = read(file);
         let tests: Vec<&str> = text
             .split("#[test]\n")

@@ -585,7 +585,7 @@ pub fn s06_stream_wait_is_local<T: Bench>(b: &T) {
 }
 
 /// P2: a blocking copy is an asynchronous one and a wait for it: without the wait no copy of many holds the program up, and
-/// one wait serves all. How many waits there are is counted in tests/transfers.rs.
+/// one wait serves all. How many waits there are is counted in tests/arrays/transfers.rs.
 pub fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
     let s = gpu.stream().expect("a stream");

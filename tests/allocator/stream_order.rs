@@ -6,8 +6,7 @@
 //! the device must have all back. A failure prints the program, shrunk, as text that `millpond replay FILE` runs again,
 //! and proptest keeps its seed.
 
-mod rig;
-
+use crate::rig;
 use millpond::trace::Program;
 use millpond::units::{KIB, MIB};
 use millpond::{Allocator, Config, Growth, Limit, Policy, Reuse, Trim};

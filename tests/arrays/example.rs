@@ -5,7 +5,7 @@
 //! process prints the same is `.ci/replay`'s.
 
 #[allow(dead_code, reason = "an example, whose program is called")]
-#[path = "../examples/first_steps.rs"]
+#[path = "../../examples/first_steps.rs"]
 mod first_steps;
 
 use first_steps::{N, SAXPY, steps};

@@ -239,7 +239,7 @@ fn played(seed: u64) -> (World, Result<(), String>) {
 
 /// The program of a seed: how many calls it made, and what went wrong.
 #[allow(dead_code, reason = "for `tests/mutants.rs`")]
-pub fn program(seed: u64) -> (usize, Result<(), String>) {
+pub(crate) fn program(seed: u64) -> (usize, Result<(), String>) {
     let (world, outcome) = played(seed);
     (world.made, outcome.map_err(|e| format!("safe calls, seed {seed}: {e}")))
 }

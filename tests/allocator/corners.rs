@@ -3,8 +3,7 @@
 
 #![allow(clippy::many_single_char_names, reason = "streams s, t and blocks x, y, z, as in the traces")]
 
-mod rig;
-
+use crate::rig::{all_back, all_clean, check, late, on, write};
 use millpond::heap::{ChunkId, ChunkState, Heap, Kind, Taken, Want};
 use millpond::order::{Access, Clock, Entry, InFlight, Pending, TimelineId, Uses};
 use millpond::trace::{Event as Happening, Sink};
@@ -13,7 +12,6 @@ use millpond::{
     Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, Policy, RawAllocation, Reuse, Trim,
 };
 use millpond_sim::{Call, Sim};
-use rig::{all_back, all_clean, check, late, on, write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! What is played: together the scenarios climb every rung of the ladder and use every verb.
 
-use crate::stage::{Stage, Stop};
+use super::stage::{Stage, Stop};
 use millpond::array::ForeignMemory;
 use millpond::driver::HostKind;
 use millpond::report::Report;

@@ -3,8 +3,8 @@
 //! A verb that fails is looked at (is the error the planted one? do the invariants hold?) and asked again with the fault
 //! taken away, when it must work. So each run shows that an error lost nothing.
 
+use super::scenarios::{POOLED, Scenario};
 use crate::rig;
-use crate::scenarios::{POOLED, Scenario};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DriverError, DriverErrorKind as Kind, Error, Event, PinnedAllocation,

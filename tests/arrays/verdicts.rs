@@ -40,7 +40,7 @@ fn two_writers() -> (String, String) {
     let expected = format!(
         "1 ordering violation in 2 accesses, the program's
 1. Race, the program's fault: `clear` writes \"batch\" (4.00 KiB) and `load` writes it, in no order
-   where: tests/verdicts.rs:{clear} (operation 0 of stream 1) against tests/verdicts.rs:{load} (operation 0 of stream 0)
+   where: tests/arrays/verdicts.rs:{clear} (operation 0 of stream 1) against tests/arrays/verdicts.rs:{load} (operation 0 of stream 0)
    missing edge: operation 0 of stream 0 -> operation 0 of stream 1: s1.wait_stream(&s0) in between"
     );
     (verdict(&sim), expected)
@@ -62,7 +62,7 @@ fn an_array_and_a_launch() -> (String, String) {
     let expected = format!(
         "1 ordering violation in 6 accesses, the program's
 1. Race, the program's fault: `millpond_saxpy_f32` reads allocation 0 (4.00 KiB) and `sneak` writes it, in no order
-   where: tests/verdicts.rs:{axpy} (operation 2 of stream 0) against tests/verdicts.rs:{sneak} (operation 0 of stream \"side\")
+   where: tests/arrays/verdicts.rs:{axpy} (operation 2 of stream 0) against tests/arrays/verdicts.rs:{sneak} (operation 0 of stream \"side\")
    missing edge: operation 0 of stream \"side\" -> operation 2 of stream 0: s0.wait_stream(&side) in between"
     );
     (verdict(&sim), expected)
@@ -84,7 +84,7 @@ fn a_fault_of_the_library() -> (String, String) {
     let expected = format!(
         "1 ordering violation in 2 accesses, the allocator's
 1. Race, the allocator's fault: `copy` reads allocation 0 (2.00 KiB) and `fill` writes it, both known and in no order
-   where: tests/verdicts.rs:{second} (operation 0 of stream 1) against tests/verdicts.rs:{first} (operation 0 of stream 0)
+   where: tests/arrays/verdicts.rs:{second} (operation 0 of stream 1) against tests/arrays/verdicts.rs:{first} (operation 0 of stream 0)
    missing edge: operation 0 of stream 0 -> operation 0 of stream 1: s1.wait_stream(&s0) by the allocator: report it"
     );
     (verdict(&sim), expected)
@@ -105,7 +105,7 @@ fn a_use_never_recorded() -> (String, String) {
     let expected = format!(
         "1 ordering violation in 2 accesses, the program's
 1. P2, the program's fault: `load` writes allocation 1 (4.00 KiB), bytes of \"old\" that `train` may still read, not recorded
-   where: tests/verdicts.rs:{load} (operation 0 of stream 0) against tests/verdicts.rs:{train} (operation 0 of stream 1)
+   where: tests/arrays/verdicts.rs:{load} (operation 0 of stream 0) against tests/arrays/verdicts.rs:{train} (operation 0 of stream 1)
    missing edge: operation 0 of stream 1 -> the free of \"old\": old.record_use(&s1) before that"
     );
     (verdict(&sim), expected)
@@ -123,7 +123,7 @@ fn a_use_after_the_free() -> (String, String) {
     let expected = format!(
         "1 ordering violation in 1 access, the program's
 1. P3, the program's fault: `late` reads allocation 0 (1.00 KiB) after its free
-   where: tests/verdicts.rs:{late} (operation 0 of stream 0); freed at tests/verdicts.rs:{free}
+   where: tests/arrays/verdicts.rs:{late} (operation 0 of stream 0); freed at tests/arrays/verdicts.rs:{free}
    mend: free it after the last use was queued, or keep it alive until then"
     );
     (verdict(&sim), expected)
@@ -145,7 +145,7 @@ fn a_cpu_that_looks_too_early() -> (String, String) {
     let expected = format!(
         "1 ordering violation in 4 accesses, the program's
 1. Race, the program's fault: the CPU reads 512 B and `copy to pinned memory` writes it, in no order
-   where: tests/verdicts.rs:{look} (the host) against tests/verdicts.rs:{copy} (operation 1 of stream 0)
+   where: tests/arrays/verdicts.rs:{look} (the host) against tests/arrays/verdicts.rs:{copy} (operation 1 of stream 0)
    missing edge: operation 1 of stream 0 -> the host: s0.synchronize() first"
     );
     (text, expected)
@@ -162,7 +162,7 @@ fn wrong_bytes() -> (String, String) {
     let expected = format!(
         "1 operation met the wrong bytes
 1. `check pattern` found 0100000000000000 instead of 0200000000000000, 0 bytes into its range
-   where: tests/verdicts.rs:{check}, operation 1 of stream 0
+   where: tests/arrays/verdicts.rs:{check}, operation 1 of stream 0
    mend: order it: another operation ran in between, or this one ran before its data was there"
     );
     (verdict(&sim), expected)
@@ -266,14 +266,14 @@ fn the_readme_shows_a_verdict_as_it_is() {
     drop(batch);
     let _next = gpu.alloc(64 << 20, &copy).unwrap();
 
-    let readme = include_str!("../README.md");
+    let readme = include_str!("../../README.md");
     let blocks: Vec<&str> = readme.split("```").collect();
     let program = blocks.iter().find(|b| b.contains("\"train\"")).expect("the program of allocations");
     let lines: Vec<&str> = program.lines().skip(1).filter(|l| !l.contains("wait_stream")).collect();
     let at = |what: &str| 1 + lines.iter().position(|l| l.contains(what)).expect("its line");
     let text = verdict(&sim)
-        .replace(&format!("tests/verdicts.rs:{load}"), &format!("src/main.rs:{}", at("\"load\"")))
-        .replace(&format!("tests/verdicts.rs:{train}"), &format!("src/main.rs:{}", at("\"train\"")));
+        .replace(&format!("tests/arrays/verdicts.rs:{load}"), &format!("src/main.rs:{}", at("\"load\"")))
+        .replace(&format!("tests/arrays/verdicts.rs:{train}"), &format!("src/main.rs:{}", at("\"train\"")));
     assert!(blocks.contains(&format!("text\n{text}\n").as_str()), "README does not show:\n{text}");
 }
 

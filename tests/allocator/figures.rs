@@ -8,11 +8,8 @@
 //! ledger. Ranges, splits and merges are known of one stream alone (`ranges`) and bounded here, as is the age of the oldest use in flight,
 //! which counts the registry's own markers. No field goes unlooked at: the patterns name all. What is shown is what is held (`shown`).
 
-#[path = "figures/owners.rs"]
 mod owners;
-#[path = "figures/ranges.rs"]
 mod ranges;
-#[path = "figures/shown.rs"]
 mod shown;
 
 use millpond::report::{Counters, Histogram, PoolReport, Report};

@@ -1,5 +1,6 @@
 //! What an out-of-memory error says: who holds the memory, and advice that follows from the facts and was not tried.
 
+use crate::rig;
 use millpond::driver::Fences;
 use millpond::error::Holder;
 use millpond::units::{GIB, KIB, MIB};
@@ -10,8 +11,6 @@ use proptest::test_runner::TestRunner;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-mod rig;
 
 fn gpu(limit: u64, config: Config) -> Allocator<Sim> {
     let config = config.limit(Limit::Bytes(limit)).bounded_wait(Duration::from_millis(5));

@@ -4,16 +4,12 @@
 
 #![allow(clippy::many_single_char_names, reason = "streams a, b and blocks x, y, as in the traces")]
 
-#[path = "faults/copies.rs"]
 mod copies;
-#[path = "faults/directed.rs"]
 mod directed;
-mod rig;
-#[path = "faults/scenarios.rs"]
 mod scenarios;
-#[path = "faults/stage.rs"]
 mod stage;
 
+use crate::rig;
 use millpond::units::GIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Trim};
 use millpond_sim::{Leak, Schedule, Sim};

@@ -1,0 +1,16 @@
+//! The allocator on the simulated device: what callers see, behaviour by behaviour. One binary, so that the allocator is compiled
+//! for that device once.
+
+mod corners;
+mod faults;
+mod figures;
+mod hits;
+mod lifetimes;
+mod out_of_memory;
+mod parity;
+mod peaks;
+mod report_pieces;
+#[path = "../rig/mod.rs"]
+mod rig;
+mod rows_allocator;
+mod stream_order;
