@@ -55,6 +55,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "src/allocator/raw.rs",
     "src/allocator/scrub.rs",
     "src/allocator/share.rs",
+    "src/allocator/fast.rs",
     "src/array",
     "src/transfer",
     "src/kernel",
@@ -467,6 +468,37 @@ fn every_link_of_the_front_page_has_an_address() {
             "README links to {path}, which is not there"
         );
     }
+}
+
+/// The names in one of `.ci/run`'s lists.
+fn checks_listed(run: &str, list: &str) -> Vec<String> {
+    let line = run.lines().find_map(|l| l.strip_prefix(list)?.strip_prefix('=')).expect("the list");
+    line.trim_matches(['(', ')', '"']).split_whitespace().map(str::to_owned).collect()
+}
+
+/// A check that nobody calls keeps nothing true: each script in `.ci` is in a list of `.ci/run` or called by others, and the workflow
+/// runs what `--quick` leaves out, once each.
+#[test]
+fn every_check_is_run() {
+    let run = read(".ci/run");
+    let mut called = checks_listed(&run, "in_target");
+    called.extend(checks_listed(&run, "elsewhere"));
+    called.extend(["run", "common.sh", "worlds"].map(str::to_owned));
+    called.sort();
+    let mut there: Vec<String> = std::fs::read_dir(root().join(".ci"))
+        .expect(".ci")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"))
+        .collect();
+    there.sort();
+    assert_eq!(there, called, "scripts in .ci against the lists of .ci/run");
+
+    let workflow = read(".github/workflows/checks.yml");
+    let parts = workflow.lines().filter_map(|l| l.strip_prefix("          - "));
+    let mut parts: Vec<&str> = parts.flat_map(str::split_whitespace).collect();
+    let mut slow = checks_listed(&run, "slow");
+    parts.sort_unstable();
+    slow.sort();
+    assert_eq!(parts, slow, "what the workflow runs beside `--quick` against what that leaves out");
 }
 
 #[test]
