@@ -1,0 +1,100 @@
+//! What the checks in `.ci` have to judge, as commands: `cargo run -p xtask -- --help`. The scripts build and run; what comes of that is read
+//! here, where it can be tested.
+//!
+//! It knows file formats of tools and the lists that explain them, nothing of the library.
+
+mod budgets;
+mod coverage;
+mod features;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(about)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The features of a package, one a line, `default` left out.
+    Features {
+        /// Its Cargo.toml.
+        #[arg(default_value = "Cargo.toml")]
+        manifest: PathBuf,
+    },
+    /// Lines that no test runs, against those that a list explains.
+    Coverage {
+        /// Reports in lcov's format. A line that one of them has run is run.
+        #[arg(required = true)]
+        reports: Vec<PathBuf>,
+        /// The list: `# why`, and below it `file: text`, a line for each line.
+        #[arg(long)]
+        explained: PathBuf,
+        /// Prints what is not run, with line numbers, and judges nothing.
+        #[arg(long)]
+        list: bool,
+    },
+    /// Instruction counts of a bench against their budgets: at most 2 % above, at most 5 % below.
+    Budgets {
+        /// The budgets: `"name" = instructions`.
+        budgets: PathBuf,
+        /// What the bench printed.
+        printed: PathBuf,
+    },
+    /// Instruction counts beside few and many streams: with four times the streams a step takes at most half as many again.
+    Growth {
+        /// What the bench printed.
+        printed: PathBuf,
+        /// How many programs it must have counted.
+        #[arg(long)]
+        programs: usize,
+    },
+}
+
+/// What a command has to say, and whether that is good.
+struct Verdict {
+    text: String,
+    is_good: bool,
+}
+
+fn read(path: &PathBuf) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn run(command: Command) -> Result<Verdict, String> {
+    match command {
+        Command::Features { manifest } => {
+            let text = features::of(&read(&manifest)?)?.join("\n") + "\n";
+            Ok(Verdict { text, is_good: true })
+        }
+        Command::Coverage { reports, explained, list } => {
+            let reports = reports.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+            let source = |file: &str| read(&PathBuf::from(file));
+            let root = std::env::current_dir().map_err(|e| e.to_string())?;
+            let missed = coverage::missed(&reports, &format!("{}/", root.display()), &source)?;
+            if list {
+                return Ok(Verdict { text: missed.list(), is_good: true });
+            }
+            missed.judge(&explained.display().to_string(), &read(&explained)?)
+        }
+        Command::Budgets { budgets, printed } => budgets::judge(&read(&budgets)?, &read(&printed)?),
+        Command::Growth { printed, programs } => Ok(budgets::growth(&read(&printed)?, programs)),
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(Verdict { text, is_good }) => {
+            print!("{text}");
+            if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::from(2)
+        }
+    }
+}
