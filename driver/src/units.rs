@@ -70,13 +70,6 @@ impl Granules {
         let n = bytes.div_ceil(GRANULE_BYTES);
         if n > u32::MAX as u64 { None } else { Some(Granules(n as u32)) }
     }
-    /// As [`Granules::holding`], and `None` for no bytes too: for a request. One comparison tells both.
-    #[inline]
-    #[doc(hidden)]
-    pub const fn for_request(bytes: u64) -> Option<Granules> {
-        let before_last = bytes.wrapping_sub(1) / GRANULE_BYTES;
-        if before_last >= u32::MAX as u64 { None } else { Some(Granules(before_last as u32 + 1)) }
-    }
     /// The granules of exactly `bytes`, or `None` if that is no whole number of them or too many.
     pub const fn exactly(bytes: u64) -> Option<Granules> {
         if bytes.is_multiple_of(GRANULE_BYTES) { Granules::holding(bytes) } else { None }

@@ -9,13 +9,13 @@ use super::entry::Range;
 use super::hands::Hand;
 use super::lenders::{ASKED, Candidates};
 use super::miss::{Miss, Step};
-use super::pool::{Handed, Pool, PoolState, Watch};
+use super::pool::{Pool, PoolState, Watch};
 use super::registry::{CLOSING, CONTEXT, QUESTIONS};
 use super::shared::Core;
 use super::undo::Undo;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
-use crate::heap::{ChunkId, Cut, Kind, Want};
+use crate::heap::{ChunkId, Cut, Kind, Taken, Want};
 use crate::order::{Clock, Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
@@ -56,7 +56,7 @@ struct Guest {
 impl<'a, D: Driver> Miss<'a, D> {
     /// Rung 2: a free range of another pool that is complete, or that this stream is ordered after already.
     /// Small requests leave large ranges alone as long as the pool may grow.
-    pub(crate) fn lend(&mut self) -> Option<Handed> {
+    pub(crate) fn lend(&mut self) -> Option<Taken> {
         self.lend_of(self.kinds())
     }
 
@@ -66,7 +66,7 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     /// Where pools keep what they took, rung 2 for what streams took that are gone: without it a program whose streams come and go takes
     /// ever more.
-    pub(crate) fn lend_of_heir(&mut self) -> Option<Handed> {
+    pub(crate) fn lend_of_heir(&mut self) -> Option<Taken> {
         let (heir, clock) = (self.core.heir.load(Ordering::Relaxed), self.pool.line.clock());
         self.lend_from(heir, self.kinds(), &clock, &mut { QUESTIONS })
     }
@@ -77,11 +77,11 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Rung 2, once growth was refused: a small request takes large segments' space too.
-    pub(crate) fn lend_across(&mut self) -> Option<Handed> {
+    pub(crate) fn lend_across(&mut self) -> Option<Taken> {
         if self.want.kind == Kind::Small { self.lend_of(&Kind::ALL[1..]) } else { None }
     }
 
-    fn lend_of(&mut self, kinds: &[Kind]) -> Option<Handed> {
+    fn lend_of(&mut self, kinds: &[Kind]) -> Option<Taken> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
         let Candidates { mut first, more, in_order, to_ask } =
@@ -118,7 +118,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         kinds: &[Kind],
         clock: &Clock,
         questions: &mut usize,
-    ) -> Option<Handed> {
+    ) -> Option<Taken> {
         if number == self.pool.number {
             return None;
         }
@@ -287,7 +287,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// The guest enters our pool and serves us, in one hold of the lock.
-    fn settle(&mut self, from: &Pool<D>, guest: &Guest) -> Handed {
+    fn settle(&mut self, from: &Pool<D>, guest: &Guest) -> Taken {
         let mut guard = self.pool.lock();
         let state = &mut *guard;
         let entered = self.pool.enter(state, &guest.range, &guest.pending);

@@ -26,13 +26,13 @@
 
 use super::config::{Policy, Reuse};
 use super::hands::Hand;
-use super::pool::{Handed, Pool, PoolState};
+use super::pool::{Pool, PoolState};
 use super::registry::QUESTIONS;
 use super::shared::{Core, lost};
 use super::waiting::{Patience, wait_for_some};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
-use crate::heap::{Kind, Want};
+use crate::heap::{Kind, Taken, Want};
 use crate::order::{Pending, TimelineId};
 use crate::report::{Ladder, Rung};
 use crate::sync::assert_unlocked;
@@ -51,7 +51,7 @@ pub(crate) const CALLBACKS: usize = 3;
 /// Climbs a rung: returns if it serves, counts it either way.
 macro_rules! rung {
     ($miss:ident . $name:ident, $climbed:expr) => {{
-        let served: Option<Handed> = $climbed?;
+        let served: Option<Taken> = $climbed?;
         $miss.count(stringify!($name), |l| &mut l.$name, served.is_some());
         if let Some(handed) = served {
             return Ok(handed);
@@ -94,7 +94,7 @@ pub(crate) struct Miss<'a, D: Driver> {
 }
 
 /// What a rung came to.
-pub(crate) type Step = Result<Option<Handed>, Error>;
+pub(crate) type Step = Result<Option<Taken>, Error>;
 
 impl<D: Driver> Core<D> {
     /// Serves a request that the pool could not.
@@ -103,7 +103,7 @@ impl<D: Driver> Core<D> {
     /// Out of memory with its facts, or the driver's refusal.
     #[cold]
     #[inline(never)]
-    pub(crate) fn miss(&self, pool: &Pool<D>, want: Want, asked: u64) -> Result<Handed, Error> {
+    pub(crate) fn miss(&self, pool: &Pool<D>, want: Want, asked: u64) -> Result<Taken, Error> {
         assert_unlocked("a miss");
         let lends = {
             let mut state = pool.lock();
@@ -166,7 +166,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         self.core.hands.take(self.own)
     }
 
-    fn climb(&mut self) -> Result<Handed, Error> {
+    fn climb(&mut self) -> Result<Taken, Error> {
         if !self.core.registry.alive() {
             return Err(lost());
         }
@@ -284,17 +284,17 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// Looks again in the own pool. A large request may take small segments' space before the pool grows; a small one
     /// may not take large segments' space: a small segment costs 2 MiB once, while crumbs in large ones would send every
     /// later small request here too (93 % of them on the recorded token generation) and pin ranges for ever.
-    pub(crate) fn again(&mut self) -> Option<Handed> {
+    pub(crate) fn again(&mut self) -> Option<Taken> {
         self.search(self.want.kind == Kind::Large)
     }
 
     /// Looks again, in the other kind's space too if the caller says so.
-    fn search(&mut self, across: bool) -> Option<Handed> {
+    fn search(&mut self, across: bool) -> Option<Taken> {
         self.search_in(&mut self.pool.lock(), across)
     }
 
     /// The same, in a hold of the pool's lock in which something arrived: nobody else can take it first.
-    pub(crate) fn search_in(&self, state: &mut PoolState, across: bool) -> Option<Handed> {
+    pub(crate) fn search_in(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
         let exact = self.core.config.exact_fit;
         let taken = match state.take(&self.want, self.asked, exact) {
             Some(t) => Some(t),

@@ -1,6 +1,6 @@
 //! The meeting floor: the only place where bookkeeping and device meet.
 //!
-//! An [`Allocator`] hands out device memory in stream order from one pool a stream. Its rooms: `pool` (the hot path),
+//! An [`Allocator`] hands out device memory in stream order from one pool a stream. Its rooms: `fast` (a hit and a free), `pool`,
 //! `miss` (the ladder when nothing cached fits) with `lend`, `grow` and `trim`, `registry` (the device's timelines),
 //! `host` (pinned memory), `shared` (what the handles have in common). Locks and their ranks are in
 //! [`sync::Rank`](crate::sync::Rank): no two pool locks at once, no driver call and no user code under any but a grower's
@@ -18,6 +18,7 @@ mod config;
 mod entry;
 mod events;
 mod facts;
+mod fast;
 pub(crate) mod foreign;
 mod grow;
 mod hands;
@@ -54,15 +55,15 @@ pub use raw::RawAllocation;
 pub use stream::{Event, Stream};
 pub use trim::Trimmed;
 
-use crate::driver::{Called, Driver, HostKind, Note, StreamKind, StreamOptions};
+use crate::driver::{Called, Driver, HostKind, StreamKind, StreamOptions};
 use crate::error::Error;
-use crate::heap::Want;
+use crate::heap::{Request, Want};
 use crate::report::{Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
 use crate::units::{Addr, AllocationId, DeviceId, Granules, StreamId};
 use core::fmt;
-use pool::{Handed, Pool, Watch};
+use pool::{Pool, Watch};
 use shared::{Core, Owner};
 
 /// The largest alignment that can be asked for, in bytes.
@@ -266,29 +267,6 @@ impl<D: Driver> Allocator<D> {
         Ok(stream)
     }
 
-    /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`]: zeroed in stream order), 512-byte aligned, valid
-    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: one); else it may
-    /// take memory from the device, make the stream wait for another one's last use of the bytes, and, when memory is
-    /// out, block the host for a bounded time.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
-    /// driver's; that of an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
-    // The hot path: one lock, no allocation, some 300 instructions with the free.
-    #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
-    #[inline(always)]
-    pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
-        if plain && let Some((share, taken)) = Pool::hit(stream.pool(), bytes) {
-            return Ok(Self::handed(share, taken, bytes));
-        }
-        // The error comes in a box: else the caller's result would be made in memory for its sake.
-        match self.alloc_otherwise(plain, bytes, stream) {
-            Ok(allocation) => Ok(allocation),
-            Err(why) => Err(*why),
-        }
-    }
-
     /// As [`Allocator::alloc`], for a caller who has just seen that the stream does not capture: on an adopted stream that
     /// spares the question to the driver.
     ///
@@ -372,8 +350,8 @@ impl<D: Driver> Allocator<D> {
     #[inline(never)]
     fn alloc_missed(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let pool = stream.pool();
-        match Granules::for_request(bytes) {
-            Some(len) => Self::miss(pool, Want::new(len, pool.kind(bytes)), bytes),
+        match Request::of(bytes) {
+            Some(request) => Self::miss(pool, Want::new(request.len(), pool.kind(bytes)), bytes),
             None => self.alloc_rare(bytes, Granules(1), stream),
         }
     }
@@ -415,14 +393,6 @@ impl<D: Driver> Allocator<D> {
             Self::miss(pool, want, bytes)?
         };
         if core.config.scrub { scrub::device(allocation, stream) } else { Ok(allocation) }
-    }
-
-    #[inline]
-    fn handed(pool: Arc<Pool<D>>, taken: Handed, bytes: u64) -> Allocation<D> {
-        let id = pool.id_of(taken.chunk, taken.generation);
-        let stream = Some(pool.line.info.id);
-        pool.core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream });
-        Allocation::new(pool, taken.addr, taken.chunk, taken.generation, bytes)
     }
 
     #[cold]

@@ -1,9 +1,8 @@
 //! One stream's memory in one allocator: its heap, the ranges in flight, the uses of its allocations, its counters,
 //! behind one lock.
 //!
-//! The hot path is here in plain sight. A hit takes one lock, walks at most 32 free chunks, makes no driver call and
-//! allocates nothing; a free on the pool's own stream takes one lock and reads one integer (law O2). Nothing here calls
-//! the driver or user code, so that a drop, which may come at any time on any thread, never waits for either (O9).
+//! Nothing here calls the driver or user code, so that a drop, which may come at any time on any thread, never waits for
+//! either (O9). What a hit and a plain free do is in `fast`.
 //!
 //! It does not know other pools: who lends what to whom is told in `lend`.
 
@@ -15,8 +14,8 @@ use super::access::bound;
 use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;
 use super::shared::Core;
-use crate::driver::{Driver, Note};
-use crate::heap::{ChunkId, Cut, Given, Heap, Kind, Packed, Taken, Want};
+use crate::driver::Driver;
+use crate::heap::{ChunkId, Cut, Heap, Kind, Taken, Want};
 use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::Counters;
 use crate::sync::atomic::AtomicU32;
@@ -75,7 +74,7 @@ pub(crate) struct PoolState {
     aside: [bool; 2],
     in_vain: [u32; 2],
     /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
-    sizes: [u64; 33],
+    pub(super) sizes: [u64; 33],
     /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
     pub(crate) counters: Counters,
     /// Allocations served by misses.
@@ -154,21 +153,6 @@ impl UseSlab {
     }
 }
 
-/// A range that was just taken, for the handle.
-#[derive(Clone, Copy)]
-pub(crate) struct Handed {
-    pub(crate) chunk: ChunkId,
-    pub(crate) generation: u32,
-    pub(crate) addr: Addr,
-}
-
-impl From<Taken> for Handed {
-    #[inline]
-    fn from(t: Taken) -> Handed {
-        Handed { chunk: t.chunk, generation: t.generation, addr: t.addr }
-    }
-}
-
 /// What a free left to do for its caller, once the pool is unlocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterFree {
@@ -181,24 +165,16 @@ pub(crate) enum AfterFree {
 }
 
 impl PoolState {
-    /// The hot path: a hit at any address, or nothing.
-    #[inline]
-    pub(crate) fn hit(&mut self, len: Granules, kind: Kind, asked: u64) -> Option<Packed> {
-        let taken = self.heap.take_plain(asked, kind)?;
-        self.count_size(len);
-        Some(taken)
-    }
-
-    /// As [`PoolState::hit`], for what is rare: an alignment, or exact fits only.
-    pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Handed> {
+    /// A hit at an aligned address, or of exact fits only: what is rare.
+    pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
         let taken = if exact { self.heap.take_exact(want, asked) } else { self.heap.take(want, asked) };
         let taken = taken?;
         self.count_size(want.len);
-        Some(Handed::from(taken))
+        Some(taken)
     }
 
     /// As [`PoolState::hit_rare`], for a miss that looks again or has brought something.
-    pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Handed> {
+    pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
         let taken = self.hit_rare(want, asked, exact)?;
         self.missed += 1;
         Some(taken)
@@ -225,17 +201,11 @@ impl PoolState {
     }
 
     /// The other kind's space: only before the pool would grow.
-    pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Handed> {
+    pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Taken> {
         let taken = self.heap.take_across(want, asked)?;
         self.count_size(want.len);
         self.missed += 1;
-        Some(Handed::from(taken))
-    }
-
-    /// As `report::Histogram::add`, into an array: the index needs no check and nothing grows.
-    #[inline]
-    fn count_size(&mut self, len: Granules) {
-        self.sizes[(u64::from(len.0 - 1) << 1 | 1).ilog2() as usize] += 1;
+        Some(taken)
     }
 
     /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
@@ -297,12 +267,6 @@ impl<D: Driver> Pool<D> {
             guest: Guest::new(),
             grower: Ranked::new(Rank::Grower, ()),
         }
-    }
-
-    /// Which segments serve a request.
-    #[inline]
-    pub(crate) fn kind(&self, bytes: u64) -> Kind {
-        if bytes <= self.small_bytes { Kind::Small } else { Kind::Large }
     }
 
     #[inline]
@@ -422,23 +386,6 @@ impl<D: Driver> Pool<D> {
         );
         let [small, large] = state.longest;
         (self.number, [small, large, bound])
-    }
-
-    /// Tells a checking device.
-    #[inline]
-    pub(crate) fn note_freed(&self, chunk: ChunkId, generation: u32) {
-        self.core.driver.note(Note::Freed { id: self.id_of(chunk, generation), unknown: false });
-    }
-
-    /// The heap's part of a free; `None`, and nothing is done, if other streams used the range.
-    #[inline]
-    pub(crate) fn give_back(&self, state: &mut PoolState, chunk: ChunkId, generation: u32) -> Option<Given> {
-        if planted!(Z9) {
-            state.heap.set_tag(chunk, 0);
-        }
-        // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says
-        // that other streams used it.
-        state.heap.give_untagged(chunk, generation, self.line.stamp())
     }
 
     /// What is to be done beside a free: the watch says that there is something, perhaps.

@@ -3,7 +3,7 @@
 //! A handle holds an ordinary `Arc` of its pool. Counting one up for each allocation and down for each free takes two
 //! atomic steps beside those of the lock, on the measured machine a fifth of the pair (docs/decisions.md). So
 //! references are counted in batches and lie in the pool's own state while no handle has them: an allocation takes one,
-//! a free puts its own back. It does not know what else happens under the lock.
+//! a free puts its own back (`fast`). It does not know what else happens under the lock.
 //!
 //! - **K1** Strong count = references that others hold + references in handles + [`Shares`] in the state. A mistake that
 //!   loses one leaks a pool; none frees it early.
@@ -15,19 +15,16 @@
 
 #![allow(unsafe_code, reason = "references are counted by hand")]
 
-use super::allocation::Allocation;
-use super::pool::{AfterFree, Handed, Held, Pool, PoolState, Watch};
+use super::pool::{Held, Pool, PoolState, Watch};
 use crate::driver::Driver;
-use crate::heap::{ChunkId, Packed};
 use crate::sync::Arc;
-use crate::units::{Addr, Granules};
 
 /// How many references are counted at once.
 const BATCH: u32 = 256;
 
 /// References to a pool in its own state. Dropping it loses them: [`Pool::leave`] is what ends them.
 #[derive(Default)]
-pub(crate) struct Shares(u32);
+pub(crate) struct Shares(pub(super) u32);
 
 impl PoolState {
     /// A reference for a handle, without an atomic step if one is here.
@@ -41,7 +38,7 @@ impl PoolState {
 
     /// A reference moves out of the state. Nobody has it: it is lost if none is made of it.
     #[inline]
-    fn move_out<D: Driver>(&mut self, pool: &Arc<Pool<D>>) {
+    pub(super) fn move_out<D: Driver>(&mut self, pool: &Arc<Pool<D>>) {
         self.shares.0 = match self.shares.0.checked_sub(1) {
             Some(left) => left,
             None => Self::mint(pool),
@@ -58,72 +55,7 @@ impl PoolState {
     }
 }
 
-impl<D: Driver> Drop for Allocation<D> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(home) = &self.home {
-            // SAFETY: the handle and its field end here, and nothing else drops the field: its reference is moved out.
-            let pool = unsafe { Arc::from_raw(Arc::as_ptr(&home.pool)) };
-            Pool::free(pool, home.chunk, home.generation, &home.addr);
-        }
-    }
-}
-
 impl<D: Driver> Pool<D> {
-    /// The hot path, with a reference for the handle; `None` for a miss, or for a request that no pool answers.
-    #[allow(clippy::inline_always, reason = "what is inlined makes the handle where it shall lie")]
-    #[inline(always)]
-    pub(crate) fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<(Arc<Pool<D>>, Handed)> {
-        let taken = Handed::from(Self::hit_locked(pool, bytes).some()?);
-        // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
-        Some((unsafe { Arc::from_raw(Arc::as_ptr(pool)) }, taken))
-    }
-
-    /// What it returns fits into two registers. A whole handle would be returned through memory, written in words and at once
-    /// moved in pairs of them, and the move would wait for the words.
-    #[inline(never)]
-    fn hit_locked(pool: &Arc<Pool<D>>, bytes: u64) -> Packed {
-        let Some(len) = Granules::for_request(bytes) else { return Packed::NONE };
-        let mut state = pool.lock();
-        let Some(taken) = state.hit(len, pool.kind(bytes), bytes) else { return Packed::NONE };
-        state.move_out(pool);
-        taken
-    }
-
-    /// Free: one lock, no driver call, no user code. Told once in DESIGN.md, "One free". The address is only looked at
-    /// for an event.
-    #[inline]
-    fn free(pool: Arc<Pool<D>>, chunk: ChunkId, generation: u32, addr: &Addr) {
-        let raw = Arc::into_raw(pool);
-        // SAFETY: the reference that `raw` stands for keeps the pool until it is put back, which happens under the lock;
-        // afterwards only the lock is released (K3).
-        let pool = unsafe { &*raw };
-        pool.note_freed(chunk, generation);
-        let mut state = pool.lock();
-        if let Some(given) = pool.give_back(&mut state, chunk, generation) {
-            pool.publish_longest(&mut state, given.kind, given.free_len);
-            if state.watch.is_calm() {
-                state.shares.0 += 1;
-            } else {
-                let after = pool.settle(&mut state, chunk, generation, *addr, given.len, false);
-                drop(state);
-                // SAFETY: it was not put back.
-                Self::freed(unsafe { Arc::from_raw(raw) }, after);
-            }
-        } else {
-            let after = pool.free_used(state, chunk, generation, false);
-            // SAFETY: it was not put back.
-            Self::freed(unsafe { Arc::from_raw(raw) }, after);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    #[allow(clippy::needless_pass_by_value, reason = "the handle's reference ends here")]
-    fn freed(pool: Arc<Pool<D>>, after: AfterFree) {
-        pool.core.pool_emptied(&pool, after);
-    }
-
     /// The last stream, or the allocator, goes: frees have to look after that from now on, and the shares end. The caller
     /// holds a reference, unlocks, and gives what is returned to [`Pool::release`].
     pub(crate) fn leave(state: &mut Held<'_>, why: Watch) -> Shares {

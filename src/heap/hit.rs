@@ -23,7 +23,7 @@ use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
 use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
 use super::segment::{Segment, Segments};
 use super::snapshot::Totals;
-use super::{Given, Heap, Kind, Packed, Taken, Want};
+use super::{Given, Heap, Kind, Packed, Request, Taken, Want};
 use crate::units::{Epoch, Granules};
 
 impl Heap {
@@ -69,18 +69,10 @@ impl Heap {
         Some(self.hand_out(id, asked).taken())
     }
 
-    /// As [`Heap::take`], the fewest granules that hold `asked` bytes, at any address: the hot path.
-    ///
-    /// # Panics
-    /// When `asked` is zero or more than a segment holds.
+    /// As [`Heap::take`], at any address: the fast path.
     #[inline]
-    pub fn take_plain(&mut self, asked: u64, kind: Kind) -> Option<Packed> {
-        match Granules::for_request(asked) {
-            Some(len) => self.take_front(len.0, kind, asked),
-            None => panic!(
-                "a want of {asked} bytes: whoever allocates answers zero-byte and hopeless requests itself"
-            ),
-        }
+    pub fn take_plain(&mut self, request: Request, kind: Kind) -> Option<Packed> {
+        self.take_front(request.len.0, kind, request.asked)
     }
 
     /// An exact fit at the head of its bin, the last of this length that was given back, needs no search.

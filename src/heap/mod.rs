@@ -80,7 +80,7 @@ pub use handle::ChunkView;
 pub use segment::SegmentView;
 pub use snapshot::{FreeRange, RangeMap, Ripe, SegmentMap, Snapshot, Stats};
 
-use crate::units::{Addr, Epoch, Granules, SegmentId};
+use crate::units::{Addr, Epoch, GRANULE_BYTES, Granules, SegmentId};
 use bins::Bins;
 use chunk::Slab;
 use core::fmt;
@@ -109,6 +109,31 @@ impl Kind {
             Kind::Small => Kind::Large,
             Kind::Large => Kind::Small,
         }
+    }
+}
+
+/// A request that a heap can answer: bytes, and the fewest granules that hold them, which is at least one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    asked: u64,
+    len: Granules,
+}
+
+impl Request {
+    /// `None` for no bytes and for more than a segment holds, which one comparison tells: whoever allocates answers these itself.
+    #[inline]
+    pub const fn of(asked: u64) -> Option<Request> {
+        let before_last = asked.wrapping_sub(1) / GRANULE_BYTES;
+        if before_last >= u32::MAX as u64 {
+            None
+        } else {
+            Some(Request { asked, len: Granules(before_last as u32 + 1) })
+        }
+    }
+    /// The granules.
+    #[inline]
+    pub const fn len(self) -> Granules {
+        self.len
     }
 }
 
@@ -141,8 +166,8 @@ pub struct Taken {
     pub addr: Addr,
 }
 
-/// A [`Taken`] in two words, each written whole: for the way of a hit, where it stays in registers. Chunk and generation apart
-/// would be joined in memory, and who reads as one word what was just written as two waits for it.
+/// A [`Taken`] as two `u64`, which a hit returns in registers. Chunk and generation as two `u32` would be stored one by one and loaded as
+/// one word, which stalls: a load cannot be forwarded from two stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Packed {
     id: u64,

@@ -4,7 +4,7 @@
 #![allow(clippy::many_single_char_names, reason = "streams s, t and blocks x, y, z, as in the traces")]
 
 use crate::rig::{all_back, all_clean, check, late, on, write};
-use millpond::heap::{ChunkId, ChunkState, Heap, Kind, Taken, Want};
+use millpond::heap::{ChunkId, ChunkState, Heap, Kind, Request, Taken, Want};
 use millpond::order::{Access, Clock, Entry, InFlight, Pending, TimelineId, Uses};
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{Addr, Epoch, GIB, Granules, KIB, MIB, SegmentId};
@@ -146,7 +146,8 @@ fn a_heap_names_what_is_not_there() {
     assert!(panic_of(|| _ = h.give_untagged(gone, 1, Epoch(1))).contains("H7"));
     assert!(panic_of(|| _ = h.view(t.chunk, t.generation + 1)).contains("H7"));
     assert!(panic_of(|| h.set_tag(gone, 1)).contains("H7"));
-    assert!(panic_of(|| _ = h.take_plain(0, Kind::Large)).contains("a want of 0 bytes"));
+    assert!(Request::of(0).is_none() && Request::of(Granules::MAX.bytes() + 1).is_none());
+    assert_eq!(Request::of(Granules::MAX.bytes()).map(Request::len), Some(Granules::MAX));
     let twice = panic_of(|| h.add_segment(SegmentId(7), Addr(0x90_0000), Granules(8), Kind::Large));
     assert!(twice.contains("H6") && twice.contains("segment 7 is in this heap already"), "{twice}");
     h.check();

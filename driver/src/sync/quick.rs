@@ -7,6 +7,8 @@
 //! another lock's wait. There is no fairness, and no protection of data: `lock_api` adds that.
 
 use super::atomic::AtomicBool;
+#[cfg(not(any(loom, shuttle)))]
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 
@@ -17,27 +19,32 @@ const YIELDS: u32 = 64;
 /// How long a sleep is: the holder lost its processor, which it gets back in milliseconds.
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Whether the lock is held.
+/// Whether the lock is held, and how many threads wait for it.
 #[derive(Debug)]
-pub struct Flag(AtomicBool);
+pub struct Flag {
+    held: AtomicBool,
+    /// Written by those who wait, read by who gives the lock back in the middle of something long. Model checkers take turns anyway.
+    #[cfg(not(any(loom, shuttle)))]
+    waiting: AtomicU32,
+}
 
 impl Flag {
     /// Not held.
     #[cfg(not(any(loom, shuttle)))]
     #[allow(clippy::declare_interior_mutable_const, reason = "what a lock begins as, copied into each")]
-    pub const FREE: Flag = Flag(AtomicBool::new(false));
+    pub const FREE: Flag = Flag { held: AtomicBool::new(false), waiting: AtomicU32::new(0) };
 
     /// Not held.
     #[cfg(any(loom, shuttle))]
     #[allow(clippy::new_without_default, reason = "the ordinary build has a constant instead")]
     pub fn new() -> Flag {
-        Flag(AtomicBool::new(false))
+        Flag { held: AtomicBool::new(false) }
     }
 
     /// Takes the lock if nobody has it. What its last holder did is seen then.
     #[inline]
     pub fn try_take(&self) -> bool {
-        self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Takes the lock, as soon as nobody has it.
@@ -51,23 +58,33 @@ impl Flag {
     #[cold]
     #[inline(never)]
     fn take_contended(&self) {
+        #[cfg(not(any(loom, shuttle)))]
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut looks = 0;
         // Only looking keeps the line shared between those who wait.
-        while self.0.load(Ordering::Relaxed) || !self.try_take() {
+        while self.held.load(Ordering::Relaxed) || !self.try_take() {
             wait(looks);
             looks += 1;
         }
+        #[cfg(not(any(loom, shuttle)))]
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a thread waits for the lock: it has looked once in vain.
+    #[cfg(not(any(loom, shuttle)))]
+    fn is_waited_for(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     /// Gives the lock back: the holder's last access to the flag, and to what it protects.
     #[inline]
     pub fn release(&self) {
-        self.0.store(false, Ordering::Release);
+        self.held.store(false, Ordering::Release);
     }
 
     /// Whether anybody has it.
     pub fn is_held(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.held.load(Ordering::Relaxed)
     }
 }
 
@@ -99,12 +116,17 @@ unsafe impl parking_lot::lock_api::RawMutex for Flag {
 }
 
 #[cfg(not(any(loom, shuttle)))]
-// SAFETY: as above. Those who wait get the chance to take it, and no promise.
+// SAFETY: as above. Those who wait get the chance to take it, and no promise. Where nobody waits the thread goes on: a yield that
+// nobody needs costs the rest of a time slice on a machine with other work.
 #[allow(unsafe_code, reason = "the contract that lock_api's guards rest on")]
 unsafe impl parking_lot::lock_api::RawMutexFair for Flag {
     unsafe fn unlock_fair(&self, _guard: Self::Guard) {
+        // Asked before the release, which is the last access to the flag.
+        let is_waited_for = self.is_waited_for();
         self.release();
-        super::yield_now();
+        if is_waited_for {
+            super::yield_now();
+        }
     }
 }
 
@@ -118,5 +140,30 @@ fn wait(looks: u32) {
         super::yield_now();
     } else {
         std::thread::sleep(SLEEP);
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::Flag;
+
+    /// Who gives the lock back in the middle of something long lets others run if one of them waits, and only then.
+    #[test]
+    fn a_lock_is_waited_for_while_a_thread_waits() {
+        let flag = Flag::FREE;
+        flag.take();
+        assert!(!flag.is_waited_for(), "nobody but the holder");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                flag.take();
+                flag.release();
+            });
+            while !flag.is_waited_for() {
+                std::thread::yield_now();
+            }
+            assert!(flag.is_held());
+            flag.release();
+        });
+        assert!(!flag.is_waited_for() && !flag.is_held(), "who waited has had it");
     }
 }

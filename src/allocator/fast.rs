@@ -1,0 +1,158 @@
+//! The fast path: an allocation that the pool's free ranges serve, and a free that only the home stream has to do with. Read it from top to
+//! bottom; what it calls beneath is `Heap::take_front` and `Heap::give_untagged` in `heap/hit.rs`.
+//!
+//! Both take one lock. A hit looks at 32 free chunks at most, makes no driver call and allocates nothing; a free loads one integer (law
+//! O2). No user code runs and the driver is not called, so that a drop, which may come at any time on any thread, waits for neither (O9).
+//! `benches/hit.rs` counts the instructions of both, some 330.
+//!
+//! It does not know what a miss does (`miss`), who else may use the bytes (`Pool::free_used`), nor what is rare: alignments, streams that have
+//! to be asked, names, recorders.
+
+#![allow(unsafe_code, reason = "references are counted by hand: K1 to K3 of `share`")]
+
+use super::allocation::Allocation;
+use super::pool::{AfterFree, Pool, PoolState};
+use super::{Allocator, Stream};
+use crate::driver::{Driver, Note};
+use crate::error::Error;
+use crate::heap::{ChunkId, Given, Kind, Packed, Request, Taken};
+use crate::sync::Arc;
+use crate::units::{Addr, Granules};
+
+// An allocation.
+
+impl<D: Driver> Allocator<D> {
+    /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`]: zeroed in stream order), 512-byte aligned, valid
+    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: one); else it may
+    /// take memory from the device, make the stream wait for another one's last use of the bytes, and, when memory is
+    /// out, block the host for a bounded time.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
+    /// driver's; that of an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
+    #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
+    #[inline(always)]
+    pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
+        if plain && let Some((share, taken)) = Pool::hit(stream.pool(), bytes) {
+            return Ok(Self::handed(share, taken, bytes));
+        }
+        // The error comes in a box: else the caller's result would be made in memory for its sake.
+        match self.alloc_otherwise(plain, bytes, stream) {
+            Ok(allocation) => Ok(allocation),
+            Err(why) => Err(*why),
+        }
+    }
+
+    /// The handle of a range, and its reference of the pool.
+    #[inline]
+    pub(super) fn handed(pool: Arc<Pool<D>>, taken: Taken, bytes: u64) -> Allocation<D> {
+        let id = pool.id_of(taken.chunk, taken.generation);
+        let stream = Some(pool.line.info.id);
+        pool.core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream });
+        Allocation::new(pool, taken.addr, taken.chunk, taken.generation, bytes)
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    /// A range and a reference of the pool for its handle; `None` for a miss, or for a request that no pool answers.
+    #[allow(clippy::inline_always, reason = "what is inlined makes the handle where it shall lie")]
+    #[inline(always)]
+    pub(crate) fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<(Arc<Pool<D>>, Taken)> {
+        let taken = Self::hit_locked(pool, bytes).some()?;
+        // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
+        Some((unsafe { Arc::from_raw(Arc::as_ptr(pool)) }, taken))
+    }
+
+    /// Everything under the lock. Two `u64` come back, in registers: a whole handle would come back through memory, written in single
+    /// words and read in pairs of them at once, which no store can be forwarded to.
+    #[inline(never)]
+    fn hit_locked(pool: &Arc<Pool<D>>, bytes: u64) -> Packed {
+        let Some(request) = Request::of(bytes) else { return Packed::NONE };
+        let mut state = pool.lock();
+        let Some(taken) = state.heap.take_plain(request, pool.kind(bytes)) else { return Packed::NONE };
+        state.count_size(request.len());
+        state.move_out(pool);
+        taken
+    }
+
+    /// Which segments serve a request.
+    #[inline]
+    pub(crate) fn kind(&self, bytes: u64) -> Kind {
+        if bytes <= self.small_bytes { Kind::Small } else { Kind::Large }
+    }
+}
+
+impl PoolState {
+    /// As `report::Histogram::add`, into an array: the index needs no check and nothing grows.
+    #[inline]
+    pub(super) fn count_size(&mut self, len: Granules) {
+        self.sizes[(u64::from(len.0 - 1) << 1 | 1).ilog2() as usize] += 1;
+    }
+}
+
+// A free.
+
+impl<D: Driver> Drop for Allocation<D> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(home) = &self.home {
+            // SAFETY: the handle and its field end here, and nothing else drops the field: its reference is moved out.
+            let pool = unsafe { Arc::from_raw(Arc::as_ptr(&home.pool)) };
+            Pool::free(pool, home.chunk, home.generation, &home.addr);
+        }
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    /// Free: one lock, no driver call, no user code. Told once in DESIGN.md, "One free". The address is only looked at
+    /// for an event.
+    #[inline]
+    fn free(pool: Arc<Pool<D>>, chunk: ChunkId, generation: u32, addr: &Addr) {
+        let raw = Arc::into_raw(pool);
+        // SAFETY: the reference that `raw` stands for keeps the pool until it is put back, which happens under the lock;
+        // afterwards only the lock is released (K3).
+        let pool = unsafe { &*raw };
+        pool.note_freed(chunk, generation);
+        let mut state = pool.lock();
+        if let Some(given) = pool.give_back(&mut state, chunk, generation) {
+            pool.publish_longest(&mut state, given.kind, given.free_len);
+            if state.watch.is_calm() {
+                state.shares.0 += 1;
+            } else {
+                let after = pool.settle(&mut state, chunk, generation, *addr, given.len, false);
+                drop(state);
+                // SAFETY: it was not put back.
+                Self::freed(unsafe { Arc::from_raw(raw) }, after);
+            }
+        } else {
+            let after = pool.free_used(state, chunk, generation, false);
+            // SAFETY: it was not put back.
+            Self::freed(unsafe { Arc::from_raw(raw) }, after);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    #[allow(clippy::needless_pass_by_value, reason = "the handle's reference ends here")]
+    fn freed(pool: Arc<Pool<D>>, after: AfterFree) {
+        pool.core.pool_emptied(&pool, after);
+    }
+
+    /// Tells a checking device.
+    #[inline]
+    pub(crate) fn note_freed(&self, chunk: ChunkId, generation: u32) {
+        self.core.driver.note(Note::Freed { id: self.id_of(chunk, generation), unknown: false });
+    }
+
+    /// The heap's part of a free; `None`, and nothing is done, if other streams used the range.
+    #[inline]
+    pub(crate) fn give_back(&self, state: &mut PoolState, chunk: ChunkId, generation: u32) -> Option<Given> {
+        if planted!(Z9) {
+            state.heap.set_tag(chunk, 0);
+        }
+        // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says
+        // that other streams used it.
+        state.heap.give_untagged(chunk, generation, self.line.stamp())
+    }
+}
