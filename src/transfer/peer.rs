@@ -24,9 +24,9 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_peer<'s>(
         &mut self,
-        stream: &Stream<D>,
         source: impl Into<DeviceView<'s, T, D>>,
         from_stream: &Stream<D>,
+        stream: &Stream<D>,
     ) -> Result<(), Error> {
         let _called = Called::<D>::here();
         let source = source.into();
@@ -66,10 +66,10 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     #[track_caller]
     pub fn copy_from_peer<'s>(
         &mut self,
-        stream: &Stream<D>,
         source: impl Into<DeviceView<'s, T, D>>,
         from_stream: &Stream<D>,
+        stream: &Stream<D>,
     ) -> Result<(), Error> {
-        self.view_mut().copy_from_peer(stream, source, from_stream)
+        self.view_mut().copy_from_peer(source, from_stream, stream)
     }
 }
