@@ -11,7 +11,7 @@ pub use memory::{Holder, OutOfMemory};
 pub use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
 
 use crate::report::bytes;
-use crate::units::{Addr, AllocationId, DeviceId, StreamId};
+use crate::units::{Addr, DeviceId, StreamId};
 use core::fmt;
 
 /// One side of an operation on two arrays.
@@ -157,11 +157,6 @@ pub enum Error {
         /// The stream, if its id was known before the capture began: asking for it would end the capture.
         stream: Option<StreamId>,
     },
-    /// A raw allocation or an address that this allocator does not know, or no longer knows.
-    UnknownAllocation {
-        /// What was given.
-        id: AllocationId,
-    },
     /// Two arrays do not fit together: their shapes, lengths or element types differ.
     Mismatch(Box<Mismatch>),
     /// Memory from elsewhere cannot be used as it was given.
@@ -253,12 +248,6 @@ impl fmt::Display for Error {
                 "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",
                 stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
             ),
-            Error::UnknownAllocation { id } => {
-                write!(
-                    f,
-                    "allocation {id} is not alive in this allocator: it was freed, or belongs to another one"
-                )
-            }
             Error::Mismatch(m) => m.fmt(f),
             Error::ForeignRange(r) => r.fmt(f),
             Error::TooManyDimensions { asked, most } => write!(
