@@ -151,7 +151,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the source:
+    /// [`DeviceViewMut::copy_from`].
     #[track_caller]
     pub fn copy_from<P: StableSource<Item = T>>(
         &mut self,
@@ -163,7 +164,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_device`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, an array or a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceViewMut::copy_from_device`].
     #[track_caller]
     pub fn copy_from_device<'s>(
         &mut self,
@@ -175,7 +177,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceView::to_pinned`], of all of it.
     ///
     /// # Errors
-    /// As there.
+    /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_pinned`].
     #[track_caller]
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
         self.view().to_pinned(stream)
@@ -183,7 +185,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceView::copy_to`], of all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the target:
+    /// [`DeviceView::copy_to`].
     #[track_caller]
     pub fn copy_to(
         &self,

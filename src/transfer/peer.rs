@@ -62,7 +62,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_peer`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, a stream of the wrong device, a capturing stream, the driver's: [`DeviceViewMut::copy_from_peer`].
     #[track_caller]
     pub fn copy_from_peer<'s>(
         &mut self,

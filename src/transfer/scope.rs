@@ -80,7 +80,8 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     /// Queues a copy to the device, as [`DeviceViewMut::copy_from`]; the source is borrowed.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceViewMut::copy_from`]. Nothing was then queued.
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn upload<'t, T: Pod>(
@@ -105,7 +106,8 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     /// Queues a copy to the host, as [`DeviceView::copy_to`]; the target is borrowed, and can be read after the scope.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceView::copy_to`]. Nothing was then queued.
     #[track_caller]
     pub fn download<'s, T: Pod>(
         &self,
