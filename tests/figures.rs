@@ -397,13 +397,14 @@ impl World {
         );
         assert!(*allocated_peak_at_most <= *taken_peak);
         for p in pools {
-            self.pools[&p.stream].check(p, &p.stream.to_string());
+            let stream = p.stream.expect("a pool has one");
+            self.pools[&stream].check(p, &stream.to_string());
             self.owners.check(p);
         }
         // A pool that is gone had nothing left; what it did counts in the total.
         let mut all = Books { drains: self.waits, ..Books::default() };
         for (id, books) in &self.pools {
-            let gone = pools.iter().all(|p| p.stream != *id);
+            let gone = pools.iter().all(|p| p.stream != Some(*id));
             assert!(!gone || books.live + books.ranges == 0, "{id} is not in the report");
             all.live += books.live;
             all.asked += books.asked;

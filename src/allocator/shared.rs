@@ -21,7 +21,7 @@ use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
-use crate::units::{DeviceId, StreamId};
+use crate::units::DeviceId;
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -320,7 +320,6 @@ impl<D: Driver> Core<D> {
             total.counters.add(&departed.0);
             total.sizes.merge(&departed.1);
         }
-        total.stream = StreamId(0);
         total.allocated_peak = peak.at_most;
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
         let driver_calls = self.driver.calls();

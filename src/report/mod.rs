@@ -82,8 +82,8 @@ impl Counters {
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PoolReport {
-    /// The stream; in the total, stream 0.
-    pub stream: StreamId,
+    /// The stream; `None` in a sum over several, and of pinned memory, which belongs to no stream.
+    pub stream: Option<StreamId>,
     /// A name given to the stream, if any.
     pub name: Option<String>,
     /// Its stream is gone: the pool only waits to be emptied.
@@ -126,6 +126,15 @@ pub struct PoolReport {
 }
 
 impl PoolReport {
+    /// The stream in words, or what there is in place of one.
+    pub(crate) fn place(&self) -> String {
+        match (self.stream, &self.name) {
+            (Some(stream), _) => stream.to_string(),
+            // A name with line ends or escapes must not break a table or the terminal.
+            (None, Some(name)) => name.chars().filter(|c| !c.is_control()).collect(),
+            (None, None) => "all streams".into(),
+        }
+    }
     /// 1 − largest free / free: 0 when the free bytes are one range, near 1 when they are crumbs.
     pub fn fragmentation(&self) -> f64 {
         if self.cached == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.cached as f64 }
@@ -134,7 +143,7 @@ impl PoolReport {
     /// `oldest_in_flight`, which is the oldest of all.
     ///
     /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above, of these pools;
-    /// [`Report::allocated_peak`] and [`Report::taken_peak`] tell more of all. The stream is 0, the name none.
+    /// [`Report::allocated_peak`] and [`Report::taken_peak`] tell more of all. There is no stream and no name.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a PoolReport>) -> PoolReport {
         let mut t = PoolReport::default();
         for p in pools {

@@ -46,11 +46,11 @@ fn part(x: f64) -> String {
 }
 
 fn pool_name(pool: &PoolReport) -> String {
-    let mut name = match &pool.name {
+    let mut name = pool.place();
+    if let (Some(_), Some(n)) = (pool.stream, &pool.name) {
         // A name with line ends or escapes must not break the table or the terminal.
-        Some(n) => format!("{} ({})", pool.stream, n.chars().filter(|c| !c.is_control()).collect::<String>()),
-        None => pool.stream.to_string(),
-    };
+        name = format!("{name} ({})", n.chars().filter(|c| !c.is_control()).collect::<String>());
+    }
     if pool.closed {
         name += " closed";
     }

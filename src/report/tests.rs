@@ -193,7 +193,7 @@ fn pool(k: u64, held: u64) -> PoolReport {
     let mut sizes = Histogram::default();
     sizes.add_many(Granules(1 << (k % 8)), 100);
     PoolReport {
-        stream: StreamId(k),
+        stream: Some(StreamId(k)),
         held,
         allocated: held / 2,
         asked: held / 2 - 100,
@@ -292,7 +292,7 @@ fn a_thousand_pools_fit_on_a_screen() {
     assert!(lines.len() < 32);
     // The largest pool comes first and no hidden one is larger than the last shown.
     let largest = r.pools.iter().max_by_key(|p| p.held).unwrap();
-    assert!(lines[first].starts_with(&format!("{} ", largest.stream)), "{text}");
+    assert!(lines[first].starts_with(&format!("{} ", largest.stream.unwrap())), "{text}");
     assert_eq!(r.total.held, (1..=1000).sum::<u64>() * MIB);
 }
 
@@ -302,6 +302,7 @@ fn t18_totals_add_up() {
     let t = PoolReport::sum([&a, &b]);
     assert_eq!(t.held, t.allocated + t.cached + t.in_flight);
     assert_eq!((t.held, t.live, t.free_chunks, t.in_flight_ranges), (12 * MIB, 20, 6, 4));
+    assert_eq!((t.stream, &t.name), (None, &None));
     assert_eq!((t.largest_free, t.oldest_in_flight), (MIB, Some(2)));
     assert_eq!((t.allocated_peak, t.held_peak), (9 * MIB, 12 * MIB));
     assert_eq!((t.counters.allocations, t.counters.hits, t.counters.lends_in), (200, 194, 3));
@@ -321,6 +322,7 @@ fn json_has_the_data_and_the_ratios() {
     assert_eq!(v["taken"], 12 * MIB);
     assert_eq!(v["taken_over_live"].as_f64(), r.taken_over_live());
     assert_eq!(v["pools"][1]["stream"], 4);
+    assert!(v["total"]["stream"].is_null());
     assert_eq!(v["pools"][0]["hit_rate"], 0.97);
     assert_eq!(v["total"]["fragmentation"], r.total.fragmentation());
     assert_eq!(v["total"]["counters"]["allocations"], 200);

@@ -53,7 +53,7 @@ fn pool_json(p: &PoolReport) -> Value {
         sizes: Histogram { counts },
     } = p;
     json!({
-        "stream": stream.0, "name": name, "closed": closed, "held": held, "allocated": allocated, "asked": asked,
+        "stream": stream.map(|s| s.0), "name": name, "closed": closed, "held": held, "allocated": allocated, "asked": asked,
         "cached": cached, "in_flight": in_flight, "held_back": held_back, "allocated_peak": allocated_peak,
         "held_peak": held_peak, "live": live, "free_chunks": free_chunks, "largest_free": largest_free,
         "in_flight_ranges": in_flight_ranges, "oldest_in_flight": oldest_in_flight,
@@ -180,7 +180,7 @@ fn table_says(r: &Report, text: &str) {
     let several = usize::from(r.pools.len() > 1);
     assert_eq!(table.len(), r.pools.len() + several + usize::from(r.pinned.is_some()), "{text}");
     for (cells, p) in table.iter().zip(&r.pools) {
-        let name = p.stream.to_string() + if p.closed { " closed" } else { "" };
+        let name = p.stream.expect("a pool has one").to_string() + if p.closed { " closed" } else { "" };
         assert_eq!((cells[0], &p.name), (&name[..], &None));
         row(cells, p, |peak| is_size(peak, p.allocated_peak));
     }
@@ -193,6 +193,7 @@ fn table_says(r: &Report, text: &str) {
         });
     }
     if let Some(p) = &r.pinned {
+        assert_eq!((p.stream, r.total.stream), (None, None));
         row(table.last().unwrap(), p, |peak| is_size(peak, p.allocated_peak));
     }
 }
