@@ -149,11 +149,9 @@ impl Outcome {
     /// The outcome as one JSON value: every field by its name, the driver's calls once more as an object by their names.
     #[cfg(feature = "serde")]
     pub fn to_value(&self) -> serde_json::Value {
-        use serde_json::{Map, Value, json};
+        use serde_json::json;
         let mut v = json!(self);
-        let calls: Map<String, Value> =
-            self.report.driver_calls.iter().map(|&(name, n)| (name.to_owned(), n.into())).collect();
-        v["driver_calls"] = Value::Object(calls);
+        v["driver_calls"] = json!(self.report.driver_calls);
         v["report"] = self.report.to_value();
         v
     }

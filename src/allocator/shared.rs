@@ -322,7 +322,7 @@ impl<D: Driver> Core<D> {
         }
         total.allocated_peak = peak.at_most;
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
-        let driver_calls = self.driver.calls();
+        let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let backing = self.backing.lock();
         total.held_peak = backing.taken_peak;
@@ -330,7 +330,7 @@ impl<D: Driver> Core<D> {
             device: self.device,
             capacity: self.capacity,
             limit: backing.limit,
-            policy: self.config.policy.name(),
+            policy: self.config.policy.name().into(),
             taken: backing.taken,
             taken_peak: backing.taken_peak,
             segments: backing.segments.len() as u64,

@@ -5,6 +5,8 @@
 
 mod histogram;
 mod profile;
+#[cfg(feature = "serde")]
+pub(crate) mod read;
 mod render;
 
 #[cfg(test)]
@@ -15,6 +17,8 @@ pub use millpond_driver::{Size, SizeError, Unit, bytes, parse_size};
 pub use profile::{Profile, ProfileRow, Scope, Usage};
 
 use crate::units::{DeviceId, StreamId};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// What a pool did, since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -221,6 +225,10 @@ impl Ladder {
 }
 
 /// Everything an allocator holds and did.
+///
+/// With the feature `serde` it is a value in both directions: what `Report::to_json` writes, or any format of serde's, is read back
+/// equal. A reader gives a field that is not there its default, passes over what it does not know, and names the field of a value that
+/// does not fit.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Report {
@@ -231,7 +239,7 @@ pub struct Report {
     /// The limit in bytes, if one is set.
     pub limit: Option<u64>,
     /// The growth policy's name.
-    pub policy: &'static str,
+    pub policy: Cow<'static, str>,
     /// Bytes taken from the device now: every segment.
     pub taken: u64,
     /// Highest `taken` so far.
@@ -258,7 +266,7 @@ pub struct Report {
     /// The pinned host pool, if it was used: held, allocated, cached, in flight of host memory.
     pub pinned: Option<PoolReport>,
     /// Driver calls by name, if the driver counts.
-    pub driver_calls: Vec<(&'static str, u64)>,
+    pub driver_calls: BTreeMap<Cow<'static, str>, u64>,
     /// Events that no sink was told of: too many were kept, by frees with no allocation in between.
     pub events_lost: u64,
     /// Errors that destructors met and could not return.

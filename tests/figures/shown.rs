@@ -87,7 +87,7 @@ fn json_of(r: &Report) -> Value {
     let Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback } = ladder;
     let bounds = r.taken_over_live_bounds();
     let calls: serde_json::Map<String, Value> =
-        driver_calls.iter().map(|&(name, n)| (name.to_owned(), json!(n))).collect();
+        driver_calls.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
     json!({
         "device": device.0, "capacity": capacity, "limit": limit, "policy": policy, "taken": taken,
         "taken_peak": taken_peak, "segments": segments, "moving": moving, "growths": growths, "releases": releases,
@@ -258,7 +258,7 @@ fn text_says(r: &Report) {
         }
         (l, oldest) => assert_eq!((l, oldest), (None, None)),
     }
-    let all: u64 = r.driver_calls.iter().map(|(_, n)| n).sum();
+    let all: u64 = r.driver_calls.values().sum();
     let driver = line(&text, "driver").unwrap_or("driver 0 calls: ");
     assert_eq!(before(driver, " calls"), all);
     let mut shown: Vec<(&str, u64)> = driver
@@ -269,7 +269,8 @@ fn text_says(r: &Report) {
         .filter_map(|call| call.rsplit_once(' ').map(|(name, n)| (name, n.parse().unwrap())))
         .collect();
     shown.sort_unstable();
-    let mut calls: Vec<_> = r.driver_calls.iter().copied().filter(|(_, n)| *n > 0).collect();
+    let mut calls: Vec<_> =
+        r.driver_calls.iter().map(|(name, n)| (&**name, *n)).filter(|(_, n)| *n > 0).collect();
     calls.sort_unstable();
     assert_eq!(shown, calls);
     assert_eq!(line(&text, "events").is_some(), r.events_lost > 0);
@@ -303,9 +304,11 @@ fn same(said: &Value, right: &Value, at: &str) {
     }
 }
 
-/// Panics unless text and JSON say what the fields say.
+/// Panics unless text and JSON say what the fields say, and the JSON is read back as the same report.
 pub(crate) fn check(r: &Report) {
     let said: Value = serde_json::from_str(&r.to_json()).expect("JSON");
+    assert_eq!(&serde_json::from_str::<Report>(&r.to_json()).expect("a report"), r);
+    assert_eq!(&serde_json::from_value::<Report>(said.clone()).expect("a report"), r);
     same(&said, &json_of(r), "");
     text_says(r);
 }

@@ -65,7 +65,7 @@ use hashbrown::{HashMap, HashSet};
 /// Events need no rule: one never recorded is legal everywhere. Sizes, alignments and limits need none either: absurd
 /// requests are part of the language, the allocator answers them with an error.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Program {
     /// A name for reports; may be empty.
     pub name: String,
