@@ -4,8 +4,10 @@
 //! Every message says what was asked, what was found and what to do. A broken invariant is never an error: it panics
 //! with its number. This module knows none of the mechanics that fail.
 
+mod difference;
 mod memory;
 
+pub use difference::Difference;
 pub use memory::{Holder, OutOfMemory};
 
 pub use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
@@ -159,6 +161,8 @@ pub enum Error {
     },
     /// Two arrays do not fit together: their shapes, lengths or element types differ.
     Mismatch(Box<Mismatch>),
+    /// A kernel and its CPU reference left an element different.
+    Differs(Box<Difference>),
     /// Memory from elsewhere cannot be used as it was given.
     ForeignRange(ForeignRange),
     /// A shape with more dimensions than a [`Shape`](crate::Shape) has.
@@ -249,6 +253,7 @@ impl fmt::Display for Error {
                 stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
             ),
             Error::Mismatch(m) => m.fmt(f),
+            Error::Differs(d) => d.fmt(f),
             Error::ForeignRange(r) => r.fmt(f),
             Error::TooManyDimensions { asked, most } => write!(
                 f,
@@ -278,6 +283,7 @@ impl std::error::Error for Error {
         match self {
             Error::OutOfMemory(o) => Some(o),
             Error::Mismatch(m) => Some(m),
+            Error::Differs(d) => Some(d),
             Error::ForeignRange(r) => Some(r),
             Error::Unavailable(u) => Some(u),
             Error::Driver(d) => Some(d),
@@ -303,6 +309,11 @@ impl From<DriverError> for Error {
 impl From<Mismatch> for Error {
     fn from(m: Mismatch) -> Error {
         Error::Mismatch(Box::new(m))
+    }
+}
+impl From<Difference> for Error {
+    fn from(d: Difference) -> Error {
+        Error::Differs(Box::new(d))
     }
 }
 impl From<OutOfMemory> for Error {
