@@ -18,6 +18,7 @@ use core::fmt;
 
 /// One side of an operation on two arrays.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Side {
     /// What it is, such as "the target, a device array".
     pub what: &'static str,
@@ -36,6 +37,7 @@ impl fmt::Display for Side {
 
 /// Two arrays that do not fit together.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// What was to be done, such as `copy_from`.
     pub verb: &'static str,
@@ -56,6 +58,7 @@ impl std::error::Error for Mismatch {}
 
 /// A range of memory from elsewhere that cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ForeignRange {
     /// The first byte given.
     pub address: Addr,

@@ -12,6 +12,7 @@ use millpond_trace::{Fault, Op};
 /// What came of a replay.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Outcome {
     /// The trace's name.
     pub trace: String,
@@ -74,6 +75,7 @@ pub struct Outcome {
 /// What was taken and not given back.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Lost {
     /// Allocations that the allocator counted as live when all had been freed.
     pub allocations: u64,
@@ -100,6 +102,7 @@ impl fmt::Display for Lost {
 /// A request that failed and ended the replay of a log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Failure {
     /// The call of the log, counted from 0; in a repeat, from its beginning.
     pub call: u64,

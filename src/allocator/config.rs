@@ -16,6 +16,7 @@ pub(crate) type OutOfMemoryHook = Arc<dyn Fn(&OutOfMemory) -> bool + Send + Sync
 /// How much may be taken from the device.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Limit {
     /// Whatever the device has.
     #[default]
@@ -61,6 +62,7 @@ impl Limit {
 /// What a miss tries first.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Policy {
     /// Grow before making one stream wait for another: a miss is short, memory is spent.
     #[default]
@@ -82,6 +84,7 @@ impl Policy {
 /// Whether one stream's freed memory serves another.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Reuse {
     /// Never: a pool keeps what it took while its stream lives. What streams took that are gone serves others, as it is complete.
     Never,
@@ -96,6 +99,7 @@ pub enum Reuse {
 /// How much a pool takes from the device at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Growth {
     /// Exactly the rounded request: no segment serves a second one unless it is freed.
     Exact,

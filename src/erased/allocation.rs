@@ -22,6 +22,7 @@ pub struct AnyAllocation {
 
 /// What does not change about an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Facts {
     /// The first byte; dangling, never null, if there are none.
     pub address: Addr,

@@ -13,6 +13,7 @@ const LISTED: usize = 3;
 
 /// Allocations that are alive under one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Holder {
     /// The name that [`Allocator::alloc_named`](crate::Allocator::alloc_named) gave them; `None`: they have none.
     pub name: Option<String>,
@@ -39,6 +40,7 @@ impl fmt::Display for Holder {
 
 /// No memory: what was asked, what there is, who holds it, what was tried, and what to do.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OutOfMemory {
     /// Bytes asked for.
     pub asked: u64,

@@ -2,6 +2,9 @@
 //!
 //! A report is a copy: it holds no lock and refers to nothing. Its `Display` is the text a person reads, its JSON the data
 //! for programs. This module does not know how the numbers were gathered.
+//!
+//! More figures may come: for users its structs are `non_exhaustive`. This repository's tests name every field (the feature
+//! `internals`), so that a new one has to be shown and compared.
 
 mod histogram;
 mod profile;
@@ -23,6 +26,7 @@ use std::collections::BTreeMap;
 /// What a pool did, since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Counters {
     /// Allocations served.
     pub allocations: u64,
@@ -85,6 +89,7 @@ impl Counters {
 /// One pool: what one stream owns in one allocator. In `Report::total`, the sum.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct PoolReport {
     /// The stream; `None` in a sum over several, and of pinned memory, which belongs to no stream.
     pub stream: Option<StreamId>,
@@ -192,6 +197,7 @@ pub struct Rung {
 /// The miss ladder's counts, in the order of the rungs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Ladder {
     /// Completed markers folded in, own in-flight ranges drained.
     pub fold: Rung,
@@ -231,6 +237,7 @@ impl Ladder {
 /// does not fit.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Report {
     /// The device.
     pub device: DeviceId,

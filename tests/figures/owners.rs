@@ -76,6 +76,7 @@ impl Owners {
                 Event::Wait { stream, .. } => self.of.entry(stream).or_default().waits += 1,
                 Event::HostWait { .. } => host_waits += 1,
                 Event::OutOfMemory { .. } => {}
+                other => panic!("an event that these books do not know: {other:?}"),
             }
         }
         host_waits

@@ -77,6 +77,7 @@ pub struct Program {
 
 /// The first step that breaks a rule, and which.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Fault {
     /// The step, counted from 0.
     pub step: usize,

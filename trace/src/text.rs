@@ -14,6 +14,7 @@ pub(super) const VERSION: u32 = 1;
 
 /// Why a text is no program: the place, what stands there, what could.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct TextError {
     /// The line, counted from 1.
     pub line: u32,
@@ -39,6 +40,7 @@ impl std::error::Error for TextError {}
 
 /// A program as it was written, with the line of each step.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Written {
     /// The program.
     pub program: Program,
