@@ -4,18 +4,21 @@
 //! Every message says what was asked, what was found and what to do. A broken invariant is never an error: it panics
 //! with its number. This module knows none of the mechanics that fail.
 
+mod difference;
 mod memory;
 
+pub use difference::Difference;
 pub use memory::{Holder, OutOfMemory};
 
 pub use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
 
 use crate::report::bytes;
-use crate::units::{Addr, AllocationId, DeviceId, StreamId};
+use crate::units::{Addr, DeviceId, StreamId};
 use core::fmt;
 
 /// One side of an operation on two arrays.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Side {
     /// What it is, such as "the target, a device array".
     pub what: &'static str,
@@ -34,6 +37,7 @@ impl fmt::Display for Side {
 
 /// Two arrays that do not fit together.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// What was to be done, such as `copy_from`.
     pub verb: &'static str,
@@ -54,6 +58,7 @@ impl std::error::Error for Mismatch {}
 
 /// A range of memory from elsewhere that cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ForeignRange {
     /// The first byte given.
     pub address: Addr,
@@ -157,13 +162,10 @@ pub enum Error {
         /// The stream, if its id was known before the capture began: asking for it would end the capture.
         stream: Option<StreamId>,
     },
-    /// A raw allocation or an address that this allocator does not know, or no longer knows.
-    UnknownAllocation {
-        /// What was given.
-        id: AllocationId,
-    },
     /// Two arrays do not fit together: their shapes, lengths or element types differ.
     Mismatch(Box<Mismatch>),
+    /// A kernel and its CPU reference left an element different.
+    Differs(Box<Difference>),
     /// Memory from elsewhere cannot be used as it was given.
     ForeignRange(ForeignRange),
     /// A shape with more dimensions than a [`Shape`](crate::Shape) has.
@@ -253,13 +255,8 @@ impl fmt::Display for Error {
                 "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",
                 stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
             ),
-            Error::UnknownAllocation { id } => {
-                write!(
-                    f,
-                    "allocation {id} is not alive in this allocator: it was freed, or belongs to another one"
-                )
-            }
             Error::Mismatch(m) => m.fmt(f),
+            Error::Differs(d) => d.fmt(f),
             Error::ForeignRange(r) => r.fmt(f),
             Error::TooManyDimensions { asked, most } => write!(
                 f,
@@ -289,6 +286,7 @@ impl std::error::Error for Error {
         match self {
             Error::OutOfMemory(o) => Some(o),
             Error::Mismatch(m) => Some(m),
+            Error::Differs(d) => Some(d),
             Error::ForeignRange(r) => Some(r),
             Error::Unavailable(u) => Some(u),
             Error::Driver(d) => Some(d),
@@ -314,6 +312,11 @@ impl From<DriverError> for Error {
 impl From<Mismatch> for Error {
     fn from(m: Mismatch) -> Error {
         Error::Mismatch(Box::new(m))
+    }
+}
+impl From<Difference> for Error {
+    fn from(d: Difference) -> Error {
+        Error::Differs(Box::new(d))
     }
 }
 impl From<OutOfMemory> for Error {

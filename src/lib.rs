@@ -73,7 +73,7 @@ pub use cudarc;
 #[cfg(feature = "half")]
 pub use half;
 
-pub use array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
+pub use array::{AsViewMut, DeviceArray, DeviceView, DeviceViewMut, IntoView, PinnedArray, Shape};
 pub use erased::GpuAlloc;
 pub use error::{DriverError, DriverErrorKind, Error, Mismatch, OutOfMemory, Unavailable};
 pub use transfer::{Download, Transfer};

@@ -229,7 +229,7 @@ fn two_devices_have_an_allocator_each_and_refuse_each_others_streams_and_ranges(
     let mut from = here.uninit::<u8>(MIB as usize, &s).expect("the source");
     from.fill_bytes(0x5A, &s).expect("filled");
     let mut to = there.zeros::<u8>(MIB as usize, &t).expect("the target");
-    to.copy_from_peer(&t, &from, &s).expect("queued");
+    to.copy_from_peer(&from, &s, &t).expect("queued");
     drop(from);
     let came = to.to_pinned(&t).expect("queued");
     drop(to);

@@ -78,8 +78,10 @@ pub(crate) fn complain(what: &str) {
 
 /// Reads a trace; what is wrong with it is told by the path that was given.
 pub(crate) fn open(path: &Path) -> Result<Trace, ImportError> {
-    import::open(path, import::Options::default())
-        .map_err(|e| ImportError { name: path.display().to_string(), ..e })
+    import::open(path, import::Options::default()).map_err(|mut e| {
+        e.name = path.display().to_string();
+        e
+    })
 }
 
 /// A progress bar for a person, or nothing.

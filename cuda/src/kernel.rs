@@ -80,6 +80,7 @@ const FOUND_KEPT: usize = 64;
 
 /// A range that did not hold what it should have: one check's finding.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BadRange {
     /// The stream that the check ran on.
     pub stream: StreamId,

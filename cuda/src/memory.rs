@@ -19,6 +19,7 @@ use millpond_driver::{DriverResult, Host, HostKind, Memory, MemoryInfo};
 
 /// Where plain segments come from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[non_exhaustive]
 pub enum Backing {
     /// `cuMemAlloc` and `cuMemFree`. A free waits for every kernel on the device.
     #[default]

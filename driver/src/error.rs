@@ -28,6 +28,7 @@ pub enum DriverErrorKind {
 
 /// A driver call that failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct DriverError {
     /// The call, by its name in the driver's interface.
     pub call: &'static str,

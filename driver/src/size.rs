@@ -127,6 +127,7 @@ impl Size {
 
 /// A size or a unit that cannot be read.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct SizeError {
     /// What was given.
     pub found: String,

@@ -18,7 +18,7 @@ pub const GIB: u64 = 1 << 30;
 
 /// An address in device memory, or in pinned host memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Addr(pub u64);
 
 impl Addr {
@@ -97,7 +97,7 @@ impl fmt::Display for Granules {
 
 /// A device's ordinal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceId(pub u32);
 
 impl fmt::Display for DeviceId {
@@ -108,7 +108,7 @@ impl fmt::Display for DeviceId {
 
 /// A stream's identity: the driver's unique number, never the handle, whose value comes back after a destroy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StreamId(pub u64);
 
 impl fmt::Display for StreamId {
@@ -119,7 +119,7 @@ impl fmt::Display for StreamId {
 
 /// A marker's number on its stream. 0 is "before the first marker": always complete.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Epoch(pub u64);
 
 impl Epoch {
@@ -135,12 +135,12 @@ impl Epoch {
 
 /// A segment's number in its allocator: one contiguous range from the device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SegmentId(pub u32);
 
 /// One allocation in the life of a process: which pool, which slot, which generation of the slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AllocationId {
     /// The pool's number in this process, never used twice.
     pub pool: u32,

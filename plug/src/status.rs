@@ -58,7 +58,6 @@ impl From<Error> for Failure {
             Error::Driver(e) if e.kind == pond::DriverErrorKind::Capturing => Status::Capturing,
             Error::Unavailable(_) => Status::NoDevice,
             Error::Driver(_) | Error::TimedOut { .. } => Status::Driver,
-            Error::UnknownAllocation { .. } => Status::UnknownPointer,
             _ => Status::BadArgument,
         };
         Failure::new(status, e.to_string())

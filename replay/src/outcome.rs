@@ -12,6 +12,7 @@ use millpond_trace::{Fault, Op};
 /// What came of a replay.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Outcome {
     /// The trace's name.
     pub trace: String,
@@ -74,6 +75,7 @@ pub struct Outcome {
 /// What was taken and not given back.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Lost {
     /// Allocations that the allocator counted as live when all had been freed.
     pub allocations: u64,
@@ -100,6 +102,7 @@ impl fmt::Display for Lost {
 /// A request that failed and ended the replay of a log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Failure {
     /// The call of the log, counted from 0; in a repeat, from its beginning.
     pub call: u64,
@@ -149,11 +152,9 @@ impl Outcome {
     /// The outcome as one JSON value: every field by its name, the driver's calls once more as an object by their names.
     #[cfg(feature = "serde")]
     pub fn to_value(&self) -> serde_json::Value {
-        use serde_json::{Map, Value, json};
+        use serde_json::json;
         let mut v = json!(self);
-        let calls: Map<String, Value> =
-            self.report.driver_calls.iter().map(|&(name, n)| (name.to_owned(), n.into())).collect();
-        v["driver_calls"] = Value::Object(calls);
+        v["driver_calls"] = json!(self.report.driver_calls);
         v["report"] = self.report.to_value();
         v
     }

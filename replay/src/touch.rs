@@ -140,6 +140,7 @@ pub trait Touch: Driver {
 /// What a device's judges found.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Judgement {
     /// Accesses that were judged.
     pub accesses_checked: u64,

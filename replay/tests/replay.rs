@@ -177,7 +177,7 @@ fn the_legacy_default_stream_takes_part() {
         let deal = Deal { streams, legacy: true, uses: 0.2, ..Deal::default() };
         let o = on_sim(&log, &deal, Sim::new(CAPACITY).schedule(Schedule::Latest), Config::default());
         assert_clean(&o, &log);
-        let created = o.report.driver_calls.iter().find(|c| c.0 == "cuStreamCreate").map_or(0, |c| c.1);
+        let created = o.report.driver_calls.get("cuStreamCreate").map_or(0, |&n| n);
         assert_eq!(created, o.streams - 1, "one of the streams is the default stream");
     }
 }

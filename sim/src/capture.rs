@@ -27,6 +27,7 @@ pub(super) struct Capture {
 
 /// What a finished capture recorded. There is nothing to launch: the simulator models what capturing forbids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Captured {
     /// Operations put on the captured streams.
     pub operations: u64,

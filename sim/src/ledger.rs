@@ -13,6 +13,7 @@ use millpond_driver::units::{Addr, StreamId};
 /// What one simulated device was asked and holds.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Ledger {
     /// Driver calls by name, in order of name, those never made left out; failed calls count.
     pub calls: Vec<(&'static str, u64)>,
@@ -66,6 +67,7 @@ impl Ledger {
 
 /// Something that a device still holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
 pub enum Leak {
     /// A plain allocation.
     Plain {

@@ -11,6 +11,7 @@ use std::fmt;
 
 /// What went wrong when an operation ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum MismatchKind {
     /// The bytes were not what they should have been: somebody wrote in between, or nobody had written yet.
     Content {
@@ -32,6 +33,7 @@ pub enum MismatchKind {
 /// An operation that met the wrong bytes, or none, when it ran: the second oracle's finding. Displays as three lines: what,
 /// where, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Mismatch {
     /// The operation's name.
     pub operation: Name,

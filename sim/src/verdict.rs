@@ -11,6 +11,7 @@ use core::fmt;
 /// Something was wrong: the oracle found violations, or operations met the wrong bytes, or both. Displays the first few of
 /// each, three lines for each, and is the same text whenever the program does the same.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct SimVerdict {
     /// What the oracle says, if it found anything.
     pub oracle: Option<Box<Verdict>>,

@@ -15,6 +15,8 @@ pub(crate) type OutOfMemoryHook = Arc<dyn Fn(&OutOfMemory) -> bool + Send + Sync
 
 /// How much may be taken from the device.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Limit {
     /// Whatever the device has.
     #[default]
@@ -22,8 +24,22 @@ pub enum Limit {
     /// This many bytes. 0 refuses every request that is not empty.
     Bytes(u64),
     /// A share of the device's memory, 0 to 1.
-    Fraction(f64),
+    Fraction(#[cfg_attr(feature = "serde", serde(deserialize_with = "share"))] f64),
 }
+
+/// A share of a device's memory, read.
+#[cfg(feature = "serde")]
+fn share<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let f = <f64 as serde::Deserialize>::deserialize(from)?;
+    if (0.0..=1.0).contains(&f) {
+        Ok(f)
+    } else {
+        Err(serde::de::Error::custom(format_args!("found {f}; expected {A_SHARE}")))
+    }
+}
+
+/// What a share may be.
+const A_SHARE: &str = "a fraction from 0 to 1 (0% to 100%)";
 
 impl Limit {
     /// The limit in bytes on a device of `capacity` bytes.
@@ -36,17 +52,17 @@ impl Limit {
             Limit::Bytes(n) => Ok(Some(n)),
             #[allow(clippy::cast_sign_loss, reason = "the fraction was checked to be between 0 and 1")]
             Limit::Fraction(f) if (0.0..=1.0).contains(&f) => Ok(Some((capacity as f64 * f) as u64)),
-            Limit::Fraction(f) => Err(Error::Config {
-                name: "limit",
-                found: f.to_string(),
-                expected: "a fraction from 0 to 1 (0% to 100%)",
-            }),
+            Limit::Fraction(f) => {
+                Err(Error::Config { name: "limit", found: f.to_string(), expected: A_SHARE })
+            }
         }
     }
 }
 
 /// What a miss tries first.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Policy {
     /// Grow before making one stream wait for another: a miss is short, memory is spent.
     #[default]
@@ -67,6 +83,8 @@ impl Policy {
 
 /// Whether one stream's freed memory serves another.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Reuse {
     /// Never: a pool keeps what it took while its stream lives. What streams took that are gone serves others, as it is complete.
     Never,
@@ -74,11 +92,14 @@ pub enum Reuse {
     Ordered,
     /// Also by inserting a wait between the streams.
     #[default]
+    #[cfg_attr(feature = "serde", serde(rename = "waits"))]
     WithWaits,
 }
 
 /// How much a pool takes from the device at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
 pub enum Growth {
     /// Exactly the rounded request: no segment serves a second one unless it is freed.
     Exact,
@@ -110,7 +131,23 @@ pub const SMALL_BYTES: u64 = 256 << 10;
 /// let config = Config::default().limit(Limit::Fraction(0.4)).policy(Policy::Footprint);
 /// # let _ = config;
 /// ```
+///
+/// With the feature `serde` it is a value in both directions, an option by its builder's name. Sinks and the out-of-memory callback are
+/// code and not data: they are not written, and what is read has none; give them to it with the builder. A reader gives an option
+/// that is not there its default, passes over names that it does not know, and names the option whose value does not fit.
+///
+/// ```
+/// # use millpond::Config;
+/// let text = r#"{"limit": {"fraction": 0.4}, "policy": "footprint", "bounded_wait": {"secs": 1, "nanos": 0}}"#;
+/// let config: Config = serde_json::from_str(text)?;
+/// let again: Config = serde_json::from_str(&serde_json::to_string(&config)?)?;
+/// assert_eq!(format!("{again:?}"), format!("{config:?}"));
+/// let refused = serde_json::from_str::<Config>(r#"{"policy": "fast"}"#).unwrap_err().to_string();
+/// assert!(refused.starts_with("policy: unknown variant `fast`, expected `latency` or `footprint`"));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Config {
     pub(crate) limit: Limit,
     pub(crate) pinned_limit: Option<u64>,
@@ -120,11 +157,29 @@ pub struct Config {
     pub(crate) deterministic: bool,
     pub(crate) exact_fit: bool,
     pub(crate) scrub: bool,
+    #[cfg_attr(feature = "serde", serde(rename = "bounded_wait"))]
     pub(crate) wait: Option<Duration>,
+    #[cfg_attr(feature = "serde", serde(rename = "look_at_each_of"))]
     pub(crate) few: Option<usize>,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) sinks: Vec<Arc<dyn Sink>>,
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) hook: Option<OutOfMemoryHook>,
 }
+
+#[cfg(feature = "serde")]
+crate::report::read::read_fields!(Config {
+    limit,
+    pinned_limit,
+    policy,
+    reuse,
+    growth,
+    deterministic,
+    exact_fit,
+    scrub,
+    wait as "bounded_wait",
+    few as "look_at_each_of",
+} but sinks, hook);
 
 impl Config {
     /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
@@ -406,3 +461,6 @@ impl fmt::Debug for Config {
             .finish()
     }
 }
+
+#[cfg(all(test, feature = "serde"))]
+mod tests;

@@ -108,6 +108,7 @@ pub enum Trim<'a, D: Driver> {
 
 /// A live allocation, as [`Allocator::live`] lists them.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Live {
     /// Which allocation.
     pub id: AllocationId,

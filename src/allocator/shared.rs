@@ -21,7 +21,7 @@ use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
-use crate::units::{DeviceId, StreamId};
+use crate::units::DeviceId;
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -320,10 +320,9 @@ impl<D: Driver> Core<D> {
             total.counters.add(&departed.0);
             total.sizes.merge(&departed.1);
         }
-        total.stream = StreamId(0);
         total.allocated_peak = peak.at_most;
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
-        let driver_calls = self.driver.calls();
+        let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let backing = self.backing.lock();
         total.held_peak = backing.taken_peak;
@@ -331,7 +330,7 @@ impl<D: Driver> Core<D> {
             device: self.device,
             capacity: self.capacity,
             limit: backing.limit,
-            policy: self.config.policy.name(),
+            policy: self.config.policy.name().into(),
             taken: backing.taken,
             taken_peak: backing.taken_peak,
             segments: backing.segments.len() as u64,

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 
 /// What a trim gave back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct Trimmed {
     /// Bytes given back to the device.
     pub bytes: u64,

@@ -10,6 +10,7 @@
 
 mod device;
 mod foreign;
+mod operand;
 mod pinned;
 mod pinned_view;
 mod shape;
@@ -17,6 +18,7 @@ mod view;
 
 pub use device::DeviceArray;
 pub use foreign::ForeignMemory;
+pub use operand::{AsViewMut, IntoView};
 pub use pinned::PinnedArray;
 pub use pinned_view::{PinnedView, PinnedViewMut};
 pub(crate) use shape::resolve;

@@ -22,6 +22,7 @@ pub struct AnyAllocation {
 
 /// What does not change about an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Facts {
     /// The first byte; dangling, never null, if there are none.
     pub address: Addr,
@@ -114,7 +115,8 @@ impl AnyAllocation {
     /// nothing now.
     ///
     /// # Errors
-    /// As there; [`Error::ForeignStream`] for a stream of another kind of device.
+    /// A stream of another device, a capturing stream, another thread's per-thread default stream: [`Allocation::record_use`].
+    /// [`Error::ForeignStream`] for a stream of another kind of device.
     pub fn record_use(&self, stream: &AnyStream) -> Result<(), Error> {
         self.memory().record_use(stream)?;
         self.tell_used(stream);

@@ -64,25 +64,28 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// Allocates `bytes` on a stream, uninitialised, for work queued there from now on: [`Allocator::alloc`].
     ///
     /// # Errors
-    /// As there; [`Error::ForeignStream`] for a stream of another kind of device too.
+    /// Out of memory, a size that no range has, a foreign or a capturing stream, the driver's: [`Allocator::alloc`].
+    /// [`Error::ForeignStream`] for a stream of another kind of device too.
     fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
 
     /// As [`GpuAlloc::alloc`], at an address that is a multiple of `align`: [`Allocator::alloc_aligned`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`GpuAlloc::alloc`]; [`Error::BadAlignment`] unless `align` is a power of two up to 1 GiB.
     fn alloc_aligned(&self, bytes: u64, align: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
 
     /// Gives idle memory back to the device, of one stream's pool or, with `None`, all: [`Allocator::trim`].
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::ForeignStream`] for a stream of another kind of device; the driver's, and what was given back stays so:
+    /// [`Allocator::trim`].
     fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error>;
 
     /// Sets how much may be taken from the device: [`Allocator::set_limit`].
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Config`] for a share of the memory outside 0 to 1; the driver's, from giving segments back:
+    /// [`Allocator::set_limit`].
     fn set_limit(&self, limit: Limit) -> Result<(), Error>;
 
     /// Blocks the host until everything queued on the device is complete.

@@ -13,6 +13,7 @@ const LISTED: usize = 3;
 
 /// Allocations that are alive under one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Holder {
     /// The name that [`Allocator::alloc_named`](crate::Allocator::alloc_named) gave them; `None`: they have none.
     pub name: Option<String>,
@@ -39,6 +40,7 @@ impl fmt::Display for Holder {
 
 /// No memory: what was asked, what there is, who holds it, what was tried, and what to do.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OutOfMemory {
     /// Bytes asked for.
     pub asked: u64,
@@ -135,19 +137,19 @@ impl OutOfMemory {
         let stream = self.stream?;
         let pool = self.report.pools.iter().find(|p| p.largest_free >= self.rounded)?;
         let run = bytes(pool.largest_free);
-        Some(if pool.stream == stream {
+        Some(if pool.stream == Some(stream) {
             format!(
                 "A run of {run} is free on {stream} but does not serve this request: an alignment or exact_fit stands in the way; ask for more bytes and align inside them, or allocate it earlier."
             )
         } else if self.has_tried("lend") {
             format!(
                 "A run of {run} is free on {}, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.",
-                pool.stream
+                pool.place()
             )
         } else {
             format!(
                 "A run of {run} is free on {}, and Reuse::Never keeps it there: allocate there, or let streams reuse each other's memory.",
-                pool.stream
+                pool.place()
             )
         })
     }
@@ -189,7 +191,7 @@ impl OutOfMemory {
             (Some(Holder { name: None, .. }), Some(pool), Some(_)) => format!(
                 ", the largest part {} on {} (alloc_named gives allocations a name)",
                 bytes(pool.allocated),
-                pool.stream
+                pool.place()
             ),
             (Some(holder), _, _) => format!(", the largest part {holder}"),
         }
@@ -237,7 +239,7 @@ impl OutOfMemory {
             let mut pools: Vec<&PoolReport> = self.report.pools.iter().filter(|p| p.allocated > 0).collect();
             pools.sort_by_key(|p| core::cmp::Reverse(p.allocated));
             let streams: Vec<String> =
-                pools.iter().take(LISTED).map(|p| format!("{} {}", p.stream, bytes(p.allocated))).collect();
+                pools.iter().take(LISTED).map(|p| format!("{} {}", p.place(), bytes(p.allocated))).collect();
             write!(f, "; by stream: {}", streams.join(", "))?;
         }
         Ok(())

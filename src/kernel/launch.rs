@@ -1,6 +1,6 @@
 //! The launch of a kernel with its operands. It does not know what the kernel does: whoever launches it promises.
 
-use super::operand::{Arguments, Parameter, collect};
+use super::operand::{Arguments, Parameter, Parameters, collect};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, Touch, operate};
 use crate::driver::{Argument, Called, Driver, Grid, Kernel, KernelLaunch, KernelRange, Kernels};
@@ -68,10 +68,26 @@ impl<D: Driver + Kernels> Stream<D> {
         if grid.is_empty() {
             return Ok(());
         }
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.launch_collected(kernel, grid, &parameters) }
+    }
+
+    /// As [`Stream::launch`], of a grid that has a thread.
+    ///
+    /// # Safety
+    /// What [`Stream::launch`] is promised.
+    #[inline]
+    #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+    pub(super) unsafe fn launch_collected(
+        &self,
+        kernel: &Kernel,
+        grid: Grid,
+        parameters: &Parameters<'_, D>,
+    ) -> Result<(), Error> {
         let mut words = SmallVec::<[Argument; 6]>::new();
         let mut touches = SmallVec::<[Touch<'_, D>; 4]>::new();
         let mut ranges = SmallVec::<[KernelRange; 4]>::new();
-        for parameter in &parameters {
+        for parameter in parameters {
             match parameter {
                 Parameter::Number(number) => words.push(*number),
                 Parameter::Operand(operand) => {

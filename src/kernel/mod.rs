@@ -5,6 +5,7 @@
 //! and [`write`](DeviceArray::write) say which arrays it uses and how. Either way the launch comes after whatever it
 //! conflicts with, on whatever streams that was, and is known to everything that comes after it; the host never waits.
 //! On the simulated device a kernel's twin runs on the contents, and the oracle judges what was named.
+//! [`Stream::launch_and_compare`] runs a kernel and a CPU reference over the same inputs, for tests.
 //!
 //! It does not know how waits are found or made (the allocator does), nor how a device loads and runs code.
 //!
@@ -25,6 +26,7 @@
 //! # Ok(()) }
 //! ```
 
+mod compare;
 mod guard;
 mod house;
 mod launch;

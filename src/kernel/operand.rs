@@ -14,6 +14,15 @@ use smallvec::SmallVec;
 pub struct Operand<'a, D: Driver> {
     pub(super) touch: Touch<'a, D>,
     pub(super) range: KernelRange,
+    /// The type of its elements, and their length.
+    pub(super) element: &'static str,
+    pub(super) element_bytes: usize,
+}
+
+impl<'a, D: Driver> Operand<'a, D> {
+    fn of<T: Pod>(touch: Touch<'a, D>, range: KernelRange) -> Operand<'a, D> {
+        Operand { touch, range, element: core::any::type_name::<T>(), element_bytes: size_of::<T>() }
+    }
 }
 
 impl<D: Driver> fmt::Debug for Operand<'_, D> {
@@ -27,7 +36,7 @@ impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     pub fn read(&self) -> Operand<'a, D> {
         let (addr, bytes, allocation) = (self.address(), self.size_bytes(), self.id());
         let range = KernelRange { addr, bytes, used: RangeUse::Read, allocation };
-        Operand { touch: self.touch(), range }
+        Operand::of::<T>(self.touch(), range)
     }
 }
 impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
@@ -42,7 +51,7 @@ impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     pub(super) fn into_write(self) -> Operand<'a, D> {
         let (addr, bytes, allocation) = (self.address(), self.size_bytes(), self.id());
         let range = KernelRange { addr, bytes, used: RangeUse::ReadWrite, allocation };
-        Operand { touch: self.into_touch(), range }
+        Operand::of::<T>(self.into_touch(), range)
     }
 }
 impl<T: Pod, D: Driver> DeviceArray<T, D> {

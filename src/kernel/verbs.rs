@@ -7,7 +7,7 @@ use super::house;
 use super::number::{Number, index};
 use super::twins::PART;
 use crate::allocator::Stream;
-use crate::array::{DeviceView, DeviceViewMut, Shape};
+use crate::array::{AsViewMut, IntoView, Shape};
 use crate::driver::{Driver, Grid, Kernels};
 use crate::error::{Error, Mismatch, Side};
 use bytemuck::Pod;
@@ -46,13 +46,13 @@ fn same_length<T, U>(
 /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house, and the bytes of an element")]
-pub fn fill<'a, T: Pod, D: Driver + Kernels>(
-    into: impl Into<DeviceViewMut<'a, T, D>>,
+pub fn fill<T: Pod, D: Driver + Kernels>(
+    into: &mut impl AsViewMut<Item = T, Device = D>,
     value: T,
     stream: &Stream<D>,
 ) -> Result<(), Error> {
     const { assert!(matches!(size_of::<T>(), 1 | 2 | 4 | 8), "a fill's element has 1, 2, 4 or 8 bytes") };
-    let into = into.into();
+    let into = into.as_view_mut();
     let bytes = into.size_bytes();
     if bytes == 0 {
         return Ok(());
@@ -75,13 +75,13 @@ pub fn fill<'a, T: Pod, D: Driver + Kernels>(
 /// As [`fill`].
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn iota<'a, T: Number, D: Driver + Kernels>(
-    into: impl Into<DeviceViewMut<'a, T, D>>,
+pub fn iota<T: Number, D: Driver + Kernels>(
+    into: &mut impl AsViewMut<Item = T, Device = D>,
     first: T,
     step: T,
     stream: &Stream<D>,
 ) -> Result<(), Error> {
-    let into = into.into();
+    let into = into.as_view_mut();
     let n = into.len() as u64;
     let arguments = (into.into_write(), n, first.into(), step.into());
     // SAFETY: kernels/iota.cu takes these, and writes `n` elements of the operand.
@@ -94,13 +94,13 @@ pub fn iota<'a, T: Number, D: Driver + Kernels>(
 /// [`Error::Mismatch`] unless both shapes are equal; arrays of another device; as [`fill`].
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn saxpy<'x, 'y, T: Number, D: Driver + Kernels>(
+pub fn saxpy<'x, T: Number, D: Driver + Kernels>(
     a: T,
-    x: impl Into<DeviceView<'x, T, D>>,
-    y: impl Into<DeviceViewMut<'y, T, D>>,
+    x: impl IntoView<'x, Item = T, Device = D>,
+    y: &mut impl AsViewMut<Item = T, Device = D>,
     stream: &Stream<D>,
 ) -> Result<(), Error> {
-    let (x, y) = (x.into(), y.into());
+    let (x, y) = (x.into_view(), y.as_view_mut());
     if x.shape() != y.shape() {
         let element = core::any::type_name::<T>();
         let one = Side { what: "y, which is added to,", element, shape: y.shape().to_vec() };
@@ -125,12 +125,12 @@ pub fn saxpy<'x, 'y, T: Number, D: Driver + Kernels>(
 /// device; as [`fill`]. After one of several launches failed, `into` may be as it was.
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn reduce_sum<'x, 'y, T: Number, D: Driver + Kernels>(
-    x: impl Into<DeviceView<'x, T, D>>,
-    into: impl Into<DeviceViewMut<'y, T, D>>,
+pub fn reduce_sum<'x, T: Number, D: Driver + Kernels>(
+    x: impl IntoView<'x, Item = T, Device = D>,
+    into: &mut impl AsViewMut<Item = T, Device = D>,
     stream: &Stream<D>,
 ) -> Result<(), Error> {
-    let (x, mut into) = (x.into(), into.into());
+    let (x, mut into) = (x.into_view(), into.as_view_mut());
     let sides = (("the target", into.shape()), ("a sum", Shape::line(1)));
     same_length::<T, T>("reduce_sum", sides.0, sides.1, "a sum is one element: slice the target")?;
     if x.is_empty() {
@@ -168,13 +168,13 @@ fn pieces<T>() -> (usize, u64) {
 /// [`Error::Mismatch`] unless `into` has as many elements as `at`; arrays of another device; as [`fill`].
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn gather<'f, 'i, 't, T: Pod, D: Driver + Kernels>(
-    from: impl Into<DeviceView<'f, T, D>>,
-    at: impl Into<DeviceView<'i, u32, D>>,
-    into: impl Into<DeviceViewMut<'t, T, D>>,
+pub fn gather<'f, 'i, T: Pod, D: Driver + Kernels>(
+    from: impl IntoView<'f, Item = T, Device = D>,
+    at: impl IntoView<'i, Item = u32, Device = D>,
+    into: &mut impl AsViewMut<Item = T, Device = D>,
     stream: &Stream<D>,
 ) -> Result<(), Error> {
-    let (from, at, into) = (from.into(), at.into(), into.into());
+    let (from, at, into) = (from.into_view(), at.into_view(), into.as_view_mut());
     let sides = (("the target", into.shape()), ("the indices", at.shape()));
     same_length::<T, u32>(
         "gather",
@@ -200,13 +200,13 @@ pub fn gather<'f, 'i, 't, T: Pod, D: Driver + Kernels>(
 /// [`Error::Mismatch`] unless `from` has as many elements as `at`; arrays of another device; as [`fill`].
 #[track_caller]
 #[allow(unsafe_code, reason = "a kernel of the house")]
-pub fn scatter<'f, 'i, 't, T: Pod, D: Driver + Kernels>(
-    from: impl Into<DeviceView<'f, T, D>>,
-    at: impl Into<DeviceView<'i, u32, D>>,
-    into: impl Into<DeviceViewMut<'t, T, D>>,
+pub fn scatter<'f, 'i, T: Pod, D: Driver + Kernels>(
+    from: impl IntoView<'f, Item = T, Device = D>,
+    at: impl IntoView<'i, Item = u32, Device = D>,
+    into: &mut impl AsViewMut<Item = T, Device = D>,
     stream: &Stream<D>,
 ) -> Result<(), Error> {
-    let (from, at, into) = (from.into(), at.into(), into.into());
+    let (from, at, into) = (from.into_view(), at.into_view(), into.as_view_mut());
     let sides = (("the source", from.shape()), ("the indices", at.shape()));
     same_length::<T, u32>(
         "scatter",

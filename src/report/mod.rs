@@ -2,9 +2,14 @@
 //!
 //! A report is a copy: it holds no lock and refers to nothing. Its `Display` is the text a person reads, its JSON the data
 //! for programs. This module does not know how the numbers were gathered.
+//!
+//! More figures may come: for users its structs are `non_exhaustive`. This repository's tests name every field (the feature
+//! `internals`), so that a new one has to be shown and compared.
 
 mod histogram;
 mod profile;
+#[cfg(feature = "serde")]
+pub(crate) mod read;
 mod render;
 
 #[cfg(test)]
@@ -15,10 +20,13 @@ pub use millpond_driver::{Size, SizeError, Unit, bytes, parse_size};
 pub use profile::{Profile, ProfileRow, Scope, Usage};
 
 use crate::units::{DeviceId, StreamId};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// What a pool did, since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Counters {
     /// Allocations served.
     pub allocations: u64,
@@ -81,9 +89,10 @@ impl Counters {
 /// One pool: what one stream owns in one allocator. In `Report::total`, the sum.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct PoolReport {
-    /// The stream; in the total, stream 0.
-    pub stream: StreamId,
+    /// The stream; `None` in a sum over several, and of pinned memory, which belongs to no stream.
+    pub stream: Option<StreamId>,
     /// A name given to the stream, if any.
     pub name: Option<String>,
     /// Its stream is gone: the pool only waits to be emptied.
@@ -126,6 +135,15 @@ pub struct PoolReport {
 }
 
 impl PoolReport {
+    /// The stream in words, or what there is in place of one.
+    pub(crate) fn place(&self) -> String {
+        match (self.stream, &self.name) {
+            (Some(stream), _) => stream.to_string(),
+            // A name with line ends or escapes must not break a table or the terminal.
+            (None, Some(name)) => name.chars().filter(|c| !c.is_control()).collect(),
+            (None, None) => "all streams".into(),
+        }
+    }
     /// 1 − largest free / free: 0 when the free bytes are one range, near 1 when they are crumbs.
     pub fn fragmentation(&self) -> f64 {
         if self.cached == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.cached as f64 }
@@ -134,7 +152,7 @@ impl PoolReport {
     /// `oldest_in_flight`, which is the oldest of all.
     ///
     /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above, of these pools;
-    /// [`Report::allocated_peak`] and [`Report::taken_peak`] tell more of all. The stream is 0, the name none.
+    /// [`Report::allocated_peak`] and [`Report::taken_peak`] tell more of all. There is no stream and no name.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a PoolReport>) -> PoolReport {
         let mut t = PoolReport::default();
         for p in pools {
@@ -179,6 +197,7 @@ pub struct Rung {
 /// The miss ladder's counts, in the order of the rungs.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Ladder {
     /// Completed markers folded in, own in-flight ranges drained.
     pub fold: Rung,
@@ -212,8 +231,13 @@ impl Ladder {
 }
 
 /// Everything an allocator holds and did.
+///
+/// With the feature `serde` it is a value in both directions: what `Report::to_json` writes, or any format of serde's, is read back
+/// equal. A reader gives a field that is not there its default, passes over what it does not know, and names the field of a value that
+/// does not fit.
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Report {
     /// The device.
     pub device: DeviceId,
@@ -222,7 +246,7 @@ pub struct Report {
     /// The limit in bytes, if one is set.
     pub limit: Option<u64>,
     /// The growth policy's name.
-    pub policy: &'static str,
+    pub policy: Cow<'static, str>,
     /// Bytes taken from the device now: every segment.
     pub taken: u64,
     /// Highest `taken` so far.
@@ -249,7 +273,7 @@ pub struct Report {
     /// The pinned host pool, if it was used: held, allocated, cached, in flight of host memory.
     pub pinned: Option<PoolReport>,
     /// Driver calls by name, if the driver counts.
-    pub driver_calls: Vec<(&'static str, u64)>,
+    pub driver_calls: BTreeMap<Cow<'static, str>, u64>,
     /// Events that no sink was told of: too many were kept, by frees with no allocation in between.
     pub events_lost: u64,
     /// Errors that destructors met and could not return.

@@ -24,6 +24,7 @@ pub struct Usage {
 /// One name's share.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct ProfileRow {
     /// The scopes' name.
     pub name: String,

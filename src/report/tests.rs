@@ -193,7 +193,7 @@ fn pool(k: u64, held: u64) -> PoolReport {
     let mut sizes = Histogram::default();
     sizes.add_many(Granules(1 << (k % 8)), 100);
     PoolReport {
-        stream: StreamId(k),
+        stream: Some(StreamId(k)),
         held,
         allocated: held / 2,
         asked: held / 2 - 100,
@@ -221,7 +221,7 @@ fn pool(k: u64, held: u64) -> PoolReport {
 }
 
 fn report(pools: Vec<PoolReport>) -> Report {
-    let mut r = Report { capacity: 144 * GIB, policy: "latency", pools, ..Report::default() };
+    let mut r = Report { capacity: 144 * GIB, policy: "latency".into(), pools, ..Report::default() };
     r.sum_pools();
     r.taken = r.total.held;
     r.taken_peak = r.total.held_peak;
@@ -244,7 +244,8 @@ fn a_report_reads_like_this() {
     r.limit = Some(100 * GIB);
     r.moving = 2 * MIB;
     r.pinned = Some(PoolReport { oldest_in_flight: None, ..pool(0, 64 * MIB) });
-    r.driver_calls = vec![("allocate", 9), ("free", 2), ("record", 30), ("query", 0)];
+    r.driver_calls =
+        [("allocate", 9), ("free", 2), ("record", 30), ("query", 0)].map(|(k, n)| (k.into(), n)).into();
     r.deferred_errors = vec!["cuMemFree failed with code 700".into()];
     insta::assert_snapshot!(format!("{r:#}"), @r"
         device 0    taken 9.00 GiB (peak 9.00 GiB)   peak live 6.75 GiB   ratio 1.333   limit 100 GiB of 144 GiB   largest free 768 MiB   in flight 2.25 GiB
@@ -292,7 +293,7 @@ fn a_thousand_pools_fit_on_a_screen() {
     assert!(lines.len() < 32);
     // The largest pool comes first and no hidden one is larger than the last shown.
     let largest = r.pools.iter().max_by_key(|p| p.held).unwrap();
-    assert!(lines[first].starts_with(&format!("{} ", largest.stream)), "{text}");
+    assert!(lines[first].starts_with(&format!("{} ", largest.stream.unwrap())), "{text}");
     assert_eq!(r.total.held, (1..=1000).sum::<u64>() * MIB);
 }
 
@@ -302,6 +303,7 @@ fn t18_totals_add_up() {
     let t = PoolReport::sum([&a, &b]);
     assert_eq!(t.held, t.allocated + t.cached + t.in_flight);
     assert_eq!((t.held, t.live, t.free_chunks, t.in_flight_ranges), (12 * MIB, 20, 6, 4));
+    assert_eq!((t.stream, &t.name), (None, &None));
     assert_eq!((t.largest_free, t.oldest_in_flight), (MIB, Some(2)));
     assert_eq!((t.allocated_peak, t.held_peak), (9 * MIB, 12 * MIB));
     assert_eq!((t.counters.allocations, t.counters.hits, t.counters.lends_in), (200, 194, 3));
@@ -316,11 +318,12 @@ fn t18_totals_add_up() {
 #[test]
 fn json_has_the_data_and_the_ratios() {
     let mut r = report(vec![pool(0, 8 * MIB), pool(4, 4 * MIB)]);
-    r.driver_calls = vec![("allocate", 9)];
+    r.driver_calls.insert("allocate".into(), 9);
     let v: serde_json::Value = serde_json::from_str(&r.to_json()).unwrap();
     assert_eq!(v["taken"], 12 * MIB);
     assert_eq!(v["taken_over_live"].as_f64(), r.taken_over_live());
     assert_eq!(v["pools"][1]["stream"], 4);
+    assert!(v["total"]["stream"].is_null());
     assert_eq!(v["pools"][0]["hit_rate"], 0.97);
     assert_eq!(v["total"]["fragmentation"], r.total.fragmentation());
     assert_eq!(v["total"]["counters"]["allocations"], 200);
@@ -461,4 +464,114 @@ fn a_profile_of_nothing_is_a_total_of_nothing() {
     p.exit(s, usage(600, 7));
     assert!(p.rows()[0].reuse().is_infinite());
     assert!(p.to_string().contains("all"));
+}
+
+#[cfg(feature = "serde")]
+mod serde_values {
+    use super::*;
+    use proptest::collection::{btree_map, vec};
+    use proptest::option;
+    use proptest::prelude::*;
+
+    fn names() -> impl Strategy<Value = String> {
+        prop_oneof![Just(String::new()), "[a-z_]{1,12}", any::<String>()]
+    }
+
+    prop_compose! {
+        fn counters()(n in any::<[u64; 12]>()) -> Counters {
+            let [allocations, frees, hits, misses, lends_in, lends_out, waits_inserted, host_waits, ..] = n;
+            let [.., splits, merges, in_flight_frees, bytes_served] = n;
+            Counters {
+                allocations, frees, hits, misses, lends_in, lends_out, waits_inserted, host_waits, splits, merges,
+                in_flight_frees, bytes_served,
+            }
+        }
+    }
+
+    prop_compose! {
+        fn pool_reports()(
+            stream in option::of(any::<u64>().prop_map(StreamId)),
+            name in option::of(names()),
+            closed in any::<bool>(),
+            n in any::<[u64; 12]>(),
+            oldest_in_flight in any::<Option<u64>>(),
+            counters in counters(),
+            counts in vec(any::<u64>(), 0..34),
+        ) -> PoolReport {
+            let [held, allocated, asked, cached, in_flight, held_back, allocated_peak, held_peak, ..] = n;
+            let [.., live, free_chunks, largest_free, in_flight_ranges] = n;
+            PoolReport {
+                stream, name, closed, held, allocated, asked, cached, in_flight, held_back, allocated_peak, held_peak,
+                live, free_chunks, largest_free, in_flight_ranges, oldest_in_flight, counters,
+                sizes: Histogram { counts },
+            }
+        }
+    }
+
+    prop_compose! {
+        fn reports()(
+            device in any::<u32>().prop_map(DeviceId),
+            n in any::<[u64; 10]>(),
+            limit in any::<Option<u64>>(),
+            policy in names().prop_map(Cow::from),
+            total in pool_reports(),
+            pools in vec(pool_reports(), 0..4),
+            rungs in any::<[(u64, u64); 7]>(),
+            pinned in option::of(pool_reports()),
+            driver_calls in btree_map(names().prop_map(Cow::from), any::<u64>(), 0..5),
+            deferred_errors in vec(names(), 0..3),
+        ) -> Report {
+            let [capacity, taken, taken_peak, segments, moving, growths, releases, ..] = n;
+            let [.., allocated_peak, allocated_peak_at_most, events_lost] = n;
+            let [fold, lend, grow, lend_with_wait, trim, wait, callback] =
+                rungs.map(|(tried, served)| Rung { tried, served });
+            Report {
+                device, capacity, limit, policy, taken, taken_peak, segments, moving, growths, releases,
+                allocated_peak, allocated_peak_at_most, total, pools,
+                ladder: Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback },
+                pinned, driver_calls, events_lost, deferred_errors,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_report_is_read_back_as_it_was_written(report in reports()) {
+            let text = report.to_json();
+            prop_assert_eq!(&serde_json::from_str::<Report>(&text).unwrap(), &report, "{}", text);
+            prop_assert_eq!(&serde_json::from_value::<Report>(report.to_value()).unwrap(), &report);
+            let plain = serde_json::to_string(&report).unwrap();
+            prop_assert_eq!(&serde_json::from_str::<Report>(&plain).unwrap(), &report, "{}", plain);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_has_its_default_and_what_is_unknown_is_passed_over() {
+        let read = |text| serde_json::from_str::<Report>(text).unwrap();
+        assert_eq!(read("{}"), Report::default());
+        let right = Report { taken: 7, policy: "latency".into(), ..Report::default() };
+        assert_eq!(
+            read(r#"{"taken": 7, "ratio": [1.5], "policy": "latency", "taken_over_live": null}"#),
+            right
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_by_the_name_of_its_field() {
+        let refused = |text| serde_json::from_str::<Report>(text).unwrap_err().to_string();
+        let all = [
+            r#"{"taken": "7 GiB"}"#,
+            r#"{"pools": [{"stream": 1}, {"counters": {"hits": -1}}]}"#,
+            r#"{"ladder": {"grow": {"served": null}}}"#,
+            r#"{"driver_calls": {"cuMemAlloc": 0.5}}"#,
+            "[0, 1]",
+        ];
+        insta::assert_snapshot!(all.map(refused).join("\n"), @r#"
+        taken: invalid type: string "7 GiB", expected u64 at line 1 column 17
+        pools: counters: hits: invalid value: integer `-1`, expected u64 at line 1 column 50
+        ladder: grow: served: invalid type: null, expected u64 at line 1 column 35
+        driver_calls: invalid type: floating point `0.5`, expected u64 at line 1 column 35
+        missing field `limit` at line 1 column 6
+        "#);
+    }
 }

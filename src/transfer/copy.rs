@@ -7,7 +7,7 @@ use super::token::{Download, Refused, Transfer};
 use super::{noted, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Allocator, Stream};
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
+use crate::array::{DeviceArray, DeviceView, DeviceViewMut, IntoView, PinnedArray, Shape};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
 use bytemuck::Pod;
@@ -79,11 +79,11 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_device<'s>(
         &mut self,
-        source: impl Into<DeviceView<'s, T, D>>,
+        source: impl IntoView<'s, Item = T, Device = D>,
         stream: &Stream<D>,
     ) -> Result<(), Error> {
         let _called = Called::<D>::here();
-        let source = source.into();
+        let source = source.into_view();
         let sides = (("the target", self.shape()), ("the source", source.shape()));
         same_shape::<T>("copy_from_device", sides.0, sides.1)?;
         let (to, from, bytes) = (self.address(), source.address(), self.size_bytes());
@@ -151,7 +151,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the source:
+    /// [`DeviceViewMut::copy_from`].
     #[track_caller]
     pub fn copy_from<P: StableSource<Item = T>>(
         &mut self,
@@ -163,11 +164,12 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_device`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, an array or a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceViewMut::copy_from_device`].
     #[track_caller]
     pub fn copy_from_device<'s>(
         &mut self,
-        source: impl Into<DeviceView<'s, T, D>>,
+        source: impl IntoView<'s, Item = T, Device = D>,
         stream: &Stream<D>,
     ) -> Result<(), Error> {
         self.view_mut().copy_from_device(source, stream)
@@ -175,7 +177,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceView::to_pinned`], of all of it.
     ///
     /// # Errors
-    /// As there.
+    /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_pinned`].
     #[track_caller]
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
         self.view().to_pinned(stream)
@@ -183,7 +185,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceView::copy_to`], of all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the target:
+    /// [`DeviceView::copy_to`].
     #[track_caller]
     pub fn copy_to(
         &self,

@@ -7,7 +7,7 @@
 use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate, order_behind};
-use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
+use crate::array::{DeviceArray, DeviceViewMut, IntoView};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
 use bytemuck::Pod;
@@ -24,12 +24,12 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_peer<'s>(
         &mut self,
-        stream: &Stream<D>,
-        source: impl Into<DeviceView<'s, T, D>>,
+        source: impl IntoView<'s, Item = T, Device = D>,
         from_stream: &Stream<D>,
+        stream: &Stream<D>,
     ) -> Result<(), Error> {
         let _called = Called::<D>::here();
-        let source = source.into();
+        let source = source.into_view();
         let sides = (("the target", self.shape()), ("the source", source.shape()));
         same_shape::<T>("copy_from_peer", sides.0, sides.1)?;
         let (to, from, bytes) = (self.address(), source.address(), self.size_bytes());
@@ -62,14 +62,14 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_peer`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// Shapes that differ, a stream of the wrong device, a capturing stream, the driver's: [`DeviceViewMut::copy_from_peer`].
     #[track_caller]
     pub fn copy_from_peer<'s>(
         &mut self,
-        stream: &Stream<D>,
-        source: impl Into<DeviceView<'s, T, D>>,
+        source: impl IntoView<'s, Item = T, Device = D>,
         from_stream: &Stream<D>,
+        stream: &Stream<D>,
     ) -> Result<(), Error> {
-        self.view_mut().copy_from_peer(stream, source, from_stream)
+        self.view_mut().copy_from_peer(source, from_stream, stream)
     }
 }

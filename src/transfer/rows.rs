@@ -102,7 +102,7 @@ impl<T: Pod, D: Driver> Plane<'_, T, D> {
     /// Queues a copy of the rows, one behind the other, into fresh pinned memory, as [`DeviceView::to_pinned`].
     ///
     /// # Errors
-    /// As there.
+    /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_pinned`].
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
@@ -135,7 +135,8 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
     /// Queues a copy from pinned memory, where the rows lie one behind the other, as [`DeviceViewMut::copy_from`].
     ///
     /// # Errors
-    /// As there; the source's shape is rows and width.
+    /// [`Error::Mismatch`] unless the source's shape is rows and width; a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceViewMut::copy_from`]. All come with the source.
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from<P: StableSource<Item = T>>(
@@ -169,7 +170,8 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
     /// Queues a copy from other rows of the device's memory, as [`DeviceViewMut::copy_from_device`].
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless both shapes are equal; an array or a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceViewMut::copy_from_device`].
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_plane(&mut self, source: &Plane<'_, T, D>, stream: &Stream<D>) -> Result<(), Error> {

@@ -6,7 +6,9 @@
 use super::{noted, over, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Event, Stream};
-use crate::array::{DeviceView, DeviceViewMut, PinnedView, PinnedViewMut};
+use crate::array::{AsViewMut, IntoView, PinnedView, PinnedViewMut};
+#[cfg(doc)]
+use crate::array::{DeviceView, DeviceViewMut};
 use crate::driver::{Called, Driver};
 use crate::error::Error;
 use bytemuck::Pod;
@@ -45,7 +47,7 @@ enum Last<D: Driver> {
 /// let mut x = gpu.zeros::<i32>(6, &stream)?;
 /// let (from, mut to) = (gpu.pinned_from_fn(4, |i| i as i32)?, gpu.pinned_zeros::<i32>(6)?);
 /// transfer::scope(&stream, |copies| {
-///     copies.upload(x.slice_mut(1..5), from.view())?;
+///     copies.upload(&mut x.slice_mut(1..5), from.view())?;
 ///     copies.download(&x, to.view_mut())
 /// })??;
 /// assert_eq!(to[..], [0, 0, 1, 2, 3, 0]);
@@ -80,16 +82,17 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     /// Queues a copy to the device, as [`DeviceViewMut::copy_from`]; the source is borrowed.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceViewMut::copy_from`]. Nothing was then queued.
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
-    pub fn upload<'t, T: Pod>(
+    pub fn upload<T: Pod>(
         &self,
-        target: impl Into<DeviceViewMut<'t, T, D>>,
+        target: &mut impl AsViewMut<Item = T, Device = D>,
         source: PinnedView<'scope, T>,
     ) -> Result<(), Error> {
         let _called = Called::<D>::here();
-        let target = target.into();
+        let target = target.as_view_mut();
         same_shape::<T>("upload", ("the target", target.shape()), ("the source", source.shape()))?;
         let (to, from, bytes) = (target.address(), source.first(), target.size_bytes());
         self.queue(bytes, || {
@@ -105,15 +108,16 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     /// Queues a copy to the host, as [`DeviceView::copy_to`]; the target is borrowed, and can be read after the scope.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
+    /// [`DeviceView::copy_to`]. Nothing was then queued.
     #[track_caller]
     pub fn download<'s, T: Pod>(
         &self,
-        source: impl Into<DeviceView<'s, T, D>>,
+        source: impl IntoView<'s, Item = T, Device = D>,
         target: PinnedViewMut<'scope, T>,
     ) -> Result<(), Error> {
         let _called = Called::<D>::here();
-        let source = source.into();
+        let source = source.into_view();
         same_shape::<T>("download", ("the target", target.shape()), ("the source", source.shape()))?;
         self.queue(source.size_bytes(), || source.read_into(target.first(), self.stream))
     }

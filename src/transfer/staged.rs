@@ -28,7 +28,8 @@ impl<D: Driver> Allocator<D> {
     /// A device array with a slice's elements, through pinned slots: as [`DeviceViewMut::copy_from_pageable`].
     ///
     /// # Errors
-    /// As [`Allocator::uninit`] and there.
+    /// No memory on the device, or none that is pinned; a stream of another device, a capturing stream, the driver's:
+    /// [`Allocator::uninit`] and [`DeviceViewMut::copy_from_pageable`].
     #[track_caller]
     pub fn array_from_slice<T: Pod>(
         &self,
@@ -101,7 +102,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
     /// The elements in a vector: [`DeviceView::copy_to_pageable`], which **blocks the host**.
     ///
     /// # Errors
-    /// As there.
+    /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::copy_to_pageable`].
     #[track_caller]
     pub fn to_vec(&self, stream: &Stream<D>) -> Result<Vec<T>, Error> {
         let each = slot_len::<T>(self.len());
@@ -126,7 +127,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceViewMut::copy_from_pageable`], into all of it.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless there are as many elements, or what a copy can meet: [`DeviceViewMut::copy_from_pageable`].
     #[track_caller]
     pub fn copy_from_pageable(&mut self, source: &[T], stream: &Stream<D>) -> Result<(), Error> {
         self.view_mut().copy_from_pageable(source, stream)
@@ -134,7 +135,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceView::copy_to_pageable`], of all of it.
     ///
     /// # Errors
-    /// As there.
+    /// [`Error::Mismatch`] unless there are as many elements, or what a copy can meet: [`DeviceView::copy_to_pageable`].
     #[track_caller]
     pub fn copy_to_pageable(&self, target: &mut [T], stream: &Stream<D>) -> Result<(), Error> {
         self.view().copy_to_pageable(target, stream)
@@ -142,7 +143,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// As [`DeviceView::to_vec`], of all of it.
     ///
     /// # Errors
-    /// As there.
+    /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_vec`].
     #[track_caller]
     pub fn to_vec(&self, stream: &Stream<D>) -> Result<Vec<T>, Error> {
         self.view().to_vec(stream)

@@ -186,6 +186,7 @@ impl<T: Pod, D: Driver> fmt::Debug for Download<T, D> {
 /// A copy that could not be made, with the host's memory that was given to it.
 ///
 /// It turns into an [`Error`] by `?`, which drops the memory.
+#[non_exhaustive]
 pub struct Refused<P> {
     /// What was given to the copy. `None` if the device may still use it, because the driver failed behind the copy: then
     /// it is never dropped.

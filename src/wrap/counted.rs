@@ -22,6 +22,7 @@ type Shared = Arc<Mutex<Counts>>;
 /// What passed by, at one moment: `allocations = frees + live`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Counts {
     /// Allocations made.
     pub allocations: u64,

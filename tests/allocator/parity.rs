@@ -195,7 +195,7 @@ fn parity_bytes_per_stream() {
     let y = gpu.alloc(5 * UNIT, &b).unwrap();
     let r = gpu.report();
     let of = |s: &Stream<Sim>| {
-        let p = r.pools.iter().find(|p| p.stream == s.id()).unwrap();
+        let p = r.pools.iter().find(|p| p.stream == Some(s.id())).unwrap();
         (p.allocated, p.cached, p.held)
     };
     assert_eq!(of(&a), (2 * UNIT, 3 * UNIT, 5 * UNIT));

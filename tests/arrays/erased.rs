@@ -98,7 +98,10 @@ fn streams_are_found_by_their_numbers() {
     drop(s);
     let again = any.stream_of(id).unwrap();
     let y = any.alloc(KIB, &again).unwrap();
-    assert_eq!(gpu.report().pools.iter().filter(|p| p.stream == id).map(|p| p.live).collect::<Vec<_>>(), [2]);
+    assert_eq!(
+        gpu.report().pools.iter().filter(|p| p.stream == Some(id)).map(|p| p.live).collect::<Vec<_>>(),
+        [2]
+    );
     launch(&sim, &y, &again);
     again.synchronize().unwrap();
     drop((x, y, again));

@@ -85,7 +85,7 @@ fn c05_foreign_memory_with_its_owner() {
         let mut x = brought_in(&library, &s);
         assert_eq!((x.len(), x.id(), x.stream_id()), (1024, None, Some(s.id())));
         let sent = x.copy_from(gpu.pinned_from_fn(1024, |i| i as u32).unwrap(), &s).unwrap();
-        kernel::fill(x.slice_mut(..512), round, &t).unwrap();
+        kernel::fill(&mut x.slice_mut(..512), round, &t).unwrap();
         let back = x.to_pinned(&s).unwrap();
         assert_eq!(library.gpu.report().total.cached, 0, "never pooled, neither here nor there");
         let refused = x.into_allocation().expect_err("it is no allocation of ours");
@@ -278,9 +278,9 @@ fn a_whole_write_at_home_ends_what_others_did() {
         // SAFETY: as said.
         let mut x: DeviceArray<u32, Sim> =
             unsafe { DeviceArray::from_foreign(memory, 1024, &s, guard) }.map_err(|(_, e)| e).unwrap();
-        kernel::fill(x.view_mut(), round, &t).unwrap();
+        kernel::fill(&mut x.view_mut(), round, &t).unwrap();
         x.fill_bytes(7, &s).unwrap();
-        kernel::fill(x.slice_mut(..100), round, &t).unwrap();
+        kernel::fill(&mut x.slice_mut(..100), round, &t).unwrap();
         x.fill_bytes(9, &s).unwrap();
         assert!(x.to_vec(&s).unwrap().iter().all(|&v| v == 0x0909_0909));
         x.record_use(&t).unwrap();

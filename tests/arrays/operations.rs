@@ -462,8 +462,8 @@ impl Machine {
             }
             Step::Launch { what, on, part: (a, b), value } => {
                 let (x, model) = &mut arrays[what % n];
-                let target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
-                kernel::fill(target, value, &streams[on]).unwrap();
+                let mut target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
+                kernel::fill(&mut target, value, &streams[on]).unwrap();
                 model[a..b].fill(value);
             }
             Step::Gather { what, from, on, value } => {
@@ -471,8 +471,8 @@ impl Machine {
                 if let Ok([(x, to), (y, from)]) = arrays.get_disjoint_mut([what, from]) {
                     // Every element but a few, beginning somewhere.
                     let at = &mut indices[on];
-                    kernel::iota(&mut *at, value.into(), 1, &streams[on]).unwrap();
-                    kernel::gather(&*y, &*at, &mut *x, &streams[on]).unwrap();
+                    kernel::iota(at, value.into(), 1, &streams[on]).unwrap();
+                    kernel::gather(&*y, &*at, x, &streams[on]).unwrap();
                     let picked = LEN - usize::from(value);
                     to[..picked].copy_from_slice(&from[LEN - picked..]);
                 }
@@ -575,7 +575,7 @@ impl Machine {
                 model[a..b].fill(value);
                 let mut to = gpu.pinned_uninit::<u8>(LEN).unwrap();
                 let copied = transfer::scope(&streams[on], |copies| {
-                    copies.upload(x.slice_mut(a..b), from.view())?;
+                    copies.upload(&mut x.slice_mut(a..b), from.view())?;
                     copies.download(&*x, to.view_mut())
                 });
                 copied.unwrap().unwrap();

@@ -323,7 +323,7 @@ fn h02(n: usize) {
     let before = y.to_pinned(&other).unwrap();
     let gate = sims[0].gate(a.native()).unwrap();
     x.slice_mut(..n / 2).fill_bytes(1, &a).unwrap();
-    y.copy_from_peer(&b, &x, &side).unwrap();
+    y.copy_from_peer(&x, &side, &b).unwrap();
     let back = y.to_pinned(&other).unwrap();
     drop(y);
     // A use by another stream than its own: the bytes are in flight, these are others.
@@ -339,12 +339,12 @@ fn h02(n: usize) {
     assert!(back[..n / 2].iter().all(|&v| v == 0x0101_0101) && back[n / 2..].iter().all(|&v| v == 7));
     sims[0].verdict().unwrap();
     // Each side has a stream of its own device.
-    let refused = again.copy_from_peer(&b, &z, &b).unwrap_err();
+    let refused = again.copy_from_peer(&z, &b, &b).unwrap_err();
     assert!(matches!(refused, Error::WrongDevice { .. }), "{refused}");
     let worlds = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
     let far = worlds.stream().unwrap();
     let w = worlds.zeros::<u32>(n, &far).unwrap();
-    assert!(again.copy_from_peer(&b, &w, &far).is_err(), "no copy reaches from one world to another");
+    assert!(again.copy_from_peer(&w, &far, &b).is_err(), "no copy reaches from one world to another");
 }
 
 /// H2 with calls of the copy failing, one and two at a time: the target's bytes go to the next owner behind the copy, and the
@@ -365,7 +365,7 @@ fn h02_a_peer_copy_is_ordered_whatever_fails() {
         for call in failing {
             sims[0].fail_call(before + call, DriverErrorKind::Other);
         }
-        let copied = y.copy_from_peer(&b, &x, &a);
+        let copied = y.copy_from_peer(&x, &a, &b);
         let made = sims[0].call_count() - before;
         drop((x, y));
         // The target's side first: the wait for the other one would be a wait for the copy.

@@ -178,9 +178,9 @@ fn two_parts() -> Outcome {
     let [s, t, u] = w.streams();
     let mut x = settled(&w, 1, &s)?;
     {
-        let (low, high) = x.split_at_mut(LEN / 2);
+        let (mut low, high) = x.split_at_mut(LEN / 2);
         let guard = high.write_on(&t).map_err(said)?;
-        kernel::fill(low, 2, &s).map_err(said)?;
+        kernel::fill(&mut low, 2, &s).map_err(said)?;
         drop(guard);
     }
     let down = x.slice(..LEN / 2).to_pinned(&u).map_err(said)?;

@@ -164,7 +164,7 @@ fn make(sides: &mut [Side; 2], call: Call) {
             let [zero, one] = sides;
             let (from, to) = if d == 0 { (zero, one) } else { (one, zero) };
             let (source, value) = &from.arrays[x];
-            to.arrays[y].0.copy_from_peer(&to.homes[y], source, &from.homes[x]).expect("queued");
+            to.arrays[y].0.copy_from_peer(source, &from.homes[x], &to.homes[y]).expect("queued");
             to.arrays[y].1 = *value;
         }
         Call::Far(d, x, on) => {

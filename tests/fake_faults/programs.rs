@@ -329,7 +329,7 @@ fn two_devices(stage: &Stage<'_>) -> Result<(), Error> {
     let mut from = here.uninit::<u8>(5000, &s)?;
     from.fill_bytes(0x5A, &s)?;
     let mut to = there.zeros::<u8>(5000, &t)?;
-    to.copy_from_peer(&t, &from, &s)?;
+    to.copy_from_peer(&from, &s, &t)?;
     drop(from);
     let came = to.to_pinned(&t)?;
     drop(to);

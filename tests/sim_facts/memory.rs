@@ -34,7 +34,9 @@ trait LeaksNothingButStreams {
 }
 impl LeaksNothingButStreams for millpond_sim::Ledger {
     fn leaks_nothing_but_streams(&self) -> bool {
-        Self { streams: 0, ..self.clone() }.is_empty()
+        let mut but_streams = self.clone();
+        but_streams.streams = 0;
+        but_streams.is_empty()
     }
 }
 

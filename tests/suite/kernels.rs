@@ -119,8 +119,8 @@ fn iota_of<E: Sample, B: Bench>(b: &B) {
     let (first, step) = (E::value(3), E::value(7));
     for (n, before) in lengths_and_places() {
         let new: Vec<E> = (0..n).map(|i| E::fused(E::count(i), step, first)).collect();
-        compare::<B, E>("iota", (&gpu, &s), (before, &vec![E::value(1); n], &new), |part| {
-            kernel::iota(part, first, step, &s).expect("queued");
+        compare::<B, E>("iota", (&gpu, &s), (before, &vec![E::value(1); n], &new), |mut part| {
+            kernel::iota(&mut part, first, step, &s).expect("queued");
         });
     }
 }
@@ -138,8 +138,8 @@ fn saxpy_of<E: Sample, B: Bench>(b: &B) {
         let ys: Vec<E> = (0..n).map(|i| E::value(2 * i + 1)).collect();
         let x = given::<B, E>(&gpu, &t, &xs);
         let new: Vec<E> = xs[1..].iter().zip(&ys).map(|(&x, &y)| E::fused(a, x, y)).collect();
-        compare::<B, E>("saxpy", (&gpu, &s), (before, &ys, &new), |part| {
-            kernel::saxpy(a, x.slice(1..), part, &s).expect("queued");
+        compare::<B, E>("saxpy", (&gpu, &s), (before, &ys, &new), |mut part| {
+            kernel::saxpy(a, x.slice(1..), &mut part, &s).expect("queued");
         });
     }
 }
@@ -153,21 +153,21 @@ pub fn a_fill_writes_every_element<T: Bench>(b: &T) {
     let s = gpu.stream().expect("a stream");
     for (n, before) in LENGTHS.iter().flat_map(|&n| BEFORE.map(|o| (n, o))) {
         let at = (&gpu, &s);
-        compare::<T, u8>("a fill of u8", at, (before, &vec![9; n], &vec![0xA5; n]), |part| {
-            kernel::fill(part, 0xA5, &s).expect("queued");
+        compare::<T, u8>("a fill of u8", at, (before, &vec![9; n], &vec![0xA5; n]), |mut part| {
+            kernel::fill(&mut part, 0xA5, &s).expect("queued");
         });
-        compare::<T, i16>("a fill of i16", at, (before, &vec![9; n], &vec![-2; n]), |part| {
-            kernel::fill(part, -2, &s).expect("queued");
+        compare::<T, i16>("a fill of i16", at, (before, &vec![9; n], &vec![-2; n]), |mut part| {
+            kernel::fill(&mut part, -2, &s).expect("queued");
         });
-        compare::<T, f32>("a fill of f32", at, (before, &vec![9.0; n], &vec![0.1; n]), |part| {
-            kernel::fill(part, 0.1, &s).expect("queued");
+        compare::<T, f32>("a fill of f32", at, (before, &vec![9.0; n], &vec![0.1; n]), |mut part| {
+            kernel::fill(&mut part, 0.1, &s).expect("queued");
         });
-        compare::<T, u64>("a fill of u64", at, (before, &vec![9; n], &vec![A ^ B; n]), |part| {
-            kernel::fill(part, A ^ B, &s).expect("queued");
+        compare::<T, u64>("a fill of u64", at, (before, &vec![9; n], &vec![A ^ B; n]), |mut part| {
+            kernel::fill(&mut part, A ^ B, &s).expect("queued");
         });
     }
     let mut rows = given::<T, [u8; 4]>(&gpu, &s, &[[0; 4]; 100]);
-    kernel::fill(rows.slice_mut(1..), [1, 2, 3, 4], &s).expect("queued");
+    kernel::fill(&mut rows.slice_mut(1..), [1, 2, 3, 4], &s).expect("queued");
     let found = of::<T, [u8; 4]>(&rows, &s);
     assert_eq!(found[0], [0; 4]);
     assert!(found[1..].iter().all(|e| e == &[1, 2, 3, 4]), "{found:?}");
@@ -215,8 +215,8 @@ fn sum_of<E: Sample, B: Bench>(b: &B) {
         let xs: Vec<E> = (0..before + n).map(|i| E::count(i % 61)).collect();
         let sum = xs[before..].iter().fold(E::count(0), |sum, &x| E::fused(one, x, sum));
         let x = given::<B, E>(&gpu, &s, &xs);
-        compare::<B, E>("a sum", (&gpu, &s), (1, &[E::count(5)], &[sum]), |part| {
-            kernel::reduce_sum(x.slice(before..), part, &s).expect("queued");
+        compare::<B, E>("a sum", (&gpu, &s), (1, &[E::count(5)], &[sum]), |mut part| {
+            kernel::reduce_sum(x.slice(before..), &mut part, &s).expect("queued");
         });
     }
 }
@@ -296,7 +296,7 @@ pub fn elements_are_picked_and_spread<T: Bench>(b: &T) {
     let s = gpu.stream().expect("a stream");
     let (from, at) = (given::<T, u64>(&gpu, &s, &[10, 11, 12, 13]), given::<T, u32>(&gpu, &s, &[9, 3, 0, 1]));
     let mut into = gpu.zeros::<u64>(4, &s).expect("an array");
-    kernel::gather(from.slice(1..), at.slice(1..), into.slice_mut(1..), &s).expect("queued");
+    kernel::gather(from.slice(1..), at.slice(1..), &mut into.slice_mut(1..), &s).expect("queued");
     assert_eq!(of::<T, u64>(&into, &s), [0, 0, 11, 12], "index 3 is beyond the slice of three");
 }
 
@@ -321,7 +321,7 @@ pub fn lengths_are_compared<T: Bench>(b: &T) {
     assert!(of::<T, f32>(&y, &s).iter().all(|&v| v == 0.0), "nothing was queued");
     // A shape of its own is no obstacle where only memory order counts.
     kernel::iota(&mut y, 1.0, 1.0, &s).expect("queued");
-    kernel::reduce_sum(&y, x_of_one(&gpu, &s).slice_mut(..), &s).expect("queued");
+    kernel::reduce_sum(&y, &mut x_of_one(&gpu, &s).slice_mut(..), &s).expect("queued");
 }
 
 fn x_of_one<D: millpond::driver::Driver>(gpu: &Allocator<D>, s: &Stream<D>) -> DeviceArray<f32, D> {

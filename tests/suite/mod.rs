@@ -18,6 +18,7 @@
 //! | `pools` | the allocator: what it makes of sizes, and what it says of itself |
 //! | `rows` | rows of tests/rows.rs that are shown on every device |
 //! | `arrays`, `transfers` | typed arrays, copies and their tokens |
+//! | `operands` | what verbs take for an array, and kernels beside their CPU references |
 //! | `kernels`, `guards` | kernels on arrays, ours to queue or somebody else's |
 //! | `flight` | reuse while everything is provably in flight; and that this test can fail |
 
@@ -32,6 +33,7 @@ pub mod habits;
 pub mod kernels;
 pub mod limits;
 pub mod mapping;
+pub mod operands;
 pub mod order;
 pub mod pinned;
 pub mod pools;
@@ -320,6 +322,10 @@ macro_rules! conformance {
                 pinned_kinds_never_share_a_segment, views_name_their_elements, each_stream_waits_for_the_last_write,
                 dropped_in_flight_is_reused_in_order, an_array_has_a_life_as_an_allocation,
                 a_stream_of_another_device_is_refused,
+            ]
+            operands: [
+                a_borrowed_array_goes_through_a_loop_of_verbs, a_kernel_is_compared_with_its_reference,
+                a_reference_is_held_to_its_operands,
             ]
             transfers: [
                 a_source_comes_back_and_its_elements_arrive, later_work_waits_for_the_copy_and_the_host_does_not,

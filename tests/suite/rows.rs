@@ -305,7 +305,7 @@ fn wrong_attempts<T: Bench>(b: &T, [rows, columns]: [usize; 2], attempts: u32) -
         let (first, step, last) =
             if attempt % 2 == 0 { (1.0, 1.0, columns as f64) } else { (columns as f64, -1.0, 1.0) };
         for row in 0..rows {
-            kernel::iota(x.rows_mut(row..=row), first, step, &s).expect("queued");
+            kernel::iota(&mut x.rows_mut(row..=row), first, step, &s).expect("queued");
         }
         let on = if attempt % 2 == 0 { &s } else { &t };
         host = x.copy_to(host, on).expect("queued").wait().expect("done");
@@ -414,7 +414,7 @@ pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
         assert_eq!((x.len(), x.id()), (n, None), "no allocation of ours");
         drop(x.copy_from(full::<T>(&gpu, n, 70 + round), &s).expect("queued"));
         let gate = b.gate(t.native());
-        kernel::fill(x.slice_mut(..n / 2), round, &t).expect("queued");
+        kernel::fill(&mut x.slice_mut(..n / 2), round, &t).expect("queued");
         let back = x.to_pinned(&t).expect("queued");
         std::thread::scope(|threads| drop(threads.spawn(move || drop(x))));
         // A call that speaks to the driver comes by, and finds it in use.

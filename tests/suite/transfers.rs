@@ -285,7 +285,7 @@ pub fn borrowed_memory_is_waited_for<T: Bench>(b: &T) {
     let mut x = gpu.zeros::<u32>(100, &s).expect("an array");
     let (from, mut to) = (numbers::<T>(&gpu, 60, 1), gpu.pinned_zeros::<u32>(100).expect("pinned"));
     let answer = scope(&t, |copies| {
-        copies.upload(x.slice_mut(..60), from.view())?;
+        copies.upload(&mut x.slice_mut(..60), from.view())?;
         let (low, high) = to.view_mut().split_at(50);
         copies.download(x.slice(..50), low)?;
         copies.download(x.slice(50..), high)?;

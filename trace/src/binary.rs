@@ -26,6 +26,7 @@ const LIMIT: u8 = 18;
 
 /// Why bytes are no program: where, and what is wrong.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct BinaryError {
     /// The offset of the first byte that is wrong.
     pub offset: usize,

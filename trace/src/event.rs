@@ -6,7 +6,8 @@ use millpond_driver::units::{Addr, AllocationId, StreamId};
 
 /// Something an allocator did, for sinks and recorders.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub enum Event {
     /// Bytes were handed out.
     Allocate {

@@ -10,7 +10,7 @@ macro_rules! number {
     ($(#[$doc:meta])* $name:ident($int:ty), $letter:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub $int);
 
         impl $name {
@@ -45,7 +45,7 @@ number!(
 
 /// What a use does to the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Access {
     /// Reads all of them.
     Read,
@@ -58,7 +58,7 @@ pub enum Access {
 /// An allocation may fail when the program runs (no memory, a limit, a bad alignment); the operations that name its
 /// block are then skipped by whoever runs it, up to the next allocation of that number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Op {
     /// Device memory, in the pool of a stream.
     Alloc {
@@ -277,7 +277,7 @@ pub enum Operand<'a> {
 
 /// One operation and the host thread that issues it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Step {
     /// The host thread.
     pub thread: ThreadNo,

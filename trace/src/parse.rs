@@ -1,4 +1,4 @@
-//! Reads the text form, whose grammar stands at the head of `text`: one line, one operation, one pass, no look-ahead but
+//! Reads the text form, whose grammar [`Program`]'s documentation has: one line, one operation, one pass, no look-ahead but
 //! the next word.
 //!
 //! Every refusal names the line, the column, the word found and what could stand there. This module does not know the

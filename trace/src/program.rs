@@ -1,16 +1,4 @@
-//! A program: a header and steps, with the rules that make the steps make sense.
-//!
-//! The rules, checked by [`Program::check`] and restored by [`Program::normalise`]:
-//!
-//! * **W1** a block is allocated only while its number is not alive;
-//! * **W2** a block is freed, used or copied only while it is alive;
-//! * **W3** a stream is named only while it is open, and opened only while it is not; streams `0 .. streams` are open at
-//!   the start; closing one leaves its blocks alive;
-//! * **W4** pinned memory is freed by a plain free; a copy has two different blocks, one of them device memory, and is no
-//!   longer than either.
-//!
-//! Events need no rule: one never recorded is legal everywhere. Sizes, alignments and limits need none either: absurd
-//! requests are part of the language, the allocator answers them with an error.
+//! A program: a header and steps, with the rules W1 to W4 that make the steps make sense ([`Program`] says them).
 //!
 //! The rules say nothing about order between streams. A well-formed program may well be wrong; finding that out is the
 //! oracle's business, and this module does not know how.
@@ -20,8 +8,64 @@ use core::fmt;
 use hashbrown::{HashMap, HashSet};
 
 /// Operations in the order in which the host issues them.
+///
+/// # Text form
+///
+/// One operation a line, made to be read, pasted into a report and typed by hand. [`str::parse`] reads it, `Display` writes it, and
+/// what is written is read back equal.
+///
+/// ```
+/// use millpond_trace::Program;
+/// let program = Program::from_text_checked(r#"
+/// millpond trace 1                  # the form's version, always first
+/// name "reuse without a wait"       # may be left out
+/// streams 2                         # s0 and s1 are open at the start
+/// alloc b0 64KiB on s0
+/// write b0 on s0
+/// wait s1 for s0
+/// t1: read b0 on s1 unrecorded      # by thread 1, and the allocator is not told of the use
+/// free b0
+/// "#)?;
+/// assert_eq!(program.to_string().parse(), Ok(program));
+/// # Ok::<(), millpond_trace::TextError>(())
+/// ```
+///
+/// | line | meaning ([`Op`]) |
+/// |---|---|
+/// | `alloc b0 64KiB on s0`, `… align 4096` | device memory, for work on a stream |
+/// | `alloc-pinned b1 4096` | pinned host memory |
+/// | `free b0`, `free b0 on s1`, `free b0 unknown` | a free; as of this point of a stream; by nobody knows whom: all that was queued so far counts as a use |
+/// | `read b0 on s0`, `write b0 on s0`, `… unrecorded` | work on a stream that uses a block; the allocator is told, or not |
+/// | `record-use b0 on s1` | the allocator is told of a use |
+/// | `copy b1 to b0 4096 on s0` | bytes from the first block to the second |
+/// | `record e0 on s0`, `wait s1 for e0` | an event, and a stream that waits for it on the device |
+/// | `wait s1 for s0` | the same in one operation |
+/// | `sync s0`, `sync e0`, `sync device` | the host waits |
+/// | `query e0` | the host asks whether an event is complete |
+/// | `open s2`, `close s2` | a stream comes and goes |
+/// | `trim s0`, `trim all` | idle memory goes back to the device |
+/// | `limit 1GiB`, `limit none` | how much may be taken from the device |
+/// | `advance s0 5`, `tick` | a simulated device runs so many pieces of a stream's work; its held-back work comes a step nearer |
+///
+/// Each may have a thread before it, `t1:`; without, it is thread 0's. Blocks are `b0` to `b4294967295`, streams `s0` to `s65535`, events
+/// `e0` to `e65535`, threads `t0` to `t65535`. Sizes are bytes, in plain digits or with `KiB`, `MiB`, `GiB`, `TiB` behind them. A `#` begins
+/// a comment, empty lines say nothing. A name is one word, or stands in quotes with `\"`, `\\`, `\n` and `\u{1b}` inside.
+///
+/// # Rules
+///
+/// Checked by [`Program::check`] and restored by [`Program::normalise`]:
+///
+/// * **W1** a block is allocated only while its number is not alive;
+/// * **W2** a block is freed, used or copied only while it is alive;
+/// * **W3** a stream is named only while it is open, and opened only while it is not; streams `0 .. streams` are open at
+///   the start; closing one leaves its blocks alive;
+/// * **W4** pinned memory is freed by a plain free; a copy has two different blocks, one of them device memory, and is no
+///   longer than either.
+///
+/// Events need no rule: one never recorded is legal everywhere. Sizes, alignments and limits need none either: absurd
+/// requests are part of the language, the allocator answers them with an error.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Program {
     /// A name for reports; may be empty.
     pub name: String,
@@ -33,6 +77,7 @@ pub struct Program {
 
 /// The first step that breaks a rule, and which.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Fault {
     /// The step, counted from 0.
     pub step: usize,

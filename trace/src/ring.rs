@@ -1,16 +1,6 @@
 //! Recorders of events: a bounded ring that keeps the newest, and a writer of JSON lines.
 //!
-//! A line has the field names of `CuPy`'s printing memory hook, so that two pools can be compared line by line:
-//!
-//! ```text
-//! {"hook":"alloc","device_id":0,"mem_size":2097152,"mem_ptr":34359738368}                        from the device
-//! {"hook":"malloc","device_id":0,"size":24,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x1"}  to the user
-//! {"hook":"free","device_id":0,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x1"}              from the user
-//! ```
-//!
-//! `size` is what was asked for, `mem_size` what it was rounded to, `pmem_id` names the allocation. Lines of hooks that
-//! `CuPy` has not (`lend`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
-//! our own `number`, and where there is one `stream`. This module does not know who sends events.
+//! [`json_line`] says what a line holds. This module does not know who sends events.
 
 use super::{Event, Sink};
 use core::fmt::Write as _;
@@ -20,6 +10,9 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 
 /// Keeps the newest events, and counts those that made room. Bounded: it never holds more than its capacity.
+///
+/// A sink: an allocator that it was given to (`Config::sink`) sends it what it does. [`Ring::write_json`] writes what is kept, a
+/// [line](json_line) an event.
 #[derive(Debug)]
 pub struct Ring {
     inner: Mutex<Kept>,
@@ -84,7 +77,7 @@ impl Sink for Ring {
     }
 }
 
-/// Writes each event as a JSON line at once. A failure of the writer ends the writing and is kept for
+/// Writes each event as a JSON [line](json_line) at once. A failure of the writer ends the writing and is kept for
 /// [`JsonLines::finish`].
 #[derive(Debug)]
 pub struct JsonLines<W> {
@@ -125,7 +118,19 @@ impl<W: Write + Send + 'static> Sink for JsonLines<W> {
     }
 }
 
-/// One event as a JSON object, with no line end. Names and order of the fields are in the module's head.
+/// One event as a JSON object, with no line end.
+///
+/// It has the field names of `CuPy`'s printing memory hook, so that two pools can be compared line by line:
+///
+/// ```text
+/// {"hook":"alloc","device_id":0,"mem_size":2097152,"mem_ptr":34359738368}                        from the device
+/// {"hook":"malloc","device_id":0,"size":24,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x1"}  to the user
+/// {"hook":"free","device_id":0,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x1"}              from the user
+/// ```
+///
+/// `size` is what was asked for, `mem_size` what it was rounded to, `pmem_id` names the allocation. Lines of hooks that
+/// `CuPy` has not (`lend`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
+/// our own `number`, and where there is one `stream`.
 pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
     let mut line = String::with_capacity(128);
     let mut fields = Fields { line: &mut line };

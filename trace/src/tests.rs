@@ -282,6 +282,16 @@ mod recorders {
         }
     }
 
+    #[cfg(feature = "serde")]
+    #[test]
+    fn events_and_programs_are_read_back_as_they_were_written() {
+        let text = serde_json::to_string(&story()).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<Event>>(&text).unwrap(), story());
+        let program: Program = super::ALL.parse().unwrap();
+        let text = serde_json::to_string(&program).unwrap();
+        assert_eq!(serde_json::from_str::<Program>(&text).unwrap(), program);
+    }
+
     #[test]
     fn the_ring_keeps_the_newest_and_counts_the_rest() {
         let ring = Ring::new(3);

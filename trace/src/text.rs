@@ -1,19 +1,5 @@
-//! The text form: one operation a line, made to be read, pasted into a report and typed by hand.
-//!
-//! ```text
-//! millpond trace 1                  version of the form, always first
-//! name "reuse without a wait"
-//! streams 2                         s0 and s1 are open at the start
-//! alloc b0 64KiB on s0              `align 4096` may follow
-//! write b0 on s0
-//! wait s1 for s0                    or `record e0 on s0`, `wait s1 for e0`
-//! t1: read b0 on s1 unrecorded      thread 1; the allocator is not told of the use
-//! free b0                           or `free b0 on s1`, `free b0 unknown`
-//! ```
-//!
-//! The other verbs: `alloc-pinned b1 4096`, `record-use b0 on s1`, `copy b1 to b0 4096 on s0`, `sync s0 | e0 | device`,
-//! `query e0`, `open s2`, `close s2`, `trim s0 | all`, `limit 1GiB | none`, `advance s0 5`, `tick`. A `#` begins a comment.
-//! Sizes are bytes, in plain digits or with `KiB`, `MiB`, `GiB`, `TiB`.
+//! The text form: one operation a line, made to be read, pasted into a report and typed by hand. [`Program`]'s documentation has
+//! its grammar.
 //!
 //! What is written is read back equal. This module writes, and holds what reading (`parse`) gives; whether the program
 //! makes sense is `program`'s business.
@@ -28,6 +14,7 @@ pub(super) const VERSION: u32 = 1;
 
 /// Why a text is no program: the place, what stands there, what could.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct TextError {
     /// The line, counted from 1.
     pub line: u32,
@@ -53,6 +40,7 @@ impl std::error::Error for TextError {}
 
 /// A program as it was written, with the line of each step.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Written {
     /// The program.
     pub program: Program,

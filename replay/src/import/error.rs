@@ -5,6 +5,7 @@ use millpond_trace::{BinaryError, Call, Fault, TextError};
 
 /// A file that could not be imported.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ImportError {
     /// The name of what was read.
     pub name: String,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// would each have been enough, the first counts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Tally {
     /// Accesses to memory that were judged, the host's included.
     pub accesses_checked: u64,
@@ -109,6 +110,7 @@ pub enum Fault {
 
 /// A point of a stream or of a host thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Point {
     /// An operation of a stream; the first has position 1.
     Stream {
@@ -126,6 +128,7 @@ pub enum Point {
 
 /// What a person calls a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct StreamLabel {
     /// Which.
     pub id: StreamId,
@@ -144,6 +147,7 @@ pub struct StreamLabel {
 
 /// An allocation, as it was told.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Held {
     /// Which. It differs from run to run.
     pub id: AllocationId,
@@ -165,6 +169,7 @@ pub struct Held {
 
 /// One side of a violation: an operation, an access of the CPU, an allocation, a free, a release.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Side {
     /// What it was called when it was submitted.
     pub what: Arc<str>,
@@ -180,6 +185,7 @@ pub struct Side {
 
 /// Two points of which the first should happen before the second, and does not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct MissingEdge {
     /// What should come first.
     pub from: Point,
@@ -193,6 +199,7 @@ pub struct MissingEdge {
 
 /// The bytes in question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Place {
     /// Which physical memory.
     pub phys: PhysKey,
@@ -205,6 +212,7 @@ pub struct Place {
 /// One violation: what went wrong, both sides of it, and which edge is missing. Displays as three lines: what, where, and the
 /// missing edge with the call that makes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Violation {
     /// Whose fault.
     pub blame: Blame,
@@ -228,6 +236,7 @@ pub struct Violation {
 
 /// Something was violated. Displays the first few violations, the allocator's before the program's.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Verdict {
     /// The violations kept, the allocator's in preference.
     pub violations: Vec<Violation>,

@@ -200,7 +200,7 @@ impl<D: Driver> Pool<D> {
         let stats = state.heap.stats();
         self.tighten_longest(&mut state);
         let report = PoolReport {
-            stream: self.line.info.id,
+            stream: Some(self.line.info.id),
             name: default_name(self.line.info.kind),
             closed: state.closed,
             held: stats.held,

@@ -41,7 +41,7 @@ fn borrowed<D: Driver + Kernels>(gpu: &Allocator<D>, s: &Stream<D>, t: &Stream<D
     let from = gpu.pinned_from_slice(&words[..100])?;
     let mut to = gpu.pinned_zeros::<u32>(LENGTH)?;
     transfer::scope(t, |copies| {
-        copies.upload(x.slice_mut(..100), from.view())?;
+        copies.upload(&mut x.slice_mut(..100), from.view())?;
         copies.download(&x, to.view_mut())
     })??;
     assert_eq!(to[..], words[..], "the scope waited");

@@ -76,6 +76,7 @@ impl Owners {
                 Event::Wait { stream, .. } => self.of.entry(stream).or_default().waits += 1,
                 Event::HostWait { .. } => host_waits += 1,
                 Event::OutOfMemory { .. } => {}
+                other => panic!("an event that these books do not know: {other:?}"),
             }
         }
         host_waits
@@ -118,8 +119,8 @@ impl Owners {
 
     /// What a pool's report says of all this.
     pub(crate) fn check(&self, r: &PoolReport) {
-        let of = self.of.get(&r.stream).cloned().unwrap_or_default();
-        let (stream, c) = (r.stream, &r.counters);
+        let (stream, c) = (r.stream.expect("a pool has one"), &r.counters);
+        let of = self.of.get(&stream).cloned().unwrap_or_default();
         assert_eq!((r.held, r.held_peak), (of.held, of.held_peak), "{stream}");
         assert_eq!((c.allocations, c.hits), (of.allocations, of.hits), "{stream}");
         assert_eq!((c.frees, c.in_flight_frees), (of.frees, of.in_flight_frees), "{stream}");

@@ -53,7 +53,7 @@ fn pool_json(p: &PoolReport) -> Value {
         sizes: Histogram { counts },
     } = p;
     json!({
-        "stream": stream.0, "name": name, "closed": closed, "held": held, "allocated": allocated, "asked": asked,
+        "stream": stream.map(|s| s.0), "name": name, "closed": closed, "held": held, "allocated": allocated, "asked": asked,
         "cached": cached, "in_flight": in_flight, "held_back": held_back, "allocated_peak": allocated_peak,
         "held_peak": held_peak, "live": live, "free_chunks": free_chunks, "largest_free": largest_free,
         "in_flight_ranges": in_flight_ranges, "oldest_in_flight": oldest_in_flight,
@@ -87,7 +87,7 @@ fn json_of(r: &Report) -> Value {
     let Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback } = ladder;
     let bounds = r.taken_over_live_bounds();
     let calls: serde_json::Map<String, Value> =
-        driver_calls.iter().map(|&(name, n)| (name.to_owned(), json!(n))).collect();
+        driver_calls.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
     json!({
         "device": device.0, "capacity": capacity, "limit": limit, "policy": policy, "taken": taken,
         "taken_peak": taken_peak, "segments": segments, "moving": moving, "growths": growths, "releases": releases,
@@ -180,7 +180,7 @@ fn table_says(r: &Report, text: &str) {
     let several = usize::from(r.pools.len() > 1);
     assert_eq!(table.len(), r.pools.len() + several + usize::from(r.pinned.is_some()), "{text}");
     for (cells, p) in table.iter().zip(&r.pools) {
-        let name = p.stream.to_string() + if p.closed { " closed" } else { "" };
+        let name = p.stream.expect("a pool has one").to_string() + if p.closed { " closed" } else { "" };
         assert_eq!((cells[0], &p.name), (&name[..], &None));
         row(cells, p, |peak| is_size(peak, p.allocated_peak));
     }
@@ -193,6 +193,7 @@ fn table_says(r: &Report, text: &str) {
         });
     }
     if let Some(p) = &r.pinned {
+        assert_eq!((p.stream, r.total.stream), (None, None));
         row(table.last().unwrap(), p, |peak| is_size(peak, p.allocated_peak));
     }
 }
@@ -257,7 +258,7 @@ fn text_says(r: &Report) {
         }
         (l, oldest) => assert_eq!((l, oldest), (None, None)),
     }
-    let all: u64 = r.driver_calls.iter().map(|(_, n)| n).sum();
+    let all: u64 = r.driver_calls.values().sum();
     let driver = line(&text, "driver").unwrap_or("driver 0 calls: ");
     assert_eq!(before(driver, " calls"), all);
     let mut shown: Vec<(&str, u64)> = driver
@@ -268,7 +269,8 @@ fn text_says(r: &Report) {
         .filter_map(|call| call.rsplit_once(' ').map(|(name, n)| (name, n.parse().unwrap())))
         .collect();
     shown.sort_unstable();
-    let mut calls: Vec<_> = r.driver_calls.iter().copied().filter(|(_, n)| *n > 0).collect();
+    let mut calls: Vec<_> =
+        r.driver_calls.iter().map(|(name, n)| (&**name, *n)).filter(|(_, n)| *n > 0).collect();
     calls.sort_unstable();
     assert_eq!(shown, calls);
     assert_eq!(line(&text, "events").is_some(), r.events_lost > 0);
@@ -302,9 +304,11 @@ fn same(said: &Value, right: &Value, at: &str) {
     }
 }
 
-/// Panics unless text and JSON say what the fields say.
+/// Panics unless text and JSON say what the fields say, and the JSON is read back as the same report.
 pub(crate) fn check(r: &Report) {
     let said: Value = serde_json::from_str(&r.to_json()).expect("JSON");
+    assert_eq!(&serde_json::from_str::<Report>(&r.to_json()).expect("a report"), r);
+    assert_eq!(&serde_json::from_value::<Report>(said.clone()).expect("a report"), r);
     same(&said, &json_of(r), "");
     text_says(r);
 }

@@ -285,7 +285,7 @@ fn a_copy_from_a_peer_that_fails_is_over() {
             let y = source.zeros::<u8>(1 << 20, &from).unwrap();
             let mut x = target.zeros::<u8>(1 << 20, &home).unwrap();
             sims[1].fail(call, nth, DriverErrorKind::Other);
-            let copied = x.copy_from_peer(&to, &y, &from);
+            let copied = x.copy_from_peer(&y, &from, &to);
             sims[1].clear_faults();
             drop(x);
             let mut next = target.uninit::<u8>(1 << 20, &home).unwrap();

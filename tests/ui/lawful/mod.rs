@@ -29,6 +29,8 @@ twins! {
     element_without_a_promise
     guard_held_across_a_write
     guards_to_write_one_array
+    host_memory_read_by_a_kernel
+    host_memory_written_by_a_kernel
     operand_after_its_array
     pooled_slice_as_cudarcs_own
     pooled_slice_swapped

@@ -9,7 +9,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stream = gpu.stream()?;
     let mut x = gpu.zeros::<f32>(8, &stream)?;
     let (input, mut output) = x.split_at_mut(4); //~
-    kernel::saxpy(2.0, input.view(), output.view_mut(), &stream)?; //~
+    kernel::saxpy(2.0, input.view(), &mut output, &stream)?; //~
     sim.verdict()?;
     Ok(())
 }

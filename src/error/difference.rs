@@ -1,0 +1,63 @@
+//! What a kernel's CPU reference and the device do not agree on.
+
+use core::fmt;
+
+/// The first element that a kernel and its CPU reference left different
+/// ([`Stream::launch_and_compare`](crate::Stream::launch_and_compare)).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Difference {
+    /// The kernel's name.
+    pub kernel: String,
+    /// Which of the launch's arguments the array is, counted from 0, numbers too.
+    pub argument: usize,
+    /// The name of its elements' type.
+    pub element: &'static str,
+    /// Which element of that argument, in memory order, counted from 0.
+    pub index: usize,
+    /// The element as the reference has it: its bytes in memory.
+    pub expected: Vec<u8>,
+    /// The element as the device has it.
+    pub found: Vec<u8>,
+}
+
+impl Difference {
+    pub(crate) fn new(
+        kernel: String,
+        (argument, element, index): (usize, &'static str, usize),
+        (expected, found): (&[u8], &[u8]),
+    ) -> Difference {
+        Difference { kernel, argument, element, index, expected: expected.to_vec(), found: found.to_vec() }
+    }
+    /// What the reference has and what the device has, as values of a type; `None` if that has another length.
+    pub fn values<T: bytemuck::AnyBitPattern>(&self) -> Option<(T, T)> {
+        let value = |bytes: &[u8]| bytemuck::try_pod_read_unaligned(bytes).ok();
+        value(&self.expected).zip(value(&self.found))
+    }
+    /// Both in words: as numbers where the type is one, else as bytes.
+    fn shown(&self) -> (String, String) {
+        macro_rules! number {
+            ($($number:ident)*) => {
+                match self.element {
+                    $(stringify!($number) => self.values::<$number>().map(|(a, b)| (format!("{a:?}"), format!("{b:?}"))),)*
+                    _ => None,
+                }
+            };
+        }
+        number!(u8 i8 u16 i16 u32 i32 u64 i64 u128 i128 usize isize f32 f64)
+            .unwrap_or_else(|| (format!("{:x?}", self.expected), format!("{:x?}", self.found)))
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Difference { kernel, argument, element, index, .. } = self;
+        let (expected, found) = self.shown();
+        write!(
+            f,
+            "{kernel}: element {index} of argument {argument}, of type {element}, is {expected} by the CPU reference and {found} on the \
+             device: one of the two does not do what was meant"
+        )
+    }
+}
+impl std::error::Error for Difference {}

@@ -1,0 +1,118 @@
+//! Reading reports and options as serde values, whatever the format. A field that is not there has its default, one that
+//! nobody knows is passed over, and a value that does not fit is refused by the name of its field:
+//! `pools: counters: hits: invalid type: string "x", expected u64`.
+//!
+//! A derived reader would not name the field of a wrong value. It does not know what the fields mean.
+
+use serde::de::Error;
+
+/// `Deserialize` for a struct with a default. Every field stands here, or it does not compile; those behind `but` keep their
+/// default. A field may have another name outside: `wait as "bounded_wait"`.
+macro_rules! read_fields {
+    ($name:ident { $($field:ident $(as $key:literal)?),* $(,)? } $(but $($rest:ident),*)?) => {
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<$name, D::Error> {
+                struct Fields;
+                impl<'de> serde::de::Visitor<'de> for Fields {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                        f.write_str(concat!("a struct ", stringify!($name)))
+                    }
+                    fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<$name, M::Error> {
+                        let mut all = $name::default();
+                        while let Some(key) = map.next_key::<String>()? {
+                            match key.as_str() {
+                                $(key if key == $crate::report::read::read_fields!(@key $field $($key)?) => {
+                                    all.$field = map.next_value().map_err(|e| $crate::report::read::of_field(key, &e))?;
+                                })*
+                                _ => drop(map.next_value::<serde::de::IgnoredAny>()?),
+                            }
+                        }
+                        Ok(all)
+                    }
+                    fn visit_seq<S: serde::de::SeqAccess<'de>>(self, mut seq: S) -> Result<$name, S::Error> {
+                        let mut all = $name::default();
+                        $(
+                            let key = $crate::report::read::read_fields!(@key $field $($key)?);
+                            let value = seq.next_element().map_err(|e| $crate::report::read::of_field(key, &e))?;
+                            all.$field = value.ok_or_else(|| serde::de::Error::missing_field(key))?;
+                        )*
+                        let $name { $($field: _,)* $($($rest: _),*)? } = &all;
+                        Ok(all)
+                    }
+                }
+                const KEYS: &[&str] = &[$($crate::report::read::read_fields!(@key $field $($key)?)),*];
+                from.deserialize_struct(stringify!($name), KEYS, Fields)
+            }
+        }
+    };
+    (@key $field:ident) => { stringify!($field) };
+    (@key $field:ident $key:literal) => { $key };
+}
+pub(crate) use read_fields;
+
+/// What is wrong with a field's value, behind the field's name.
+pub(crate) fn of_field<E: Error>(field: &str, wrong: &E) -> E {
+    E::custom(format_args!("{field}: {wrong}"))
+}
+
+use super::{Counters, Histogram, Ladder, PoolReport, Report, Rung};
+
+read_fields!(Counters {
+    allocations,
+    frees,
+    hits,
+    misses,
+    lends_in,
+    lends_out,
+    waits_inserted,
+    host_waits,
+    splits,
+    merges,
+    in_flight_frees,
+    bytes_served,
+});
+read_fields!(PoolReport {
+    stream,
+    name,
+    closed,
+    held,
+    allocated,
+    asked,
+    cached,
+    in_flight,
+    held_back,
+    allocated_peak,
+    held_peak,
+    live,
+    free_chunks,
+    largest_free,
+    in_flight_ranges,
+    oldest_in_flight,
+    counters,
+    sizes,
+});
+read_fields!(Histogram { counts });
+read_fields!(Rung { tried, served });
+read_fields!(Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback });
+read_fields!(Report {
+    device,
+    capacity,
+    limit,
+    policy,
+    taken,
+    taken_peak,
+    segments,
+    moving,
+    growths,
+    releases,
+    allocated_peak,
+    allocated_peak_at_most,
+    total,
+    pools,
+    ladder,
+    pinned,
+    driver_calls,
+    events_lost,
+    deferred_errors,
+});
