@@ -2,6 +2,7 @@
 
 use millpond::driver::Fences;
 use millpond::error::Holder;
+use millpond::report::PoolReport;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Trim};
 use millpond_sim::{Schedule, Sim};
@@ -333,4 +334,25 @@ fn pinned_memory_says_what_is_alive() {
         "{said}"
     );
     drop(p);
+}
+
+/// The facts of pinned memory are its own from the first request on: of the device's bytes, however they lie, it says nothing.
+#[test]
+fn pinned_memory_says_nothing_of_the_device() {
+    let sim = Sim::new(GIB).pinned_capacity(10 * MIB);
+    let config = Config::default().limit(Limit::Bytes(40 * MIB)).bounded_wait(Duration::ZERO);
+    let gpu = Allocator::new(sim, config).unwrap();
+    let s = gpu.stream().unwrap();
+    let mut rows: Vec<_> = (0..40).map(|_| gpu.alloc(MIB, &s).unwrap()).collect();
+    let mut n = 0;
+    rows.retain(|_| {
+        n += 1;
+        n % 2 == 0
+    });
+    let refused = facts(gpu.alloc_pinned(16 * MIB));
+    assert_eq!((refused.report.taken, &refused.report.total), (0, &PoolReport::default()));
+    assert_eq!(refused.advice(), "Nothing is live here: ask for less, or end what else uses the memory.");
+    let said = refused.to_string();
+    assert!(said.contains("of pinned host memory; taken 0 B, live 0 B, cached 0 B"), "{said}");
+    drop(rows);
 }
