@@ -442,6 +442,8 @@ fn facts<D: Driver>(
     OutOfMemory {
         asked,
         rounded,
+        needed: want.bytes_anywhere(),
+        aligned_on: Vec::new(),
         stream: None,
         tried,
         driver,
