@@ -326,3 +326,38 @@ fn handles_are_dropped_all_at_once() {
         assert_eq!(sim.leaks(), [], "left on the device");
     }
 }
+
+/// Streams come and go on one thread, and their pools with them; another one reads the sums meanwhile. What a pool did that leaves is in
+/// them once: what was handed out never falls, as it would behind a sum that lacks a pool, or that has one twice.
+#[test]
+fn what_was_handed_out_never_falls() {
+    const ROUNDS: u64 = 3000;
+    let sim = Sim::new(256 * MIB);
+    let gpu = rig::on(&sim, Config::default());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                let s = gpu.stream().unwrap();
+                drop(gpu.alloc(4 * KIB, &s).unwrap());
+                drop(s);
+                gpu.synchronize().unwrap();
+                gpu.trim(Trim::All).unwrap();
+            }
+            over.store(true, Ordering::Release);
+        });
+        scope.spawn(|| {
+            let mut before = (0, 0, 0);
+            while !over.load(Ordering::Acquire) {
+                let (used, total) = (gpu.usage().used, gpu.report().total);
+                let now = (used, total.counters.frees, total.sizes.total());
+                let falls = now.0 < before.0 || now.1 < before.1 || now.2 < before.2;
+                assert!(!falls, "{before:?} bytes, frees and sizes, and then {now:?}");
+                before = now;
+            }
+        });
+    });
+    assert_eq!(gpu.usage().used, ROUNDS * 4 * KIB);
+    assert_eq!(gpu.report().total.counters.frees, ROUNDS);
+    all_clean(&sim, gpu);
+}
