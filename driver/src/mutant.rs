@@ -320,7 +320,8 @@ pub fn plant_everywhere(bug: Option<Bug>) {
 pub fn current() -> Option<Bug> {
     static FROM_ENV: OnceLock<()> = OnceLock::new();
     FROM_ENV.get_or_init(|| {
-        if let Ok(name) = std::env::var("MILLPOND_PLANT") {
+        if let Some(name) = std::env::var_os("MILLPOND_PLANT") {
+            let name = name.into_string().unwrap_or_else(|raw| panic!("MILLPOND_PLANT: {raw:?} is no text"));
             plant_everywhere(Some(name.parse().unwrap_or_else(|e| panic!("MILLPOND_PLANT: {e}"))));
         }
     });
