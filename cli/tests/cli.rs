@@ -408,6 +408,7 @@ fn help_names_every_option_and_explains_it() {
         "--deterministic",
         "--json",
         "--schedule",
+        "979 KB",
         "Exit status",
         "MILLPOND_LIMIT",
     ] {
@@ -508,13 +509,16 @@ fn variables() -> BTreeSet<String> {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let quoted = text.split("\"MILLPOND_").skip(1).filter_map(|rest| rest.split('"').next());
                 let is_name = |name: &&str| name.bytes().all(|b| b == b'_' || b.is_ascii_uppercase());
-                names.extend(quoted.filter(is_name).filter(|n| !n.is_empty()).map(|n| format!("MILLPOND_{n}")));
+                names.extend(
+                    quoted.filter(is_name).filter(|n| !n.is_empty()).map(|n| format!("MILLPOND_{n}")),
+                );
             }
         }
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut names = BTreeSet::new();
-    for room in ["src", "cli/src", "cuda/src", "driver/src", "plug/src", "replay/src", "sim/src", "trace/src"] {
+    for room in ["src", "cli/src", "cuda/src", "driver/src", "plug/src", "replay/src", "sim/src", "trace/src"]
+    {
         read(&root.join(room), &mut names);
     }
     names

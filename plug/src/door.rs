@@ -151,7 +151,11 @@ fn config(options: &str) -> Result<(Config, bool), Failure> {
     let said = match given.get(CAPTURES) {
         Some(said) => said.clone(),
         None => std::env::var_os(CAPTURES).unwrap_or_default().into_string().map_err(|raw| {
-            pond::Error::Config { name: CAPTURES, found: raw.to_string_lossy().into(), expected: "text in UTF-8" }
+            pond::Error::Config {
+                name: CAPTURES,
+                found: raw.to_string_lossy().into(),
+                expected: "text in UTF-8",
+            }
         })?,
     };
     let captures = match said.trim() {

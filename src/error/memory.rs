@@ -103,7 +103,9 @@ impl OutOfMemory {
     fn hopeless_aligned(&self) -> Option<String> {
         let r = &self.report;
         let (most, what, more) = match r.limit {
-            Some(limit) if self.needed > limit => (limit, "limit", format!(" or raise the limit ({})", self.limit_knob())),
+            Some(limit) if self.needed > limit => {
+                (limit, "limit", format!(" or raise the limit ({})", self.limit_knob()))
+            }
             _ if self.stream.is_some() && r.capacity > 0 && self.needed > r.capacity => {
                 (r.capacity, "device's memory", String::new())
             }
