@@ -297,6 +297,62 @@ fn operations_come_after_streams_that_others_order() {
     }
 }
 
+/// Four threads have a quarter of one array each, which they fill on its home stream and on others; then four read all of it at once, and it is
+/// written elsewhere. A read of the whole finds what each thread wrote last, and the readers what was there before the write.
+#[test]
+fn threads_share_one_array_by_its_parts_and_by_reading_it() {
+    const PART: usize = 256;
+    for seed in 0..60 {
+        let schedule = if seed % 2 == 0 { Schedule::Latest } else { Schedule::Random(seed) };
+        let sim = Sim::new(256 * MIB).schedule(schedule);
+        let gpu = rig::on(&sim, Config::default());
+        let streams: Vec<_> = (0..4).map(|_| gpu.stream().unwrap()).collect();
+        let mut x = gpu.zeros::<u32>(4 * PART, &streams[0]).unwrap();
+        for round in 0..8 {
+            let value = |thread: usize| 100 * round + thread as u32;
+            let (left, right) = x.split_at_mut(2 * PART);
+            let ((a, b), (c, d)) = (left.split_at(PART), right.split_at(PART));
+            thread::scope(|threads| {
+                for (thread, mut part) in [a, b, c, d].into_iter().enumerate() {
+                    let (streams, numbers) = (&streams, seed << 16 | u64::from(value(thread)));
+                    threads.spawn(move || {
+                        let mut numbers = Numbers(numbers);
+                        // The home stream half of the time.
+                        let mut any = || &streams[(numbers.below(8) as usize).saturating_sub(4)];
+                        for _ in 0..3 {
+                            part.fill_bytes(0xEE, any()).unwrap();
+                            drop(any().record().unwrap());
+                        }
+                        kernel::fill(part, value(thread), any()).unwrap();
+                    });
+                }
+            });
+            let read = |found: &[u32]| {
+                for (thread, part) in found.chunks(PART).enumerate() {
+                    let wrong = part.iter().find(|&&v| v != value(thread));
+                    assert_eq!(
+                        wrong,
+                        None,
+                        "seed {seed}: where thread {thread} wrote {} last",
+                        value(thread)
+                    );
+                }
+            };
+            let copies: Vec<_> = thread::scope(|threads| {
+                let readers = streams.iter().map(|s| threads.spawn(|| x.duplicate(s).unwrap()));
+                let readers: Vec<_> = readers.collect();
+                readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+            });
+            let last = &streams[(seed as usize + round as usize) % 4];
+            read(&x.to_vec(last).unwrap());
+            kernel::fill(&mut x, 9999, last).unwrap();
+            copies.iter().for_each(|copy| read(&copy.to_vec(last).unwrap()));
+        }
+        drop((x, streams));
+        all_clean(&sim, gpu);
+    }
+}
+
 /// Everything is dropped at once, on as many threads as there are things: the last one closes the allocator.
 #[test]
 fn handles_are_dropped_all_at_once() {
@@ -325,4 +381,39 @@ fn handles_are_dropped_all_at_once() {
         sim.verdict().unwrap();
         assert_eq!(sim.leaks(), [], "left on the device");
     }
+}
+
+/// Streams come and go on one thread, and their pools with them; another one reads the sums meanwhile. What a pool did that leaves is in
+/// them once: what was handed out never falls, as it would behind a sum that lacks a pool, or that has one twice.
+#[test]
+fn what_was_handed_out_never_falls() {
+    const ROUNDS: u64 = 3000;
+    let sim = Sim::new(256 * MIB);
+    let gpu = rig::on(&sim, Config::default());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                let s = gpu.stream().unwrap();
+                drop(gpu.alloc(4 * KIB, &s).unwrap());
+                drop(s);
+                gpu.synchronize().unwrap();
+                gpu.trim(Trim::All).unwrap();
+            }
+            over.store(true, Ordering::Release);
+        });
+        scope.spawn(|| {
+            let mut before = (0, 0, 0);
+            while !over.load(Ordering::Acquire) {
+                let (used, total) = (gpu.usage().used, gpu.report().total);
+                let now = (used, total.counters.frees, total.sizes.total());
+                let falls = now.0 < before.0 || now.1 < before.1 || now.2 < before.2;
+                assert!(!falls, "{before:?} bytes, frees and sizes, and then {now:?}");
+                before = now;
+            }
+        });
+    });
+    assert_eq!(gpu.usage().used, ROUNDS * 4 * KIB);
+    assert_eq!(gpu.report().total.counters.frees, ROUNDS);
+    all_clean(&sim, gpu);
 }

@@ -1,6 +1,7 @@
 //! The binary as a person or a script meets it: what it prints, where, and its exit status.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -407,6 +408,7 @@ fn help_names_every_option_and_explains_it() {
         "--deterministic",
         "--json",
         "--schedule",
+        "979 KB",
         "Exit status",
         "MILLPOND_LIMIT",
     ] {
@@ -496,16 +498,74 @@ fn a_program_with_refused_requests_fails() {
     }
 }
 
-/// A value that is no text is not the same as none.
+/// The names of the variables that the library, its tools and its devices look up.
+fn variables() -> BTreeSet<String> {
+    fn read(folder: &Path, names: &mut BTreeSet<String>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                read(&path, names);
+            } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let quoted = text.split("\"MILLPOND_").skip(1).filter_map(|rest| rest.split('"').next());
+                let is_name = |name: &&str| name.bytes().all(|b| b == b'_' || b.is_ascii_uppercase());
+                names.extend(
+                    quoted.filter(is_name).filter(|n| !n.is_empty()).map(|n| format!("MILLPOND_{n}")),
+                );
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut names = BTreeSet::new();
+    for room in ["src", "cli/src", "cuda/src", "driver/src", "plug/src", "replay/src", "sim/src", "trace/src"]
+    {
+        read(&root.join(room), &mut names);
+    }
+    names
+}
+
+/// A value that is no text is not the same as none. Every variable that the sources name is tried, here or where it is read.
 #[cfg(unix)]
 #[test]
 fn a_variable_that_is_no_text_is_refused() {
     use std::os::unix::ffi::OsStrExt;
     let log = file(&folder("bytes"), "small.csv", LOG);
-    for name in ["MILLPOND_LIMIT", "MILLPOND_POLICY", "MILLPOND_WAIT_MS"] {
+    let elsewhere = [
+        // By the C interface: plug/tests/abi.rs.
+        "MILLPOND_CAPTURES",
+        // Below: a path need not be text.
+        "MILLPOND_LIBCUDA",
+        // Only where bugs are planted, which panics.
+        "MILLPOND_PLANT",
+    ];
+    let names = variables();
+    assert!(names.len() >= elsewhere.len() + 8, "{names:?}");
+    for name in elsewhere {
+        assert!(names.contains(name), "{name} is not read any more");
+    }
+    for name in names.iter().filter(|name| !elsewhere.contains(&name.as_str())) {
         let value = std::ffi::OsStr::from_bytes(b"1\xFFMiB");
         let o = command(&["replay", &log]).env(name, value).output().unwrap();
-        assert_eq!(o.status.code(), Some(2), "{}{}", out(&o), err(&o));
+        assert_eq!(o.status.code(), Some(2), "{name}: {}{}", out(&o), err(&o));
         assert!(err(&o).contains(name) && err(&o).contains("expected text in UTF-8"), "{}", err(&o));
     }
+}
+
+/// A path need not be text: the driver that one names is the driver that is used, and no other.
+#[cfg(unix)]
+#[test]
+fn the_driver_may_lie_at_a_path_that_is_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = folder("path");
+    let log = file(&folder, "small.csv", LOG);
+    let path = folder.join(std::ffi::OsStr::from_bytes(b"lib\xFFcuda.so"));
+    let replay =
+        || command(&["replay", &log, "--device", "cuda:0"]).env("MILLPOND_LIBCUDA", &path).output().unwrap();
+    let o = replay();
+    assert_eq!(o.status.code(), Some(2), "{}{}", out(&o), err(&o));
+    assert!(err(&o).contains("(tried ") && err(&o).contains("lib\u{FFFD}cuda.so)"), "{}", err(&o));
+    let Some(driver) = stand_in() else { return };
+    std::fs::copy(driver, &path).unwrap();
+    let o = replay();
+    assert_eq!(o.status.code(), Some(0), "{}{}", out(&o), err(&o));
 }

@@ -8,6 +8,7 @@ use super::table::{Call, Table, check};
 use core::ffi::{CStr, c_char, c_int};
 use libloading::Library;
 use millpond_driver::{DriverError, Unavailable};
+use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
@@ -34,8 +35,9 @@ pub(super) struct Api {
 #[allow(unsafe_code, reason = "foreign calls")]
 pub(super) fn api() -> Result<&'static Api, Unavailable> {
     static API: OnceLock<Result<Api, Unavailable>> = OnceLock::new();
-    let opened = API.get_or_init(|| match std::env::var(PATH_VARIABLE) {
-        Ok(path) if !path.is_empty() => open(&[&path]).and_then(look),
+    // A path need not be text.
+    let opened = API.get_or_init(|| match std::env::var_os(PATH_VARIABLE) {
+        Some(path) if !path.is_empty() => open(&[path]).and_then(look),
         _ => open(NAMES).and_then(look),
     });
     let api = opened.as_ref().map_err(Clone::clone)?;
@@ -46,14 +48,14 @@ pub(super) fn api() -> Result<&'static Api, Unavailable> {
 }
 
 /// The first of these libraries that can be loaded.
-pub(super) fn open(names: &[&str]) -> Result<Library, Unavailable> {
+pub(super) fn open(names: &[impl AsRef<OsStr>]) -> Result<Library, Unavailable> {
     let mut tried = Vec::new();
-    for name in names {
+    for name in names.iter().map(AsRef::as_ref) {
         // SAFETY: what runs on load is the driver's own start-up, which every CUDA program runs.
         #[allow(unsafe_code, reason = "loading a library runs its code")]
-        match unsafe { Library::new(*name) } {
+        match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
-            Err(e) => tried.push(refusal(name, &e)),
+            Err(e) => tried.push(refusal(&name.to_string_lossy(), &e)),
         }
     }
     Err(Unavailable::DriverMissing { tried })

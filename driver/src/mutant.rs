@@ -135,6 +135,7 @@ zoo! {
     ClosedAdmits "closed-admits" "a closed pool admits ranges that are not complete"
     ClosedKeepsOut "closed-keeps-out" "a closed pool does not take back what was cut out of it, unless it is complete"
     ClosedDrainsOrdered "closed-drains-ordered" "a closed pool forgets uses that its stream is only ordered behind"
+    OwnThreadUnasked "own-thread-unasked" "a thread's default stream is used on another thread, where its handle means that thread's own"
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
     PatienceRenewed "patience-renewed" "what a request has waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
@@ -156,6 +157,7 @@ zoo! {
     CoverOther "cover-other" "a wait is left out because the clock of another candidate's marker covers its use"
     CoverTie "cover-tie" "the same, and of two that cover each other the first is waited for"
     PartForgetsHome "part-forgets-home" "a write of a part elsewhere ends the home stream's uses, as one of the whole may"
+    SealStores "seal-stores" "an operation at home stores its stamp, whatever later one another thread's has stored (O6)"
     PanicUnsealed "panic-unsealed" "an operation whose driver call panicked is not recorded (O6)"
     OpenEndsEarly "open-ends-early" "an open use of a stream that somebody still has ends when there are many"
     GuardSealedEarly "guard-sealed-early" "a guard's use is sealed when the guard is made, not when it ends (O6)"
@@ -175,6 +177,7 @@ zoo! {
     FlightAlwaysCrowded "flight-always-crowded" "every free that others use drains what is in flight"
     SweepNever "sweep-never" "pools of streams that are over never leave the list"
     SweepAlways "sweep-always" "every new stream looks through all pools for such as are over"
+    BurstKept "burst-kept" "the events of a burst never go back to the driver"
     FinishNever "finish-never" "where nobody asks the device, nobody waits for closed streams either"
     LookTooSoon "look-too-soon" "markers that are complete make the next look at all timelines due however many timelines there are"
     ReportWhole "report-whole" "a report comes by all of a pool's ranges in one hold of its lock"
@@ -320,7 +323,8 @@ pub fn plant_everywhere(bug: Option<Bug>) {
 pub fn current() -> Option<Bug> {
     static FROM_ENV: OnceLock<()> = OnceLock::new();
     FROM_ENV.get_or_init(|| {
-        if let Ok(name) = std::env::var("MILLPOND_PLANT") {
+        if let Some(name) = std::env::var_os("MILLPOND_PLANT") {
+            let name = name.into_string().unwrap_or_else(|raw| panic!("MILLPOND_PLANT: {raw:?} is no text"));
             plant_everywhere(Some(name.parse().unwrap_or_else(|e| panic!("MILLPOND_PLANT: {e}"))));
         }
     });

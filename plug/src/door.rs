@@ -148,7 +148,16 @@ fn config(options: &str) -> Result<(Config, bool), Failure> {
         }
         given.insert(format!("MILLPOND_{}", name.to_ascii_uppercase()), value.trim().to_owned());
     }
-    let said = given.get(CAPTURES).cloned().or_else(|| std::env::var(CAPTURES).ok()).unwrap_or_default();
+    let said = match given.get(CAPTURES) {
+        Some(said) => said.clone(),
+        None => std::env::var_os(CAPTURES).unwrap_or_default().into_string().map_err(|raw| {
+            pond::Error::Config {
+                name: CAPTURES,
+                found: raw.to_string_lossy().into(),
+                expected: "text in UTF-8",
+            }
+        })?,
+    };
     let captures = match said.trim() {
         "" | "expected" => true,
         "none" => false,

@@ -233,6 +233,24 @@ fn bind(cuda: &Cuda) {
     assert_eq!(bind(cuda.context().cast()), 0);
 }
 
+/// A value that is no text is not the same as none. What the call itself says goes above it.
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_no_text_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    alone("a_variable_that_is_no_text_is_refused", |_fake| {
+        for (name, option) in [("MILLPOND_CAPTURES", "captures=none"), ("MILLPOND_LIMIT", "limit=none")] {
+            // SAFETY: this process runs nothing but this test, and its other threads read no variable meanwhile.
+            unsafe { std::env::set_var(name, std::ffi::OsStr::from_bytes(b"none\xFF")) };
+            assert_eq!(Door::on(0, "").err(), Some(BAD_ARGUMENT), "{name}");
+            assert!(last().contains(name) && last().contains("expected text in UTF-8"), "{}", last());
+            assert!(Door::on(0, option).is_ok(), "the call says it: {}", last());
+            // SAFETY: as above.
+            unsafe { std::env::remove_var(name) };
+        }
+    });
+}
+
 #[test]
 fn wrong_pointers_are_codes_and_change_nothing() {
     alone("wrong_pointers_are_codes_and_change_nothing", |_fake| {

@@ -250,9 +250,12 @@ impl<D: Driver> Tracked<D> {
         let Some(holder) = self.holder() else { return };
         let on = stream.line();
         if holder.home().id == on.id {
-            match intent {
-                Intent::Read => self.home_read.fetch_max(epoch.0, Ordering::AcqRel),
-                Intent::Write | Intent::WriteWhole => self.home_written.fetch_max(epoch.0, Ordering::AcqRel),
+            let last = if intent == Intent::Read { &self.home_read } else { &self.home_written };
+            // Another thread's operation, on another part or a read as well, may have come in between.
+            let _ = if planted!(SealStores) {
+                last.swap(epoch.0, Ordering::AcqRel)
+            } else {
+                last.fetch_max(epoch.0, Ordering::AcqRel)
             };
             if intent == Intent::WriteWhole {
                 self.forget_home_reads();
@@ -572,6 +575,7 @@ struct Sealing<'a, D: Driver> {
 impl<D: Driver> Drop for Sealing<'_, D> {
     fn drop(&mut self) {
         let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
+        point!("stamped");
         let lost = planted!(PanicUnsealed) && std::thread::panicking();
         for touch in self.touches.iter().filter(|_| !lost) {
             touch.of.seal(self.stream, touch.intent, epoch, None);

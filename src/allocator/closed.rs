@@ -106,13 +106,15 @@ impl<D: Driver> Core<D> {
                 !empty
             });
             self.peaks.leave(&gone);
+            // In the hold of the list in which they leave it: whoever adds up finds a pool in the list or here, and in one of them.
+            for pool in &gone {
+                let (counters, sizes) = pool.lock().did();
+                let mut departed = self.departed.lock();
+                departed.0.add(&counters);
+                departed.1.merge(&sizes);
+            }
         }
-        for pool in gone {
-            let (counters, sizes) = pool.lock().did();
-            let mut departed = self.departed.lock();
-            departed.0.add(&counters);
-            departed.1.merge(&sizes);
-        }
+        drop(gone);
         self.registry.retire();
     }
 

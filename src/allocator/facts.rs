@@ -5,7 +5,8 @@
 use super::shared::Core;
 use crate::driver::Driver;
 use crate::error::{DriverError, Holder, OutOfMemory};
-use crate::units::{GRANULE_BYTES, StreamId};
+use crate::heap::Want;
+use crate::units::{GRANULE_BYTES, Granules, StreamId};
 use hashbrown::HashMap;
 
 /// So many names are told.
@@ -39,17 +40,26 @@ impl<D: Driver> Core<D> {
         &self,
         stream: StreamId,
         asked: u64,
-        rounded: u64,
+        want: &Want,
         tried: Vec<&'static str>,
         (driver, passed_over): (Option<DriverError>, Option<DriverError>),
     ) -> OutOfMemory {
-        let mut by_name = ByName::new();
+        let (mut by_name, mut aligned_on) = (ByName::new(), Vec::new());
         for pool in self.pool_list() {
-            pool.lock().add_holders(&mut by_name);
+            let state = pool.lock();
+            state.add_holders(&mut by_name);
+            let kinds = [want.kind, want.kind.other()];
+            // All are looked at, as the round has done that decided.
+            let holds = |kind| state.heap.find(&Want { kind, ..*want }, usize::MAX, |_| true).is_some();
+            if want.align > Granules(1) && kinds.into_iter().any(holds) {
+                aligned_on.push(pool.line.info.id);
+            }
         }
         OutOfMemory {
             asked,
-            rounded,
+            rounded: want.len.bytes(),
+            needed: want.bytes_anywhere(),
+            aligned_on,
             stream: Some(stream),
             tried,
             driver,

@@ -28,9 +28,7 @@ impl<D: Driver> Miss<'_, D> {
             u64::MAX
         };
         // A segment is aligned as the driver aligns it: an aligned request may have to skip a front.
-        let Some(needed) = self.want.len.checked_add(Granules(self.want.align.0.saturating_sub(1))) else {
-            return Ok(None);
-        };
+        let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
         // What another rung was refused says nothing about smaller sizes.
         let before = self.refusal.take();
         for len in self.core.config.growth_sizes(needed, self.want.kind) {

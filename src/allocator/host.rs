@@ -429,10 +429,10 @@ fn facts<D: Driver>(
     let mut report = core.report();
     // The facts of an error about pinned memory are the pinned pool's.
     report.limit = core.host.state.lock().limit;
-    if let Some(pinned) = &report.pinned {
-        report.taken = pinned.held;
-        report.total = pinned.clone();
-    }
+    // Before the first of it was handed out there is no report of it, and all is 0.
+    let pinned = report.pinned.clone().unwrap_or_default();
+    report.taken = pinned.held;
+    report.total = pinned;
     let mut tried = vec!["fold", "grow", "wait"];
     if asked_user {
         tried.push("callback");
@@ -442,6 +442,8 @@ fn facts<D: Driver>(
     OutOfMemory {
         asked,
         rounded,
+        needed: want.bytes_anywhere(),
+        aligned_on: Vec::new(),
         stream: None,
         tried,
         driver,

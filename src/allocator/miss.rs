@@ -240,7 +240,8 @@ impl<'a, D: Driver> Miss<'a, D> {
         Err(self.out_of_memory())
     }
 
-    /// Whether no amount of waiting and trimming can help: the request alone is above the limit or the device.
+    /// Whether no amount of waiting and trimming can help: the request alone is above the limit or the device. Not with what an
+    /// alignment may skip: where a free range begins at a multiple, nothing is skipped.
     fn is_hopeless(&self) -> bool {
         let limit = self.core.backing.lock().limit.unwrap_or(u64::MAX);
         self.want.len.bytes() > limit.min(self.core.capacity)
@@ -438,9 +439,8 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     fn facts(&self) -> OutOfMemory {
-        let (stream, rounded) = (self.pool.line.info.id, self.want.len.bytes());
         let refused = (self.refusal.clone(), self.passed_over.clone());
-        self.core.out_of_memory(stream, self.asked, rounded, self.tried.clone(), refused)
+        self.core.out_of_memory(self.pool.line.info.id, self.asked, &self.want, self.tried.clone(), refused)
     }
 
     /// Rung 10. A driver that refused for another reason than memory is told as it is; but a capture is told beside what is

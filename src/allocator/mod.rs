@@ -619,8 +619,9 @@ impl<D: Driver> Allocator<D> {
     /// tells how well it reused ([`Profile`](crate::report::Profile)).
     pub fn usage(&self) -> Usage {
         let core = self.core();
-        let used = core.pool_list().iter().map(|p| p.lock().heap.stats().bytes_served).sum::<u64>();
-        Usage { used: used + core.departed_bytes(), acquired: core.backing.lock().acquired }
+        let (pools, departed) = core.pools_and_departed(|departed| departed.0.bytes_served);
+        let used: u64 = pools.iter().map(|p| p.lock().heap.stats().bytes_served).sum();
+        Usage { used: used + departed, acquired: core.backing.lock().acquired }
     }
 
     /// Hands events that drops have left to the sinks now, instead of at the next allocation.

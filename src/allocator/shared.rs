@@ -63,7 +63,7 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) keeper: Arc<Keeper<D>>,
     recorder: Recorder<Event>,
     pub(crate) ladder: Mutex<Ladder>,
-    /// What pools did that are no more.
+    /// What pools did that are no more. Changed and read under the list's lock: [`Core::pools_and_departed`].
     pub(super) departed: Mutex<(Counters, Histogram)>,
     pub(super) peaks: Peaks,
     /// Bytes cut from one pool and not yet in the next.
@@ -153,15 +153,21 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// Bytes served by pools that are no more.
-    pub(crate) fn departed_bytes(&self) -> u64 {
-        self.departed.lock().0.bytes_served
-    }
-
     /// How often anything was freed so far, to see whether something was freed in between.
     pub(crate) fn frees(&self) -> u64 {
-        let now: u64 = self.pool_list().iter().map(|p| p.lock().frees()).sum();
-        now + self.departed.lock().0.frees
+        let (pools, departed) = self.pools_and_departed(|departed| departed.0.frees);
+        pools.iter().map(|p| p.lock().frees()).sum::<u64>() + departed
+    }
+
+    /// The pools, and of what those did that are no more whatever is asked for: as they were at one moment, so that a sum of both has each
+    /// pool once.
+    pub(crate) fn pools_and_departed<R>(
+        &self,
+        of: impl FnOnce(&(Counters, Histogram)) -> R,
+    ) -> (Vec<Arc<Pool<D>>>, R) {
+        let pools = self.pools.lock();
+        let departed = of(&self.departed.lock());
+        (pools.clone(), departed)
     }
 
     pub(crate) fn pool_list(&self) -> Vec<Arc<Pool<D>>> {
@@ -313,13 +319,11 @@ impl<D: Driver> Core<D> {
     /// Everything, gathered pool by pool; exact when nothing runs beside it.
     pub(crate) fn report(&self) -> Report {
         let peak = self.peak_bounds();
-        let pools: Vec<PoolReport> = self.pool_list().iter().map(|p| p.report()).collect();
+        let (pools, departed) = self.pools_and_departed(Clone::clone);
+        let pools: Vec<PoolReport> = pools.iter().map(|p| p.report()).collect();
         let mut total = PoolReport::sum(&pools);
-        {
-            let departed = self.departed.lock();
-            total.counters.add(&departed.0);
-            total.sizes.merge(&departed.1);
-        }
+        total.counters.add(&departed.0);
+        total.sizes.merge(&departed.1);
         total.allocated_peak = peak.at_most;
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
         let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();

@@ -46,6 +46,10 @@ pub struct OutOfMemory {
     pub asked: u64,
     /// Bytes after rounding.
     pub rounded: u64,
+    /// Bytes of fresh memory that hold the request wherever they begin: `rounded`, and what an alignment may skip at the front.
+    pub needed: u64,
+    /// Of a request with an alignment: the streams that have a free range which holds it at that.
+    pub aligned_on: Vec<StreamId>,
     /// The stream it was asked on; `None` for pinned host memory.
     pub stream: Option<StreamId>,
     /// The rungs of the miss ladder that were climbed, in order.
@@ -72,6 +76,8 @@ impl OutOfMemory {
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
             .or_else(|| (t.in_flight >= self.rounded).then(|| self.wait_for_uses()))
+            .or_else(|| self.hopeless_aligned())
+            .or_else(|| self.a_run_unaligned())
             .or_else(|| self.fragmented())
             .unwrap_or_else(|| self.held())
     }
@@ -95,6 +101,25 @@ impl OutOfMemory {
         })
     }
 
+    /// Only a range that happens to begin at a multiple could hold it.
+    fn hopeless_aligned(&self) -> Option<String> {
+        let r = &self.report;
+        let (most, what, more) = match r.limit {
+            Some(limit) if self.needed > limit => {
+                (limit, "limit", format!(" or raise the limit ({})", self.limit_knob()))
+            }
+            _ if self.stream.is_some() && r.capacity > 0 && self.needed > r.capacity => {
+                (r.capacity, "device's memory", String::new())
+            }
+            _ => return None,
+        };
+        Some(format!(
+            "No free range holds the request at its alignment, and fresh memory that does wherever it begins is {}, above the {what} of {}: ask for a smaller alignment{more}.",
+            bytes(self.needed),
+            bytes(most)
+        ))
+    }
+
     fn limit_knob(&self) -> &'static str {
         match self.stream {
             Some(_) => "set_limit, MILLPOND_LIMIT",
@@ -105,8 +130,8 @@ impl OutOfMemory {
     /// Whether the request would fit if so many bytes more could be taken; as far as can be known.
     fn fits_with(&self, more: u64) -> bool {
         let limit = self.report.limit.unwrap_or(u64::MAX);
-        let within = self.report.taken.saturating_sub(more).saturating_add(self.rounded) <= limit;
-        within && (self.driver.is_none() || more >= self.rounded)
+        let within = self.report.taken.saturating_sub(more).saturating_add(self.needed) <= limit;
+        within && (self.driver.is_none() || more >= self.needed)
     }
 
     fn idle_segments(&self) -> Option<String> {
@@ -132,14 +157,20 @@ impl OutOfMemory {
         })
     }
 
-    /// A free run is long enough and could not be had.
+    /// Whether a free run of this pool is long enough, and begins so that the alignment leaves enough of it.
+    fn holds(&self, pool: &PoolReport) -> bool {
+        pool.largest_free >= self.needed
+            || pool.largest_free >= self.rounded && self.aligned_on.contains(&pool.stream)
+    }
+
+    /// A free run would do and could not be had.
     fn a_run_elsewhere(&self) -> Option<String> {
         let stream = self.stream?;
-        let pool = self.report.pools.iter().find(|p| p.largest_free >= self.rounded)?;
+        let pool = self.report.pools.iter().find(|p| self.holds(p))?;
         let run = bytes(pool.largest_free);
         Some(if pool.stream == Some(stream) {
             format!(
-                "A run of {run} is free on {stream} but does not serve this request: an alignment or exact_fit stands in the way; ask for more bytes and align inside them, or allocate it earlier."
+                "A run of {run} is free on {stream} but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit."
             )
         } else if self.has_tried("lend") {
             format!(
@@ -152,6 +183,17 @@ impl OutOfMemory {
                 pool.place()
             )
         })
+    }
+
+    /// A free run is long enough, and begins at the wrong address.
+    fn a_run_unaligned(&self) -> Option<String> {
+        let pool = self.stream.and(self.report.pools.iter().find(|p| p.largest_free >= self.rounded))?;
+        Some(format!(
+            "A run of {} is free on {} but does not hold this request at its alignment, for which a run may have to be {} long: ask for a smaller alignment, or allocate it earlier.",
+            bytes(pool.largest_free),
+            pool.stream,
+            bytes(self.needed)
+        ))
     }
 
     fn wait_for_uses(&self) -> String {
@@ -201,7 +243,7 @@ impl OutOfMemory {
         let r = &self.report;
         let live = bytes(r.total.allocated);
         let largest = self.largest_part();
-        if let Some(limit) = r.limit.filter(|&limit| r.taken.saturating_add(self.rounded) > limit) {
+        if let Some(limit) = r.limit.filter(|&limit| r.taken.saturating_add(self.needed) > limit) {
             let raise = format!("raise the limit ({})", self.limit_knob());
             return if self.holders.is_empty() {
                 format!("{} of the limit of {} are taken: {raise}.", bytes(r.taken), bytes(limit))
@@ -212,7 +254,7 @@ impl OutOfMemory {
                 )
             };
         }
-        let elsewhere = self.driver.is_some() && r.taken.saturating_add(self.rounded) <= r.capacity;
+        let elsewhere = self.driver.is_some() && r.taken.saturating_add(self.needed) <= r.capacity;
         let others = if elsewhere && self.stream.is_some() {
             format!(
                 "The device has no more though only {} of its {} are taken here: something else uses it. ",

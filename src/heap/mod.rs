@@ -153,6 +153,11 @@ impl Want {
     pub const fn new(len: Granules, kind: Kind) -> Want {
         Want { len, align: Granules(1), kind }
     }
+
+    /// The bytes of a range that holds it wherever that begins: an alignment may skip a front.
+    pub const fn bytes_anywhere(&self) -> u64 {
+        self.len.bytes() + self.align.bytes().saturating_sub(Granules(1).bytes())
+    }
 }
 
 /// A range that a heap handed out: exactly what was wanted. [`Heap::view`] tells the rest.

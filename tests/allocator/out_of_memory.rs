@@ -3,6 +3,7 @@
 use crate::rig;
 use millpond::driver::Fences;
 use millpond::error::Holder;
+use millpond::report::PoolReport;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Trim};
 use millpond_sim::{Schedule, Sim};
@@ -279,6 +280,16 @@ fn advice_follows_from_the_facts() {
                 f.tried.retain(|t| *t != "lend");
             }),
             with(&|f| f.report.pools[0].largest_free = 60 * MIB),
+            with(&|f| {
+                f.report.pools[1].largest_free = 60 * MIB;
+                f.needed = 64 * MIB;
+            }),
+            with(&|f| {
+                f.report.pools[1].largest_free = 60 * MIB;
+                f.needed = 64 * MIB;
+                f.aligned_on.push(t.id());
+            }),
+            with(&|f| f.needed = 65 * MIB),
             with(&|f| f.report.total.in_flight = 60 * MIB),
             with(&|f| f.report.total.cached = 60 * MIB),
             with(&|f| f.report.total.cached = 50 * MIB),
@@ -304,7 +315,10 @@ fn advice_follows_from_the_facts() {
         60.0 MiB lie in segments that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.
         A run of 60.0 MiB is free on stream T, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.
         A run of 60.0 MiB is free on stream T, and Reuse::Never keeps it there: allocate there, or let streams reuse each other's memory.
-        A run of 60.0 MiB is free on stream S but does not serve this request: an alignment or exact_fit stands in the way; ask for more bytes and align inside them, or allocate it earlier.
+        A run of 60.0 MiB is free on stream S but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit.
+        A run of 60.0 MiB is free on stream T but does not hold this request at its alignment, for which a run may have to be 64.0 MiB long: ask for a smaller alignment, or allocate it earlier.
+        A run of 60.0 MiB is free on stream T, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.
+        No free range holds the request at its alignment, and fresh memory that does wherever it begins is 65.0 MiB, above the limit of 64.0 MiB: ask for a smaller alignment or raise the limit (set_limit, MILLPOND_LIMIT).
         60.0 MiB were freed while other streams still used them, also when the bounded wait ended: let those streams end their work (synchronise them) before asking, or raise bounded_wait.
         60.0 MiB are free in ranges of at most 19.0 MiB, and 14.0 MiB are left under the limit: fragmented by what is live between them, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name); free some of that, or allocate the large blocks first.
         50.0 MiB are free in ranges of at most 19.0 MiB, and 14.0 MiB are left under the limit: fragmented by what is live between them, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name); free some of that, or allocate the large blocks first.
@@ -332,4 +346,79 @@ fn pinned_memory_says_what_is_alive() {
         "{said}"
     );
     drop(p);
+}
+
+/// The facts of pinned memory are its own from the first request on: of the device's bytes, however they lie, it says nothing.
+#[test]
+fn pinned_memory_says_nothing_of_the_device() {
+    let sim = Sim::new(GIB).pinned_capacity(10 * MIB);
+    let config = Config::default().limit(Limit::Bytes(40 * MIB)).bounded_wait(Duration::ZERO);
+    let gpu = Allocator::new(sim, config).unwrap();
+    let s = gpu.stream().unwrap();
+    let mut rows: Vec<_> = (0..40).map(|_| gpu.alloc(MIB, &s).unwrap()).collect();
+    let mut n = 0;
+    rows.retain(|_| {
+        n += 1;
+        n % 2 == 0
+    });
+    let refused = facts(gpu.alloc_pinned(16 * MIB));
+    assert_eq!((refused.report.taken, &refused.report.total), (0, &PoolReport::default()));
+    assert_eq!(refused.advice(), "Nothing is live here: ask for less, or end what else uses the memory.");
+    let said = refused.to_string();
+    assert!(said.contains("of pinned host memory; taken 0 B, live 0 B, cached 0 B"), "{said}");
+    drop(rows);
+}
+
+/// What an alignment may skip is part of what a request needs: no trim is advised that makes no room for it, and nobody is sent to wait for
+/// a run that is idle and begins at the wrong address. What begins at the right one serves, above all limits.
+#[test]
+fn advice_knows_of_alignment() {
+    let config = || Config::default().growth(Growth::Exact);
+    let gpu = gpu(100 * MIB, config());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let kept = gpu.alloc(MIB, &s).unwrap();
+    drop(gpu.alloc(60 * MIB, &s).unwrap());
+    gpu.synchronize().unwrap();
+    let refused = facts(gpu.alloc_aligned(50 * MIB, GIB, &t));
+    assert_eq!(refused.trim_would_free, 60 * MIB);
+    assert_not_advised(&refused, &["trim()", "wait for"]);
+    assert_eq!(
+        refused.advice(),
+        "No free range holds the request at its alignment, and fresh memory that does wherever it begins is 1.05 GiB, above the limit of 100 MiB: ask for a smaller alignment or raise the limit (set_limit, MILLPOND_LIMIT)."
+    );
+    // Within the limit, and not beside what is live.
+    let refused = facts(gpu.alloc_aligned(50 * MIB, 32 * MIB, &t));
+    assert_eq!(refused.needed, 82 * MIB - 512);
+    assert!(refused.advice().contains("trim() gives them back"), "{refused}");
+    gpu.trim(Trim::All).unwrap();
+    let block = gpu.alloc_aligned(50 * MIB, 32 * MIB, &t).unwrap();
+    drop((block, kept));
+    // A run of another stream's that no multiple leaves enough of.
+    let gpu = self::gpu(22 * MIB, config());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let kept = [gpu.alloc(MIB, &s).unwrap(), gpu.alloc(10 * MIB, &s).unwrap()];
+    let run = gpu.alloc(10 * MIB, &s).unwrap();
+    assert_eq!(run.address().0 % (8 * MIB), 5 * MIB, "the next multiple leaves 7 MiB");
+    drop(run);
+    gpu.synchronize().unwrap();
+    let refused = facts(gpu.alloc_aligned(9 * MIB, 8 * MIB, &t));
+    assert_eq!(
+        refused.advice().replace(&s.id().to_string(), "stream S"),
+        "A run of 10.0 MiB is free on stream S but does not hold this request at its alignment, for which a run may have to be 17.0 MiB long: ask for a smaller alignment, or allocate it earlier."
+    );
+    drop(kept);
+}
+
+/// A free range that begins at a multiple serves, also where fresh memory that holds the request wherever it begins were above the limit:
+/// nothing is skipped.
+#[test]
+fn a_run_at_a_multiple_serves_above_the_limit() {
+    let gpu = gpu(83 * MIB, Config::default().growth(Growth::Exact));
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let before = gpu.alloc(62 * MIB, &s).unwrap();
+    let run = gpu.alloc(20 * MIB, &s).unwrap();
+    assert_eq!(run.address().0 % (64 * MIB), 0, "behind {before:?}");
+    drop(run);
+    drop(gpu.alloc_aligned(20 * MIB, 64 * MIB, &t).expect("the run of the other stream"));
+    drop(before);
 }

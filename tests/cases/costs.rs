@@ -35,6 +35,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["finish-never"],
         run: streams_come_and_go_unasked,
     },
+    Case { name: "events of a burst", kills: &["burst-kept"], run: events_of_a_burst },
     Case {
         name: "markers that retire beside many streams",
         kills: &["look-too-soon"],
@@ -174,6 +175,24 @@ fn streams_come_and_go_unasked() -> Outcome {
     }
     let timelines = w.gpu.bookkeeping().timelines;
     ensure!(timelines <= 100, "{timelines} timelines, of streams that are gone");
+    Ok(())
+}
+
+/// Five hundred events at once, and then one at a time: those that nobody refers to go back to the driver while the program goes on.
+fn events_of_a_burst() -> Outcome {
+    let w = unjudged(Config::default());
+    let s = w.stream();
+    let burst: Result<Vec<_>, _> = (0..500).map(|_| s.record()).collect();
+    let most = w.sim.ledger().events;
+    drop(burst.map_err(said)?);
+    ensure!(most >= 500, "{most} events");
+    // Eight for each event that is kept, three quarters of them then, and so on.
+    for _ in 0..20_000 {
+        drop(s.record().map_err(said)?);
+        s.synchronize().map_err(said)?;
+    }
+    let left = w.sim.ledger().events;
+    ensure!(left <= 80, "{left} driver events are left of {most}, where one is in use");
     Ok(())
 }
 

@@ -36,6 +36,11 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a chain of waits", kills: &["copy-empty"], run: chain_of_waits },
     Case { name: "streams by handle", kills: &["z4"], run: handle_comes_back },
     Case { name: "two threads' default streams", kills: &["z5"], run: per_thread_streams },
+    Case {
+        name: "another thread's default stream",
+        kills: &["own-thread-unasked"],
+        run: per_thread_stream_elsewhere,
+    },
     Case { name: "another device's event", kills: &["z12"], run: other_device },
 ];
 
@@ -335,6 +340,17 @@ fn on_other_thread(w: &World) -> Outcome {
         drop(y);
         Ok(())
     })
+}
+
+/// On another thread the handle means that thread's own stream: nothing is done by it.
+fn per_thread_stream_elsewhere() -> Outcome {
+    let w = World::new(super::Config::default());
+    let here = w.gpu.adopt(w.sim.per_thread_stream()).map_err(said)?;
+    let x = w.claim(4, &here)?;
+    let served = super::on_thread(|| w.gpu.alloc(4096, &here).map(drop));
+    ensure!(served.is_err(), "memory of this thread's default stream, asked for on another one");
+    drop((x, here));
+    w.end()
 }
 
 /// Marker 1 of another device's first stream is not marker 1 of ours.

@@ -4,6 +4,7 @@ use super::{Case, Held, Outcome, World, at, ensure, said};
 use bytemuck::Pod;
 use millpond::{DeviceArray, Stream, kernel};
 use millpond_sim::Sim;
+use std::sync::{Arc, mpsc};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -16,6 +17,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["cover-other", "cover-tie"],
         run: markers_out_of_order,
     },
+    Case { name: "two threads' operations at home", kills: &["seal-stores"], run: two_at_home },
 ];
 
 const LEN: usize = 1 << 16;
@@ -64,6 +66,32 @@ fn markers_out_of_order() -> Outcome {
     kernel::gather(&y, &z, &mut x, &t).map_err(said)?;
     brings(&x, 2, &t)?;
     drop((second, x, y, z, a, b, c, t));
+    w.end()
+}
+
+/// Two threads read one array on its home stream. The stamp of the first one's operation is loaded; before it is kept, the stream is marked
+/// and the second one's is queued, and kept behind that marker. What writes the array elsewhere comes after both.
+fn two_at_home() -> Outcome {
+    let w = World::at(8);
+    let [a, t] = w.streams();
+    let x = Arc::new(filled(&w, 2_u8, &a)?);
+    let copy = || w.gpu.uninit::<u8>(LEN, &a).map_err(said);
+    let (mut first, mut second) = (copy()?, copy()?);
+    let (x2, a2) = (Arc::clone(&x), a.clone());
+    let (brought, bring) = mpsc::channel();
+    at("stamped", 1, move || {
+        drop(a2.record().expect("a marker"));
+        second.copy_from_device(&*x2, &a2).expect("a copy");
+        drop(x2);
+        brought.send(second).expect("somebody waits");
+    });
+    first.copy_from_device(&*x, &a).map_err(said)?;
+    let second = bring.recv().map_err(said)?;
+    let mut x = Arc::into_inner(x).ok_or("the other thread is over")?;
+    kernel::fill(&mut x, 3, &t).map_err(said)?;
+    brings(&first, 2, &a)?;
+    brings(&second, 2, &a)?;
+    drop((x, first, second, a, t));
     w.end()
 }
 

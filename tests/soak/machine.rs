@@ -351,7 +351,7 @@ impl Machine {
                 self.pinned = Some(block);
             }
             Verb::Refused => {
-                // The whole ladder, and its end; what it waits for is given a moment.
+                // Above the device's memory: refused before the first rung, with all facts gathered.
                 let refused = self.gpu.alloc(1 << 40, &home).expect_err("more than there is");
                 assert!(self.captured.is_some() || refused.out_of_memory().is_some(), "{refused}");
             }

@@ -243,3 +243,85 @@ fn three_threads_operate_on_arrays_and_order_the_streams() {
     assert!(convicts(Bug::CoverOther, random));
     eprintln!("cover-other: found after {} random schedules", tried.load(Ordering::Relaxed));
 }
+
+/// Two threads fill a half each on the array's home stream, one of them behind a marker of its own; then all of it is read elsewhere.
+fn halves_at_home() {
+    let (sim, gpu) = late();
+    let (a, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let mut x = filled(&gpu, 0_u8, &a);
+    let (first, second) = x.split_at_mut(LEN / 2);
+    let on = &a;
+    thread::scope(|threads| {
+        threads.spawn(move || kernel::fill(first, 1, on).unwrap());
+        threads.spawn(move || {
+            drop(on.record().unwrap());
+            kernel::fill(second, 2, on).unwrap();
+        });
+    });
+    let found = x.to_vec(&t).unwrap();
+    assert_eq!(found, [[1; LEN / 2], [2; LEN / 2]].concat(), "an operation overtook another");
+    drop((x, a, t));
+    all_clean(&sim, gpu);
+}
+
+/// Two threads read one array on its home stream; then all of it is written elsewhere.
+fn readers_at_home() {
+    let (sim, gpu) = late();
+    let (a, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let (mut x, mut one, mut other) = (filled(&gpu, 2_u8, &a), filled(&gpu, 0, &a), filled(&gpu, 0, &a));
+    let (from, on) = (&x, &a);
+    thread::scope(|threads| {
+        for to in [&mut one, &mut other] {
+            threads.spawn(move || to.copy_from_device(from, on).unwrap());
+        }
+    });
+    kernel::fill(&mut x, 9, &t).unwrap();
+    for copy in [&one, &other] {
+        assert!(copy.to_vec(&a).unwrap().iter().all(|&v| v == 2), "an operation overtook another");
+    }
+    drop((x, one, other, a, t));
+    all_clean(&sim, gpu);
+}
+
+/// Two halves by two threads, and two readers: every schedule with two preemptions; the bug shows itself with one.
+#[test]
+fn two_threads_operate_on_one_array_at_home() {
+    for program in [halves_at_home, readers_at_home] {
+        let schedules = every_schedule(2, program);
+        eprintln!("one array: {schedules} schedules");
+        assert!(schedules > 1000, "{schedules} schedules");
+        assert!(convicts(Bug::SealStores, || every_schedule(1, program)));
+    }
+}
+
+/// Three threads fill a part of one array each, on any stream, its home among them; then all of it is read on any.
+fn parts() {
+    let sim = device();
+    let gpu = on(&sim, Config::default());
+    let streams: Vec<_> = (0..3).map(|_| gpu.stream().unwrap()).collect();
+    let any = || &streams[thread_rng().gen_range(0..3)];
+    let mut x = filled(&gpu, 0_u8, &streams[0]);
+    let (first, rest) = x.split_at_mut(LEN / 4);
+    let (second, third) = rest.split_at(LEN / 4);
+    thread::scope(|threads| {
+        for (value, mut part) in (1..).zip([first, second, third]) {
+            threads.spawn(move || {
+                part.fill_bytes(0xEE, any()).unwrap();
+                if thread_rng().gen_bool(0.5) {
+                    any().wait_stream(any()).unwrap();
+                }
+                kernel::fill(part, value, any()).unwrap();
+            });
+        }
+    });
+    let found = x.to_vec(any()).unwrap();
+    let last = [vec![1; LEN / 4], vec![2; LEN / 4], vec![3; LEN / 2]].concat();
+    assert_eq!(found, last, "an operation overtook another");
+    drop((x, streams));
+    all_clean(&sim, gpu);
+}
+
+#[test]
+fn three_threads_operate_on_parts_of_one_array() {
+    explore(parts);
+}

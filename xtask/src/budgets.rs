@@ -102,7 +102,8 @@ pub(crate) fn growth(printed: &str, programs: usize) -> Verdict {
         is_good &= !grows;
     }
     if by_name.len() != programs {
-        let _ = writeln!(text, "{} programs of benches/streams.rs were counted, not {programs}", by_name.len());
+        let _ =
+            writeln!(text, "{} programs of benches/streams.rs were counted, not {programs}", by_name.len());
         is_good = false;
     }
     Verdict { text, is_good }
@@ -136,7 +137,11 @@ hit::calls::lend
         for bad in ["\"exact.mib_1\" = 327", "\"exact.mib_1\" = 352", "\"exact.mib_1\" = 334"] {
             assert!(!judged(bad).0, "{bad}: one is off, or lend has no budget");
         }
-        assert!(judged("\"exact.mib_1\" = 334\n\"lend\" = 7294\n\"gone\" = 1").1.contains("gone has a budget but was not counted"));
+        assert!(
+            judged("\"exact.mib_1\" = 334\n\"lend\" = 7294\n\"gone\" = 1")
+                .1
+                .contains("gone has a budget but was not counted")
+        );
         assert!(!judge("\"lend\" = 7294", "").unwrap().is_good, "nothing was counted");
         assert!(judge("\"lend\" = \"many\"", PRINTED).is_err());
     }

@@ -55,7 +55,8 @@ pub(crate) fn missed(
             let text = source(&file)?.lines().map(|l| l.trim_start_matches(' ').to_owned()).collect();
             texts.insert(file.clone(), text);
         }
-        let text = texts[&file].get(number - 1).ok_or_else(|| format!("{file} has no line {number}"))?.clone();
+        let text =
+            texts[&file].get(number - 1).ok_or_else(|| format!("{file} has no line {number}"))?.clone();
         lines.push((file, number, text));
     }
     Ok(Missed { known, lines })
@@ -73,7 +74,10 @@ impl Missed {
 
     fn summary(&self) -> String {
         let (missed, known) = (self.lines.len(), self.known);
-        format!("{} of {known} lines of heap, order and allocator are run; {missed} are not\n", known - missed)
+        format!(
+            "{} of {known} lines of heap, order and allocator are run; {missed} are not\n",
+            known - missed
+        )
     }
 
     /// Against the list of this name.
@@ -112,7 +116,10 @@ impl Missed {
             is_good &= !is_stale;
         }
         if !is_good {
-            let _ = writeln!(text, "cover by a test what is not run, explain it in {name}, and take out there what is");
+            let _ = writeln!(
+                text,
+                "cover by a test what is not run, explain it in {name}, and take out there what is"
+            );
         }
         Ok(Verdict { text, is_good })
     }

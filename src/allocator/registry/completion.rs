@@ -35,6 +35,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A look that is due with so many markers is put off a little by each retirement, not made due at once.
 const BURST: u64 = 4 * LEAST as u64;
 
+/// With so many markers retired for each event that the pool may keep, it is asked whether it needs them all: a program that synchronises before
+/// many markers are out never comes to a look. A quarter goes then, so that what a loop of bursts creates anew is one event in 32 markers.
+const EVENTS_PAID: u64 = 8;
+
 /// So many answers without news end a search that a request makes: with a hundred streams that are behind, each miss would
 /// otherwise ask the device a hundred times. The looks that markers pay for ask about all.
 pub(crate) const QUESTIONS: usize = 4;
@@ -44,8 +48,9 @@ pub(crate) const QUESTIONS: usize = 4;
 pub(super) struct Outstanding {
     /// Published and not retired.
     markers: AtomicU64,
-    /// The most there were since the last look.
+    /// The most there were since the events were last counted, and how many were retired since.
     peak: AtomicU64,
+    retired: AtomicU64,
     /// With so many, all timelines are looked at; [`LOOKING`] while somebody does.
     look_at: AtomicU64,
     /// Timelines in the table: what a look costs.
@@ -81,6 +86,7 @@ impl Default for Outstanding {
         Outstanding {
             markers: AtomicU64::new(0),
             peak: AtomicU64::new(0),
+            retired: AtomicU64::new(0),
             look_at: AtomicU64::new(LEAST as u64),
             timelines: AtomicU64::new(0),
             closed: AtomicU64::new(0),
@@ -170,9 +176,13 @@ impl<D: Driver> Registry<D> {
         if gone == 0 {
             return;
         }
-        self.events.keep_at_most(self.events.most());
-        let out = &self.outstanding;
+        let (out, most) = (&self.outstanding, self.events.most());
         let left = out.markers.fetch_sub(gone, Ordering::Relaxed).saturating_sub(gone);
+        if out.retired.fetch_add(gone, Ordering::Relaxed) + gone >= EVENTS_PAID.saturating_mul(most as u64) {
+            self.fit_events(left);
+        } else {
+            self.events.keep_at_most(most);
+        }
         // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
         // Never sooner than the markers since the last one pay for: each look comes by all timelines.
         let at = out.look_at.load(Ordering::Relaxed);
@@ -181,6 +191,17 @@ impl<D: Driver> Registry<D> {
         if at != LOOKING && next < at {
             let _ = out.look_at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
         }
+    }
+
+    /// The pool of events keeps as many as there were markers at once since this was last asked: rounded up to a power of two, and shrinking by
+    /// a quarter each time, so that a loop of bursts does not destroy and create the events of each. `left` are there now.
+    fn fit_events(&self, left: u64) {
+        let out = &self.outstanding;
+        out.retired.store(0, Ordering::Relaxed);
+        let peak = out.peak.swap(left, Ordering::Relaxed);
+        let before = self.events.most();
+        let wanted = usize::try_from(peak.next_power_of_two()).unwrap_or(usize::MAX);
+        self.events.keep_at_most((before - before / 4).max(wanted));
     }
 
     /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear
@@ -384,12 +405,7 @@ impl<D: Driver> Registry<D> {
         drop(lines);
         self.retire();
         let left = out.markers.load(Ordering::Relaxed);
-        let peak = out.peak.swap(left, Ordering::Relaxed);
-        // Rounded up to a power of two, and shrinking by a quarter a look, so that a loop of bursts does not destroy and create
-        // the events of each.
-        let before = self.events.most();
-        let wanted = usize::try_from(peak.next_power_of_two()).unwrap_or(usize::MAX);
-        self.events.keep_at_most((before - before / 4).max(wanted));
+        self.fit_events(left);
         look.next = (2 * left).max(timelines).max(LEAST as u64);
     }
 
