@@ -307,10 +307,10 @@ fn threads_share_one_array_by_its_parts_and_by_reading_it() {
         let sim = Sim::new(256 * MIB).schedule(schedule);
         let gpu = rig::on(&sim, Config::default());
         let streams: Vec<_> = (0..4).map(|_| gpu.stream().unwrap()).collect();
-        let mut x = gpu.zeros::<u32>(4 * PART, &streams[0]).unwrap();
+        let mut whole = gpu.zeros::<u32>(4 * PART, &streams[0]).unwrap();
         for round in 0..8 {
             let value = |thread: usize| 100 * round + thread as u32;
-            let (left, right) = x.split_at_mut(2 * PART);
+            let (left, right) = whole.split_at_mut(2 * PART);
             let ((a, b), (c, d)) = (left.split_at(PART), right.split_at(PART));
             thread::scope(|threads| {
                 for (thread, mut part) in [a, b, c, d].into_iter().enumerate() {
@@ -323,7 +323,7 @@ fn threads_share_one_array_by_its_parts_and_by_reading_it() {
                             part.fill_bytes(0xEE, any()).unwrap();
                             drop(any().record().unwrap());
                         }
-                        kernel::fill(part, value(thread), any()).unwrap();
+                        kernel::fill(&mut part, value(thread), any()).unwrap();
                     });
                 }
             });
@@ -339,16 +339,18 @@ fn threads_share_one_array_by_its_parts_and_by_reading_it() {
                 }
             };
             let copies: Vec<_> = thread::scope(|threads| {
-                let readers = streams.iter().map(|s| threads.spawn(|| x.duplicate(s).unwrap()));
+                let readers = streams.iter().map(|s| threads.spawn(|| whole.duplicate(s).unwrap()));
                 let readers: Vec<_> = readers.collect();
                 readers.into_iter().map(|reader| reader.join().unwrap()).collect()
             });
             let last = &streams[(seed as usize + round as usize) % 4];
-            read(&x.to_vec(last).unwrap());
-            kernel::fill(&mut x, 9999, last).unwrap();
-            copies.iter().for_each(|copy| read(&copy.to_vec(last).unwrap()));
+            read(&whole.to_vec(last).unwrap());
+            kernel::fill(&mut whole, 9999, last).unwrap();
+            for copy in &copies {
+                read(&copy.to_vec(last).unwrap());
+            }
         }
-        drop((x, streams));
+        drop((whole, streams));
         all_clean(&sim, gpu);
     }
 }

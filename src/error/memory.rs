@@ -160,7 +160,7 @@ impl OutOfMemory {
     /// Whether a free run of this pool is long enough, and begins so that the alignment leaves enough of it.
     fn holds(&self, pool: &PoolReport) -> bool {
         pool.largest_free >= self.needed
-            || pool.largest_free >= self.rounded && self.aligned_on.contains(&pool.stream)
+            || pool.largest_free >= self.rounded && pool.stream.is_some_and(|s| self.aligned_on.contains(&s))
     }
 
     /// A free run would do and could not be had.
@@ -191,7 +191,7 @@ impl OutOfMemory {
         Some(format!(
             "A run of {} is free on {} but does not hold this request at its alignment, for which a run may have to be {} long: ask for a smaller alignment, or allocate it earlier.",
             bytes(pool.largest_free),
-            pool.stream,
+            pool.place(),
             bytes(self.needed)
         ))
     }

@@ -117,8 +117,8 @@ pub(crate) fn circles(files: &[PathBuf], root: &Path) -> Vec<Vec<PathBuf>> {
     };
     let reach: Vec<Vec<bool>> = (0..files.len()).map(reached).collect();
     let mut found: Vec<Vec<PathBuf>> = Vec::new();
-    for i in 0..files.len() {
-        let circle: Vec<usize> = (0..files.len()).filter(|&j| reach[i][j] && reach[j][i]).collect();
+    for (i, from) in reach.iter().enumerate() {
+        let circle: Vec<usize> = (0..files.len()).filter(|&j| from[j] && reach[j][i]).collect();
         if circle.first() == Some(&i) && circle.len() > 1 {
             found.push(circle.into_iter().map(|j| files[j].clone()).collect());
         }

@@ -249,13 +249,13 @@ fn halves_at_home() {
     let (sim, gpu) = late();
     let (a, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let mut x = filled(&gpu, 0_u8, &a);
-    let (first, second) = x.split_at_mut(LEN / 2);
+    let (mut first, mut second) = x.split_at_mut(LEN / 2);
     let on = &a;
     thread::scope(|threads| {
-        threads.spawn(move || kernel::fill(first, 1, on).unwrap());
+        threads.spawn(move || kernel::fill(&mut first, 1, on).unwrap());
         threads.spawn(move || {
             drop(on.record().unwrap());
-            kernel::fill(second, 2, on).unwrap();
+            kernel::fill(&mut second, 2, on).unwrap();
         });
     });
     let found = x.to_vec(&t).unwrap();
@@ -310,7 +310,7 @@ fn parts() {
                 if thread_rng().gen_bool(0.5) {
                     any().wait_stream(any()).unwrap();
                 }
-                kernel::fill(part, value, any()).unwrap();
+                kernel::fill(&mut part, value, any()).unwrap();
             });
         }
     });

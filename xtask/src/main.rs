@@ -79,7 +79,7 @@ fn run(command: Command) -> Result<Verdict, String> {
             if list {
                 return Ok(Verdict { text: missed.list(), is_good: true });
             }
-            missed.judge(&explained.display().to_string(), &read(&explained)?)
+            Ok(missed.judge(&explained.display().to_string(), &read(&explained)?))
         }
         Command::Budgets { budgets, printed } => budgets::judge(&read(&budgets)?, &read(&printed)?),
         Command::Growth { printed, programs } => Ok(budgets::growth(&read(&printed)?, programs)),
