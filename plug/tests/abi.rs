@@ -728,6 +728,33 @@ fn after_the_end_what_is_alive_can_be_freed() {
 
 const DRIVER: c_int = 8;
 
+/// A create that fails says nothing to other allocators: not that somebody captures, which would hold their memory back.
+#[test]
+fn a_failed_create_changes_no_other_allocator() {
+    alone("a_failed_create_changes_no_other_allocator", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
+        let cuda = program();
+        let (s, door) = (stream(&cuda), Door::new("captures=none"));
+        assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
+        assert_eq!(door.held_back(), 0, "nobody captures");
+        let mut failed = 0;
+        for nth in 1.. {
+            fake.fail_call(fake.calls_total() + nth, 999);
+            let made = Door::on(0, "captures=expected");
+            fake.clear_faults();
+            let Err(code) = made else { break };
+            assert!([DRIVER, NO_DEVICE].contains(&code), "call {nth}: {code}: {}", last());
+            assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
+            assert_eq!(door.held_back(), 0, "call {nth}: {}", door.stats());
+            failed += 1;
+        }
+        assert!(failed > 0, "no call fails");
+        assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
+        assert!(door.held_back() >= MIB as u64, "somebody captures now: {}", door.stats());
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
 /// What ends an allocator may fail, and then it has ended nothing: each of its driver calls in turn.
 #[test]
 fn a_failed_destroy_destroys_nothing() {
