@@ -190,6 +190,11 @@ impl Door {
         door.map(|door| &**door).ok_or_else(Door::too_many)
     }
 
+    /// All there are, destroyed ones too.
+    pub(crate) fn all() -> impl Iterator<Item = &'static Door> {
+        DOORS.iter().map(|door| &**door)
+    }
+
     #[cold]
     fn too_many() -> Failure {
         let message = format!(

@@ -696,6 +696,22 @@ fn pinned_memory_comes_back_when_its_copies_are_done() {
             [OK, UNKNOWN_POINTER]
         );
         assert_eq!(door.one("millpond_synchronize"), OK);
+        // Another allocator's is that, to whoever is asked, as with memory of the device.
+        let other = Door::new("");
+        let theirs = |name: &str, door: Door, ptr| function::<Two>(name)(door.0, ptr);
+        let live = pinned(512);
+        for name in ["millpond_free_pinned", "millpond_free_pinned_unknown"] {
+            assert_eq!(theirs(name, other, live), WRONG_ALLOCATOR, "{}", last());
+            assert!(last().contains("pinned memory of allocator"), "{}", last());
+            assert_eq!(theirs(name, other, live.wrapping_byte_add(512)), UNKNOWN_POINTER, "it is nobody's");
+        }
+        assert_eq!(record(other.0, live, s.handle().cast()), WRONG_ALLOCATOR, "{}", last());
+        other.destroy();
+        assert_eq!(theirs("millpond_free_pinned", other, live), WRONG_ALLOCATOR, "{}", last());
+        assert_eq!(
+            [free("millpond_free_pinned", live), free("millpond_free_pinned", live)],
+            [OK, UNKNOWN_POINTER]
+        );
         assert_eq!(free("millpond_free_pinned", z), OK);
         assert!([x, y, z].contains(&pinned(MIB)), "all are done");
         assert_eq!(door.free(target), OK);

@@ -222,6 +222,19 @@ impl World {
         self.own.retain(|(_, who)| !matches!(who, Who::PerThread(of, _) if *of == thread));
     }
 
+    /// Pinned memory of another allocator than the one that is asked.
+    fn foreign_pinned(&mut self, a: u8, other: usize) {
+        let theirs = self.pinned.iter().filter(|p| p.door != other);
+        let Some((at, name)) = theirs.map(|p| (p.at, p.name)).nth(usize::from(a) % 2) else { return };
+        let wrong = self.doors[other].number;
+        let words = format!("millpond_free_pinned(a{wrong}, h{name})");
+        self.must(0, Status::WrongAllocator, &words, || ffi::millpond_free_pinned(wrong, at as *mut c_void));
+        let words = format!("millpond_free_pinned_unknown(a{wrong}, h{name})");
+        self.must(0, Status::WrongAllocator, &words, || {
+            ffi::millpond_free_pinned_unknown(wrong, at as *mut c_void)
+        });
+    }
+
     /// Wrong calls, each with the code it must answer.
     pub(super) fn hostile(&mut self, a: u8, b: u8, c: u8, here: Here) {
         let other = self.slots[usize::from(b) % SLOTS];
@@ -270,6 +283,7 @@ impl World {
                 self.must(0, expected, &words, || ffi::millpond_set_limit(wrong, c"much".as_ptr()));
             }
             5 => self.torch_hostile(b),
+            6 => self.foreign_pinned(a, other),
             _ => {
                 let words = format!("millpond_free_pinned(a{number}, p{name})");
                 self.must(0, Status::UnknownPointer, &words, || ffi::millpond_free_pinned(number, ptr));
