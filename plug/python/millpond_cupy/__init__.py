@@ -370,7 +370,9 @@ class _Frees:
                 try:
                     self._declare()
                     return self.allocator._free_after(pointer, handles)
-                except millpond.DriverError:  # A stream that cannot be asked, such as a destroyed one of somebody else's.
+                except millpond.CapturingError:
+                    raise
+                except millpond.Error:  # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
                     pass
             return self.allocator.free_unknown(pointer)
 
@@ -384,7 +386,9 @@ class _Frees:
                     for handle in handles:
                         self.allocator.record_pinned_use(pointer, handle or 0)
                     return self.allocator.free_pinned(pointer)
-                except millpond.DriverError:
+                except millpond.CapturingError:
+                    raise
+                except millpond.Error:
                     pass
             return self.allocator.free_pinned_unknown(pointer)
 

@@ -597,6 +597,40 @@ sys.modules["kept"] = [x, p, pool, stream]
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     @alone()
+    def test_frees_behind_the_allocator_s_end(self):
+        """The allocator names no stream any more, and takes what was alive."""
+        self.make(options={})
+        one, two = self.streams()
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        allocator = self.pool.allocator()
+        allocator.close()
+        # A stream that ended is stood for by one that the allocator was not told of.
+        with two:
+            pass
+        del two
+        del x, pinned
+        stats = allocator.stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"], self.pool.held_frees()), (0, 0, 0))
+        allocator.synchronize()
+        self.assertEqual(self.pool.total_bytes(), 0)
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_stream_of_another_device_is_current(self):
+        """It cannot be a user that a free of this device names: who used what is nobody knows whom."""
+        cuda = self.make(options={}, devices=2)
+        (one,) = self.streams(1)
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        stand_in.bind(1)
+        handle = stand_in.stream()
+        stand_in.bind(0)
+        kept = cuda.ExternalStream(handle)
+        with kept:
+            pass
+        del x, pinned
+        stats = self.pool.allocator().stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"]), (0, 0))
+
+    @alone()
     def test_a_forked_child_may_drop_its_arrays(self):
         """Also where another thread was in the middle of a free."""
         self.make()
