@@ -53,6 +53,7 @@ pub(crate) struct Made {
 /// An allocator has ended; below, how many calls that end it are under way.
 pub(crate) const ENDED: u8 = 128;
 
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Door {
     pub(crate) number: u32,
