@@ -39,14 +39,16 @@ use driver::{
 };
 use judge::{PERIOD, rounds};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
+use program::Step;
 use remote::{Fake, When};
-use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::fmt::Write;
 use std::ptr::null_mut;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use world::{World, steady};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use world::World;
+use world::steady::{self, Beyond, HERE, OTHER};
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -399,41 +401,128 @@ programs! {
 }
 
 macro_rules! random {
-    ($($name:ident: $seed:expr;)*) => {$(
+    ($($name:ident: $seed:literal, $beyond:ident;)*) => {$(
         #[test]
         fn $name() {
-            soak(stringify!($name), "random", |_, _| random($seed));
+            soak(stringify!($name), "random", |_, context| random($seed, Beyond::$beyond, context));
         }
     )*};
 }
 random! {
-    random_0: 0;
-    random_1: 1;
-    random_2: 2;
-    random_3: 3;
+    random_0: 0, Nothing;
+    random_1: 1, Nothing;
+    random_2: 2, Nothing;
+    random_3: 3, Nothing;
+    random_captures_0: 0, Captures;
+    random_captures_3: 3, Captures;
+    random_threads_that_end_0: 0, ThreadEnds;
+    random_turns_0: 0, Turns;
+    random_trims_0: 0, Tidies;
 }
 
 /// The generator of `doors/program.rs`, from a seed: what it draws, every round again. The model of what each call promises is asked in
 /// each round too; its own memory is on the device's side of the account.
-fn random(seed: u64) -> Steady {
+fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
     let base =
         std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"));
+    let seed = base + seed;
+    // As the threads that come and go: the oracle has a clock for each.
+    let every = rounds() / 1000;
     counting::device(|| {
-        let (steps, world) = (steady::steps(base + seed), Rc::new(RefCell::new(World::steady(base + seed))));
-        let doors = world.borrow().open().into_iter().map(Door).collect();
-        let same = Rc::clone(&world);
-        let round = move |i| {
+        let (steps, world) = (steady::steps(seed, beyond), Arc::new(Mutex::new(World::steady(seed))));
+        let doors = locked(&world).open().into_iter().map(Door).collect();
+        let other = (beyond == Beyond::Turns).then(|| Beside::new(context));
+        let same = Arc::clone(&world);
+        let round = move |i: u64| {
             counting::device(|| {
-                let mut world = world.borrow_mut();
-                world.round(&steps);
+                if beyond == Beyond::ThreadEnds && i.is_multiple_of(every) {
+                    a_thread_s_round(&world, &steps, context);
+                } else {
+                    for &step in &steps {
+                        match &other {
+                            Some(other) if step.thread == 1 => other.step(&world, step),
+                            _ => locked(&world).step(step, HERE),
+                        }
+                    }
+                    locked(&world).ends_round(HERE);
+                }
                 if i % PERIOD == PERIOD - 1 {
-                    world.rest();
+                    locked(&world).rest();
                 }
             });
         };
-        let end = move || counting::device(|| same.borrow_mut().over());
+        let end = move || counting::device(|| locked(&same).over());
         Steady { round: Box::new(round), doors, end: Box::new(end) }
     })
+}
+
+fn locked(world: &Mutex<World>) -> MutexGuard<'_, World> {
+    world.lock().expect("nothing went wrong")
+}
+
+/// A round on a thread that ends with it: what was its own default stream's does too.
+fn a_thread_s_round(world: &Arc<Mutex<World>>, steps: &[Step], context: Context) {
+    let account = Account::here();
+    let here = locked(world).fresh_thread();
+    let theirs = || {
+        account.scope(|| {
+            counting::device(|| {
+                context.bind();
+                let mut world = locked(world);
+                for &step in steps {
+                    world.step(step, here);
+                }
+                world.ends_round(here);
+                world.before_the_end(here.thread)
+            })
+        })
+    };
+    let before = std::thread::scope(|threads| threads.spawn(theirs).join().expect("its round is well"));
+    locked(world).has_ended(here.thread, &before, "");
+}
+
+/// The program's second thread: makes a call when it is told to, while the first one waits for it.
+struct Beside {
+    orders: Option<SyncSender<(Arc<Mutex<World>>, Step)>>,
+    done: Receiver<()>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Beside {
+    fn new(context: Context) -> Beside {
+        let (orders, taken) = sync_channel::<(Arc<Mutex<World>>, Step)>(0);
+        let (tell, done) = sync_channel(0);
+        let account = Account::here();
+        let make = move || {
+            account.scope(|| {
+                counting::device(|| {
+                    context.bind();
+                    while let Ok((world, step)) = taken.recv() {
+                        locked(&world).step(step, OTHER);
+                        drop(world);
+                        tell.send(()).expect("somebody waits for it");
+                    }
+                });
+            });
+        };
+        Beside { orders: Some(orders), done, thread: Some(std::thread::spawn(make)) }
+    }
+
+    fn step(&self, world: &Arc<Mutex<World>>, step: Step) {
+        let orders = self.orders.as_ref().expect("it is there");
+        let given = orders.send((Arc::clone(world), step)).is_ok() && self.done.recv().is_ok();
+        assert!(given, "a call went wrong: its thread has said why");
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the second thread ended badly");
+        }
+    }
 }
 
 fn pairs_on_one_stream(door: Option<Door>, _: Context) -> Round {
