@@ -111,6 +111,8 @@ extern "C" {
  `captures=none` promises that nobody captures a graph on this device but on streams that were declared permanent, and on these not while another
  thread calls. Then what was freed by nobody knows whom, or on another thread's default stream, is marked when that is needed, which would end
  any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
+ `deterministic=1` asks no event whether it is over, so that the same calls have the same answers. What several streams used, and what was freed on
+ streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
  A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
  made does not count.
  */

@@ -162,7 +162,7 @@ unsafe impl Fences for Cuda {
     }
 
     /// As the trait says. Refused while a stream that this context knows of captures: the marker would destroy the
-    /// capture. Streams that nobody told us of cannot be asked, and a capture that begins behind the question is lost: where
+    /// capture. One that was to last and is gone is passed over. Streams that nobody told us of cannot be asked, and a capture that begins behind the question is lost: where
     /// that may be, [`Cuda::expect_captures`] keeps allocators from asking for one.
     fn record_context(&self, event: &GpuEvent) -> DriverResult<()> {
         let (call, device) = (Call::ctx_record_event, &*self.device);
@@ -179,7 +179,12 @@ unsafe impl Fences for Cuda {
             ));
         };
         for stream in device.known.suspects() {
-            if !planted!(CudaNobodySuspect) && self.is_capturing(&stream)? {
+            let captures = match self.is_capturing(&stream) {
+                // One that was to last and is gone captures nothing. Not the context's end (201), whose kind is the same.
+                Err(e) if e.kind == DriverErrorKind::InvalidHandle && e.is_of_one_stream() => false,
+                asked => asked?,
+            };
+            if captures && !planted!(CudaNobodySuspect) {
                 let message = format!(
                     "{} is capturing a graph, which a context-wide event would destroy: it was not recorded; try again after the capture",
                     stream.info().id

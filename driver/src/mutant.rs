@@ -224,6 +224,8 @@ doors:
     DoorHandleIsLane "door-handle-is-lane" "a thread takes a stream for the one that had its handle"
     DoorUnknownPlain "door-unknown-plain" "millpond_free_unknown is a plain free"
     DoorPinnedUnknownPlain "door-pinned-unknown-plain" "millpond_free_pinned_unknown is a plain free"
+    DoorPinnedAnybodys "door-pinned-anybodys" "another allocator's pinned memory counts as nobody's"
+    DoorCreateTold "door-create-told" "a create that fails has told its device that somebody captures"
     DoorFreeAfterOne "door-free-after-one" "millpond_free_after records the first stream only"
     DoorClosedFirst "door-closed-first" "a destroy that fails has ended its allocator"
     DoorEndedFirst "door-ended-first" "a free_on that fails has freed"

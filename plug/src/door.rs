@@ -178,10 +178,8 @@ impl Door {
         }
         Door::settle(None);
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
-        if captures {
+        if captures && planted!(DoorCreateTold) {
             cuda.expect_captures();
-        } else {
-            cuda.promise_no_captures();
         }
         let gpu = Allocator::new(cuda, config)?;
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
@@ -190,9 +188,20 @@ impl Door {
         let brought = AtomicBool::new(false);
         let door = DOORS.put(|number| {
             let number = number as u32;
+            // For all allocators of the device, and nothing takes it back: when nothing can fail any more.
+            if captures {
+                gpu.driver().expect_captures();
+            } else {
+                gpu.driver().promise_no_captures();
+            }
             Box::new(Door { number, device, gpu, closed, brought, closing, owes, permanent, lanes, pinned })
         });
         door.map(|door| &**door).ok_or_else(Door::too_many)
+    }
+
+    /// All there are, destroyed ones too.
+    pub(crate) fn all() -> impl Iterator<Item = &'static Door> {
+        DOORS.iter().map(|door| &**door)
     }
 
     #[cold]

@@ -2,7 +2,7 @@
 //! memory by count meanwhile, and a free beside that ends it when the last of the two is done.
 
 use crate::door::{Door, unknown};
-use crate::status::Failure;
+use crate::status::{Failure, MillpondStatus as Status};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, Ordering};
 use hashbrown::HashMap;
@@ -49,7 +49,8 @@ impl Door {
         if ptr.is_null() {
             return Ok(());
         }
-        let block = self.pinned().lock().remove(&ptr.addr()).ok_or_else(|| unknown(ptr))?;
+        let found = self.pinned().lock().remove(&ptr.addr());
+        let block = found.ok_or_else(|| self.none_of_ours(ptr))?;
         block.by_unknown.store(by_unknown, Ordering::Relaxed);
         drop(block);
         self.freed();
@@ -59,12 +60,27 @@ impl Door {
     /// Work on `handle`, queued by now or before the free, uses the pinned memory.
     pub(crate) fn record_pinned_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
         self.on(handle, |lane| {
-            let block = self.pinned().lock().get(&ptr.addr()).map(Arc::clone).ok_or_else(|| unknown(ptr))?;
+            let found = self.pinned().lock().get(&ptr.addr()).map(Arc::clone);
+            let block = found.ok_or_else(|| self.none_of_ours(ptr))?;
             let recorded = block.memory.as_ref().map_or(Ok(()), |memory| memory.record_use(lane.stream()));
             drop(block);
             // It may have been freed meanwhile, and ended here.
             self.freed();
             Ok(recorded?)
         })
+    }
+
+    /// Another allocator's, or nobody's. With no lock of ours held: each is looked at under its own.
+    #[cold]
+    fn none_of_ours(&self, ptr: *mut c_void) -> Failure {
+        let whose = Door::all().find(|door| door.pinned().lock().contains_key(&ptr.addr()));
+        match whose.filter(|_| !planted!(DoorPinnedAnybodys)) {
+            Some(other) => {
+                let (theirs, ours) = (other.name(), self.name());
+                let message = format!("{ptr:p} is pinned memory of allocator {theirs}, not of {ours}");
+                Failure::new(Status::WrongAllocator, message)
+            }
+            None => unknown(ptr),
+        }
     }
 }

@@ -515,29 +515,37 @@ fn threads_free_each_others_blocks_once() {
         let door = Door::new("");
         let (send, receive) = std::sync::mpsc::channel::<usize>();
         let receive = std::sync::Mutex::new(receive);
-        let twice = std::sync::atomic::AtomicU64::new(0);
+        // Of an allocator that allocates nothing meanwhile, so that no thread can be given what was freed.
+        let other = Door::new("");
+        let s = stream(&cuda);
+        let dead: Vec<usize> = (0..4 * 19).map(|_| other.alloc(512, &s).addr()).collect();
         std::thread::scope(|scope| {
             for seed in 0..4_usize {
-                let (cuda, send, receive, twice) = (&cuda, send.clone(), &receive, &twice);
+                let (cuda, send, receive, dead) = (&cuda, send.clone(), &receive, &dead);
                 scope.spawn(move || {
                     let s = stream(cuda);
                     for round in 0..300 {
                         let x = door.alloc(512 + (round * 7919 + seed * 104_729) % MIB, &s);
                         send.send(x.addr()).expect("open");
                         let got = receive.lock().expect("no panic").recv().expect("one was sent");
-                        let ptr = got as *mut c_void;
-                        assert_eq!(door.free(ptr), OK, "{}", last());
-                        // The same pointer again: mostly nobody's, sometimes another thread's block by now, never a disaster.
-                        if round % 16 == 0 && door.free(ptr) == UNKNOWN_POINTER {
-                            twice.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        assert_eq!(door.free(got as *mut c_void), OK, "{}", last());
+                        if round % 16 == 0 {
+                            let dead = dead[seed * 19 + round / 16] as *mut c_void;
+                            let codes = [other.free(dead), other.free(dead), door.free(dead)];
+                            assert_eq!(
+                                codes,
+                                [OK, UNKNOWN_POINTER, UNKNOWN_POINTER],
+                                "the same pointer again"
+                            );
                         }
                     }
                 });
             }
             drop(send);
         });
-        assert!(twice.into_inner() > 0);
+        assert_eq!([door, other].map(|d| d.stat("live")), [0, 0]);
         door.destroy();
+        other.destroy();
         assert_eq!(fake.verdict(), None);
     });
 }
@@ -714,6 +722,22 @@ fn pinned_memory_comes_back_when_its_copies_are_done() {
             [OK, UNKNOWN_POINTER]
         );
         assert_eq!(door.one("millpond_synchronize"), OK);
+        // Another allocator's is that, to whoever is asked, as with memory of the device.
+        let other = Door::new("");
+        let theirs = |name: &str, door: Door, ptr| function::<Two>(name)(door.0, ptr);
+        let live = pinned(512);
+        for name in ["millpond_free_pinned", "millpond_free_pinned_unknown"] {
+            assert_eq!(theirs(name, other, live), WRONG_ALLOCATOR, "{}", last());
+            assert!(last().contains("pinned memory of allocator"), "{}", last());
+            assert_eq!(theirs(name, other, live.wrapping_byte_add(512)), UNKNOWN_POINTER, "it is nobody's");
+        }
+        assert_eq!(record(other.0, live, s.handle().cast()), WRONG_ALLOCATOR, "{}", last());
+        other.destroy();
+        assert_eq!(theirs("millpond_free_pinned", other, live), WRONG_ALLOCATOR, "{}", last());
+        assert_eq!(
+            [free("millpond_free_pinned", live), free("millpond_free_pinned", live)],
+            [OK, UNKNOWN_POINTER]
+        );
         assert_eq!(free("millpond_free_pinned", z), OK);
         assert!([x, y, z].contains(&pinned(MIB)), "all are done");
         assert_eq!(door.free(target), OK);
@@ -745,6 +769,31 @@ fn after_the_end_what_is_alive_can_be_freed() {
 }
 
 const DRIVER: c_int = 8;
+
+/// A create that fails says nothing to other allocators: not that somebody captures, which would hold their memory back.
+#[test]
+fn a_failed_create_changes_no_other_allocator() {
+    alone("a_failed_create_changes_no_other_allocator", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
+        let cuda = program();
+        let (s, door) = (stream(&cuda), Door::new("captures=none"));
+        assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
+        assert_eq!(door.held_back(), 0, "nobody captures");
+        // Early in a create, and the last of it that can fail.
+        for call in ["cuDevicePrimaryCtxRetain", "cuMemGetInfo_v2"] {
+            fake.fail_next(call, 1, 999);
+            let made = Door::on(0, "captures=expected");
+            fake.clear_faults();
+            assert!([Err(DRIVER), Err(NO_DEVICE)].contains(&made.map(|_| ())), "{call}: {}", last());
+            assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
+            assert_eq!(door.held_back(), 0, "{call}: {}", door.stats());
+        }
+        Door::new("captures=expected");
+        assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
+        assert!(door.held_back() >= MIB as u64, "somebody captures now: {}", door.stats());
+        assert_eq!(fake.verdict(), None);
+    });
+}
 
 /// What ends an allocator may fail, and then it has ended nothing: each of its driver calls in turn.
 #[test]

@@ -108,10 +108,21 @@ fn an_older_library_is_refused() {
     // What is only for tests is in no library.
     dated(&source, now - 10 * second);
     std::fs::create_dir_all(room.0.join("src/tests")).expect("a folder");
-    for test in ["src/tests/some.rs", "src/tests.rs"] {
+    let planted = (!cfg!(millpond_mutants)).then_some("src/mutant.rs");
+    for test in ["src/tests/some.rs", "src/tests.rs"].into_iter().chain(planted) {
         std::fs::write(room.0.join(test), "").expect("written");
     }
     answer(now - second).expect("newer than all that it is made from");
+}
+
+/// What the library is made from, by the manifests: a package that is split off another counts from then on.
+#[test]
+fn the_library_is_made_from_every_package_that_it_depends_on() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("it is there");
+    let packages = fresh::packages(&root.join("plug"));
+    let named: Vec<_> = packages.iter().map(|p| p.strip_prefix(&root).expect("inside").to_owned()).collect();
+    assert_eq!(named, ["", "cuda", "driver", "plug", "trace"].map(PathBuf::from), "and none of tests alone");
+    assert!(packages.iter().all(|p| p.join("src/lib.rs").exists()), "{packages:?}");
 }
 
 #[test]

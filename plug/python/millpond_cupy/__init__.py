@@ -150,6 +150,8 @@ _known = {}
 _making = threading.RLock()
 # Streams that began a capture; whoever begins one, or waits for the device, has the lock.
 _captured, _beginning = weakref.WeakSet(), threading.RLock()
+# And of threads that are there, whose own default stream did: its handle means the asking thread's.
+_own_captures = weakref.WeakSet()
 _local = threading.local()
 # In a child that was forked from a process with this module.
 _child = False
@@ -176,6 +178,38 @@ def _this_thread():
         return _local.thread
 
 
+class _OwnCaptures:
+    """A thread's own default streams that began a capture and were not seen to end it, by device. They go with the thread, as captures do."""
+
+    def __init__(self):
+        self.streams = {}
+
+
+def _own_captures_here():
+    try:
+        return _local.captures
+    except AttributeError:
+        _local.captures = made = _OwnCaptures()
+        _own_captures.add(made)
+        return made
+
+
+def _device_of(stream):
+    return cupy.cuda.runtime.getDevice() if stream.device_id < 0 else stream.device_id
+
+
+def _captures():
+    """Whether a stream captures that began its capture by CuPy. Another thread's own stream cannot be asked: it does until it is
+    seen to end."""
+    here = _own_captures_here()
+    if any(own.streams for own in list(_own_captures) if own is not here):
+        return True
+    device = cupy.cuda.runtime.getDevice()
+    if device in here.streams and not here.streams[device].is_capturing():
+        del here.streams[device]
+    return bool(here.streams) or any(stream.is_capturing() for stream in list(_captured))
+
+
 def _known_of(device):
     return _known.get(device) or _known.setdefault(device, _Known(device))
 
@@ -183,8 +217,7 @@ def _known_of(device):
 def _note(stream):
     pointer = stream.ptr
     if pointer not in _LEGACY:
-        device = stream.device_id
-        _known_of(cupy.cuda.runtime.getDevice() if device < 0 else device).note(stream, pointer)
+        _known_of(_device_of(stream)).note(stream, pointer)
 
 
 def _hook(holder, name, made):
@@ -212,8 +245,23 @@ def _begin(there):
             # No free on another thread names the stream meanwhile: asking who it is would end its capture.
             for known in list(_known.values()):
                 held.enter_context(known.lock)
-            _captured.add(self)
+            if self.ptr != _PER_THREAD:
+                _captured.add(self)
+                return there(self, *arguments, **named)
+            result = there(self, *arguments, **named)
+            _own_captures_here().streams[_device_of(self)] = self
+            return result
+
+    return hooked
+
+
+def _finish(there):
+    def hooked(self, *arguments, **named):
+        try:
             return there(self, *arguments, **named)
+        finally:
+            if self.ptr == _PER_THREAD:
+                _own_captures_here().streams.pop(_device_of(self), None)
 
     return hooked
 
@@ -222,7 +270,8 @@ def _watch_captures():
     """Whether CuPy's captures can be seen from now on."""
     try:
         for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
-            _hook(next(c for c in kind.__mro__ if "begin_capture" in vars(c)), "begin_capture", _begin)
+            for name, made in (("begin_capture", _begin), ("end_capture", _finish)):
+                _hook(next(c for c in kind.__mro__ if name in vars(c)), name, made)
     except (AttributeError, StopIteration, TypeError):
         return False
     return True
@@ -349,12 +398,15 @@ class _Frees:
         if not stats["total"]["held_back"] + (stats["pinned"] or {"held_back": 0})["held_back"]:
             return False
         with _beginning:
-            if any(stream.is_capturing() for stream in list(_captured)):
+            if _captures():
                 return False
-            if self.known is None:
-                self.allocator.synchronize()
-            else:
-                self.known.quiet(self.allocator.synchronize)
+            try:
+                if self.known is None:
+                    self.allocator.synchronize()
+                else:
+                    self.known.quiet(self.allocator.synchronize)
+            except millpond.CapturingError:  # Another library's capture, or one of a thread that has ended.
+                return False
         return True
 
     def _declare(self):
@@ -370,7 +422,9 @@ class _Frees:
                 try:
                     self._declare()
                     return self.allocator._free_after(pointer, handles)
-                except millpond.DriverError:  # A stream that cannot be asked, such as a destroyed one of somebody else's.
+                except millpond.CapturingError:
+                    raise
+                except millpond.Error:  # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
                     pass
             return self.allocator.free_unknown(pointer)
 
@@ -384,7 +438,9 @@ class _Frees:
                     for handle in handles:
                         self.allocator.record_pinned_use(pointer, handle or 0)
                     return self.allocator.free_pinned(pointer)
-                except millpond.DriverError:
+                except millpond.CapturingError:
+                    raise
+                except millpond.Error:
                     pass
             return self.allocator.free_pinned_unknown(pointer)
 

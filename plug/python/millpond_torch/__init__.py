@@ -4,6 +4,11 @@ Everything that PyTorch asks of an allocator goes to millpond from there on: rec
 set_per_process_memory_fraction and base addresses included. An allocation that fails raises torch.OutOfMemoryError with
 millpond's report in it. A device is a number, "cuda:0" or a torch.device, and the current one if it is not said.
 
+torch.cuda.empty_cache() waits for the device, of each that has an allocator, and then gives everything back that is not in use. That ends graph captures
+of streams that are not PyTorch's; where one of PyTorch's captures, it is refused and counted in memory_stats()["untold_failures"], and nothing ends.
+`trim` waits for no stream and ends no capture. No other call ends one, but where another thread begins a capture on a stream that the call names
+just then, or on a blocking stream while the legacy default stream is in use, it may be lost.
+
 A process that is forked after `install` has no allocator, as it has no CUDA: start workers that need a GPU by "spawn" or
 "forkserver". At the interpreter's exit nothing is freed: the driver takes everything back.
 """

@@ -5,11 +5,49 @@ the oracle says, and tests in processes of their own, because a driver and the l
 import ctypes
 import functools
 import os
+import pathlib
+import re
 import subprocess
 import sys
 
 MIB = 1 << 20
 _libraries = []
+
+
+def _packages(package):
+    """The folders of a Rust package and of all that it depends on by path, as the manifests say."""
+    found, left = [], [package]
+    while left:
+        package = left.pop().resolve()
+        if package in found:
+            continue
+        found.append(package)
+        sections = re.split(r"^\[", (package / "Cargo.toml").read_text(), flags=re.MULTILINE)
+        mine = [s for s in sections if re.match(r"(target\..*\.)?dependencies\]", s)]
+        left += [package / path for section in mine for path in re.findall(r'path = "(.*?)"', section)]
+    return found
+
+
+def is_fresh(library, packages):
+    """Fails if a library is older than a source of these packages."""
+    built = os.stat(library).st_mtime
+    for folder in (package / "src" for package in packages):
+        for source in folder.rglob("*.rs"):
+            # What no ordinary library is made from: tests, and the list of planted bugs.
+            left_out = {"tests", "mutant"} & {source.stem, *source.relative_to(folder).parts}
+            if not left_out and source.stat().st_mtime > built:
+                raise RuntimeError(f"{library} is older than {source}, which it is made from: build it anew, by `cargo build` or plug/python/dist")
+
+
+def _is_of_these_sources():
+    """In a repository these tests are of its sources: what lies about from an earlier build is refused. Elsewhere there are none."""
+    root = pathlib.Path(__file__).resolve().parents[3]
+    if (root / "plug/Cargo.toml").exists():
+        import millpond
+
+        is_fresh(millpond.library_path(), _packages(root / "plug"))
+        if there():
+            is_fresh(os.environ["MILLPOND_LIBCUDA"], [root / of for of in ("tests/fake_libcuda", "sim", "driver")])
 
 
 def there():
@@ -123,3 +161,6 @@ def alone(**environment):
         return runs
 
     return decorate
+
+
+_is_of_these_sources()

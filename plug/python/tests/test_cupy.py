@@ -385,6 +385,83 @@ class TestCaptures(Test):
         self.assertIsNone(stand_in.verdict())
 
 
+    def on_another_thread(self, does):
+        done = []
+        thread = threading.Thread(target=lambda: done.append(does()))
+        thread.start()
+        thread.join()
+        return done[0]
+
+    @alone()
+    def test_another_thread_s_own_stream_captures(self):
+        """Its handle means the asking thread's own stream: whether it captures cannot be asked from another thread."""
+        cuda = self.make("any")
+        (one,) = self.streams(1)
+        x = self.empty(one)
+        own, held, over = cuda.Stream.ptds, threading.Event(), threading.Event()
+        ended = []
+
+        def captures():
+            stand_in.bind()
+            own.begin_capture()
+            held.set()
+            over.wait()
+            ended.append(own.end_capture())
+
+        thread = threading.Thread(target=captures)
+        thread.start()
+        held.wait()
+        del x
+        try:
+            self.pool.free_all_blocks()
+            with self.assertRaises(cuda.memory.OutOfMemoryError):
+                self.empty(one)
+        finally:
+            over.set()
+            thread.join()
+        self.assertTrue(ended and ended[0], "it lives")
+        # And when it is over, what was held back serves.
+        self.pool.free_all_blocks()
+        self.assertEqual(self.pool.total_bytes(), 0)
+
+    @alone()
+    def test_this_thread_s_own_stream_captures(self):
+        cuda = self.make("any")
+        (one,) = self.streams(1)
+        x = self.empty(one)
+        own = cuda.Stream.ptds
+        own.begin_capture()
+        with self.assertRaises(RuntimeError):
+            own.begin_capture()
+        del x
+        self.pool.free_all_blocks()
+        self.assertEqual(self.pool.total_bytes(), SIZE)
+        # Ended behind the package's back.
+        self.assertTrue(stand_in.end_capture(own.ptr), "it lives")
+        self.pool.free_all_blocks()
+        self.assertEqual(self.pool.total_bytes(), 0)
+
+    @alone()
+    def test_a_thread_that_ends_in_its_own_capture(self):
+        """Nobody can end that capture any more. The driver refuses to wait then, and that is no error of a trim."""
+        cuda = self.make("any")
+        (one,) = self.streams(1)
+        x = self.empty(one)
+
+        def captures():
+            stand_in.bind()
+            cuda.Stream.ptds.begin_capture()
+
+        self.on_another_thread(captures)
+        del x
+        gc.collect()
+        waits = stand_in.calls("cuCtxSynchronize")
+        self.pool.free_all_blocks()
+        self.assertEqual(stand_in.calls("cuCtxSynchronize"), waits + 1, "it was asked")
+        with self.assertRaises(cuda.memory.OutOfMemoryError):
+            self.empty(one)
+
+
 class TestDoor(Test):
     @alone()
     def test_what_is_wrong_is_raised_before_cupy_is_touched(self):
@@ -520,6 +597,40 @@ class TestDoor(Test):
             pass
         stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
         self.assertIn(handle, self.door._known_of(0).naming(list))
+        del x, pinned
+        stats = self.pool.allocator().stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"]), (0, 0))
+
+    @alone()
+    def test_frees_behind_the_allocator_s_end(self):
+        """The allocator names no stream any more, and takes what was alive."""
+        self.make(options={})
+        one, two = self.streams()
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        allocator = self.pool.allocator()
+        allocator.close()
+        # A stream that ended is stood for by one that the allocator was not told of.
+        with two:
+            pass
+        del two
+        del x, pinned
+        stats = allocator.stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"], self.pool.held_frees()), (0, 0, 0))
+        allocator.synchronize()
+        self.assertEqual(self.pool.total_bytes(), 0)
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_stream_of_another_device_is_current(self):
+        """It cannot be a user that a free of this device names: who used what is nobody knows whom."""
+        cuda = self.make(options={}, devices=2)
+        (one,) = self.streams(1)
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        stand_in.bind(1)
+        handle = stand_in.stream()
+        stand_in.bind(0)
+        kept = cuda.ExternalStream(handle)
+        with kept:
+            pass
         del x, pinned
         stats = self.pool.allocator().stats()
         self.assertEqual((stats["total"]["live"], stats["pinned"]["live"]), (0, 0))

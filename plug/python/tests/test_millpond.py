@@ -1,7 +1,10 @@
 """The Python door over the stand-in driver: MILLPOND_LIBCUDA names it. `.ci/plug` runs this in a fresh environment."""
 
 import ctypes
+import os
+import pathlib
 import sys
+import tempfile
 import threading
 import types
 import unittest
@@ -12,6 +15,31 @@ import millpond
 import stand_in
 
 MIB = 1 << 20
+
+
+class TestFresh(unittest.TestCase):
+    def test_a_library_older_than_its_sources_is_refused(self):
+        with tempfile.TemporaryDirectory() as room:
+            one, two, library = (pathlib.Path(room, name) for name in ("one", "two", "library.so"))
+            for package, manifest in (
+                (one, '[package]\nname = "one"\n[dependencies]\nof = { package = "two", path = "../two" }\n[dev-dependencies]\nx = { path = "../three" }\n'),
+                (two, '[package]\nname = "two"\n'),
+            ):
+                (package / "src/tests").mkdir(parents=True)
+                (package / "Cargo.toml").write_text(manifest)
+                for name in ("lib.rs", "tests/some.rs"):
+                    (package / "src" / name).write_text("")
+                    os.utime(package / "src" / name, (1000, 1000))
+            packages = stand_in._packages(one)
+            self.assertEqual([p.name for p in packages], ["one", "two"])
+            library.write_text("")
+            os.utime(library, (1000, 1000))
+            stand_in.is_fresh(library, packages)
+            os.utime(two / "src/tests/some.rs", (2000, 2000))
+            stand_in.is_fresh(library, packages)
+            os.utime(two / "src/lib.rs", (1001, 1001))
+            with self.assertRaisesRegex(RuntimeError, "older than .*two/src/lib.rs"):
+                stand_in.is_fresh(library, packages)
 
 
 @unittest.skipUnless(stand_in.there(), "MILLPOND_LIBCUDA names no stand-in driver")

@@ -2,6 +2,8 @@
 is switched; and what is switched works."""
 
 import ctypes
+import os
+import signal
 import threading
 import unittest
 import warnings
@@ -119,15 +121,10 @@ class Test(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, r"install\(\) first"):
             door.report()
         made = door.install(limit="64MiB")
-        path, alloc, free = made.names
-        self.assertEqual(path, millpond.library_path())
+        self.assertEqual(made.names[0], millpond.library_path())
         for hook in stub_torch.HOOKS:
             self.assertTrue(torch.told.hooks[hook])
-        library = ctypes.CDLL(path)
-        alloc, free = getattr(library, alloc), getattr(library, free)
-        alloc.restype = ctypes.c_void_p
-        alloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-        free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        alloc, free = functions(made)
         x = alloc(MIB, 1, torch.told.streams[1, 0])
         self.assertEqual([door.memory_allocated(d) for d in (0, "cuda:1")], [0, MIB])
         self.assertEqual([door.memory_allocated(d) for d in (None, "cuda")], [0, 0])
@@ -143,6 +140,89 @@ class Test(unittest.TestCase):
             view.free(view.alloc(1))
         del view
         door.trim()
+
+
+def functions(made):
+    """The pair as PyTorch calls it."""
+    path, alloc, free = made.names
+    library = ctypes.CDLL(path)
+    alloc, free = getattr(library, alloc), getattr(library, free)
+    alloc.restype = ctypes.c_void_p
+    alloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    free.restype = None
+    return alloc, free
+
+
+class TestEnds(unittest.TestCase):
+    def test_the_exit_with_tensors_alive(self):
+        if not stand_in.there():
+            self.skipTest("MILLPOND_LIBCUDA names no stand-in driver")
+        program = """
+import sys, stand_in, stub_torch, test_torch
+torch, door = stub_torch.install()
+alloc, free = test_torch.functions(door.install(limit="64MiB"))
+stream = torch.told.streams[0, 0]
+x, y = alloc(1 << 20, 0, stream), alloc(1 << 20, 0, stream)
+stand_in.write(stream, x, 1 << 20)
+stand_in.write(stream, y, 1 << 20)
+free(y, 1 << 20, 0, stream)
+assert door.memory_allocated() == 1 << 20
+
+class Late:
+    # A tensor that dies with the interpreter: PyTorch frees it then.
+    def __del__(self, free=free, x=x, stream=stream):
+        free(x, 1 << 20, 0, stream)
+
+sys.modules["kept"] = [Late(), door]
+"""
+        done = stand_in.run(["-X", "dev", "-c", program])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    @alone()
+    def test_a_forked_child_has_no_allocator(self):
+        """It may drop the parent's tensors, and what it asks for is an error: also where another thread was installing."""
+        torch, door = stub_torch.install()
+        made = door.install(limit="64MiB")
+        alloc, free = functions(made)
+        stream = torch.told.streams[0, 0]
+        x = alloc(MIB, 0, stream)
+        held, over = threading.Event(), threading.Event()
+
+        def hold():
+            with door._lock:
+                held.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        calls = stand_in.calls()
+        process = os.fork()
+        if not process:
+            # What waits for a lock for ever is ended by the system, with another code.
+            signal.alarm(20)
+            code = 1
+            try:
+                free(x, MIB, 0, stream)
+                refused = 0
+                for ask in (door.allocator, door.memory_stats, door.trim, door.report, lambda: door.set_limit("1MiB")):
+                    try:
+                        ask()
+                    except millpond.ForkedError:
+                        refused += 1
+                # The lock that the other thread holds is not this process's.
+                if refused == 5 and door.install() is made and stand_in.calls() == calls:
+                    code = 5
+            finally:
+                os._exit(code)
+        over.set()
+        thread.join()
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 5)
+        # And the parent's is as it was.
+        self.assertEqual(door.memory_allocated(), MIB)
+        free(x, MIB, 0, stream)
+        self.assertEqual((door.memory_allocated(), door.memory_stats()["untold_failures"]), (0, 0))
 
 
 if __name__ == "__main__":

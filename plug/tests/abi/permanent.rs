@@ -50,33 +50,82 @@ fn a_stream_may_be_declared_after_its_first_use() {
 }
 
 /// Declared permanent and destroyed: what was freed there is lost, and nothing else. Others at the limit have their own, whoever
-/// holds it at the moment.
+/// holds it at the moment, and what nobody knows whom used; a trim gives it back.
 #[test]
 fn a_stream_that_was_to_last_and_did_not_takes_no_others_memory() {
     alone("permanent::a_stream_that_was_to_last_and_did_not_takes_no_others_memory", |fake| {
+        beside_one_that_is_gone(fake, "expected");
+    });
+}
+
+/// The same where nobody captures, and a marker of all the context is what shows that unknown users are done: a stream that is gone
+/// is asked in vain, and does not keep it from being made.
+#[test]
+fn a_stream_that_was_to_last_and_did_not_leaves_context_wide_markers() {
+    alone("permanent::a_stream_that_was_to_last_and_did_not_leaves_context_wide_markers", |fake| {
+        beside_one_that_is_gone(fake, "none");
+    });
+}
+
+fn beside_one_that_is_gone(fake: &super::Fake, captures: &str) {
+    let cuda = program();
+    bind(&cuda);
+    // Where nobody is made to wait for others, memory changes hands when the host has waited for it.
+    let options = format!("limit=6MiB,growth=exact,wait_ms=1000,reuse=ordered,captures={captures}");
+    let door = Door::new(&options);
+    let [s, t, u] = [(); 3].map(|()| stream(&cuda));
+    for stream in [&s, &t, &u] {
+        door.declare_permanent(stream);
+    }
+    let x = door.alloc(2 * MIB, &s);
+    write(&cuda, &s, x, 2 * MIB, 1);
+    let y = door.alloc(2 * MIB, &t);
+    assert_eq!([door.free(x), door.free(y)], [OK; 2]);
+    drop(s);
+    // No other stream has its handle: the driver refuses it.
+    for n in 0..200 {
+        let stream = if n % 2 == 0 { &t } else { &u };
+        let (x, y) = (door.alloc(2 * MIB, stream), door.alloc(MIB, stream));
+        write(&cuda, stream, x, 2 * MIB, n);
+        assert_eq!([door.free_unknown(x), door.free(y)], [OK; 2]);
+        if captures == "expected" {
+            // What nobody knows whom used is held back until then.
+            assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
+        }
+    }
+    assert_eq!(door.try_alloc(5 * MIB, &t), Err(OUT_OF_MEMORY), "and not that a stream is gone");
+    // Or by the last synchronise what lies there is known to be over.
+    assert!(captures == "expected" || last().contains("passed over"), "{}", last());
+    let z = door.alloc(2 * MIB, &t);
+    write(&cuda, &t, z, 2 * MIB, 1);
+    assert_eq!(door.free_unknown(z), OK);
+    assert_eq!(door.trim(), OK, "{}", last());
+    assert_eq!(fake.verdict(), None);
+}
+
+/// All is idle, and one stream that was to last is gone: a trim gives everything back, and then a request for all of it is served.
+#[test]
+fn a_trim_passes_over_a_stream_that_was_to_last_and_did_not() {
+    alone("permanent::a_trim_passes_over_a_stream_that_was_to_last_and_did_not", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
         let cuda = program();
         bind(&cuda);
-        // Where nobody is made to wait for others, memory changes hands when the host has waited for it.
-        let door = Door::new("limit=6MiB,growth=exact,wait_ms=1000,reuse=ordered");
-        let [s, t, u] = [(); 3].map(|()| stream(&cuda));
-        for stream in [&s, &t, &u] {
+        let door = Door::new("captures=none,limit=6MiB,growth=exact");
+        let (s, t) = (stream(&cuda), stream(&cuda));
+        for stream in [&s, &t] {
             door.declare_permanent(stream);
         }
-        let x = door.alloc(2 * MIB, &s);
-        write(&cuda, &s, x, 2 * MIB, 1);
-        let y = door.alloc(2 * MIB, &t);
-        assert_eq!([door.free(x), door.free(y)], [OK; 2]);
         drop(s);
-        // No other stream has its handle: the driver refuses it.
-        for n in 0..200 {
-            let stream = if n % 2 == 0 { &t } else { &u };
-            let (x, y) = (door.alloc(2 * MIB, stream), door.alloc(MIB, stream));
-            write(&cuda, stream, x, 2 * MIB, n);
-            assert_eq!([door.free(x), door.free(y)], [OK; 2]);
-        }
-        assert_eq!(door.try_alloc(5 * MIB, &t), Err(OUT_OF_MEMORY), "and not that a stream is gone");
-        assert!(last().contains("passed over"), "{}", last());
-        assert_eq!(door.trim(), OK);
+        assert_eq!(door.free_unknown(door.alloc(2 * MIB, &t)), OK);
+        assert_eq!(door.trim(), OK, "{}", last());
+        assert_eq!(door.stat("taken"), 0);
+        // And a request at the limit says what a trim would bring, and no driver's error.
+        assert_eq!(door.free_unknown(door.alloc(2 * MIB, &t)), OK);
+        assert_eq!(door.try_alloc(6 * MIB, &t), Err(OUT_OF_MEMORY), "{}", last());
+        assert!(last().contains("a trim would free 2.00 MiB"), "{}", last());
+        assert_eq!(door.trim(), OK, "{}", last());
+        assert_eq!(door.free(door.alloc(6 * MIB, &t)), OK);
+        door.destroy();
         assert_eq!(fake.verdict(), None);
     });
 }

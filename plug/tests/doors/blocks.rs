@@ -232,10 +232,22 @@ impl World {
     }
 
     fn free_unknown(&mut self, x: usize, fault: u8) -> bool {
-        let Block { name, at, door, .. } = self.blocks[x];
-        let number = self.doors[door].number;
+        let Block { name, at, door, ref uses, .. } = self.blocks[x];
+        let Door { number, device, .. } = self.doors[door];
+        // Where nobody captures, what has no user that must be named is marked at once.
+        let expects = self.doors.iter().any(|d| d.expects && d.device == device);
+        let before = self.held_back(x, fault).filter(|_| !expects && uses.are_all_in(&[]));
         let words = format!("millpond_free_unknown(a{number}, p{name})");
-        self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, at as *mut c_void))
+        let freed =
+            self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, at as *mut c_void));
+        if let Some(before) = before {
+            let after = Stats::of(number);
+            assert!(
+                after.total("held_back") <= before,
+                "{words}: more than {before} is held back, and nobody captures: {after}"
+            );
+        }
+        freed
     }
 
     pub(super) fn died(&mut self, x: usize) {

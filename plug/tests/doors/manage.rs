@@ -115,9 +115,20 @@ impl World {
         }
         let stats = Stats::of(number);
         assert_eq!(held(&stats) + freed as u64, before, "{words}: {freed} bytes went back: {stats}");
-        if !open && self.owes_nothing_alive(door, fault) && stats.total("in_flight") == 0 {
-            assert_eq!(stats.field("taken"), 0, "{words}: it has ended, and all of it is complete: {stats}");
+        let waits = |stats: &Stats| stats.total("in_flight") + stats.total("held_back");
+        if open || !self.owes_nothing_alive(door, fault) || waits(&stats) > 0 || !self.captures.is_empty() {
+            return;
         }
+        // What was freed on its own stream is marked, perhaps, and the device late.
+        if stats.field("taken") > 0 {
+            say!(self, "cuCtxSynchronize();");
+            driver::bind(self.contexts[self.doors[door].device]);
+            driver::synchronize();
+            driver::bind(self.contexts[0]);
+            self.must(0, Status::Ok, &words, || ffi::millpond_trim(number, &raw mut freed));
+        }
+        let stats = Stats::of(number);
+        assert_eq!(stats.field("taken"), 0, "{words}: it has ended, and all of it is complete: {stats}");
     }
 
     /// Nothing of it is alive, no other thread calls beside this one, and no driver call has failed.
@@ -222,6 +233,19 @@ impl World {
         self.own.retain(|(_, who)| !matches!(who, Who::PerThread(of, _) if *of == thread));
     }
 
+    /// Pinned memory of another allocator than the one that is asked.
+    fn foreign_pinned(&mut self, a: u8, other: usize) {
+        let theirs = self.pinned.iter().filter(|p| p.door != other);
+        let Some((at, name)) = theirs.map(|p| (p.at, p.name)).nth(usize::from(a) % 2) else { return };
+        let wrong = self.doors[other].number;
+        let words = format!("millpond_free_pinned(a{wrong}, h{name})");
+        self.must(0, Status::WrongAllocator, &words, || ffi::millpond_free_pinned(wrong, at as *mut c_void));
+        let words = format!("millpond_free_pinned_unknown(a{wrong}, h{name})");
+        self.must(0, Status::WrongAllocator, &words, || {
+            ffi::millpond_free_pinned_unknown(wrong, at as *mut c_void)
+        });
+    }
+
     /// Wrong calls, each with the code it must answer.
     pub(super) fn hostile(&mut self, a: u8, b: u8, c: u8, here: Here) {
         let other = self.slots[usize::from(b) % SLOTS];
@@ -270,6 +294,7 @@ impl World {
                 self.must(0, expected, &words, || ffi::millpond_set_limit(wrong, c"much".as_ptr()));
             }
             5 => self.torch_hostile(b),
+            6 => self.foreign_pinned(a, other),
             _ => {
                 let words = format!("millpond_free_pinned(a{number}, p{name})");
                 self.must(0, Status::UnknownPointer, &words, || ffi::millpond_free_pinned(number, ptr));

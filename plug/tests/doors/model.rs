@@ -53,6 +53,7 @@ pub(crate) struct Made {
 /// An allocator has ended; below, how many calls that end it are under way.
 pub(crate) const ENDED: u8 = 128;
 
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Door {
     pub(crate) number: u32,
@@ -62,6 +63,8 @@ pub(crate) struct Door {
     pub(crate) life: Arc<AtomicU8>,
     pub(crate) torch: bool,
     pub(crate) scrubs: bool,
+    /// It said that somebody may capture, which holds for all of its device.
+    pub(crate) expects: bool,
     pub(crate) limit: Option<u64>,
     /// Handles of made streams that were named to it.
     pub(crate) handles: Vec<usize>,

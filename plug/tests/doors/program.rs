@@ -78,6 +78,7 @@ impl Kind {
     pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
         let scene = prop_oneof![
             if self.rough { 4 } else { 0 } => self.rough_step(),
+            u32::from(self.faults) => self.making(),
             12 => self.any_step().prop_map(|step| vec![step]),
             6 => self.life(),
             2 => self.pinned_life(),
@@ -156,6 +157,17 @@ impl Kind {
                 steps
             },
         )
+    }
+
+    /// An allocator that may expect captures, one of whose driver calls fails, and a free that would be held back by that.
+    fn making(self) -> impl Strategy<Value = Vec<Step>> {
+        (0..self.threads, 0..3_u8, 14..28_u8, 4..9_u8).prop_map(|(thread, slot, options, fault)| {
+            let make = Step { thread, verb: Verb::Create, a: slot, b: options, c: 0, fault };
+            // On the same device, which slot 2 has not in common with the others.
+            let of = if slot == 2 { 2 } else { 1 - slot };
+            let alloc = Step { verb: Verb::Alloc, a: of, b: 0, c: 3, fault: 0, ..make };
+            vec![make, alloc, Step { verb: Verb::FreeUnknown, a: 0, ..alloc }]
+        })
     }
 
     /// A limit below what is taken, and none again.

@@ -7,25 +7,51 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// Steps of a round. With all fifty that may be drawn two programs take as long as all that have a name.
 const MOST: usize = 12;
-const HERE: Here = Here { thread: 1 };
+/// The thread of the program, and its second one.
+pub(crate) const HERE: Here = Here { thread: 1 };
+pub(crate) const OTHER: Here = Here { thread: 2 };
 
-/// The steps of a seed. What waits for the device or gives memory back is left out, because it would hide what grows; so are
-/// allocators that come and go, whose names last, and long blocks, which the device writes byte by byte.
-pub(crate) fn steps(seed: u64) -> Vec<Step> {
-    use Verb::{Create, Destroy, EmptyCache, Sync, ThreadEnds, Trim, WaitDevice};
+/// What a steady program does beyond calls of one thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Beyond {
+    Nothing,
+    /// Captures, which end with the round.
+    Captures,
+    /// Some rounds have a thread of their own, which ends with them.
+    ThreadEnds,
+    /// A second thread makes some of the calls.
+    Turns,
+    /// It trims, synchronises and empties `PyTorch`'s cache: what grows all the same.
+    Tidies,
+}
+
+/// The steps of a seed. What waits for the device or gives memory back is left out, because it would hide what grows, but in programs
+/// that are for that; so are allocators that come and go, whose names last, and long blocks, which the device writes byte by byte.
+pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
+    use Verb::{Capture, Create, Destroy, EmptyCache, Sync, ThreadEnds, Trim, WaitDevice};
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let kind = Kind { threads: 1, faults: false, captures: false, rounds: 0, rough: false, scenes: 50 };
+    let threads = if beyond == Beyond::Turns { 2 } else { 1 };
+    let captures = beyond == Beyond::Captures;
+    let kind = Kind { threads, faults: false, captures, rounds: 0, rough: false, scenes: 50 };
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     loop {
         let drawn = kind.programs().new_tree(&mut runner);
         let mut steps = drawn.expect("a program").current().steps;
-        steps.retain(|s| {
-            !matches!(s.verb, Sync | Trim | WaitDevice | Create | Destroy | EmptyCache | ThreadEnds)
+        steps.retain(|s| match s.verb {
+            Create | Destroy | ThreadEnds => false,
+            Sync | Trim | WaitDevice | EmptyCache => beyond == Beyond::Tidies,
+            _ => true,
         });
-        // Some are drawn with hardly a step.
-        if steps.len() < MOST {
+        // Some are drawn with hardly a step, or with nothing of what they are for.
+        let shows = |s: &Step| match beyond {
+            Beyond::Captures => s.verb == Capture,
+            Beyond::Turns => s.thread == 1,
+            Beyond::Tidies => matches!(s.verb, Sync | Trim | EmptyCache),
+            Beyond::Nothing | Beyond::ThreadEnds => true,
+        };
+        if steps.len() < MOST || !steps[..MOST].iter().any(shows) {
             continue;
         }
         steps.truncate(MOST);
@@ -39,10 +65,17 @@ pub(crate) fn steps(seed: u64) -> Vec<Step> {
 impl World {
     /// A world for a seed's program: the options of its first allocator are the seed's.
     pub(crate) fn steady(seed: u64) -> World {
-        let mut world = World::new(1, false, false, None);
+        let mut world = World::new(2, false, false, None);
         world.steady = true;
+        world.begun = OTHER.thread;
         assert!(world.destroy(world.slots[0], false, 0) && world.create(0, seed as usize, 0, 0));
         world
+    }
+
+    /// A thread that no other has been.
+    pub(crate) fn fresh_thread(&mut self) -> Here {
+        self.begun += 1;
+        Here { thread: self.begun }
     }
 
     /// The allocators that there are.
@@ -50,11 +83,10 @@ impl World {
         self.doors.iter().filter(|d| d.open).map(|d| d.number).collect()
     }
 
-    pub(crate) fn round(&mut self, steps: &[Step]) {
-        for &step in steps {
-            self.step(step, HERE);
-        }
-        self.free_all(HERE);
+    /// The end of a round, on the thread that made its calls last.
+    pub(crate) fn ends_round(&mut self, here: Here) {
+        self.leave(here);
+        self.free_all(here);
         self.freed.truncate(16);
     }
 

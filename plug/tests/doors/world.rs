@@ -245,6 +245,7 @@ impl World {
             open: true,
             torch: true,
             scrubs: false,
+            expects: !self.quiet,
             limit: None,
             ..Door::default()
         });
@@ -273,8 +274,10 @@ impl World {
     }
 
     fn create(&mut self, slot: usize, options: usize, device: usize, fault: u8) -> bool {
+        // One that expects captures holds others' memory back from then on, if it is made.
+        let expects = options / OPTIONS.len() % 4 == 3;
         let options = options % OPTIONS.len();
-        let quiet = if self.quiet { ",captures=none" } else { "" };
+        let quiet = if self.quiet && !expects { ",captures=none" } else { "" };
         let text = format!("{},pinned_limit=1MiB,wait_ms=1{quiet}", OPTIONS[options]);
         let text = CString::new(text.trim_start_matches(',')).expect("words");
         let mut number = 77;
@@ -295,6 +298,7 @@ impl World {
             open: true,
             torch: false,
             scrubs: OPTIONS[options].contains("scrub"),
+            expects: quiet.is_empty(),
             limit,
             ..Door::default()
         });
@@ -370,6 +374,10 @@ impl World {
         driver::bind(self.contexts[0]);
         let Step { verb, a, b, c, fault, .. } = step;
         self.refresh();
+        // Wrong calls whose answers hang on nobody else: of what this thread has.
+        if self.mail.is_some() && verb == Verb::Hostile && matches!(c % 8, 0 | 1 | 6 | 7) {
+            return self.hostile(a, b, c, here);
+        }
         if self.mail.is_some() && verb.is_for_one() && !(self.is_rough() && verb.is_rough()) {
             return self.hand_over(verb, a);
         }
