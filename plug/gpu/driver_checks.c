@@ -2,7 +2,8 @@
  *
  *   threads   8,000 host threads come and go, each on its own default stream: a few segments are taken, a few pools are open
  *   handles   streams are destroyed with work pending and made again, their handles come back, and no byte is corrupted
- *   captures  graphs are captured in every mode beside threads that allocate, free, trim and pin: each ends well and replays right
+ *   captures  graphs are captured in every mode, on streams of every kind that can be captured, beside threads that allocate, free, trim and
+ *             pin: each ends well and replays right
  *
  * Prints what things took; fails by bytes, pools and values alone. Built against plug/millpond.h; the driver is loaded by name, so that
  * no header of CUDA's is needed: MILLPOND_LIBCUDA, or libcuda.so.1. Ends with 77 where there is none. `plug/tests/c.rs` runs it over the
@@ -275,15 +276,19 @@ static void *hammer(void *which) {
   return NULL;
 }
 
-static void *capture(void *unused) {
-  handle stream = NULL, side = NULL;
+/* The streams that are captured: as the allocator meets them. */
+enum kind { UNDECLARED, PERMANENT, BLOCKING, PER_THREAD, KINDS };
+
+static void *capture(void *of) {
+  enum kind kind = (enum kind)(size_t)of;
+  handle stream = OWN, side = NULL;
   void *x = NULL, *y = NULL;
   size_t bytes = 64 << 10;
   unsigned char *read = malloc(bytes);
-  (void)unused;
   MUST(cuCtxSetCurrent(context));
-  MUST(cuStreamCreate(&stream, 1));
+  if (kind != PER_THREAD) MUST(cuStreamCreate(&stream, kind != BLOCKING));
   MUST(cuStreamCreate(&side, 1));
+  if (kind == PERMANENT) MUST(millpond_declare_permanent(pool, stream));
   MUST(millpond_alloc(pool, bytes, stream, &x));
   MUST(millpond_alloc(pool, bytes, stream, &y));
   until_all_are_ready();
@@ -326,8 +331,8 @@ static void *capture(void *unused) {
   }
   MUST(millpond_free_on(pool, x, stream));
   MUST(millpond_free_on(pool, y, stream));
-  /* Not waited for: another thread may capture still. */
-  MUST(cuStreamDestroy_v2(stream));
+  /* Not waited for: another thread may capture still. One that was declared to last does. */
+  if (kind == UNDECLARED || kind == BLOCKING) MUST(cuStreamDestroy_v2(stream));
   MUST(cuStreamDestroy_v2(side));
   free(read);
   return NULL;
@@ -335,8 +340,11 @@ static void *capture(void *unused) {
 
 static void captures(int rounds) {
   static const char *names[3] = {"global", "thread-local", "relaxed"};
+  static const char *kinds[KINDS] = {"an undeclared stream", "a permanent stream", "a blocking stream", "the thread's own default stream"};
   if (!begin("limit=1GiB")) exit(1);
-  for (int mode = 0; mode < 3; mode++) {
+  for (int i = 0; i < 3 * KINDS; i++) {
+    int mode = i / KINDS;
+    enum kind kind = (enum kind)(i % KINDS);
     /* In the global mode one thread's capture forbids another thread's instantiation and waits. */
     int capturing = mode == 0 ? 1 : 2, made = capturing * rounds;
     pthread_t all[5];
@@ -345,15 +353,15 @@ static void captures(int rounds) {
     atomic_store(&hammered, 0), atomic_store(&ready, 0), atomic_store(&all_of_them, 3 + capturing);
     mode_of_all = mode, rounds_each = rounds;
     for (int i = 0; i < 3; i++) MUST(pthread_create(&all[i], NULL, hammer, (void *)(size_t)(i * 1000)));
-    for (int i = 0; i < capturing; i++) MUST(pthread_create(&all[3 + i], NULL, capture, NULL));
+    for (int i = 0; i < capturing; i++) MUST(pthread_create(&all[3 + i], NULL, capture, (void *)(size_t)kind));
     for (int i = 0; i < capturing; i++) MUST(pthread_join(all[3 + i], NULL));
     atomic_store(&stop, 1);
     for (int i = 0; i < 3; i++) MUST(pthread_join(all[i], NULL));
-    printf("  %s: %d captures beside %lu rounds of others, %d lost, %d replayed, %d wrong\n", names[mode], made, atomic_load(&hammered),
+    printf("  %s, %s: %d captures beside %lu rounds of others, %d lost, %d replayed, %d wrong\n", names[mode], kinds[kind], made, atomic_load(&hammered),
            atomic_load(&lost), atomic_load(&replayed), atomic_load(&wrong_values));
-    snprintf(what, sizeof what, "captures, %s: each ends well", names[mode]);
+    snprintf(what, sizeof what, "captures, %s, %s: each ends well", names[mode], kinds[kind]);
     check(atomic_load(&lost) == 0, what);
-    snprintf(what, sizeof what, "captures, %s: each replays right", names[mode]);
+    snprintf(what, sizeof what, "captures, %s, %s: each replays right", names[mode], kinds[kind]);
     if (atomic_load(&replayed) > 0) {
       check(atomic_load(&wrong_values) == 0 && atomic_load(&replayed) == made, what);
     } else {
@@ -388,7 +396,7 @@ int main(int count, char **words) {
   MUST(cuCtxSetCurrent(context));
   threads(quick ? 400 : 8000);
   handles(quick ? 100 : 600, quick ? MIB / 16 : 256 * MIB);
-  captures(quick ? 20 : 300);
+  captures(quick ? 5 : 75);
   puts(failed ? "some part failed" : "every part ended well");
   return failed;
 }

@@ -215,7 +215,7 @@ fn the_checks_for_a_real_driver_end_well_over_the_stand_in() {
         command.arg("quick").env("MILLPOND_FAKE_SCHEDULE", "random").env("MILLPOND_FAKE_SEED", seed);
         let said = done(command);
         assert!(said.contains("every part ended well") && !said.contains("FAIL"), "{said}");
-        assert_eq!(said.matches("PASS").count(), 14, "{said}");
+        assert_eq!(said.matches("PASS").count(), 23, "{said}");
     }
 }
 
