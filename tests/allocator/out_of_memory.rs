@@ -422,3 +422,20 @@ fn a_run_at_a_multiple_serves_above_the_limit() {
     drop(gpu.alloc_aligned(20 * MIB, 64 * MIB, &t).expect("the run of the other stream"));
     drop(before);
 }
+
+/// A request trimmed as many bytes as it was long, and grew by what its alignment may skip besides: it failed, with three idle segments
+/// left that a trim of the program's gave back, and could not say so because a trim had been tried.
+#[test]
+fn a_request_trims_for_its_alignment_too() {
+    let sim = Sim::new(GIB).waiting_frees(false);
+    let config = Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact);
+    let gpu = Allocator::new(sim, config.bounded_wait(Duration::ZERO)).unwrap();
+    let s = gpu.stream().unwrap();
+    let idle: Vec<_> = (0..12).map(|_| gpu.alloc(5 * MIB, &s).unwrap()).collect();
+    drop(idle);
+    gpu.synchronize().unwrap();
+    // A run of 36 MiB holds it wherever that begins.
+    let block =
+        gpu.alloc_aligned(5 * MIB + KIB, 32 * MIB, &s).expect("as many idle segments as it takes go back");
+    assert_eq!(block.address().0 % (32 * MIB), 0);
+}
