@@ -1,6 +1,12 @@
 //! Numbers at the ends of what can be counted, where an array, a view, a plane or an alignment takes them: each answer is what `i128`
 //! arithmetic says, or its typed error. Nothing overflows, and a panic is the documented one.
 
+#![allow(
+    clippy::many_single_char_names,
+    reason = "s is a stream, x and y are arrays, a and b planes or ends of a range"
+)]
+#![allow(clippy::cast_sign_loss, reason = "what is cast was found to lie in the range before")]
+
 use millpond::array::MOST_DIMENSIONS;
 use millpond::bytemuck::Pod;
 use millpond::transfer::Part;
