@@ -89,8 +89,8 @@ impl<D: Driver> Miss<'_, D> {
         {
             return Ok(None);
         }
-        // In slices: enough is enough, what is kept serves later.
-        let freed = match self.core.trim_segments(None, self.want.len.bytes(), self.own) {
+        // In slices: enough is enough, what is kept serves later. Growth needs what an alignment may skip, too.
+        let freed = match self.core.trim_segments(None, self.want.bytes_anywhere(), self.own) {
             Ok(freed) => freed,
             Err(e) => return self.refused(e),
         };

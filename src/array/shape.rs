@@ -131,16 +131,17 @@ impl fmt::Display for Shape {
 #[track_caller]
 pub(crate) fn resolve(range: &impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
     use core::ops::Bound::{Excluded, Included, Unbounded};
+    // Behind the last number there is one more, which lies in nothing.
     let start = match range.start_bound() {
-        Included(&s) => s,
-        Excluded(&s) => s.saturating_add(1),
+        Included(&s) => s as u128,
+        Excluded(&s) => s as u128 + 1,
         Unbounded => 0,
     };
     let end = match range.end_bound() {
-        Included(&e) => e.saturating_add(1),
-        Excluded(&e) => e,
-        Unbounded => len,
+        Included(&e) => e as u128 + 1,
+        Excluded(&e) => e as u128,
+        Unbounded => len as u128,
     };
-    assert!(start <= end && end <= len, "the range {start}..{end} does not lie in 0..{len}");
-    start..end
+    assert!(start <= end && end <= len as u128, "the range {start}..{end} does not lie in 0..{len}");
+    start as usize..end as usize
 }

@@ -3,6 +3,7 @@
 
 mod erased;
 mod example;
+mod extremes;
 mod foreign;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod operations;

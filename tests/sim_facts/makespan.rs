@@ -1,15 +1,16 @@
 //! Virtual time: no program ends before its critical path does, whatever the schedule.
 //!
 //! The critical path is computed here from the program alone, with rates and edges of its own: an operation begins when the
-//! operation before it on its stream, what its stream waits for, every conflicting use of its bytes and whatever the host
-//! had seen complete when it asked are over, and lasts its bytes over its rate. Engines and prices of calls only add to
+//! operation before it on its stream, what its stream waits for or follows by itself (the legacy stream and blocking ones), every
+//! conflicting use of its bytes and whatever the host had seen complete when it asked are over, and lasts its bytes over its rate; a
+//! host function lasts nothing, and orders as they do. Engines and prices of calls only add to
 //! that. Programs are lawful: before a use that conflicts with another stream's, they wait on the device, on the host, or
 //! ask once and trust a yes, as an allocator does.
 
 use super::*;
-use millpond::driver::HostKind;
+use millpond::driver::{HostKind, OwnedHost, OwnedRange};
 use millpond::{Allocator, Config, Limit};
-use millpond_sim::Schedule;
+use millpond_sim::{HostFunction, Schedule};
 
 /// Nanoseconds that so many bytes take at so many bytes a microsecond.
 fn lasts(bytes: u64, rate: u64) -> u64 {
@@ -40,20 +41,40 @@ struct Use {
     over: u64,
 }
 
+/// How a stream is ordered with others by itself (E4).
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    Legacy,
+    Blocking,
+    Alone,
+}
+
+impl Kind {
+    /// Whether work on the one comes behind all earlier work on the other.
+    fn minds(self, other: Kind) -> bool {
+        matches!((self, other), (Kind::Legacy, Kind::Blocking) | (Kind::Blocking, Kind::Legacy))
+    }
+}
+
 /// What a program's own edges say of its time.
 #[derive(Default)]
 struct Path {
-    /// When each stream's last operation is over at the earliest.
-    streams: Vec<u64>,
+    /// Each stream's kind, and when its last operation is over at the earliest. Of those too that are gone.
+    streams: Vec<(Kind, u64)>,
     /// Up to when the host has waited or seen.
     host: u64,
     end: u64,
 }
 
 impl Path {
+    fn of(kinds: &[Kind], host: u64) -> Path {
+        Path { streams: kinds.iter().map(|&kind| (kind, 0)).collect(), host, end: 0 }
+    }
     fn operation(&mut self, stream: usize, ready: u64, nanos: u64) -> u64 {
-        let over = ready.max(self.streams[stream]).max(self.host) + nanos;
-        self.streams[stream] = over;
+        let (kind, own) = self.streams[stream];
+        let implied = self.streams.iter().filter(|s| kind.minds(s.0)).map(|s| s.1).max().unwrap_or(0);
+        let over = ready.max(own).max(implied).max(self.host) + nanos;
+        self.streams[stream].1 = over;
         self.end = self.end.max(over);
         over
     }
@@ -63,99 +84,205 @@ impl Path {
     }
 }
 
-/// Runs the program of a seed; its critical path, its makespan, and how often a question was answered with yes.
-fn run(seed: u64, schedule: Schedule) -> (u64, u64, u64) {
-    let mut coins = Coins(seed * 2 + 1);
-    let sim = Sim::new(GIB).schedule(schedule).contents(false);
-    let count = 2 + coins.below(2) as usize;
-    let streams: Vec<_> = (0..count).map(|_| sim.stream().expect("a stream")).collect();
-    let buffers: Vec<_> = (0..2).map(|_| sim.allocate(4 * MIB).expect("memory")).collect();
-    let pinned = sim.pin(512 * MIB, HostKind::Cached).expect("pinned");
-    let mut targets = (1..).map(|n| pinned.addr().0 + n * 4 * MIB);
-    let mut uses: Vec<Vec<Use>> = buffers.iter().map(|_| Vec::new()).collect();
-    // What was done so far took the host's time; the program begins now.
-    let host = u64::try_from(sim.host_time().as_nanos()).expect("short");
-    let mut path = Path { streams: vec![0; count], host, end: 0 };
-    let mut yes = 0;
-    for _ in 0..40 {
-        let (on, b) = (coins.below(count as u64) as usize, coins.below(2) as usize);
-        let (stream, buffer) = (&streams[on], &buffers[b]);
-        let what = coins.below(6);
-        let writes = what.is_multiple_of(2);
+/// Device buffers, and behind them pinned ones, which copies and host functions share.
+const DEVICE: usize = 2;
+const BUFFERS: usize = 4;
+
+/// How often what may shorten a path was at stake: a question answered with yes, and a use that nothing but the legacy stream orders, by
+/// itself, behind another stream's.
+#[derive(Default, Debug)]
+struct Stake {
+    yes: u64,
+    implied: u64,
+}
+
+struct Program {
+    sim: Sim,
+    coins: Coins,
+    /// Each with whether it is there.
+    streams: Vec<(SimStream, bool)>,
+    addrs: [Addr; BUFFERS],
+    uses: [Vec<Use>; BUFFERS],
+    path: Path,
+    stake: Stake,
+    _memory: ([OwnedRange<Sim>; DEVICE], OwnedHost<Sim>),
+}
+
+impl Program {
+    fn new(seed: u64, schedule: Schedule) -> Program {
+        let mut coins = Coins(seed * 2 + 1);
+        let sim = Sim::new(GIB).schedule(schedule).contents(false);
+        let kinds: Vec<Kind> = match coins.below(3) {
+            0 => vec![Kind::Alone; 2 + coins.below(2) as usize],
+            1 => vec![Kind::Legacy, Kind::Blocking, Kind::Blocking],
+            _ => vec![Kind::Legacy, Kind::Blocking, Kind::Blocking, Kind::Alone],
+        };
+        let streams = kinds.iter().map(|&kind| (stream(&sim, kind), true)).collect();
+        let device = [(); DEVICE].map(|()| sim.allocate(4 * MIB).expect("memory"));
+        let pinned = sim.pin(8 * MIB, HostKind::Cached).expect("pinned");
+        let addrs = [device[0].addr(), device[1].addr(), pinned.addr(), Addr(pinned.addr().0 + 4 * MIB)];
+        // What was done so far took the host's time; the program begins now.
+        let host = u64::try_from(sim.host_time().as_nanos()).expect("short");
+        let path = Path::of(&kinds, host);
+        let (uses, stake) = Default::default();
+        Program { sim, coins, streams, addrs, uses, path, stake, _memory: (device, pinned) }
+    }
+
+    /// Orders an operation behind the uses that it conflicts with; when those are over that the device waits for.
+    fn order(&mut self, on: usize, touched: &[(usize, bool)]) -> u64 {
         let mut ready = 0;
-        for u in uses[b].iter().filter(|u| (writes || u.writes) && u.stream != on) {
-            match coins.below(4) {
-                0 => {
-                    sim.synchronize_stream(&streams[u.stream]).expect("waited");
-                    path.host_saw(path.streams[u.stream]);
+        for &(b, writes) in touched {
+            for u in self.uses[b].iter().filter(|u| (writes || u.writes) && u.stream != on) {
+                if self.path.streams[on].0.minds(self.path.streams[u.stream].0) {
+                    self.stake.implied += 1;
+                    continue;
                 }
-                1 => {
-                    assert!(sim.wait_event(&u.event, Duration::MAX).expect("waited"));
-                    path.host_saw(u.over);
-                }
-                2 if sim.query(&u.event).expect("asked") => {
-                    path.host_saw(u.over);
-                    yes += 1;
-                }
-                _ => {
-                    sim.wait(stream, &u.event).expect("a wait");
-                    ready = ready.max(u.over);
+                match self.coins.below(4) {
+                    0 if self.streams[u.stream].1 => {
+                        self.sim.synchronize_stream(&self.streams[u.stream].0).expect("waited");
+                        self.path.host_saw(self.path.streams[u.stream].1);
+                    }
+                    1 => {
+                        assert!(self.sim.wait_event(&u.event, Duration::MAX).expect("waited"));
+                        self.path.host_saw(u.over);
+                    }
+                    2 if self.sim.query(&u.event).expect("asked") => {
+                        self.path.host_saw(u.over);
+                        self.stake.yes += 1;
+                    }
+                    _ => {
+                        self.sim.wait(&self.streams[on].0, &u.event).expect("a wait");
+                        ready = ready.max(u.over);
+                    }
                 }
             }
         }
-        let bytes = (4 * MIB) >> coins.below(3);
+        ready
+    }
+
+    fn operation(&mut self) {
+        let on = self.coins.below(self.streams.len() as u64) as usize;
+        if !self.streams[on].1 {
+            return;
+        }
+        let b = self.coins.below(DEVICE as u64) as usize;
+        let p = DEVICE + self.coins.below((BUFFERS - DEVICE) as u64) as usize;
+        let what = self.coins.below(9);
+        let touched: &[(usize, bool)] = match what {
+            0 | 1 => &[(b, what == 0)],
+            2 => &[(p, false), (b, true)],
+            3 => &[(b, false), (p, true)],
+            4 => &[(b, true)],
+            5 => &[(b, false)],
+            6 => &[(1 - b, false), (b, true)],
+            7 => &[(p, true)],
+            _ => &[(p, false)],
+        };
+        let ready = self.order(on, touched);
+        let (sim, stream, addrs) = (&self.sim, &self.streams[on].0, self.addrs);
+        let bytes = (4 * MIB) >> self.coins.below(3);
+        let kernel = || {
+            let kernel = Launch::new("kernel");
+            touched.iter().fold(kernel, |kernel, &(b, writes)| {
+                if writes { kernel.writes(addrs[b], bytes) } else { kernel.reads(addrs[b], bytes) }
+            })
+        };
         let nanos = match what {
             0 | 1 => {
-                let takes = coins.below(80_000);
-                let kernel = Launch::new("kernel").takes(takes);
-                let kernel = if writes {
-                    kernel.writes(buffer.addr(), bytes)
-                } else {
-                    kernel.reads(buffer.addr(), bytes)
-                };
-                sim.launch(stream, kernel).expect("queued");
+                let takes = self.coins.below(80_000);
+                sim.launch(stream, kernel().takes(takes)).expect("queued");
                 takes
             }
             2 => {
-                h2d(&sim, buffer.addr(), pinned.ptr().as_ptr(), bytes, stream).expect("queued");
+                h2d(sim, addrs[b], addrs[p].0 as *const u8, bytes, stream).expect("queued");
                 lasts(bytes, BUS)
             }
             3 => {
-                let to = targets.next().expect("a target of its own") as *mut u8;
-                d2h(&sim, to, buffer.addr(), bytes, stream).expect("queued");
+                d2h(sim, addrs[p].0 as *mut u8, addrs[b], bytes, stream).expect("queued");
                 lasts(bytes, BUS)
             }
             4 => {
-                fill(&sim, buffer.addr(), 1, bytes, stream).expect("queued");
+                fill(sim, addrs[b], 1, bytes, stream).expect("queued");
                 lasts(bytes, KERNELS)
             }
-            _ => {
-                let kernel = Launch::new("kernel");
-                let kernel = if writes {
-                    kernel.writes(buffer.addr(), bytes)
-                } else {
-                    kernel.reads(buffer.addr(), bytes)
-                };
-                sim.launch(stream, kernel).expect("queued");
+            5 => {
+                sim.launch(stream, kernel()).expect("queued");
                 lasts(bytes, KERNELS)
+            }
+            6 => {
+                d2d(sim, addrs[b], addrs[1 - b], bytes, stream).expect("queued");
+                lasts(bytes, KERNELS)
+            }
+            // The host's code takes no time of the device's, and the order goes through it all the same.
+            _ => {
+                let function = HostFunction::new("on the host", || ());
+                let function = if what == 7 {
+                    function.writes(addrs[p], bytes)
+                } else {
+                    function.reads(addrs[p], bytes)
+                };
+                sim.host_function(stream, function).expect("queued");
+                0
             }
         };
-        let over = path.operation(on, ready, nanos);
-        if writes {
-            uses[b].clear();
-        }
-        uses[b].push(Use { stream: on, writes, event: mark(&sim, stream), over });
-        for _ in 0..coins.below(3) {
-            sim.tick();
+        let over = self.path.operation(on, ready, nanos);
+        for &(b, writes) in touched {
+            if writes {
+                self.uses[b].clear();
+            }
+            let event = mark(&self.sim, &self.streams[on].0);
+            self.uses[b].push(Use { stream: on, writes, event, over });
         }
     }
-    sim.verdict().expect("the program is lawful");
-    (path.end, u64::try_from(sim.makespan().as_nanos()).expect("short"), yes)
+
+    /// A stream goes, whatever is queued on it, and another of its kind comes.
+    fn end_a_stream(&mut self) {
+        let which = self.coins.below(self.streams.len() as u64) as usize;
+        let (kind, over) = self.path.streams[which];
+        if kind == Kind::Legacy || !self.streams[which].1 {
+            return;
+        }
+        self.sim.destroy_stream(&self.streams[which].0).expect("it is there");
+        self.streams[which].1 = false;
+        // The legacy stream is not promised to wait for it (the oracle's order says so): who needs its work, waits by an event.
+        self.path.streams[which].0 = Kind::Alone;
+        self.streams.push((stream(&self.sim, kind), true));
+        self.path.streams.push((kind, 0));
+        self.path.end = self.path.end.max(over);
+    }
+}
+
+fn stream(sim: &Sim, kind: Kind) -> SimStream {
+    match kind {
+        Kind::Legacy => sim.legacy_stream(),
+        Kind::Blocking => sim.blocking_stream().expect("a stream"),
+        Kind::Alone => sim.stream().expect("a stream"),
+    }
+}
+
+/// Runs the program of a seed; its critical path, its makespan, and what was at stake.
+fn run(seed: u64, schedule: Schedule) -> (u64, u64, Stake) {
+    let mut program = Program::new(seed, schedule);
+    for _ in 0..40 {
+        match program.coins.below(20) {
+            0 => program.end_a_stream(),
+            1 => {
+                program.sim.synchronize_device().expect("waited");
+                program.path.host_saw(program.path.end);
+            }
+            _ => program.operation(),
+        }
+        for _ in 0..program.coins.below(3) {
+            program.sim.tick();
+        }
+    }
+    program.sim.verdict().unwrap_or_else(|v| panic!("seed {seed}, {schedule:?}: not lawful: {v}"));
+    (program.path.end, u64::try_from(program.sim.makespan().as_nanos()).expect("short"), program.stake)
 }
 
 #[test]
 fn no_program_ends_before_its_critical_path() {
-    let mut yes = 0;
+    let mut stake = Stake::default();
     for seed in 1..400 {
         for schedule in SCHEDULES {
             let (path, makespan, seen) = run(seed, schedule);
@@ -164,10 +291,11 @@ fn no_program_ends_before_its_critical_path() {
                 "seed {seed}, {schedule:?}: over after {makespan} ns, its critical path is {path} ns"
             );
             assert!(path > 0);
-            yes += seen;
+            stake.yes += seen.yes;
+            stake.implied += seen.implied;
         }
     }
-    assert!(yes > 100, "only {yes} questions were answered with yes: nothing was at stake");
+    assert!(stake.yes > 100 && stake.implied > 1000, "nothing was at stake: {stake:?}");
 }
 
 /// 24 copies of 75.6 µs, and 24 kernels of 75.5 µs that read what they brought.
@@ -212,7 +340,7 @@ fn an_address_is_used_by_one_batch_after_the_other() {
         let (copy, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
         let host = sim.pin(BYTES, HostKind::Cached).expect("pinned");
         let before = u64::try_from(sim.host_time().as_nanos()).expect("short");
-        let mut path = Path { streams: vec![0; 2], host: before, end: 0 };
+        let mut path = Path::of(&[Kind::Alone; 2], before);
         let mut over = std::collections::HashMap::new();
         for _ in 0..BATCHES {
             let batch = gpu.alloc(BYTES, &copy).expect("memory");
