@@ -84,8 +84,11 @@ impl Kind {
             2 => self.pinned_life(),
             1 => self.limits(),
         ];
-        let scene =
-            if self.captures { prop_oneof![7 => scene, 2 => self.capture()].boxed() } else { scene.boxed() };
+        let scene = if self.captures {
+            prop_oneof![14 => scene, 4 => self.capture(), 1 => self.owing()].boxed()
+        } else {
+            scene.boxed()
+        };
         let schedule = prop_oneof![1 => Just(0), 3 => Just(1), 3 => 2..1000_u64];
         let quiet = prop::bool::weighted(0.3);
         let scenes = prop::collection::vec(scene, 1..self.scenes);
@@ -168,6 +171,25 @@ impl Kind {
             let alloc = Step { verb: Verb::Alloc, a: of, b: 0, c: 3, fault: 0, ..make };
             vec![make, alloc, Step { verb: Verb::FreeUnknown, a: 0, ..alloc }]
         })
+    }
+
+    /// An allocator that has ended owes something while somebody captures, and another one is trimmed.
+    fn owing(self) -> impl Strategy<Value = Vec<Step>> {
+        (0..self.threads, 0..2_u8, any::<[u8; 3]>(), 1..7_u8).prop_map(
+            |(thread, slot, [on, mode, c], end)| {
+                let step = |verb, a, b, c| Step { thread, verb, a, b, c, fault: 0 };
+                vec![
+                    step(Verb::Alloc, slot, on, 3),
+                    step(Verb::Destroy, slot, 0, 0),
+                    step(Verb::Write, 0, on, 0),
+                    step(Verb::Capture, on.wrapping_add(1), mode % 3, c),
+                    step(Verb::Free, 0, 0, 0),
+                    step(Verb::Trim, 1 - slot, 0, 0),
+                    step(Verb::CaptureEnds, 255, end, 0),
+                    step(Verb::Create, slot, 0, 0),
+                ]
+            },
+        )
     }
 
     /// A limit below what is taken, and none again.
