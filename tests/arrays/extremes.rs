@@ -71,7 +71,7 @@ fn of_array<T>(lengths: &[usize], room: u64) -> Answer {
     let Some(bytes) = elements.and_then(|n| n.checked_mul(size_of::<T>() as i128)) else {
         return Answer::Overflow;
     };
-    let Some(bytes) = u64::try_from(bytes).ok().filter(|&b| b <= i64::MAX as u64) else {
+    let Some(bytes) = u64::try_from(bytes).ok().filter(|&b| i64::try_from(b).is_ok()) else {
         return Answer::Overflow;
     };
     if bytes > MOST {
@@ -111,7 +111,7 @@ fn arrays_of<T: Pod + std::fmt::Debug>(lengths: &[usize]) {
         Answer::Given { bytes, .. } | Answer::TooLarge(bytes) if bytes > HAS => Answer::TooShort,
         other => other,
     };
-    let over = over.map(|x| said(x.size_bytes(), x.len())).unwrap_or_else(|(_, e)| refused(&e));
+    let over = over.map_or_else(|(_, e)| refused(&e), |x| said(x.size_bytes(), x.len()));
     assert_eq!(over, expected, "over an allocation");
 }
 

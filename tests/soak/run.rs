@@ -200,6 +200,11 @@ fn markers(calls: &[u64; Call::ALL.len()]) -> u64 {
     calls[Call::EventRecord as usize] + calls[Call::CtxRecordEvent as usize]
 }
 
+/// Calls that so many markers pay for: how the pool of events follows what is pending hangs on the moments at which one looks.
+fn paid_for(call: Call, markers: u64) -> u64 {
+    if matches!(call, Call::EventCreate | Call::EventDestroy) { markers / MARKERS_AN_EVENT } else { 0 }
+}
+
 /// Runs a program at a pace.
 ///
 /// # Panics
@@ -295,13 +300,7 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
         }
         for (i, call) in Call::ALL.iter().enumerate() {
             let (first, end) = (at[0][i] - before[i], last[i] - at[1][i]);
-            // How the pool of events follows what is pending hangs on the moments at which one looks; it is paid for by markers.
-            let paid = match call {
-                Call::EventCreate | Call::EventDestroy => {
-                    (markers(&last) - markers(&at[1])) / MARKERS_AN_EVENT
-                }
-                _ => 0,
-            };
+            let paid = paid_for(*call, markers(&last) - markers(&at[1]));
             if !run_away && end > (first + first / 4).max(paid) + 64 {
                 let _ = write!(found, "\n    {} calls a tenth of the rounds: {first} -> {end}", call.name());
             }

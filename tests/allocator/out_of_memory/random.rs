@@ -80,6 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What holds for a whole program.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is drawn by itself")]
 struct Setting {
     late: bool,
     reuse: Reuse,
@@ -235,7 +236,7 @@ impl Program {
         prop_assert_eq!(&refused.holders, &holders(live), "{}", refused);
         let align = if let How::Aligned(align) = how { align.max(512) } else { 512 };
         prop_assert_eq!((refused.rounded, refused.needed), (rounded(bytes), rounded(bytes) + align - 512));
-        let fits = self.judge(&refused, seen)?;
+        let fits = Self::judge(&refused, seen)?;
         let brought = self.trim(|gpu| gpu.report().taken);
         prop_assert!(brought >= refused.trim_would_free, "{brought} bytes: {refused}");
         if settled && refused.tried.contains(&"trim") {
@@ -266,7 +267,7 @@ impl Program {
         let live = holders(self.pinned.iter().map(|p| (None, p.len())));
         prop_assert_eq!(books.allocated, live.first().map_or(0, |all| all.bytes));
         prop_assert_eq!(&refused.holders, &live, "{}", refused);
-        let fits = self.judge(&refused, seen)?;
+        let fits = Self::judge(&refused, seen)?;
         let brought = self.trim(|gpu| gpu.report().pinned.map_or(0, |p| p.held));
         prop_assert!(brought >= refused.trim_would_free, "{brought} bytes: {refused}");
         if fits {
@@ -278,7 +279,7 @@ impl Program {
 
     /// Whether the advice promises that the request fits after a trim; it may promise nothing that was tried, and names fragments only
     /// where there are some.
-    fn judge(&self, refused: &OutOfMemory, seen: &mut Seen) -> Result<bool, TestCaseError> {
+    fn judge(refused: &OutOfMemory, seen: &mut Seen) -> Result<bool, TestCaseError> {
         let advice = refused.advice();
         let (r, total) = (&refused.report, &refused.report.total);
         if refused.tried.contains(&"trim") {
