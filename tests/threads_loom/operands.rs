@@ -14,7 +14,7 @@ use millpond::units::MIB;
 use millpond::{Allocator, Config, DeviceArray, Stream, kernel};
 
 /// An array that its stream has yet to fill, with no marker behind that.
-fn filled<T: millpond::Element>(gpu: &Allocator<Toy>, s: &Stream<Toy>) -> DeviceArray<T, Toy> {
+fn filled<T: millpond::bytemuck::Pod>(gpu: &Allocator<Toy>, s: &Stream<Toy>) -> DeviceArray<T, Toy> {
     let mut x = gpu.uninit(16, s).expect("the device has room");
     x.fill_bytes(1, s).expect("a fill");
     x
