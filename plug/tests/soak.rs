@@ -401,8 +401,9 @@ programs! {
 }
 
 macro_rules! random {
-    ($($name:ident: $seed:literal, $beyond:ident;)*) => {$(
+    ($($(#[$attribute:meta])* $name:ident: $seed:literal, $beyond:ident;)*) => {$(
         #[test]
+        $(#[$attribute])*
         fn $name() {
             soak(stringify!($name), "random", |_, context| random($seed, Beyond::$beyond, context));
         }
@@ -415,7 +416,9 @@ random! {
     random_3: 3, Nothing;
     random_captures_0: 0, Captures;
     random_captures_3: 3, Captures;
+    #[ignore = "it takes minutes: cargo test -p millpond-plug --test soak -- --ignored"]
     random_threads_that_end_0: 0, ThreadEnds;
+    #[ignore = "it takes minutes: cargo test -p millpond-plug --test soak -- --ignored"]
     random_turns_0: 0, Turns;
     random_trims_0: 0, Tidies;
 }
