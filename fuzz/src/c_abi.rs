@@ -535,7 +535,12 @@ impl Run<'_> {
             3 => millpond_free_pinned_unknown(name, native),
             _ => millpond_record_pinned_use(name, native, stream.handle),
         };
-        let there = if which.is_some() { Status::Ok } else { Status::UnknownPointer };
+        let there = match which {
+            Some(_) => Status::Ok,
+            // Another allocator's, alive or ended.
+            None if self.pinned.iter().any(|b| b.at == ptr) => Status::WrongAllocator,
+            None => Status::UnknownPointer,
+        };
         let expected = match (door, verb) {
             (None, _) => Status::UnknownAllocator,
             (Some(_), 2 | 3) if ptr == 0 => Status::Ok,
