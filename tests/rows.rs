@@ -20,7 +20,7 @@ enum Evidence {
     Test(&'static str, &'static str),
     /// A test of the conformance suite, which every device is put to: its function in one of the suite's rooms.
     Suite(&'static str),
-    /// A program of tests/ui that must not compile, beside one that does: its name.
+    /// A program of tests/refused/ui that must not compile, beside one that does: its name.
     Refused(&'static str),
     /// A program, as a rule for a machine with a GPU, that reports the row's figures: its file, in Rust or Python, and the
     /// function of it that does or, of a document, its words.
@@ -54,7 +54,7 @@ const PARITY: &str = "tests/allocator/parity.rs";
 const WALLS: &str = "tests/architecture.rs";
 
 /// Programs that must not compile.
-const REFUSED: &str = "tests/compile_fail.rs";
+const REFUSED: &str = "tests/refused/tests/refused.rs";
 
 /// Where the conformance suite's tests are listed to be run.
 const LIST: &str = "tests/suite/mod.rs";
@@ -618,8 +618,8 @@ fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
         }
         Refused(name) => {
             let parts = [format!("{name}.rs"), format!("{name}.stderr"), format!("lawful/{name}.rs")];
-            let gone = parts.into_iter().find(|part| !exists(&format!("tests/ui/{part}")));
-            gone.map(|part| (name, format!("{id}: tests/ui/{part} is not there")))
+            let gone = parts.into_iter().find(|part| !exists(&format!("tests/refused/ui/{part}")));
+            gone.map(|part| (name, format!("{id}: tests/refused/ui/{part} is not there")))
         }
         Bench(file, _) if !exists(file) => Some((file, format!("{id}: {file} is not there"))),
         Bench(file, what) if !reports(file, &read(file), what) => {

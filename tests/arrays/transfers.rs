@@ -122,7 +122,7 @@ fn s10_an_array_from_host_data_without_blocking() {
     assert_eq!(x.to_vec(&s).unwrap(), sent.wait().unwrap()[..]);
 }
 
-/// S11: a copy into an array checks its shape; that the types are the same the compiler does (tests/ui).
+/// S11: a copy into an array checks its shape; that the types are the same the compiler does (tests/refused/ui).
 #[test]
 fn s11_a_copy_checks_the_shape() {
     let (_, gpu) = late();
@@ -217,7 +217,7 @@ fn p02(copies: u64, n: usize) {
 
 /// P7: the tutorial's array, smaller here: its data exist for the program only behind the wait. All of it, 100 × 999,999
 /// doubles whose mean is 500,000, is D4's in tests/suite/rows.rs where a peer is shown beside; that an early read does not
-/// compile is in tests/ui.
+/// compile is in tests/refused/ui.
 #[test]
 fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {
     p07(20, 9_999);

@@ -1,5 +1,5 @@
-//! What must not compile does not, for the reason meant: each program of `tests/ui` is refused in the compiler's words
-//! beside it, and its twin in `tests/ui/lawful`, which differs in the lines marked `//~` only, is compiled here, runs, and
+//! What must not compile does not, for the reason meant: each program of `ui` is refused in the compiler's words
+//! beside it, and its twin in `ui/lawful`, which differs in the lines marked `//~` only, is compiled here, runs, and
 //! has the oracle's blessing.
 //!
 //! The words are those of one compiler; another one skips the test and says so. `TRYBUILD=overwrite` writes them anew.
@@ -7,8 +7,9 @@
 #![cfg(not(any(loom, shuttle, miri, millpond_mutants)))]
 
 #[allow(dead_code, reason = "shared with architecture.rs, which uses the rest")]
+#[path = "../../house/mod.rs"]
 mod house;
-#[path = "ui/lawful/mod.rs"]
+#[path = "../ui/lawful/mod.rs"]
 mod lawful;
 
 use house::{read, root};
@@ -39,13 +40,13 @@ fn unmarked(file: &str) -> (String, usize) {
 /// So that a program is refused for what is marked, and for nothing else.
 #[test]
 fn each_mistake_has_a_lawful_twin_that_differs_where_it_is_marked_and_runs() {
-    let mistakes = programs("tests/ui");
+    let mistakes = programs("ui");
     assert!(mistakes.len() > 21, "{mistakes:?}");
     let twins: Vec<String> = lawful::ALL.iter().map(|(name, _)| format!("{name}.rs")).collect();
     assert_eq!(mistakes, twins);
     for name in mistakes {
-        let (mistake, marked) = unmarked(&format!("tests/ui/{name}"));
-        let (twin, _) = unmarked(&format!("tests/ui/lawful/{name}"));
+        let (mistake, marked) = unmarked(&format!("ui/{name}"));
+        let (twin, _) = unmarked(&format!("ui/lawful/{name}"));
         assert_eq!(mistake, twin, "{name}: what differs is to be marked");
         assert!(marked > 0, "{name}: nothing is marked");
     }
@@ -73,13 +74,13 @@ fn cases(test: &str) -> Option<trybuild::TestCases> {
 #[test]
 fn what_must_not_compile_does_not() {
     let Some(cases) = cases("what_must_not_compile_does_not") else { return };
-    cases.compile_fail("tests/ui/*.rs");
+    cases.compile_fail("ui/*.rs");
 }
 
 /// D4: reading the target of a copy to the host before the wait.
 #[test]
 fn d04_an_early_read_does_not_compile() {
     let Some(cases) = cases("d04_an_early_read_does_not_compile") else { return };
-    cases.compile_fail("tests/ui/download_read_early.rs");
-    cases.compile_fail("tests/ui/scope_target_read_early.rs");
+    cases.compile_fail("ui/download_read_early.rs");
+    cases.compile_fail("ui/scope_target_read_early.rs");
 }

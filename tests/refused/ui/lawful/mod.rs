@@ -1,4 +1,4 @@
-//! The twins of the programs that must not compile: compiled and run by `tests/compile_fail.rs`.
+//! The twins of the programs that must not compile: compiled and run by `tests/refused.rs`.
 
 #![allow(
     dead_code,
