@@ -19,6 +19,7 @@
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
 //! | `machine`, `crew` | what a step of these does; the threads that do it |
 //! | `leaks` | programs that keep something of every round, which fail |
+//! | `pending` | bounds by what is pending, in programs in which that varies |
 //! | `planted` | bugs of the library's by which something grows, which the programs find (`.ci/mutants`) |
 //! | `complete` | whether every example, README program and row is among them |
 
@@ -41,6 +42,8 @@ mod judge;
 mod leaks;
 #[path = "soak/machine.rs"]
 mod machine;
+#[path = "soak/pending.rs"]
+mod pending;
 #[cfg(millpond_mutants)]
 #[path = "soak/planted.rs"]
 mod planted;

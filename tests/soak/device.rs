@@ -99,6 +99,9 @@ unsafe impl Memory for Device {
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr> {
         device(|| self.sim.allocate_raw(bytes))
     }
+    fn free_waits_for_device(&self) -> bool {
+        self.sim.free_waits_for_device()
+    }
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         // SAFETY: the caller's promise.
         device(|| unsafe { self.sim.free_raw(addr, bytes) })

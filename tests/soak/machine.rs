@@ -6,11 +6,12 @@
 use super::counting;
 use super::device::{Device, Inside};
 use super::run::Bench;
+use millpond::driver::Memory as _;
 use millpond::transfer::{Download, Transfer};
 use millpond::units::{Addr, KIB};
 use millpond::{
-    Allocation, Allocator, DeviceArray, DriverErrorKind, Event, PinnedAllocation, PinnedArray, Stream, Trim,
-    kernel,
+    Allocation, Allocator, DeviceArray, DriverErrorKind, Event, OutOfMemory, PinnedAllocation, PinnedArray,
+    Stream, Trim, kernel,
 };
 use millpond_sim::{Call, Launch, SimStream};
 use std::collections::VecDeque;
@@ -21,6 +22,11 @@ pub const STREAMS: usize = 4;
 pub const ARRAYS: usize = 4;
 const BLOCKS: usize = 6;
 const LEN: usize = 256;
+/// All that an allocator may take which is short of memory.
+pub const LIMIT: u64 = 64 << 20;
+/// One in so many requests that are refused climbs the ladder, which asks about all that there is and waits for it: two in a period, because one of a
+/// program with 350 timelines takes a millisecond.
+const REFUSALS_A_CLIMB: u64 = 50;
 
 /// Whether a step was done, or refused.
 type Done = Result<(), Box<dyn Error>>;
@@ -176,6 +182,10 @@ pub struct Machine {
     unknown: Inside<SimStream>,
     /// On which stream somebody captures; the last is the unknown one.
     captured: Option<usize>,
+    /// The allocator may take no more than [`LIMIT`]: a step may be refused.
+    short: bool,
+    /// Requests that were refused in front of the ladder, or at its end.
+    refusals: u64,
 }
 
 /// Streams of the allocator's; `others`: half of them are somebody else's, who may capture on them.
@@ -212,6 +222,8 @@ impl Machine {
             pageable: vec![0.0; LEN],
             unknown: b.device.wrap_stream(|sim| sim.stream().expect("a stream")),
             captured: None,
+            short: gpu.report().limit.is_some(),
+            refusals: 0,
             streams,
             gpu,
         }
@@ -290,10 +302,11 @@ impl Machine {
     }
 
     /// # Panics
-    /// If it fails, and nobody captures.
+    /// If it fails, and nobody captures, and the allocator is not short of memory.
     pub fn step(&mut self, step: Step) {
         if let Err(why) = self.try_step(step) {
-            assert!(self.captured.is_some(), "{step:?}: {why}");
+            let refused = why.downcast_ref::<millpond::Error>().is_some_and(|e| e.out_of_memory().is_some());
+            assert!(self.captured.is_some() || self.short && refused, "{step:?}: {why}");
         }
     }
 
@@ -351,9 +364,18 @@ impl Machine {
                 self.pinned = Some(block);
             }
             Verb::Refused => {
-                // Above the device's memory: refused before the first rung, with all facts gathered.
-                let refused = self.gpu.alloc(1 << 40, &home).expect_err("more than there is");
-                assert!(self.captured.is_some() || refused.out_of_memory().is_some(), "{refused}");
+                // Above the device's memory: refused before the first rung. Where the allocator is short of it, some ask for what is within the limit
+                // and not beside the arrays: the whole ladder, with its waits, and once more to find out that this is the truth.
+                self.refusals += 1;
+                let climbs = self.short && self.refusals.is_multiple_of(REFUSALS_A_CLIMB);
+                let bytes = if climbs { LIMIT } else { 1 << 40 };
+                let refused = self.gpu.alloc(bytes, &home).expect_err("more than there is");
+                let trims = !self.device.free_waits_for_device();
+                let all = |facts: &OutOfMemory| {
+                    let tried = |rung| facts.tried.contains(&rung);
+                    tried("wait") == climbs && tried("trim") == (climbs && trims)
+                };
+                assert!(self.captured.is_some() || refused.out_of_memory().is_some_and(all), "{refused}");
             }
             Verb::RefusedByDriver => {
                 // Growth that the driver refuses once: it is served by what comes back, or not.

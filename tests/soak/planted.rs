@@ -18,6 +18,9 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakThinned, "waits_between_streams_deterministically", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
+    // Bugs with a scenario of their own, which grow in a steady program too.
+    (Bug::SweepNever, "streams_come_and_go", Pace::AtOnce),
+    (Bug::UsesNeverCrowded, "an_array_that_is_only_read", Pace::AtOnce),
 ];
 
 /// Bugs that random programs do not look for, and why.

@@ -7,10 +7,10 @@
 //! It does not know what a step does (`machine`), nor how threads take turns (`crew`).
 
 use super::crew::{Crew, Task};
-use super::machine::{ARRAYS, Machine, STREAMS, Step, Verb, streams};
-use super::run::{Bench, PERIOD, Pace, Run, Soaked, Steady, soaked};
+use super::machine::{ARRAYS, LIMIT, Machine, STREAMS, Step, Verb, streams};
+use super::run::{Bench, OPERATIONS_AN_EVENT, PERIOD, Pace, Run, Soaked, Steady, soaked};
 use millpond::units::KIB;
-use millpond::{Config, Growth, Policy, Reuse};
+use millpond::{Config, Growth, Limit, Policy, Reuse};
 use std::sync::{Arc, Mutex};
 
 /// Seeds of an ordinary run, in four tests. `MILLPOND_SOAK_SEED` says where they begin.
@@ -153,8 +153,41 @@ fn draw(seed: u64) -> (Drawn, Config) {
         }
     }
     let threads = if matches!(kind, Kind::Turns | Kind::AtOnce) { 2 + draw.below(2) } else { 1 };
-    let steps = steps.into_iter().map(|step| (draw.below(threads), step)).collect();
-    (Drawn { kind, config: said, pace, synchronise, steps, threads }, config)
+    let steps: Vec<(usize, Step)> = steps.into_iter().map(|step| (draw.below(threads), step)).collect();
+    let drawn = Drawn { kind, config: said, pace, synchronise, steps, threads };
+    if seed < KINDS { (drawn, config) } else { with_little_memory(seed, drawn, config) }
+}
+
+/// Some of the programs come to the end of the allocator's memory. Drawn apart: all else is what the seed has without.
+fn with_little_memory(seed: u64, mut drawn: Drawn, mut config: Config) -> (Drawn, Config) {
+    let mut draw = Draw(!seed);
+    if draw.below(3) == 0 {
+        drawn.config.push(SHORT);
+        config = config.limit(Limit::Bytes(LIMIT));
+        // Behind the others, which no step of this seed's is moved by.
+        let (thread, like) = drawn.steps[draw.below(drawn.steps.len())];
+        drawn.steps.push((thread, Step { verb: Verb::Refused, ..like }));
+    }
+    if draw.below(3) == 0 {
+        drawn.config.push(FREES_WAIT_FOR_NOTHING);
+    }
+    (drawn, config)
+}
+
+/// Options: the allocator has little memory, so that the programs come to the end of it, and a request that is refused climbs the whole ladder;
+/// the driver's frees wait for nothing, so that a request gives idle memory back (rung 7).
+const SHORT: &str = "short";
+const FREES_WAIT_FOR_NOTHING: &str = "frees wait for nothing";
+
+impl Drawn {
+    fn soaked(&self, config: Config) -> Soaked {
+        soaked(self.run(), config, |b| program(self, b))
+    }
+    fn run(&self) -> Run {
+        let run = Run::steady(self.pace).frees_wait(!self.config.contains(&FREES_WAIT_FOR_NOTHING));
+        // Each climb asks about the 300 streams whose ends are not known, eight times: 35 ms.
+        if self.kind == Kind::Mortal && self.config.contains(&SHORT) { run.shortened() } else { run }
+    }
 }
 
 fn program(drawn: &Drawn, b: &Bench) -> Steady {
@@ -165,7 +198,7 @@ fn program(drawn: &Drawn, b: &Bench) -> Steady {
     let machines: Arc<Vec<_>> =
         Arc::new((0..machines).map(|_| Mutex::new(Machine::new(b, streams.clone()))).collect());
     let (gpu, steps, how) = (b.gpu.clone(), drawn.steps.clone(), drawn.synchronise);
-    let asked = steps.iter().map(|(_, step)| step.verb.asked()).sum();
+    let asked = asked(&steps);
     let captures = Arc::clone(&machines);
     let mut turn = 0;
     let synchronise = move || {
@@ -181,6 +214,16 @@ fn program(drawn: &Drawn, b: &Bench) -> Steady {
         }
     };
     Steady { asked, round: rounds_of(drawn, machines, steps), synchronise: Box::new(synchronise) }
+}
+
+/// Calls for order or completion that a round makes by name. A trim gives all pooled events back, so that each other step may create one anew
+/// in every round: `a_round_that_trims_creates_its_events_anew`.
+fn asked(steps: &[(usize, Step)]) -> u64 {
+    let sum = |trims: bool| -> u64 {
+        steps.iter().filter(|s| (s.1.verb == Verb::Trim) == trims).map(|s| s.1.verb.asked()).sum()
+    };
+    let anew = if sum(true) == 0 { 0 } else { OPERATIONS_AN_EVENT * steps.len() as u64 };
+    sum(false) + sum(true).max(anew)
 }
 
 /// A round on this thread, or on others.
@@ -219,13 +262,13 @@ fn rounds_of(
 /// The program of a seed, as it is run.
 pub fn run(seed: u64) -> Soaked {
     let (drawn, config) = draw(seed);
-    soaked(Run::steady(drawn.pace), config, |b| program(&drawn, b))
+    drawn.soaked(config)
 }
 
 /// The program of a seed: what grew, and the program.
 pub fn try_seed(seed: u64) -> Result<(), String> {
     let (drawn, _) = draw(seed);
-    let run = || run(seed).verdict(&format!("seed_{seed}"), Run::steady(drawn.pace));
+    let run = || run(seed).verdict(&format!("seed_{seed}"), drawn.run());
     let soaked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|why| {
         let said = why.downcast_ref::<String>().map_or("a panic", |said| said.as_str());
         Err(format!("seed_{seed} panics: {said}"))
@@ -251,6 +294,57 @@ fn seeds(from: u64) {
     let seeds = (base + from..base + SEEDS).step_by(4);
     let found: Vec<_> = seeds.filter_map(|seed| try_seed(seed).err()).collect();
     assert!(found.is_empty(), "{} programs:\n{}", found.len(), found.join("\n"));
+}
+
+/// The programs of an ordinary run climb both ladders: at a limit, and with and without idle memory that may go back.
+#[test]
+fn some_programs_have_little_memory() {
+    let configs: Vec<_> = (KINDS..SEEDS).map(|seed| draw(seed).0.config).collect();
+    for frees_wait in [true, false] {
+        let has = |c: &&Vec<&str>| c.contains(&SHORT) && c.contains(&FREES_WAIT_FOR_NOTHING) != frees_wait;
+        let programs = configs.iter().filter(has).count();
+        assert!(programs > 1, "{programs} programs, frees wait: {frees_wait}");
+    }
+    assert!((0..KINDS).all(|seed| !draw(seed).0.config.contains(&SHORT)), "their planted leaks are known");
+}
+
+/// A seed drew a program that was convicted of creating 10.8 events a round. Its trim gives all pooled events back each time, and the other steps
+/// create what they need anew; what a trim was charged with then did not depend on how many steps there are. Without the trim it
+/// creates hardly any.
+#[test]
+fn a_round_that_trims_creates_its_events_anew() {
+    use Verb::{Copy, Fresh, MarkerFails, PinnedUse, Record, Reduce, StreamOfOneRound, Trim};
+    let step = |(verb, s, t, i, j)| (0, Step { verb, s, t, i, j, bytes: 4 * KIB });
+    let steps = [
+        (PinnedUse, 0, 2, 1, 3),
+        (Reduce, 0, 2, 3, 1),
+        (Reduce, 1, 3, 1, 0),
+        (Fresh, 1, 0, 0, 3),
+        (PinnedUse, 2, 3, 3, 1),
+        (Record, 3, 2, 0, 3),
+        (Verb::Capture, 0, 3, 0, 1),
+        (Copy, 0, 2, 1, 3),
+        (Verb::Capture, 3, 0, 0, 1),
+        (MarkerFails, 2, 1, 0, 1),
+        (Verb::CaptureEnds, 1, 3, 2, 1),
+        (Trim, 2, 3, 2, 0),
+        (StreamOfOneRound, 0, 2, 3, 1),
+        (Reduce, 2, 1, 0, 3),
+        (Verb::CaptureEnds, 2, 3, 2, 1),
+    ];
+    for trims in [true, false] {
+        let steps = steps.into_iter().filter(|s| trims || s.0 != Trim).map(step).collect();
+        let drawn = Drawn {
+            kind: Kind::Captures,
+            config: vec!["footprint", "a stream is independent"],
+            pace: Pace::AtOnce,
+            synchronise: Synchronise::All,
+            steps,
+            threads: 1,
+        };
+        let soaked = drawn.soaked(Config::default().policy(Policy::Footprint));
+        soaked.verdict(&format!("with a trim: {trims}"), drawn.run()).unwrap_or_else(|why| panic!("{why}"));
+    }
 }
 
 #[test]

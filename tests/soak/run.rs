@@ -109,6 +109,8 @@ pub struct Run {
     /// Whether the allocator is synchronised between periods, and the counters are read there: windows that are shorter than the
     /// time in which lists fill up to what is kept in any case would show that as growth.
     at_rest: bool,
+    /// Whether a free of the driver's waits for the device.
+    frees_wait: bool,
 }
 
 impl Run {
@@ -123,11 +125,35 @@ impl Run {
             part: 4,
             contents: false,
             at_rest: false,
+            frees_wait: true,
         }
+    }
+    /// On a device whose frees wait for all of it, or for nothing.
+    pub fn frees_wait(self, frees_wait: bool) -> Run {
+        Run { frees_wait, ..self }
+    }
+    /// A fifth of the rounds, a thousand at least, behind a warm-up of half as many. Thirds in place of tenths: closed timelines are looked at once
+    /// in some 300 rounds, at moments that come round with the period, and of two tenths of 200 rounds each sees another height.
+    pub fn shortened(self) -> Run {
+        let rounds = (self.rounds / 5).max(10 * PERIOD);
+        Run { warm_up: rounds / 2, rounds, windows: 3, ..self }
+    }
+    /// On a device that has the bytes.
+    pub fn with_contents(self) -> Run {
+        Run { contents: true, ..self }
     }
     /// A program from its beginning to its end, so many times.
     pub fn whole(pace: Pace, rounds: u64) -> Run {
-        Run { pace, warm_up: 60, rounds, period: 5, windows: 3, part: 8, contents: true, at_rest: true }
+        Run {
+            warm_up: 60,
+            rounds,
+            period: 5,
+            windows: 3,
+            part: 8,
+            contents: true,
+            at_rest: true,
+            ..Run::steady(pace)
+        }
     }
 }
 
@@ -138,7 +164,7 @@ fn judged() -> u64 {
 }
 
 /// Where what is pending stays the same from round to round, an event is created once in so many operations.
-const OPERATIONS_AN_EVENT: u64 = 16;
+pub const OPERATIONS_AN_EVENT: u64 = 16;
 
 /// The pool gives a quarter of its events back when eight markers for each of them have been retired (`completion.rs`), and creates as many
 /// anew at most: one event in so many markers, whatever is pending.
@@ -245,8 +271,8 @@ pub fn soaked(run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) 
 }
 
 fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> Soaked {
-    let Run { pace, warm_up, rounds, period, windows, part, contents, at_rest } = run;
-    let sim = device(|| pace.sim().oracle(rounds <= judged()).contents(contents));
+    let Run { pace, warm_up, rounds, period, windows, part, contents, at_rest, frees_wait } = run;
+    let sim = device(|| pace.sim().oracle(rounds <= judged()).contents(contents).waiting_frees(frees_wait));
     let device = Device::new(sim);
     let gpu = Allocator::new(device.clone(), config).expect("an allocator");
     let bench = Bench { device: device.clone(), gpu: gpu.clone() };
