@@ -247,7 +247,8 @@ millpond_status millpond_set_limit(millpond_allocator allocator, const char *lim
 /*
  Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
  driver refuses then, and the capture is lost; but one of a stream that was declared permanent is looked for first, and lives.
- Of a destroyed allocator, all that was freed of it goes back to the device.
+ Of a destroyed allocator, all that was freed of it goes back to the device. So this is how a program says that the device is quiet:
+ where it is, the wait comes back at once, and there is no call that says so without one.
  */
 millpond_status millpond_synchronize(millpond_allocator allocator);
 

@@ -59,6 +59,7 @@ struct Bench {
     /// Other values for the context of `rig.ctx`.
     others: [Arc<CudaContext>; 2],
     account: Account,
+    rounds: u64,
 }
 
 /// A program's round, given its number.
@@ -118,28 +119,14 @@ fn counts(bench: &Bench, fake: &Fake) -> Counts<COUNTERS> {
     std::array::from_fn(|_| all.next().expect("so many"))
 }
 
+/// A program, on a bench.
+type Program = for<'a> fn(&'a Bench) -> Round<'a>;
+
 /// Runs a program at both paces, each on a device of its own.
-fn soak(name: &str, program: impl for<'a> Fn(&'a Bench) -> Round<'a>) {
+fn soak(name: &str, program: Program) {
     let mut found = String::new();
     for when in [When::Earliest, When::Latest] {
-        let Some(rig) = rig_when(when) else { return };
-        if rig.fake.is_none() {
-            return remote::not_built();
-        }
-        let account = Account::open();
-        let grew = account.scope(|| {
-            let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
-            let others = [(); 2].map(|()| CudaContext::new(0).expect("another value of the context"));
-            let bench = Bench { rig, gpu, others, account };
-            let grew = watch(&bench, &program);
-            let Bench { rig, gpu, others, .. } = bench;
-            drop((gpu, others));
-            // What is left at the end says less than what grew.
-            if grew.is_empty() {
-                rig.clean();
-            }
-            grew
-        });
+        let Some(grew) = try_soak(program, when, rounds()) else { return };
         if !grew.is_empty() {
             let _ = write!(found, "\n  device {when:?}:{grew}");
         }
@@ -147,10 +134,33 @@ fn soak(name: &str, program: impl for<'a> Fn(&'a Bench) -> Round<'a>) {
     assert!(found.is_empty(), "{name}, {} rounds:{found}", rounds());
 }
 
-fn watch<'a>(bench: &'a Bench, program: &impl Fn(&'a Bench) -> Round<'a>) -> String {
+/// What grew, at one pace, in words; nothing where there is no stand-in.
+fn try_soak(program: Program, when: When, rounds: u64) -> Option<String> {
+    let rig = rig_when(when)?;
+    if rig.fake.is_none() {
+        remote::not_built();
+        return None;
+    }
+    let account = Account::open();
+    Some(account.scope(|| {
+        let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
+        let others = [(); 2].map(|()| CudaContext::new(0).expect("another value of the context"));
+        let bench = Bench { rig, gpu, others, account, rounds };
+        let grew = watch(&bench, program);
+        let Bench { rig, gpu, others, .. } = bench;
+        drop((gpu, others));
+        // What is left at the end says less than what grew.
+        if grew.is_empty() {
+            rig.clean();
+        }
+        grew
+    }))
+}
+
+fn watch(bench: &Bench, program: Program) -> String {
     let fake = bench.rig.fake.as_ref().expect("asked before");
     let mut round = program(bench);
-    let (rounds, tenth) = (rounds(), rounds() / 10);
+    let (rounds, tenth) = (bench.rounds, bench.rounds / 10);
     let (mut early, mut late) = (Highest(None), Highest(None));
     for i in 0..rounds {
         round(i);
@@ -324,7 +334,7 @@ fn pooled_meets_streams(b: &Bench) -> Round<'_> {
     let (home, mut y) = (b.home(), b.zeros(&b.home()));
     let mut slice = b.gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
     let streams: Vec<_> = (0..1000).map(|_| b.others[0].new_stream().expect("a stream")).collect();
-    let each = (rounds() / 1000).max(1);
+    let each = (b.rounds / 1000).max(1);
     Box::new(move |i| {
         let theirs = &streams[(i / each) as usize % streams.len()];
         theirs.memcpy_dtod(&slice, &mut y).expect("queued");
@@ -437,7 +447,7 @@ fn streams_come_and_go(b: &Bench) -> Round<'_> {
 
 /// A thousand threads, one after another, each on its default stream. Not more: the oracle has a clock for each.
 fn threads_come_and_go(b: &Bench) -> Round<'_> {
-    let (home, every) = (b.home(), rounds() / 1000);
+    let (home, every) = (b.home(), b.rounds / 1000);
     let mut y = b.zeros(&home);
     Box::new(move |i| {
         if i % every != 0 {
@@ -469,4 +479,51 @@ fn random(b: &Bench, seed: u64) -> Round<'_> {
     calls.extend((0..HOSTS).map(|host| Call::Write { host, value: 1 }));
     let mut world = World::new(&b.rig, &b.gpu, &b.others);
     Box::new(move |_| calls.iter().for_each(|&call| world.make(call)))
+}
+
+/// Planted leaks are found by programs that have a name, on a device that runs at once, in fewer rounds than an ordinary run's, in which the same programs pass with
+/// nothing planted. `.ci/mutants` builds and runs this, and it prints the table of docs/mutants.md.
+#[cfg(millpond_mutants)]
+#[test]
+fn every_leak_of_cudarcs_calls_is_found() {
+    use millpond::mutant::{self, Bug};
+    use std::io::Write as _;
+
+    const ROUNDS: u64 = 2000;
+    const FINDERS: &[(Bug, &str, Program)] = &[
+        (Bug::LeakUnlooked, "arrays_of_one_round", freed_with_readers),
+        (Bug::LeakUnfiled, "arrays_of_one_round", freed_with_readers),
+        (Bug::FlightNeverCrowded, "arrays_of_one_round", freed_with_readers),
+        (Bug::SweepNever, "streams_that_come_and_go", streams_come_and_go),
+    ];
+    let design = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mutants.md"))
+        .expect("docs/mutants.md");
+    let grew = |bug: Option<Bug>, program: Program| {
+        let _planted = mutant::plant(bug);
+        try_soak(program, When::Earliest, ROUNDS).expect("the stand-in driver is built")
+    };
+    let (mut table, mut missed) = (String::new(), Vec::new());
+    for &(bug, name, program) in FINDERS {
+        let found = grew(Some(bug), program);
+        let Some(first) = found.lines().nth(1) else {
+            missed.push(format!("{bug} ({}) passes {name}", bug.what()));
+            continue;
+        };
+        let right = grew(None, program);
+        if !right.is_empty() {
+            missed.push(format!("right code fails {name}: {right}"));
+        }
+        let what = first.trim().split(':').next().unwrap_or_default();
+        let row = format!("| {bug} | {} | `{name}`: {what} |", bug.what());
+        if !design.contains(&row) {
+            missed.push(format!("docs/mutants.md does not say this of {bug}"));
+        }
+        let _ = writeln!(table, "{row}");
+    }
+    // Past the test harness, which shows what a passing test prints to nobody.
+    let _ = writeln!(
+        std::io::stderr(),
+        "\n| bug | what is wrong | found by, and what grows |\n|---|---|---|\n{table}"
+    );
+    assert!(missed.is_empty(), "{} misses:\n{}", missed.len(), missed.join("\n"));
 }

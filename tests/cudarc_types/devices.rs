@@ -4,8 +4,10 @@
 //!
 //! 50 programs, or what `MILLPOND_CASES` says.
 
+use super::world::Readers;
 use super::*;
 use cudarc::driver::CudaStream;
+use millpond::interop::PooledSlice;
 use millpond::{Growth, Limit, PinnedArray, Stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -40,6 +42,14 @@ enum Call {
     Read(usize, usize, usize),
     /// The stream that nobody told the allocator of is dropped, with what is queued on it.
     End(usize),
+    /// Another pooled slice in the place of the device's one, filled from this array on the array's stream.
+    Pool(usize, usize),
+    /// `memcpy_dtod` from it, or from a view of a view.
+    FromPool(usize, usize, usize),
+    /// `memcpy_dtod` into it, if at most one stream has read it since it was written.
+    ToPool(usize, usize, usize),
+    /// The first half of the slice is read, and the other half of the array written: on a stream of the other device, which is refused.
+    FarPool(usize, usize, usize),
 }
 
 fn a_call() -> impl Strategy<Value = Call> {
@@ -58,6 +68,10 @@ fn a_call() -> impl Strategy<Value = Call> {
         1 => of(Call::Far),
         2 => of(Call::Read),
         1 => (0..2_usize).prop_map(Call::End),
+        3 => (0..2_usize, 0..ARRAYS).prop_map(|(d, x)| Call::Pool(d, x)),
+        5 => of(Call::FromPool),
+        4 => of(Call::ToPool),
+        1 => of(Call::FarPool),
     ]
 }
 
@@ -70,13 +84,14 @@ struct Side {
     /// Each with what all its elements are.
     arrays: Vec<(Words, u32)>,
     host: (PinnedArray<u32, Cuda>, u32),
+    pooled: Option<(PooledSlice<u32>, u32, Readers)>,
 }
 
 impl Side {
     fn new(device: u32) -> Side {
         let cuda = Cuda::new(device).expect("the device");
         // No room for more: the next one has to have the bytes of one that was freed.
-        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes((ARRAYS as u64 + 1) * BYTES));
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes((ARRAYS as u64 + 2) * BYTES));
         let gpu = Allocator::new(cuda.clone(), config).expect("an allocator");
         let contexts = [(); 2].map(|()| CudaContext::new(device as usize).expect("a value of the context"));
         let theirs = contexts[0].new_stream().expect("a stream");
@@ -91,7 +106,7 @@ impl Side {
         ];
         let host = (gpu.pinned_zeros(WORDS).expect("pinned"), 0);
         let arrays = homes.iter().map(|home| (gpu.zeros(WORDS, home).expect("there is room"), 0)).collect();
-        Side { gpu, contexts, homes, streams, arrays, host }
+        Side { gpu, contexts, homes, streams, arrays, host, pooled: None }
     }
 
     fn renew(&mut self, x: usize) {
@@ -103,6 +118,19 @@ impl Side {
             self.gpu.zeros(WORDS, home)
         });
         self.arrays[x] = (made.expect("there is room"), 0);
+    }
+
+    fn pool(&mut self, x: usize) {
+        self.pooled = None;
+        let home = &self.homes[x];
+        let made = self.gpu.cuda_slice::<u32>(WORDS, home).or_else(|_| {
+            self.gpu.synchronize()?;
+            self.gpu.cuda_slice(WORDS, home)
+        });
+        let (mut slice, (from, value)) = (made.expect("there is room"), &self.arrays[x]);
+        let theirs = home.cudarc().expect("its alias");
+        theirs.memcpy_dtod(from, &mut slice.as_view_mut()).expect("queued");
+        self.pooled = Some((slice, *value, Readers::None));
     }
 
     /// An array, and the other one to be written.
@@ -170,15 +198,55 @@ fn make(sides: &mut [Side; 2], call: Call) {
         Call::Far(d, x, on) => {
             let theirs = Arc::clone(&sides[d].streams[on]);
             theirs.memset_zeros(&mut sides[1 - d].arrays[x].0).expect_err("of another device");
-            for context in sides.iter().flat_map(|side| &side.contexts) {
-                let _ = context.check_err();
-            }
-            for home in sides.iter().flat_map(|side| &side.homes) {
-                let _ = home.cudarc().map(|theirs| theirs.context().check_err());
-            }
+            forget_errors(sides);
         }
         Call::Read(d, x, on) => sides[d].read(x, on),
-        Call::End(d) => sides[d].streams[STREAMS - 1] = sides[d].contexts[1].new_stream().expect("a stream"),
+        Call::End(d) => {
+            let Side { contexts, streams, pooled, .. } = &mut sides[d];
+            streams[STREAMS - 1] = contexts[1].new_stream().expect("a stream");
+            if let Some((.., readers)) = pooled
+                && *readers == Readers::One(Some(STREAMS - 1))
+            {
+                *readers = Readers::One(None);
+            }
+        }
+        Call::Pool(d, x) => sides[d].pool(x),
+        Call::FromPool(d, x, on) => {
+            let Side { streams, arrays, pooled, .. } = &mut sides[d];
+            if let Some((slice, value, readers)) = pooled {
+                let view = slice.slice(..);
+                streams[on].memcpy_dtod(&view.slice(..), &mut arrays[x].0).expect("queued");
+                arrays[x].1 = *value;
+                *readers = readers.and(on);
+            }
+        }
+        Call::ToPool(d, x, on) => {
+            let Side { streams, arrays, pooled, .. } = &mut sides[d];
+            if let Some((slice, value, readers)) = pooled.as_mut().filter(|p| p.2 != Readers::Several) {
+                streams[on].memcpy_dtod(&arrays[x].0, &mut slice.as_view_mut()).expect("queued");
+                (*value, *readers) = (arrays[x].1, Readers::None);
+            }
+        }
+        Call::FarPool(d, x, on) => {
+            let far = Arc::clone(&sides[1 - d].streams[on]);
+            let Side { arrays, pooled, .. } = &mut sides[d];
+            if let Some((slice, ..)) = pooled {
+                let (first, second) = (..WORDS / 2, WORDS / 2..);
+                far.memcpy_dtod(&slice.slice(first), &mut arrays[x].0.slice_mut(second.clone()))
+                    .expect_err("of another device");
+                far.memset_zeros(&mut slice.slice_mut(second)).expect_err("of another device");
+                forget_errors(sides);
+            }
+        }
+    }
+}
+
+fn forget_errors(sides: &[Side; 2]) {
+    for context in sides.iter().flat_map(|side| &side.contexts) {
+        let _ = context.check_err();
+    }
+    for home in sides.iter().flat_map(|side| &side.homes) {
+        let _ = home.cudarc().map(|theirs| theirs.context().check_err());
     }
 }
 

@@ -75,17 +75,24 @@ fn programs_on_other_threads_with_allocators_that_end() {
 
 /// Whether the call is on the default stream of its thread, which the world takes for one stream.
 fn of_the_thread(call: Call) -> bool {
-    matches!(call, Call::FromPool { on: 4, .. } | Call::ToPool { on: 4, .. })
+    match call {
+        Call::FromPool { on: 4, .. } | Call::ToPool { on: 4, .. } => true,
+        Call::Part { what, on: 4, .. } => what.is_of_the_pool(),
+        _ => false,
+    }
+}
+
+/// Nobody leaves errors in cudarc's store, where another thread's call would meet them.
+fn clean(call: Call) -> Call {
+    match unspoilt(call) {
+        Call::Far { x } => Call::Renew { x },
+        call => call,
+    }
 }
 
 /// Several programs at once, each with arrays of its own, two by two on one allocator.
 #[test]
 fn programs_of_threads() {
-    // Nobody leaves errors in cudarc's store, where another thread's call would meet them.
-    let clean = |call| match unspoilt(call) {
-        Call::Far { x } => Call::Renew { x },
-        call => call,
-    };
     let program = vec(all_calls().prop_map(clean), 1..20);
     run(16, &vec(program, 2..=4), |rig, others, programs| {
         let gpus =
@@ -106,65 +113,146 @@ fn programs_of_threads() {
     });
 }
 
-/// Somebody captures graphs, on streams that cudarc is given and on those that arrays are made on. Each capture lives, and holds
-/// nothing of ours. Some programs say that others capture. Where none does the context is marked as a whole, which no capture
-/// survives: so programs that say nothing capture on streams that the allocator knows, and it asks all of these before.
-#[test]
-fn programs_that_capture() {
-    let call = prop_oneof![
+fn calls_that_capture() -> impl Strategy<Value = Call> {
+    prop_oneof![
         8 => all_calls(),
         1 => (0..ARRAYS, 0..HOMES).prop_map(|(x, home)| Call::Pool { x, home }),
         1 => (0..STREAMS, any::<bool>()).prop_map(|(on, home)| Call::Capture { on, home }),
         1 => Just(Call::Graph),
-    ];
-    // Of streams that nobody holds there is nothing to mark but the whole context, which no capture survives.
-    let held = |call| {
-        let held = |on| match on {
-            2 => 0,
-            6 => 1,
-            on => on,
-        };
-        match call {
-            Call::Send { host, x, on, .. } => Call::Send { host, x, on: held(on), spoilt: false },
-            Call::Fetch { x, host, on, .. } => Call::Fetch { x, host, on: held(on), spoilt: false },
-            Call::Copy { x, on } => Call::Copy { x, on: held(on) },
-            Call::Zero { x, on } => Call::Zero { x, on: held(on) },
-            Call::Read { x, on } => Call::Read { x, on: held(on) },
-            Call::FromPool { x, on, view } => Call::FromPool { x, on: held(on), view },
-            Call::ToPool { x, on } => Call::ToPool { x, on: held(on) },
-            // The legacy stream waits for a thread's default stream, and a capture there does not survive that.
-            Call::Capture { on, home } => Call::Capture { on: if on == 4 { 0 } else { held(on) }, home },
-            // Forgotten, the use is open until the free, and nothing can be ordered behind a stream that captures.
-            Call::Launch { x, home, value, .. } => Call::Launch { x, home, value, forget: false },
-            call => call,
-        }
+    ]
+}
+
+/// The same call on another stream.
+fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
+    match call {
+        Call::Send { host, x, on, spoilt } => Call::Send { host, x, on: of(on), spoilt },
+        Call::Fetch { x, host, on, spoilt } => Call::Fetch { x, host, on: of(on), spoilt },
+        Call::Copy { x, on } => Call::Copy { x, on: of(on) },
+        Call::Zero { x, on } => Call::Zero { x, on: of(on) },
+        Call::Read { x, on } => Call::Read { x, on: of(on) },
+        Call::FromPool { x, on, view } => Call::FromPool { x, on: of(on), view },
+        Call::ToPool { x, on } => Call::ToPool { x, on: of(on) },
+        Call::Part { what, x, on } => Call::Part { what, x, on: of(on) },
+        call => call,
+    }
+}
+
+/// On streams that somebody holds: of others there is nothing to mark but the whole context, which no capture survives.
+fn held(call: Call) -> Call {
+    let held = |on| match on {
+        2 => 0,
+        6 => 1,
+        on => on,
     };
+    match on_stream(unspoilt(call), held) {
+        // The legacy stream waits for a thread's default stream, and a capture there does not survive that.
+        Call::Capture { on, home } => Call::Capture { on: if on == 4 { 0 } else { held(on) }, home },
+        // Forgotten, the use is open until the free, and nothing can be ordered behind a stream that captures.
+        Call::Launch { x, home, value, .. } => Call::Launch { x, home, value, forget: false },
+        call => call,
+    }
+}
+
+/// A world in which somebody may capture. The first slice of each value waits for the context, and a module's first load does what
+/// it likes: both come before any capture.
+fn world_to_capture<'a>(rig: &'a Rig, gpu: &Allocator<Cuda>, others: &'a [Arc<CudaContext>; 2]) -> World<'a> {
+    let mut world = World::new(rig, gpu, others);
+    (0..HOMES).for_each(|home| world.make(Call::Pool { x: 0, home }));
+    world.make(Call::LaunchPool { value: 1 });
+    world
+}
+
+/// Somebody captures graphs, on streams that cudarc is given and on those that arrays are made on. Each capture lives, and holds
+/// nothing of ours. Some programs say that others capture. Where none does the context is marked as a whole, which no capture
+/// survives: so programs that say nothing capture on streams that the allocator knows, and it asks all of these before. In half
+/// of the programs each call, the beginning and the end of a capture too, is on the thread of the program or on a fresh one.
+#[test]
+fn programs_that_capture() {
     let known = |call| match call {
         Call::Capture { on, home } => Call::Capture { on: on % 2, home },
         call => unspoilt(call),
     };
-    run(100, &(any::<bool>(), vec(call, 1..60)), |rig, others, (expected, calls)| {
+    let calls = vec((calls_that_capture(), prop::bool::weighted(0.2)), 1..60);
+    run(80, &(any::<bool>(), any::<bool>(), calls), |rig, others, (expected, threads, calls)| {
         if expected {
             rig.cuda.expect_captures();
         }
         let before = relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
         let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
-        let mut world = World::new(rig, &gpu, others);
-        // The first slice of each value waits for the context, and a module's first load does what it likes.
-        (0..HOMES).for_each(|home| world.make(Call::Pool { x: 0, home }));
-        world.make(Call::LaunchPool { value: 1 });
-        for call in calls {
-            if expected {
-                world.make(held(call));
-            } else if !world.captures() {
-                world.make(known(call));
-            } else if !is_cudarcs(call) {
-                beside_a_capture(&mut world, known(call));
+        let mut world = world_to_capture(rig, &gpu, others);
+        for (call, apart) in calls {
+            // A thread's default stream is marked by that thread alone.
+            let call = if threads { on_stream(call, |on| if on == 4 { 1 } else { on }) } else { call };
+            let world = &mut world;
+            let mut make = || {
+                if expected {
+                    world.make(held(call));
+                } else if !world.captures() {
+                    world.make(known(call));
+                } else if !is_cudarcs(call) {
+                    beside_a_capture(world, known(call));
+                }
+            };
+            if apart && threads {
+                std::thread::scope(|s| {
+                    let apart = || {
+                        relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+                        make();
+                    };
+                    s.spawn(apart).join().expect("made");
+                });
+            } else {
+                make();
             }
             world.forget_errors();
         }
         world.end();
         relaxed(before);
+        true
+    });
+}
+
+/// One thread captures graphs while another one goes on, each with arrays of its own, on one allocator; the context is told.
+/// What the second one is refused, if anything, is for the capture, or was the first one's to hear: cudarc has one store of errors for both. So
+/// it leaves pooled slices alone, which cudarc does not order beside an error.
+#[test]
+fn programs_of_a_thread_beside_one_that_captures() {
+    let other = |call| match clean(call) {
+        // Its end may wait for the device.
+        Call::Remake => Call::Graph,
+        call => held(call),
+    };
+    let programs =
+        (vec(calls_that_capture().prop_map(clean), 1..40), vec(all_calls().prop_map(other), 1..40));
+    run(20, &programs, |rig, others, (captures, goes_on)| {
+        rig.cuda.expect_captures();
+        let gpu = &Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
+        let both_are_ready = &std::sync::Barrier::new(2);
+        let ends = &std::sync::Barrier::new(2);
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+                let mut world = world_to_capture(rig, gpu, others);
+                both_are_ready.wait();
+                for call in captures {
+                    world.make(held(call));
+                    world.forget_errors();
+                }
+                world.make(Call::Graph);
+                ends.wait();
+                world.end();
+            });
+            s.spawn(move || {
+                relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+                let mut world = World::new(rig, gpu, others);
+                both_are_ready.wait();
+                for call in goes_on.into_iter().filter(|&call| !is_cudarcs(call)) {
+                    beside_a_capture(&mut world, call);
+                }
+                ends.wait();
+                world.end();
+            });
+        });
         true
     });
 }
@@ -216,6 +304,16 @@ const MAY_FAIL: [&str; 20] = [
     "cuLaunchKernel",
 ];
 
+/// What may fail in calls on a pooled slice: what the stream is asked, and the work itself. How cudarc orders it is cudarc's: it goes on
+/// where that fails.
+const MAY_FAIL_OF_POOLS: [&str; 5] = [
+    "cuMemcpyDtoDAsync_v2",
+    "cuLaunchKernel",
+    "cuStreamIsCapturing",
+    "cuStreamGetId",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
 /// Some calls meet a fault, and may fail or not. Then each value is what it was or what it was to be, and nothing is left.
 #[test]
 fn programs_over_a_driver_that_fails() {
@@ -225,9 +323,14 @@ fn programs_over_a_driver_that_fails() {
         let Some(fake) = &rig.fake else { return false };
         let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
         for (call, fault) in calls {
-            let fault = fault.filter(|_| !is_cudarcs(call));
+            let fault = fault.filter(|_| !matches!(call, Call::Far { .. }));
             if let Some((which, nth, code)) = fault {
-                fake.fail_next(MAY_FAIL[which], nth, code);
+                let name = if is_cudarcs(call) {
+                    MAY_FAIL_OF_POOLS[which % MAY_FAIL_OF_POOLS.len()]
+                } else {
+                    MAY_FAIL[which]
+                };
+                fake.fail_next(name, nth, code);
                 // Told, or a panic where there is nobody to tell: a look at pinned elements.
                 let _ = catch_unwind(AssertUnwindSafe(|| world.attempt(unspoilt(call))));
                 fake.clear_faults();
@@ -250,7 +353,11 @@ fn programs_over_a_driver_that_fails() {
 
 /// What cudarc orders, or holds, by itself: it goes on when that fails.
 fn is_cudarcs(call: Call) -> bool {
-    matches!(call, Call::FromPool { .. } | Call::ToPool { .. } | Call::LaunchPool { .. } | Call::Far { .. })
+    match call {
+        Call::FromPool { .. } | Call::ToPool { .. } | Call::LaunchPool { .. } | Call::Far { .. } => true,
+        Call::Part { what, .. } => what.is_of_the_pool(),
+        _ => false,
+    }
 }
 
 /// Not left out twice: by the test, and by the fault.

@@ -12,8 +12,12 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaStream, PushKernelArg, resul
 use millpond::cuda::Cuda;
 use millpond::interop::PooledSlice;
 use millpond::{Allocator, Config, PinnedArray, Stream};
+use parts::Part;
 use proptest::prelude::*;
 use std::sync::Arc;
+
+#[path = "parts.rs"]
+pub mod parts;
 
 pub const ARRAYS: usize = 3;
 pub const HOSTS: usize = 2;
@@ -87,6 +91,12 @@ pub enum Call {
         x: usize,
         on: usize,
     },
+    /// Something with some quarters of an array or of the pooled slice: views of views.
+    Part {
+        what: Part,
+        x: usize,
+        on: usize,
+    },
     /// The stream is dropped, with what is queued on it.
     End {
         on: usize,
@@ -140,7 +150,9 @@ fn a_call() -> impl Strategy<Value = Call> {
         2 => host.prop_map(|host| Call::RenewHost { host }),
         3 => (x.clone(), 0..HOMES).prop_map(|(x, home)| Call::Pool { x, home }),
         5 => (x.clone(), of_all.clone(), any::<bool>()).prop_map(|(x, on, view)| Call::FromPool { x, on, view }),
-        5 => (x.clone(), of_all).prop_map(|(x, on)| Call::ToPool { x, on }),
+        5 => (x.clone(), of_all.clone()).prop_map(|(x, on)| Call::ToPool { x, on }),
+        6 => (parts::a_part(), x.clone(), on.clone()).prop_map(|(what, x, on)| Call::Part { what, x, on }),
+        3 => (parts::a_part_of_a_pool(), x.clone(), of_all).prop_map(|(what, x, on)| Call::Part { what, x, on }),
         1 => on.prop_map(|on| Call::End { on }),
     ]
 }
@@ -158,28 +170,31 @@ pub fn all_calls() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// What all elements of something are: one of these, of which there are several behind an operation that may have failed.
+/// What the elements of each quarter of something are: one of these, of which there are several behind an operation that may have failed.
 #[derive(Clone, PartialEq, Debug)]
-struct Known(Vec<u32>);
+struct Known([Vec<u32>; parts::PARTS]);
 
 impl Known {
+    /// All of them.
     fn is(value: u32) -> Known {
-        Known(vec![value])
+        Known(std::array::from_fn(|_| vec![value]))
     }
     /// Either is possible until the operation is known to have been made.
     fn or(&mut self, other: &Known) {
-        let new: Vec<_> = other.0.iter().copied().filter(|v| !self.0.contains(v)).collect();
-        self.0.extend(new);
+        for (known, other) in self.0.iter_mut().zip(&other.0) {
+            let new: Vec<_> = other.iter().copied().filter(|v| !known.contains(v)).collect();
+            known.extend(new);
+        }
     }
     fn check(&self, found: &[u32]) {
-        for at in [0, 1, found.len() / 2, found.len() - 1] {
-            assert!(self.0.contains(&found[at]), "element {at} is {}, not {self:?}", found[at]);
-            assert_eq!(found[at], found[0], "element {at}");
+        assert_eq!(found.len(), WORDS, "all of it");
+        for (n, (known, found)) in self.0.iter().zip(found.chunks(parts::QUARTER)).enumerate() {
+            parts::check(known, found, n);
         }
     }
 }
 
-/// An array, the stream of ours that it was made on, and what all its elements are.
+/// An array, the stream of ours that it was made on, and what its elements are.
 struct Filled {
     array: Words,
     home: Stream<Cuda>,
@@ -189,12 +204,23 @@ struct Filled {
 
 /// Who has read a pooled slice since it was written.
 #[derive(Clone, Copy, PartialEq)]
-enum Readers {
+pub enum Readers {
     None,
     /// The stream in this place, or one that was there and is dropped.
     One(Option<usize>),
     /// cudarc forgets all but the last: nobody may write.
     Several,
+}
+
+impl Readers {
+    /// The stream in this place has read it, or may have.
+    pub fn and(self, on: usize) -> Readers {
+        match self {
+            Readers::None => Readers::One(Some(on)),
+            Readers::One(by) if by == Some(on) => self,
+            _ => Readers::Several,
+        }
+    }
 }
 
 struct Pooled {
@@ -332,10 +358,10 @@ impl<'a> World<'a> {
                 if captured {
                     return refused(&array.fill_bytes(value, home));
                 }
-                let value = Known::is(u32::from_ne_bytes([value; 4]));
-                now.or(&value);
-                told(array.fill_bytes(value.0[0] as u8, home))?;
-                *now = value;
+                let known = Known::is(u32::from_ne_bytes([value; 4]));
+                now.or(&known);
+                told(array.fill_bytes(value, home))?;
+                *now = known;
             }
             Call::Renew { x } => {
                 let number = self.arrays[x].number;
@@ -359,6 +385,7 @@ impl<'a> World<'a> {
             Call::Pool { x, home } => self.pool(x, home)?,
             Call::FromPool { x, on, view } => self.read_pool(x, on, view)?,
             Call::ToPool { x, on } => self.write_pool(x, on)?,
+            Call::Part { what, x, on } => self.part(what, x, on)?,
             Call::End { on } => {
                 if self.captured != Some(Captured::Given(on)) {
                     self.streams[on] = a_stream(self.rig, &self.gpu, self.others, on);
@@ -394,6 +421,7 @@ impl<'a> World<'a> {
                 let captured = self.pooled.as_ref().is_none_or(|p| self.is_captured(&p.home));
                 if let Some(to) = self.pooled.as_mut().filter(|p| !captured && p.readers != Readers::Several)
                 {
+                    to.value.or(&Known::is(value));
                     let theirs = told(to.home.cudarc())?;
                     let mut launch = theirs.launch_builder(&kernel);
                     launch.arg(&mut to.slice).arg(&(WORDS as u64)).arg(&value).arg(&0_u32);
@@ -447,6 +475,10 @@ impl<'a> World<'a> {
         let (theirs, captured) = self.stream(on);
         let Some(Pooled { slice, value, readers, .. }) = &mut self.pooled else { return Ok(()) };
         let to = &mut self.arrays[x];
+        if !captured {
+            to.value.or(value);
+            *readers = readers.and(on);
+        }
         let queued = if view {
             theirs.memcpy_dtod(&slice.as_view(), &mut to.array)
         } else {
@@ -457,11 +489,6 @@ impl<'a> World<'a> {
         }
         told(queued)?;
         to.value = value.clone();
-        *readers = match *readers {
-            Readers::None => Readers::One(Some(on)),
-            Readers::One(by) if by == Some(on) => Readers::One(by),
-            _ => Readers::Several,
-        };
         Ok(())
     }
 
@@ -469,6 +496,9 @@ impl<'a> World<'a> {
         let (theirs, captured) = self.stream(on);
         let from = &self.arrays[x];
         if let Some(to) = self.pooled.as_mut().filter(|p| p.readers != Readers::Several) {
+            if !captured {
+                to.value.or(&from.value);
+            }
             let queued = theirs.memcpy_dtod(&from.array, &mut to.slice.as_view_mut());
             if captured {
                 return refused(&queued);

@@ -437,9 +437,11 @@ impl<D: Driver> Registry<D> {
         ended.retain(|&p| waitable.by_host(p));
         let (start, count) = (driver.host_time(), ended.len() as u32);
         for (n, pending) in ended.into_iter().enumerate() {
-            // Each has its share, and what the ones before it have left: a slow one takes nothing from the others.
+            // Each has its share, and what the ones before it have left: a slow one takes nothing from the others. The first has all of
+            // its own: a host that is slow to come here (valgrind, one with many programs) would find every share spent, and wait for nobody.
             let share = patience * (n as u32 + 1) / count;
-            let left = share.saturating_sub(driver.host_time().saturating_sub(start));
+            let spent = if n == 0 { Duration::ZERO } else { driver.host_time().saturating_sub(start) };
+            let left = share.saturating_sub(spent);
             if left.is_zero() {
                 continue;
             }
