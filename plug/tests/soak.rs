@@ -5,7 +5,7 @@
 //! device's memory and its oracle's are not in the figures. Each program has a process of its own. It synchronises once
 //! in 100 rounds and behind the library's back, as programs in C do: by the driver's own call.
 //!
-//! 10,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says. tests/soak.rs tells what is compared and why.
+//! 10,000 rounds, a random program fewer ([`random_rounds`]), or what `MILLPOND_SOAK_ROUNDS` says. tests/soak.rs tells what is compared and why.
 
 #![allow(unsafe_code, reason = "functions of a driver, found by name")]
 
@@ -37,7 +37,7 @@ use counting::Account;
 use driver::{
     Handle, create_stream, destroy_stream, init, retain, set, set_current, synchronize, synchronize_stream,
 };
-use judge::{PERIOD, rounds};
+use judge::{PERIOD, rounds, rounds_asked};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use program::Step;
 use remote::{Fake, When};
@@ -156,15 +156,19 @@ type Round = Box<dyn FnMut(u64)>;
 /// A program that goes on for ever.
 struct Steady {
     round: Round,
+    rounds: u64,
     /// Allocators whose memory is looked at.
-    doors: Vec<Door>,
+    doors: Box<dyn Fn() -> Vec<Door>>,
+    /// How many allocators it makes and ends in all rounds.
+    ended: u64,
     /// What is left to be done behind the last round.
     end: Box<dyn FnOnce()>,
 }
 
 impl Steady {
     fn of(door: Option<Door>, round: Round) -> Steady {
-        Steady { round, doors: door.into_iter().collect(), end: Box::new(|| ()) }
+        let doors = move || door.into_iter().collect();
+        Steady { round, rounds: rounds(), doors: Box::new(doors), ended: TABLE, end: Box::new(|| ()) }
     }
 }
 
@@ -202,14 +206,14 @@ fn calls(fake: &Fake) -> Calls {
 }
 
 /// What was called too often since.
-fn too_often(fake: &Fake, before: Calls, at_once: bool) -> String {
+fn too_often(fake: &Fake, before: Calls, pools_events: bool) -> String {
     let mut found = String::new();
     let since = calls(fake);
     let of = |n: usize| since[n] - before[n];
     let (operations, ended) = (of(KEEPING.len()), of(KEEPING.len() + 1));
     for (n, name) in KEEPING.iter().enumerate() {
         let most = match *name {
-            "cuEventCreate" | "cuEventDestroy_v2" if at_once => {
+            "cuEventCreate" | "cuEventDestroy_v2" if pools_events => {
                 64 + operations / OPERATIONS_AN_EVENT + TRIMS_OF_AN_END * ended
             }
             _ => 100 + CALLS_AN_OPERATION * operations,
@@ -251,15 +255,18 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> [u64; COUNTERS.len()
     [events, streams, taken, in_flight, segments, number(held.blocks), number(held.bytes)]
 }
 
-/// A destroyed allocator's name is never another's, so that a table of names is kept, of 4096 at most. What a thousand of them may keep on
+/// How many allocators come and go in a program that is for that.
+const TABLE: u64 = 1000;
+
+/// A destroyed allocator's name is never another's, so that a table of names is kept, of 4096 at most. What so many of them may keep on
 /// the host: of each 10 blocks and 5 KiB were measured, and with two permanent streams, whose lanes and pools are never freed, 28 blocks
 /// and 27 KiB (2026-11-23).
-fn kept_of_destroyed(options: &str, name: &str) -> u64 {
+fn kept_of_destroyed(options: &str, name: &str, ended: u64) -> u64 {
     match (options, name) {
-        ("table", "host blocks") => 1000 * 12,
-        ("table", "host bytes") => 1000 * 6 * KIB as u64,
-        ("table, permanent", "host blocks") => 1000 * 32,
-        ("table, permanent", "host bytes") => 1000 * 32 * KIB as u64,
+        ("table", "host blocks") => ended * 12,
+        ("table", "host bytes") => ended * 6 * KIB as u64,
+        ("table, permanent" | "random, table", "host blocks") => ended * 32,
+        ("table, permanent" | "random, table", "host bytes") => ended * 32 * KIB as u64,
         _ => 0,
     }
 }
@@ -293,8 +300,8 @@ fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Steady)
     let fake = fake.expect("it was there a moment ago");
     let context = context();
     let account = Account::open();
-    let found = account.scope(|| watch(account, &fake, context, options, program, when != "late"));
-    assert!(found.is_empty(), "{name}, device {when}, {} rounds:{found}", rounds());
+    let (rounds, found) = account.scope(|| watch(account, &fake, context, options, program, when != "late"));
+    assert!(found.is_empty(), "{name}, device {when}, {rounds} rounds:{found}");
     assert_eq!(fake.verdict(), None);
 }
 
@@ -305,13 +312,14 @@ fn watch(
     options: &str,
     program: fn(Option<Door>, Context) -> Steady,
     at_once: bool,
-) -> String {
-    let rounds = rounds();
+) -> (u64, String) {
     // Programs that make their own allocators are told so by the options.
-    let door =
-        (!matches!(options, "none" | "table" | "table, permanent" | "random")).then(|| Door::new(options));
-    let Steady { mut round, doors, end } = program(door, context);
-    let tenth = rounds / 10;
+    let its_own = matches!(options, "none" | "table" | "table, permanent") || options.starts_with("random");
+    let door = (!its_own).then(|| Door::new(options));
+    let Steady { mut round, rounds, doors, ended, end } = program(door, context);
+    let kept_of_destroyed = |name| kept_of_destroyed(options, name, ended);
+    // As long as it is in a run of 10,000, until lists are as long as they may be when nothing is pending; a third at most.
+    let tenth = (rounds / 10).max(1000.min(rounds / 3));
     let [mut early, mut late] = [[0; COUNTERS.len()]; 2];
     let mut found = String::new();
     let mut half = None;
@@ -327,7 +335,7 @@ fn watch(
         if i % 7 != 0 {
             continue;
         }
-        let now = counts(account, fake, &doors);
+        let now = counts(account, fake, &doors());
         if now[2] > MOST_TAKEN {
             let _ = write!(found, "\n    bytes taken: {} after {i} rounds", now[2]);
             break;
@@ -339,14 +347,16 @@ fn watch(
             .iter()
             .zip(now)
             .zip(COUNTERS)
-            .any(|((early, now), name)| now > early + early / 2 + 50 + kept_of_destroyed(options, name))
+            .any(|((early, now), name)| now > early + early / 2 + 50 + kept_of_destroyed(name))
         {
             late = now;
             break;
         }
     }
-    found += &half.map_or_else(String::new, |half| too_often(fake, half, at_once));
-    drop(round);
+    // A trim gives all pooled events back, so that each marker behind it creates its own anew.
+    let pools_events = at_once && options != "random, trims";
+    found += &half.map_or_else(String::new, |half| too_often(fake, half, pools_events));
+    drop((round, doors));
     end();
     if let Some(door) = door {
         door.destroy();
@@ -354,7 +364,7 @@ fn watch(
     for ((name, before), after) in COUNTERS.iter().zip(early).zip(late) {
         // As in tests/soak.rs: what is forgotten in batches does not peak at the same height in every tenth.
         // With a table it is not the quarter that counts: the library's own tables are 144 MiB, of which that would hide all.
-        let kept = kept_of_destroyed(options, name);
+        let kept = kept_of_destroyed(name);
         let most = before + if kept > 0 { kept } else { before / 4 + 8 };
         if after > most {
             let _ = write!(found, "\n    {name}: {before} -> {after}");
@@ -364,10 +374,10 @@ fn watch(
     let [left, ..] = counts(account, fake, &[]);
     let streams = fake.calls("cuStreamCreate") - fake.calls("cuStreamDestroy_v2");
     let most = if options == "table, permanent" { 2 * streams } else { streams };
-    if left > most && !matches!(options, "none" | "random") {
+    if left > most && options != "none" && !options.starts_with("random") {
         let _ = write!(found, "\n    driver events after the end: {left}");
     }
-    Account::nobody().scope(|| found.clone())
+    (rounds, Account::nobody().scope(|| found.clone()))
 }
 
 macro_rules! programs {
@@ -401,11 +411,15 @@ programs! {
 }
 
 macro_rules! random {
-    ($($(#[$attribute:meta])* $name:ident: $seed:literal, $beyond:ident;)*) => {$(
+    ($($name:ident: $seed:literal, $beyond:ident;)*) => {$(
         #[test]
-        $(#[$attribute])*
         fn $name() {
-            soak(stringify!($name), "random", |_, context| random($seed, Beyond::$beyond, context));
+            let options = match Beyond::$beyond {
+                Beyond::Allocators => "random, table",
+                Beyond::Tidies => "random, trims",
+                _ => "random",
+            };
+            soak(stringify!($name), options, |_, context| random($seed, Beyond::$beyond, context));
         }
     )*};
 }
@@ -414,13 +428,23 @@ random! {
     random_1: 1, Nothing;
     random_2: 2, Nothing;
     random_3: 3, Nothing;
-    random_captures_0: 0, Captures;
+    random_4: 4, Nothing;
+    random_5: 5, Nothing;
+    random_6: 6, Nothing;
+    random_captures_1: 1, Captures;
     random_captures_3: 3, Captures;
-    #[ignore = "it takes minutes: cargo test -p millpond-plug --test soak -- --ignored"]
     random_threads_that_end_0: 0, ThreadEnds;
-    #[ignore = "it takes minutes: cargo test -p millpond-plug --test soak -- --ignored"]
     random_turns_0: 0, Turns;
     random_trims_0: 0, Tidies;
+    random_trims_1: 1, Tidies;
+    random_allocators_0: 0, Allocators;
+    random_allocators_1: 1, Allocators;
+    random_allocators_2: 2, Allocators;
+}
+
+/// Rounds of a random program, a dozen calls each, unless others were asked for: there are as many of these programs as of those with names.
+fn random_rounds() -> u64 {
+    rounds_asked().map_or(3000, |_| rounds())
 }
 
 /// The generator of `doors/program.rs`, from a seed: what it draws, every round again. The model of what each call promises is asked in
@@ -429,11 +453,14 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
     let base =
         std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"));
     let seed = base + seed;
-    // As the threads that come and go: the oracle has a clock for each.
-    let every = rounds() / 1000;
+    let rounds = random_rounds();
+    // As the threads that come and go: the oracle has a clock for each. And as the allocators: a name is for ever.
+    let every = (rounds / 1000).max(1);
+    let allocator_every = (rounds / TABLE).max(PERIOD);
     counting::device(|| {
         let (steps, world) = (steady::steps(seed, beyond), Arc::new(Mutex::new(World::steady(seed))));
-        let doors = locked(&world).open().into_iter().map(Door).collect();
+        let of = Arc::clone(&world);
+        let doors = move || counting::device(|| locked(&of).open().into_iter().map(Door).collect());
         let other = (beyond == Beyond::Turns).then(|| Beside::new(context));
         let same = Arc::clone(&world);
         let round = move |i: u64| {
@@ -449,13 +476,18 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
                     }
                     locked(&world).ends_round(HERE);
                 }
+                if beyond == Beyond::Allocators && i % allocator_every == allocator_every / 2 {
+                    let lasting = locked(&world).next_allocator(seed, i / allocator_every);
+                    ENDED.fetch_add(lasting as u64, Relaxed);
+                }
                 if i % PERIOD == PERIOD - 1 {
                     locked(&world).rest();
                 }
             });
         };
         let end = move || counting::device(|| locked(&same).over());
-        Steady { round: Box::new(round), doors, end: Box::new(end) }
+        let ended = rounds / allocator_every;
+        Steady { round: Box::new(round), rounds, doors: Box::new(doors), ended, end: Box::new(end) }
     })
 }
 

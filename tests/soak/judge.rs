@@ -13,6 +13,11 @@ pub fn rounds_asked() -> Option<u64> {
     asked.map(|n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"))
 }
 
+/// Whether this is an ordinary run of the tests, which has a part of what takes minutes: `.ci/soak` asks for all rounds.
+pub fn is_ordinary() -> bool {
+    rounds_asked().is_none()
+}
+
 /// Rounds of a run: 10,000, or what was asked for.
 pub fn rounds() -> u64 {
     let rounds = rounds_asked().unwrap_or(10_000);

@@ -214,7 +214,10 @@ impl World {
     }
 
     /// What is held back before a free of this block, where nothing but the free itself can change that.
-    fn held_back(&self, x: usize, fault: u8) -> Option<u64> {
+    fn held_back(&mut self, x: usize, fault: u8) -> Option<u64> {
+        if !self.looks() {
+            return None;
+        }
         let door = &self.doors[self.blocks[x].door];
         // A free that failed may have left uses recorded, by which this one comes back later.
         let quiet = !self.blocks[x].refused && fault == 0 && self.mail.is_none() && self.captures.is_empty();
@@ -232,11 +235,12 @@ impl World {
     }
 
     fn free_unknown(&mut self, x: usize, fault: u8) -> bool {
+        let before = self.held_back(x, fault);
         let Block { name, at, door, ref uses, .. } = self.blocks[x];
         let Door { number, device, .. } = self.doors[door];
         // Where nobody captures, what has no user that must be named is marked at once.
         let expects = self.doors.iter().any(|d| d.expects && d.device == device);
-        let before = self.held_back(x, fault).filter(|_| !expects && uses.are_all_in(&[]));
+        let before = before.filter(|_| !expects && uses.are_all_in(&[]));
         let words = format!("millpond_free_unknown(a{number}, p{name})");
         let freed =
             self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, at as *mut c_void));

@@ -200,7 +200,10 @@ impl World {
 
     /// A handle means one stream at a time: what had it before is closed, but for what is live there, and for a thread that
     /// remembers it. A thread's default stream ends with it, and one thread runs beside the program's.
-    pub(super) fn check_pools(&self, door: usize) {
+    pub(super) fn check_pools(&mut self, door: usize) {
+        if !self.looks() {
+            return;
+        }
         let stats = Stats::of(self.doors[door].number);
         let most = self.live_of(door).0 as usize
             + self.doors[door].handles.len() * (1 + self.threads)

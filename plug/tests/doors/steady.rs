@@ -23,10 +23,12 @@ pub(crate) enum Beyond {
     Turns,
     /// It trims, synchronises and empties `PyTorch`'s cache: what grows all the same.
     Tidies,
+    /// Now and then the first allocator ends, and another one is made in its place.
+    Allocators,
 }
 
 /// The steps of a seed. What waits for the device or gives memory back is left out, because it would hide what grows, but in programs
-/// that are for that; so are allocators that come and go, whose names last, and long blocks, which the device writes byte by byte.
+/// that are for that; so are allocators that come and go with a step, whose names last ([`World::next_allocator`]), and long blocks, which the device writes byte by byte.
 pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
     use Verb::{Capture, Create, Destroy, EmptyCache, Sync, ThreadEnds, Trim, WaitDevice};
     let mut bytes = [0; 32];
@@ -49,7 +51,7 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
             Beyond::Captures => s.verb == Capture,
             Beyond::Turns => s.thread == 1,
             Beyond::Tidies => matches!(s.verb, Sync | Trim | EmptyCache),
-            Beyond::Nothing | Beyond::ThreadEnds => true,
+            Beyond::Nothing | Beyond::ThreadEnds | Beyond::Allocators => true,
         };
         if steps.len() < MOST || !steps[..MOST].iter().any(shows) {
             continue;
@@ -70,6 +72,15 @@ impl World {
         world.begun = OTHER.thread;
         assert!(world.destroy(world.slots[0], false, 0) && world.create(0, seed as usize, 0, 0));
         world
+    }
+
+    /// The first allocator ends, by a destroy or a release in turns, and the next one is made in its place, with options that change too.
+    /// How many streams lasted in it, as it was told.
+    pub(crate) fn next_allocator(&mut self, seed: u64, nth: u64) -> usize {
+        let door = self.slots[0];
+        let lasting = self.doors[door].lasting.len();
+        assert!(self.destroy(door, nth % 2 == 1, 0) && self.create(0, (seed + nth) as usize, 0, 0));
+        lasting
     }
 
     /// A thread that no other has been.

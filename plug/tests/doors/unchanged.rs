@@ -61,33 +61,35 @@ const FIGURES: &[(&str, May)] = &[
 /// Lines of the report for people that say what is counted, and not what there is.
 const COUNTED: [&str; 3] = ["miss ladder", "driver", "error"];
 
-/// One allocator, as it was.
+/// One allocator, as it was: its report as JSON and for people. Most calls do not fail, so the text is read when one has.
 pub(super) struct Seen {
     number: u32,
-    figures: Value,
+    figures: Stats,
     words: String,
 }
 
 impl Seen {
     fn of(number: u32) -> Seen {
-        let figures = serde_json::from_str(&Stats::of(number).to_string()).expect("JSON");
+        let figures = Stats::of(number);
         let (mut text, mut needed) = (vec![0_u8; 1 << 14], 0);
         let status = ffi::millpond_report(number, text.as_mut_ptr().cast(), text.len(), &raw mut needed);
         assert!(status == Status::Ok && needed <= text.len(), "{status:?}, {needed} bytes");
-        let words = driver::words(text.as_ptr().cast());
-        let words = words.lines().filter(|line| !COUNTED.iter().any(|what| line.starts_with(what)));
-        Seen { number, figures, words: words.collect::<Vec<_>>().join("\n") }
+        Seen { number, figures, words: driver::words(text.as_ptr().cast()) }
     }
 
-    fn pools(&self) -> usize {
-        self.figures["pools"].as_array().map_or(0, Vec::len)
+    /// The figures, how many pools they are of, and the words but for what is counted.
+    fn read(&self) -> (Value, usize, String) {
+        let figures: Value = serde_json::from_str(&self.figures.to_string()).expect("JSON");
+        let pools = figures["pools"].as_array().map_or(0, Vec::len);
+        let words = self.words.lines().filter(|line| !COUNTED.iter().any(|what| line.starts_with(what)));
+        (figures, pools, words.collect::<Vec<_>>().join("\n"))
     }
 
     /// What differs now that may not.
     fn differs(&self, (moves, holds): (bool, bool), meets: usize) -> Vec<String> {
-        let now = Seen::of(self.number);
+        let ((figures, pools, words), now) = (self.read(), Seen::of(self.number).read());
         let differs = |&(path, may): &(&str, May)| {
-            let (was, is) = (self.figures.pointer(path), now.figures.pointer(path));
+            let (was, is) = (figures.pointer(path), now.0.pointer(path));
             let number = |value: Option<&Value>| value.and_then(Value::as_u64).unwrap_or(0);
             let lawful = match may {
                 _ if was == is => true,
@@ -101,15 +103,15 @@ impl Seen {
             (!lawful).then(|| format!("{path}: {was:?} is {is:?}"))
         };
         let mut differs: Vec<String> = FIGURES.iter().filter_map(differs).collect();
-        if now.pools() > self.pools() + meets {
-            differs.push(format!("{} streams are {}", self.pools(), now.pools()));
+        if now.1 > pools + meets {
+            differs.push(format!("{pools} streams are {}", now.1));
         }
         // Where all figures are the same, the words are.
-        let same = |path: &str| self.figures.pointer(path) == now.figures.pointer(path);
+        let same = |path: &str| figures.pointer(path) == now.0.pointer(path);
         if ["/total", "/pools", "/pinned", "/taken", "/releases", "/growths"].iter().all(|p| same(p))
-            && self.words != now.words
+            && words != now.2
         {
-            differs.push(format!("{}\nis now\n{}", self.words, now.words));
+            differs.push(format!("{words}\nis now\n{}", now.2));
         }
         differs
     }

@@ -88,6 +88,8 @@ pub(crate) struct World {
     first: bool,
     /// For the soak, whose other programs count the calls that failed with nobody to tell.
     steady: bool,
+    /// How often there was something to look at all for.
+    looks: u64,
     /// The allocator that a call under way ends.
     ending: Option<usize>,
     /// Ends of threads that a fault may have struck: streams that stay open.
@@ -164,6 +166,7 @@ impl World {
             mail,
             first: true,
             steady: false,
+            looks: 0,
             ending: None,
             unended: 0,
         };
