@@ -4,15 +4,18 @@
 //! made; it shares no code with the oracle. Both must agree, for every call up to the first violation, on what was violated
 //! and who is to blame. After that they may differ: the oracle forgets what was part of a conviction.
 //!
+//! Where several earlier accesses race with one call, some the library's fault and some the program's, the oracle names at least
+//! those that no later access stands for (a write for all that it comes after, a read for the reads that it comes after).
+//!
 //! Operations are kernels and host functions with several declared ranges, of device memory and of pinned memory, which the CPU
 //! touches too. The oracle is told of them by the test, or by a simulated device that is given them.
 
 use super::super::super::{HostFunction, Launch, Schedule, Sim, SimEvent, SimStream};
 use super::*;
 use core::time::Duration;
-use millpond_driver::{Driver, Fences, Host, HostKind, Memory, Note, OwnedHost, OwnedRange};
+use millpond_driver::{Driver, Fences, Host, HostKind, Memory, Note, OwnedHost, OwnedRange, RangeUse};
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Streams: two that do not block, two that do, the legacy one.
 const STREAMS: [u32; 5] = [1, 2, 7, 8, LEGACY];
@@ -38,12 +41,20 @@ enum Call {
         nth: usize,
         stream: usize,
     },
-    /// `polite`: the stream waits for the allocations' own streams, and for all that touched them.
+    /// `polite`: the stream waits for the allocations' own streams, and for all that touched them. `known`: the library says
+    /// directly before that it queues the operation, and what that does to each allocation.
     Operate {
         stream: usize,
         by: By,
         ranges: Vec<(usize, AccessKind, bool)>,
         polite: bool,
+        known: bool,
+    },
+    /// The library says that it is about to queue an operation. What the stream is given next may be anything, and come late.
+    Announce {
+        nth: usize,
+        stream: usize,
+        kind: AccessKind,
     },
     /// `polite`: the host waits for all that touched the allocation.
     Cpu {
@@ -96,8 +107,9 @@ fn call() -> impl Strategy<Value = Call> {
             .prop_map(|(cell, cells, polite)| Call::Alloc { stream: None, cell, cells, polite }),
         4 => (0..5_usize, prop::bool::weighted(0.2)).prop_map(|(nth, unknown)| Call::Free { nth, unknown }),
         4 => (0..5_usize, s()).prop_map(|(nth, stream)| Call::Used { nth, stream }),
-        10 => (s(), by, ranges, prop::bool::weighted(0.97))
-            .prop_map(|(stream, by, ranges, polite)| Call::Operate { stream, by, ranges, polite }),
+        10 => (s(), by, ranges, prop::bool::weighted(0.97), any::<bool>())
+            .prop_map(|(stream, by, ranges, polite, known)| Call::Operate { stream, by, ranges, polite, known }),
+        1 => (0..5_usize, s(), kind()).prop_map(|(nth, stream, kind)| Call::Announce { nth, stream, kind }),
         2 => (0..5_usize, kind(), prop::bool::weighted(0.98))
             .prop_map(|(nth, kind, polite)| Call::Cpu { nth, kind, polite }),
         1 => s().prop_map(|stream| Call::Submit { stream }),
@@ -125,6 +137,7 @@ trait Told {
     fn alloc(&mut self, stream: Option<usize>, offset: u64, bytes: u64) -> AllocationId;
     fn free(&mut self, id: AllocationId, unknown: bool);
     fn used(&mut self, id: AllocationId, stream: usize);
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind);
     fn operate(&mut self, stream: usize, by: By, ranges: &[Range]);
     fn cpu(&mut self, kind: AccessKind, offset: u64, bytes: u64);
     fn record(&mut self, event: usize, stream: usize);
@@ -156,6 +169,9 @@ impl Told for Bench {
     }
     fn used(&mut self, id: AllocationId, stream: usize) {
         Bench::used(self, id, STREAMS[stream]);
+    }
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+        self.comes(id, STREAMS[stream], kind);
     }
     fn operate(&mut self, stream: usize, _: By, ranges: &[Range]) {
         let op = self.submit(STREAMS[stream]);
@@ -236,6 +252,10 @@ impl Told for OnSim {
         let stream = self.ids[stream];
         self.sim.note(Note::Used { id, stream, so_far: false });
     }
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+        let used = if kind == Read { RangeUse::Read } else { RangeUse::ReadWrite };
+        self.sim.note(Note::Operation { id, stream: self.ids[stream], used });
+    }
     fn operate(&mut self, stream: usize, by: By, ranges: &[Range]) {
         let all = ranges.iter().map(|r| (self.at(r.space, r.offset), r.bytes, r.kind, r.id));
         let on = &self.streams[stream];
@@ -306,20 +326,36 @@ impl Owned {
     }
 }
 
+/// The library said that it is about to queue an operation on a stream, when there were `ops` operations.
+struct Announced {
+    id: AllocationId,
+    stream: usize,
+    kind: AccessKind,
+    ops: u32,
+}
+
 #[derive(Clone)]
 struct Past {
     op: u32,
+    before: Ops,
     stream: usize,
     id: AllocationId,
     kind: AccessKind,
     space: Space,
     byte: u64,
     told: bool,
+    /// Announced by the library.
+    known: bool,
 }
 
 impl Past {
     fn is_in(&self, space: Space, offset: u64, bytes: u64) -> bool {
         self.space == space && (offset..offset + bytes).contains(&self.byte)
+    }
+    /// Whatever races with `other`, and should come after it, races with this one too, and does after `other` did.
+    fn stands_for(&self, other: &Past) -> bool {
+        let same = self.id == other.id && self.space == other.space && self.byte == other.byte;
+        same && self.before & (1 << other.op) != 0 && (self.kind == Write || other.kind == Read)
     }
 }
 
@@ -331,13 +367,25 @@ struct Naive {
     ops: u32,
     live: Vec<Owned>,
     past: Vec<Past>,
+    announced: Vec<Announced>,
 }
 
 type Found = Vec<(Property, Blame)>;
 
-fn add(found: &mut Found, violation: (Property, Blame)) {
-    if !found.contains(&violation) {
-        found.push(violation);
+/// What is wrong with a call.
+#[derive(Default)]
+struct Wrong {
+    found: Found,
+    /// Of the earlier accesses that it races with, by their places in the past, those that no other stands for: who is to
+    /// blame. With several of a call's ranges it may race, and not all of them need be named.
+    races: BTreeMap<usize, Vec<Blame>>,
+}
+
+impl Wrong {
+    fn add(&mut self, property: Property, blame: Blame) {
+        if !self.found.contains(&(property, blame)) {
+            self.found.push((property, blame));
+        }
     }
 }
 
@@ -364,55 +412,72 @@ impl Naive {
         self.streams[stream] |= 1 << op;
         (before, op)
     }
-    /// What is wrong with an access that comes after these operations. Those of the CPU are no operations: they come before
-    /// whatever is queued later.
-    fn access(&self, before: Ops, range: &Range) -> Found {
+    /// Adds what is wrong with an access that comes after these operations. Those of the CPU are no operations: they come before
+    /// whatever is queued later. `announced`: the library said that it would queue this access, when there were that many
+    /// operations.
+    fn access(&self, before: Ops, range: &Range, announced: Option<u32>, wrong: &mut Wrong) {
         let Range { id, space, offset, bytes, kind } = *range;
-        let mut found = Vec::new();
-        let born = self.live.iter().find(|o| o.id == id).expect("it lives").born;
-        if born & !before != 0 {
-            add(&mut found, (Property::P3, Blame::Program));
+        let owned = self.live.iter().find(|o| o.id == id).expect("it lives");
+        if owned.born & !before != 0 {
+            wrong.add(Property::P3, Blame::Program);
         }
-        let touched = self.past.iter().filter(|p| p.is_in(space, offset, bytes));
-        for p in touched.filter(|p| before & (1 << p.op) == 0) {
-            match (p.id == id, p.told) {
-                (true, _) if p.kind == Write || kind == Write => {
-                    add(&mut found, (Property::Race, Blame::Program));
+        let touched = self.past.iter().enumerate().filter(|(_, p)| p.is_in(space, offset, bytes));
+        for (nth, p) in touched.filter(|(_, p)| before & (1 << p.op) == 0) {
+            if p.id != id {
+                wrong.add(Property::P2, if p.told { Blame::Allocator } else { Blame::Program });
+            } else if p.kind == Write || kind == Write {
+                // The library undertook to come after what it knew of when it said so.
+                let undertaken = announced.is_some_and(|ops| p.op < ops);
+                let librarys = undertaken && (p.known || owned.used[p.stream]);
+                let blame = if librarys { Blame::Allocator } else { Blame::Program };
+                wrong.add(Property::Race, blame);
+                if !self.past.iter().any(|q| q.stands_for(p)) {
+                    wrong.races.entry(nth).or_default().push(blame);
                 }
-                (true, _) => {}
-                (false, true) => add(&mut found, (Property::P2, Blame::Allocator)),
-                (false, false) => add(&mut found, (Property::P2, Blame::Program)),
             }
         }
-        found
+    }
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+        self.announced.push(Announced { id, stream, kind, ops: self.ops });
+    }
+    /// Whether the library said that it would queue what does this next on a stream: when there were how many operations. What
+    /// it said last counts. That may be both, that an operation reads and that it writes; one that writes also reads.
+    fn announced(&self, stream: usize, range: &Range) -> Option<u32> {
+        let said = || self.announced.iter().filter(|a| (a.stream, a.id) == (stream, range.id));
+        let last = said().map(|a| a.ops).max()?;
+        said().any(|a| a.ops == last && (a.kind == Write || range.kind == Read)).then_some(last)
     }
     /// All ranges of an operation are judged by what was before it, and none by another of the same.
-    fn operate(&mut self, stream: usize, ranges: &[Range]) -> Found {
+    fn operate(&mut self, stream: usize, ranges: &[Range]) -> Wrong {
+        let announced: Vec<_> = ranges.iter().map(|range| self.announced(stream, range)).collect();
+        self.announced.retain(|a| a.stream != stream || ranges.iter().all(|range| range.id != a.id));
         let (before, op) = self.submit(stream);
-        let mut found = Vec::new();
-        for range in ranges {
-            self.access(before, range).into_iter().for_each(|v| add(&mut found, v));
+        let mut wrong = Wrong::default();
+        for (range, &announced) in ranges.iter().zip(&announced) {
+            self.access(before, range, announced, &mut wrong);
         }
-        for &Range { id, space, offset, bytes, kind } in ranges {
+        for (range, announced) in ranges.iter().zip(announced) {
+            let Range { id, space, offset, bytes, kind } = *range;
+            let known = announced.is_some();
             for byte in offset..offset + bytes {
-                self.past.push(Past { op, stream, id, kind, space, byte, told: true });
+                self.past.push(Past { op, before, stream, id, kind, space, byte, told: true, known });
             }
         }
-        found
+        wrong
     }
     /// Bytes are handed out: pinned ones have no use that the host does not know complete.
-    fn allocate(&mut self, id: AllocationId, stream: Option<usize>, offset: u64, bytes: u64) -> Found {
+    fn allocate(&mut self, id: AllocationId, stream: Option<usize>, offset: u64, bytes: u64) -> Wrong {
         let born = self.host | stream.map_or(0, |s| self.streams[s]);
         let owned = Owned { id, stream, born, offset, bytes, used: [false; STREAMS.len()] };
-        let mut found = Vec::new();
+        let mut wrong = Wrong::default();
         if stream.is_none() {
             let pending = self.past.iter().filter(|p| born & (1 << p.op) == 0);
             for p in pending.filter(|p| p.is_in(Space::Pinned, offset, bytes)) {
-                add(&mut found, (Property::P2, if p.told { Blame::Allocator } else { Blame::Program }));
+                wrong.add(Property::P2, if p.told { Blame::Allocator } else { Blame::Program });
             }
         }
         self.live.push(owned);
-        found
+        wrong
     }
     fn free(&mut self, nth: usize, unknown: bool) {
         let gone = self.live.swap_remove(nth);
@@ -448,7 +513,7 @@ fn see(b: &mut impl Told, n: &mut Naive, stream: usize) {
 }
 
 /// Makes a call on both sides: what is wrong with it.
-fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Found {
+fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Wrong {
     let alive = |n: &Naive, nth: usize| n.live.get(nth).cloned();
     match *call {
         Call::Alloc { stream, cell, cells, polite } => {
@@ -457,7 +522,7 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Found {
             let clash =
                 |o: &Owned| o.space() == space && o.offset < offset + bytes && offset < o.offset + o.bytes;
             if cell + cells > CELLS || n.live.iter().any(clash) {
-                return Vec::new();
+                return Wrong::default();
             }
             for earlier in n.users(space, offset, bytes).into_iter().filter(|_| polite) {
                 match stream {
@@ -480,7 +545,7 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Found {
                 n.live[nth].used[stream] = true;
             }
         }
-        Call::Operate { stream, by, ref ranges, polite } => {
+        Call::Operate { stream, by, ref ranges, polite, known } => {
             let mut declared = Vec::new();
             for &(nth, kind, part) in ranges {
                 let owned = alive(n, nth).filter(|o| by == By::Kernel || o.space() == Space::Pinned);
@@ -495,19 +560,33 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Found {
                     if part { (owned.offset + 2, owned.bytes - 4) } else { (owned.offset, owned.bytes) };
                 declared.push(Range { id, space, offset, bytes, kind });
             }
+            for range in declared.iter().filter(|_| known) {
+                b.announce(range.id, stream, range.kind);
+                n.announce(range.id, stream, range.kind);
+            }
             if !declared.is_empty() {
                 b.operate(stream, by, &declared);
                 return n.operate(stream, &declared);
             }
         }
+        Call::Announce { nth, stream, kind } => {
+            if let Some(owned) = alive(n, nth) {
+                b.announce(owned.id, stream, kind);
+                n.announce(owned.id, stream, kind);
+            }
+        }
         Call::Cpu { nth, kind, polite } => {
-            let Some(owned) = alive(n, nth).filter(|o| o.space() == Space::Pinned) else { return Vec::new() };
+            let pinned = alive(n, nth).filter(|o| o.space() == Space::Pinned);
+            let Some(owned) = pinned else { return Wrong::default() };
             for earlier in n.users_of(owned.id).into_iter().filter(|_| polite) {
                 see(b, n, earlier);
             }
             let Owned { id, offset, bytes, .. } = owned;
             b.cpu(kind, offset, bytes);
-            return n.access(n.host, &Range { id, space: Space::Pinned, offset, bytes, kind });
+            let mut wrong = Wrong::default();
+            let range = Range { id, space: Space::Pinned, offset, bytes, kind };
+            n.access(n.host, &range, None, &mut wrong);
+            return wrong;
         }
         Call::Submit { stream } => {
             b.operate(stream, By::Kernel, &[]);
@@ -534,7 +613,7 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Found {
         Call::SeeStream { stream } => see(b, n, stream),
         Call::Order { earlier, later } => order(b, n, earlier, later),
     }
-    Vec::new()
+    Wrong::default()
 }
 
 /// Runs a program; how many calls were made, and what the first bad one was.
@@ -544,7 +623,7 @@ fn run(calls: &[Call], b: &mut impl Told) -> (usize, Found) {
         if n.ops > 120 {
             break;
         }
-        let mut found = make(c, b, &mut n);
+        let Wrong { mut found, races } = make(c, b, &mut n);
         let mut told = b.found();
         if found.contains(&(Property::P3, Blame::Program)) {
             // What an access before its allocation does to former owners, the oracle need not know.
@@ -552,10 +631,14 @@ fn run(calls: &[Call], b: &mut impl Told) -> (usize, Found) {
             found.retain(|v| v.0 != Property::P2);
         }
         // Where both sides are at fault, one stands for the other among accesses that dominate each other.
-        let reuse = |v: &Found| v.iter().any(|v| v.0 == Property::P2);
-        assert_eq!(reuse(&told), reuse(&found), "call {made}, {c:?}: {told:?} {found:?}");
-        let rest = |v: &Found| [Property::P3, Property::Race].map(|p| v.contains(&(p, Blame::Program)));
-        assert_eq!(rest(&told), rest(&found), "call {made}, {c:?}: {told:?} {found:?}");
+        for property in [Property::P2, Property::P3, Property::Race] {
+            let [there, here] = [&told, &found].map(|v| v.iter().any(|v| v.0 == property));
+            assert_eq!(there, here, "call {made}, {c:?}: {told:?} {found:?}");
+        }
+        for blames in races.values() {
+            let named = blames.iter().any(|&blame| told.contains(&(Property::Race, blame)));
+            assert!(named, "call {made}, {c:?}: {told:?}, a race is by {blames:?}");
+        }
         assert!(told.iter().all(|v| found.contains(v)), "call {made}, {c:?}: {told:?} {found:?}");
         let tally = b.tally();
         assert!(tally.waits >= tally.waits_implied + tally.waits_on_unrecorded + tally.waits_beyond_need);
@@ -612,7 +695,9 @@ fn the_random_programs_reach_every_kind_of_violation() {
         (kernel, (Property::P2, Blame::Allocator)),
         (kernel, (Property::P2, Blame::Program)),
         (kernel, (Property::P3, Blame::Program)),
+        (kernel, (Property::Race, Blame::Allocator)),
         (kernel, (Property::Race, Blame::Program)),
+        (function, (Property::Race, Blame::Allocator)),
         (function, (Property::Race, Blame::Program)),
         // By the CPU, and when pinned memory is handed out.
         (None, (Property::Race, Blame::Program)),
