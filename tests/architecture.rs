@@ -470,6 +470,72 @@ fn every_link_of_the_front_page_has_an_address() {
     }
 }
 
+/// Calls that are given a stream and are not tried on another thread than its own, and why.
+const ANY_THREAD: &[(&str, &str)] = &[
+    ("scope", "what it copies is, `a_scope_refuses_another_threads_default_stream`"),
+    ("cuda_slice", "cudarc makes no stream of a thread's default one"),
+    ("launch", "`kernel::fill` and its like are made of it"),
+    ("launch_and_compare", "made of `launch` and `to_vec`"),
+    ("launch_and_compare_by", "made of `launch` and `to_vec`"),
+];
+
+/// Names of public functions in a source that are given a stream, or are a stream's own and call the driver for it.
+fn given_a_stream(source: &str) -> Vec<String> {
+    let code = code_only(source);
+    let mut found = Vec::new();
+    let mut of_stream = false;
+    let mut rest = code.as_str();
+    while let Some(at) = rest.find("fn ") {
+        let (before, after) = rest.split_at(at);
+        // The last block that was opened in column 0.
+        if let Some(block) = before.rfind("\nimpl") {
+            let head = before[block..].split('{').next().unwrap_or_default();
+            of_stream = head.contains("> Stream<D>");
+        }
+        let is_public = before.ends_with("pub ") || before.ends_with("pub unsafe ");
+        let name: String = after[3..].chars().take_while(|c| is_word(*c)).collect();
+        let parameters = after.split(['{', ';']).next().unwrap_or_default();
+        let parameters = parameters.split("->").next().unwrap_or_default();
+        let takes = ["&Stream<", "&'scope Stream<"].iter().any(|what| parameters.contains(what));
+        let calls =
+            of_stream && ["record", "wait", "synchronize", "launch"].iter().any(|v| name.starts_with(v));
+        if is_public && (takes || calls) {
+            found.push(name);
+        }
+        rest = &after[3..];
+    }
+    found
+}
+
+/// A per-thread default stream is its own thread's: each call that names a stream asks, or names one that is asked. Who adds a call adds it to the
+/// table of those that are tried on another thread.
+#[test]
+fn every_call_that_names_a_stream_is_tried_on_another_thread() {
+    let tried = read("tests/allocator/lifetimes/default_streams.rs");
+    let (_, table) = tried.split_once("const VERBS").expect("the table");
+    let table = table.split("\n];").next().expect("its end");
+    let is_tried = |name: &String| {
+        let calls = table.match_indices(name.as_str()).filter(|(at, _)| {
+            let (before, after) = (&table[..*at], &table[at + name.len()..]);
+            !before.ends_with(is_word) && (after.starts_with('(') || after.starts_with("::<"))
+        });
+        calls.count() > 0
+    };
+    let mut names: Vec<String> = library().iter().flat_map(|file| given_a_stream(&read(file))).collect();
+    names.sort();
+    names.dedup();
+    assert!(names.len() > 30 && names.contains(&"copy_from_peer".to_owned()), "{names:?}");
+    let excused = |name: &&String| ANY_THREAD.iter().any(|(of, _)| of == name);
+    let missing: Vec<_> = names.iter().filter(|name| !is_tried(name) && !excused(name)).collect();
+    assert_none("calls that name a stream and are not tried on another thread", &missing);
+    for (name, why) in ANY_THREAD {
+        assert!(names.iter().any(|n| n == name) && !is_tried(&(*name).to_owned()), "{name}: {why}");
+    }
+    // It can fail.
+    let planted = "impl X {\n    pub fn one(&self, s: &Stream<D>) {}\n    fn two(&self, s: &Stream<D>) {}\n}\nimpl<D: Driver> Stream<D> {\n    pub fn record_all(&self) {}\n    pub fn id(&self) {}\n}";
+    assert_eq!(given_a_stream(planted), ["one", "record_all"]);
+}
+
 /// The names in one of `.ci/run`'s lists.
 fn checks_listed(run: &str, list: &str) -> Vec<String> {
     let line = run.lines().find_map(|l| l.strip_prefix(list)?.strip_prefix('=')).expect("the list");

@@ -22,7 +22,7 @@ use crate::units::{Addr, Granules};
 // An allocation.
 
 impl<D: Driver> Allocator<D> {
-    /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`]: zeroed in stream order), 512-byte aligned, valid
+    /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`](super::Config::scrub): zeroed in stream order), 512-byte aligned, valid
     /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: one); else it may
     /// take memory from the device, make the stream wait for another one's last use of the bytes, and, when memory is
     /// out, block the host for a bounded time.

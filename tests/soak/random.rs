@@ -19,7 +19,8 @@ pub const SEEDS: u64 = 78;
 
 /// Whether a run of the tests has this seed: an ordinary one has some of each kind, `.ci/soak` all.
 fn is_run(seed: u64) -> bool {
-    !is_ordinary() || if seed < KINDS { seed % 3 == 0 } else { (seed - KINDS) / 6 % 3 == 0 }
+    !is_ordinary()
+        || if seed < KINDS { seed.is_multiple_of(3) } else { ((seed - KINDS) / 6).is_multiple_of(3) }
 }
 /// Programs of smaller seeds forget no guard, and nothing is refused or fails in them: of those it is known which planted leaks they find.
 const PLAIN: u64 = 32;

@@ -28,6 +28,8 @@ struct Stage {
     pinned: PinnedAllocation<Sim>,
     source: Arc<millpond::PinnedArray<u32, Sim>>,
     lent: Allocation<Sim>,
+    /// Indices for gathers and scatters: all 0.
+    at: DeviceArray<u32, Sim>,
 }
 
 impl Stage {
@@ -42,6 +44,7 @@ impl Stage {
             pinned: gpu.alloc_pinned(MIB).unwrap(),
             source: Arc::new(gpu.pinned_zeros(LEN).unwrap()),
             lent: gpu.alloc(4 * LEN as u64, &s).unwrap(),
+            at: gpu.zeros(LEN, &s).unwrap(),
             sim,
             gpu,
             p,
@@ -51,7 +54,7 @@ impl Stage {
 
     fn end(self) {
         let Stage { sim, gpu, p, s, .. } = self;
-        drop((self.of_p, self.of_s, self.block, self.pinned, self.source, self.lent, p, s));
+        drop((self.of_p, self.of_s, self.block, self.pinned, self.source, self.lent, self.at, p, s));
         gpu.synchronize().unwrap();
         gpu.trim(Trim::All).unwrap();
         all_clean(&sim, gpu);
@@ -60,7 +63,7 @@ impl Stage {
 
 type Verb = (&'static str, fn(&mut Stage) -> Result<(), Error>);
 
-/// Every verb that is given a stream, given `p`.
+/// Every verb that is given a stream, given `p`. `tests/architecture.rs` reads the sources for others.
 const VERBS: &[Verb] = &[
     ("alloc", |st| st.gpu.alloc(4096, &st.p).map(drop)),
     ("alloc, a miss", |st| st.gpu.alloc(64 * MIB, &st.p).map(drop)),
@@ -83,11 +86,23 @@ const VERBS: &[Verb] = &[
     ("to_pinned", |st| st.of_s.to_pinned(&st.p)?.wait().map(drop)),
     ("copy_from_pageable", |st| st.of_s.copy_from_pageable(&[7; LEN], &st.p)),
     ("copy_to_pageable", |st| st.of_s.copy_to_pageable(&mut [0; LEN], &st.p)),
+    ("array_from_slice", |st| st.gpu.array_from_slice(&[7_u32; LEN], &st.p).map(drop)),
+    ("copy_to", |st| {
+        st.of_s.copy_to(st.gpu.pinned_zeros(LEN)?, &st.p).map_err(|r| r.error)?.wait().map(drop)
+    }),
+    ("copy_from_plane", |st| {
+        let from = st.of_s.view().plane(2, 4, 8)?;
+        st.of_p.view_mut().plane(2, 4, 8)?.copy_from_plane(&from, &st.p)
+    }),
     ("to_vec", |st| st.of_p.to_vec(&st.p).map(drop)),
     ("duplicate", |st| st.of_s.duplicate(&st.p).map(drop)),
     ("to_pinned of a plane", |st| st.of_s.view().plane(2, 4, 8)?.to_pinned(&st.p)?.wait().map(drop)),
     ("a kernel", |st| kernel::fill(&mut st.of_s, 3, &st.p)),
     ("a kernel on two arrays", |st| kernel::saxpy(2, &st.of_p, &mut st.of_s, &st.p)),
+    ("iota", |st| kernel::iota(&mut st.of_p, 0, 1, &st.p)),
+    ("reduce_sum", |st| kernel::reduce_sum(&st.of_s, &mut st.of_p.slice_mut(0..1), &st.p)),
+    ("gather", |st| kernel::gather(&st.of_s, &st.at, &mut st.of_p, &st.p)),
+    ("scatter", |st| kernel::scatter(&st.of_s, &st.at, &mut st.of_p, &st.p)),
     ("read_on", |st| st.of_s.read_on(&st.p).map(drop)),
     ("write_on", |st| st.of_p.write_on(&st.p).map(drop)),
     ("record", |st| st.p.record().map(drop)),
