@@ -6,7 +6,7 @@ its device: no annotation is needed. `uses` says what a free waits for:
 
     "known"  (the default) all streams that were ever current, the null stream among them, and those that ended since
     "own"    the array's own stream, and what `record_use` was told: for programs that keep to one stream, or say it all
-    "any"    everything that the device holds, whoever queued it: it serves again when the device is quiet, as below
+    "any"    everything that the device holds, whoever queued it: it serves again when the device was synchronized, as below
 
 What "known" does not see: work on a stream that was never current, such as a launch by another library on an array that it
 was given, or a copy with `stream=` of a stream that was never used otherwise. Say `pool.record_use(array, stream)` before the array is
@@ -18,9 +18,13 @@ While a stream that is known captures a graph, freed arrays stay where they are 
 pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
 with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. So is an array that outlives
 the stream it was made on, from when it is dropped: nobody can mark a stream that has ended. And behind a stream that
-ended and could not be waited for, because it captured or the driver failed, every free is as with "any" until the device was quiet once.
-A request that would be out of memory, and `free_all_blocks`, wait for the device then and have it all again, unless a stream that
-began its capture by CuPy captures a graph. Captures of other libraries in this process are not seen, and such a wait ends them. At the interpreter's exit nothing is freed: the driver takes everything.
+ended and could not be waited for, because it captured or the driver failed, every free is as with "any" until the device was synchronized once.
+
+`pool.allocator().synchronize()` has all of it again: it waits for the device, which ends graph captures in progress, so it is called when nobody
+captures. No other call of the pool does that unless it is asked for: a request that does not fit raises out of memory and says how much is held back,
+and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two synchronize the device by themselves when something
+is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
+seen then, and are ended. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
 import collections
@@ -54,7 +58,7 @@ class _Known:
         self.device = device
         self.lock = threading.RLock()
         self.join = None
-        # So many streams ended and could not be waited for since the device was last quiet.
+        # So many streams ended and could not be waited for since the device was last synchronized.
         self.lost = 0
         # A stream cannot be named from here, ever.
         self.nameless = False
@@ -355,6 +359,23 @@ class _Pinned(_Owner):
         return self.pointer
 
 
+class _Allocator(millpond.Allocator):
+    """A pool's, of a device whose streams may be watched."""
+
+    def __init__(self, device, known, **options):
+        self._known = known
+        super().__init__(device, **options)
+
+    def synchronize(self):
+        # One that has ended may owe nothing, and not wait.
+        if self._known is None or not self._owned:
+            super().synchronize()
+        else:
+            self._known.quiet(super().synchronize)
+
+    synchronize.__doc__ = millpond.Allocator.synchronize.__doc__
+
+
 class _Frees:
     """How a pool's memory of a device is freed."""
 
@@ -392,19 +413,20 @@ class _Frees:
             if not self._try(free, pointer, collections.deque.appendleft):
                 return
 
-    def quiet(self):
-        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures."""
+    def held_back(self, *kinds):
+        """Bytes that nobody but a wait for the device can show to be idle: of the device ("total"), pinned ("pinned")."""
         stats = self.allocator.stats()
-        if not stats["total"]["held_back"] + (stats["pinned"] or {"held_back": 0})["held_back"]:
+        return sum(stats[kind]["held_back"] for kind in kinds if stats[kind])
+
+    def synchronize(self, *kinds):
+        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures."""
+        if not self.held_back(*kinds):
             return False
         with _beginning:
             if _captures():
                 return False
             try:
-                if self.known is None:
-                    self.allocator.synchronize()
-                else:
-                    self.known.quiet(self.allocator.synchronize)
+                self.allocator.synchronize()
             except millpond.CapturingError:  # Another library's capture, or one of a thread that has ended.
                 return False
         return True
@@ -448,19 +470,26 @@ class _Frees:
 
 
 class MemoryPool:
-    """Shaped as cupy.cuda.MemoryPool, for every device: an allocator each, made when it is first asked for something."""
+    """Shaped as cupy.cuda.MemoryPool, for every device: an allocator each, made when it is first asked for something.
 
-    def __init__(self, uses="known", **options):
+    With `may_synchronize` a request that would be out of memory, and `free_all_blocks`, synchronize the device when memory is held back. That ends
+    graph captures that other libraries began; without it nothing here ends one, but `allocator().synchronize()` and its end."""
+
+    def __init__(self, uses="known", *, may_synchronize=False, **options):
         if uses not in ("known", "any", "own"):
             raise ValueError(
                 f"uses is {uses!r}; it may be 'known' (streams that were current), 'any' (whoever used it) or 'own' (its own stream, and recorded uses)"
             )
+        if not isinstance(may_synchronize, bool):
+            raise TypeError(f"may_synchronize is {may_synchronize!r}: it must be True or False")
         millpond._words(options)
         self._uses = uses
+        self._may_synchronize = may_synchronize
         self._watched = uses == "known"
         self._options = options
         self._frees = {}
-        self._sees_captures = _watch_captures()
+        if not _watch_captures() and may_synchronize:
+            raise RuntimeError("the captures of this CuPy cannot be watched, and a wait for the device would end them: leave may_synchronize out")
         if self._watched:
             _watch()
             self._lost = _default_is_per_thread()
@@ -475,7 +504,7 @@ class MemoryPool:
                     known = _known_of(device) if self._watched else None
                     if known and self._lost:
                         known.nameless = True
-                    made = millpond.Allocator(device, **self._options)
+                    made = _Allocator(device, known, **self._options)
                     found = self._frees[device] = _Frees(made, self._uses, known)
         return found
 
@@ -486,7 +515,8 @@ class MemoryPool:
         return found
 
     def allocator(self, device=None):
-        """millpond's own view of a device's allocator: a number, "cuda:0" or a cupy.cuda.Device."""
+        """millpond's own view of a device's allocator: a number, "cuda:0" or a cupy.cuda.Device. Its `synchronize()` has again what is
+        held back, and its `close()` and `destroy()` end it: the three wait for the device and end graph captures."""
         device = cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)
         return self._of(device).allocator
 
@@ -500,31 +530,46 @@ class MemoryPool:
         if self._watched:
             _note(stream)
         try:
-            pointer = self._again(here, lambda: allocator.alloc(size, stream.ptr))
+            pointer = self._again(here, "total", lambda: allocator.alloc(size, stream.ptr))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["taken"], stats.get("limit") or 0)
-            raise refused from why
+            raise self._with_advice(refused, here, "total") from why
         if not pointer:
             return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
         owner = _Owner(here.device, pointer)
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, size, owner, device), 0)
 
-    def _again(self, here, request):
-        """A request that is out of memory is made once more if something was held back."""
+    def _again(self, here, kind, request):
+        """With `may_synchronize`, a request that is out of memory is made once more if something was held back."""
         try:
             return request()
         except millpond.OutOfMemoryError:
-            if not self._sees_captures or not here.quiet():
+            if not self._may_synchronize or not here.synchronize(kind):
                 raise
         return request()
+
+    def _with_advice(self, refused, here, kind):
+        """The error, which says how much is held back and what releases it."""
+        held = here.held_back(kind)
+        if held:
+            by_itself = "" if self._may_synchronize else ", and install(may_synchronize=True) has it done on such a request"
+            refused.args = (
+                f"{refused} {held:,} bytes are held back, because nobody can say when the last use of them is over: pool.allocator().synchronize() "
+                f"releases them. It waits for the device and ends graph captures in progress: call it when nobody captures{by_itself}.",
+            )
+        return refused
 
     def malloc_pinned(self, size):
         """A cupy.cuda.PinnedMemoryPointer: its memory serves again when what may use it at its end is complete, as `uses` says
         it; with "own" as with "any"."""
         here = self._here()
         size = millpond._bytes(size)
-        pointer = self._again(here, lambda: here.allocator.alloc_pinned(size))
+        try:
+            pointer = self._again(here, "pinned", lambda: here.allocator.alloc_pinned(size))
+        except millpond.OutOfMemoryError as why:
+            self._with_advice(why, here, "pinned")
+            raise
         return cupy.cuda.PinnedMemoryPointer(_Pinned(here.pinned, pointer, size), 0)
 
     def held_frees(self):
@@ -555,10 +600,12 @@ class MemoryPool:
         return total["free_chunks"] + total["in_flight_ranges"]
 
     def free_all_blocks(self, stream=None):
-        """Gives idle memory of the current device back. The stream is for CuPy's sake: one's part cannot be told apart."""
+        """Gives memory of the current device back that is known to be idle, and ends no capture. What is held back stays, until
+        `allocator().synchronize()`; with `may_synchronize` the device is synchronized for it first, unless a stream of CuPy's captures. The
+        stream is for CuPy's sake: one's part cannot be told apart."""
         here = self._here()
-        if self._sees_captures:
-            here.quiet()
+        if self._may_synchronize:
+            here.synchronize("total", "pinned")
         here.allocator.trim()
 
     def free_all_free(self):
@@ -586,16 +633,17 @@ class MemoryPool:
         return self.allocator().report()
 
 
-def install(uses="known", pinned=True, **options):
+def install(uses="known", pinned=True, *, may_synchronize=False, **options):
     """Makes millpond CuPy's allocator, of pinned memory too if wanted, with the options of millpond.Allocator. Returns the pool.
-    What is wrong with the arguments or the device is raised before CuPy is touched."""
+    What is wrong with the arguments or the device is raised before CuPy is touched. With `may_synchronize` a request that would be out of
+    memory, and `free_all_blocks`, synchronize the device when memory is held back, which ends captures that other libraries began."""
     try:
         devices = cupy.cuda.runtime.getDeviceCount()
     except Exception as why:
         raise millpond.NoDeviceError(f"CuPy sees no device: {why}") from why
     if not devices:
         raise millpond.NoDeviceError("CuPy sees no device")
-    pool = MemoryPool(uses, **options)
+    pool = MemoryPool(uses, may_synchronize=may_synchronize, **options)
     pool.allocator()
     cupy.cuda.set_allocator(pool.malloc)
     if pinned:

@@ -96,7 +96,8 @@ def make(devices=1, per_thread=False):
             stand_in.call("cuEventRecord", ctypes.c_void_p(self.ptr), ctypes.c_void_p(stream.ptr))
 
     class OutOfMemoryError(MemoryError):
-        pass
+        def __init__(self, size, total, limit=0):
+            super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes, limit set to: {limit:,} bytes).")
 
     def set_device(device):
         thread.device = device

@@ -16,6 +16,8 @@ from stand_in import MIB, alone, order, write
 
 # One segment, so that freed bytes are the next owner's if they may be.
 TIGHT = {"limit": "2MiB", "growth": "exact"}
+# A pool that may wait for the device to have again what is held back.
+WAITS = {**TIGHT, "may_synchronize": True}
 SIZE = 2 * MIB
 
 
@@ -44,7 +46,7 @@ class Test(unittest.TestCase):
 class TestOrder(Test):
     def on_two_streams(self, uses, between=lambda one, two: None):
         """An array of one stream is used on another, dropped, and written by its next owner."""
-        self.make(uses)
+        self.make(uses, WAITS)
         one, two = self.streams()
         x = self.empty(one)
         write(one.ptr, x.mem.ptr, SIZE)
@@ -69,9 +71,9 @@ class TestOrder(Test):
     def test_the_oracle_sees_a_use_that_nobody_told(self):
         self.assertIsNotNone(self.on_two_streams("own"))
 
-    def used_and_ended(self, spoil=lambda: None):
+    def used_and_ended(self, spoil=lambda: None, options=TIGHT):
         """The other stream ends before the array does, with work pending."""
-        self.make()
+        self.make(options=options)
         one, two = self.streams()
         x = self.empty(one)
         order(one.ptr, two.ptr)
@@ -104,7 +106,7 @@ class TestOrder(Test):
             known.quiet = lambda self, synchronize: (lost.append(self.lost), waits(self, synchronize))
             stand_in.fail_next("cuEventRecord", 999)
 
-        self.assertIsNone(self.used_and_ended(spoil))
+        self.assertIsNone(self.used_and_ended(spoil, WAITS))
         self.assertEqual(lost, [1], "until the device was waited for")
 
     @alone()
@@ -161,7 +163,7 @@ class TestOrder(Test):
 
     @alone()
     def test_a_use_that_is_told(self):
-        self.make()
+        self.make(options=WAITS)
         one, two = self.streams()
         x = self.empty(one)
         order(one.ptr, two.ptr)
@@ -195,7 +197,7 @@ class TestOrder(Test):
         self.assertIsNotNone(self.on_the_null_stream("own"))
 
     def per_thread(self, elsewhere):
-        cuda = self.make()
+        cuda = self.make(options=WAITS)
         (one,) = self.streams(1)
         x = self.empty(one)
         # Nothing is pending on the array's own stream but its birth.
@@ -295,7 +297,7 @@ class TestCaptures(Test):
                 pool.allocator().close()
 
     def held_back_beside_a_capture(self, uses):
-        self.make(uses)
+        self.make(uses, WAITS)
         one, two, three = self.streams(3)
         x = self.empty(one)
         write(one.ptr, x.mem.ptr, SIZE)
@@ -345,9 +347,9 @@ class TestCaptures(Test):
 
     @alone()
     def test_a_stream_that_was_lost_is_so_until_the_device_was_quiet(self):
-        self.make()
+        self.make(options=WAITS)
         known = self.door._known_of(0)
-        for _ in range(3):
+        for by_itself in (True, True, False, False):
             one, two = self.streams()
             x = self.empty(one)
             with two:
@@ -357,6 +359,9 @@ class TestCaptures(Test):
             del x
             self.assertEqual(known.lost, 1)
             self.assertIsNone(known.naming(lambda handles: handles), "who may use an array cannot be said")
+            if not by_itself:
+                self.pool.allocator().synchronize()
+                self.assertEqual(known.lost, 0, "the program's own wait counts too")
             self.pool.free_all_blocks()
             self.assertEqual((known.lost, self.pool.total_bytes()), (0, 0))
             self.assertIsNotNone(known.naming(lambda handles: handles))
@@ -371,7 +376,7 @@ class TestCaptures(Test):
 
     @alone()
     def test_an_array_that_outlives_its_stream_is_held_back(self):
-        self.make()
+        self.make(options=WAITS)
         one, two = self.streams()
         x = self.empty(one)
         write(one.ptr, x.mem.ptr, SIZE)
@@ -395,7 +400,7 @@ class TestCaptures(Test):
     @alone()
     def test_another_thread_s_own_stream_captures(self):
         """Its handle means the asking thread's own stream: whether it captures cannot be asked from another thread."""
-        cuda = self.make("any")
+        cuda = self.make("any", WAITS)
         (one,) = self.streams(1)
         x = self.empty(one)
         own, held, over = cuda.Stream.ptds, threading.Event(), threading.Event()
@@ -426,7 +431,7 @@ class TestCaptures(Test):
 
     @alone()
     def test_this_thread_s_own_stream_captures(self):
-        cuda = self.make("any")
+        cuda = self.make("any", WAITS)
         (one,) = self.streams(1)
         x = self.empty(one)
         own = cuda.Stream.ptds
@@ -444,7 +449,7 @@ class TestCaptures(Test):
     @alone()
     def test_a_thread_that_ends_in_its_own_capture(self):
         """Nobody can end that capture any more. The driver refuses to wait then, and that is no error of a trim."""
-        cuda = self.make("any")
+        cuda = self.make("any", WAITS)
         (one,) = self.streams(1)
         x = self.empty(one)
 
@@ -462,12 +467,147 @@ class TestCaptures(Test):
             self.empty(one)
 
 
+class TestForeignCaptures(Test):
+    """Captures on streams that CuPy never saw and that nobody declared: only a wait for the device meets them."""
+
+    def beside(self, request, uses="any", options=TIGHT):
+        """What `request` raised, or None, with memory held back and a stream of another library capturing; its waits for the device;
+        and whether the capture ended well."""
+        self.make(uses, options)
+        one, two = self.streams()
+        x, pinned = self.empty(one), self.pool.malloc_pinned(SIZE)
+        write(one.ptr, x.mem.ptr, SIZE)
+        if uses == "own":
+            order(one.ptr, two.ptr)
+            self.pool.allocator().record_use(x.mem.ptr, two.ptr)
+        foreign = stand_in.stream()
+        stand_in.begin_capture(foreign)
+        if uses == "known":
+            del one
+        del x, pinned
+        if uses != "known":  # That the stream has ended is learned by the request.
+            stats = self.pool.allocator().stats()
+            self.assertEqual((stats["total"]["held_back"], stats["pinned"]["held_back"]), (SIZE, SIZE))
+        waits, raised = stand_in.calls("cuCtxSynchronize"), None
+        try:
+            request(two)
+        except MemoryError as why:
+            raised = why
+        waits = stand_in.calls("cuCtxSynchronize") - waits
+        try:
+            lives = bool(stand_in.end_capture(foreign))
+        except RuntimeError:
+            lives = False
+        return raised, waits, lives
+
+    def is_refused(self, request, uses="any", kind=None, what="2,097,152 bytes are held back"):
+        raised, waits, lives = self.beside(request, uses)
+        self.assertIsInstance(raised, kind or self.cupy.cuda.memory.OutOfMemoryError)
+        self.assertRegex(str(raised), f"{what}.*allocator\\(\\).synchronize\\(\\) releases them.*ends graph captures.*may_synchronize=True")
+        self.assertEqual((waits, lives), (0, True))
+
+    def array(self, stream):
+        self.empty(stream)
+
+    def pinned(self, stream):
+        self.pool.malloc_pinned(SIZE)
+
+    def trim(self, stream):
+        self.pool.free_all_blocks()
+
+    @alone()
+    def test_a_request_out_of_memory_leaves_them_alone(self):
+        self.is_refused(self.array)
+        # And the call that it names has the memory again.
+        self.pool.allocator().synchronize()
+        self.array(self.streams(1)[0])
+
+    @alone()
+    def test_with_recorded_uses(self):
+        self.is_refused(self.array, "own")
+
+    @alone()
+    def test_an_array_that_outlived_its_stream(self):
+        self.is_refused(self.array, "known")
+
+    @alone(MILLPOND_PINNED_LIMIT="2MiB")
+    def test_pinned_memory(self):
+        self.is_refused(self.pinned, kind=millpond.OutOfMemoryError)
+        self.pool.allocator().synchronize()
+        self.pinned(None)
+
+    @alone()
+    def test_free_all_blocks_leaves_them_alone(self):
+        for trim in (self.trim, lambda stream: self.pool.free_all_free()):
+            raised, waits, lives = self.beside(trim)
+            self.assertEqual((raised, waits, lives), (None, 0, True))
+            self.assertEqual(self.pool.total_bytes(), SIZE, "what is held back stays")
+            self.pool.allocator().synchronize()
+            self.pool.free_all_blocks()
+            self.assertEqual(self.pool.total_bytes(), 0)
+
+    @alone()
+    def test_free_all_blocks_gives_back_what_is_idle(self):
+        """Also while another library captures and other memory is held back."""
+        self.make("any", {"limit": "4MiB", "growth": "exact"})
+        one, two = self.streams()
+        idle, held = self.empty(one), self.empty(two)
+        del idle
+        self.pool.allocator().synchronize()
+        self.assertEqual(self.pool.total_bytes(), 2 * SIZE)
+        foreign = stand_in.stream()
+        stand_in.begin_capture(foreign)
+        del held
+        self.pool.free_all_blocks()
+        self.assertTrue(stand_in.end_capture(foreign), "it lives")
+        self.assertEqual(self.pool.total_bytes(), SIZE)
+
+    @alone()
+    def test_who_asks_for_waits_loses_them(self):
+        """As the documentation says: a pool that may synchronize ends them. So the tests above would see an end."""
+        for request in (self.array, self.trim):
+            raised, waits, lives = self.beside(request, options=WAITS)
+            self.assertEqual((waits, lives), (1, False))
+        self.assertIsNone(raised)
+
+    @alone(MILLPOND_PINNED_LIMIT="2MiB")
+    def test_who_asks_for_waits_is_served_when_nobody_captures(self):
+        self.make("any", WAITS)
+        one, two = self.streams()
+        for request in (self.array, self.pinned):
+            x, pinned = self.empty(one), self.pool.malloc_pinned(SIZE)
+            write(one.ptr, x.mem.ptr, SIZE)
+            del x, pinned
+            waits = stand_in.calls("cuCtxSynchronize")
+            request(two)
+            self.assertEqual(stand_in.calls("cuCtxSynchronize"), waits + 1)
+            self.pool.allocator().synchronize()
+        self.array(two)
+        self.trim(None)
+        self.assertEqual(self.pool.total_bytes(), 0)
+        self.assertIsNone(stand_in.verdict())
+
+    @alone()
+    def test_nothing_is_said_or_waited_for_where_nothing_is_held_back(self):
+        for options in (TIGHT, WAITS):
+            self.make("any", options)
+            x = self.pool.malloc(SIZE)
+            waits = stand_in.calls("cuCtxSynchronize")
+            with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError) as raised:
+                self.pool.malloc(SIZE)
+            self.pool.free_all_blocks()
+            self.assertNotIn("held back", str(raised.exception))
+            self.assertEqual(stand_in.calls("cuCtxSynchronize"), waits)
+            self.assertTrue(x.mem.ptr)
+
+
 class TestDoor(Test):
     @alone()
     def test_what_is_wrong_is_raised_before_cupy_is_touched(self):
         cupy, door = stub_cupy.install()
         before = dict(vars(cupy.cuda))
-        for wrong in ({"uses": "some"}, {"limit": "banana"}, {"limit": -1}, {"size": 3}, {"policy": True}):
+        wrongs = {"uses": "some"}, {"limit": "banana"}, {"limit": -1}, {"size": 3}, {"policy": True}, {"may_synchronize": "no"}, {"may_synchronize": 1}
+        for wrong in wrongs:
             with self.assertRaises((ValueError, TypeError), msg=str(wrong)):
                 door.install(**wrong)
             self.assertEqual(cupy.cuda.allocators, [])
@@ -503,7 +643,11 @@ class TestDoor(Test):
             with mock.patch.object(cupy.cuda, kind, int), self.assertRaisesRegex(RuntimeError, "uses='any'"):
                 door.install()
         self.assertEqual(cupy.cuda.allocators, [])
-        door.install("any")
+        with mock.patch.object(cupy.cuda, "Stream", int), self.assertRaisesRegex(RuntimeError, "captures .* cannot be watched"):
+            door.install("any", may_synchronize=True)
+        self.assertEqual(cupy.cuda.allocators, [])
+        with mock.patch.object(cupy.cuda, "Stream", int):
+            door.install("any")
 
     @alone()
     def test_no_device(self):

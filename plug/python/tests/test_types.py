@@ -41,6 +41,7 @@ def install() -> None:
     millpond_torch.allocator().set_limit(None)
     pool = millpond_cupy.install(uses="own", pinned=False, reuse="never")
     used: int = pool.used_bytes()
+    millpond_cupy.MemoryPool("any", may_synchronize=True).free_all_blocks()
     print(millpond.__version__ + millpond.version())
 """
 
@@ -52,6 +53,7 @@ WRONG = {
     "millpond.Allocator().free_after(0, 7)": "arg-type",
     'millpond.Allocator().trim() + ""': "operator",
     'millpond_cupy.MemoryPool(uses="all")': "arg-type",
+    'millpond_cupy.install(may_synchronize="no")': "arg-type",
     "millpond_torch.report(device=1.5)": "arg-type",
     "millpond_torch.memory_allocated().x": "attr-defined",
 }
