@@ -9,6 +9,8 @@
 #[path = "arrays/operations.rs"]
 mod arrays;
 mod cases;
+#[path = "allocator/lifetimes/endless.rs"]
+mod endless;
 #[path = "arrays/safe_calls.rs"]
 mod safe_calls;
 mod worlds;
@@ -39,9 +41,6 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::NamesPruned, "it costs waits and breaks nothing"),
     (Bug::LineUnlinked, "a second pool for one stream costs memory and breaks nothing"),
     (Bug::DueDropped, "it costs memory and breaks nothing"),
-    (Bug::IndependentWaits, "it breaks the program's own schedule, which no judge of order sees"),
-    (Bug::RequestTrims, "it costs time, which no judge of order sees"),
-    (Bug::PatienceRenewed, "it costs time, which no judge of order sees"),
     (Bug::HintNeverRaised, "it costs memory and breaks nothing"),
     (Bug::NewsLost, "it costs memory and breaks nothing"),
     (Bug::EnteredUnheard, "it costs memory and breaks nothing"),
@@ -63,7 +62,6 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::SweepAlways, "it costs time, which no judge of order sees"),
     (Bug::FinishNever, "it costs memory and breaks nothing"),
     (Bug::BurstKept, "it costs memory and breaks nothing"),
-    (Bug::SealStores, "no two threads of the programs use one array"),
     (Bug::OwnThreadUnasked, "the programs make no threads' default streams"),
     (Bug::LookTooSoon, "it costs time, which no judge of order sees"),
     (Bug::ReportWhole, "it costs time, which no judge of order sees"),
@@ -172,10 +170,10 @@ fn is_of_arrays(bug: Bug) -> bool {
         || bug.name().starts_with("array-")
 }
 
-/// Bugs that only an operation with several operands can show, while another thread orders its streams: programs by threads look
-/// for them.
+/// Bugs that only an operation with several operands can show, while another thread orders its streams, or one of two threads' on one
+/// array: programs by threads look for them.
 fn is_of_threads(bug: Bug) -> bool {
-    matches!(bug, Bug::CoverOther | Bug::CoverTie)
+    matches!(bug, Bug::CoverOther | Bug::CoverTie | Bug::SealStores)
 }
 
 /// Bugs that only streams of others can show, which are not declared, or end unannounced, or capture.
@@ -188,11 +186,17 @@ fn is_of_safe_calls(bug: Bug) -> bool {
     matches!(bug, Bug::SimPinnedUnrefused | Bug::SimPinnedReached)
 }
 
+/// Bugs by which a request waits for what it may not, or for too long: programs beside an endless kernel look for them.
+fn is_of_waits(bug: Bug) -> bool {
+    matches!(bug, Bug::IndependentWaits | Bug::PatienceRenewed | Bug::RequestTrims)
+}
+
 /// The program of a seed that may show a bug; of each kind in turn for none.
 fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
     let kind = match bug {
-        None => seed % 5,
+        None => seed % 6,
         Some(bug) if is_of_safe_calls(bug) => 4,
+        Some(bug) if is_of_waits(bug) => 5,
         Some(bug) if is_of_threads(bug) => 2,
         Some(bug) if is_of_others(bug) => 3,
         Some(bug) => is_of_arrays(bug).into(),
@@ -202,6 +206,7 @@ fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
         1 => arrays::program(seed),
         3 => cases::random::run_undeclared(seed),
         4 => safe_calls::program(seed),
+        5 => (endless::STEPS, cases::judge(|| endless::run(seed).map(drop))),
         _ => cases::threads::run(seed),
     }
 }

@@ -451,7 +451,8 @@ fn every_bug_of_the_doors_is_found() {
     };
     // `MILLPOND_ONLY=z8,z9` looks for those only.
     let only = std::env::var("MILLPOND_ONLY").ok();
-    assert_eq!(find(if only.is_some() { 10 } else { 100 }, None), None, "right code fails");
+    // Right code has more of them in every build.
+    assert_eq!(find(if only.is_some() { 10 } else { 20 }, None), None, "right code fails");
     let wanted = |bug: &Bug| only.as_deref().is_none_or(|names| names.split(',').any(|n| n == bug.name()));
     for &bug in Bug::DOORS.iter().chain(OF_CAPTURES).filter(|bug| wanted(bug)) {
         let found = find(WITHIN, Some(bug));

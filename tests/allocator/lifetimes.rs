@@ -9,6 +9,7 @@ mod callbacks;
 mod captures;
 mod default_streams;
 mod disturbed;
+mod endless;
 mod hidden;
 mod kept;
 mod knobs;

@@ -602,11 +602,16 @@ impl Machine {
         for (x, model) in &self.arrays {
             assert!(x.to_vec(&self.streams[0]).unwrap() == *model);
         }
-        for token in self.forgotten {
-            drop(ManuallyDrop::into_inner(token));
+        // A forgotten token keeps its own memory of the host, and nothing of the device's.
+        let outlives = self.forgotten.len() % 2 == 1;
+        let mut forgotten = self.forgotten.into_iter().map(ManuallyDrop::into_inner);
+        if !outlives {
+            forgotten.by_ref().for_each(drop);
         }
         self.gpu.check();
         drop((self.arrays, self.indices, self.streams, self.gpu));
+        assert!(self.sim.ledger().bytes_taken == 0, "device memory is left: {:?}", self.sim.leaks());
+        forgotten.for_each(drop);
         let tally = self.sim.verdict().unwrap_or_else(|v| panic!("{v}"));
         // Of declared work nobody knows when it was queued: it is waited for whenever it may have been. The former life of
         // bytes has the number of a marker that comes behind it (O7, O8), and perhaps behind nothing new.

@@ -1,5 +1,6 @@
 //! Random programs of arrays by several threads: operations with several operands, whose streams other threads order while the
-//! operation looks for markers and makes them, and threads that stand still in the making of a marker.
+//! operation looks for markers and makes them, and threads that stand still in the making of a marker; and arrays that two threads
+//! read at once.
 //!
 //! Which thread goes on when is drawn too, so that a seed is a program and a schedule. On right code without points to stand
 //! at, the same calls follow one another. What every array holds in the end is that of running the operations in order.
@@ -9,8 +10,9 @@ use super::{Held, Outcome, World, at, ensure, forget_points, said};
 use millpond::units::GIB;
 use millpond::{Config, DeviceArray, Event, Stream, kernel};
 use millpond_sim::{Schedule, Sim};
+use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 
 /// Steps of one program.
 const STEPS: usize = 24;
@@ -34,6 +36,10 @@ struct Run {
     arrays: Vec<(DeviceArray<u8, Sim>, u8)>,
     /// The same, of indices that count up from 0.
     indices: Vec<DeviceArray<u32, Sim>>,
+    /// One more of each, which threads read at once.
+    shared: Vec<(Arc<DeviceArray<u8, Sim>>, u8)>,
+    /// What was read of those, each with what it is to hold.
+    copies: VecDeque<(DeviceArray<u8, Sim>, u8)>,
     /// A thread that stands still, wherever it is let go.
     held: Arc<Mutex<Option<Held>>>,
     events: Vec<Event<Sim>>,
@@ -62,20 +68,72 @@ impl Run {
         let schedule = if dice.one_in(4) { Schedule::Random(seed) } else { Schedule::Latest };
         let w = World::on(Sim::new(GIB).schedule(schedule), Config::default());
         let streams: Vec<_> = (0..4 + dice.below(2)).map(|_| w.stream()).collect();
-        let (arrays, indices, events) = (Vec::new(), Vec::new(), Vec::new());
-        let mut run = Run { w, dice, streams, arrays, indices, held: Arc::default(), events };
+        let (arrays, indices, shared) = (Vec::new(), Vec::new(), Vec::new());
+        let (copies, held, events) = (VecDeque::new(), Arc::default(), Vec::new());
+        let mut run = Run { w, dice, streams, arrays, indices, shared, copies, held, events };
         for on in 0..run.streams.len() {
             let s = &run.streams[on];
             run.arrays.push((run.w.gpu.uninit(LEN, s).map_err(said)?, 0));
             run.indices.push(run.w.gpu.uninit(LEN, s).map_err(said)?);
             kernel::fill(&mut run.arrays[on].0, 0, s).map_err(said)?;
             kernel::iota(&mut run.indices[on], 0, 1, s).map_err(said)?;
+            let mut shared = run.w.gpu.uninit(LEN, s).map_err(said)?;
+            kernel::fill(&mut shared, 0, s).map_err(said)?;
+            run.shared.push((Arc::new(shared), 0));
         }
         Ok(run)
     }
 
-    /// One operation on a stream, with operands at home on three others, and what goes on around it.
     fn step(&mut self, made: &mut usize) -> Outcome {
+        if self.dice.one_in(3) {
+            return self.read_together(made);
+        }
+        self.operate_between(made)
+    }
+
+    /// Two threads read one array on one stream, mostly its home. The second one's read is queued, mostly behind a marker, while the
+    /// first one stands between the stamp of its own and what it says of that. Whoever writes the array then comes after both.
+    fn read_together(&mut self, made: &mut usize) -> Outcome {
+        let home = self.dice.below(self.streams.len());
+        let on = if self.dice.one_in(4) { self.dice.below(self.streams.len()) } else { home };
+        let (marked, nth) = (!self.dice.one_in(4), 1 + u32::from(self.dice.one_in(4)));
+        let s = self.streams[on].clone();
+        let (x, holds) = (Arc::clone(&self.shared[home].0), self.shared[home].1);
+        let copy = || self.w.gpu.uninit::<u8>(LEN, &s).map_err(said);
+        let (mut first, mut second) = (copy()?, copy()?);
+        let (brought, bring) = mpsc::channel();
+        let (theirs, their_stream) = (Arc::clone(&x), s.clone());
+        at("stamped", nth, move || {
+            if marked {
+                drop(their_stream.record().expect("no call fails"));
+            }
+            second.copy_from_device(&*theirs, &their_stream).expect("no call fails");
+            drop(theirs);
+            let _ = brought.send(second);
+        });
+        let read = first.copy_from_device(&*x, &s).map_err(said);
+        // With what the point would have done, if nobody came to it: the second copy is not made then.
+        forget_points();
+        read?;
+        *made += 2 + usize::from(marked);
+        self.copies.push_back((first, holds));
+        self.copies.extend(bring.try_recv().ok().map(|second| (second, holds)));
+        drop(x);
+        if !self.dice.one_in(3) {
+            let (to, value) = (self.dice.below(self.streams.len()), self.dice.below(256) as u8);
+            let (x, holds) = &mut self.shared[home];
+            let x = Arc::get_mut(x).ok_or("the other thread is over, and has the array")?;
+            kernel::fill(x, value, &self.streams[to]).map_err(said)?;
+            (*holds, *made) = (value, *made + 1);
+        }
+        while self.copies.len() > 8 {
+            self.copies.pop_front();
+        }
+        Ok(())
+    }
+
+    /// One operation on a stream, with operands at home on three others, and what goes on around it.
+    fn operate_between(&mut self, made: &mut usize) -> Outcome {
         let mut all: Vec<usize> = (0..self.streams.len()).collect();
         let [to, from, by, on] = core::array::from_fn(|_| all.swap_remove(self.dice.below(all.len())));
         let homes = [to, from, by];
@@ -176,12 +234,13 @@ impl Run {
 
     /// Everything is read once more, and judged.
     fn finish(self) -> Outcome {
-        let Run { w, streams, arrays, indices, events, .. } = self;
-        for (x, holds) in &arrays {
+        let Run { w, streams, arrays, indices, shared, copies, events, .. } = self;
+        let read = shared.iter().map(|(x, holds)| (&**x, holds));
+        for (x, holds) in arrays.iter().chain(&copies).map(|(x, holds)| (x, holds)).chain(read) {
             let found = x.to_vec(&streams[0]).map_err(said)?;
             ensure!(found.iter().all(|v| v == holds), "an array holds {:?}, not {holds}", found.first());
         }
-        drop((streams, arrays, indices, events));
+        drop((streams, arrays, indices, shared, copies, events));
         w.end()
     }
 }

@@ -15,4 +15,15 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         Alloc 0 233 0 0 0
         Destroy 0 202 0 0 0",
     ),
+    (
+        "the model let `millpond_set_limit` move idle memory and then fail, and not PyTorch's memory fraction, which sets the limit too",
+        "schedule 2 rounds 0
+        TorchAlloc 0 0 55 0 0
+        Alloc 0 33 0 0 0
+        Alloc 0 14 0 0 0
+        FreeOn 0 53 120 0 0
+        TorchAlloc 0 3 0 20 0
+        TorchUse 0 0 110 0 0
+        Limit 1 31 1 0 1",
+    ),
 ];

@@ -2,12 +2,10 @@
 //! (a collective that waits for the host), and every request returns: the simulated device counts the waits of the host
 //! that could not have ended.
 
+use super::endless::{self, UNBOUNDED};
 use crate::rig::{all_clean, late, on, write};
 use millpond::units::{GIB, MIB};
-use millpond::{
-    Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, OutOfMemory, PinnedAllocation,
-    Policy, Reuse, Stream, Trim,
-};
+use millpond::{Allocator, Config, DriverErrorKind, Error, Growth, Limit, OutOfMemory, Reuse, Stream, Trim};
 use millpond_sim::{Call, Gate, Launch, Ledger, Schedule, Sim};
 
 use std::sync::{Arc, Mutex};
@@ -15,10 +13,6 @@ use std::time::Duration;
 
 const SCHEDULES: [Schedule; 4] =
     [Schedule::Earliest, Schedule::Latest, Schedule::Random(1), Schedule::Random(2)];
-
-/// Calls that wait for the whole device, or for all of a stream.
-const UNBOUNDED: [Call; 4] =
-    [Call::MemFree, Call::MemFreeHost, Call::CtxSynchronize, Call::StreamSynchronize];
 
 /// Since `before`, the host waited neither for what cannot end nor for the whole device.
 fn no_unbounded_wait(sim: &Sim, before: &Ledger) {
@@ -158,126 +152,19 @@ fn another_threads_default_stream_where_context_markers_are_not_supported() {
     all_clean(&sim, gpu);
 }
 
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-}
-
-/// What the calls of one request take of the host beside its waits, in the simulated device's prices: pinning 128 MiB is the
-/// dearest, at 65 ms.
-const CALLS: Duration = Duration::from_millis(200);
-
-/// The host's virtual time that one request takes is within its bound, and added to the longest.
-fn within<X>(bound: Duration, sim: &Sim, longest: &mut Duration, request: impl FnOnce() -> X) -> X {
-    let before = sim.host_time();
-    let result = request();
-    let took = sim.host_time().saturating_sub(before);
-    assert!(took <= bound + CALLS, "a request that may block for {bound:?} took {took:?}");
-    *longest = took.max(*longest);
-    result
-}
-
-/// Random programs under a tight limit, device and pinned, beside the endless kernel, whose stream allocates, frees and uses
-/// too, and kernels of seconds on the others: every request is served or out of memory, waits for nothing that need not end,
-/// and blocks the host for no longer than its bound, whatever it waits for one after the other.
+/// Random programs beside the endless kernel: every request is served or out of memory, waits for nothing that need not end, and
+/// blocks the host for no longer than its bound, whatever it waits for one after the other.
 #[test]
 fn random_requests_beside_an_endless_kernel() {
-    let (mut served, mut refused) = (0, 0);
-    let bound = Duration::from_secs(3);
-    let mut longest = [Duration::ZERO; 2];
+    let (mut served, mut refused, mut longest) = (0, 0, [Duration::ZERO; 2]);
     for seed in 0..400 {
-        let mut random = Seeded(seed);
-        let reuse = [Reuse::WithWaits, Reuse::Ordered, Reuse::Never][random.below(3) as usize];
-        let policy = [Policy::Latency, Policy::Footprint][random.below(2) as usize];
-        let growth = [Growth::Exact, Growth::default()][random.below(2) as usize];
-        let sim = Sim::new(GIB)
-            .schedule(
-                [Schedule::Earliest, Schedule::Latest, Schedule::Random(seed)][random.below(3) as usize],
-            )
-            .waiting_frees(random.below(3) > 0);
-        let config = Config::default().reuse(reuse).policy(policy).growth(growth).bounded_wait(bound);
-        let gpu = on(&sim, config.limit(Limit::Bytes(64 * MIB)).pinned_limit(128 * MIB));
-        let mut streams = [0; 3].map(|_| gpu.stream().unwrap()).to_vec();
-        let (alone, gate) = endless(&sim, &gpu);
-        streams.push(alone);
-        let mut blocks: Vec<(Allocation<Sim>, usize)> = Vec::new();
-        let mut pinned: Vec<PinnedAllocation<Sim>> = Vec::new();
-        let before = sim.ledger();
-        let frees_wait = before.calls_of(Call::MemFree);
-        for _ in 0..60 {
-            let (at, s) = (random.below(4) as usize, &streams[random.below(4) as usize]);
-            match random.below(8) {
-                0..=2 => match is_out_of_memory(within(bound, &sim, &mut longest[0], || {
-                    gpu.alloc((1 + random.below(6)) * 5 * MIB, &streams[at])
-                })) {
-                    Some(x) => {
-                        write(&sim, &x, &streams[at]);
-                        if random.below(4) == 0 {
-                            let long = Launch::new("long").writes(x.address(), x.len());
-                            sim.launch(streams[at].native(), long.takes(random.below(2_000) * 1_000_000))
-                                .unwrap();
-                        }
-                        blocks.push((x, at));
-                        served += 1;
-                    }
-                    None => refused += 1,
-                },
-                3 => match is_out_of_memory(within(bound, &sim, &mut longest[1], || {
-                    gpu.alloc_pinned((1 + random.below(6)) * 20 * MIB)
-                })) {
-                    Some(p) => {
-                        p.record_use(s).unwrap();
-                        let read = Launch::new("read pinned").reads(p.address(), p.len());
-                        sim.launch(s.native(), read).unwrap();
-                        pinned.push(p);
-                        served += 1;
-                    }
-                    None => refused += 1,
-                },
-                4 if !pinned.is_empty() => drop(pinned.remove(0)),
-                _ if blocks.is_empty() => {}
-                5 | 6 => {
-                    let (x, home) = blocks.swap_remove(random.below(blocks.len() as u64) as usize);
-                    // The endless one may come behind others; others behind it would be the program's own doing.
-                    if home != 3 && random.below(3) == 0 {
-                        streams[3].wait_stream(&streams[home]).unwrap();
-                        x.record_use(&streams[3]).unwrap();
-                        write(&sim, &x, &streams[3]);
-                    }
-                    if random.below(6) == 0 { x.free_unknown() } else { drop(x) }
-                }
-                _ => {
-                    let (x, home) = &blocks[random.below(blocks.len() as u64) as usize];
-                    if *home != 3 && at != 3 {
-                        streams[at].wait_stream(&streams[*home]).unwrap();
-                        x.share_with(&streams[at]).unwrap();
-                        streams[*home].wait_stream(&streams[at]).unwrap();
-                    }
-                }
-            }
-            let now = sim.ledger();
-            assert_eq!(now.endless_waits, 0, "seed {seed}: the host waited for the endless kernel");
-            for call in UNBOUNDED {
-                let gives_back =
-                    call == Call::MemFree && !millpond::driver::Memory::free_waits_for_device(&sim);
-                assert!(gives_back || now.calls_of(call) == frees_wait, "seed {seed}: {}", call.name());
-            }
-        }
-        // Whoever is not independent can be waited for, however long the kernel takes.
-        for s in &streams[..3] {
-            s.synchronize().unwrap_or_else(|e| panic!("seed {seed}: a stream was made to wait: {e}"));
-        }
-        gpu.check();
-        gate.open();
-        drop((blocks, pinned, streams));
-        all_clean(&sim, gpu);
+        let all = endless::run(seed).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        served += all.served;
+        refused += all.refused;
+        longest = [0, 1].map(|kind| all.longest[kind].max(longest[kind]));
     }
     assert!(served > 3000 && refused > 1000, "{served} served, {refused} refused: not under pressure");
-    assert!(longest.iter().all(|&took| took >= bound), "no request came to its bound: {longest:?}");
+    assert!(longest.iter().all(|&took| took >= endless::BOUND), "no request came to its bound: {longest:?}");
 }
 
 fn pattern(sim: &Sim, s: &Stream<Sim>, takes: Duration, (at, bytes): (millpond::units::Addr, u64)) {

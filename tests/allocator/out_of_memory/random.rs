@@ -234,6 +234,8 @@ impl Program {
         seen.saw("beside memory held back", refused.report.total.held_back > 0);
         let live = self.blocks.iter().map(|(block, name)| (*name, block.len()));
         prop_assert_eq!(&refused.holders, &holders(live), "{}", refused);
+        let live: u64 = self.blocks.iter().map(|(block, _)| block.len()).sum();
+        prop_assert_eq!(refused.report.total.allocated, live, "{}", refused);
         let align = if let How::Aligned(align) = how { align.max(512) } else { 512 };
         prop_assert_eq!((refused.rounded, refused.needed), (rounded(bytes), rounded(bytes) + align - 512));
         let fits = Self::judge(&refused, seen)?;
@@ -294,6 +296,17 @@ impl Program {
             let free = total.cached + left;
             prop_assert!(free >= refused.rounded && refused.rounded > total.largest_free, "{refused}");
         }
+        // Who is told that memory is held, or lies in pieces between what is held, is told by whom.
+        if advice.contains("are live") || advice.contains("fragmented") {
+            if let Some(first) = refused.holders.first() {
+                let most = r.pools.iter().map(|pool| pool.allocated).max().unwrap_or(0);
+                let named = first.name.is_some() || refused.stream.is_none();
+                let largest = if named { first.to_string() } else { size(most) + " on " };
+                prop_assert!(advice.contains(&format!("the largest part {largest}")), "{refused}");
+                seen.saw("the largest holder by its name", first.name.is_some());
+                seen.saw("the stream that holds most", !named);
+            }
+        }
         let fits = advice.contains("and then the request fits");
         seen.saw("a trim would bring something", refused.trim_would_free > 0);
         seen.saw("a promise", fits);
@@ -309,6 +322,12 @@ impl Program {
         }
         before - taken(&self.gpu)
     }
+}
+
+/// Bytes as messages write them.
+fn size(bytes: u64) -> String {
+    let held = Holder { name: None, allocations: 1, bytes }.to_string();
+    held.split_once(" in ").expect("bytes in allocations").0.to_owned()
 }
 
 impl Seen {
@@ -346,6 +365,8 @@ fn a_trim_brings_what_was_said() {
         "fragments",
         "a trim would bring something",
         "a promise",
+        "the largest holder by its name",
+        "the stream that holds most",
     ];
     assert!(
         often.iter().all(|what| seen.get(what).is_some_and(|&n| n > 30)),
