@@ -51,6 +51,7 @@ pub mod kernel;
 internal!(order);
 pub mod report;
 internal!(sync);
+mod laws;
 mod time;
 pub mod transfer;
 pub mod wrap;

@@ -34,6 +34,7 @@ use super::stream::{Event, Stream};
 use crate::driver::{Driver, DriverResult, Note, RangeUse};
 use crate::error::{DriverErrorKind, Error};
 use crate::heap::ChunkId;
+use crate::laws;
 use crate::order::{Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, Uses, is_ordered};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Ordering};
@@ -213,7 +214,7 @@ impl<D: Driver> Tracked<D> {
 
     /// Whether work may be on the home stream that has no number yet and conflicts with this.
     fn is_open_at_home(&self, access: Access) -> bool {
-        self.home_open.load(Ordering::Acquire) && !planted!(ArrayOpenUnseen)
+        laws::after_open(self.home_open.load(Ordering::Acquire))
             || self.home_writing.load(Ordering::Acquire) > 0
             || (access == Access::Write && self.home_reading.load(Ordering::Acquire) > 0)
     }
@@ -223,10 +224,8 @@ impl<D: Driver> Tracked<D> {
         let Some(holder) = self.holder() else { return };
         let home = holder.home();
         if home.id != to {
-            let written =
-                if planted!(ArrayWriteUnseen) { 0 } else { self.home_written.load(Ordering::Acquire) };
-            let reads = access == Access::Write && !planted!(ArrayReadUnseen);
-            let read = if reads { self.home_read.load(Ordering::Acquire) } else { 0 };
+            let written = laws::after_write(|| self.home_written.load(Ordering::Acquire));
+            let read = laws::after_read(access == Access::Write, || self.home_read.load(Ordering::Acquire));
             let open = self.is_open_at_home(access);
             let open = open.then(|| home.stamp());
             join(
@@ -234,11 +233,11 @@ impl<D: Driver> Tracked<D> {
                 Pending { on: home.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
             );
             // Data first, birth last: one wait serves both.
-            if let Some(birth) = holder.birth().filter(|_| !planted!(ArrayBirthUnseen)) {
+            if let Some(birth) = laws::after_birth(holder.birth()) {
                 join(into, birth);
             }
         }
-        if self.shared.load(Ordering::Acquire) && !planted!(ArrayUseUnseen) {
+        if laws::after_others(self.shared.load(Ordering::Acquire)) {
             for pending in holder.conflicts(to, access) {
                 join(into, pending);
             }
@@ -264,11 +263,11 @@ impl<D: Driver> Tracked<D> {
             return;
         }
         self.shared.store(true, Ordering::Release);
-        if !planted!(ArrayUseLost) {
+        if laws::keeps_use() {
             let ended = holder.used(on.id, intent, epoch, open);
             release_uses(holder.via().registry, ended);
         }
-        if intent == Intent::WriteWhole || (planted!(PartForgetsHome) && intent == Intent::Write) {
+        if laws::write_ends_home(intent == Intent::WriteWhole, intent == Intent::Write) {
             self.home_written.store(0, Ordering::Release);
             self.forget_home_reads();
         }
@@ -429,12 +428,12 @@ pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: 
 
 fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
     let was_open = open.is_some_and(|operation| uses.close(operation));
-    if planted!(ArrayReadForgets) && intent == Intent::Read {
+    if laws::read_ends_uses(intent == Intent::Read) {
         drop(uses.forget_exact());
     }
     let mut ended = if intent == Intent::WriteWhole { uses.replace_exact(on, epoch) } else { Streams::new() };
-    let shared = planted!(Z33) && uses.iter().any(|u| u.on == on && u.access == intent.access());
-    if intent != Intent::WriteWhole && !shared {
+    let own = laws::has_own_use(|| uses.iter().any(|u| u.on == on && u.access == intent.access()));
+    if intent != Intent::WriteWhole && own {
         uses.exact(on, intent.access(), epoch);
     }
     if was_open {
@@ -553,13 +552,8 @@ impl<D: Driver> Registry<D> {
 #[cfg(millpond_mutants)]
 fn leave_out<E>(markers: &mut SmallVec<[(Pending, Marker<E>); 2]>) {
     let covers = |i: usize, j: usize| markers[i].1.copy.get(markers[j].0.on) >= markers[j].0.epoch;
-    let left_to = |i: usize, j: usize| match j {
-        _ if planted!(ArrayCoverAny) => j < i,
-        _ if planted!(CoverOther) => j != i && covers(j, i),
-        _ if planted!(CoverTie) => j != i && covers(j, i) && !(i < j && covers(i, j)),
-        _ => false,
-    };
-    let out: Vec<bool> = (0..markers.len()).map(|i| (0..markers.len()).any(|j| left_to(i, j))).collect();
+    let left_out = |i: usize| (0..markers.len()).any(|j| laws::is_left_to(i, j, covers));
+    let out: Vec<bool> = (0..markers.len()).map(left_out).collect();
     let mut out = out.into_iter();
     markers.retain(|_| out.next() == Some(false));
 }
@@ -576,8 +570,8 @@ impl<D: Driver> Drop for Sealing<'_, D> {
     fn drop(&mut self) {
         let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
         point!("stamped");
-        let lost = planted!(PanicUnsealed) && std::thread::panicking();
-        for touch in self.touches.iter().filter(|_| !lost) {
+        let keeps = laws::keeps_panicked(std::thread::panicking);
+        for touch in self.touches.iter().filter(|_| keeps) {
             touch.of.seal(self.stream, touch.intent, epoch, None);
         }
     }
@@ -661,7 +655,7 @@ pub(crate) fn operate<D: Driver>(
     if let Ok(Some(marker)) = &marker {
         sealing.marker = Some(marker.number);
     }
-    if planted!(ArrayUnsealed) && marker.is_err() {
+    if marker.is_err() && !laws::keeps_unmarked() {
         core::mem::forget(sealing);
     } else {
         drop(sealing);

@@ -6,6 +6,7 @@
 
 use super::registry::{CONTEXT, Line, Named, Registry};
 use crate::driver::{Driver, StreamKind};
+use crate::laws;
 use crate::order::{Pending, TimelineId};
 use crate::sync::Ordering;
 use crate::units::Epoch;
@@ -40,8 +41,7 @@ impl<D: Driver> Waitable<'_, D> {
     }
 
     fn is_dependable(&self, line: &Line<D>) -> bool {
-        let any_independent =
-            || self.registry.independents.load(Ordering::Acquire) > 0 && !planted!(IndependentWaits);
+        let any_independent = || laws::is_independent(self.registry.independents.load(Ordering::Acquire) > 0);
         !(is_independent(line) || (is_wide(line) && any_independent()))
     }
 
@@ -77,7 +77,7 @@ impl<D: Driver> Waitable<'_, D> {
 }
 
 fn is_independent<D: Driver>(line: &Line<D>) -> bool {
-    line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits)
+    laws::is_independent(line.independent.load(Ordering::Relaxed))
 }
 
 /// Whether its markers may be context-wide ones.

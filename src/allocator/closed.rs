@@ -11,6 +11,7 @@ use super::entry::Range;
 use super::pool::Pool;
 use super::shared::Core;
 use crate::driver::Driver;
+use crate::laws::cost;
 use crate::order::Pending;
 use crate::sync::{Arc, Ordering};
 use crate::units::{Epoch, GRANULE_BYTES, SegmentId};
@@ -27,10 +28,7 @@ impl<D: Driver> Core<D> {
             self.registry.finish_closed(&self.driver, self.config.wait);
         }
         let few = self.pools.lock().len() <= self.sweep_above.load(Ordering::Relaxed);
-        if planted!(SweepNever) {
-            return;
-        }
-        if few && !planted!(SweepAlways) {
+        if !cost::sweeps(few) {
             return;
         }
         if !self.config.deterministic {

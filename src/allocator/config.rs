@@ -3,6 +3,7 @@
 //! It holds values only; what they mean is told where they act.
 
 use crate::error::{Error, OutOfMemory};
+use crate::laws::cost;
 use crate::report::{Size, parse_size};
 use crate::sync::Arc;
 use crate::trace::Sink;
@@ -393,7 +394,7 @@ impl Config {
                 sizes.extend(Granules::holding(bytes).filter(|&g| g > len));
             }
         }
-        if !planted!(Z15) {
+        if cost::grows_by_request() {
             sizes.push(len);
         }
         sizes.dedup();

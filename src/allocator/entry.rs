@@ -7,6 +7,7 @@
 use super::pool::{Pool, PoolState};
 use crate::driver::Driver;
 use crate::heap::{ChunkId, Kind};
+use crate::laws;
 use crate::order::{self, Entry, Pending};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
@@ -51,11 +52,11 @@ impl<D: Driver> Pool<D> {
         let done = {
             let seen = registry.seen();
             let over = |p: Pending| {
-                if closed && !planted!(ClosedDrainsOrdered) {
-                    order::Completed::is_complete(&seen, p)
-                } else {
-                    order::is_ordered(self.line.id, &clock, &seen, p)
-                }
+                laws::is_over(
+                    closed,
+                    || order::Completed::is_complete(&seen, p),
+                    || order::is_ordered(self.line.id, &clock, &seen, p),
+                )
             };
             state.in_flight.drain(over)
         };
@@ -72,16 +73,14 @@ impl<D: Driver> Pool<D> {
     )]
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
         let mut all = entry.uses.clone();
-        if !planted!(Z36) {
-            all.push(Pending { on: self.line.id, epoch: entry.home });
-        }
+        all.extend(laws::home_of_drained(entry.home).map(|epoch| Pending { on: self.line.id, epoch }));
         let Some(stamp) = self.entry_stamp(state, &all) else {
             // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
             let home = Pending { on: self.line.id, epoch: entry.home };
             self.fly(state, Entry { uses: smallvec::smallvec![home], ..entry });
             return false;
         };
-        let stamp = if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp };
+        let stamp = laws::drained_stamp(stamp);
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
         self.publish_longest(state, given.kind, given.free_len);
         self.entered(state, given.kind);
@@ -92,35 +91,25 @@ impl<D: Driver> Pool<D> {
     /// all its uses, former home stamps among them, are complete; else the pool's submitted + 1, loaded now. `None`: the
     /// pool is closed and the range is not complete.
     pub(crate) fn entry_stamp(&self, state: &PoolState, uses: &[Pending]) -> Option<Epoch> {
-        if planted!(Z19) {
-            return Some(uses.last().map_or(Epoch::COMPLETE, |home| home.epoch));
-        }
-        if self.core.registry.all_complete(uses) {
-            Some(Epoch::COMPLETE)
-        } else if state.closed && !planted!(ClosedAdmits) {
-            None
-        } else {
-            Some(self.line.stamp())
-        }
+        laws::entry_stamp(
+            || self.core.registry.all_complete(uses),
+            state.closed,
+            || self.line.stamp(),
+            || uses.last().map_or(Epoch::COMPLETE, |last| last.epoch),
+        )
     }
 
     /// A range from another pool, or from the device, enters: facts were checked, `uses` are what it carries. The
     /// heap merges it with its neighbours. `false` if the pool is closed and the range is not complete.
     pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> bool {
         let Some(stamp) = self.entry_stamp(state, uses) else { return false };
-        let stamp = match stamp {
-            Epoch::COMPLETE => stamp,
-            _ if planted!(Z1) => self.line.marked(),
-            _ if planted!(Z2) => Epoch::COMPLETE,
-            _ => stamp,
-        };
-        self.extend(state, range, stamp);
+        self.extend(state, range, laws::entered_stamp(stamp, || self.line.marked()));
         true
     }
 
     /// A range comes in with this stamp: complete, or returning exactly as it was.
     pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) {
-        if planted!(ClosedKeepsOut) && state.closed && stamp != Epoch::COMPLETE {
+        if !laws::comes_in(state.closed, stamp) {
             return;
         }
         if !state.heap.has_segment(range.segment) {

@@ -12,6 +12,7 @@
 //! It does not know what an event was recorded behind.
 
 use crate::driver::{Driver, DriverResult};
+use crate::laws::cost;
 use crate::sync::{Arc, Rank, Ranked, Weak};
 use core::fmt;
 use core::ops::Deref;
@@ -70,7 +71,7 @@ impl<D: Driver> EventPool<D> {
     pub(crate) fn keep_at_most(&self, most: usize) {
         let above = {
             let mut free = self.free.lock();
-            free.keep = if planted!(BurstKept) { usize::MAX } else { most.max(LEAST) };
+            free.keep = cost::pooled(most, LEAST);
             let keep = free.keep.min(free.slots.len());
             free.slots.split_off(keep)
         };
@@ -117,7 +118,7 @@ impl<D: Driver> Drop for SharedEvent<D> {
         let Some(mut slot) = self.0.take() else { return };
         // Of two last holders that drop at once each may see the other: then the event is destroyed and not pooled.
         if let Some(last) = Arc::get_mut(&mut slot)
-            && let Some(pool) = last.home.upgrade().filter(|_| !planted!(LeakUnpooled))
+            && let Some(pool) = cost::event_home(last.home.upgrade())
         {
             pool.put(slot);
         }

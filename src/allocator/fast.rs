@@ -16,6 +16,7 @@ use super::{Allocator, Stream};
 use crate::driver::{Driver, Note};
 use crate::error::Error;
 use crate::heap::{ChunkId, Given, Kind, Packed, Request, Taken};
+use crate::laws;
 use crate::sync::Arc;
 use crate::units::{Addr, Granules};
 
@@ -148,7 +149,7 @@ impl<D: Driver> Pool<D> {
     /// The heap's part of a free; `None`, and nothing is done, if other streams used the range.
     #[inline]
     pub(crate) fn give_back(&self, state: &mut PoolState, chunk: ChunkId, generation: u32) -> Option<Given> {
-        if planted!(Z9) {
+        if laws::free_forgets_users() {
             state.heap.set_tag(chunk, 0);
         }
         // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says

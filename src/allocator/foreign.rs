@@ -10,6 +10,7 @@ use super::registry::{Line, Registry};
 use super::stream::Stream;
 use crate::driver::Driver;
 use crate::error::Error;
+use crate::laws;
 use crate::order::{Pending, PendingSet, Uses};
 use crate::sync::{Arc, Mutex, Ordering};
 use crate::units::{Addr, Epoch};
@@ -95,7 +96,7 @@ impl<D: Driver> Drop for Foreign<D> {
                 self.registry.raise_errand(&line);
             }
         }
-        if planted!(ForeignAtOnce) {
+        if !laws::keeps_foreign() {
             pending.clear();
         }
         self.keeper.keep(Until::Uses(pending), owner);

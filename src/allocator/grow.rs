@@ -9,6 +9,7 @@ use super::entry::Range;
 use super::miss::{Miss, Step};
 use super::undo::Undo;
 use crate::driver::Driver;
+use crate::laws::cost;
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use crate::units::Granules;
@@ -58,7 +59,7 @@ impl<D: Driver> Miss<'_, D> {
         let range = match asked {
             Ok(range) => range,
             Err(e) => {
-                if !planted!(UnclaimForgotten) {
+                if cost::unclaims() {
                     core.backing.lock().unclaim(len);
                 }
                 return self.refused(e);

@@ -26,6 +26,7 @@ use super::waiting::{Patience, wait_for_some};
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, Holder, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
+use crate::laws;
 use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::{Arc, Rank, Ranked, assert_unlocked};
@@ -262,7 +263,7 @@ impl<D: Driver> HostPool<D> {
         let (pending, complete) = {
             let seen = core.registry.seen();
             let pending = uses.at_free(None, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()));
-            let complete = pending.iter().all(|&p| seen.is_complete(p)) || planted!(PinnedAtOnce);
+            let complete = laws::pinned_is_free(pending.iter().all(|&p| seen.is_complete(p)));
             (pending, complete)
         };
         state.counters.frees += 1;
@@ -318,7 +319,7 @@ impl<D: Driver> HostState<D> {
 
     /// Ranges all of whose uses are complete come back. Returns whether any did.
     fn drain(&mut self, seen: &impl Completed) -> bool {
-        let done = self.in_flight.drain(|p| seen.is_complete(p) || planted!(Z14));
+        let done = self.in_flight.drain(|p| laws::pinned_use_is_over(seen.is_complete(p)));
         let any = !done.is_empty();
         for entry in done {
             self.heap.give(ChunkId::from_index(entry.chunk), entry.generation, Epoch::COMPLETE);

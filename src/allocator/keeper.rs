@@ -12,6 +12,7 @@
 use super::registry::Registry;
 use super::stream::Event;
 use crate::driver::Driver;
+use crate::laws::{self, cost};
 use crate::order::{Completed, Pending, PendingSet, TimelineId};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Mutex, Ordering, assert_unlocked};
@@ -117,8 +118,8 @@ impl<D: Driver> Keeper<D> {
                 return self.let_go(value);
             }
             let over =
-                if planted!(KeeperAtOnce) { Some(value) } else { kept.file(value, &self.registry.seen()) };
-            self.any.store(!kept.waiting.is_empty() && !planted!(LeakKept), Ordering::Release);
+                if laws::files_values() { kept.file(value, &self.registry.seen()) } else { Some(value) };
+            self.any.store(cost::keeps_any(!kept.waiting.is_empty()), Ordering::Release);
             over
         };
         drop(over);
@@ -168,7 +169,7 @@ impl<D: Driver> Keeper<D> {
             let Some(oldest) = oldest.filter(|_| self.asks) else { return };
             match self.registry.ask(&self.driver, oldest) {
                 Ok(true) => {}
-                Err(_) if planted!(KeeperErrorDone) => drop(self.kept.lock().waiting.remove(&on)),
+                Err(_) if laws::error_ends_keeping() => drop(self.kept.lock().waiting.remove(&on)),
                 _ => return,
             }
         }

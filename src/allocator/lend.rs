@@ -16,6 +16,7 @@ use super::undo::Undo;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{ChunkId, Cut, Kind, Taken, Want};
+use crate::laws;
 use crate::order::{Clock, Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
@@ -32,8 +33,7 @@ const STEPS: usize = 64;
 
 fn put_back_free<D: Driver>(core: &Core<D>, from: &Pool<D>, cut: &Cut) {
     let mut state = from.lock();
-    let stamp = if planted!(PutBackComplete) { Epoch::COMPLETE } else { cut.stamp };
-    from.extend(&mut state, &Range::from(cut), stamp);
+    from.extend(&mut state, &Range::from(cut), laws::returned_stamp(cut.stamp));
     state.counters.lends_out -= 1;
     core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
 }
@@ -129,7 +129,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         self.learn_of(&from, questions);
         let to = self.pool.line.id;
         let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
-            is_ordered(to, clock, seen, Pending { on: from.line.id, epoch }) || planted!(Z16)
+            laws::may_lend(is_ordered(to, clock, seen, Pending { on: from.line.id, epoch }))
         };
         let (cut, _hand) = self.cut_free(&from, kinds, accept)?;
         let stamp = Pending { on: from.line.id, epoch: cut.stamp };
@@ -140,7 +140,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
     /// in flight first: they stay at home.
     pub(crate) fn lend_with_wait(&mut self) -> Step {
-        if self.pool.line.independent.load(Ordering::Relaxed) && !planted!(IndependentWaits) {
+        if laws::is_independent(self.pool.line.independent.load(Ordering::Relaxed)) {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
@@ -265,7 +265,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             let seen = self.core.registry.seen();
             kinds.clone().find_map(|kind| {
                 let (want, steps) = (Want { kind, ..self.want }, self.steps(state, kind));
-                state.heap.find(&want, steps, |stamp| accept(&seen, stamp) || (closed && planted!(Z7)))
+                state.heap.find(&want, steps, |stamp| laws::may_take(accept(&seen, stamp), closed))
             })
         };
         let Some(found) = found else {
@@ -331,7 +331,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn own_in_flight(&mut self, entry: &Entry) -> Step {
         let pool = self.pool;
         let put_back = Undo::new(|| pool.fly(&mut pool.lock(), entry.clone()));
-        if !planted!(InFlightAtOnce)
+        if !laws::serves_in_flight()
             && let Err(e) = self.wait_for_all(&entry.uses)
         {
             drop(put_back);
@@ -352,9 +352,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn foreign_in_flight(&mut self, from: &Pool<D>, entry: Entry) -> Step {
         // All its uses and its home stamp: the home stream may have read it after the foreign use (Z29).
         let mut pending = entry.uses.clone();
-        if !planted!(Z29) {
-            pending.push(Pending { on: from.line.id, epoch: entry.home });
-        }
+        pending.extend(laws::home_of_lent(entry.home).map(|epoch| Pending { on: from.line.id, epoch }));
         let put_back = Undo::new(|| from.fly(&mut from.lock(), entry.clone()));
         if let Err(e) = self.wait_for_all(&pending) {
             drop(put_back);
@@ -366,13 +364,13 @@ impl<'a, D: Driver> Miss<'a, D> {
             let mut state = from.lock();
             let view = state.heap.view(ChunkId::from_index(entry.chunk), entry.generation);
             let cut = state.cut(ChunkId::from_index(entry.chunk), view.offset, len);
-            if len < entry.len && planted!(Z6) {
+            if len < entry.len && laws::rest_is_free() {
                 state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, entry.home);
             } else if len < entry.len {
                 // The rest stays in flight under its old number, with all its uses.
                 let rest = Granules(entry.len.0 - len.0);
                 let mut rest = Entry { len: rest, ..entry };
-                rest.uses.truncate(if planted!(RestForgetsUses) { 1 } else { usize::MAX });
+                rest.uses.truncate(laws::rest_keeps());
                 from.fly(&mut state, rest);
             }
             state.counters.lends_out += 1;

@@ -16,6 +16,7 @@ use super::lenders::news::Listeners;
 use super::registry::Named;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
+use crate::laws::{self, cost};
 use crate::order::{Clock, Completed, Marker, Timeline, TimelineId};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread, plain};
@@ -75,7 +76,7 @@ impl<D: Driver> Line<D> {
     /// The stamp of work queued before this call.
     #[inline]
     pub(crate) fn stamp(&self) -> Epoch {
-        let stamp = Epoch(self.submitted.load(Ordering::Acquire) + u64::from(!planted!(StampSubmitted)));
+        let stamp = laws::stamp(self.submitted.load(Ordering::Acquire));
         if self.is_unmanaged() {
             self.loose.store(true, Ordering::Release);
         }
@@ -84,7 +85,7 @@ impl<D: Driver> Line<D> {
     /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream.
     pub(crate) fn last_stamp(&self, driver: &D) -> Option<Epoch> {
         let state = self.state.lock();
-        let is_last = |native| driver.is_last_reference(native) || planted!(OpenEndsEarly);
+        let is_last = |native| laws::is_last_user(|| driver.is_last_reference(native));
         let over = state.native.as_ref().is_some_and(is_last);
         over.then(|| self.stamp())
     }
@@ -182,7 +183,7 @@ impl<D: Driver> Line<D> {
     pub(super) fn take_out(&self, number: Epoch) -> Option<Marker<SharedEvent<D>>> {
         let mut state = self.state.lock();
         let gone = state.timeline.take_out(number)?;
-        if !planted!(CapturedCovers) {
+        if !laws::captured_covers() {
             // The numbers of markers that are complete, which left before, are `complete`'s to tell.
             self.published.store(state.timeline.newest().0, Ordering::Release);
             self.loosen();
@@ -209,7 +210,7 @@ impl<D: Driver> Line<D> {
     pub(super) fn forget_names(&self, seen: &impl Completed) {
         let mut state = self.state.lock();
         let clock = state.timeline.clock_mut();
-        if planted!(NamesPruned) {
+        if cost::forgets_pending() {
             *clock = Clock::EMPTY;
         }
         clock.retire(seen);
@@ -240,7 +241,7 @@ impl<D: Driver> Line<D> {
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
     /// the clocks say that it acted on this one. The one check for every backend.
     pub(crate) fn own_thread(&self, call: &'static str) -> DriverResult<()> {
-        if self.is_here() || planted!(OwnThreadUnasked) {
+        if laws::may_name(self.is_here()) {
             return Ok(());
         }
         let message = format!(
@@ -264,7 +265,7 @@ impl<D: Driver> Line<D> {
     pub(super) fn is_idle(&self) -> bool {
         self.id != CONTEXT
             && self.pools.load(Ordering::Acquire) == 0
-            && (self.open.load(Ordering::Acquire) == 0 || planted!(Z28))
+            && laws::may_close(self.open.load(Ordering::Acquire))
             && !self.is_closed()
     }
 }

@@ -33,6 +33,7 @@ use super::waiting::{Patience, wait_for_some};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
+use crate::laws;
 use crate::order::{Pending, TimelineId};
 use crate::report::{Ladder, Rung};
 use crate::sync::assert_unlocked;
@@ -209,7 +210,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 rung!(self.grow, self.grow(false));
             }
             // A plain free would wait for the whole device: only an explicit trim may.
-            if !self.core.driver.free_waits_for_device() || planted!(RequestTrims) {
+            if laws::request_may_trim(self.core.driver.free_waits_for_device()) {
                 rung!(self.trim, self.trim_and_grow());
             }
             if !checking {

@@ -58,6 +58,7 @@ pub use trim::Trimmed;
 use crate::driver::{Called, Driver, HostKind, StreamKind, StreamOptions};
 use crate::error::Error;
 use crate::heap::{Request, Want};
+use crate::laws;
 use crate::report::{Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
@@ -517,7 +518,7 @@ impl<D: Driver> Allocator<D> {
             return Ok(());
         }
         let trimmed = core.learn().and_then(|()| core.trim_segments(None, above, &core::cell::Cell::new(0)));
-        if trimmed.is_err() && !planted!(DoorLimitKept) {
+        if laws::takes_limit_back(trimmed.is_err()) {
             let mut backing = core.backing.lock();
             // Unless another thread has set one since.
             if backing.limit == bytes {
@@ -538,13 +539,13 @@ impl<D: Driver> Allocator<D> {
     pub fn synchronize(&self) -> Result<(), Error> {
         let core = self.core();
         let lines = core.registry.lines();
-        if !planted!(DoorEndUnasked)
+        if laws::asks_who_captures()
             && let Some(stream) = core.registry.who_captures(&core.driver, &lines)
         {
             return Err(Error::Capturing { stream: Some(stream) });
         }
         let promised: Vec<_> = lines.iter().map(|l| l.promise_all()).collect();
-        if !planted!(Z11) {
+        if laws::synchronises() {
             let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
             if waited.is_err() {
                 for line in &lines {

@@ -16,6 +16,7 @@ use super::share::Shares;
 use super::shared::Core;
 use crate::driver::Driver;
 use crate::heap::{ChunkId, Cut, Heap, Kind, Taken, Want};
+use crate::laws::{self, cost};
 use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::Counters;
 use crate::sync::atomic::AtomicU32;
@@ -285,7 +286,7 @@ impl<D: Driver> Pool<D> {
 
     #[inline]
     pub(crate) fn publish_longest(&self, state: &mut PoolState, kind: Kind, longest: Granules) {
-        if longest.0 > state.longest[kind as usize] && !planted!(HintNeverRaised) {
+        if cost::raises_bound(longest.0, state.longest[kind as usize]) {
             self.set_longest(state, kind, longest);
         }
     }
@@ -323,7 +324,7 @@ impl<D: Driver> Pool<D> {
     pub(super) fn entered(&self, state: &mut PoolState, kind: Kind) {
         let k = kind as usize;
         state.in_vain[k] = 0;
-        if state.aside[k] && !planted!(EnteredUnheard) {
+        if cost::calls_back(state.aside[k]) {
             state.aside[k] = false;
             self.core.lenders.call_back(self.number, kind);
         }
@@ -342,7 +343,7 @@ impl<D: Driver> Pool<D> {
     pub(super) fn fly(&self, state: &mut PoolState, entry: Entry) {
         let len = entry.len.0;
         state.in_flight.insert(entry);
-        if len > state.longest_in_flight && !planted!(HintNeverRaised) {
+        if cost::raises_bound(len, state.longest_in_flight) {
             self.set_longest_in_flight(state, len);
         }
     }
@@ -369,7 +370,7 @@ impl<D: Driver> Pool<D> {
         for kind in Kind::ALL {
             let (longest, bound) = (state.heap.longest_free_of(kind).0, state.longest[kind as usize]);
             assert!(
-                longest <= bound || planted!(HintNeverRaised),
+                cost::is_bound(longest, bound),
                 "F1: {self:?} has {longest} granules, {kind:?}, of at most {bound}"
             );
             assert_eq!(
@@ -381,7 +382,7 @@ impl<D: Driver> Pool<D> {
         self.core.lenders.check_aside(self.number, &self.line, &state.heap);
         let (longest, bound) = (state.in_flight.longest().0, state.longest_in_flight);
         assert!(
-            longest <= bound || planted!(HintNeverRaised),
+            cost::is_bound(longest, bound),
             "F3: {self:?} has {longest} granules in flight, of at most {bound}"
         );
         let [small, large] = state.longest;
@@ -445,11 +446,10 @@ impl<D: Driver> Pool<D> {
         let mut pending: PendingSet = {
             let seen = registry.seen();
             uses.at_free(Some(self.line.id), |on| {
-                seen.line(on)
-                    .map_or(Epoch::COMPLETE, |l| if planted!(SealSubmitted) { l.marked() } else { l.stamp() })
+                seen.line(on).map_or(Epoch::COMPLETE, |l| laws::seal(|| l.stamp(), || l.marked()))
             })
         };
-        let unknown = unknown && !planted!(UnknownPlain);
+        let unknown = laws::is_unknown(unknown);
         if unknown && pending.iter().all(|p| p.on != CONTEXT) {
             pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
         }
@@ -492,7 +492,7 @@ impl<D: Driver> Pool<D> {
         state.heap.view(chunk, generation);
         let tag = state.heap.tag(chunk);
         let (tag, uses) = state.uses.get_or_add(tag);
-        if planted!(Z21) {
+        if !laws::stays_open() {
             uses.exact(on.id, order::Access::Write, on.stamp());
         } else if uses.declare(on.id) {
             on.open.fetch_add(1, Ordering::AcqRel);
@@ -516,7 +516,7 @@ impl<D: Driver> Pool<D> {
     pub(crate) fn birth(&self, chunk: ChunkId, generation: u32) -> Pending {
         let state = self.lock();
         let stamp = state.heap.view(chunk, generation).stamp;
-        Pending { on: self.line.id, epoch: if planted!(Z20) { Epoch::COMPLETE } else { stamp } }
+        Pending { on: self.line.id, epoch: laws::birth(stamp) }
     }
 
     /// Takes the birth stamp anew, behind what was queued on the home stream for an allocation that nobody has yet.
@@ -546,7 +546,7 @@ pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
 
 /// Open uses end, one on each of these streams.
 pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoIterator<Item = TimelineId>) {
-    for on in on.into_iter().filter(|_| !planted!(OpenForgotten)) {
+    for on in on.into_iter().filter(|_| laws::counts_ended()) {
         if let Some(line) = registry.line(on) {
             close_open(registry, &line);
         }

@@ -20,6 +20,7 @@ use super::line::new_line;
 pub(crate) use super::line::{CONTEXT, Line};
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
+use crate::laws::{self, cost};
 use crate::order::{Clock, Completed, Marker, Pending, TimelineId, is_ordered};
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Arc, Ordering, Rank, Ranked, assert_unlocked};
@@ -260,7 +261,7 @@ impl<D: Driver> Registry<D> {
             }
             line.tighten(&state);
             let number = if planted!(Z17) { Epoch::COMPLETE } else { line.reserve(&state) };
-            let copy = if planted!(CopyEmpty) { Clock::EMPTY } else { state.timeline.clock().clone() };
+            let copy = if laws::carries_clock() { state.timeline.clock().clone() } else { Clock::EMPTY };
             Reserved { number, copy, native, means, named }
         };
         let marker = self.record(driver, line, event, reserved)?;
@@ -296,7 +297,7 @@ impl<D: Driver> Registry<D> {
         let copy = if planted!(CopyLate) { line.clock() } else { copy };
         let marker = Marker { number, event, copy };
         if let Err(e) = self.watch(recorded) {
-            if planted!(FailedRecord) {
+            if laws::publishes_failed() {
                 self.publish(line, marker);
             }
             // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
@@ -379,7 +380,7 @@ impl<D: Driver> Registry<D> {
     ) -> DriverResult<Option<()>> {
         let Some(from) = self.line(pending.on) else { return Ok(None) };
         self.with_marker(driver, &from, pending.epoch, limit, |marker| {
-            if planted!(WaitDropped) {
+            if laws::learns_unwaited() {
                 to.state.lock().timeline.waited(from.id, marker);
                 return Ok(());
             }
@@ -403,15 +404,15 @@ impl<D: Driver> Registry<D> {
         if planted!(Z26) {
             to.state.lock().timeline.waited(on, marker);
         }
-        if planted!(Z30)
+        if laws::learns_now()
             && let Some(from) = self.line(on)
         {
             let now = Marker { copy: from.clock(), ..marker.clone() };
             to.state.lock().timeline.waited(on, &now);
         }
         self.watch(driver.wait(&native, &marker.event))?;
-        let on = if planted!(WaitWrongLine) { TimelineId(on.0 + 1) } else { on };
-        if !planted!(WaitUnlearnt) {
+        let on = TimelineId(laws::learnt_of(on.0));
+        if laws::wait_teaches() {
             self.learnt(driver, to, on, marker);
         }
         Ok(())
@@ -430,7 +431,7 @@ impl<D: Driver> Registry<D> {
             self.ask_named(driver, &to.clock());
         }
         let seen = self.seen();
-        if (crowded || named > seen.0.by_id.len()) && !planted!(NamesKept) {
+        if cost::forgets_names(crowded, named, seen.0.by_id.len()) {
             to.forget_names(&seen);
         }
     }
@@ -444,7 +445,7 @@ impl<D: Driver> Registry<D> {
         let waited = self.with_marker(driver, &line, pending.epoch, limit, |marker| {
             let done = self.watch(driver.relaxed(|| driver.wait_event(&marker.event, limit)))?;
             if done {
-                if planted!(WaitProvesNewest) {
+                if laws::wait_proves_newest() {
                     line.complete_to(line.marked());
                 }
                 self.marker_complete(&line, marker);
@@ -507,7 +508,7 @@ impl<D: Driver> Registry<D> {
                 if self.make_marker(driver, line).is_ok() {
                     self.learn_of(driver, line);
                 } else {
-                    if planted!(DueDropped) {
+                    if laws::failed_is_served() {
                         line.published.fetch_max(line.due.load(Ordering::Acquire), Ordering::AcqRel);
                     }
                     self.raise_errand(line);
@@ -560,7 +561,7 @@ impl<D: Driver> Registry<D> {
             // When the program synchronises.
             return;
         }
-        if self.make_marker(driver, &self.context).is_err() && !planted!(ContextDueLost) {
+        if self.make_marker(driver, &self.context).is_err() && laws::context_falls_due() {
             self.context.raise_due();
             self.raise_errand(&self.context);
         }
@@ -576,8 +577,8 @@ impl<D: Driver> Registry<D> {
         let event = self.watch(self.events.take(driver));
         let (native, reserved) = {
             let mut state = line.state.lock();
-            let idle = line.pools.load(Ordering::Acquire) == 0
-                && (line.open.load(Ordering::Acquire) == 0 || planted!(Z28));
+            let idle =
+                line.pools.load(Ordering::Acquire) == 0 && laws::may_close(line.open.load(Ordering::Acquire));
             if !idle || state.closing {
                 return Ok(false);
             }
@@ -633,7 +634,7 @@ impl<D: Driver> Registry<D> {
                 return false;
             }
             let native = state.native.take();
-            if native.is_some() && line.is_loose() && !planted!(LooseForgotten) {
+            if native.is_some() && laws::last_number_covers(line.is_loose()) {
                 line.reserve(&state);
             }
             // Counted before anybody can take it out of the table.

@@ -23,6 +23,7 @@ use super::pinned::PinnedAllocation;
 use super::stream::Stream;
 use crate::driver::Driver;
 use crate::error::Error;
+use crate::laws;
 
 /// Fills what was just handed out: the bytes that were asked for, which are all that its owner may touch. If the fill
 /// cannot be queued, the allocation is freed again.
@@ -32,7 +33,7 @@ pub(super) fn device<D: Driver>(
 ) -> Result<Allocation<D>, Error> {
     let Some(home) = &allocation.home else { return Ok(allocation) };
     let core = &home.pool.core;
-    if planted!(ScrubSkipped) {
+    if !laws::scrubs() {
         return Ok(allocation);
     }
     let filled = core.driver.relaxed(|| {
@@ -40,7 +41,7 @@ pub(super) fn device<D: Driver>(
         unsafe { core.driver.fill(home.addr, 0, allocation.len(), stream.native()) }
     });
     core.registry.watch(filled)?;
-    if !planted!(ScrubUnborn) {
+    if laws::born_behind_scrub() {
         home.pool.born_now(home.chunk, home.generation);
     }
     Ok(allocation)

@@ -14,6 +14,7 @@ use super::shared::{Core, lost_context};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult};
 use crate::heap::Cut;
+use crate::laws;
 use crate::order::Pending;
 use crate::sync::{Arc, Ordering, assert_unlocked};
 use crate::trace::Event;
@@ -79,7 +80,7 @@ impl<D: Driver> Core<D> {
             }
         }
         for pool in self.pool_list() {
-            if !planted!(Z40) {
+            if laws::trim_drains() {
                 pool.drain();
             }
         }
@@ -109,7 +110,7 @@ impl<D: Driver> Core<D> {
             else {
                 continue;
             };
-            if free != u64::from(len.0) && !(free > 0 && planted!(Z13)) {
+            if !laws::may_be_free(free, len.0.into()) {
                 continue;
             }
             let holders: Vec<&Arc<Pool<D>>> = holders.into_iter().map(|n| &pools[n]).collect();
@@ -163,8 +164,8 @@ impl<D: Driver> Core<D> {
         self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         let pending: Vec<Pending> =
             pieces.iter().map(|p| Pending { on: p.pool.line.id, epoch: p.cut.stamp }).collect();
-        let whole = gathered == u64::from(len.0) || planted!(Z13);
-        let result = if whole && (self.registry.all_complete(&pending) || planted!(TrimPending)) {
+        let whole = laws::is_whole(gathered, len.0.into());
+        let result = if laws::may_release(whole, || self.registry.all_complete(&pending)) {
             // No heap knows the segment when the device can hand its addresses out again: one forgets it with its last piece.
             self.release(id, len)
         } else {

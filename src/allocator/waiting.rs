@@ -10,6 +10,7 @@
 use super::registry::Registry;
 use crate::driver::{Driver, DriverResult};
 use crate::error::DriverError;
+use crate::laws::cost;
 use crate::order::Pending;
 use core::time::Duration;
 
@@ -40,9 +41,7 @@ impl Patience {
     pub(crate) fn spend<T>(&mut self, clock: impl Fn() -> Duration, wait: impl FnOnce(Duration) -> T) -> T {
         let start = clock();
         let result = wait(self.0);
-        if !planted!(PatienceRenewed) {
-            self.0 = self.0.saturating_sub(clock().saturating_sub(start));
-        }
+        self.0 = cost::patience(self.0, || clock().saturating_sub(start));
         result
     }
 }

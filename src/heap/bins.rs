@@ -36,6 +36,7 @@
 //!
 //! This module does not know whose bytes these are, what a stamp means, or where a segment lies except to align.
 
+use crate::laws;
 use super::Kind;
 use super::chunk::{Chunk, ChunkState, NOBODY};
 use super::segment::Segments;
@@ -202,7 +203,7 @@ impl Bins {
         let (state, bin) = (chunk.state, chunk.bin);
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but enters a bin");
         law!(H3, bin == Bin::NONE, "chunk {id} enters a bin but is in one");
-        chunk.bin = Bin::of(kind, chunk.len + u32::from(planted!(BinAbove)));
+        chunk.bin = Bin::of(kind, laws::binned(chunk.len));
         let bin = chunk.bin;
         if (FIRST + id) as usize >= self.links.len() {
             self.grow(id);
@@ -253,7 +254,7 @@ impl Bins {
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but changes its length in a bin");
         law!(H3, old != Bin::NONE, "chunk {id} changes its length in a bin but is in none");
         chunk.len = new;
-        chunk.bin = old.of_same_kind(new + u32::from(planted!(BinAbove)));
+        chunk.bin = old.of_same_kind(laws::binned(new));
         (old, chunk.bin)
     }
 

@@ -6,6 +6,7 @@
 //! It splits a record in two, joins two records into one and reuses vacant slots. It does not know bins' sizes,
 //! segments' addresses or totals: a caller that changes a free chunk's length takes it out of its bin first.
 
+use crate::laws;
 use super::bins::Bin;
 use crate::units::{Epoch, SegmentId};
 use core::fmt;
@@ -300,7 +301,7 @@ impl Slab {
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be split at {at}");
         let Some(state) = state else { super::broken("H9", format_args!("chunk {id} is vacant but split")) };
         low.len = at;
-        let stamp = if planted!(SplitUnstamped) { Epoch::COMPLETE } else { stamp };
+        let stamp = laws::split_stamp(stamp);
         let rest = self.fresh(segment, place.beyond(at), len - at, state, stamp);
         self[id].next = rest;
         self[rest].prev = id;
@@ -367,9 +368,7 @@ pub(super) fn cut_front(
     let (place, segment, prev, stamp) = (chunk.place, chunk.segment, chunk.prev, chunk.stamp);
     chunk.place = place.beyond(len);
     chunk.prev = front;
-    if planted!(SplitUnstamped) {
-        chunk.stamp = Epoch::COMPLETE;
-    }
+    chunk.stamp = laws::split_stamp(stamp);
     let slot = &mut chunks[front as usize];
     let was = slot.state;
     law!(H9, was.is_none(), "chunk {front} is on the vacant list but {was:?}");
@@ -431,7 +430,7 @@ pub(super) fn absorb(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32
 /// Law O5: the bytes of both are complete when the later stamp is.
 #[inline]
 pub(super) fn later(one: Epoch, other: Epoch) -> Epoch {
-    if planted!(Z23) { one.min(other) } else { one.max(other) }
+    laws::merged_stamp(one, other)
 }
 
 /// A slot that was just seen to hold a chunk, in no bin, holds none any more.

@@ -19,6 +19,7 @@
 //!
 //! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
 
+use crate::laws;
 use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
 use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
 use super::segment::{Segment, Segments};
@@ -224,7 +225,7 @@ impl Heap {
         if before & behind {
             bins.leave(chunks, next);
             let theirs = chunks[next as usize].stamp;
-            stamp = if planted!(MergeBothForgets) { stamp } else { chunk::later(stamp, theirs) };
+            stamp = laws::merged_twice(stamp, theirs);
             chunk::absorb(chunks, vacant, id, next);
             self.totals.free_chunks -= 1;
             self.totals.merges += 1;

@@ -12,6 +12,7 @@ use crate::array::PinnedArray;
 use crate::cuda::{Cuda, Found};
 use crate::driver::Memory;
 use crate::error::DriverErrorKind;
+use crate::laws;
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
@@ -52,7 +53,7 @@ impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
 fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
     let Some((registry, cuda)) = memory.device() else { return };
     let found = cuda.find(stream);
-    let read_only = planted!(CudaHostDefaultRead) && matches!(found, Ok(Found::Default(_)));
+    let read_only = laws::copy_only_reads(matches!(found, Ok(Found::Default(_))));
     let entered = match found {
         Ok(Found::Default(native)) => Some(registry.enter_or_attach(native.info(), &native)),
         Ok(Found::Known(id)) => registry.enter(id),

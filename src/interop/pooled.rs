@@ -10,6 +10,7 @@ use crate::allocator::{Allocation, Allocator, Stream};
 use crate::cuda::{Cuda, store_error, store_stays};
 use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
+use crate::laws;
 use bytemuck::Pod;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -83,7 +84,7 @@ impl Allocator<Cuda> {
         let array = self.uninit::<T>(len, stream)?;
         let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
         // The slice's event is recorded there, which a capture would take for its own, and be lost by.
-        let asked = if planted!(CudaSliceCaptured) { Ok(()) } else { stream.refuse_capture() };
+        let asked = laws::may_slice(|| stream.refuse_capture());
         let anchor = match asked.and_then(|()| Ok(anchor_of(array.view().touch(), &home, &cuda)?)) {
             Ok(anchor) => ManuallyDrop::new(anchor),
             Err(e) => {
@@ -102,7 +103,7 @@ impl Allocator<Cuda> {
 /// The slice, its write event recorded behind what its stream holds: what it is ordered behind on other streams.
 #[allow(unsafe_code, reason = "cudarc takes an address on trust")]
 fn slice_over<T: Pod>(streams: &Streams, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
-    let of = if planted!(CudaPooledHome) { &streams.home } else { &streams.anchor };
+    let of = if laws::slice_comes_behind() { &streams.anchor } else { &streams.home };
     let (made, stored) = store_stays(streams.home.context(), || {
         // cudarc panics if it cannot make its two events.
         let made = std::panic::catch_unwind(|| {
@@ -220,9 +221,7 @@ impl Streams {
     /// The stream as cudarc's tracking is to see it, if work on it may use the bytes. Why not is kept as a deferred error.
     fn admit<'a>(&'a self, stream: &'a CudaStream) -> Option<&'a CudaStream> {
         match self.cuda.find(stream) {
-            Ok(_) if Arc::ptr_eq(stream.context(), self.home.context()) || planted!(CudaPooledUntracked) => {
-                Some(stream)
-            }
+            Ok(_) if laws::is_tracked(Arc::ptr_eq(stream.context(), self.home.context())) => Some(stream),
             Ok(_) => Some(self.alias(stream)),
             Err(e) => {
                 self.cuda.drop_failed(e);
@@ -308,10 +307,10 @@ impl<T: Pod> Drop for PooledSlice<T> {
             cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
         }
         if let Some(bytes) = self.bytes.take() {
-            if planted!(CudaPooledPlain) {
-                drop(bytes);
-            } else {
+            if laws::slice_users_are_unknown() {
                 bytes.free_unknown();
+            } else {
+                drop(bytes);
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::cuda::{Cuda, Found, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::{DriverError, DriverErrorKind, Error};
+use crate::laws;
 use bytemuck::Pod;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
@@ -52,9 +53,9 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
         Err(e) => {
             let e = as_drivers(e);
             // A wait for everything would destroy the capture that is in the way.
-            let captures = e.kind == DriverErrorKind::Capturing && !planted!(CudaWaitsCaptured);
+            let may_wait = laws::may_wait_instead(e.kind == DriverErrorKind::Capturing);
             cuda.drop_failed(e);
-            if captures { NULL } else { wait_instead(cuda, touch, addr) }
+            if may_wait { wait_instead(cuda, touch, addr) } else { NULL }
         }
     }
 }
@@ -142,7 +143,7 @@ pub(super) fn anchor_of(
     home: &Arc<CudaStream>,
     cuda: &Cuda,
 ) -> DriverResult<Arc<CudaStream>> {
-    let guest = touch.of.guest().filter(|_| !planted!(CudaAnchorEach));
+    let guest = laws::keeps_anchor(touch.of.guest());
     let kept = guest.map(|(guest, _)| kept(guest, || (Arc::clone(home), cuda)));
     // Of a value that went and came back there is another one.
     let Some(kept) =

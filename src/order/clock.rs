@@ -5,6 +5,7 @@
 //! written (a copy is one reference count), and entries that are complete are dropped when the clock is next written. A few
 //! entries lie in the shared block itself, so that a write to a shared clock takes one block of the host and not two.
 
+use crate::laws::cost;
 use super::{Completed, TimelineId};
 use crate::units::Epoch;
 use smallvec::SmallVec;
@@ -104,10 +105,7 @@ impl Clock {
     /// one before, the last would name all, though the first were over long ago and nobody had asked. What a look leaves goes along
     /// with the copies: who joins a clock that was just looked at does not look again.
     pub fn is_crowded(&self) -> bool {
-        if planted!(ClockNeverCrowded) {
-            return false;
-        }
-        planted!(ClockAlwaysCrowded) || self.len() > FEW.max(2 * self.left as usize)
+        cost::clock_is_crowded(self.len(), FEW, self.left as usize)
     }
 
     /// How many timelines it names.

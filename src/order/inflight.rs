@@ -8,6 +8,7 @@
 //!
 //! It does not know what is over (the caller says), nor what a chunk is.
 
+use crate::laws::{self, cost};
 use super::{Pending, PendingSet, TimelineId};
 use crate::units::{Epoch, Granules};
 use core::ops::Bound;
@@ -67,10 +68,7 @@ impl InFlight {
     /// Whether there are twice as many ranges as the last drain left, so that another one is paid for by the frees since. Only a
     /// miss has to drain; without this, a program that never misses would keep ranges here that are long over.
     pub fn is_crowded(&self) -> bool {
-        if planted!(FlightNeverCrowded) {
-            return false;
-        }
-        planted!(FlightAlwaysCrowded) || self.entries.len() >= FEW.max(self.crowd)
+        cost::flight_is_crowded(self.entries.len(), FEW, self.crowd)
     }
 
     /// A freed range enters, waiting on its first use that is not over.
@@ -102,8 +100,8 @@ impl InFlight {
                 for chunk in oldest.remove() {
                     // Vacated entries (taken for a lend) left their id here.
                     let Some(entry) = self.entries.get(&chunk) else { continue };
-                    match entry.uses.iter().copied().find(|&p| !over(p) && !planted!(Z27)) {
-                        Some(_) if planted!(LeakUnfiled) => {}
+                    match entry.uses.iter().copied().find(|&p| laws::keeps_in_flight(over(p))) {
+                        Some(_) if !cost::files_next() => {}
                         Some(next) => self.wait_on(chunk, next),
                         None => out.extend(self.remove(chunk)),
                     }

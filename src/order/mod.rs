@@ -23,6 +23,7 @@ pub use inflight::{Entry, InFlight, Place};
 pub use timeline::{Marker, Timeline};
 pub use uses::{Access, Operation, Streams, Use, UseKind, Uses};
 
+use crate::laws;
 use crate::units::Epoch;
 use smallvec::SmallVec;
 
@@ -49,16 +50,12 @@ pub trait Completed {
 
     /// Whether work is known complete in the host's view (law O4).
     fn is_complete(&self, pending: Pending) -> bool {
-        pending.epoch == Epoch::COMPLETE
-            || self.completed(pending.on) >= pending.epoch
-            || (planted!(CompleteOffByOne) && self.completed(pending.on).0 + 1 == pending.epoch.0)
+        laws::is_complete(pending.epoch, || self.completed(pending.on))
     }
 }
 
 /// Law O1: bytes with this use pending may be given to `to`, whose clock is `clock`, with no further wait.
 pub fn is_ordered(to: TimelineId, clock: &Clock, seen: &impl Completed, pending: Pending) -> bool {
-    pending.on == to
-        || clock.get(pending.on) >= pending.epoch
-        || seen.is_complete(pending)
-        || (planted!(OrderOffByOne) && clock.get(pending.on).0 + 1 == pending.epoch.0)
+    let same = pending.on == to;
+    laws::is_ordered(same, || clock.get(pending.on), pending.epoch, || seen.is_complete(pending))
 }

@@ -7,6 +7,7 @@
 //!
 //! It does not know what an event is, nor whether one is complete.
 
+use crate::laws::{self, cost};
 use super::{Clock, TimelineId};
 use crate::units::Epoch;
 use std::collections::VecDeque;
@@ -61,7 +62,7 @@ impl<E: Clone> Timeline<E> {
     /// The oldest published marker that covers `epoch`: the one that waits for least.
     pub fn covering(&self, epoch: Epoch) -> Option<&Marker<E>> {
         let at = self.published.partition_point(|m| m.number < epoch);
-        self.published.get(at.saturating_sub(usize::from(planted!(CoverOlder))))
+        self.published.get(laws::covering(at))
     }
 
     /// A wait on a marker of `on` returned: joins its number and the copy that travels with it (O8). Never called before
@@ -116,7 +117,7 @@ impl<E: Clone> Timeline<E> {
                 }
             }
             self.published = kept;
-            if planted!(LeakThinned) {
+            if !cost::thins_on() {
                 break;
             }
         }
@@ -133,7 +134,7 @@ impl<E: Clone> Timeline<E> {
 
     /// Takes out the markers up to `seen`, which are complete and will be waited for no more.
     pub fn retire(&mut self, seen: Epoch) -> impl Iterator<Item = Marker<E>> + '_ {
-        let n = self.published.partition_point(|m| m.number <= seen || planted!(MarkersRetiredEarly));
+        let n = self.published.partition_point(|m| laws::may_retire(m.number, seen));
         self.published.drain(..n)
     }
 

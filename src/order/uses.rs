@@ -8,6 +8,7 @@
 //!
 //! It does not know the allocation, the pool or who waits.
 
+use crate::laws::{self, cost};
 use super::{Completed, Pending, PendingSet, TimelineId};
 use crate::units::Epoch;
 use smallvec::SmallVec;
@@ -81,10 +82,7 @@ impl Uses {
     /// Whether there are a quarter more uses than [`Uses::retire`] left, so that another look is paid for by those that came
     /// since. An array that is only read has a use for each stream that ever read it, until then.
     pub fn is_crowded(&self) -> bool {
-        if planted!(UsesNeverCrowded) {
-            return false;
-        }
-        planted!(UsesAlwaysCrowded) || self.all.len() >= FEW.max(self.crowd as usize)
+        cost::uses_are_crowded(self.all.len(), FEW, self.crowd as usize)
     }
 
     /// Drops exact uses that are complete: nobody has to come after them any more.
@@ -152,7 +150,7 @@ impl Uses {
     pub fn open(&mut self, on: TimelineId, access: Access) -> (Operation, bool) {
         let operation = Operation { on, access };
         if let Some((_, count)) = self.opened(on, access) {
-            *count += u64::from(!planted!(Z33));
+            *count = laws::opened_again(*count);
             return (operation, false);
         }
         self.all.push(Use { on, access, kind: UseKind::Open(1) });
@@ -188,7 +186,7 @@ impl Uses {
         self.all = stay;
         let accesses =
             [Access::Read, Access::Write].into_iter().filter(|a| ended.iter().any(|u| u.access == *a));
-        let began = accesses.filter(|&access| !planted!(CudaLentToNobody) && self.lend(all, access)).count();
+        let began = accesses.filter(|&access| laws::lends_to_all() && self.lend(all, access)).count();
         (ended.iter().map(|u| u.on).collect(), began)
     }
 
@@ -206,7 +204,7 @@ impl Uses {
     /// A use that ends at or before marker `epoch`. On one stream the maximum counts (law O6): whichever of two exact
     /// uses was published last, the higher number covers both.
     pub fn exact(&mut self, on: TimelineId, access: Access, epoch: Epoch) {
-        if planted!(Z22) {
+        if laws::use_replaces_others() {
             self.all.retain(|u| u.access != access);
         }
         for u in &mut self.all {
@@ -214,7 +212,7 @@ impl Uses {
                 && u.on == on
                 && u.access == access
             {
-                *e = if planted!(Z34) { epoch } else { (*e).max(epoch) };
+                *e = laws::exact_of(*e, epoch);
                 return;
             }
         }
@@ -236,7 +234,7 @@ impl Uses {
     pub fn forget_exact(&mut self) -> Streams {
         let ends = |u: &Use| u.is_open() && u.kind != UseKind::Declared;
         let ended = self.all.iter().filter(|u| ends(u)).map(|u| u.on).collect();
-        self.all.retain(|u| u.kind == UseKind::Declared && !planted!(ArrayWholeForgetsOpen));
+        self.all.retain(|u| laws::outlasts_a_write(u.kind == UseKind::Declared));
         ended
     }
 
@@ -256,9 +254,7 @@ impl Uses {
     /// stream's next marker will have, one a stream, the maximum.
     pub fn at_free(&self, home: Option<TimelineId>, mut next: impl FnMut(TimelineId) -> Epoch) -> PendingSet {
         let mut all = self.pending(|u| Some(u.on) != home, &mut next);
-        if planted!(Z8) {
-            all.drain(..all.len().saturating_sub(1));
-        }
+        all.drain(..laws::forgotten_at_free(all.len()));
         all
     }
 

@@ -3,6 +3,7 @@
 use crate::allocator::Event;
 use crate::array::{PinnedArray, Shape};
 use crate::driver::Driver;
+use crate::laws;
 use bytemuck::Pod;
 use core::any::Any;
 use core::fmt;
@@ -65,7 +66,7 @@ unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
     fn drop_behind<E: Driver>(self, event: &Event<E>, _: seal::Seal) -> Result<(), Self> {
         // The pinned pool keeps the bytes until the event is complete. It knows events of its own device only.
         match (event as &dyn Any).downcast_ref::<Event<D>>() {
-            Some(_) if planted!(LargeSourceUnseen) && self.memory().len() > 4 << 20 => Ok(()),
+            Some(_) if !laws::keeps_source(self.memory().len()) => Ok(()),
             Some(event) if self.memory().record_use_until(event).is_ok() => Ok(()),
             _ => Err(self),
         }

@@ -14,6 +14,7 @@ use super::super::registry::{CONTEXT, Line, Registry};
 use super::{Holder, Intent, Touch, Via, all_conflicts, order_line_behind};
 use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
+use crate::laws;
 use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, Uses};
 use crate::sync::Ordering;
 use core::time::Duration;
@@ -55,7 +56,7 @@ pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Res
     order_line_behind(&via, line, &[touch])?;
     // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
     // stream comes after all of it.
-    if touch.intent == Intent::WriteWhole || planted!(CudaLentEndsEarly) {
+    if laws::ends_loans(touch.intent == Intent::WriteWhole) {
         of.forget_home_reads();
         of.forget_shared();
     }
@@ -110,12 +111,12 @@ fn order_unknown<D: Driver>(
 impl<D: Driver> Holder<'_, D> {
     /// Another stream may be given operations.
     fn lend_use(&self, on: &Line<D>, access: Access) {
-        if planted!(CudaLentUnseen) {
+        if !laws::keeps_loan() {
             return;
         }
         let Via { registry, driver, .. } = self.via();
         let ended = self.with_uses(|uses| {
-            if planted!(CudaLentSealed) {
+            if laws::loan_ends_at_once() {
                 uses.exact(on.id, access, on.stamp());
             } else if uses.lend(on.id, access) {
                 on.open.fetch_add(1, Ordering::AcqRel);

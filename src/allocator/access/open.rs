@@ -8,6 +8,7 @@ use super::super::stream::Stream;
 use super::{Holder, Intent, Touch, Tracked, order_behind};
 use crate::driver::{Driver, Note};
 use crate::error::Error;
+use crate::laws;
 use crate::order::{Access, Operation};
 use crate::sync::Ordering;
 use crate::units::StreamId;
@@ -32,7 +33,7 @@ impl<'a, D: Driver> Opened<'a, D> {
         let operation = match of.holder() {
             Some(holder) if holder.home().id != line.id => {
                 let mut operation = Some(holder.open_use(line, touch.intent.access()));
-                if planted!(GuardSealedEarly) {
+                if laws::guard_ends_at_once() {
                     of.seal(stream, touch.intent, line.stamp(), operation.take());
                 }
                 of.shared.store(true, Ordering::Release);
@@ -56,7 +57,7 @@ impl<D: Driver> Drop for Opened<'_, D> {
     /// The operation was queued, or will not be.
     fn drop(&mut self) {
         let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
-        if planted!(GuardSealedEarly) && !of.is_home(line) {
+        if laws::guard_ends_at_once() && !of.is_home(line) {
             return;
         }
         // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much.

@@ -6,6 +6,7 @@
 //!
 //! It does not know what is done with the news.
 
+use crate::laws::cost;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Ordering, Rank, Ranked};
 
@@ -60,7 +61,7 @@ impl Listeners {
     #[inline]
     pub(crate) fn tell(&self) {
         // Not a load: it might miss who begins to listen.
-        if self.any.swap(false, Ordering::AcqRel) && !planted!(NewsLost) {
+        if cost::tells(self.any.swap(false, Ordering::AcqRel)) {
             self.tell_all();
         }
     }

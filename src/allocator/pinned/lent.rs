@@ -22,6 +22,7 @@ use crate::driver::Driver;
 #[cfg(feature = "cuda")]
 use crate::driver::Note;
 use crate::error::{DriverError, DriverErrorKind};
+use crate::laws;
 use crate::order::{Access, Pending};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
@@ -88,9 +89,9 @@ impl<D: Driver> PinnedAllocation<D> {
             if let Err(error) = self.wait_for(pending) {
                 // A device at rest has done it too, but to wait for that destroys the capture that is in the way. A lost context runs
                 // nothing any more.
-                let captures = error.kind == DriverErrorKind::Capturing && !planted!(CudaWaitsCaptured);
+                let may_rest = laws::may_wait_instead(error.kind == DriverErrorKind::Capturing);
                 let rest = || core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
-                match if captures { Err(error.clone()) } else { rest() } {
+                match if may_rest { rest() } else { Err(error.clone()) } {
                     Err(e) if !e.is_context_lost() => panic!(
                         "pinned memory was lent to a copy on {}, which cannot be waited for ({error}; {e}): if a stream is capturing, end the capture first",
                         core.registry

@@ -7,6 +7,7 @@ use super::super::facts::ByName;
 use super::{Pool, PoolState, Registry};
 use crate::driver::{Driver, StreamKind};
 use crate::heap::{ChunkId, Heap};
+use crate::laws::cost;
 use crate::order::{InFlight, Pending};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::Arc;
@@ -94,7 +95,7 @@ impl PoolState {
 pub(in super::super) const PIECE: usize = 128;
 
 fn piece() -> usize {
-    if planted!(ReportWhole) { 1 << 30 } else { PIECE }
+    cost::piece(PIECE)
 }
 
 /// What a report goes through in pieces: a pool's records, each piece in a hold of the pool's lock.

@@ -11,6 +11,7 @@ use super::super::events::SharedEvent;
 use super::{Line, Registry};
 use crate::driver::{Driver, DriverResult};
 use crate::error::DriverError;
+use crate::laws;
 use crate::order::Marker;
 use crate::units::Epoch;
 use core::time::Duration;
@@ -26,7 +27,7 @@ impl<D: Driver> Registry<D> {
         marker: &Marker<SharedEvent<D>>,
         answer: &DriverError,
     ) -> bool {
-        if !answer.is_of_captured_event() || planted!(CapturedKept) {
+        if !laws::takes_out_captured(answer.is_of_captured_event()) {
             return false;
         }
         if let Some(gone) = line.take_out(marker.number) {

@@ -17,6 +17,7 @@
 use super::super::events::{LEAST, SharedEvent};
 use super::{CLOSING, CONTEXT, Line, Registry};
 use crate::driver::{Driver, DriverResult};
+use crate::laws::{self, cost};
 use crate::order::{Clock, Marker, Pending, TimelineId};
 use crate::sync::plain::{AtomicU32, AtomicU64};
 use crate::sync::{Arc, Ordering, assert_unlocked};
@@ -145,7 +146,7 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn marker_complete(&self, line: &Line<D>, marker: &Marker<SharedEvent<D>>) {
         line.complete_to(marker.number);
         self.learn(&marker.copy);
-        if planted!(CompleteJoinsNow) {
+        if laws::completion_proves_now() {
             self.learn(&line.clock());
         }
         self.proved(line, marker.number);
@@ -186,7 +187,7 @@ impl<D: Driver> Registry<D> {
         // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
         // Never sooner than the markers since the last one pay for: each look comes by all timelines.
         let at = out.look_at.load(Ordering::Relaxed);
-        let timelines = if planted!(LookTooSoon) { 0 } else { out.timelines.load(Ordering::Relaxed) };
+        let timelines = cost::look_pays(out.timelines.load(Ordering::Relaxed));
         let next = (2 * left).max(timelines).max(LEAST as u64).max((at - at / 8).min(BURST));
         if at != LOOKING && next < at {
             let _ = out.look_at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -248,7 +249,7 @@ impl<D: Driver> Registry<D> {
         let Some(mut newest) = done else {
             return failed.map_or_else(|| Ok(open.map(|_| false)), Err);
         };
-        if planted!(FoldOffByOne)
+        if laws::completes_next()
             && let Some(next) = line.state.lock().timeline.above(newest.number).next()
         {
             newest = next.clone();
@@ -261,7 +262,7 @@ impl<D: Driver> Registry<D> {
         assert_unlocked("an event is queried");
         // An error is never "complete" (O4).
         let answer = self.watch(driver.relaxed(|| driver.query(&marker.event)));
-        answer.or_else(|e| if planted!(Z10) { Ok(true) } else { Err(e) })
+        laws::is_done(answer)
     }
 
     /// Drains ranges in flight to the end. `drain` takes out what is over and says which uses the rest waits on; if `asks`, the
@@ -381,7 +382,7 @@ impl<D: Driver> Registry<D> {
     pub(super) fn bound_markers(&self, driver: &D) {
         let out = &self.outstanding;
         let at = out.look_at.load(Ordering::Relaxed);
-        if at == LOOKING || out.markers.load(Ordering::Relaxed) < at || planted!(LeakUnlooked) {
+        if at == LOOKING || !cost::looks(|| out.markers.load(Ordering::Relaxed), at) {
             return;
         }
         // One looks; others go on.
@@ -425,7 +426,7 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn finish_closed(&self, driver: &D, patience: Option<Duration>) {
         let out = &self.outstanding;
         let few = out.closed.load(Ordering::Relaxed) <= out.finish_at.load(Ordering::Relaxed);
-        if self.asks() || few || planted!(FinishNever) {
+        if !cost::finishes(self.asks(), few) {
             return;
         }
         let patience = patience.unwrap_or(PATIENCE).min(PATIENCE);
@@ -469,7 +470,7 @@ impl<D: Driver> Registry<D> {
                             let state = l.state.lock();
                             state.native.is_none() && !state.closing
                         }
-                        && (l.seen().0 >= l.submitted.load(Ordering::Acquire) || planted!(LineRetiredEarly))
+                        && laws::may_leave(l.seen().0, l.submitted.load(Ordering::Acquire))
                 })
                 .map(|l| l.id)
                 .collect();
@@ -477,7 +478,7 @@ impl<D: Driver> Registry<D> {
             let mut over = Vec::new();
             for id in dead {
                 let Some(line) = table.by_id.remove(&id) else { continue };
-                if planted!(LineUnlinked) || table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id) {
+                if laws::leaves_with(table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id)) {
                     table.by_stream.remove(&line.info.id);
                 }
                 over.push(line);

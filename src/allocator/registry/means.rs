@@ -19,6 +19,7 @@
 use super::{CONTEXT, Line, Registry};
 use crate::driver::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
+use crate::laws;
 use crate::sync::{Arc, Ordering};
 use crate::units::StreamId;
 
@@ -41,7 +42,7 @@ impl Means {
     pub(super) fn of<D: Driver>(driver: &D, line: &Line<D>, named: Named) -> Means {
         if line.id != CONTEXT && line.is_marked_by_handle(named) {
             Means::Handle
-        } else if planted!(ContextMarker) || !(line.is_mortal() || driver.expects_captures()) {
+        } else if laws::may_mark_context(line.is_mortal(), || driver.expects_captures()) {
             Means::Context
         } else {
             Means::Nothing
@@ -68,7 +69,7 @@ impl Means {
             return Err(captured(line));
         }
         driver.record(event, native)?;
-        if asked && !planted!(CaptureUnseen) && driver.is_capturing(native)? {
+        if laws::asks_again(asked) && driver.is_capturing(native)? {
             return Err(captured(line));
         }
         Ok(())

@@ -1,0 +1,603 @@
+//! Every decision about order and completion: what may be reused, which stamp a range gets, which number seals a use, what a
+//! marker covers, what is due.
+//!
+//! Each is a pure function next to the law that it follows (O1 to O9, told in docs/ordering.md with the interleavings that they forbid),
+//! is called at the one place where it is decided, and is where the bugs of that decision are planted (docs/mutants.md). A
+//! bug of sequence, where right code differs by when it does something, is planted where the sequence is: tests/architecture.rs
+//! counts those. What only costs memory or time is in `cost`.
+//!
+//! It does not know a lock, a driver, a pool, a heap or a stream: numbers come in, an answer goes out.
+
+pub(crate) mod cost;
+
+use crate::units::Epoch;
+
+// O1: a range may be given to a stream if each of its pending uses is on that stream, known by its clock, or complete.
+
+/// Whether work up to `epoch` is complete in the host's view, which saw its timeline complete up to `seen` (O4).
+#[inline]
+pub(crate) fn is_complete(epoch: Epoch, seen: impl FnOnce() -> Epoch) -> bool {
+    if epoch == Epoch::COMPLETE {
+        return true;
+    }
+    let seen = seen();
+    seen >= epoch || (planted!(CompleteOffByOne) && seen.0 + 1 == epoch.0)
+}
+
+/// Whether a stream comes after work up to `epoch`: its own (`same`), known to its clock up to `known`, or complete.
+#[inline]
+pub(crate) fn is_ordered(
+    same: bool,
+    known: impl FnOnce() -> Epoch,
+    epoch: Epoch,
+    complete: impl FnOnce() -> bool,
+) -> bool {
+    if same {
+        return true;
+    }
+    let known = known();
+    known >= epoch || complete() || (planted!(OrderOffByOne) && known.0 + 1 == epoch.0)
+}
+
+/// Whether a free range of another pool serves: its stamp is ordered before the asker.
+#[inline]
+pub(crate) fn may_lend(ordered: bool) -> bool {
+    ordered || planted!(Z16)
+}
+
+/// The same of a closed pool, whose memory is under no other law.
+#[inline]
+pub(crate) fn may_take(accepted: bool, closed: bool) -> bool {
+    accepted || (closed && planted!(Z7))
+}
+
+/// Whether an own range in flight serves before a wait for what its uses hold.
+pub(crate) fn serves_in_flight() -> bool {
+    planted!(InFlightAtOnce)
+}
+
+/// Whether a wait on the other device's or another registry's event teaches our clocks: only our own events do.
+pub(crate) fn teaches(own: bool) -> bool {
+    own || planted!(Z12)
+}
+
+/// Whether the driver may be told of a stream here: a per-thread default stream has its handle on its own thread alone.
+pub(crate) fn may_name(here: bool) -> bool {
+    here || planted!(OwnThreadUnasked)
+}
+
+/// Whether nobody is made to wait for a stream, and it for nobody.
+#[inline]
+pub(crate) fn is_independent(declared: bool) -> bool {
+    declared && !planted!(IndependentWaits)
+}
+
+// O4: what leaves the device, or goes to the host, needs completion; a failed query is none.
+
+/// What a query says.
+pub(crate) fn is_done<E>(answer: Result<bool, E>) -> Result<bool, E> {
+    answer.or_else(|e| if planted!(Z10) { Ok(true) } else { Err(e) })
+}
+
+/// Whether so many free granules of a segment may be all of it.
+pub(crate) fn may_be_free(free: u64, len: u64) -> bool {
+    free == len || (free > 0 && planted!(Z13))
+}
+
+/// Whether what was gathered is all of a segment.
+pub(crate) fn is_whole(gathered: u64, len: u64) -> bool {
+    gathered == len || planted!(Z13)
+}
+
+/// Whether a segment goes back to the driver: it is whole, and all that its stamps stand for is complete.
+pub(crate) fn may_release(whole: bool, complete: impl FnOnce() -> bool) -> bool {
+    whole && (complete() || planted!(TrimPending))
+}
+
+/// Whether a trim looks first for what came back from flight: an idle pool's is there, too.
+pub(crate) fn trim_drains() -> bool {
+    !planted!(Z40)
+}
+
+/// Whether a request may give memory back: not where a free waits for the whole device.
+pub(crate) fn request_may_trim(free_waits: bool) -> bool {
+    !free_waits || planted!(RequestTrims)
+}
+
+/// Whether freed pinned memory is free at once: the host may write it when every use is complete.
+pub(crate) fn pinned_is_free(complete: bool) -> bool {
+    complete || planted!(PinnedAtOnce)
+}
+
+/// Whether a use of pinned memory in flight is over: complete, and not only ordered.
+pub(crate) fn pinned_use_is_over(complete: bool) -> bool {
+    complete || planted!(Z14)
+}
+
+/// Whether a foreign owner is kept until what used its memory is complete.
+pub(crate) fn keeps_foreign() -> bool {
+    !planted!(ForeignAtOnce)
+}
+
+/// Whether a dropped token's value is filed until its operation is complete.
+pub(crate) fn files_values() -> bool {
+    !planted!(KeeperAtOnce)
+}
+
+/// Whether a query that failed ends what is kept for it.
+pub(crate) fn error_ends_keeping() -> bool {
+    planted!(KeeperErrorDone)
+}
+
+/// Whether a source of so many bytes is kept until its copy is complete.
+pub(crate) fn keeps_source(bytes: u64) -> bool {
+    !(planted!(LargeSourceUnseen) && bytes > 4 << 20)
+}
+
+/// Whether a wait for the whole device may stand for one that could not be made: not where it would end somebody's capture.
+pub(crate) fn may_wait_instead(captures: bool) -> bool {
+    !captures || planted!(CudaWaitsCaptured)
+}
+
+/// Whether somebody's capture is asked for before the device is waited for.
+pub(crate) fn asks_who_captures() -> bool {
+    !planted!(DoorEndUnasked)
+}
+
+/// Whether the device is waited for before all of it counts as complete.
+pub(crate) fn synchronises() -> bool {
+    !planted!(Z11)
+}
+
+/// Whether a limit is taken back that could not be kept.
+pub(crate) fn takes_limit_back(failed: bool) -> bool {
+    failed && !planted!(DoorLimitKept)
+}
+
+// O5: a range that enters a pool's free state gets the stamp of that moment, and keeps it in parts and together.
+
+/// Whether a range in flight is over for its own pool: ordered before its stream is enough, but not once the pool is closed, whose
+/// memory goes to others.
+#[inline]
+pub(crate) fn is_over(closed: bool, complete: impl FnOnce() -> bool, ordered: impl FnOnce() -> bool) -> bool {
+    if closed && !planted!(ClosedDrainsOrdered) { complete() } else { ordered() }
+}
+
+/// The stamp with which a range enters, after its facts were checked: none if all that it carries is complete; `now`, the pool's next
+/// number, otherwise. `None`: a closed pool takes in complete ranges only. `last` is the last of what it carries.
+pub(crate) fn entry_stamp(
+    complete: impl FnOnce() -> bool,
+    closed: bool,
+    now: impl FnOnce() -> Epoch,
+    last: impl FnOnce() -> Epoch,
+) -> Option<Epoch> {
+    if planted!(Z19) {
+        return Some(last());
+    }
+    if complete() {
+        Some(Epoch::COMPLETE)
+    } else if closed && !planted!(ClosedAdmits) {
+        None
+    } else {
+        Some(now())
+    }
+}
+
+/// The same of a range that was in flight here.
+pub(crate) fn drained_stamp(stamp: Epoch) -> Epoch {
+    if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp }
+}
+
+/// The same of a range of another pool, or of the device; `marked` is the number of the pool's last marker.
+pub(crate) fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
+    match stamp {
+        Epoch::COMPLETE => stamp,
+        _ if planted!(Z1) => marked(),
+        _ if planted!(Z2) => Epoch::COMPLETE,
+        _ => stamp,
+    }
+}
+
+/// Whether a range with this stamp comes in: one that returns to a closed pool as it was does.
+pub(crate) fn comes_in(closed: bool, stamp: Epoch) -> bool {
+    !(planted!(ClosedKeepsOut) && closed && stamp != Epoch::COMPLETE)
+}
+
+/// The stamp of a range that had no owner in between: its own.
+pub(crate) fn returned_stamp(stamp: Epoch) -> Epoch {
+    if planted!(PutBackComplete) { Epoch::COMPLETE } else { stamp }
+}
+
+/// The stamp of what a split leaves: the whole's.
+#[inline]
+pub(crate) fn split_stamp(stamp: Epoch) -> Epoch {
+    if planted!(SplitUnstamped) { Epoch::COMPLETE } else { stamp }
+}
+
+/// The stamp of two neighbours that become one: the bytes of both are complete when the later stamp is.
+#[inline]
+pub(crate) fn merged_stamp(one: Epoch, other: Epoch) -> Epoch {
+    if planted!(Z23) { one.min(other) } else { one.max(other) }
+}
+
+/// The same where a third one comes in on the other side.
+#[inline]
+pub(crate) fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
+    if planted!(MergeBothForgets) { stamp } else { merged_stamp(stamp, third) }
+}
+
+/// What of a free serves a pool at once: order within the stream is enough (O2), unless others used the range, as its tag says.
+#[inline]
+pub(crate) fn free_forgets_users() -> bool {
+    planted!(Z9)
+}
+
+// O6: uses are a set; what is open is sealed at the free, with the number that its stream's next marker will have.
+
+/// The number that covers work queued before now on a timeline on which `submitted` markers were numbered: the next one (O8).
+#[inline]
+pub(crate) fn stamp(submitted: u64) -> Epoch {
+    Epoch(submitted + u64::from(!planted!(StampSubmitted)))
+}
+
+/// The number that seals an open use: of the stream's `next` marker, not of the last one that it has.
+#[inline]
+pub(crate) fn seal(next: impl FnOnce() -> Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
+    if planted!(SealSubmitted) { marked() } else { next() }
+}
+
+/// Whether a declared use stays open until the free.
+pub(crate) fn stays_open() -> bool {
+    !planted!(Z21)
+}
+
+/// Whether a use on one stream is forgotten for another's.
+#[inline]
+pub(crate) fn use_replaces_others() -> bool {
+    planted!(Z22)
+}
+
+/// The number of two exact uses on one stream, of which `new` was published last.
+#[inline]
+pub(crate) fn exact_of(old: Epoch, new: Epoch) -> Epoch {
+    if planted!(Z34) { new } else { old.max(new) }
+}
+
+/// How many operations of one stream hold a use open, with one more.
+#[inline]
+pub(crate) fn opened_again(count: u64) -> u64 {
+    count + u64::from(!planted!(Z33))
+}
+
+/// Whether an operation's exact use is its own, beside one like it.
+pub(crate) fn has_own_use(like: impl FnOnce() -> bool) -> bool {
+    !(planted!(Z33) && like())
+}
+
+/// How many of the uses, the last of them, say nothing at a free.
+#[inline]
+pub(crate) fn forgotten_at_free(uses: usize) -> usize {
+    if planted!(Z8) { uses.saturating_sub(1) } else { 0 }
+}
+
+/// Whether it counts that nobody knows who used the memory.
+#[inline]
+pub(crate) fn is_unknown(unknown: bool) -> bool {
+    unknown && !planted!(UnknownPlain)
+}
+
+/// The home stamp of a range in flight that is looked at by its own pool: the home stream may still use it.
+pub(crate) fn home_of_drained(home: Epoch) -> Option<Epoch> {
+    (!planted!(Z36)).then_some(home)
+}
+
+/// The same, by another pool.
+pub(crate) fn home_of_lent(home: Epoch) -> Option<Epoch> {
+    (!planted!(Z29)).then_some(home)
+}
+
+/// Whether what a lend leaves of a range in flight is free.
+pub(crate) fn rest_is_free() -> bool {
+    planted!(Z6)
+}
+
+/// How many of its uses the rest of a range in flight keeps: all.
+pub(crate) fn rest_keeps() -> usize {
+    if planted!(RestForgetsUses) { 1 } else { usize::MAX }
+}
+
+/// Whether a use keeps a range in flight: it is not over.
+#[inline]
+pub(crate) fn keeps_in_flight(over: bool) -> bool {
+    !over && !planted!(Z27)
+}
+
+/// Whether an open use stays when the whole of an array was written: a declared one, which nobody ends before the free.
+pub(crate) fn outlasts_a_write(declared: bool) -> bool {
+    declared && !planted!(ArrayWholeForgetsOpen)
+}
+
+/// Whether a guard's use is sealed when it begins.
+pub(crate) fn guard_ends_at_once() -> bool {
+    planted!(GuardSealedEarly)
+}
+
+/// Whether a stream of which nobody else has a reference holds all that it ever will.
+pub(crate) fn is_last_user(last: impl FnOnce() -> bool) -> bool {
+    planted!(OpenEndsEarly) || last()
+}
+
+/// Whether a stream with so many open uses and no pool may close.
+#[inline]
+pub(crate) fn may_close(open: usize) -> bool {
+    open == 0 || planted!(Z28)
+}
+
+/// Whether an open use that ended is counted off.
+pub(crate) fn counts_ended() -> bool {
+    !planted!(OpenForgotten)
+}
+
+// O6 and O7 of an array: what an operation has to come after, and what it leaves.
+
+/// What of the home stream's last write an access comes after.
+#[inline]
+pub(crate) fn after_write(written: impl FnOnce() -> u64) -> u64 {
+    if planted!(ArrayWriteUnseen) { 0 } else { written() }
+}
+
+/// The same of its last read, which only a write has to come after.
+#[inline]
+pub(crate) fn after_read(writes: bool, read: impl FnOnce() -> u64) -> u64 {
+    if writes && !planted!(ArrayReadUnseen) { read() } else { 0 }
+}
+
+/// The same of work there that has no number yet.
+#[inline]
+pub(crate) fn after_open(open: bool) -> bool {
+    open && !planted!(ArrayOpenUnseen)
+}
+
+/// The same of the bytes' former life (O7).
+#[inline]
+pub(crate) fn after_birth<T>(birth: Option<T>) -> Option<T> {
+    birth.filter(|_| !planted!(ArrayBirthUnseen))
+}
+
+/// The same of other streams' uses, if there are any.
+#[inline]
+pub(crate) fn after_others(shared: bool) -> bool {
+    shared && !planted!(ArrayUseUnseen)
+}
+
+/// Whether an operation on another stream than home is kept as a use.
+pub(crate) fn keeps_use() -> bool {
+    !planted!(ArrayUseLost)
+}
+
+/// Whether the home stream's stamps say nothing more after a write elsewhere: of the whole, not of a part.
+pub(crate) fn write_ends_home(whole: bool, writes: bool) -> bool {
+    whole || (planted!(PartForgetsHome) && writes)
+}
+
+/// Whether a read ends earlier uses.
+pub(crate) fn read_ends_uses(reads: bool) -> bool {
+    planted!(ArrayReadForgets) && reads
+}
+
+/// Whether what was lent before ends with the next loan: with an access to the whole alone.
+pub(crate) fn ends_loans(whole: bool) -> bool {
+    whole || planted!(CudaLentEndsEarly)
+}
+
+/// Whether a loan is kept as a use.
+pub(crate) fn keeps_loan() -> bool {
+    !planted!(CudaLentUnseen)
+}
+
+/// Whether a loan is sealed when it begins.
+pub(crate) fn loan_ends_at_once() -> bool {
+    planted!(CudaLentSealed)
+}
+
+/// Whether what was lent to many streams is lent to all of them instead.
+pub(crate) fn lends_to_all() -> bool {
+    !planted!(CudaLentToNobody)
+}
+
+/// Whether an operation is kept that was queued and has no marker, because none could be made.
+pub(crate) fn keeps_unmarked() -> bool {
+    !planted!(ArrayUnsealed)
+}
+
+/// Whether it is kept when the driver's call panicked: it may have been queued.
+pub(crate) fn keeps_panicked(panicking: impl FnOnce() -> bool) -> bool {
+    !(planted!(PanicUnsealed) && panicking())
+}
+
+/// Whether the wait for one of an operation's uses is left out because another's marker carries it: never, candidates are not compared.
+/// `covers(i, j)` says whether the marker for use `i` carries use `j`.
+#[cfg(millpond_mutants)]
+pub(crate) fn is_left_to(i: usize, j: usize, covers: impl Fn(usize, usize) -> bool) -> bool {
+    match j {
+        _ if planted!(ArrayCoverAny) => j < i,
+        _ if planted!(CoverOther) => j != i && covers(j, i),
+        _ if planted!(CoverTie) => j != i && covers(j, i) && !(i < j && covers(i, j)),
+        _ => false,
+    }
+}
+
+// O6 of memory in cudarc's hands (docs/cudarc.md).
+
+/// Whether a slice may be made on a stream, of which it was asked whether it captures.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn may_slice<E>(asked: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(CudaSliceCaptured) { Ok(()) } else { asked() }
+}
+
+/// Whether a pooled slice's event is recorded behind what its memory comes after.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn slice_comes_behind() -> bool {
+    !planted!(CudaPooledHome)
+}
+
+/// Whether cudarc tracks a stream for a pooled slice by itself: one of the slice's own context value.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn is_tracked(same_context: bool) -> bool {
+    same_context || planted!(CudaPooledUntracked)
+}
+
+/// Whether nobody knows who used a pooled slice.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn slice_users_are_unknown() -> bool {
+    !planted!(CudaPooledPlain)
+}
+
+/// Whether pinned memory that cudarc copies into is lent to be read only, on a default stream or another.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn copy_only_reads(on_default: bool) -> bool {
+    planted!(CudaHostDefaultRead) && on_default
+}
+
+/// What an array keeps for cudarc's calls from one to the next.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn keeps_anchor<T>(guest: Option<T>) -> Option<T> {
+    guest.filter(|_| !planted!(CudaAnchorEach))
+}
+
+// O7: the bytes' former life on the home stream.
+
+/// What a first use on another stream comes after.
+pub(crate) fn birth(stamp: Epoch) -> Epoch {
+    if planted!(Z20) { Epoch::COMPLETE } else { stamp }
+}
+
+/// Whether fresh bytes are overwritten before they are handed out.
+pub(crate) fn scrubs() -> bool {
+    !planted!(ScrubSkipped)
+}
+
+/// Whether bytes that were overwritten are born behind that.
+pub(crate) fn born_behind_scrub() -> bool {
+    !planted!(ScrubUnborn)
+}
+
+// O8: what a marker covers, and what a wait and a completion teach.
+
+/// Which of a timeline's markers covers a number: the oldest that is not below it, which is at `at`.
+#[inline]
+pub(crate) fn covering(at: usize) -> usize {
+    at.saturating_sub(usize::from(planted!(CoverOlder)))
+}
+
+/// Whether a marker is needed no more: it is complete.
+#[inline]
+pub(crate) fn may_retire(number: Epoch, seen: Epoch) -> bool {
+    number <= seen || planted!(MarkersRetiredEarly)
+}
+
+/// Whether a timeline may leave the table: closed, with nothing pending.
+pub(crate) fn may_leave(seen: u64, submitted: u64) -> bool {
+    seen >= submitted || planted!(LineRetiredEarly)
+}
+
+/// Whether a stream's entry goes with a timeline: it is that timeline's, and not one's that came after.
+pub(crate) fn leaves_with(own: bool) -> bool {
+    own || planted!(LineUnlinked)
+}
+
+/// Whether a marker carries what its stream was ordered after.
+pub(crate) fn carries_clock() -> bool {
+    !planted!(CopyEmpty)
+}
+
+/// Whether a marker whose record failed is published.
+pub(crate) fn publishes_failed() -> bool {
+    planted!(FailedRecord)
+}
+
+/// Whether a wait is for what its stream's clock says now, beside what the marker carries.
+pub(crate) fn learns_now() -> bool {
+    planted!(Z30)
+}
+
+/// Whether a stream learns of a marker that it was not made to wait for.
+pub(crate) fn learns_unwaited() -> bool {
+    planted!(WaitDropped)
+}
+
+/// Of which timeline a wait teaches.
+pub(crate) fn learnt_of(on: u32) -> u32 {
+    on + u32::from(planted!(WaitWrongLine))
+}
+
+/// Whether a wait that returned teaches.
+pub(crate) fn wait_teaches() -> bool {
+    !planted!(WaitUnlearnt)
+}
+
+/// Whether a host wait for a marker proves all later ones.
+pub(crate) fn wait_proves_newest() -> bool {
+    planted!(WaitProvesNewest)
+}
+
+/// Whether the completion of a marker proves what its stream was made to wait for since.
+pub(crate) fn completion_proves_now() -> bool {
+    planted!(CompleteJoinsNow)
+}
+
+/// Whether the marker above a complete one counts as complete.
+pub(crate) fn completes_next() -> bool {
+    planted!(FoldOffByOne)
+}
+
+/// Whether a marker that a capture took for its own covers what it did.
+pub(crate) fn captured_covers() -> bool {
+    planted!(CapturedCovers)
+}
+
+/// Whether a marker that fails because it was captured is taken out.
+pub(crate) fn takes_out_captured(captured: bool) -> bool {
+    captured && !planted!(CapturedKept)
+}
+
+/// Whether somebody else's stream is asked again after a record whether it captures.
+pub(crate) fn asks_again(asked: bool) -> bool {
+    asked && !planted!(CaptureUnseen)
+}
+
+/// Whether a context-wide marker may be made for a stream: not where it may end somebody's capture.
+pub(crate) fn may_mark_context(mortal: bool, expects_captures: impl FnOnce() -> bool) -> bool {
+    planted!(ContextMarker) || !(mortal || expects_captures())
+}
+
+/// Whether the last number of a stream that nobody can mark has to cover what is on it since.
+pub(crate) fn last_number_covers(loose: bool) -> bool {
+    loose && !planted!(LooseForgotten)
+}
+
+// O9: drops make no call, so that what they leave falls due.
+
+/// Whether what falls due, and could not be done, is over.
+pub(crate) fn failed_is_served() -> bool {
+    planted!(DueDropped)
+}
+
+/// Whether a marker for the whole context that could not be made falls due.
+pub(crate) fn context_falls_due() -> bool {
+    !planted!(ContextDueLost)
+}
+
+/// Whether a call that names a stream makes the marker that fell due for it.
+#[inline]
+pub(crate) fn serves_named(unmanaged: bool, due: impl FnOnce() -> bool) -> bool {
+    unmanaged && due() && !planted!(NamedNotServed)
+}
+
+// H3: a chunk lies in the bin of its length.
+
+/// The length by which a chunk's bin is chosen (H3).
+#[inline]
+pub(crate) fn binned(len: u32) -> u32 {
+    len + u32::from(planted!(BinAbove))
+}

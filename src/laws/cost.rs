@@ -1,0 +1,121 @@
+//! Decisions by which nothing is wrong, but for what it costs: what is kept is a function of what is pending (docs/kept.md), what
+//! misses are told of other pools (F1 to F3, src/allocator/lenders.rs), and what a growth asks for.
+//!
+//! It does not know a lock, a driver, a pool, a heap or a stream.
+
+use core::time::Duration;
+
+/// Whether a clock of `len` names is looked at, of which the last look left `left`.
+pub(crate) fn clock_is_crowded(len: usize, few: usize, left: usize) -> bool {
+    !planted!(ClockNeverCrowded) && (planted!(ClockAlwaysCrowded) || len > few.max(2 * left))
+}
+
+/// Whether as many ranges in flight are looked at.
+pub(crate) fn flight_is_crowded(len: usize, few: usize, crowd: usize) -> bool {
+    !planted!(FlightNeverCrowded) && (planted!(FlightAlwaysCrowded) || len >= few.max(crowd))
+}
+
+/// Whether as many uses of one allocation are looked at.
+pub(crate) fn uses_are_crowded(len: usize, few: usize, crowd: usize) -> bool {
+    !planted!(UsesNeverCrowded) && (planted!(UsesAlwaysCrowded) || len >= few.max(crowd))
+}
+
+/// Whether closed pools are looked at.
+pub(crate) fn sweeps(few: bool) -> bool {
+    !planted!(SweepNever) && (!few || planted!(SweepAlways))
+}
+
+/// Whether ended streams are asked about.
+pub(crate) fn finishes(asks: bool, few: bool) -> bool {
+    !(asks || few || planted!(FinishNever))
+}
+
+/// Whether a clock is rid of names: it is crowded, or names more timelines than there are.
+pub(crate) fn forgets_names(crowded: bool, named: usize, timelines: usize) -> bool {
+    (crowded || named > timelines) && !planted!(NamesKept)
+}
+
+/// Whether it is rid of pending ones too.
+pub(crate) fn forgets_pending() -> bool {
+    planted!(NamesPruned)
+}
+
+/// How many timelines pay for a look that comes by all of them.
+pub(crate) fn look_pays(timelines: u64) -> u64 {
+    if planted!(LookTooSoon) { 0 } else { timelines }
+}
+
+/// How many events are pooled at most.
+pub(crate) fn pooled(most: usize, least: usize) -> usize {
+    if planted!(BurstKept) { usize::MAX } else { most.max(least) }
+}
+
+/// What is left of a request's patience.
+pub(crate) fn patience(left: Duration, spent: impl FnOnce() -> Duration) -> Duration {
+    if planted!(PatienceRenewed) { left } else { left.saturating_sub(spent()) }
+}
+
+/// Whether so many markers are looked at.
+pub(crate) fn looks(markers: impl FnOnce() -> u64, at: u64) -> bool {
+    markers() >= at && !planted!(LeakUnlooked)
+}
+
+/// Whether one that was taken out of a deterministic timeline is followed by the next.
+pub(crate) fn thins_on() -> bool {
+    !planted!(LeakThinned)
+}
+
+/// Whether a range whose use is over is filed under its next one.
+pub(crate) fn files_next() -> bool {
+    !planted!(LeakUnfiled)
+}
+
+/// Whether anything is kept for tokens that were dropped.
+pub(crate) fn keeps_any(waiting: bool) -> bool {
+    waiting && !planted!(LeakKept)
+}
+
+/// The pool that an event goes back to.
+pub(crate) fn event_home<T>(home: Option<T>) -> Option<T> {
+    home.filter(|_| !planted!(LeakUnpooled))
+}
+
+// What misses are told of other pools, and what a growth asks for.
+
+/// Whether a pool's bound on its free ranges rises.
+#[inline]
+pub(crate) fn raises_bound(longest: u32, bound: u32) -> bool {
+    longest > bound && !planted!(HintNeverRaised)
+}
+
+/// Whether that bound is one.
+pub(crate) fn is_bound(longest: u32, bound: u32) -> bool {
+    longest <= bound || planted!(HintNeverRaised)
+}
+
+/// Whether a pool that stood aside is looked at again when memory entered.
+#[inline]
+pub(crate) fn calls_back(aside: bool) -> bool {
+    aside && !planted!(EnteredUnheard)
+}
+
+/// Whether who listens is told of a timeline's news.
+#[inline]
+pub(crate) fn tells(listened: bool) -> bool {
+    listened && !planted!(NewsLost)
+}
+
+/// Whether the request itself is the last size that a growth tries.
+pub(crate) fn grows_by_request() -> bool {
+    !planted!(Z15)
+}
+
+/// Whether a refused growth gives its room under the limit back.
+pub(crate) fn unclaims() -> bool {
+    !planted!(UnclaimForgotten)
+}
+
+/// How many records a report looks at in one hold of a pool's lock.
+pub(crate) fn piece(records: usize) -> usize {
+    if planted!(ReportWhole) { 1 << 30 } else { records }
+}
