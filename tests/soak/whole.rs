@@ -243,11 +243,14 @@ suite_rows! {
     pinned::p15_a_pinned_limit_refuses_and_recovers: STAYS;
 }
 
-/// Rows whose allocator stays that are no steady programs in an ordinary run, and why. The first is one by the command only, the others are
-/// by `.ci/soak` too.
+/// Rows whose allocator stays that are no steady programs in an ordinary run, and why. The last is one by `.ci/soak`, the others by the
+/// command only.
 const STEADY_LATER: &[(&str, &str)] = &[
     ("s02_pageable_sources_serialise", "10 to 30 ms a round"),
-    ("c03_the_allocator_of_a_scope_is_an_argument", "3 ms a round when a thousand of its streams are behind"),
+    (
+        "c03_the_allocator_of_a_scope_is_an_argument",
+        "3 ms a round when a thousand of its streams are behind; and a thread of each round's own, so that its highest numbers come by chance",
+    ),
     ("t03_exact_fit_misses_where_best_fit_hits", "4 ms a round: nothing but misses, beside 87 segments"),
 ];
 
@@ -266,7 +269,7 @@ fn staying() -> impl Iterator<Item = &'static str> {
 }
 #[test]
 fn rows_whose_allocator_stays_are_steady_programs() {
-    let later = if is_ordinary() { STEADY_LATER } else { &STEADY_LATER[..1] };
+    let later = if is_ordinary() { STEADY_LATER } else { &STEADY_LATER[..2] };
     let is_later = |name: &str| later.iter().any(|(slow, _)| *slow == name);
     for (name, why) in STEADY_LATER {
         assert!(
