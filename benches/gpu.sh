@@ -15,6 +15,7 @@
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators, and threads, streams and captures from C (plug/gpu)
+#   taken     what the recorded workloads take of the device, ours beside PyTorch's (benches/peers/taken.py)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   worlds    without the GPU, and only when named: every program of six operations, for which this machine has the cores
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
@@ -29,7 +30,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos rows transfers cublas plug rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos rows transfers cublas plug taken rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # A kernel not yet loaded would wait for running ones at its first launch.
@@ -274,6 +275,12 @@ stage_transfers() {
     as_markdown "$here/transfers.txt" 'T9|P1'
     [ "$status" = 3 ] && echo "an aim was missed"
     return "$status"
+}
+
+stage_taken() {
+    command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
+    MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 \
+        within 400 python3 benches/peers/taken.py tests/traces/*.csv.gz
 }
 
 stage_plug() {

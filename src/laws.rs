@@ -228,7 +228,7 @@ pub(crate) fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
 
 /// What of a free serves a pool at once: order within the stream is enough (O2), unless others used the range, as its tag says.
 #[inline]
-pub(crate) fn free_forgets_users() -> bool {
+pub(crate) fn free_ignores_tag() -> bool {
     planted!(Z9)
 }
 
@@ -274,10 +274,10 @@ pub(crate) fn has_own_use(like: impl FnOnce() -> bool) -> bool {
     !(planted!(Z33) && like())
 }
 
-/// How many of the uses, the last of them, say nothing at a free.
+/// Whether of several uses the last alone counts at the free.
 #[inline]
-pub(crate) fn forgotten_at_free(uses: usize) -> usize {
-    if planted!(Z8) { uses.saturating_sub(1) } else { 0 }
+pub(crate) fn free_forgets_uses() -> bool {
+    planted!(Z8)
 }
 
 /// Whether it counts that nobody knows who used the memory.

@@ -73,7 +73,9 @@ impl<D: Driver> Pool<D> {
     )]
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
         let mut all = entry.uses.clone();
-        all.extend(laws::home_of_drained(entry.home).map(|epoch| Pending { on: self.line.id, epoch }));
+        if let Some(epoch) = laws::home_of_drained(entry.home) {
+            all.push(Pending { on: self.line.id, epoch });
+        }
         let Some(stamp) = self.entry_stamp(state, &all) else {
             // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
             let home = Pending { on: self.line.id, epoch: entry.home };

@@ -149,7 +149,7 @@ impl<D: Driver> Pool<D> {
     /// The heap's part of a free; `None`, and nothing is done, if other streams used the range.
     #[inline]
     pub(crate) fn give_back(&self, state: &mut PoolState, chunk: ChunkId, generation: u32) -> Option<Given> {
-        if laws::free_forgets_users() {
+        if laws::free_ignores_tag() {
             state.heap.set_tag(chunk, 0);
         }
         // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says

@@ -352,7 +352,9 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn foreign_in_flight(&mut self, from: &Pool<D>, entry: Entry) -> Step {
         // All its uses and its home stamp: the home stream may have read it after the foreign use (Z29).
         let mut pending = entry.uses.clone();
-        pending.extend(laws::home_of_lent(entry.home).map(|epoch| Pending { on: from.line.id, epoch }));
+        if let Some(epoch) = laws::home_of_lent(entry.home) {
+            pending.push(Pending { on: from.line.id, epoch });
+        }
         let put_back = Undo::new(|| from.fly(&mut from.lock(), entry.clone()));
         if let Err(e) = self.wait_for_all(&pending) {
             drop(put_back);

@@ -254,7 +254,9 @@ impl Uses {
     /// stream's next marker will have, one a stream, the maximum.
     pub fn at_free(&self, home: Option<TimelineId>, mut next: impl FnMut(TimelineId) -> Epoch) -> PendingSet {
         let mut all = self.pending(|u| Some(u.on) != home, &mut next);
-        all.drain(..laws::forgotten_at_free(all.len()));
+        if laws::free_forgets_uses() {
+            all.drain(..all.len().saturating_sub(1));
+        }
         all
     }
 
