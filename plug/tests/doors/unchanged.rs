@@ -151,7 +151,16 @@ impl World {
 }
 
 /// Calls that take memory of the device, or give idle memory back, before they fail.
-const MOVING: [&str; 8] =
-    ["_alloc", "_alloc_pinned", "_create", "_trim", "_limit", "_synchronize", "_destroy", "_cache"];
+const MOVING: [&str; 9] = [
+    "_alloc",
+    "_alloc_pinned",
+    "_create",
+    "_trim",
+    "_limit",
+    "_fraction",
+    "_synchronize",
+    "_destroy",
+    "_cache",
+];
 /// Those of them that move memory to other streams, by which it may be held back.
-const HOLDING: [&str; 3] = ["_alloc", "_trim", "_limit"];
+const HOLDING: [&str; 4] = ["_alloc", "_trim", "_limit", "_fraction"];
