@@ -510,7 +510,9 @@ fn every_bug_of_the_doors_is_found() {
             KINDS.iter().find_map(|(name, kind)| {
                 let program = kind.programs().new_tree(&mut runner).expect("a program").current();
                 let run = run(&program, false, bug.map(Bug::name));
-                (!run.status.success()).then(|| format!("{name}, within {number}"))
+                let shown =
+                    if bug.is_none() { format!("\n{}\n{program}", said(&run)) } else { String::new() };
+                (!run.status.success()).then(|| format!("{name}, within {number}{shown}"))
             })
         })
     };

@@ -94,6 +94,8 @@ control! {
 /// Faults that were planted, by which the driver breaks if they strike.
 static BREAKING: AtomicU32 = AtomicU32::new(0);
 static BROKE: AtomicBool = AtomicBool::new(false);
+/// What it answers, if it broke.
+static ANSWER: AtomicU32 = AtomicU32::new(0);
 
 /// Whether any call may fail, the program's own too.
 pub(crate) fn is_broken() -> bool {
@@ -121,12 +123,19 @@ pub(crate) fn has_broken() -> bool {
 /// The `nth` next call fails, and all behind it.
 pub(crate) fn breaks(nth: u64, code: u32) {
     BROKE.store(true, Ordering::Release);
+    ANSWER.store(code, Ordering::Release);
     BREAKING.fetch_add(1, Ordering::AcqRel);
     fail_from(calls(std::ptr::null()) + nth, code);
 }
 
+/// The code with which all fails; 0 if it does not.
+pub(crate) fn answer() -> u32 {
+    ANSWER.load(Ordering::Acquire)
+}
+
 pub(crate) fn mends() {
     clear_faults();
+    ANSWER.store(0, Ordering::Release);
     BREAKING.fetch_sub(1, Ordering::AcqRel);
 }
 

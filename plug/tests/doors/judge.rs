@@ -106,7 +106,7 @@ impl World {
         }
         if status != Status::Ok {
             assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
-            World::is_as_it_was(&seen, words);
+            World::is_as_it_was(&seen, words, fault);
             self.nothing_has_changed(words, fault);
         }
         status
