@@ -4,7 +4,8 @@
  * Every function but millpond_torch_alloc may be called from any thread at any time, and none lets a panic through. A code
  * other than MILLPOND_STATUS_OK says that nothing was changed (of millpond_free_after: that nothing was freed);
  * millpond_last_error has the words. That is: what is live, who uses it, limits, peaks of live bytes and who may free it stay as they were, of every
- * allocator. What a failed call may have done is noticed that work is over, so that less is in flight or held back; counted what it tried
+ * allocator. What a failed call may have done is noticed that work is over, so that less is in flight or held back, or that a
+ * capture took what marked freed memory, so that this is held back; counted what it tried
  * (the miss ladder, driver calls); come to know a stream that it names for the first time; and, in a call that takes memory or gives it back
  * (create, alloc, alloc_pinned, trim, set_limit, synchronize, destroy, torch_empty_cache), moved idle memory between streams, or to the device and back.
  *

@@ -596,8 +596,11 @@ fn order_line_behind<D: Driver>(
     touches: &[Touch<'_, D>],
 ) -> Result<(), Error> {
     let pending = all_conflicts(via, line.id, touches)?;
-    if !pending.is_empty() {
-        via.registry.order_after_all(via.driver, line, &pending)?;
+    if !pending.is_empty()
+        && let Err(e) = via.registry.order_after_all(via.driver, line, &pending)
+    {
+        end_what_is_over(touches);
+        return Err(e.into());
     }
     for id in touches.iter().filter(|t| !t.of.is_home(line)).filter_map(|t| t.of.id()) {
         via.driver.note(Note::Admitted { id, stream: line.info.id });
@@ -607,6 +610,20 @@ fn order_line_behind<D: Driver>(
         via.driver.note(Note::Operation { id, stream: line.info.id, used });
     }
     Ok(())
+}
+
+/// An access that was refused changes nothing but this: what was lent before the whole was borrowed alone, or forgotten open, was queued
+/// by now, and has a number from here on. Else a use that nobody can mark would be open at each later try again, and no wait of the
+/// program's for the device would ever be one for it.
+fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
+    for touch in
+        touches.iter().filter(|t| t.intent == Intent::WriteWhole && t.of.shared.load(Ordering::Acquire))
+    {
+        let Some(holder) = touch.of.holder() else { continue };
+        let registry = holder.via().registry;
+        let ended = holder.with_uses(|uses| uses.end(true, |on| registry.line(on).map(|line| line.stamp())));
+        release_uses(registry, ended);
+    }
 }
 
 /// What operations with these touches on `to` have to come after. Errands are run first.

@@ -470,3 +470,32 @@ fn what_is_kept_when_the_keeper_closes_is_waited_for() {
     }
     rig.clean();
 }
+
+/// Where captures are expected nobody marks the whole context, so a write behind a use on a stream that nobody holds is refused until
+/// the program synchronises. The use was open still at the next try, and the array could never be written again.
+#[test]
+fn what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise() {
+    for whole in [true, false] {
+        let Some(rig) = rig() else { return };
+        {
+            rig.cuda.expect_captures();
+            let gpu = rig.room_for(1);
+            let home = gpu.stream().expect("a stream");
+            let stranger = given(&rig, &gpu, Unknown).theirs;
+            let mut x = sevens(&gpu, &home);
+            if whole {
+                stranger.memset_zeros(&mut x).expect("queued");
+            } else {
+                stranger.memset_zeros(&mut x.slice_mut(1..)).expect("queued");
+            }
+            gpu.synchronize().expect("nobody captures");
+            // Under the same borrow more could have been queued since.
+            let refused = x.fill_bytes(1, &home).expect_err("nobody can mark the stranger's stream");
+            assert!(refused.to_string().contains("until the program synchronises"), "{refused}");
+            gpu.synchronize().expect("nobody captures");
+            x.fill_bytes(1, &home).expect("behind the synchronise");
+            assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![0x0101_0101; WORDS]);
+        }
+        rig.clean();
+    }
+}

@@ -550,6 +550,14 @@ impl<'a> World<'a> {
         self.captured.is_some()
     }
 
+    /// The stream that captures, if cudarc is given it.
+    pub fn captured_on(&self) -> Option<usize> {
+        match self.captured {
+            Some(Captured::Given(on)) => Some(on),
+            _ => None,
+        }
+    }
+
     fn captures_on(&self, what: Captured) -> Option<Arc<CudaStream>> {
         match what {
             Captured::Given(on) => Some(Arc::clone(&self.streams[on].theirs)),

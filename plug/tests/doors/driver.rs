@@ -1,11 +1,13 @@
 //! The program's own half: calls of the driver by their names, as a program in C makes them, and the stand-in's controls that
 //! any thread may use. The soak calls it too. It knows nothing of the C interface.
 
+use crate::program::STICKY;
 use crate::remote;
 use libloading::{Library, Symbol};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 pub(crate) type Handle = *mut c_void;
@@ -33,7 +35,8 @@ macro_rules! driver {
                 // SAFETY: the function has this type in the driver's interface.
                 LazyLock::new(|| unsafe { DRIVER.get($symbol) }.expect("a function of the driver"));
             own(std::str::from_utf8($symbol).expect("a name"));
-            assert_eq!(AT($($arg),*), 0, "the program's own {}: {}", stringify!($name), refusal());
+            let code = AT($($arg),*);
+            assert!(code == 0 || is_broken(), "the program's own {}: {code}, {}", stringify!($name), refusal());
         }
     )*};
 }
@@ -75,7 +78,9 @@ control! {
     calls = b"millpond_fake_calls" (name: *const c_char) -> u64;
     call_name = b"millpond_fake_call_name" (number: u64) -> *const c_char;
     fail_call = b"millpond_fake_fail_call" (number: u64, code: c_uint);
+    fail_from = b"millpond_fake_fail_from" (number: u64, code: c_uint);
     clear_faults = b"millpond_fake_clear_faults" ();
+    lost = b"millpond_fake_lost" () -> c_uint;
     fail_here = b"millpond_fake_fail_here" (nth: u64, code: c_uint);
     struck_here = b"millpond_fake_struck_here" () -> *const c_char;
     exempt = b"millpond_fake_exempt_here" (name: *const c_char);
@@ -84,6 +89,54 @@ control! {
     capture_behind = b"millpond_fake_capture_behind" (nth: u64, stream: u64);
     // A call of the driver that may fail.
     end_capture = b"cuStreamEndCapture" (stream: Handle, graph: *mut Handle) -> c_uint;
+}
+
+/// Faults that were planted, by which the driver breaks if they strike.
+static BREAKING: AtomicU32 = AtomicU32::new(0);
+static BROKE: AtomicBool = AtomicBool::new(false);
+/// What it answers, if it broke.
+static ANSWER: AtomicU32 = AtomicU32::new(0);
+
+/// Whether any call may fail, the program's own too.
+pub(crate) fn is_broken() -> bool {
+    BREAKING.load(Ordering::Acquire) > 0 || is_lost()
+}
+
+/// Whether it never gets well.
+pub(crate) fn is_lost() -> bool {
+    lost() > 0
+}
+
+/// A fault with this code is planted, and may lose the context; or it was taken away.
+pub(crate) fn is_planted(code: u32) {
+    BREAKING.fetch_add(u32::from(STICKY.contains(&code)), Ordering::AcqRel);
+}
+pub(crate) fn is_over(code: u32) {
+    BREAKING.fetch_sub(u32::from(STICKY.contains(&code)), Ordering::AcqRel);
+}
+
+/// Whether it was, at some time, for more than a call.
+pub(crate) fn has_broken() -> bool {
+    BROKE.load(Ordering::Acquire)
+}
+
+/// The `nth` next call fails, and all behind it.
+pub(crate) fn breaks(nth: u64, code: u32) {
+    BROKE.store(true, Ordering::Release);
+    ANSWER.store(code, Ordering::Release);
+    BREAKING.fetch_add(1, Ordering::AcqRel);
+    fail_from(calls(std::ptr::null()) + nth, code);
+}
+
+/// The code with which all fails; 0 if it does not.
+pub(crate) fn answer() -> u32 {
+    ANSWER.load(Ordering::Acquire)
+}
+
+pub(crate) fn mends() {
+    clear_faults();
+    ANSWER.store(0, Ordering::Release);
+    BREAKING.fetch_sub(1, Ordering::AcqRel);
 }
 
 /// A text of C, or nothing.

@@ -2,12 +2,13 @@
 //! changed nothing.
 
 use super::World;
+use super::breaks::may_fail;
 use crate::driver;
 use crate::model::{Block, Stats, last};
+use crate::program::{Fault, parts};
 use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::CStr;
 
-const CODES: [u32; 3] = [999, 2, 1];
 /// Calls by which a destructor gives something back: where one fails, it stays. Memory is given back by the next allocator's end.
 const KEPT: &[&CStr] =
     &[c"cuModuleUnload", c"cuStreamDestroy_v2", c"cuEventDestroy_v2", c"cuDevicePrimaryCtxRelease_v2"];
@@ -32,19 +33,22 @@ fn waits() -> [u64; WAITING.len()] {
 
 impl World {
     /// Has the `fault`th driver call of this thread from here fail.
-    pub(crate) fn arm_here(fault: u8) {
-        if fault > 0 {
-            driver::fail_here(fault.into(), CODES[usize::from(fault) % CODES.len()]);
+    pub(crate) fn arm_here(fault: Fault) {
+        let (nth, code) = parts(fault);
+        if nth > 0 {
+            driver::is_planted(code);
+            driver::fail_here(nth, code);
         }
     }
 
     /// Takes that fault away: the name of the call that it struck, or nothing.
-    fn disarm_here(&mut self, fault: u8) -> String {
+    fn disarm_here(&mut self, fault: Fault) -> String {
         if fault == 0 {
             return String::new();
         }
         let struck = driver::words(driver::struck_here());
         driver::fail_here(0, 0);
+        driver::is_over(parts(fault).1);
         self.has_struck(&struck);
         struck
     }
@@ -60,20 +64,23 @@ impl World {
     }
 
     /// Has the `fault`th driver call from here fail, on whatever thread: its number.
-    pub(crate) fn arm(fault: u8) -> u64 {
-        let number = driver::calls(std::ptr::null()) + u64::from(fault);
-        if fault > 0 {
-            driver::fail_call(number, CODES[usize::from(fault) % CODES.len()]);
+    pub(crate) fn arm(fault: Fault) -> u64 {
+        let (nth, code) = parts(fault);
+        let number = driver::calls(std::ptr::null()) + nth;
+        if nth > 0 {
+            driver::is_planted(code);
+            driver::fail_call(number, code);
         }
         number
     }
 
     /// Takes the fault away: the name of the call that it struck, or nothing.
-    pub(crate) fn disarm(&mut self, fault: u8, number: u64) -> String {
+    pub(crate) fn disarm(&mut self, fault: Fault, number: u64) -> String {
         if fault == 0 {
             return String::new();
         }
         driver::clear_faults();
+        driver::is_over(parts(fault).1);
         if driver::calls(std::ptr::null()) < number {
             return String::new();
         }
@@ -83,7 +90,7 @@ impl World {
     }
 
     /// Makes one call, the `fault`th driver call of which fails.
-    pub(super) fn call(&mut self, fault: u8, words: &str, call: impl FnOnce() -> Status) -> Status {
+    pub(super) fn call(&mut self, fault: Fault, words: &str, call: impl FnOnce() -> Status) -> Status {
         say!(self, "{words};");
         let frees = words.starts_with("millpond_free") || words.starts_with("millpond_torch_free");
         // Others call meanwhile, where there are some; and a soak counts by itself, round after round.
@@ -99,7 +106,7 @@ impl World {
         }
         if status != Status::Ok {
             assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
-            World::is_as_it_was(&seen, words);
+            World::is_as_it_was(&seen, words, fault);
             self.nothing_has_changed(words, fault);
         }
         status
@@ -108,7 +115,7 @@ impl World {
     /// A call that must answer this; with a fault, any failure will do.
     pub(super) fn must(
         &mut self,
-        fault: u8,
+        fault: Fault,
         expected: Status,
         words: &str,
         call: impl FnOnce() -> Status,
@@ -119,7 +126,7 @@ impl World {
     /// The same of several answers.
     pub(super) fn may(
         &mut self,
-        fault: u8,
+        fault: Fault,
         expected: &[Status],
         words: &str,
         call: impl FnOnce() -> Status,
@@ -127,7 +134,7 @@ impl World {
         let status = self.call(fault, words, call);
         assert!(
             expected.contains(&status)
-                || fault > 0 && status != Status::Ok
+                || may_fail(fault) && status != Status::Ok
                 || status == Status::UnknownAllocator && self.names_one_that_ends(words),
             "{words}: {status:?} instead of {expected:?}: {}",
             last()
@@ -149,7 +156,7 @@ impl World {
 
     /// What every allocator has is what the model has. Others change it meanwhile, where there are some: then it has what this thread
     /// has, and more.
-    fn nothing_has_changed(&mut self, words: &str, fault: u8) {
+    fn nothing_has_changed(&mut self, words: &str, fault: Fault) {
         let told = last();
         if self.mail.is_some() {
             self.nothing_of_ours_has_changed(words, fault);
@@ -178,7 +185,7 @@ impl World {
         !self.steady || self.looks.is_multiple_of(STEADY_LOOKS)
     }
 
-    fn nothing_of_ours_has_changed(&self, words: &str, fault: u8) {
+    fn nothing_of_ours_has_changed(&self, words: &str, fault: Fault) {
         // Threads at once are refused as often as they have blocks: thousands of times. And to look for a block goes through all, as a
         // report does; both give every pool's lock up fairly, which on a loaded machine is this thread's turn. So: of what the call names.
         let of_call = self.door_named(words).filter(|_| fault > 0);

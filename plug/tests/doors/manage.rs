@@ -3,7 +3,7 @@
 use super::{Here, SLOTS, World};
 use crate::driver;
 use crate::model::{Block, Door, ENDED, Stats, Who};
-use crate::program::{Step, Verb};
+use crate::program::{Fault, Step, Verb};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::{CString, c_void};
@@ -18,17 +18,20 @@ fn held(stats: &Stats) -> u64 {
 impl World {
     /// Destroys a stream, unannounced, whatever is on it.
     pub(super) fn close(&mut self, slot: usize) {
-        if let Some(made) = self.streams[slot].take_if(|m| !m.permanent) {
+        if let Some(made) = self.streams[slot].take_if(|m| !m.permanent && !driver::is_broken()) {
             driver::bind(self.contexts[usize::from(slot == 3)]);
             say!(self, "cuStreamDestroy({});", made.named);
             driver::destroy_stream(made.named.raw());
         }
     }
 
-    pub(super) fn permanent(&mut self, a: u8, b: u8, fault: u8) {
+    pub(super) fn permanent(&mut self, a: u8, b: u8, fault: Fault) {
         let door = self.slots[usize::from(a) % SLOTS];
         let Door { number, device, open, .. } = self.doors[door];
         let slot = if device == 1 { 3 } else { usize::from(b) % 3 };
+        if driver::is_broken() && self.streams[slot].is_none() {
+            return;
+        }
         let stream = self.made(slot, 1);
         // It is promised, whatever the call comes to.
         self.streams[slot].as_mut().expect("made").permanent = true;
@@ -105,7 +108,7 @@ impl World {
     }
 
     /// Gives back what it says, of an ended one too; and of that all that is complete.
-    fn trim(&mut self, door: usize, fault: u8) {
+    fn trim(&mut self, door: usize, fault: Fault) {
         let Door { number, open, .. } = self.doors[door];
         let (mut freed, before) = (0, held(&Stats::of(number)));
         let words = format!("millpond_trim(a{number}, &freed)");
@@ -132,7 +135,7 @@ impl World {
     }
 
     /// Nothing of it is alive, no other thread calls beside this one, and no driver call has failed.
-    fn owes_nothing_alive(&self, door: usize, fault: u8) -> bool {
+    fn owes_nothing_alive(&self, door: usize, fault: Fault) -> bool {
         let pinned = self.pinned.iter().any(|p| p.door == door);
         !pinned && self.live_of(door).0 == 0 && self.mail.is_none() && fault == 0 && !self.struck
     }
@@ -153,7 +156,7 @@ impl World {
         assert!(text[fits..].iter().all(|b| *b == 0xff), "{words} writes past its room: {text:?}");
     }
 
-    fn reset_peaks(&mut self, door: usize, fault: u8) {
+    fn reset_peaks(&mut self, door: usize, fault: Fault) {
         let Door { number, open, .. } = self.doors[door];
         let expected = if open { Status::Ok } else { Status::UnknownAllocator };
         let words = format!("millpond_reset_peaks(a{number})");
@@ -166,7 +169,7 @@ impl World {
     }
 
     /// Ends an allocator: waits for its device, or releases it, which leaves captures alone and answers OK whatever the driver does.
-    pub(super) fn destroy(&mut self, door: usize, releases: bool, fault: u8) -> bool {
+    pub(super) fn destroy(&mut self, door: usize, releases: bool, fault: Fault) -> bool {
         let Door { number, open, .. } = self.doors[door];
         if !self.is_rough() {
             self.check_pools(door);
@@ -228,8 +231,9 @@ impl World {
     /// That stream has ended with the thread.
     pub(crate) fn has_ended(&mut self, thread: u32, before: &[(usize, usize)], struck: &str) {
         // A stream that could not be asked or marked waits for a synchronise.
-        self.unended += usize::from(!struck.is_empty());
-        for &(door, open) in before.iter().filter(|_| struck.is_empty()) {
+        let failed = !struck.is_empty() || driver::is_broken();
+        self.unended += usize::from(failed);
+        for &(door, open) in before.iter().filter(|_| !failed) {
             let stats = Stats::of(self.doors[door].number);
             assert!(stats.open_pools() < open, "thread {thread} ended and left its pool open: {stats}");
         }

@@ -106,6 +106,10 @@ impl Uses {
             self.undeclared.push(who);
         }
     }
+    /// Whether nobody has used it, the program at its birth included.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.writer.is_none() && self.readers.is_empty()
+    }
     /// Whether these are all that used it or were declared.
     pub(crate) fn are_all_in(&self, named: &[Who]) -> bool {
         self.undeclared.iter().chain(&self.declared).all(|who| named.contains(who))

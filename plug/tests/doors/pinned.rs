@@ -1,16 +1,17 @@
 //! Pinned memory: written by the host, copied from and to on streams.
 
+use super::breaks::may_fail;
 use super::{Here, SIZES, SLOTS, World};
 use crate::driver;
 use crate::model::{Door, Named, Pinned, Read, Uses, last};
-use crate::program::Verb;
+use crate::program::{Fault, Verb};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
 impl World {
-    pub(super) fn pin(&mut self, a: u8, c: u8, fault: u8) {
+    pub(super) fn pin(&mut self, a: u8, c: u8, fault: Fault) {
         let door = self.slots[usize::from(a) % SLOTS];
         let Door { number, open, .. } = self.doors[door];
         let bytes = SIZES[usize::from(c) % 4];
@@ -21,7 +22,7 @@ impl World {
             Status::Ok => assert!(open),
             Status::UnknownAllocator => assert!(!open || self.is_ending(door)),
             Status::OutOfMemory => {}
-            _ => assert!(fault > 0, "{words}: {status:?}: {}", last()),
+            _ => assert!(may_fail(fault), "{words}: {status:?}: {}", last()),
         }
         assert_eq!(status == Status::Ok, !at.is_null(), "{words}: a pointer or a failure");
         if status != Status::Ok {
@@ -38,7 +39,7 @@ impl World {
         self.pinned.push(Pinned { name, at, bytes, door, value, uses: Uses::default() });
     }
 
-    pub(super) fn use_pinned(&mut self, x: usize, verb: Verb, b: u8, fault: u8, here: Here) {
+    pub(super) fn use_pinned(&mut self, x: usize, verb: Verb, b: u8, fault: Fault, here: Here) {
         let Pinned { name, at, bytes, door, value, .. } = self.pinned[x];
         let device = self.doors[door].device;
         driver::bind(self.contexts[device]);
@@ -50,7 +51,7 @@ impl World {
             self.declare_pinned(x, stream, fault);
             return;
         }
-        if self.captures(stream) {
+        if self.captures(stream) || driver::is_broken() {
             return;
         }
         let writes = verb == Verb::PinOut;
@@ -75,7 +76,7 @@ impl World {
         uses.must_be_declared(stream.who);
     }
 
-    pub(super) fn declare_pinned(&mut self, x: usize, stream: Named, fault: u8) -> bool {
+    pub(super) fn declare_pinned(&mut self, x: usize, stream: Named, fault: Fault) -> bool {
         let Pinned { name, at, door, .. } = self.pinned[x];
         let Door { number, open, .. } = self.doors[door];
         let expected = match (open, self.captures(stream)) {
@@ -94,7 +95,7 @@ impl World {
         done
     }
 
-    pub(super) fn free_pinned(&mut self, x: usize, verb: Verb, fault: u8, here: Here) {
+    pub(super) fn free_pinned(&mut self, x: usize, verb: Verb, fault: Fault, here: Here) {
         let Pinned { name, at, door, ref uses, .. } = self.pinned[x];
         let Door { number, open, .. } = self.doors[door];
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();

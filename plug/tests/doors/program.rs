@@ -10,7 +10,7 @@ macro_rules! verbs {
         /// What a step does; `world` says how.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Verb { $($verb,)* }
-        /// Each with how often it is chosen. Captures have scenes of their own.
+        /// Each with how often it is chosen. Captures and drivers that break have scenes of their own.
         const VERBS: &[(u32, Verb)] = &[$(($weight, Verb::$verb),)*];
     };
 }
@@ -22,6 +22,7 @@ verbs! {
     Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4 EmptyCache 2
     ThreadEnds 2 WaitStream 2 WaitDevice 1
     Capture 0 CaptureEnds 0 CaptureMeanwhile 0
+    Breaks 0 Mends 0
 }
 
 impl Verb {
@@ -37,7 +38,26 @@ impl Verb {
     }
 }
 
-/// One step: on which thread, what, with what, and which of its driver calls fails (0 is none).
+/// Which driver call of a step fails, from 1, and above the low byte the code that it answers; 0 is none.
+pub(crate) type Fault = u32;
+
+/// The `nth` driver call fails with this code.
+pub(crate) fn fault(nth: u8, code: u32) -> Fault {
+    if nth == 0 { 0 } else { Fault::from(nth) | code << 8 }
+}
+
+/// Which call, and with what code.
+pub(crate) fn parts(fault: Fault) -> (u64, u32) {
+    (u64::from(fault & 0xff), fault >> 8)
+}
+
+/// What one call answers when it fails: arguments, memory, a context that is not current, a handle that is none, not ready
+/// where that is no answer, what captures have calls refused with, not supported, and a code that says nothing.
+pub(crate) const CODES: [u32; 14] = [999, 2, 1, 201, 400, 600, 801, 900, 901, 904, 905, 906, 907, 908];
+/// What is answered once is answered for ever: the context is lost.
+pub(crate) const STICKY: [u32; 6] = [700, 719, 702, 214, 718, 46];
+
+/// One step: on which thread, what, with what, and what of it fails.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) thread: u8,
@@ -45,7 +65,7 @@ pub(crate) struct Step {
     pub(crate) a: u8,
     pub(crate) b: u8,
     pub(crate) c: u8,
-    pub(crate) fault: u8,
+    pub(crate) fault: Fault,
 }
 
 #[derive(Clone)]
@@ -61,11 +81,21 @@ pub(crate) struct Program {
     pub(crate) steps: Vec<Step>,
 }
 
+/// Which driver calls fail.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Faults {
+    None,
+    /// One of a step's.
+    Single,
+    /// All from some call on, perhaps not for ever.
+    Lasting,
+}
+
 /// What programs are made of.
 #[derive(Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) threads: u8,
-    pub(crate) faults: bool,
+    pub(crate) faults: Faults,
     /// The program captures graphs beside what it does.
     pub(crate) captures: bool,
     pub(crate) rounds: u64,
@@ -78,7 +108,8 @@ impl Kind {
     pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
         let scene = prop_oneof![
             if self.rough { 4 } else { 0 } => self.rough_step(),
-            u32::from(self.faults) => self.making(),
+            u32::from(self.faults == Faults::Single) => self.making(),
+            if self.faults == Faults::Lasting { 2 } else { 0 } => self.broken(),
             12 => self.any_step().prop_map(|step| vec![step]),
             6 => self.life(),
             2 => self.pinned_life(),
@@ -102,11 +133,37 @@ impl Kind {
     }
 
     /// Which of a call's driver calls fails. Most calls make a few; a destroy or a trim, which give much back, dozens.
-    fn fault(self) -> BoxedStrategy<u8> {
-        if !self.faults {
+    fn fault(self) -> BoxedStrategy<Fault> {
+        if self.faults != Faults::Single {
             return Just(0).boxed();
         }
-        prop_oneof![18 => Just(0), 5 => 1..8_u8, 2 => 8..24_u8, 1 => 24..64_u8].boxed()
+        let nth = prop_oneof![18 => Just(0), 5 => 1..8_u8, 2 => 8..24_u8, 1 => 24..64_u8];
+        // Behind a lost context nothing works: of few programs, and of those not at the beginning.
+        let code =
+            prop_oneof![150 => prop::sample::select(&CODES[..]), 1 => prop::sample::select(&STICKY[..])];
+        (nth, code).prop_map(|(nth, code)| fault(nth, code)).boxed()
+    }
+
+    /// The driver fails from one of the next calls on, what is done meanwhile, and its recovery, if it is one of those that there are.
+    fn broken(self) -> impl Strategy<Value = Vec<Step>> {
+        let between = prop_oneof![
+            3 => prop::collection::vec(self.any_step(), 1..8),
+            2 => self.life(),
+            1 => self.pinned_life(),
+            1 => self.limits(),
+        ];
+        (0..self.threads, any::<[u8; 3]>(), prop::collection::vec(between, 1..4)).prop_map(
+            |(thread, [code, nth, mends], between)| {
+                let step = |verb, a, b| Step { thread, verb, a, b, c: 0, fault: 0 };
+                let mut steps = vec![step(Verb::Breaks, code, nth % 24)];
+                steps.extend(between.concat());
+                // Some last to the program's end, or until another scene's.
+                if mends < 200 {
+                    steps.push(step(Verb::Mends, 0, 0));
+                }
+                steps
+            },
+        )
     }
 
     fn any_step(self) -> impl Strategy<Value = Step> {
@@ -164,8 +221,10 @@ impl Kind {
 
     /// An allocator that may expect captures, one of whose driver calls fails, and a free that would be held back by that.
     fn making(self) -> impl Strategy<Value = Vec<Step>> {
-        (0..self.threads, 0..3_u8, 14..28_u8, 4..9_u8).prop_map(|(thread, slot, options, fault)| {
-            let make = Step { thread, verb: Verb::Create, a: slot, b: options, c: 0, fault };
+        let code = prop::sample::select(&CODES[..]);
+        (0..self.threads, 0..3_u8, 14..28_u8, 4..9_u8, code).prop_map(|(thread, slot, options, nth, code)| {
+            let make =
+                Step { thread, verb: Verb::Create, a: slot, b: options, c: 0, fault: fault(nth, code) };
             // On the same device, which slot 2 has not in common with the others.
             let of = if slot == 2 { 2 } else { 1 - slot };
             let alloc = Step { verb: Verb::Alloc, a: of, b: 0, c: 3, fault: 0, ..make };
@@ -289,9 +348,13 @@ impl fmt::Display for Program {
         let rough = if self.rough { " rough" } else { "" };
         let quiet = if self.quiet { " quiet" } else { "" };
         writeln!(f, "schedule {} rounds {}{rough}{quiet}", self.schedule, self.rounds)?;
-        self.steps
-            .iter()
-            .try_for_each(|s| writeln!(f, "{:?} {} {} {} {} {}", s.verb, s.thread, s.a, s.b, s.c, s.fault))
+        self.steps.iter().try_for_each(|s| {
+            write!(f, "{:?} {} {} {} {} ", s.verb, s.thread, s.a, s.b, s.c)?;
+            match parts(s.fault) {
+                (0, _) => writeln!(f, "0"),
+                (nth, code) => writeln!(f, "{nth}:{code}"),
+            }
+        })
     }
 }
 
@@ -317,9 +380,13 @@ fn step(line: &str) -> Result<Step, String> {
     let (name, numbers) = line.split_once(' ').ok_or_else(|| format!("no step: {line}"))?;
     let verb = VERBS.iter().map(|v| v.1).find(|v| format!("{v:?}") == name);
     let verb = verb.ok_or_else(|| format!("no verb: {line}"))?;
+    // Without a code it is 999.
+    let (numbers, code) = numbers.split_once(':').unwrap_or((numbers, "999"));
     let numbers: Result<Vec<u8>, _> = numbers.split(' ').map(str::parse).collect();
-    match numbers.as_deref() {
-        Ok(&[thread, a, b, c, fault]) => Ok(Step { thread, verb, a, b, c, fault }),
-        _ => Err(format!("five small numbers follow a verb: {line}")),
+    match (numbers.as_deref(), code.parse()) {
+        (Ok(&[thread, a, b, c, nth]), Ok(code)) => {
+            Ok(Step { thread, verb, a, b, c, fault: fault(nth, code) })
+        }
+        _ => Err(format!("five small numbers follow a verb, and perhaps `:` and a code: {line}")),
     }
 }

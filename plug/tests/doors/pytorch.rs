@@ -1,15 +1,16 @@
 //! `PyTorch`'s functions. Where they have nobody to tell they count, and where they would throw they answer null: there is no C++ here.
 
+use super::breaks::may_fail;
 use super::{Here, SIZES, World};
 use crate::model::{Block, Door, Named, Stats, last};
-use crate::program::Verb;
+use crate::program::{Fault, Verb};
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
 impl World {
-    pub(super) fn torch_alloc(&mut self, b: u8, c: u8, fault: u8, here: Here) {
+    pub(super) fn torch_alloc(&mut self, b: u8, c: u8, fault: Fault, here: Here) {
         let door = self.slots[3];
         let Door { open, limit, .. } = self.doors[door];
         if !open {
@@ -28,12 +29,12 @@ impl World {
             assert!(!captures, "{words}: it captures");
             self.born(at.addr(), bytes, door, stream, c);
         } else {
-            assert!(captures || limit.is_some() || fault > 0, "{words}: {}", last());
+            assert!(captures || limit.is_some() || may_fail(fault), "{words}: {}", last());
         }
     }
 
     /// A call with nobody to tell: what it came to, by what the thread's last failure says, and by the count of all threads' failures.
-    fn untold(&mut self, fault: u8, words: &str, call: impl FnOnce()) -> bool {
+    fn untold(&mut self, fault: Fault, words: &str, call: impl FnOnce()) -> bool {
         let alone = self.mail.is_none();
         let status = self.call(fault, words, || {
             let (before, another) = (torch::millpond_torch_untold(), another_failure());
@@ -50,29 +51,29 @@ impl World {
     }
 
     /// Waits for the device and gives idle memory back, as `PyTorch` does.
-    pub(super) fn torch_empty_cache(&mut self, fault: u8) {
+    pub(super) fn torch_empty_cache(&mut self, fault: Fault) {
         let door = self.slots[3];
         let at_once = self.mail.is_some();
         let expected = self.waits_for_devices(door, fault);
         let done = self.untold(fault, "millpond_torch_empty_cache()", || torch::millpond_torch_empty_cache());
-        assert!(done == (expected == Status::Ok) || !done && fault > 0, "{expected:?}: {}", last());
+        assert!(done == (expected == Status::Ok) || !done && may_fail(fault), "{expected:?}: {}", last());
         if done && !at_once {
             let stats = Stats::of(self.doors[door].number);
             assert_eq!(stats.total("held_back"), 0, "the device is quiet: {stats}");
             let (number, mut freed) = (self.doors[door].number, 77);
             let words = format!("millpond_trim(a{number}, &freed)");
             let trimmed = self.must(0, Status::Ok, &words, || ffi::millpond_trim(number, &raw mut freed));
-            assert!(trimmed && (freed == 0 || fault > 0), "{freed} bytes were idle still: {stats}");
+            assert!(trimmed && freed == 0 || may_fail(fault), "{freed} bytes were idle still: {stats}");
         }
     }
 
     /// The device has 64 GiB.
-    pub(super) fn torch_memory_fraction(&mut self, b: u8, fault: u8) {
+    pub(super) fn torch_memory_fraction(&mut self, b: u8, fault: Fault) {
         let door = self.slots[3];
         let (fraction, limit) = [(1.0, 64 << 30), (1.0 / 65_536.0, 1 << 20), (0.0, 0)][usize::from(b) % 3];
         let words = format!("millpond_torch_memory_fraction({fraction}, 0)");
         let done = self.untold(fault, &words, || torch::millpond_torch_memory_fraction(fraction, 0));
-        assert!(done || fault > 0, "{words}: {}", last());
+        assert!(done || may_fail(fault), "{words}: {}", last());
         if done {
             self.doors[door].limit = Some(limit);
             let now = Stats::of(self.doors[door].number).limit();
@@ -109,7 +110,7 @@ impl World {
     }
 
     /// A use on a stream, and `record_stream`: if that cannot be done it is as good as a use by nobody knows whom.
-    pub(super) fn torch_use(&mut self, x: usize, b: u8, fault: u8, here: Here) {
+    pub(super) fn torch_use(&mut self, x: usize, b: u8, fault: Fault, here: Here) {
         let Block { name, at, door, .. } = self.blocks[x];
         let stream = self.stream(b, 0, here);
         self.access(x, stream, b >= 128);
@@ -122,7 +123,7 @@ impl World {
         self.blocks[x].uses.declare(stream.who);
     }
 
-    pub(super) fn torch_free(&mut self, x: usize, fault: u8, here: Here) {
+    pub(super) fn torch_free(&mut self, x: usize, fault: Fault, here: Here) {
         let Block { name, at, bytes, home, ref uses, .. } = self.blocks[x];
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
         let (Some(users), Some(home)) = (users, self.named(home.who, here)) else {

@@ -6,7 +6,7 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         "schedule 0 rounds 0
         Permanent 0 121 2 0 0
         Alloc 0 142 10 52 0
-        Limit 0 253 7 0 1",
+        Limit 0 253 7 0 1:2",
     ),
     (
         "a deterministic allocator asks no event, and never gave back what was freed after its end",

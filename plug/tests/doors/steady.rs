@@ -1,6 +1,7 @@
 //! A random program that never ends: the same steps round after round, each of which frees all that it made. The soak runs it.
 
 use super::{Here, Kind, Step, Verb, World, driver};
+use crate::program::Faults;
 use millpond_plug::ffi;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -36,7 +37,7 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let threads = if beyond == Beyond::Turns { 2 } else { 1 };
     let captures = beyond == Beyond::Captures;
-    let kind = Kind { threads, faults: false, captures, rounds: 0, rough: false, scenes: 50 };
+    let kind = Kind { threads, faults: Faults::None, captures, rounds: 0, rough: false, scenes: 50 };
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     loop {
         let drawn = kind.programs().new_tree(&mut runner);

@@ -1,7 +1,7 @@
 //! The threads of a program: each makes the calls of its steps, one step at a time, in the program's order.
 
 use crate::driver;
-use crate::program::{Program, Step, Verb};
+use crate::program::{Program, Step, Verb, parts};
 use crate::world::{Here, Lasting, Mail, World};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -61,8 +61,7 @@ impl Worker {
     }
 }
 
-/// Runs a program to its end; answers what may be left of it. `None`: a call that was to give something back
-/// was made to fail, and so anything may.
+/// Runs a program to its end; answers what may be left of it. `None`: anything may.
 pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     if program.rounds > 0 {
         return at_once(program, show);
@@ -81,10 +80,11 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
             let ending = std::mem::replace(&mut workers[slot], fresh);
             let thread = ending.number;
             let before = world.lock().expect("nothing went wrong").before_the_end(thread);
-            let number = World::arm(step.fault);
+            let fault = if driver::is_broken() { 0 } else { step.fault };
+            let number = World::arm(fault);
             ending.end();
             let mut world = world.lock().expect("nothing went wrong");
-            let struck = world.disarm(step.fault, number);
+            let struck = world.disarm(fault, number);
             if show {
                 println!(
                     "// the thread has ended{}{struck}",
@@ -104,7 +104,7 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     let mut world = world.lock().expect("nothing went wrong");
     world.after();
     driver::clear_faults();
-    (!World::has_kept()).then(|| world.lasting())
+    world.may_be_left()
 }
 
 /// Each thread on its own, beside the others; blocks go from one to the other.
@@ -116,7 +116,7 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
         World::spare_captures();
     }
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
-    let ended: Vec<World> = std::thread::scope(|scope| {
+    let mut ended: Vec<World> = std::thread::scope(|scope| {
         let run = |(slot, world): (usize, World)| {
             scope.spawn(move || {
                 let of_it = program.steps.iter().copied().filter(|s| usize::from(s.thread) == slot);
@@ -133,7 +133,7 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
         threads.into_iter().map(|t| t.join().expect("a thread has said why")).collect()
     });
     first.refresh();
-    for world in &ended {
+    for world in &mut ended {
         first.learn(world);
     }
     first.end(Here { thread: 0 });
@@ -141,7 +141,7 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     for mut world in ended {
         world.tidy();
     }
-    (!World::has_kept()).then(|| first.lasting())
+    first.may_be_left()
 }
 
 /// One thread's steps, on as many threads, one after another, as its program ends. Nobody else has their numbers.
@@ -162,6 +162,7 @@ fn lives(mut world: World, steps: &[Step], first: u32, (apart, ends): (u32, bool
             World::arm_here(fault);
         };
         std::thread::scope(|scope| scope.spawn(run).join().expect("a thread has said why"));
+        driver::is_over(parts(fault).1);
     }
     world
 }

@@ -3,6 +3,7 @@
 use super::World;
 use crate::driver;
 use crate::model::{Stats, last};
+use crate::program::{Fault, parts};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use serde_json::Value;
@@ -14,7 +15,7 @@ enum May {
     Not,
     /// It is less: completed work was noticed. In a call that takes free memory or gives it back it differs.
     Fall,
-    /// The same, and it is more in few of these calls only.
+    /// The same, and it is more in few of these calls only, or where a capture took a mark.
     Hold,
     /// It differs in such a call, and in no other.
     Move,
@@ -127,11 +128,13 @@ impl World {
     }
 
     /// A call failed: all that a caller can see is as it was, but for what the header says.
-    pub(super) fn is_as_it_was(seen: &[Seen], words: &str) {
+    pub(super) fn is_as_it_was(seen: &[Seen], words: &str, fault: Fault) {
         let told = last();
         let name = words.split_once('(').map_or(words, |(name, _)| name);
         let is_of = |calls: &[&str]| calls.iter().any(|what| name.ends_with(what));
-        let (moves, holds) = (is_of(&MOVING), is_of(&HOLDING));
+        // A mark that a capture took is none any more, and what it stood for is held back.
+        let taken = [parts(fault).1, driver::answer()].contains(&CAPTURED_EVENT);
+        let (moves, holds) = (is_of(&MOVING), is_of(&HOLDING) || taken);
         // As the program names them.
         let streams = words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| {
             let made = word.strip_prefix('s').is_some_and(|n| n.parse::<u32>().is_ok());
@@ -150,6 +153,8 @@ impl World {
     }
 }
 
+/// The code of an event whose record a capture took.
+const CAPTURED_EVENT: u32 = 907;
 /// Calls that take memory of the device, or give idle memory back, before they fail.
 const MOVING: [&str; 9] = [
     "_alloc",

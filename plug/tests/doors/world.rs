@@ -3,13 +3,13 @@
 
 use crate::driver;
 use crate::model::{Block, Door, ENDED, Made, Named, Pinned, Read, Stats, Who, last};
-use crate::program::{Kind, Step, Verb};
+use crate::program::{Fault, Kind, Step, Verb};
 use captures::Capture;
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 macro_rules! say {
@@ -20,6 +20,8 @@ macro_rules! say {
 
 #[path = "blocks.rs"]
 mod blocks;
+#[path = "breaks.rs"]
+mod breaks;
 #[path = "captures.rs"]
 mod captures;
 #[path = "judge.rs"]
@@ -104,6 +106,8 @@ pub(crate) struct Mail {
     blocks: Mutex<Vec<Block>>,
     /// How many captures are open. Who waits for the device keeps it so meanwhile: no program may do that beside a capture.
     captures: RwLock<usize>,
+    /// How often the driver was to break.
+    breaks: AtomicU8,
     /// All allocators that there were, and which of them steps name.
     doors: Mutex<(Vec<Door>, [usize; SLOTS])>,
 }
@@ -126,6 +130,7 @@ pub(crate) struct Here {
 pub(crate) struct Lasting {
     pub(crate) streams: usize,
     pub(crate) events: usize,
+    pub(crate) modules: usize,
 }
 
 /// Memory of the program's own on each device.
@@ -222,7 +227,10 @@ impl World {
     }
 
     /// What a thread that ran beside others met.
-    pub(crate) fn learn(&mut self, other: &World) {
+    pub(crate) fn learn(&mut self, other: &mut World) {
+        // What it could not free.
+        self.blocks.append(&mut other.blocks);
+        self.pinned.append(&mut other.pinned);
         for (door, same) in self.doors.iter_mut().zip(&other.doors) {
             door.handles.extend(&same.handles);
             door.lasting.extend(&same.lasting);
@@ -276,7 +284,7 @@ impl World {
         self.value
     }
 
-    fn create(&mut self, slot: usize, options: usize, device: usize, fault: u8) -> bool {
+    fn create(&mut self, slot: usize, options: usize, device: usize, fault: Fault) -> bool {
         // One that expects captures holds others' memory back from then on, if it is made.
         let expects = options / OPTIONS.len() % 4 == 3;
         let options = options % OPTIONS.len();
@@ -323,8 +331,13 @@ impl World {
         if let Some(made) = self.streams[slot] {
             return made.named;
         }
-        driver::bind(self.contexts[usize::from(slot == 3)]);
-        let named = Named { who: Who::Made(self.name()), handle: driver::stream(flags) };
+        let device = usize::from(slot == 3);
+        driver::bind(self.contexts[device]);
+        let handle = if driver::is_broken() { 0 } else { driver::stream(flags) };
+        if handle == 0 {
+            return Named { who: Who::Legacy(device), handle };
+        }
+        let named = Named { who: Who::Made(self.name()), handle };
         say!(self, "cuStreamCreate(&{named}, {flags}); // {:#x}", named.handle);
         self.streams[slot] = Some(Made { named, permanent: false, declared: false, blocking: flags == 0 });
         named
@@ -362,7 +375,7 @@ impl World {
         event
     }
     fn wait(&mut self, on: Named, events: &[usize]) {
-        for &event in events {
+        for &event in events.iter().filter(|event| **event != 0) {
             let name = self.events.iter().position(|e| *e == event).map_or(0, |n| n + 1);
             say!(self, "cuStreamWaitEvent({on}, e{name}, 0);");
             driver::wait(on.raw(), event as driver::Handle, 0);
@@ -376,6 +389,8 @@ impl World {
     pub(crate) fn step(&mut self, step: Step, here: Here) {
         driver::bind(self.contexts[0]);
         let Step { verb, a, b, c, fault, .. } = step;
+        let fault = if driver::is_broken() { 0 } else { fault };
+        let step = Step { fault, ..step };
         self.refresh();
         // Wrong calls whose answers hang on nobody else: of what this thread has.
         if self.mail.is_some() && verb == Verb::Hostile && matches!(c % 8, 0 | 1 | 6 | 7) {
@@ -455,6 +470,9 @@ impl World {
             }
             Verb::EmptyCache => self.torch_empty_cache(fault),
             Verb::Hostile => self.hostile(a, b, c, here),
+            Verb::Breaks => self.breaks(a, b),
+            Verb::Mends if self.mail.is_none() => self.mends(),
+            Verb::Mends => {}
         }
     }
 
@@ -475,7 +493,7 @@ impl World {
     }
 
     /// Another allocator in a slot whose allocator has ended, for all threads.
-    fn create_beside_others(&mut self, a: u8, b: u8, fault: u8) {
+    fn create_beside_others(&mut self, a: u8, b: u8, fault: Fault) {
         let slot = usize::from(a) % SLOTS;
         let Some(mail) = self.mail.clone() else { return };
         let mut all = mail.doors.lock().expect("nothing went wrong");
@@ -496,6 +514,9 @@ impl World {
     /// A program's end: it gives back all it has, in the order that it happens to have it.
     pub(crate) fn end(&mut self, here: Here) {
         say!(self, "// the end");
+        if self.first {
+            self.mends();
+        }
         self.leave(here);
         driver::bind(self.contexts[0]);
         if let Some(mail) = self.mail.as_ref().filter(|_| self.first) {
@@ -514,6 +535,9 @@ impl World {
     }
 
     fn free_all(&mut self, here: Here) {
+        if driver::is_broken() {
+            return self.free_what_can_be(here);
+        }
         let mut turn = 0_u8;
         while let Some(x) = self.pick(255) {
             turn = turn.wrapping_add(1);
@@ -525,15 +549,26 @@ impl World {
         }
     }
 
+    /// What may be left of a program; nothing is known where the context was lost. What could not be destroyed stays, and nothing else
+    /// can be while no context can be made current; but memory comes back all the same.
+    pub(crate) fn may_be_left(&self) -> Option<Lasting> {
+        let any = Lasting { streams: usize::MAX, events: usize::MAX, modules: usize::MAX };
+        let kept = World::has_kept() || driver::has_broken();
+        (!driver::is_lost()).then(|| if kept { any } else { self.lasting() })
+    }
+
     /// One that wipes does so on a stream of its own. Of events nothing is left: the last call waited for the device, and nothing was owed.
-    pub(crate) fn lasting(&self) -> Lasting {
+    fn lasting(&self) -> Lasting {
         let streams = self.doors.iter().filter(|d| d.scrubs).count();
-        Lasting { streams, events: 0 }
+        Lasting { streams, events: 0, modules: 0 }
     }
 
     /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, or by a
     /// synchronise of one that has ended there, and nothing is left.
     pub(crate) fn after(&mut self) {
+        if driver::is_lost() {
+            return self.books_agree();
+        }
         driver::bind(self.contexts[0]);
         driver::synchronize();
         driver::bind(self.contexts[1]);
@@ -569,15 +604,21 @@ impl World {
 
     /// What was read is what had been written; and the program's own goes back.
     pub(crate) fn tidy(&mut self) {
+        if driver::is_lost() {
+            return;
+        }
         driver::bind(self.contexts[0]);
-        self.check_reads();
+        // Of threads at once some of the copies that they queued, and of others' writes before them, may have been refused.
+        if self.mail.is_none() || !driver::has_broken() {
+            self.check_reads();
+        }
         for slot in 0..STREAMS {
             if let Some(made) = &mut self.streams[slot] {
                 made.permanent = false;
             }
             self.close(slot);
         }
-        for event in std::mem::take(&mut self.events) {
+        for event in std::mem::take(&mut self.events).into_iter().filter(|event| *event != 0) {
             driver::destroy_event(event as driver::Handle);
         }
         for (device, at) in self.scratch.into_iter().enumerate() {

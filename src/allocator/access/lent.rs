@@ -2,7 +2,7 @@
 //!
 //! The simple version is `record_use`: open until the free. One thing is known better: all that was queued under a borrow
 //! was queued before the array can be borrowed alone and whole again. So an access to the whole, ordered behind what the
-//! stream holds by then, ends the use.
+//! stream holds by then, ends the use. One that is refused gives it a number.
 //!
 //! A stream that nobody here holds may be gone before its work has to be waited for. Its uses are the whole context's.
 //!
@@ -11,7 +11,7 @@
 use super::super::pool::release_uses;
 use super::super::registry::entered::Entered;
 use super::super::registry::{CONTEXT, Line, Registry};
-use super::{Holder, Intent, Touch, Via, all_conflicts, order_line_behind};
+use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_line_behind};
 use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
 use crate::laws;
@@ -47,7 +47,10 @@ pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Res
         Named::Held(entered) => entered,
         Named::Unknown(native) => {
             let pending = all_conflicts(&via, NOBODY, &[touch])?;
-            order_unknown(via.registry, via.driver, native, &pending)?;
+            if let Err(e) = order_unknown(via.registry, via.driver, native, &pending) {
+                end_what_is_over(&[touch]);
+                return Err(e.into());
+            }
             lend_to_anybody(touch);
             return Ok(());
         }

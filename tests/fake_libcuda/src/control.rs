@@ -86,6 +86,11 @@ control_calls! {
     fn millpond_fake_fail_call(number: u64, code: Code) {
         state().faults.plant_number(number, code);
     }
+    /// The call with this number since the reset, from 1, fails with a code, and so does every later one, whatever it is, until
+    /// planted faults are taken back.
+    fn millpond_fake_fail_from(number: u64, code: Code) {
+        state().faults.plant_from(number, code);
+    }
     /// The `nth` call of a function from now on fails; 1 is the next.
     fn millpond_fake_fail_next(name: Text, nth: u64, code: Code) {
         if let Ok(name) = name.get() {
@@ -131,6 +136,10 @@ control_calls! {
     /// The context is lost with a sticky code (any other counts as 700): every later call answers it.
     fn millpond_fake_lose_context(code: Code) {
         state().lost = Some(if is_sticky(code) { code } else { 700 });
+    }
+    /// The code with which the context is lost; 0 if it is not.
+    fn millpond_fake_lost() -> Code {
+        state().lost.unwrap_or(0)
     }
     /// The driver is shut down, as it is when a process ends: until the next reset every call answers 4, whatever it
     /// asks.

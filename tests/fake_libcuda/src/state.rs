@@ -151,6 +151,8 @@ impl Log {
 pub(crate) struct Faults {
     by_number: Vec<(u64, Code)>,
     by_name: Vec<(String, u64, Code)>,
+    /// From the call with this number on all fail.
+    from: Option<(u64, Code)>,
     /// Answers "not ready" still to be given.
     pub(crate) not_ready: u32,
     /// Ranges still to be given that are not aligned.
@@ -169,10 +171,16 @@ impl Faults {
     pub(crate) fn plant_number(&mut self, number: u64, code: Code) {
         self.by_number.push((number, code));
     }
+    pub(crate) fn plant_from(&mut self, number: u64, code: Code) {
+        self.from = Some((number, code));
+    }
     pub(crate) fn plant_name(&mut self, name: String, nth: u64, code: Code) {
         self.by_name.push((name, nth.max(1), code));
     }
     pub(crate) fn strike(&mut self, name: &str, number: u64) -> Option<Code> {
+        if let Some((_, code)) = self.from.filter(|from| number >= from.0) {
+            return Some(code);
+        }
         if self.by_number.is_empty() && self.by_name.is_empty() {
             return None;
         }
