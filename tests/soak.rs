@@ -19,7 +19,10 @@
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
 //! | `machine`, `crew` | what a step of these does; the threads that do it |
 //! | `leaks` | programs that keep something of every round, which fail |
-//! | `pending` | bounds by what is pending, in programs in which that varies |
+//! | `pending` | programs in which what is pending varies |
+//! | `phases` | what these do, drawn by a seed |
+//! | `stated` | what may be kept then: the bounds by what is pending |
+//! | `finders` | bugs of the library's that these find above their bounds |
 //! | `planted` | bugs of the library's by which something grows, which the programs find (`.ci/mutants`) |
 //! | `complete` | whether every example, README program and row is among them |
 
@@ -36,6 +39,9 @@ mod counting;
 mod crew;
 #[path = "soak/device.rs"]
 mod device;
+#[cfg(millpond_mutants)]
+#[path = "soak/finders.rs"]
+mod finders;
 #[path = "soak/judge.rs"]
 mod judge;
 #[path = "soak/leaks.rs"]
@@ -44,6 +50,8 @@ mod leaks;
 mod machine;
 #[path = "soak/pending.rs"]
 mod pending;
+#[path = "soak/phases.rs"]
+mod phases;
 #[cfg(millpond_mutants)]
 #[path = "soak/planted.rs"]
 mod planted;
@@ -55,6 +63,8 @@ mod random;
 mod readme;
 #[path = "soak/run.rs"]
 mod run;
+#[path = "soak/stated.rs"]
+mod stated;
 #[path = "soak/whole.rs"]
 mod whole;
 

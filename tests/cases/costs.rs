@@ -14,6 +14,11 @@ pub(super) const CASES: &[Case] = &[
         run: chain_that_is_over,
     },
     Case {
+        name: "a stream behind many that are over",
+        kills: &["clock-never-crowded"],
+        run: behind_many_that_are_over,
+    },
+    Case {
         name: "a chain of streams that is pending",
         kills: &["clock-always-crowded"],
         run: chain_that_is_pending,
@@ -76,6 +81,20 @@ fn chain_that_is_over() -> Outcome {
     })?;
     let names = w.gpu.bookkeeping().clock_entries;
     ensure!(names <= 65 * n, "{names} names in the clocks of {n} streams of which nothing is pending");
+    Ok(())
+}
+
+/// One stream waits for many that have waited for nobody: no answer tells of another, and each is over.
+fn behind_many_that_are_over() -> Outcome {
+    let w = unjudged(Config::default());
+    let (one, all) = (w.stream(), streams(&w, 200));
+    let mut most = 0;
+    for s in &all {
+        one.wait_stream(s).map_err(said)?;
+        w.sim.run_until_idle();
+        most = most.max(w.gpu.bookkeeping().clock_entries);
+    }
+    ensure!(most <= 65, "{most} names in the clock of a stream, of which nothing is pending");
     Ok(())
 }
 

@@ -334,7 +334,8 @@ impl<D: Driver> Registry<D> {
 
     /// Asks about what a crowded clock names, until [`QUESTIONS`] had no news. In the middle first, and in the middle of one half again:
     /// of streams that wait for each other the older ones are over, and each answer tells of all that were ordered before. Then one
-    /// after the other, because streams may not have waited for each other.
+    /// after the other, because streams may not have waited for each other: those in front of the first that was not over too, of which no answer
+    /// needs to have told.
     pub(super) fn ask_named(&self, driver: &D, clock: &Clock) {
         if !self.asks() {
             return;
@@ -350,7 +351,8 @@ impl<D: Driver> Registry<D> {
         };
         let over = named.partition_point(|&p| is_over(p));
         let mut questions = QUESTIONS;
-        for &p in &named[over..] {
+        let (front, behind) = named.split_at(over);
+        for &p in front.iter().chain(behind) {
             questions -= usize::from(!is_over(p));
             if questions == 0 {
                 break;
