@@ -17,6 +17,8 @@ mod devices;
 mod doors;
 #[path = "cudarc_types/host.rs"]
 mod host;
+#[path = "cudarc_types/mixed.rs"]
+mod mixed;
 #[path = "cudarc_types/random.rs"]
 mod random;
 #[path = "fake_libcuda/remote.rs"]

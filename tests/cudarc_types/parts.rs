@@ -34,6 +34,13 @@ pub enum Part {
     ToPool(Span),
 }
 
+impl Span {
+    pub fn new(from: usize, to: usize, count: usize) -> Span {
+        assert!(from + count <= PARTS && to + count <= PARTS, "there are {PARTS} quarters");
+        Span { from, to, count }
+    }
+}
+
 fn a_span() -> impl Strategy<Value = Span> {
     (1..PARTS).prop_flat_map(|count| {
         (0..=PARTS - count, 0..=PARTS - count).prop_map(move |(from, to)| Span { from, to, count })

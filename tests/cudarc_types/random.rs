@@ -113,7 +113,7 @@ fn programs_of_threads() {
     });
 }
 
-fn calls_that_capture() -> impl Strategy<Value = Call> {
+pub(super) fn calls_that_capture() -> impl Strategy<Value = Call> {
     prop_oneof![
         8 => all_calls(),
         1 => (0..ARRAYS, 0..HOMES).prop_map(|(x, home)| Call::Pool { x, home }),
@@ -123,7 +123,7 @@ fn calls_that_capture() -> impl Strategy<Value = Call> {
 }
 
 /// The same call on another stream.
-fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
+pub(super) fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
     match call {
         Call::Send { host, x, on, spoilt } => Call::Send { host, x, on: of(on), spoilt },
         Call::Fetch { x, host, on, spoilt } => Call::Fetch { x, host, on: of(on), spoilt },
@@ -139,7 +139,7 @@ fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
 
 /// On streams that somebody holds: of others there is nothing to mark but the whole context, which no capture survives. But the stream
 /// that captures may be anybody's: what names it is refused.
-fn held(call: Call, captured: Option<usize>) -> Call {
+pub(super) fn held(call: Call, captured: Option<usize>) -> Call {
     let held = |on| match on {
         on if Some(on) == captured => on,
         2 => 0,
@@ -157,7 +157,11 @@ fn held(call: Call, captured: Option<usize>) -> Call {
 
 /// A world in which somebody may capture. The first slice of each value waits for the context, and a module's first load does what
 /// it likes: both come before any capture.
-fn world_to_capture<'a>(rig: &'a Rig, gpu: &Allocator<Cuda>, others: &'a [Arc<CudaContext>; 2]) -> World<'a> {
+pub(super) fn world_to_capture<'a>(
+    rig: &'a Rig,
+    gpu: &Allocator<Cuda>,
+    others: &'a [Arc<CudaContext>; 2],
+) -> World<'a> {
     let mut world = World::new(rig, gpu, others);
     (0..HOMES).for_each(|home| world.make(Call::Pool { x: 0, home }));
     world.make(Call::LaunchPool { value: 1 });
@@ -270,7 +274,7 @@ fn programs_of_a_thread_beside_one_that_captures() {
 
 /// A call that may need the whole context marked, which waits for the capture's end: refused then, in words, by a panic where there is
 /// nobody to tell, or by the driver, to which cudarc gives the null address that a refused operand has.
-fn beside_a_capture(world: &mut World, call: Call) {
+pub(super) fn beside_a_capture(world: &mut World, call: Call) {
     let said = match catch_unwind(AssertUnwindSafe(|| world.attempt(call))) {
         Ok(Ok(())) => return,
         Ok(Err(said)) => said,
@@ -284,7 +288,7 @@ fn beside_a_capture(world: &mut World, call: Call) {
 
 /// This thread's capture mode; answers what it was. The stand-in has a program end others' captures in any mode but the relaxed one.
 #[allow(unsafe_code, reason = "a foreign call")]
-fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+pub(super) fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
     // SAFETY: the pointer is a local's, read and written by the call.
     let answer = unsafe { cudarc::driver::sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
     assert_eq!(answer, cudarc::driver::sys::CUresult::CUDA_SUCCESS);
@@ -292,7 +296,7 @@ fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
 }
 
 /// What may fail. Not what destroys: cudarc asks once, and what is left then is its own.
-const MAY_FAIL: [&str; 20] = [
+pub(super) const MAY_FAIL: [&str; 20] = [
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
@@ -317,7 +321,7 @@ const MAY_FAIL: [&str; 20] = [
 
 /// What may fail in calls on a pooled slice: what the stream is asked, and the work itself. How cudarc orders it is cudarc's: it goes on
 /// where that fails.
-const MAY_FAIL_OF_POOLS: [&str; 5] = [
+pub(super) const MAY_FAIL_OF_POOLS: [&str; 5] = [
     "cuMemcpyDtoDAsync_v2",
     "cuLaunchKernel",
     "cuStreamIsCapturing",
@@ -363,7 +367,7 @@ fn programs_over_a_driver_that_fails() {
 }
 
 /// What cudarc orders, or holds, by itself: it goes on when that fails.
-fn is_cudarcs(call: Call) -> bool {
+pub(super) fn is_cudarcs(call: Call) -> bool {
     match call {
         Call::FromPool { .. } | Call::ToPool { .. } | Call::LaunchPool { .. } | Call::Far { .. } => true,
         Call::Part { what, .. } => what.is_of_the_pool(),
@@ -372,7 +376,7 @@ fn is_cudarcs(call: Call) -> bool {
 }
 
 /// Not left out twice: by the test, and by the fault.
-fn unspoilt(call: Call) -> Call {
+pub(super) fn unspoilt(call: Call) -> Call {
     match call {
         Call::Send { host, x, on, .. } => Call::Send { host, x, on, spoilt: false },
         Call::Fetch { x, host, on, .. } => Call::Fetch { x, host, on, spoilt: false },

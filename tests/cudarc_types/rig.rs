@@ -23,8 +23,12 @@ pub struct Rig {
     pub cuda: Cuda,
     pub ctx: Arc<CudaContext>,
     pub fake: Option<Fake>,
-    pub turn: MutexGuard<'static, ()>,
+    /// The first device's has it.
+    pub turn: Option<MutexGuard<'static, ()>>,
 }
+
+/// Of pinned memory at most, where a test makes an allocator for itself.
+pub const PINNED: u64 = 16 << 20;
 
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -34,7 +38,7 @@ pub fn rig() -> Option<Rig> {
 }
 
 pub fn rig_when(when: When) -> Option<Rig> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
     let fake = remote::fake(1 << 30, 2, when);
     match Cuda::new(0) {
         Ok(cuda) => Some(Rig { cuda, ctx: CudaContext::new(0).expect("cudarc's context"), fake, turn }),
@@ -48,9 +52,16 @@ pub fn rig_when(when: When) -> Option<Rig> {
 }
 
 impl Rig {
+    /// The second device, to be dropped before the first; it has no driver at hand.
+    pub fn second() -> Rig {
+        let cuda = Cuda::new(1).expect("a second device");
+        Rig { cuda, ctx: CudaContext::new(1).expect("its context"), fake: None, turn: None }
+    }
     /// An allocator with room for so many arrays and no more: the next one has to have the bytes of one that was freed.
     pub fn room_for(&self, arrays: u64) -> Allocator<Cuda> {
         let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(arrays * BYTES));
+        // A whole segment of pinned memory takes longer to wipe than most tests.
+        let config = config.pinned_limit(PINNED);
         Allocator::new(self.cuda.clone(), config).expect("an allocator")
     }
     /// Nothing was deferred, everything was given back and, where there is an oracle, lawful.

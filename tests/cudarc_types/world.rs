@@ -6,7 +6,7 @@
 
 use super::WORDS;
 use super::remote::Fake;
-use super::rig::{Adopted, GRID, Given, Ours, Rig, Spoils, Unknown, Words, given, iota};
+use super::rig::{Adopted, GRID, Given, Ours, PINNED, Rig, Spoils, Unknown, Words, given, iota};
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode, cuGraphGetNodes};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, PushKernelArg, result};
 use millpond::cuda::Cuda;
@@ -441,7 +441,8 @@ impl<'a> World<'a> {
             }
             Call::Remake => {
                 if self.captured.is_none() {
-                    let gpu = told(Allocator::new(self.rig.cuda.clone(), Config::default()))?;
+                    let gpu =
+                        told(Allocator::new(self.rig.cuda.clone(), Config::default().pinned_limit(PINNED)))?;
                     self.homes = homes(self.rig, &gpu, self.others);
                     self.gpu = gpu;
                 }
@@ -449,6 +450,22 @@ impl<'a> World<'a> {
             Call::Capture { on, home } => self.capture(on, home)?,
             Call::Graph => self.graph()?,
         }
+        Ok(())
+    }
+
+    /// `copy_from_peer`, from an array of another device's world.
+    ///
+    /// # Errors
+    /// What it said.
+    pub fn cross(&mut self, x: usize, from: &World, y: usize) -> Told {
+        let (source, captured) = (&from.arrays[y], self.is_captured(&self.arrays[x].home));
+        let Filled { array, home, value, .. } = &mut self.arrays[x];
+        if captured || from.is_captured(&source.home) {
+            return refused(&array.copy_from_peer(&source.array, &source.home, home));
+        }
+        value.or(&source.value);
+        told(array.copy_from_peer(&source.array, &source.home, home))?;
+        *value = source.value.clone();
         Ok(())
     }
 
@@ -544,6 +561,19 @@ impl<'a> World<'a> {
         assert_eq!((counted, ours), (CUresult::CUDA_SUCCESS, 0), "nothing of ours is in it");
         // SAFETY: ended above, and used by nobody.
         told(unsafe { result::graph::destroy(graph) })
+    }
+
+    /// All anew, where nobody captures: what could not be marked is open until then. What there was is looked at before, as far as that is
+    /// allowed.
+    pub fn settle(&mut self) {
+        for x in 0..ARRAYS {
+            let _ = self.attempt(Call::Read { x, on: 0 });
+            self.forget_errors();
+        }
+        self.pooled = None;
+        (0..ARRAYS).for_each(|x| self.make(Call::Renew { x }));
+        (0..HOSTS).for_each(|host| self.make(Call::RenewHost { host }));
+        self.gpu.synchronize().expect("nobody captures");
     }
 
     pub fn captures(&self) -> bool {

@@ -164,6 +164,16 @@ impl Fake {
         let plant = self.symbol::<extern "C" fn(*const c_char, u64, u32)>("millpond_fake_fail_next");
         plant(name.as_ptr(), nth, code);
     }
+    /// The `nth` call of these functions from now on that the calling thread makes fails; 0 takes that back.
+    pub fn fail_here(&self, names: &[&str], nth: u64, code: u32) {
+        let names = CString::new(names.join(",")).expect("names");
+        let plant = self.symbol::<extern "C" fn(*const c_char, u64, u32)>("millpond_fake_fail_here_of");
+        plant(names.as_ptr(), nth, code);
+    }
+    /// The name of the call that the calling thread's last fault struck.
+    pub fn struck_here(&self) -> Option<String> {
+        self.text("millpond_fake_struck_here")
+    }
     /// The next queries answer "not ready".
     pub fn not_ready(&self, times: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_not_ready")(times);

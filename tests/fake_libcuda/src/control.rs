@@ -3,7 +3,7 @@
 //! These functions are not the driver's; a test finds them in the loaded library by name. Nothing here is counted. Texts
 //! that they answer stay valid until the same function is called again. They do not know what programs are for.
 
-use crate::door::{Code, is_sticky, plant_here, struck_here};
+use crate::door::{Code, clear_here, is_sticky, plant_here, struck_here};
 use crate::raw::Text;
 use crate::state::{State, state, stream};
 use millpond_sim::{Call, Schedule};
@@ -100,7 +100,13 @@ control_calls! {
     /// The `nth` call of the calling thread from now on fails, whatever it is; 1 is the next, and 0 takes the fault back. One at
     /// a time.
     fn millpond_fake_fail_here(nth: u64, code: Code) {
-        plant_here(nth, code);
+        plant_here(Vec::new(), nth, code);
+    }
+    /// The same of calls of these functions, whose names have commas between them.
+    fn millpond_fake_fail_here_of(names: Text, nth: u64, code: Code) {
+        if let Ok(names) = names.get() {
+            plant_here(names.split(',').map(str::to_owned).collect(), nth, code);
+        }
     }
     /// From now on until the reset calls of this function are passed over by faults of a thread, on every thread.
     fn millpond_fake_exempt_here(name: Text) {
@@ -157,8 +163,9 @@ control_calls! {
             let _ = sim.capture_behind(Call::StreamIsCapturing, nth.max(1), &on);
         }
     }
-    /// Takes planted faults back, and captures that have not begun; a lost context stays lost.
+    /// Takes planted faults back, of threads the calling one's, and captures that have not begun; a lost context stays lost.
     fn millpond_fake_clear_faults() {
+        clear_here();
         state().faults = crate::state::Faults::default();
         let sims = state().sims.clone();
         if let Some(sim) = sims.first() {

@@ -9,7 +9,7 @@ use crate::state::{State, state};
 use millpond::DriverError;
 use millpond::driver::Fences;
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What the driver answers: 0 is success.
@@ -103,14 +103,22 @@ thread_local! {
     static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
     /// In how many calls of this thread one fails, and with what code; 0 is none.
     static FAULT_HERE: Cell<(u64, Code)> = const { Cell::new((0, 0)) };
+    /// Of which functions' calls; none is of all.
+    static FAULTY_HERE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     /// The call that it struck.
     static STRUCK_HERE: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// Has the `nth` call of this thread from now on fail, 1 being the next; 0 takes that back.
-pub(crate) fn plant_here(nth: u64, code: Code) {
+/// Has the `nth` call of this thread from now on fail, 1 being the next, of these functions or of all; 0 takes that back.
+pub(crate) fn plant_here(names: Vec<String>, nth: u64, code: Code) {
+    FAULTY_HERE.set(names);
     FAULT_HERE.set((nth, code));
     STRUCK_HERE.set(None);
+}
+
+/// Takes this thread's fault back; which call it struck stays known.
+pub(crate) fn clear_here() {
+    FAULT_HERE.set((0, 0));
 }
 
 /// Which call the fault of this thread struck, if it did.
@@ -121,6 +129,9 @@ pub(crate) fn struck_here() -> Option<&'static str> {
 fn strike_here(state: &State, name: &'static str) -> Option<Code> {
     let (left, code) = FAULT_HERE.get();
     if left == 0 || state.exempt_here.iter().any(|exempt| exempt == name) {
+        return None;
+    }
+    if !FAULTY_HERE.with_borrow(|of| of.is_empty() || of.iter().any(|of| of == name)) {
         return None;
     }
     FAULT_HERE.set((left - 1, code));
