@@ -3,6 +3,8 @@
 //!
 //! It does not know a lock, a driver, a pool, a heap or a stream.
 
+#![allow(clippy::nonminimal_bool, reason = "a bug that is not planted is the constant `false`")]
+
 use core::time::Duration;
 
 /// Whether a clock of `len` names is looked at, of which the last look left `left`.

@@ -297,15 +297,15 @@ impl Program {
             prop_assert!(free >= refused.rounded && refused.rounded > total.largest_free, "{refused}");
         }
         // Who is told that memory is held, or lies in pieces between what is held, is told by whom.
-        if advice.contains("are live") || advice.contains("fragmented") {
-            if let Some(first) = refused.holders.first() {
-                let most = r.pools.iter().map(|pool| pool.allocated).max().unwrap_or(0);
-                let named = first.name.is_some() || refused.stream.is_none();
-                let largest = if named { first.to_string() } else { size(most) + " on " };
-                prop_assert!(advice.contains(&format!("the largest part {largest}")), "{refused}");
-                seen.saw("the largest holder by its name", first.name.is_some());
-                seen.saw("the stream that holds most", !named);
-            }
+        if (advice.contains("are live") || advice.contains("fragmented"))
+            && let Some(first) = refused.holders.first()
+        {
+            let most = r.pools.iter().map(|pool| pool.allocated).max().unwrap_or(0);
+            let named = first.name.is_some() || refused.stream.is_none();
+            let largest = if named { first.to_string() } else { size(most) + " on " };
+            prop_assert!(advice.contains(&format!("the largest part {largest}")), "{refused}");
+            seen.saw("the largest holder by its name", first.name.is_some());
+            seen.saw("the stream that holds most", !named);
         }
         let fits = advice.contains("and then the request fits");
         seen.saw("a trim would bring something", refused.trim_would_free > 0);
