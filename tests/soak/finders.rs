@@ -1,5 +1,7 @@
-//! Bugs that random programs of the soak find above a bound (`pending`), and by what. The suite against planted bugs (tests/mutants.rs) reads
-//! this too: no bug is looked for by scenarios alone unless a reason says why.
+//! Bugs that random programs of the soak find: above the bound of a count or by what else they judge (`pending`), or by what grows
+//! (`random`). The suite against planted bugs (tests/mutants.rs) reads this too: no bug is left to scenarios unless a reason says why.
+
+#![allow(unreachable_pub, reason = "a module of two tests")]
 
 use millpond::mutant::Bug;
 
@@ -18,4 +20,14 @@ pub const ABOVE_THEIR_BOUNDS: &[(Bug, &str)] = &[
     (Bug::NamesPruned, "waits for what the stream is ordered behind"),
     (Bug::CopyEmpty, "waits for what the stream is ordered behind"),
     (Bug::DueDropped, "a marker that failed is not made again"),
+];
+
+/// Bugs that steady random programs find by what grows (`random`): the same steps again and again.
+pub const BY_WHAT_GROWS: &[Bug] = &[
+    Bug::LeakUnlooked,
+    Bug::LeakUnpooled,
+    Bug::LeakUnfiled,
+    Bug::LeakKept,
+    Bug::SweepNever,
+    Bug::UsesNeverCrowded,
 ];

@@ -3,6 +3,7 @@
 //!
 //! The programs and their rounds are those of an ordinary run. What fails is run once more with nothing planted, which must pass.
 
+use super::finders::BY_WHAT_GROWS;
 use super::programs;
 use super::random::{SEEDS, try_seed};
 use super::run::{Pace, Run};
@@ -72,6 +73,14 @@ fn every_leak_is_found() {
         .expect("docs/mutants.md");
     for bug in Bug::LEAKS {
         assert!(FINDERS.iter().any(|(b, ..)| b == bug), "{bug} has no program that finds it");
+    }
+    for (bug, ..) in FINDERS {
+        let excused = NOT_RANDOM.iter().any(|(b, _)| b == bug);
+        assert_ne!(
+            BY_WHAT_GROWS.contains(bug),
+            excused,
+            "{bug}: random programs find it, or a reason says why not"
+        );
     }
     let (mut table, mut missed) = (String::new(), Vec::new());
     // `MILLPOND_ONLY=z8,z9` looks for those only.
