@@ -481,7 +481,7 @@ fn random(b: &Bench, seed: u64) -> Round<'_> {
     Box::new(move |_| calls.iter().for_each(|&call| world.make(call)))
 }
 
-/// Planted leaks are found by programs that have a name, on a device that runs at once, in fewer rounds than an ordinary run's, in which the same programs pass with
+/// Planted leaks are found by programs that have a name, and two by random ones, on a device that runs at once, in fewer rounds than an ordinary run's, in which the same programs pass with
 /// nothing planted. `.ci/mutants` builds and runs this, and it prints the table of docs/mutants.md.
 #[cfg(millpond_mutants)]
 #[test]
@@ -495,6 +495,8 @@ fn every_leak_of_cudarcs_calls_is_found() {
         (Bug::LeakUnfiled, "arrays_of_one_round", freed_with_readers),
         (Bug::FlightNeverCrowded, "arrays_of_one_round", freed_with_readers),
         (Bug::SweepNever, "streams_that_come_and_go", streams_come_and_go),
+        (Bug::LeakUnlooked, "random_1", |b| random(b, 1)),
+        (Bug::FlightNeverCrowded, "random_0", |b| random(b, 0)),
     ];
     let design = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mutants.md"))
         .expect("docs/mutants.md");

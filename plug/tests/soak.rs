@@ -727,8 +727,8 @@ fn allocators(permanent: bool) -> Round {
     })
 }
 
-/// Planted leaks are found by programs with a name, whose steps no change of the generator moves: on a device that runs at once, at the rounds of an ordinary
-/// run, in which the same programs pass. `.ci/mutants` builds this.
+/// Planted leaks are found by programs with a name, whose steps no change of the generator moves, and two by a random one too: on a device that runs at once,
+/// at the rounds of an ordinary run, in which the same programs pass. `.ci/mutants` builds this.
 #[cfg(millpond_mutants)]
 #[test]
 fn every_leak_of_the_doors_is_found() {
@@ -742,6 +742,8 @@ fn every_leak_of_the_doors_is_found() {
         (Bug::LeakUnlooked, "frees_that_name_their_own_stream"),
         (Bug::LeakUnpooled, "frees_that_name_their_own_stream"),
         (Bug::LeakUnfiled, "two_users_and_a_small_footprint"),
+        (Bug::LeakUnpooled, "random_threads_that_end_0"),
+        (Bug::SweepNever, "random_threads_that_end_0"),
     ];
     assert!(remote::path().is_some(), "the stand-in driver is not built");
     let exe = std::env::current_exe().expect("a test has a path");
