@@ -388,19 +388,19 @@ pub(crate) fn read_ends_uses(reads: bool) -> bool {
 }
 
 /// Whether what was lent before ends with the next loan: with an access to the whole alone.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+#[cfg(feature = "cuda")]
 pub(crate) fn ends_loans(whole: bool) -> bool {
     whole || planted!(CudaLentEndsEarly)
 }
 
 /// Whether a loan is kept as a use.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+#[cfg(feature = "cuda")]
 pub(crate) fn keeps_loan() -> bool {
     !planted!(CudaLentUnseen)
 }
 
 /// Whether a loan is sealed when it begins.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+#[cfg(feature = "cuda")]
 pub(crate) fn loan_ends_at_once() -> bool {
     planted!(CudaLentSealed)
 }

@@ -3,7 +3,7 @@
 //!
 //! The library and cudarc are linked into this program, so that the host memory of both is counted by this program's allocator; the
 //! stand-in is a library of its own, with an allocator of its own. Each program runs on a device that runs at once and on one that
-//! runs as late as legal. Two of them are loops of `examples/gpu_rows.rs`; `tests/soak/complete.rs` says which examples that need CUDA
+//! runs as late as legal. Two of them are loops of `examples/gpu_rows.rs`, one is the README's program for a GPU; `tests/soak/complete.rs` says which examples that need CUDA
 //! have none here, and why. It synchronises once in 100 rounds, behind the library's back: by cudarc's own call.
 //!
 //! 10,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says; `MILLPOND_SOAK_SEED` begins the random programs at another seed.
@@ -24,6 +24,9 @@ mod gpu_rows;
 mod counting;
 #[path = "soak/judge.rs"]
 mod judge;
+#[path = "soak/readme_on_a_gpu.rs"]
+#[allow(unreachable_pub, reason = "a module of a test")]
+mod readme_on_a_gpu;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 #[path = "cudarc_types/rig.rs"]
@@ -216,6 +219,7 @@ programs! {
     a_pinned_array_that_is_only_read: pinned_only_read;
     the_small_program_of_gpu_rows: small_program;
     the_chain_of_gpu_rows: chain;
+    the_readmes_program: readme;
     random_0: |b| random(b, 0);
     random_1: |b| random(b, 1);
     random_2: |b| random(b, 2);
@@ -255,6 +259,13 @@ fn chain(b: &Bench) -> Round<'_> {
         let home = frees.home.native().clone();
         gpu_rows::Frees::step(&mut frees, &b.rig.cuda, &home).expect("the example");
     })
+}
+
+/// README.md, "On a GPU".
+fn readme(b: &Bench) -> Round<'_> {
+    b.rig.cuda.load_kernels().expect("the house's kernels");
+    let (copy, work) = (b.home(), b.home());
+    Box::new(move |_| readme_on_a_gpu::on_a_gpu(&b.gpu, &copy, &work).expect("the README's program"))
 }
 
 /// By streams that come and go.

@@ -221,7 +221,7 @@ fn round(streams: &[millpond::Stream<Sim>]) {
     }
 }
 
-/// docs/decisions.md: n streams in a chain, all pending, have n(n - 1)/2 entries in their clocks, because each is ordered after all
+/// docs/decisions/clock-chains.md: n streams in a chain, all pending, have n(n - 1)/2 entries in their clocks, because each is ordered after all
 /// before it, and which of them a later request is served from is not to be foretold. And they are asked about a few times a wait.
 #[test]
 fn a_chain_that_is_pending_names_all_before() {

@@ -1,7 +1,7 @@
 //! What keeps a pool alive for its allocations: counted references that change hands under the pool's lock.
 //!
 //! A handle holds an ordinary `Arc` of its pool. Counting one up for each allocation and down for each free takes two
-//! atomic steps beside those of the lock, on the measured machine a fifth of the pair (docs/decisions.md). So
+//! atomic steps beside those of the lock, on the measured machine a fifth of the pair (docs/decisions/handle-batches.md). So
 //! references are counted in batches and lie in the pool's own state while no handle has them: an allocation takes one,
 //! a free puts its own back (`fast`). It does not know what else happens under the lock.
 //!

@@ -5,7 +5,8 @@
 //! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
 //! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's keeper. (With
 //! one exception, as for every handle: what outlives its allocator and all the streams ends them, and that waits.)
-//! Forgetting one costs memory and nothing else. [`scope()`] is the borrowed form, which waits before it returns.
+//! Forgetting one costs the memory that it owns, the pinned segments that it lies among, and one event, which keeps the device's
+//! context; nothing else. [`scope()`] is the borrowed form, which waits before it returns.
 //! Memory that is not pinned goes through pinned slots, by verbs that say so (`copy_from_pageable`, `copy_to_pageable`).
 //!
 //! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind

@@ -166,6 +166,36 @@ fn the_readmes_programs_run_line_by_line() {
     assert!(loops.contains("readme_arrays") && loops.contains("readme_plain"));
 }
 
+/// The program for a GPU, likewise: what tests/soak/readme_on_a_gpu.rs has of it and the README has not, and the other way round.
+fn differences_on_a_gpu(readme: &str, ours: &str) -> Vec<String> {
+    let blocks: Vec<&str> =
+        readme.split("```rust,no_run\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let functions: Vec<&str> = ours.split("#[rustfmt::skip]\npub fn ").skip(1).collect();
+    let ([block], [ours]) = (&blocks[..], &functions[..]) else {
+        return vec![format!("{} programs in the README, {} here", blocks.len(), functions.len())];
+    };
+    let around = ["use ", "# ", "let gpu = Allocator::new(", "let (copy, work) = "];
+    let theirs = statements(block).into_iter().filter(|line| !around.iter().any(|a| line.starts_with(a)));
+    let ours = statements(ours.split("\n}").next().unwrap_or_default());
+    let ours = ours.into_iter().skip(1).filter(|line| line != "Ok(())");
+    let (theirs, ours): (BTreeSet<String>, BTreeSet<String>) = (theirs.collect(), ours.collect());
+    theirs.symmetric_difference(&ours).cloned().collect()
+}
+
+#[test]
+fn the_readmes_program_for_a_gpu_runs_line_by_line() {
+    let (readme, ours) = (read("README.md"), read("tests/soak/readme_on_a_gpu.rs"));
+    assert_eq!(differences_on_a_gpu(&readme, &ours), Vec::<String>::new());
+    for changed in [
+        readme.replace("drop((x, sent));", ""),
+        readme.replace("saxpy(2.0", "saxpy(3.0"),
+        format!("{readme}\n```rust,no_run\nfn main() {{}}\n```\n"),
+    ] {
+        assert!(!differences_on_a_gpu(&changed, &ours).is_empty(), "a change of the README goes unseen");
+    }
+    assert!(read("tests/cudarc_soak.rs").contains("readme_on_a_gpu::on_a_gpu("));
+}
+
 // Rows.
 
 /// Rows that have no loop of their own code, and one of their shape: the row, and the steady program.

@@ -456,7 +456,10 @@ pub fn c03_the_allocator_of_a_scope_is_an_argument<T: Bench>(b: &T) {
     {
         let validation = Limited::new(Arc::clone(&training) as Arc<dyn GpuAlloc>, 4 * KIB);
         std::thread::scope(|threads| {
-            threads.spawn(|| drop(layer(b, &*any, MIB).expect("another allocator, on another thread")));
+            // One after the other, so that a loop of this does the same in each round.
+            let beside =
+                threads.spawn(|| drop(layer(b, &*any, MIB).expect("another allocator, on another thread")));
+            beside.join().expect("it has its memory");
             let inside = layer(b, &validation, 4 * KIB).expect("as much as there may be");
             let refused = layer(b, &validation, 512).expect_err("no more");
             assert!(matches!(refused, Error::AboveLimit { .. }), "{refused}");

@@ -1,7 +1,7 @@
 //! A lock whose release is a plain store, for the pools: each allocation and each free takes one and releases it.
 //!
 //! A lock that wakes sleepers has to look for them in the same atomic step in which it is released, and on the
-//! measured machine such a step costs as much as half an allocation (docs/decisions.md). Here nobody is woken: who
+//! measured machine such a step costs as much as half an allocation (docs/decisions/quick-lock.md). Here nobody is woken: who
 //! finds the lock taken looks again, first at once, then after letting other threads run, then after short sleeps. That
 //! is right only for what is held for microseconds: a pool's lock is never held over a driver call, a callback or
 //! another lock's wait. There is no fairness, and no protection of data: `lock_api` adds that.
