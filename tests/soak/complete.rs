@@ -166,7 +166,7 @@ fn the_readmes_programs_run_line_by_line() {
     assert!(loops.contains("readme_arrays") && loops.contains("readme_plain"));
 }
 
-/// The program for a GPU, likewise: what tests/soak/readme_on_a_gpu.rs has of it and the README has not, and the other way round.
+/// The program for a GPU, likewise: what `tests/soak/readme_on_a_gpu.rs` has of it and the README has not, and the other way round.
 fn differences_on_a_gpu(readme: &str, ours: &str) -> Vec<String> {
     let blocks: Vec<&str> =
         readme.split("```rust,no_run\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
