@@ -11,7 +11,7 @@ use millpond::interop::PooledSlice;
 use millpond::{Growth, Limit, PinnedArray, Stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+use proptest::test_runner::TestRunner;
 
 const ARRAYS: usize = 2;
 const STREAMS: usize = 5;
@@ -229,11 +229,16 @@ fn make(sides: &mut [Side; 2], call: Call) {
         }
         Call::FarPool(d, x, on) => {
             let far = Arc::clone(&sides[1 - d].streams[on]);
-            let Side { arrays, pooled, .. } = &mut sides[d];
-            if let Some((slice, ..)) = pooled {
+            let Side { streams, arrays, pooled, .. } = &mut sides[d];
+            if let Some((slice, _, readers)) = pooled {
                 let (first, second) = (..WORDS / 2, WORDS / 2..);
                 far.memcpy_dtod(&slice.slice(first), &mut arrays[x].0.slice_mut(second.clone()))
                     .expect_err("of another device");
+                // cudarc orders a copy from another context behind the source's own stream, and marks the read there before the target
+                // refuses.
+                let home = slice.stream().cu_stream();
+                let home = streams.iter().position(|s| s.cu_stream() == home).expect("a home's alias");
+                *readers = readers.and(home);
                 far.memset_zeros(&mut slice.slice_mut(second)).expect_err("of another device");
                 forget_errors(sides);
             }
@@ -258,10 +263,7 @@ fn programs_on_two_devices() {
     let cases =
         std::env::var("MILLPOND_CASES").map_or(50, |n| n.parse().expect("MILLPOND_CASES is a number"));
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    // The same programs in each run. Open: another choice found, on 2026-11-25, that a pooled slice which a stream of another device was refused is
-    // written afterwards without the wait for its reader (Pool(0, 0), FromPool(0, 1, 1), FarPool(0, 0, 0), ToPool(0, 0, 2)).
-    let dice = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let found = TestRunner::new_with_rng(config, dice).run(&vec(a_call(), 1..50), |calls| {
+    let found = TestRunner::new(config).run(&vec(a_call(), 1..50), |calls| {
         let rig = rig().expect("it was there a moment ago");
         let mut sides = [Side::new(0), Side::new(1)];
         for call in calls {
