@@ -8,6 +8,7 @@
  * capture took what marked freed memory, so that this is held back; counted what it tried
  * (the miss ladder, driver calls); come to know a stream that it names for the first time; and, in a call that takes memory or gives it back
  * (create, alloc, alloc_pinned, trim, set_limit, synchronize, destroy, torch_empty_cache), moved idle memory between streams, or to the device and back.
+ * An allocation of an allocator with scrub=1 whose fill fails was live until then: peaks, and the counts of allocations and frees, have it.
  *
  * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
  * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache, the first two only those on the allocator's own device. So a stream that was not declared permanent is marked
