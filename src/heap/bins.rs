@@ -36,10 +36,10 @@
 //!
 //! This module does not know whose bytes these are, what a stamp means, or where a segment lies except to align.
 
-use crate::laws;
 use super::Kind;
 use super::chunk::{Chunk, ChunkState, NOBODY};
 use super::segment::Segments;
+use crate::laws;
 use crate::units::Epoch;
 
 /// How many bins a power of two is cut into, as a power of two.

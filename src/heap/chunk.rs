@@ -6,8 +6,8 @@
 //! It splits a record in two, joins two records into one and reuses vacant slots. It does not know bins' sizes,
 //! segments' addresses or totals: a caller that changes a free chunk's length takes it out of its bin first.
 
-use crate::laws;
 use super::bins::Bin;
+use crate::laws;
 use crate::units::{Epoch, SegmentId};
 use core::fmt;
 use core::ops::{Index, IndexMut};
@@ -409,7 +409,7 @@ pub(super) fn merge(chunks: &mut [Chunk], vacant: &mut u32, into: u32, gone: u32
         end.offset()
     );
     chunk.place = low;
-    chunk.stamp = later(chunk.stamp, stamp);
+    chunk.stamp = laws::merged_stamp(chunk.stamp, stamp);
     let on = core::mem::replace(&mut chunks[prev as usize].next, next);
     law!(H1, on == gone, "chunk {prev} precedes chunk {gone} but is linked to {on}");
     let back = core::mem::replace(&mut chunks[next as usize].prev, prev);
@@ -425,12 +425,6 @@ pub(super) fn absorb(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32
     let len = chunks[low as usize].len + more;
     chunks[low as usize].len = len;
     merge(chunks, vacant, low, high, len, stamp);
-}
-
-/// Law O5: the bytes of both are complete when the later stamp is.
-#[inline]
-pub(super) fn later(one: Epoch, other: Epoch) -> Epoch {
-    laws::merged_stamp(one, other)
 }
 
 /// A slot that was just seen to hold a chunk, in no bin, holds none any more.

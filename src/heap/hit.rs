@@ -19,12 +19,12 @@
 //!
 //! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
 
-use crate::laws;
 use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
 use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
 use super::segment::{Segment, Segments};
 use super::snapshot::Totals;
 use super::{Given, Heap, Kind, Packed, Request, Taken, Want};
+use crate::laws;
 use crate::units::{Epoch, Granules};
 
 impl Heap {

@@ -5,8 +5,8 @@
 //! written (a copy is one reference count), and entries that are complete are dropped when the clock is next written. A few
 //! entries lie in the shared block itself, so that a write to a shared clock takes one block of the host and not two.
 
-use crate::laws::cost;
 use super::{Completed, TimelineId};
+use crate::laws::cost;
 use crate::units::Epoch;
 use smallvec::SmallVec;
 use std::sync::Arc;

@@ -8,8 +8,8 @@
 //!
 //! It does not know what is over (the caller says), nor what a chunk is.
 
-use crate::laws::{self, cost};
 use super::{Pending, PendingSet, TimelineId};
+use crate::laws::{self, cost};
 use crate::units::{Epoch, Granules};
 use core::ops::Bound;
 use hashbrown::HashMap;

@@ -7,8 +7,8 @@
 //!
 //! It does not know what an event is, nor whether one is complete.
 
-use crate::laws::{self, cost};
 use super::{Clock, TimelineId};
+use crate::laws::{self, cost};
 use crate::units::Epoch;
 use std::collections::VecDeque;
 

@@ -8,8 +8,8 @@
 //!
 //! It does not know the allocation, the pool or who waits.
 
-use crate::laws::{self, cost};
 use super::{Completed, Pending, PendingSet, TimelineId};
+use crate::laws::{self, cost};
 use crate::units::Epoch;
 use smallvec::SmallVec;
 

@@ -4,6 +4,7 @@
 //!
 //! 50 programs, or what `MILLPOND_CASES` says.
 
+use super::random::search;
 use super::world::Readers;
 use super::*;
 use cudarc::driver::CudaStream;
@@ -11,7 +12,6 @@ use millpond::interop::PooledSlice;
 use millpond::{Growth, Limit, PinnedArray, Stream};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
 
 const ARRAYS: usize = 2;
 const STREAMS: usize = 5;
@@ -260,11 +260,7 @@ fn programs_on_two_devices() {
     if rig().is_none_or(|rig| rig.fake.is_none()) {
         return;
     }
-    let cases =
-        std::env::var("MILLPOND_CASES").map_or(50, |n| n.parse().expect("MILLPOND_CASES is a number"));
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let found = TestRunner::new(config).run(&vec(a_call(), 1..50), |calls| {
-        let rig = rig().expect("it was there a moment ago");
+    search(50, &vec(a_call(), 1..50), |rig, calls| {
         let mut sides = [Side::new(0), Side::new(1)];
         for call in calls {
             make(&mut sides, call);
@@ -278,9 +274,5 @@ fn programs_on_two_devices() {
         drop(sides);
         // What a stream of another device was refused is told to the array's context, too.
         rig.clean_but_for_errors();
-        Ok(())
     });
-    if let Err(e) = found {
-        panic!("{e}");
-    }
 }

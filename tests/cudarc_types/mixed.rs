@@ -9,7 +9,6 @@ use super::world::{ARRAYS, Call, World};
 use super::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -22,16 +21,7 @@ const CODES: [u32; 10] = [999, 2, 1, 801, 600, 900, 901, 905, 906, 907];
 const SPARING: [&str; 2] = ["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"];
 
 /// What orders streams, or tells what is over: where it fails the host waits, for the device if need be, which no capture survives.
-const ORDERING: [&str; 8] = [
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventQuery",
-    "cuEventSynchronize",
-    "cuCtxRecordEvent",
-    "cuCtxSynchronize",
-    "cuStreamWaitEvent",
-    "cuStreamSynchronize",
-];
+const ORDERS: &[&str] = MAY_FAIL.split_at(ORDERING).0;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Threads {
@@ -231,7 +221,7 @@ fn attempt(
 ) -> (bool, Option<String>) {
     let all: &[&str] = if is_cudarcs(call) { &MAY_FAIL_OF_POOLS } else { &MAY_FAIL };
     let spared =
-        |name: &&str| captures && SPARING.contains(name) || world.captures() && ORDERING.contains(name);
+        |name: &&str| captures && SPARING.contains(name) || world.captures() && ORDERS.contains(name);
     let names: Vec<&str> = all.iter().copied().filter(|name| !spared(name)).collect();
     // All of them, or one.
     let names = if which == usize::MAX { &names[..] } else { &names[which % names.len()..][..1] };
@@ -259,11 +249,7 @@ fn programs_of_all_of_it() {
     if rig().is_none_or(|rig| rig.fake.is_none()) {
         return;
     }
-    let cases =
-        std::env::var("MILLPOND_CASES").map_or(150, |n| n.parse().expect("MILLPOND_CASES is a number"));
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let found = TestRunner::new(config).run(&programs(), |program| {
-        let rig = rig().expect("it was there a moment ago");
+    search(150, &programs(), |rig, program| {
         let second = Rig::second();
         let others = [0, 1].map(|device| [(); 2].map(|()| CudaContext::new(device).expect("another value")));
         let before = relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -286,11 +272,7 @@ fn programs_of_all_of_it() {
         drop(places);
         drop(others);
         is_clean(rig, second);
-        Ok(())
     });
-    if let Err(e) = found {
-        panic!("{e}");
-    }
 }
 
 /// Each verb, in a state in which it asks the driver.

@@ -19,11 +19,7 @@ fn run<P: std::fmt::Debug>(
     if rig().is_none() {
         return;
     }
-    let cases =
-        std::env::var("MILLPOND_CASES").map_or(most, |n| n.parse().expect("MILLPOND_CASES is a number"));
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    let found = TestRunner::new(config).run(programs, |drawn| {
-        let rig = rig().expect("it was there a moment ago");
+    search(most, programs, |rig, drawn| {
         let others = [(); 2].map(|()| CudaContext::new(0).expect("another value for the same context"));
         let errors = program(&rig, &others, drawn);
         drop(others);
@@ -32,6 +28,20 @@ fn run<P: std::fmt::Debug>(
         } else {
             rig.clean();
         }
+    });
+}
+
+/// So many programs, or what `MILLPOND_CASES` says, each on a fresh rig, which there is. One that fails is made smaller.
+pub(super) fn search<P: std::fmt::Debug>(
+    most: u32,
+    programs: &impl Strategy<Value = P>,
+    program: impl Fn(Rig, P),
+) {
+    let cases =
+        std::env::var("MILLPOND_CASES").map_or(most, |n| n.parse().expect("MILLPOND_CASES is a number"));
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let found = TestRunner::new(config).run(programs, |drawn| {
+        program(rig().expect("it was there a moment ago"), drawn);
         Ok(())
     });
     if let Err(e) = found {
@@ -294,6 +304,9 @@ pub(super) fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
     assert_eq!(answer, cudarc::driver::sys::CUresult::CUDA_SUCCESS);
     mode
 }
+
+/// How many of those that may fail, the first, order streams or tell what is over.
+pub(super) const ORDERING: usize = 8;
 
 /// What may fail. Not what destroys: cudarc asks once, and what is left then is its own.
 pub(super) const MAY_FAIL: [&str; 20] = [

@@ -121,78 +121,74 @@ fn statements(text: &str) -> Vec<String> {
     lines.filter(|line| !line.is_empty() && line != "}").collect()
 }
 
-/// The programs in Rust.
-fn rust_blocks(readme: &str) -> Vec<&str> {
-    readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect()
+/// The same of its program for a GPU, whose rustdoc wrapping is hidden on the page.
+const AROUND_ON_A_GPU: &[&str] =
+    &["use ", "# ", "let gpu = Allocator::new(", "let (copy, work) = ", "Ok(())"];
+
+/// The programs in Rust that begin so.
+fn rust_blocks<'a>(readme: &'a str, fence: &str) -> Vec<&'a str> {
+    readme.split(fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// What the README's programs have that the functions don't, and the other way round.
-fn differences(readme: &str, ours: &str) -> Vec<String> {
-    let blocks = rust_blocks(readme);
-    let ours: Vec<&str> = ours.split("#[rustfmt::skip]\npub fn ").skip(1).collect();
-    if blocks.len() != ours.len() {
-        return vec![format!("{} programs in the README, {} here", blocks.len(), ours.len())];
+/// Programs of the README, and the file that has them as functions.
+struct Programs {
+    /// How each begins there.
+    fence: &'static str,
+    many: usize,
+    ours: &'static str,
+    around: &'static [&'static str],
+}
+
+impl Programs {
+    /// What the README's programs have that the functions don't, and the other way round.
+    fn differences(&self, readme: &str, ours: &str) -> Vec<String> {
+        let blocks = rust_blocks(readme, self.fence);
+        let ours: Vec<&str> = ours.split("#[rustfmt::skip]\npub fn ").skip(1).collect();
+        if blocks.len() != ours.len() {
+            return vec![format!("{} programs in the README, {} here", blocks.len(), ours.len())];
+        }
+        let within = |line: &String| !self.around.iter().any(|a| line.starts_with(a));
+        let mut found = Vec::new();
+        for (block, ours) in blocks.into_iter().zip(ours) {
+            let theirs: Vec<String> = statements(block).into_iter().filter(within).collect();
+            let ours = ours.split("\n}").next().unwrap_or_default();
+            let ours: Vec<String> = statements(ours).into_iter().skip(1).filter(within).collect();
+            if theirs != ours {
+                let mut both = theirs.iter().zip(&ours);
+                let first = both.position(|(a, b)| a != b).unwrap_or(theirs.len().min(ours.len()));
+                found.push(format!("README: {:?}\n  here: {:?}", theirs.get(first), ours.get(first)));
+            }
+        }
+        found
     }
-    let mut found = Vec::new();
-    for (block, ours) in blocks.into_iter().zip(ours) {
-        let theirs: Vec<String> = statements(block)
-            .into_iter()
-            .filter(|line| !AROUND.iter().any(|a| line.starts_with(a)))
-            .collect();
-        let ours = ours.split("\n}").next().unwrap_or_default();
-        let ours: Vec<String> = statements(ours).into_iter().skip(1).collect();
-        if theirs != ours {
-            let mut both = theirs.iter().zip(&ours);
-            let first = both.position(|(a, b)| a != b).unwrap_or(theirs.len().min(ours.len()));
-            found.push(format!("README: {:?}\n  here: {:?}", theirs.get(first), ours.get(first)));
+
+    /// They are the same line by line, and a README without one of these lines is found to be another.
+    fn are_the_same(&self, lines: &[&str]) {
+        let (readme, ours) = (read("README.md"), read(self.ours));
+        assert_eq!(rust_blocks(&readme, self.fence).len(), self.many, "programs of the README");
+        assert_eq!(self.differences(&readme, &ours), Vec::<String>::new());
+        let mut changed: Vec<String> = lines.iter().map(|line| readme.replace(line, "")).collect();
+        changed.push(readme.replace("saxpy(2.0", "saxpy(3.0"));
+        changed.push(format!("{readme}\n{}fn main() {{}}\n```\n", self.fence));
+        for changed in changed {
+            assert!(!self.differences(&changed, &ours).is_empty(), "a change of the README goes unseen");
         }
     }
-    found
 }
 
 #[test]
 fn the_readmes_programs_run_line_by_line() {
-    let (readme, ours) = (read("README.md"), read("tests/soak/readme.rs"));
-    assert_eq!(rust_blocks(&readme).len(), 2, "programs of the README");
-    assert_eq!(differences(&readme, &ours), Vec::<String>::new());
-    for changed in [
-        readme.replace("batch.record_use(&work)?;", ""),
-        readme.replace("saxpy(2.0", "saxpy(3.0"),
-        format!("{readme}\n```rust\nfn main() {{}}\n```\n"),
-    ] {
-        assert!(!differences(&changed, &ours).is_empty(), "a change of the README goes unseen");
-    }
+    let ours = "tests/soak/readme.rs";
+    Programs { fence: "```rust\n", many: 2, ours, around: AROUND }
+        .are_the_same(&["batch.record_use(&work)?;"]);
     let loops = loops();
     assert!(loops.contains("readme_arrays") && loops.contains("readme_plain"));
 }
 
-/// The program for a GPU, likewise: what `tests/soak/readme_on_a_gpu.rs` has of it and the README has not, and the other way round.
-fn differences_on_a_gpu(readme: &str, ours: &str) -> Vec<String> {
-    let blocks: Vec<&str> =
-        readme.split("```rust,no_run\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    let functions: Vec<&str> = ours.split("#[rustfmt::skip]\npub fn ").skip(1).collect();
-    let ([block], [ours]) = (&blocks[..], &functions[..]) else {
-        return vec![format!("{} programs in the README, {} here", blocks.len(), functions.len())];
-    };
-    let around = ["use ", "# ", "let gpu = Allocator::new(", "let (copy, work) = "];
-    let theirs = statements(block).into_iter().filter(|line| !around.iter().any(|a| line.starts_with(a)));
-    let ours = statements(ours.split("\n}").next().unwrap_or_default());
-    let ours = ours.into_iter().skip(1).filter(|line| line != "Ok(())");
-    let (theirs, ours): (BTreeSet<String>, BTreeSet<String>) = (theirs.collect(), ours.collect());
-    theirs.symmetric_difference(&ours).cloned().collect()
-}
-
 #[test]
 fn the_readmes_program_for_a_gpu_runs_line_by_line() {
-    let (readme, ours) = (read("README.md"), read("tests/soak/readme_on_a_gpu.rs"));
-    assert_eq!(differences_on_a_gpu(&readme, &ours), Vec::<String>::new());
-    for changed in [
-        readme.replace("drop((x, sent));", ""),
-        readme.replace("saxpy(2.0", "saxpy(3.0"),
-        format!("{readme}\n```rust,no_run\nfn main() {{}}\n```\n"),
-    ] {
-        assert!(!differences_on_a_gpu(&changed, &ours).is_empty(), "a change of the README goes unseen");
-    }
+    let (fence, ours) = ("```rust,no_run\n", "tests/soak/readme_on_a_gpu.rs");
+    Programs { fence, many: 1, ours, around: AROUND_ON_A_GPU }.are_the_same(&["drop((x, sent));"]);
     assert!(read("tests/cudarc_soak.rs").contains("readme_on_a_gpu::on_a_gpu("));
 }
 
