@@ -1,6 +1,6 @@
 //! A random program that never ends: the same steps round after round, each of which frees all that it made. The soak runs it.
 
-use super::{Here, Kind, Step, Verb, World, driver};
+use super::{Here, Kind, OPTIONS, Step, Verb, World, driver};
 use crate::program::Faults;
 use millpond_plug::ffi;
 use proptest::strategy::{Strategy, ValueTree};
@@ -8,6 +8,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 /// Steps of a round. With all fifty that may be drawn two programs take as long as all that have a name.
 const MOST: usize = 12;
+/// After so many allocators their options are the same again: each with captures of others expected, and without.
+pub(crate) const CYCLE: u64 = 2 * OPTIONS.len() as u64;
 /// The thread of the program, and its second one.
 pub(crate) const HERE: Here = Here { thread: 1 };
 pub(crate) const OTHER: Here = Here { thread: 2 };
@@ -75,12 +77,16 @@ impl World {
         world
     }
 
-    /// The first allocator ends, by a destroy or a release in turns, and the next one is made in its place, with options that change too.
+    /// The first allocator ends, by a destroy or a release in turns, and the next one is made in its place, with options that change too:
+    /// they are the same again after [`CYCLE`] of them.
     /// How many streams lasted in it, as it was told.
     pub(crate) fn next_allocator(&mut self, seed: u64, nth: u64) -> usize {
         let door = self.slots[0];
         let lasting = self.doors[door].lasting.len();
-        assert!(self.destroy(door, nth % 2 == 1, 0) && self.create(0, (seed + nth) as usize, 0, 0));
+        // Captures of others are expected in every fourth group of options.
+        let options =
+            (seed + nth) % OPTIONS.len() as u64 + 3 * OPTIONS.len() as u64 * (nth % CYCLE / (CYCLE / 2));
+        assert!(self.destroy(door, nth % 2 == 1, 0) && self.create(0, options as usize, 0, 0));
         lasting
     }
 
