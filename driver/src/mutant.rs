@@ -247,6 +247,7 @@ leaks:
     LeakUnpooled "leak-unpooled" "the event of a marker or token that nobody refers to is destroyed, and the next one created"
     LeakUnfiled "leak-unfiled" "a range in flight whose use is over is not filed under its next use"
     LeakThinned "leak-thinned" "a timeline that is thinned loses half of its older markers, however many there are"
+    LeakUnordered "leak-unordered" "a deterministic allocator grows however much of its memory is in flight, instead of waiting on the device"
     LeakKept "leak-kept" "a value that is kept for the device is not looked at again"
 }
 

@@ -42,7 +42,7 @@ impl<D: Driver> Pool<D> {
     }
 
     /// The same with the pool's lock held. Makes no driver call.
-    pub(super) fn drain_locked(&self, state: &mut PoolState) -> bool {
+    pub(crate) fn drain_locked(&self, state: &mut PoolState) -> bool {
         if state.in_flight.is_empty() {
             return false;
         }

@@ -188,6 +188,33 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
+    /// Rung 4 before rung 3, where no event is asked (`Config::deterministic`) and the own pool has more bytes in flight than it ever had
+    /// live: its stream waits on the device for the older half of them, which comes back whole. Without this only a wait of the host's
+    /// would tell that anything is over, and a program that never makes one would grow by all that other streams use.
+    pub(crate) fn order_older_half(&mut self) -> Step {
+        if laws::is_independent(self.pool.line.independent.load(Ordering::Relaxed)) {
+            return Ok(None);
+        }
+        let ends = {
+            let state = self.pool.lock();
+            let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
+            if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
+                return Ok(None);
+            }
+            let waitable = self.core.registry.waitable(&self.core.driver);
+            let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
+            state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
+        };
+        if let Err(e) = self.wait_for_all(&ends) {
+            // What was ordered before the refusal stays so.
+            self.unordered(e)?;
+        }
+        let mut state = self.pool.lock();
+        let any = self.pool.drain_locked(&mut state);
+        state.left_in_flight = state.heap.stats().in_flight;
+        Ok(if any { self.search_in(&mut state, true) } else { None })
+    }
+
     /// Every pool of the allocator but our own, and what to look at. Of many first some that have enough free memory, and only for that:
     /// others, while those that were looked at turn out to have less than they seemed to. And then all that may have enough, free or in flight,
     /// and nobody else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth. What

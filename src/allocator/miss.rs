@@ -8,6 +8,8 @@
 //! latency                                      footprint
 //! 1 fold, drain, look again                    1 the same
 //! 2 lend what is complete or ordered           2 the same
+//!   where no event is asked and more is in       the same
+//!   flight than was ever live: 4, own ranges
 //! 3 grow within the limit                      3 grow within 1 % above the peak of live bytes
 //!   small requests: large segments' space        the same
 //! 4 lend behind an inserted wait               4 the same
@@ -196,6 +198,9 @@ impl<'a, D: Driver> Miss<'a, D> {
                 rung!(self.lend, Ok::<_, Error>(self.lend()));
             } else if self.has_heir() {
                 rung!(self.lend, Ok::<_, Error>(self.lend_of_heir()));
+            }
+            if reuse == Reuse::WithWaits && self.core.config.deterministic {
+                rung!(self.lend_with_wait, self.order_older_half());
             }
             rung!(self.grow, self.grow(policy == Policy::Footprint));
             // Growth was refused: now the other kind's space serves small requests too.

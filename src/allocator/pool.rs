@@ -84,6 +84,8 @@ pub(crate) struct PoolState {
     /// The most that was live before this stretch (`peaks`).
     former_peak: u64,
     pub(crate) in_flight: InFlight,
+    /// Bytes in flight that [`Miss::order_older_half`](super::miss::Miss::order_older_half) left the last time.
+    pub(crate) left_in_flight: u64,
     pub(super) uses: UseSlab,
     pub(super) names: HashMap<u32, Arc<str>>,
     /// Handles of the stream that users hold.
@@ -250,6 +252,7 @@ impl<D: Driver> Pool<D> {
             held_peak: 0,
             former_peak: 0,
             in_flight: InFlight::new(),
+            left_in_flight: 0,
             uses: UseSlab::default(),
             names: HashMap::new(),
             streams: 1,

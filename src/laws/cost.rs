@@ -17,6 +17,13 @@ pub(crate) fn flight_is_crowded(len: usize, few: usize, crowd: usize) -> bool {
     !planted!(FlightNeverCrowded) && (planted!(FlightAlwaysCrowded) || len >= few.max(crowd))
 }
 
+/// Whether a pool of which nobody asks what is over waits on its stream for the older half of its bytes in flight, before it grows: they
+/// are as many as it ever had live, as a small program has at all, and as twice what the last such look left, which is half at most.
+pub(crate) fn unasked_is_crowded(in_flight: u64, peak: u64, left: u64) -> bool {
+    const LITTLE: u64 = 2 << 20;
+    in_flight >= peak.max(LITTLE).max(2 * left) && !planted!(LeakUnordered)
+}
+
 /// Whether as many uses of one allocation are looked at.
 pub(crate) fn uses_are_crowded(len: usize, few: usize, crowd: usize) -> bool {
     !planted!(UsesNeverCrowded) && (planted!(UsesAlwaysCrowded) || len >= few.max(crowd))

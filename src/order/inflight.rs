@@ -131,6 +131,28 @@ impl InFlight {
         self.remove(found)
     }
 
+    /// The last use of each stream by the older half of the bytes that `fits` accepts, by when their own stream let go of them: who
+    /// comes after these has that half back.
+    pub fn ends_of_older_half(&self, mut fits: impl FnMut(&Entry) -> bool) -> Vec<Pending> {
+        let mut accepted: Vec<&Entry> = self.entries.values().filter(|entry| fits(entry)).collect();
+        // Nothing of it may come from the table's own order: a deterministic allocator asks this.
+        accepted.sort_unstable_by_key(|entry| (entry.home, entry.chunk));
+        let mut left: u64 = accepted.iter().map(|entry| u64::from(entry.len.0)).sum();
+        let half = left / 2;
+        let mut last = BTreeMap::new();
+        for entry in accepted.iter().take_while(|entry| {
+            let more = left > half;
+            left -= u64::from(entry.len.0);
+            more
+        }) {
+            for p in &entry.uses {
+                let epoch: &mut Epoch = last.entry(p.on).or_insert(p.epoch);
+                *epoch = p.epoch.max(*epoch);
+            }
+        }
+        last.into_iter().map(|(on, epoch)| Pending { on, epoch }).collect()
+    }
+
     /// The longest range's length.
     pub fn longest(&self) -> Granules {
         self.by_len.last().map_or(Granules::ZERO, |&(len, _)| len)

@@ -16,4 +16,5 @@ mod knobs;
 mod orders;
 mod pinned;
 mod remembered;
+mod unasked;
 mod uses;

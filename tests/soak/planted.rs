@@ -17,6 +17,7 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakUnpooled, "waited_tokens", Pace::Behind),
     (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
     (Bug::LeakThinned, "waits_between_streams_deterministically", Pace::AtOnce),
+    (Bug::LeakUnordered, "two_foreign_users_that_nobody_waits_for", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
     // Bugs with a scenario of their own, which grow in a steady program too.
@@ -28,6 +29,7 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
 const NOT_RANDOM: &[(Bug, &str)] = &[
     (Bug::OpenForgotten, "no stream of one round is declared a user"),
     (Bug::LeakThinned, "programs of deterministic allocators wait for all streams"),
+    (Bug::LeakUnordered, "programs of deterministic allocators wait for all streams"),
 ];
 
 /// What grew, if anything: the first of it.

@@ -76,6 +76,7 @@ programs! {
     waited_tokens: Config::default();
     two_foreign_users: Config::default();
     two_foreign_users_deterministically: Config::default().deterministic(true);
+    two_foreign_users_that_nobody_waits_for: Config::default().deterministic(true);
     two_foreign_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
     two_foreign_users_and_no_reuse: Config::default().reuse(Reuse::Never);
     a_free_on_another_stream: Config::default();
@@ -368,6 +369,10 @@ fn two_foreign_users(b: &Bench) -> Steady {
 
 fn two_foreign_users_deterministically(b: &Bench) -> Steady {
     all_synchronised(b, two_foreign_users(b))
+}
+/// No wait of the host's tells the allocator of anything, ever: the device's have to do.
+fn two_foreign_users_that_nobody_waits_for(b: &Bench) -> Steady {
+    Steady { synchronise: Box::new(|| ()), ..two_foreign_users(b) }
 }
 fn two_foreign_users_and_a_small_footprint(b: &Bench) -> Steady {
     two_foreign_users(b)
