@@ -14,13 +14,13 @@ use millpond_plug::ffi::{
     millpond_alloc, millpond_alloc_pinned, millpond_create, millpond_declare_permanent, millpond_destroy,
     millpond_find, millpond_free, millpond_free_after, millpond_free_on, millpond_free_pinned,
     millpond_free_pinned_unknown, millpond_free_unknown, millpond_last_error, millpond_record_pinned_use,
-    millpond_record_use, millpond_reset_peaks, millpond_set_limit, millpond_stats_json, millpond_synchronize,
-    millpond_trim,
+    millpond_record_use, millpond_release, millpond_report, millpond_reset_peaks, millpond_set_limit,
+    millpond_stats_json, millpond_synchronize, millpond_trim,
 };
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::torch::{
-    millpond_torch_alloc, millpond_torch_allocator, millpond_torch_base, millpond_torch_free,
-    millpond_torch_record_stream, millpond_torch_untold,
+    millpond_torch_alloc, millpond_torch_allocator, millpond_torch_base, millpond_torch_empty_cache,
+    millpond_torch_free, millpond_torch_memory_fraction, millpond_torch_record_stream, millpond_torch_untold,
 };
 use pond::cuda::{Cuda, GpuStream};
 use pond::driver::{Fences, StreamOptions};
@@ -283,8 +283,11 @@ impl Run<'_> {
             220..228 => self.look(),
             228..235 => self.pinned_memory(),
             235..245 => self.limit(),
-            245..253 => {
+            what @ 245..253 => {
                 let (name, door) = self.door();
+                if what == 245 {
+                    report(name, door.is_some());
+                }
                 let expected = if self.is_open(door) { Status::Ok } else { Status::UnknownAllocator };
                 let mut freed = 0;
                 // Of one that has ended it gives back what was freed since.
@@ -300,13 +303,38 @@ impl Run<'_> {
                 let stream = self.world.permanent.handle().cast();
                 assert_eq!(millpond_declare_permanent(name, stream), expected, "{}", last());
             }
-            _ => {
+            what @ 253..255 => {
                 let door = self.world.doors[3];
                 let expected = if door.open { Status::Ok } else { Status::UnknownAllocator };
-                assert_eq!(millpond_destroy(door.name), expected, "{}", last());
+                let end = if what == 253 { millpond_destroy } else { millpond_release };
+                assert_eq!(end(door.name), expected, "{}", last());
                 self.world.destroyed += u32::from(door.open);
                 self.world.doors[3].open = false;
             }
+            255 => self.pytorchs_own(),
+        }
+    }
+
+    /// What `PyTorch` asks of its allocator beside memory. No share that is none makes an allocator for a device that has none.
+    fn pytorchs_own(&mut self) {
+        let before = millpond_torch_untold();
+        let (fraction, device) =
+            ([1.0, 0.5, -1.0, 2.0, f64::NAN, f64::INFINITY][self.pick(6)], [1, 1, -1, 64, 99][self.pick(5)]);
+        let right = (0.0..=1.0).contains(&fraction);
+        if self.pick(2) == 0 {
+            millpond_torch_empty_cache();
+            assert_eq!(millpond_torch_untold(), before, "{}", last());
+        } else if right && device == 1 {
+            // What the pair cannot give it throws, so its allocator keeps no limit.
+            let (name, none) = (self.world.doors[2].name, c"none".as_ptr());
+            millpond_torch_memory_fraction(fraction, device);
+            assert_eq!(millpond_torch_untold(), before, "{}", last());
+            let limit = format!("\"limit\":{}", (CAPACITY as f64 * fraction) as u64);
+            assert!(stats(name).contains(&limit), "{limit}: {}", stats(name));
+            assert_eq!(millpond_set_limit(name, none), Status::Ok);
+        } else {
+            millpond_torch_memory_fraction(fraction, if right { device } else { 0 });
+            assert_eq!(millpond_torch_untold(), before + 1, "{fraction} of device {device} is none");
         }
     }
 
@@ -575,6 +603,21 @@ impl Run<'_> {
         };
         assert_eq!(millpond_set_limit(name, words.as_ptr()), expected, "{words:?}: {}", last());
     }
+}
+
+/// The report for people: as long as it says, cut off where there is less room, and refused where there is none to report of.
+fn report(name: u32, known: bool) {
+    let mut needed = 77;
+    let status = millpond_report(name, null_mut(), 0, &raw mut needed);
+    if !known {
+        assert_eq!((status, needed), (Status::UnknownAllocator, 77));
+        return;
+    }
+    assert_eq!(status, Status::Ok, "{}", last());
+    let mut text = vec![b'x'; needed + 1];
+    let half = needed / 2;
+    assert_eq!(millpond_report(name, text.as_mut_ptr().cast(), half, null_mut()), Status::Ok);
+    assert_eq!((text[half - 1], text[half]), (0, b'x'), "{half} bytes of it, the last of them a zero");
 }
 
 fn stats(door: u32) -> String {
