@@ -65,6 +65,8 @@ mod readme;
 mod run;
 #[path = "soak/stated.rs"]
 mod stated;
+#[path = "soak/unasked.rs"]
+mod unasked;
 #[path = "soak/whole.rs"]
 mod whole;
 

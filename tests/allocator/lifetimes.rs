@@ -16,5 +16,4 @@ mod knobs;
 mod orders;
 mod pinned;
 mod remembered;
-mod unasked;
 mod uses;

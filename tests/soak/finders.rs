@@ -28,6 +28,8 @@ pub const BY_WHAT_GROWS: &[Bug] = &[
     Bug::LeakUnpooled,
     Bug::LeakUnfiled,
     Bug::LeakKept,
+    // In programs of its own (`unasked`).
+    Bug::LeakUnordered,
     Bug::SweepNever,
     Bug::UsesNeverCrowded,
 ];
