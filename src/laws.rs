@@ -393,6 +393,11 @@ pub(crate) fn ends_loans(whole: bool) -> bool {
     whole || planted!(CudaLentEndsEarly)
 }
 
+/// Whether a write of the whole that was refused gives what was lent before it a number: all of that was queued before.
+pub(crate) fn refused_ends_loans() -> bool {
+    !planted!(CudaLentForEver)
+}
+
 /// Whether a loan is kept as a use.
 #[cfg(feature = "cuda")]
 pub(crate) fn keeps_loan() -> bool {

@@ -116,6 +116,10 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaPhantomStream,
         &["cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait"],
     ),
+    (
+        Bug::CudaLentForEver,
+        &["cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise"],
+    ),
     (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
     (
         Bug::CudaSliceCaptured,

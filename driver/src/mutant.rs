@@ -207,6 +207,7 @@ cuda:
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
     CudaPhantomStream "cuda-phantom-stream" "a stream that cudarc counts and could not make stays counted, though nobody waited for the context"
+    CudaLentForEver "cuda-lent-for-ever" "a write of the whole that is refused leaves what was lent before it open, for ever where nobody can mark that"
     CudaStoreShared "cuda-store-shared" "threads that look into cudarc's store of errors do not take turns"
     CudaSliceCaptured "cuda-slice-captured" "a pooled slice is made on a stream that captures, which its event destroys"
     CudaAnchorEach "cuda-anchor-each" "each pooled slice makes cudarc a stream in its value, and waits if it is the first there"

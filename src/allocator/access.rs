@@ -616,6 +616,9 @@ fn order_line_behind<D: Driver>(
 /// by now, and has a number from here on. Else a use that nobody can mark would be open at each later try again, and no wait of the
 /// program's for the device would ever be one for it.
 fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
+    if !laws::refused_ends_loans() {
+        return;
+    }
     for touch in
         touches.iter().filter(|t| t.intent == Intent::WriteWhole && t.of.shared.load(Ordering::Acquire))
     {
