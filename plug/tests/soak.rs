@@ -419,6 +419,8 @@ programs! {
     threads_that_come_and_go: "", threads_come_and_go;
     pinned_memory: "", pinned;
     the_pair_for_pytorch: "none", pytorch;
+    the_program_of_the_readme: "limit=40%", of_the_readme;
+    the_example_in_c: "limit=40%", example_in_c;
     allocators_that_come_and_go: "table", |_, _| allocators(false);
     allocators_that_come_and_go_with_permanent_streams: "table, permanent", |_, _| allocators(true);
 }
@@ -723,6 +725,79 @@ fn pytorch(_: Option<Door>, _: Context) -> Round {
         assert_eq!(torch::millpond_torch_untold(), 0);
         OPERATIONS.fetch_add(2, Relaxed);
     })
+}
+
+/// What README.md shows between the making of the allocator and its end: [`README`].
+fn of_the_readme(door: Option<Door>, _: Context) -> Round {
+    let (door, s, other) = (door.expect("an allocator"), stream(), stream());
+    must(ffi::millpond_declare_permanent(door.0, s));
+    Box::new(move |i| {
+        let x = door.alloc(1 << 20, s);
+        door.use_on(x, other);
+        door.free(x);
+        // Nobody promises that the other stream lasts.
+        quiet_now_and_then(door, i);
+    })
+}
+
+/// What examples/copy.c does there: [`EXAMPLE`].
+fn example_in_c(door: Option<Door>, _: Context) -> Round {
+    let (door, s) = (door.expect("an allocator"), stream());
+    must(ffi::millpond_declare_permanent(door.0, s));
+    Box::new(move |_| {
+        let (from, to) = (door.alloc(1 << 20, s), door.alloc(1 << 20, s));
+        set(from.addr() as u64, 7, 1 << 20, s);
+        driver::copy(to.addr() as u64, from.addr() as u64, 1 << 20, s);
+        door.free(from);
+        door.free(to);
+        let mut report = [0 as c_char; 4096];
+        must(ffi::millpond_report(door.0, report.as_mut_ptr(), report.len(), null_mut()));
+    })
+}
+
+/// The calls of the interface that the loops above make, in the order in which the texts have them, with what is around a round: the making of the allocator, and its end.
+const README: &[&str] = &["create", "declare_permanent", "alloc", "record_use", "free"];
+const EXAMPLE: &[&str] =
+    &["create", "declare_permanent", "alloc", "alloc", "free", "free", "report", "destroy"];
+/// Other texts with programs, and why none of them has a loop.
+const NO_LOOP: &[(&str, &str)] = &[(
+    "python/README.md",
+    "its calls are those of the pair for PyTorch, and of an allocation that is freed; what Python keeps for them its own collector frees",
+)];
+
+/// The calls of the interface in a text in C, but for the words of the last error.
+fn calls_in(text: &str) -> Vec<String> {
+    let calls = text.split("millpond_").skip(1).filter_map(|rest| rest.split_once('('));
+    let named = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+    calls
+        .map(|(name, _)| name)
+        .filter(named)
+        .filter(|name| *name != "last_error")
+        .map(str::to_owned)
+        .collect()
+}
+
+fn blocks_in(text: &str, fence: &str) -> Vec<String> {
+    let blocks = text.split(fence).skip(1).filter_map(|rest| rest.split("```").next());
+    blocks.map(str::to_owned).collect()
+}
+
+/// Whoever adds a program to the texts, or a call to one of them, comes by here.
+#[test]
+fn every_program_of_the_texts_has_a_loop_or_a_reason() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read =
+        |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let readme = blocks_in(&read("README.md"), "```c\n");
+    assert_eq!(readme.iter().map(|block| calls_in(block)).collect::<Vec<_>>(), [README]);
+    let examples = std::fs::read_dir(root.join("examples")).expect("examples");
+    let examples: Vec<_> = examples.map(|file| file.expect("a file").file_name()).collect();
+    assert_eq!(examples, ["copy.c"]);
+    assert_eq!(calls_in(&read("examples/copy.c")), EXAMPLE);
+    let python = blocks_in(&read("python/README.md"), "```python\n");
+    assert_eq!((python.len(), NO_LOOP.len()), (1, 1), "{python:?}");
+    // It can fail.
+    assert_ne!(calls_in(&(readme.concat() + "millpond_trim(gpu, NULL);")), README);
 }
 
 /// A thousand allocators, with a block that outlives each.

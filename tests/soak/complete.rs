@@ -192,6 +192,39 @@ fn the_readmes_program_for_a_gpu_runs_line_by_line() {
     assert!(read("tests/cudarc_soak.rs").contains("readme_on_a_gpu::on_a_gpu("));
 }
 
+/// Programs of other packages' READMEs, and why none has a loop.
+const NO_LOOP_BESIDE: &[(&str, &str)] = &[
+    (
+        "sim/README.md",
+        "it has no allocator, and the simulated device's memory is what every loop leaves out of its account",
+    ),
+    (
+        "replay/README.md",
+        "a program has an end, and its replay gives all of it back; recorded ones are replayed on devices of their own",
+    ),
+    ("trace/README.md", "it reads a text and writes it again: nothing lasts longer than the value"),
+    ("cuda/README.md", "it makes an allocator, as each of tests/cudarc_soak.rs does"),
+];
+
+/// READMEs beside the front page with programs in Rust.
+fn beside() -> Vec<String> {
+    let folders = std::fs::read_dir(root()).expect("the repository");
+    let readmes = folders.map(|folder| folder.expect("a folder").path().join("README.md"));
+    let mut found: Vec<String> = readmes
+        .filter(|path| std::fs::read_to_string(path).is_ok_and(|text| text.contains("```rust")))
+        .filter_map(|path| Some(path.strip_prefix(root()).ok()?.to_string_lossy().into_owned()))
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn every_other_readme_has_a_reason() {
+    let mut reasons: Vec<_> = NO_LOOP_BESIDE.iter().map(|(path, _)| (*path).to_owned()).collect();
+    reasons.sort();
+    assert_eq!(beside(), reasons);
+}
+
 // Rows.
 
 /// Rows that have no loop of their own code, and one of their shape: the row, and the steady program.
