@@ -318,22 +318,28 @@ impl Run<'_> {
     /// What `PyTorch` asks of its allocator beside memory. No share that is none makes an allocator for a device that has none.
     fn pytorchs_own(&mut self) {
         let before = millpond_torch_untold();
-        let (fraction, device) =
-            ([1.0, 0.5, -1.0, 2.0, f64::NAN, f64::INFINITY][self.pick(6)], [1, 1, -1, 64, 99][self.pick(5)]);
-        let right = (0.0..=1.0).contains(&fraction);
+        let shares = [
+            (1.0, Some(CAPACITY)),
+            (0.5, Some(CAPACITY / 2)),
+            (-1.0, None),
+            (2.0, None),
+            (f64::NAN, None),
+            (f64::INFINITY, None),
+        ];
+        let ((fraction, limit), device) = (shares[self.pick(6)], [1, 1, -1, 64, 99][self.pick(5)]);
         if self.pick(2) == 0 {
             millpond_torch_empty_cache();
             assert_eq!(millpond_torch_untold(), before, "{}", last());
-        } else if right && device == 1 {
+        } else if let (Some(limit), 1) = (limit, device) {
             // What the pair cannot give it throws, so its allocator keeps no limit.
             let (name, none) = (self.world.doors[2].name, c"none".as_ptr());
             millpond_torch_memory_fraction(fraction, device);
             assert_eq!(millpond_torch_untold(), before, "{}", last());
-            let limit = format!("\"limit\":{}", (CAPACITY as f64 * fraction) as u64);
+            let limit = format!("\"limit\":{limit}");
             assert!(stats(name).contains(&limit), "{limit}: {}", stats(name));
             assert_eq!(millpond_set_limit(name, none), Status::Ok);
         } else {
-            millpond_torch_memory_fraction(fraction, if right { device } else { 0 });
+            millpond_torch_memory_fraction(fraction, if limit.is_some() { device } else { 0 });
             assert_eq!(millpond_torch_untold(), before + 1, "{fraction} of device {device} is none");
         }
     }
