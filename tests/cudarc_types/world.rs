@@ -260,7 +260,7 @@ pub struct World<'a> {
 impl<'a> World<'a> {
     pub fn new(rig: &'a Rig, gpu: &Allocator<Cuda>, others: &'a [Arc<CudaContext>; 2]) -> World<'a> {
         let homes = homes(rig, gpu, others);
-        let arrays = (0..ARRAYS).map(|n| zeroes(gpu, &homes, n % 2).expect("there is room")).collect();
+        let arrays = (0..ARRAYS).map(|n| zeroes(gpu, &homes, n % 2, true).expect("there is room")).collect();
         let hosts = (0..HOSTS).map(|_| (gpu.pinned_zeros(WORDS).expect("pinned"), Known::is(0))).collect();
         let streams = (0..STREAMS).map(|n| a_stream(rig, gpu, others, n)).collect();
         let gpu = gpu.clone();
@@ -369,7 +369,7 @@ impl<'a> World<'a> {
                     // Before the new one is made, which may have its bytes at once.
                     self.arrays[x].array = told(self.gpu.uninit(0, &self.homes[number]))?;
                     self.arrays[x].value = Known::is(0);
-                    self.arrays[x] = zeroes(&self.gpu, &self.homes, number)?;
+                    self.arrays[x] = zeroes(&self.gpu, &self.homes, number, !self.captures())?;
                 }
             }
             Call::Look { host } => self.hosts[host].1.check(&self.hosts[host].0),
@@ -655,10 +655,19 @@ fn homes(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2]) -> [S
     [ours(), ours(), gpu.adopt(theirs).expect("a pool")]
 }
 
-fn zeroes(gpu: &Allocator<Cuda>, homes: &[Stream<Cuda>; HOMES], number: usize) -> Result<Filled, String> {
+/// An array of zeroes. Where it is refused one the program tries again, behind a wait if it may: what is held back comes back then. Not
+/// beside a capture, which a wait may end.
+fn zeroes(
+    gpu: &Allocator<Cuda>,
+    homes: &[Stream<Cuda>; HOMES],
+    number: usize,
+    may_wait: bool,
+) -> Result<Filled, String> {
     let home = homes[number].clone();
     let array = gpu.zeros(WORDS, &home).or_else(|_| {
-        gpu.synchronize()?;
+        if may_wait {
+            gpu.synchronize()?;
+        }
         gpu.zeros(WORDS, &home)
     });
     Ok(Filled { array: told(array)?, home, number, value: Known::is(0) })
