@@ -616,12 +616,10 @@ fn order_line_behind<D: Driver>(
 /// by now, and has a number from here on. Else a use that nobody can mark would be open at each later try again, and no wait of the
 /// program's for the device would ever be one for it.
 fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
-    if !laws::refused_ends_loans() {
-        return;
-    }
-    for touch in
-        touches.iter().filter(|t| t.intent == Intent::WriteWhole && t.of.shared.load(Ordering::Acquire))
-    {
+    let ends = |t: &Touch<'_, D>| {
+        t.intent == Intent::WriteWhole && t.of.shared.load(Ordering::Acquire) && laws::refused_ends_loans()
+    };
+    for touch in touches.iter().filter(|t| ends(t)) {
         let Some(holder) = touch.of.holder() else { continue };
         let registry = holder.via().registry;
         let ended = holder.with_uses(|uses| uses.end(true, |on| registry.line(on).map(|line| line.stamp())));

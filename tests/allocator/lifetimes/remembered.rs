@@ -102,6 +102,33 @@ fn who_may_not_wait_does_not_wait_for_closed_streams() {
     }
 }
 
+/// A stream that may not wait for the older half of what is in flight takes memory instead: an independent one, and one whose wait the
+/// driver refuses, which tries again when there is twice as much.
+#[test]
+fn what_cannot_be_waited_for_is_grown_past() {
+    for independent in [false, true] {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let gpu = on(&sim, Config::default().deterministic(true).growth(Growth::Exact));
+        let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let s = if independent { s.independent() } else { s };
+        let used = || {
+            let x = gpu.alloc(MIB, &s).unwrap();
+            x.record_use(&t).unwrap();
+        };
+        (0..2).for_each(|_| used());
+        sim.fail(Call::StreamWaitEvent, 1, DriverErrorKind::Other);
+        used();
+        sim.clear_faults();
+        assert_eq!(gpu.report().taken, 3 * MIB, "independent: {independent}");
+        (0..20).for_each(|_| used());
+        let most = if independent { 23 * MIB } else { 4 * MIB };
+        assert_eq!(gpu.report().taken, most, "independent: {independent}");
+        drop((s, t));
+        gpu.synchronize().unwrap();
+        all_clean(&sim, gpu);
+    }
+}
+
 /// A wait for the device that fails proves nothing: what is pending stays so, and the next one brings it back.
 #[test]
 fn a_synchronise_that_fails_proves_nothing() {
