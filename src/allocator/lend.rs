@@ -188,20 +188,20 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
-    /// Rung 4 before rung 3, where no event is asked (`Config::deterministic`) and the own pool has more bytes in flight than it ever had
+    /// Rung 4 before rung 3, where no event is asked (`Config::deterministic`) and the own pool has as many bytes in flight as it ever had
     /// live: its stream waits on the device for the older half of them, which comes back whole. Without this only a wait of the host's
     /// would tell that anything is over, and a program that never makes one would grow by all that other streams use.
     pub(crate) fn order_older_half(&mut self) -> Step {
         if laws::is_independent(self.pool.line.independent.load(Ordering::Relaxed)) {
             return Ok(None);
         }
+        let waitable = self.core.registry.waitable(&self.core.driver);
         let ends = {
             let state = self.pool.lock();
             let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
             if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
                 return Ok(None);
             }
-            let waitable = self.core.registry.waitable(&self.core.driver);
             let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
             state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
         };

@@ -8,8 +8,8 @@
 //! latency                                      footprint
 //! 1 fold, drain, look again                    1 the same
 //! 2 lend what is complete or ordered           2 the same
-//!   where no event is asked and more is in       the same
-//!   flight than was ever live: 4, own ranges
+//!   where no event is asked and as much is in    the same
+//!   flight as was ever live: 4, own ranges
 //! 3 grow within the limit                      3 grow within 1 % above the peak of live bytes
 //!   small requests: large segments' space        the same
 //! 4 lend behind an inserted wait               4 the same

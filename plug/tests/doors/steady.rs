@@ -9,7 +9,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 /// Steps of a round. With all fifty that may be drawn two programs take as long as all that have a name.
 const MOST: usize = 12;
 /// After so many allocators their options are the same again: each with captures of others expected, and without.
-pub(crate) const CYCLE: u64 = 2 * OPTIONS.len() as u64;
+pub(crate) const CYCLE: u64 = 2 * MANY;
+const MANY: u64 = OPTIONS.len() as u64;
 /// The thread of the program, and its second one.
 pub(crate) const HERE: Here = Here { thread: 1 };
 pub(crate) const OTHER: Here = Here { thread: 2 };
@@ -84,8 +85,7 @@ impl World {
         let door = self.slots[0];
         let lasting = self.doors[door].lasting.len();
         // Captures of others are expected in every fourth group of options.
-        let options =
-            (seed + nth) % OPTIONS.len() as u64 + 3 * OPTIONS.len() as u64 * (nth % CYCLE / (CYCLE / 2));
+        let options = (seed + nth) % MANY + 3 * MANY * (nth / MANY % 2);
         assert!(self.destroy(door, nth % 2 == 1, 0) && self.create(0, options as usize, 0, 0));
         lasting
     }
