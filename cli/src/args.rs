@@ -97,9 +97,6 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "sim|null|cuda:N", default_value = "sim", value_parser = device)]
     pub(crate) device: Device,
     /// Whether the oracle and the contents judge (simulated device)
-    ///
-    /// The oracle's memory grows faster than the number of streams where these come after each other, as under --policy
-    /// footprint: 273 KB a stream with 5,000 streams, 979 KB with 20,000, which are 20 GB. Off for logs of many thousands.
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) check: Switch,
     /// Deal the blocks over N streams, in runs; the trace's own streams stay apart [default: the trace's]

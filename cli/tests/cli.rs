@@ -408,7 +408,6 @@ fn help_names_every_option_and_explains_it() {
         "--deterministic",
         "--json",
         "--schedule",
-        "979 KB",
         "Exit status",
         "MILLPOND_LIMIT",
     ] {

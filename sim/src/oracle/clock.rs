@@ -1,14 +1,17 @@
 //! Vector clocks: what happened before a point of a stream or of a host thread.
 //!
-//! A [`Clock`] is a sorted list of (line, tick), with nothing stored for lines never heard of. A [`Stamp`] is a clock behind
-//! an `Arc` and the owner's own tick beside it, so that the operations of a stream share one clock until the stream learns
-//! something: an operation costs no copy, a join that teaches nothing costs one walk, and a join that does costs one new
-//! list. A thousand streams that all know each other cost 16 KB a clock.
+//! A [`Clock`] (`pages`) maps lines to ticks, with nothing stored for lines never heard of. A [`Stamp`] is a clock and the
+//! owner's own tick beside it, so that the operations of a stream share one clock until the stream learns something: an
+//! operation costs no copy. What two clocks share costs a join nothing, and what one learns of a few lines costs the pages
+//! of those.
 //!
 //! It does not know what a tick stands for, what a wait is beyond its number, nor memory.
 
+mod pages;
+
+pub(super) use pages::Clock;
+
 use super::{HostKey, StreamKey};
-use std::sync::Arc;
 
 /// A sequence of things that happen one after the other: a stream, or a host thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -57,126 +60,19 @@ pub(super) struct Entry {
     pub(super) tick: u64,
 }
 
-/// What a join taught about one line.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Raised {
-    pub(super) line: Line,
-    /// What was known before, and by which wait.
-    pub(super) before: u64,
-    pub(super) before_via: Via,
-    /// By which wait the source had learnt it.
-    pub(super) source_via: Via,
-}
-
-/// Per line the newest tick that happened before. Entries ascend by line, each line at most once, no tick is 0.
-#[derive(Clone, Default, Debug)]
-pub(super) struct Clock {
-    entries: Vec<Entry>,
-}
-
-impl Clock {
-    pub(super) fn entries(&self) -> &[Entry] {
-        &self.entries
-    }
-    fn find(&self, line: Line) -> Result<usize, usize> {
-        // Most clocks of small programs hold a handful of lines: a walk beats a search there.
-        if self.entries.len() <= 8 {
-            for (i, e) in self.entries.iter().enumerate() {
-                if e.line >= line {
-                    return if e.line == line { Ok(i) } else { Err(i) };
-                }
-            }
-            return Err(self.entries.len());
-        }
-        self.entries.binary_search_by_key(&line, |e| e.line)
-    }
-    /// What is known of a line.
-    pub(super) fn get(&self, line: Line) -> Option<Entry> {
-        self.find(line).ok().map(|i| self.entries[i])
-    }
-    /// Whether `other`, less what it says of `except`, teaches nothing.
-    fn covers(&self, other: &Clock, except: Option<Line>) -> bool {
-        let mut i = 0;
-        for e in &other.entries {
-            if Some(e.line) == except {
-                continue;
-            }
-            while i < self.entries.len() && self.entries[i].line < e.line {
-                i += 1;
-            }
-            match self.entries.get(i) {
-                Some(own) if own.line == e.line && own.tick >= e.tick => {}
-                _ => return false,
-            }
-        }
-        true
-    }
-    /// The join. What is learnt is marked with `via` if it is a wait's, else with the source's own marks.
-    fn joined(&self, other: &Clock, except: Option<Line>, via: Via, raised: &mut Vec<Raised>) -> Clock {
-        let mut entries = Vec::with_capacity(self.entries.len().max(other.entries.len()) + 1);
-        let mut own = self.entries.iter().copied().peekable();
-        for e in &other.entries {
-            if Some(e.line) == except {
-                continue;
-            }
-            while let Some(o) = own.next_if(|o| o.line < e.line) {
-                entries.push(o);
-            }
-            let known = own.next_if(|o| o.line == e.line);
-            match known {
-                Some(o) if o.tick >= e.tick => entries.push(o),
-                _ => entries.push(learn(known, *e, via, raised)),
-            }
-        }
-        entries.extend(own);
-        Clock { entries }
-    }
-    /// Raises one line, if `at` is newer than what is known; whether it was.
-    fn raise(this: &mut Arc<Clock>, at: At, via: Via, raised: &mut Vec<Raised>) {
-        let slot = this.find(at.line);
-        let known = slot.ok().map(|i| this.entries[i]);
-        if at.tick == 0 || known.is_some_and(|k| k.tick >= at.tick) {
-            return;
-        }
-        let entry = learn(known, Entry { line: at.line, via: Via::NONE, tick: at.tick }, via, raised);
-        let clock = Arc::make_mut(this);
-        match slot {
-            Ok(i) => clock.entries[i] = entry,
-            Err(i) => clock.entries.insert(i, entry),
-        }
-    }
-    /// Forgets lines.
-    pub(super) fn retain(&mut self, keep: impl Fn(Line) -> bool) {
-        self.entries.retain(|e| keep(e.line));
-    }
-}
-
-fn learn(known: Option<Entry>, news: Entry, via: Via, raised: &mut Vec<Raised>) -> Entry {
-    if via == Via::NONE {
-        return news;
-    }
-    raised.push(Raised {
-        line: news.line,
-        before: known.map_or(0, |k| k.tick),
-        before_via: known.map_or(Via::NONE, |k| k.via),
-        source_via: news.via,
-    });
-    Entry { via, ..news }
-}
-
 /// A point with all that happened before it: a clock, and the tick of the line it belongs to, if it belongs to one.
 ///
-/// The clock never has an entry for the stamp's own line.
+/// Of the stamp's own line its tick counts, never the clock: what the clock says of it is what others knew, which is no newer.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Stamp {
-    pub(super) base: Arc<Clock>,
+    pub(super) base: Clock,
     pub(super) own: Option<At>,
 }
 
 impl Stamp {
     /// The start of a line.
     pub(super) fn start(line: Line) -> Stamp {
-        Stamp { base: Arc::default(), own: Some(At { line, tick: 0 }) }
+        Stamp { base: Clock::default(), own: Some(At { line, tick: 0 }) }
     }
     /// What is known of a line.
     pub(super) fn get(&self, line: Line) -> Option<Entry> {
@@ -187,30 +83,25 @@ impl Stamp {
     }
     /// The newest tick of `line` at or before this point.
     pub(super) fn tick_of(&self, line: Line) -> u64 {
-        self.get(line).map_or(0, |e| e.tick)
+        match self.own {
+            Some(own) if own.line == line => own.tick,
+            _ => self.base.tick_of(line),
+        }
     }
-    /// Whether `other` happened before this point, or is it.
-    pub(super) fn covers(&self, other: &Stamp) -> bool {
-        let own = other.own.is_none_or(|at| self.tick_of(at.line) >= at.tick);
-        own && (Arc::ptr_eq(&self.base, &other.base)
-            || self.base.covers(&other.base, self.own.map(|at| at.line)))
+    /// Takes in all that happened before `other`; whether that was news.
+    pub(super) fn join(&mut self, other: &Stamp) -> bool {
+        self.join_via(other, Via::NONE)
     }
-    /// Takes in all that happened before `other`.
-    pub(super) fn join(&mut self, other: &Stamp) {
-        self.join_via(other, Via::NONE, &mut Vec::new());
-    }
-    /// As [`Stamp::join`], by a wait; `raised` gets what it taught.
-    pub(super) fn join_via(&mut self, other: &Stamp, via: Via, raised: &mut Vec<Raised>) {
+    /// As [`Stamp::join`], by a wait.
+    pub(super) fn join_via(&mut self, other: &Stamp, via: Via) -> bool {
         let own = self.own.map(|at| at.line);
-        if !Arc::ptr_eq(&self.base, &other.base) && !self.base.covers(&other.base, own) {
-            self.base = Arc::new(self.base.joined(&other.base, own, via, raised));
+        let others = other.own.filter(|at| Some(at.line) != own && at.tick > self.base.tick_of(at.line));
+        let learnt = self.base.join(&other.base, own, via);
+        // Whatever the other's clock says of its own line, its tick counts.
+        if let Some(at) = others {
+            self.base.put(at, via);
         }
-        if let Some(at) = other.own
-            && Some(at.line) != own
-        {
-            Clock::raise(&mut self.base, at, via, raised);
-        }
-        raised.sort_unstable_by_key(|r| r.line);
+        learnt || others.is_some()
     }
     /// One step on; where it is now.
     ///
@@ -226,6 +117,15 @@ impl Stamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Stamp {
+        /// Whether `other` happened before this point, or is it.
+        fn covers(&self, other: &Stamp) -> bool {
+            let own = other.own.is_none_or(|at| self.tick_of(at.line) >= at.tick);
+            let line = self.own.map(|at| at.line);
+            own && !self.base.any_beyond(&other.base, |e| Some(e.line) != line)
+        }
+    }
 
     fn line(n: u32) -> Line {
         Line::stream(StreamKey(n))
@@ -253,7 +153,7 @@ mod tests {
             }
             assert_eq!(a.tick_of(line(1001)), 2);
             assert!(a.covers(&b) && !b.covers(&a));
-            assert!(a.base.entries().is_sorted_by_key(|e| e.line));
+            assert_eq!(a.base.len(), lines as usize + 1);
         }
     }
 
@@ -264,8 +164,20 @@ mod tests {
         b.join(&a);
         a.tick();
         a.join(&b);
-        assert_eq!((a.tick_of(line(1)), a.base.get(line(1))), (4, None));
+        assert_eq!(a.tick_of(line(1)), 4);
         assert!(a.covers(&b));
+    }
+
+    /// What came back to a stream of its own operations is no news, and never tells others how they learnt of them.
+    #[test]
+    fn what_others_knew_of_ones_own_line_is_nobodys_source() {
+        let (mut a, mut b) = (at(1, 3), at(2, 1));
+        assert!(b.join_via(&a, Via(1)) && a.join_via(&b, Via(2)));
+        let mut c = at(3, 1);
+        assert!(c.join(&a));
+        assert_eq!(c.get(line(1)), Some(Entry { line: line(1), via: Via::NONE, tick: 3 }));
+        assert_eq!(c.get(line(2)), Some(Entry { line: line(2), via: Via(2), tick: 1 }));
+        assert!(!a.join_via(&b, Via(3)));
     }
 
     #[test]
@@ -284,12 +196,8 @@ mod tests {
         let mut b = at(3, 1);
         b.join(&at(2, 1));
         b.join(&at(4, 1));
-        let mut raised = Vec::new();
-        a.join_via(&b, Via(7), &mut raised);
-        assert_eq!(
-            raised.iter().map(|r| (r.line, r.before)).collect::<Vec<_>>(),
-            [(line(3), 0), (line(4), 0)]
-        );
+        assert!(a.join_via(&b, Via(7)) && !a.join_via(&b, Via(8)));
+        assert_eq!(a.get(line(3)).map(|e| e.via), Some(Via(7)));
         assert_eq!(a.get(line(4)).map(|e| e.via), Some(Via(7)));
         assert_eq!(a.get(line(2)).map(|e| e.via), Some(Via::NONE));
     }

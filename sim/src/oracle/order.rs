@@ -9,20 +9,19 @@
 //! with a blocking stream teaches nothing about legacy work that no action of that stream has followed; and the legacy
 //! stream does not wait for streams already destroyed (a device synchronise and a context-wide record do).
 //!
-//! Costs: an operation is O(1) when its thread learnt nothing new since the stream's last one; a join is O(lines known). A
-//! dead stream all of whose work the one host clock has seen complete is retired: it counts as before everything, and clocks
+//! Costs: an operation is O(1) when its thread learnt nothing new since the stream's last one; a join is O(pages of the clocks
+//! that are not shared). A dead stream all of whose work the one host clock has seen complete is retired: it counts as before everything, and clocks
 //! drop it.
 //!
 //! This does not know memory, allocations or who is to blame.
 
-use super::clock::{At, Line, Stamp};
+use super::clock::{At, Clock, Line, Stamp};
 use super::waits::Waits;
 use super::{EventKey, HostKey, StreamKey, Tally};
 use hashbrown::HashMap;
 use millpond_driver::StreamKind;
 use millpond_driver::units::{DeviceId, StreamId};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 #[derive(Debug)]
 struct Stream {
@@ -275,13 +274,12 @@ impl Order {
             return;
         };
         let s = self.streams[key.0 as usize].as_mut().expect("the action above looked it up");
-        let mut raised = Vec::new();
-        s.stamp.join_via(&captured, self.waits.next(), &mut raised);
-        if raised.is_empty() {
-            tally.waits_implied += 1;
-        } else {
-            self.waits.add(&raised);
+        let before = s.stamp.base.clone();
+        if s.stamp.join_via(&captured, self.waits.next()) {
+            self.waits.add(before, captured);
             self.prune(key);
+        } else {
+            tally.waits_implied += 1;
         }
     }
 
@@ -325,8 +323,7 @@ impl Order {
 
     fn host_joins(&mut self, host: HostKey, stamp: &Stamp) {
         let h = self.host_mut(host);
-        if !h.stamp.covers(stamp) {
-            h.stamp.join(stamp);
+        if h.stamp.join(stamp) {
             h.version += 1;
         }
     }
@@ -404,12 +401,15 @@ impl Order {
         {
             return Some(own);
         }
-        if Arc::ptr_eq(&earlier.base, &point.base) {
-            return None;
-        }
-        let missing =
-            |e: &&super::clock::Entry| point.tick_of(e.line) < e.tick && !self.always_before(e.line);
-        earlier.base.entries().iter().find(missing).map(|e| At { line: e.line, tick: e.tick })
+        let mut first: Option<At> = None;
+        point.base.any_beyond(&earlier.base, |e| {
+            let missing = point.tick_of(e.line) < e.tick && !self.always_before(e.line);
+            if missing && first.is_none_or(|at| e.line < at.line) {
+                first = Some(At { line: e.line, tick: e.tick });
+            }
+            false
+        });
+        first
     }
 
     fn always_before(&self, line: Line) -> bool {
@@ -430,7 +430,7 @@ impl Order {
             let end = s.stamp.own.expect("a stream has a line");
             if known.tick_of(end.line) >= end.tick {
                 s.retired = true;
-                s.stamp.base = Arc::default();
+                s.stamp.base = Clock::default();
             } else {
                 self.dying.push(key);
             }
@@ -439,7 +439,7 @@ impl Order {
         let streams = &self.streams;
         let keep = |line: Line| !retired(streams, line);
         for host in self.hosts.values_mut() {
-            Arc::make_mut(&mut host.stamp.base).retain(keep);
+            host.stamp.base.retain(keep);
         }
         for device in self.devices.values_mut() {
             device.gone.retain(|&key| keep(Line::stream(key)));
@@ -449,14 +449,13 @@ impl Order {
 
     /// Drops retired lines from a stream's clock when it has grown well beyond the streams that live.
     fn prune(&mut self, key: StreamKey) {
-        if self.stream(key).stamp.base.entries().len() <= 2 * (self.live + self.dying.len()) + LEAN
-            || self.strict
-        {
+        // Behind a look there are at most four times as many as there are streams.
+        if self.stream(key).stamp.base.len() <= 8 * (self.live + self.dying.len()) + LEAN || self.strict {
             return;
         }
         let mut base = std::mem::take(&mut self.stream_mut(key).stamp.base);
         let streams = &self.streams;
-        Arc::make_mut(&mut base).retain(|line| !retired(streams, line));
+        base.retain(|line| !retired(streams, line));
         self.stream_mut(key).stamp.base = base;
     }
 }
@@ -467,7 +466,7 @@ impl Order {
     pub(super) fn widest_clock(&self) -> usize {
         let streams = self.streams.iter().flatten().map(|s| &s.stamp);
         let hosts = self.hosts.values().map(|h| &h.stamp);
-        streams.chain(hosts).map(|s| s.base.entries().len()).max().unwrap_or(0)
+        streams.chain(hosts).map(|s| s.base.len()).max().unwrap_or(0)
     }
 }
 
