@@ -2,15 +2,16 @@
 //! marker covers, what is due.
 //!
 //! Each is a pure function next to the law that it follows (O1 to O9, told in docs/ordering.md with the interleavings that they forbid),
-//! is called at the one place where it is decided, and is where the bugs of that decision are planted (docs/mutants.md). A
-//! bug of sequence, where right code differs by when it does something, is planted where the sequence is: tests/architecture.rs
-//! counts those. What only costs memory or time is in `cost`.
+//! is called at the one place where it is decided, and is where the bugs of that decision are planted (docs/mutants.md). Which step comes
+//! before which, where that is the law, is in `steps`; what only costs memory or time is in `cost`. A bug of a sequence that is none of these
+//! is planted where the sequence is: docs/mutants.md lists those, and tests/architecture.rs counts them.
 //!
 //! It does not know a lock, a driver, a pool, a heap or a stream: numbers come in, an answer goes out.
 
 #![allow(clippy::nonminimal_bool, reason = "a bug that is not planted is the constant `false`")]
 
 pub(crate) mod cost;
+pub(crate) mod steps;
 
 use crate::units::Epoch;
 
@@ -425,16 +426,14 @@ pub(crate) fn keeps_panicked(panicking: impl FnOnce() -> bool) -> bool {
     !(planted!(PanicUnsealed) && panicking())
 }
 
-/// Whether the wait for one of an operation's uses is left out because another's marker carries it: never, candidates are not compared.
-/// `covers(i, j)` says whether the marker for use `i` carries use `j`.
-#[cfg(millpond_mutants)]
-pub(crate) fn is_left_to(i: usize, j: usize, covers: impl Fn(usize, usize) -> bool) -> bool {
-    match j {
-        _ if planted!(ArrayCoverAny) => j < i,
-        _ if planted!(CoverOther) => j != i && covers(j, i),
-        _ if planted!(CoverTie) => j != i && covers(j, i) && !(i < j && covers(i, j)),
-        _ => false,
-    }
+/// Whether the wait for the `i`th of an operation's `n` missing uses is left out because the marker for another one carries it: never,
+/// candidates are not compared. `covers(i, j)`: whether the marker for the `i`th carries the `j`th.
+#[inline]
+pub(crate) fn is_left_to_another(i: usize, n: usize, covers: impl Fn(usize, usize) -> bool) -> bool {
+    let another = |j| j != i && covers(j, i);
+    (planted!(ArrayCoverAny) && i > 0)
+        || (planted!(CoverOther) && (0..n).any(another))
+        || (planted!(CoverTie) && (0..n).any(|j| another(j) && !(i < j && covers(i, j))))
 }
 
 // O6 of memory in cudarc's hands (docs/cudarc.md).
@@ -521,11 +520,6 @@ pub(crate) fn carries_clock() -> bool {
     !planted!(CopyEmpty)
 }
 
-/// Whether a marker whose record failed is published.
-pub(crate) fn publishes_failed() -> bool {
-    planted!(FailedRecord)
-}
-
 /// Whether a wait is for what its stream's clock says now, beside what the marker carries.
 pub(crate) fn learns_now() -> bool {
     planted!(Z30)
@@ -539,11 +533,6 @@ pub(crate) fn learns_unwaited() -> bool {
 /// Of which timeline a wait teaches.
 pub(crate) fn learnt_of(on: u32) -> u32 {
     on + u32::from(planted!(WaitWrongLine))
-}
-
-/// Whether a wait that returned teaches.
-pub(crate) fn wait_teaches() -> bool {
-    !planted!(WaitUnlearnt)
 }
 
 /// Whether a host wait for a marker proves all later ones.

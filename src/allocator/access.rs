@@ -517,10 +517,11 @@ impl<D: Driver> Registry<D> {
         markers.sort_by_cached_key(|(_, marker)| {
             missing.iter().filter(|p| marker.copy.get(p.on) < p.epoch).count()
         });
-        #[cfg(millpond_mutants)]
-        leave_out(&mut markers);
-        for (p, marker) in &markers {
-            if !is_ordered(to.id, &to.clock(), &self.seen(), *p) {
+        let covers = |i: usize, j: usize| markers[i].1.copy.get(markers[j].0.on) >= markers[j].0.epoch;
+        for (i, (p, marker)) in markers.iter().enumerate() {
+            if !laws::is_left_to_another(i, markers.len(), covers)
+                && !is_ordered(to.id, &to.clock(), &self.seen(), *p)
+            {
                 match (self.wait_for(driver, to, p.on, marker), self.line(p.on)) {
                     (Err(e), Some(from)) if self.is_captured(&from, marker, &e) => {
                         self.insert_wait(driver, to, *p, Duration::MAX)?;
@@ -546,16 +547,6 @@ impl<D: Driver> Registry<D> {
             marker => marker,
         }
     }
-}
-
-/// Planted: waits are left out because another candidate's marker carries a clock that covers their uses.
-#[cfg(millpond_mutants)]
-fn leave_out<E>(markers: &mut SmallVec<[(Pending, Marker<E>); 2]>) {
-    let covers = |i: usize, j: usize| markers[i].1.copy.get(markers[j].0.on) >= markers[j].0.epoch;
-    let left_out = |i: usize| (0..markers.len()).any(|j| laws::is_left_to(i, j, covers));
-    let out: Vec<bool> = (0..markers.len()).map(left_out).collect();
-    let mut out = out.into_iter();
-    markers.retain(|_| out.next() == Some(false));
 }
 
 /// Seals an operation's touches when it is over, also if it panicked: it may have been queued (O6).

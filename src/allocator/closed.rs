@@ -124,15 +124,16 @@ impl<D: Driver> Core<D> {
             if state.closed || state.streams > 0 || state.heap.live() > 0 {
                 return;
             }
+            if planted!(Z37) {
+                drop(state);
+                pool.line.pools.fetch_sub(1, Ordering::AcqRel);
+                let _ = self.registry.close(&self.driver, &pool.line, true);
+                point!("closing");
+                pool.lock().closed = true;
+                return;
+            }
             // Before the closing marker is reserved (closing a stream).
-            state.closed = !planted!(Z37);
-        }
-        if planted!(Z37) {
-            pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-            let _ = self.registry.close(&self.driver, &pool.line, true);
-            point!("closing");
-            pool.lock().closed = true;
-            return;
+            state.closed = true;
         }
         point!("closing");
         pool.line.pools.fetch_sub(1, Ordering::AcqRel);

@@ -142,11 +142,11 @@ impl<D: Driver> Line<D> {
     /// As [`Line::promise`], for a call that proves all that was freed until now complete, or else is followed by [`Line::loosen`].
     pub(crate) fn promise_all(&self) -> Epoch {
         if planted!(PromiseInTwoHolds) {
-            self.loose.store(false, Ordering::Release);
+            self.tighten(&self.state.lock());
         }
         point!("promising all" unless self.id == CONTEXT);
         let state = self.state.lock();
-        if (state.native.is_some() || self.id == CONTEXT) && !planted!(PromiseInTwoHolds) {
+        if state.native.is_some() || self.id == CONTEXT {
             self.tighten(&state);
         }
         self.promise_in(&state)

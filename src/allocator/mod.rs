@@ -58,7 +58,7 @@ pub use trim::Trimmed;
 use crate::driver::{Called, Driver, HostKind, StreamKind, StreamOptions};
 use crate::error::Error;
 use crate::heap::{Request, Want};
-use crate::laws;
+use crate::laws::{self, steps};
 use crate::report::{Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
@@ -544,19 +544,20 @@ impl<D: Driver> Allocator<D> {
         {
             return Err(Error::Capturing { stream: Some(stream) });
         }
-        let promised: Vec<_> = lines.iter().map(|l| l.promise_all()).collect();
-        if laws::synchronises() {
-            let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
-            if waited.is_err() {
-                for line in &lines {
-                    line.loosen();
+        let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
+        let promised = steps::promise_then_synchronise_all(promise, || {
+            if laws::synchronises() {
+                let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
+                if waited.is_err() {
+                    for line in &lines {
+                        line.loosen();
+                    }
                 }
+                waited?;
             }
-            waited?;
-        }
-        point!("all synchronised");
-        let promised =
-            if planted!(DevicePromiseLate) { lines.iter().map(|l| l.promise()).collect() } else { promised };
+            point!("all synchronised");
+            Ok::<_, Error>(())
+        })?;
         for (line, epoch) in lines.iter().zip(promised) {
             core.registry.proved(line, epoch);
         }

@@ -15,8 +15,8 @@ use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;
 use super::shared::Core;
 use crate::driver::Driver;
-use crate::heap::{ChunkId, Cut, Heap, Kind, Taken, Want};
-use crate::laws::{self, cost};
+use crate::heap::{ChunkId, ChunkView, Cut, Heap, Kind, Taken, Want};
+use crate::laws::{self, cost, steps};
 use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::Counters;
 use crate::sync::atomic::AtomicU32;
@@ -436,14 +436,27 @@ impl<D: Driver> Pool<D> {
         generation: u32,
         unknown: bool,
     ) -> AfterFree {
+        let view = guard.heap.view(chunk, generation);
+        let uses = guard.uses.take(view.tag);
+        guard.heap.set_tag(chunk, 0);
+        steps::seal_then_release(
+            || self.free_behind(guard, (chunk, generation), view, &uses, unknown),
+            || release_open(&self.core.registry, &uses),
+        )
+    }
+
+    /// The free behind these uses. They are still open on their streams' timelines: what is loaded here is covered by the last markers
+    /// there.
+    fn free_behind(
+        &self,
+        mut guard: Held<'_>,
+        (chunk, generation): (ChunkId, u32),
+        view: ChunkView,
+        uses: &Uses,
+        unknown: bool,
+    ) -> AfterFree {
         let registry = &self.core.registry;
         let state = &mut *guard;
-        let view = state.heap.view(chunk, generation);
-        let uses = state.uses.take(view.tag);
-        state.heap.set_tag(chunk, 0);
-        if planted!(Z38) {
-            release_open(registry, &uses);
-        }
         point!("unsealed");
         // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
         let mut pending: PendingSet = {
@@ -456,13 +469,11 @@ impl<D: Driver> Pool<D> {
         if unknown && pending.iter().all(|p| p.on != CONTEXT) {
             pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
         }
-        let early = if planted!(Z32) { self.line.stamp() } else { Epoch::COMPLETE };
-        point!("sealed");
-        let clock = self.line.clock();
-        // The facts first, then the stamp (O5): a stamp loaded before could miss a wait made in between.
-        let ordered = !unknown && registry.all_ordered(self.line.id, &clock, &pending);
-        let after = if ordered {
-            let stamp = if planted!(Z32) { early } else { self.line.stamp() };
+        let ordered = || {
+            point!("sealed");
+            !unknown && registry.all_ordered(self.line.id, &self.line.clock(), &pending)
+        };
+        if let Some(stamp) = steps::freed_stamp(ordered, || self.line.stamp()) {
             let given = state.heap.give(chunk, generation, stamp);
             self.publish_longest(state, given.kind, given.free_len);
             self.settle(state, chunk, generation, view.addr, given.len, false)
@@ -479,13 +490,7 @@ impl<D: Driver> Pool<D> {
                 self.drain_locked(state);
             }
             self.settle(state, chunk, generation, view.addr, view.len, true)
-        };
-        drop(guard);
-        // Only now, after seal and home stamp are loaded (closing a stream): the last open use may let it go.
-        if !planted!(Z38) {
-            release_open(registry, &uses);
         }
-        after
     }
 
     /// Registers a use on `on` until the free.

@@ -20,7 +20,7 @@ use super::line::new_line;
 pub(crate) use super::line::{CONTEXT, Line};
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
-use crate::laws::{self, cost};
+use crate::laws::{self, cost, steps};
 use crate::order::{Clock, Completed, Marker, Pending, TimelineId, is_ordered};
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::sync::{Arc, Ordering, Rank, Ranked, assert_unlocked};
@@ -260,7 +260,7 @@ impl<D: Driver> Registry<D> {
                 return Ok(None);
             }
             line.tighten(&state);
-            let number = if planted!(Z17) { Epoch::COMPLETE } else { line.reserve(&state) };
+            let number = line.reserve(&state);
             let copy = if laws::carries_clock() { state.timeline.clock().clone() } else { Clock::EMPTY };
             Reserved { number, copy, native, means, named }
         };
@@ -275,41 +275,31 @@ impl<D: Driver> Registry<D> {
         driver: &D,
         line: &Line<D>,
         event: SharedEvent<D>,
-        Reserved { mut number, copy, native, means, named }: Reserved<D>,
+        Reserved { number, copy, native, means, named }: Reserved<D>,
     ) -> DriverResult<Marker<SharedEvent<D>>> {
-        if planted!(Z3) {
-            let early = Marker { number, event: event.clone(), copy: copy.clone() };
-            self.publish(line, early);
-        }
-        point!("numbered" unless line.state.lock().closing);
-        if planted!(Z39) && native.is_some() && line.is_closed() && !line.state.lock().closing {
-            return Err(gone("record"));
-        }
-        // Frees counted from here on are for the next marker, whether this one covers them or not.
-        let frees = line.unmarked_frees.swap(0, Ordering::Relaxed);
-        let bytes = line.unmarked_bytes.swap(0, Ordering::Relaxed);
-        let recorded = means.record(driver, line, &event, native.as_ref(), named);
-        drop(native);
-        point!("recorded" unless line.state.lock().closing);
-        if planted!(Z17) && number == Epoch::COMPLETE {
-            number = line.reserve(&line.state.lock());
-        }
-        let copy = if planted!(CopyLate) { line.clock() } else { copy };
-        let marker = Marker { number, event, copy };
-        if let Err(e) = self.watch(recorded) {
-            if laws::publishes_failed() {
-                self.publish(line, marker);
+        let record = || {
+            point!("numbered" unless line.state.lock().closing);
+            // The native stream is held; planted is that it was not.
+            if planted!(Z39) && native.is_some() && line.is_closed() && !line.state.lock().closing {
+                return Err(gone("record"));
             }
-            // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
-            line.loosen();
-            line.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
-            line.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
-            return Err(e);
-        }
-        if !planted!(Z3) {
-            self.publish(line, marker.clone());
-        }
-        Ok(marker)
+            // Frees counted from here on are for the next marker, whether this one covers them or not.
+            let frees = line.unmarked_frees.swap(0, Ordering::Relaxed);
+            let bytes = line.unmarked_bytes.swap(0, Ordering::Relaxed);
+            let recorded = means.record(driver, line, &event, native.as_ref(), named);
+            drop(native);
+            point!("recorded" unless line.state.lock().closing);
+            self.watch(recorded).inspect_err(|_| {
+                // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
+                line.loosen();
+                line.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
+                line.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
+            })
+        };
+        let publish = |number, copy| self.publish(line, Marker { number, event: event.clone(), copy });
+        let (now, clock_now) = (|| line.reserve(&line.state.lock()), || line.clock());
+        let (number, copy) = steps::record_then_publish((number, copy), record, publish, now, clock_now)?;
+        Ok(Marker { number, event, copy })
     }
 
     /// The marker to wait for: the oldest published one that covers `epoch`, else a new one. `None`: complete. While the stream's last
@@ -401,21 +391,17 @@ impl<D: Driver> Registry<D> {
         let Some(native) = to.native() else {
             return Err(gone("wait"));
         };
-        if planted!(Z26) {
-            to.state.lock().timeline.waited(on, marker);
-        }
         if laws::learns_now()
             && let Some(from) = self.line(on)
         {
             let now = Marker { copy: from.clock(), ..marker.clone() };
             to.state.lock().timeline.waited(on, &now);
         }
-        self.watch(driver.wait(&native, &marker.event))?;
         let on = TimelineId(laws::learnt_of(on.0));
-        if laws::wait_teaches() {
-            self.learnt(driver, to, on, marker);
-        }
-        Ok(())
+        steps::wait_then_learn(
+            || self.watch(driver.wait(&native, &marker.event)),
+            || self.learnt(driver, to, on, marker),
+        )
     }
 
     /// What a wait taught. A marker that its maker held while timelines left the table still names those, and would give them

@@ -12,7 +12,7 @@ use super::registry::{Line, Named, Registry};
 use super::shared::{Owner, lost};
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
-use crate::laws;
+use crate::laws::{self, steps};
 use crate::order::{Marker, TimelineId};
 use crate::sync::{Arc, Ordering};
 use crate::units::{DeviceId, Epoch, StreamId};
@@ -235,12 +235,13 @@ impl<D: Driver> Stream<D> {
     pub fn synchronize(&self) -> Result<(), Error> {
         let (registry, line) = (self.registry(), self.line());
         line.own_thread("synchronize")?;
-        // What proves completion is numbered before the call (O8), and what the stream comes after is copied before it.
-        let (promised, clock) = (line.promise(), line.clock());
-        registry.watch(self.driver().synchronize_stream(&self.0.native))?;
-        point!("synchronised");
-        let promised = if planted!(Z18) { line.promise() } else { promised };
-        let clock = if planted!(LearnLate) { line.clock() } else { clock };
+        let synchronise = || {
+            registry.watch(self.driver().synchronize_stream(&self.0.native))?;
+            point!("synchronised");
+            Ok::<_, Error>(())
+        };
+        let (promised, clock) =
+            steps::promise_then_synchronise(|| line.promise(), || line.clock(), synchronise)?;
         registry.proved(line, promised);
         registry.learn(&clock);
         Ok(())

@@ -6,6 +6,7 @@
 mod budgets;
 mod coverage;
 mod features;
+mod mutants;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -53,6 +54,15 @@ enum Command {
         #[arg(long)]
         programs: usize,
     },
+    /// docs/mutants.md against the descriptions of planted bugs in driver/src/mutant.rs.
+    Mutants {
+        /// Writes the tables anew, instead of judging them.
+        #[arg(long)]
+        write: bool,
+        /// What `.ci/mutants` printed: what was measured of the allocator's own bugs is taken from there.
+        #[arg(long)]
+        printed: Option<PathBuf>,
+    },
 }
 
 /// What a command has to say, and whether that is good.
@@ -82,6 +92,19 @@ fn run(command: Command) -> Result<Verdict, String> {
             Ok(missed.judge(&explained.display().to_string(), &read(&explained)?))
         }
         Command::Budgets { budgets, printed } => budgets::judge(&read(&budgets)?, &read(&printed)?),
+        Command::Mutants { write, printed } => {
+            let path = PathBuf::from("docs/mutants.md");
+            let document = read(&path)?;
+            let printed = printed.as_ref().map(read).transpose()?;
+            let source = read(&PathBuf::from("driver/src/mutant.rs"))?;
+            let written = mutants::written(&document, &source, printed.as_deref())?;
+            let text = mutants::differences(&document, &written);
+            if write {
+                std::fs::write(&path, &written).map_err(|e| format!("{}: {e}", path.display()))?;
+                return Ok(Verdict { text, is_good: true });
+            }
+            Ok(Verdict { is_good: text.is_empty(), text })
+        }
         Command::Growth { printed, programs } => Ok(budgets::growth(&read(&printed)?, programs)),
     }
 }

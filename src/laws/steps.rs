@@ -1,0 +1,89 @@
+//! What the laws say of order in time: which step comes before which. Each function is given the steps as closures and runs them in
+//! the order that its law asks for, so that no caller can have them in another; the bugs of that order are planted here.
+//!
+//! A caller does between two steps what it has to, in the closure of one of them: it stands there, for tests, at a `point!`.
+//!
+//! It does not know what a step does: no lock, no driver, no pool, no heap, no stream.
+
+#![allow(clippy::nonminimal_bool, reason = "a bug that is not planted is the constant `false`")]
+
+use crate::units::Epoch;
+
+/// The stamp of a free whose uses on other streams may be ordered before its own: the facts first, then the stamp (O5). A stamp that is
+/// loaded before looks covered by a marker that somebody makes between the two. `None`: they are not ordered.
+pub(crate) fn freed_stamp(ordered: impl FnOnce() -> bool, stamp: impl Fn() -> Epoch) -> Option<Epoch> {
+    let early = planted!(Z32).then(&stamp);
+    ordered().then(|| early.unwrap_or_else(stamp))
+}
+
+/// A free ends the uses that it sealed: the last open use may let its stream go (closing a stream), whose closing marker has to cover the
+/// seals and the home stamp, so that these are loaded first.
+pub(crate) fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn()) -> T {
+    if planted!(Z38) {
+        release();
+    }
+    let sealed = seal();
+    if !planted!(Z38) {
+        release();
+    }
+    sealed
+}
+
+/// The second half of a marker, whose number was reserved and whose clock was copied (O8): its event is recorded, and then it is
+/// published, by `publish`. One whose record failed covers nothing, and nobody is told of it. Its number and its clock are not those of
+/// `now` and `clock_now`: work that was queued since is not covered, and what the stream came to wait for since is not carried.
+pub(crate) fn record_then_publish<C: Clone, E>(
+    (number, copy): (Epoch, C),
+    record: impl FnOnce() -> Result<(), E>,
+    publish: impl Fn(Epoch, C),
+    now: impl FnOnce() -> Epoch,
+    clock_now: impl FnOnce() -> C,
+) -> Result<(Epoch, C), E> {
+    if planted!(Z3) {
+        publish(number, copy.clone());
+    }
+    let recorded = record();
+    let number = if planted!(Z17) { now() } else { number };
+    let copy = if planted!(CopyLate) { clock_now() } else { copy };
+    let publishes = if recorded.is_ok() { !planted!(Z3) } else { planted!(FailedRecord) };
+    if publishes {
+        publish(number, copy.clone());
+    }
+    recorded.map(|()| (number, copy))
+}
+
+/// A stream comes after what it is made to wait for once the wait has returned (O8). One that failed teaches nothing.
+pub(crate) fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()) -> Result<(), E> {
+    if planted!(Z26) {
+        learn();
+    }
+    wait()?;
+    if !planted!(WaitUnlearnt) {
+        learn();
+    }
+    Ok(())
+}
+
+/// What synchronising a stream proves: a number that was reserved before the call, and what the stream came after by then (O8). Nobody
+/// waited for what was queued since.
+pub(crate) fn promise_then_synchronise<C, E>(
+    promise: impl Fn() -> Epoch,
+    clock: impl Fn() -> C,
+    synchronise: impl FnOnce() -> Result<(), E>,
+) -> Result<(Epoch, C), E> {
+    let (promised, known) = (promise(), clock());
+    synchronise()?;
+    let promised = if planted!(Z18) { promise() } else { promised };
+    let known = if planted!(LearnLate) { clock() } else { known };
+    Ok((promised, known))
+}
+
+/// The same of the whole device, which proves a number of each of its timelines.
+pub(crate) fn promise_then_synchronise_all<P, E>(
+    promise: impl Fn() -> P,
+    synchronise: impl FnOnce() -> Result<(), E>,
+) -> Result<P, E> {
+    let promised = promise();
+    synchronise()?;
+    Ok(if planted!(DevicePromiseLate) { promise() } else { promised })
+}
