@@ -15,6 +15,8 @@ mod endless;
 mod finders;
 #[path = "arrays/safe_calls.rs"]
 mod safe_calls;
+#[path = "threads/operands.rs"]
+mod stress;
 mod worlds;
 
 use millpond::mutant::{self, Bug};
@@ -387,6 +389,22 @@ fn a_panic_that_names_no_law_is_no_verdict() {
     {
         assert!(!is_a_verdict(own), "{own}");
     }
+}
+
+/// The stress test that the thread sanitizer runs (`tests/threads.rs`) finds, on the machine's own schedules, the bug that was in the library while
+/// no single-threaded program could show it; the oracle convicts, and blames nobody else. The machine's schedules are nobody's to choose: a few runs' rounds are allowed.
+#[test]
+fn the_stress_test_finds_what_only_other_threads_show() {
+    const RUNS: u64 = 10;
+    let convicted = |bug| {
+        let _planted = mutant::plant(bug);
+        (0..RUNS * stress::ROUNDS)
+            .find_map(|seed| cases::judge(|| stress::round(seed)).err().map(|e| (seed, e)))
+    };
+    let (round, said) = convicted(Some(Bug::CoverOther)).expect("cover-other survives the stress test");
+    let _ = writeln!(std::io::stderr(), "cover-other: the stress test's round {round} convicts: {said}");
+    assert!(said.contains("the allocator's fault"), "{said}");
+    assert!(!is_misjudged(Bug::CoverOther, &said), "{said}");
 }
 
 /// The operations that random programs needed to find a bug, if they did, and what they said of it.
