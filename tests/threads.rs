@@ -3,13 +3,14 @@
 //! number, a verdict, or something left on the device. The interleavings that a machine seldom shows are tried in
 //! `tests/threads_shuttle.rs` and `tests/threads_loom.rs`.
 
+#[path = "threads/operands.rs"]
+mod operands;
 mod rig;
 
-use bytemuck::Pod;
 use millpond::driver::Driver;
 use millpond::units::{KIB, MIB};
 use millpond::{
-    Allocation, Allocator, Config, DeviceArray, Growth, Limit, PinnedAllocation, Policy, Stream, Trim, kernel,
+    Allocation, Allocator, Config, Growth, Limit, PinnedAllocation, Policy, Stream, Trim, kernel,
 };
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
@@ -236,64 +237,11 @@ fn nobody_runs_out_of_pinned_memory_within_its_share() {
     all_clean(&sim, gpu);
 }
 
-/// An array that its stream has yet to fill, with no marker behind that.
-fn filled<T: Pod>(gpu: &Allocator<Sim>, value: T, s: &Stream<Sim>) -> DeviceArray<T, Sim> {
-    let mut x = gpu.uninit(256, s).expect("the device has room");
-    kernel::fill(&mut x, value, s).expect("a fill");
-    x
-}
-
-/// Ends the other threads' loops, also when a test fails.
-struct Over<'a>(&'a AtomicBool);
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Operations with operands of three streams, which two other threads order all the while: one keeps two of them in step, one
-/// marks one and has another wait for it. Whatever they order, each operation comes after what filled its operands.
+/// `operands` says what they do.
 #[test]
 fn operations_come_after_streams_that_others_order() {
-    for seed in 0..160 {
-        let schedule = if seed % 2 == 0 { Schedule::Latest } else { Schedule::Random(seed) };
-        let sim = Sim::new(256 * MIB).schedule(schedule);
-        let gpu = rig::on(&sim, Config::default());
-        let streams: Vec<_> = (0..4).map(|_| gpu.stream().unwrap()).collect();
-        let [a, b, c, t] = &streams[..] else { unreachable!("four streams") };
-        let over = AtomicBool::new(false);
-        thread::scope(|threads| {
-            threads.spawn(|| {
-                let mut both = [a, b];
-                while !over.load(Ordering::Relaxed) {
-                    both[1].wait_stream(both[0]).unwrap();
-                    both[0].wait_stream(both[1]).unwrap();
-                    both.reverse();
-                    thread::yield_now();
-                }
-            });
-            threads.spawn(|| {
-                // Where nobody else marks, the operations make most markers themselves.
-                while seed % 4 > 1 && !over.load(Ordering::Relaxed) {
-                    c.wait(&b.record().unwrap()).unwrap();
-                    thread::yield_now();
-                }
-            });
-            let _over = Over(&over);
-            for value in 0..200 {
-                let (mut to, from, by) =
-                    (filled(&gpu, !value, a), filled(&gpu, value, b), filled(&gpu, 0_u32, c));
-                if value % 2 == 0 {
-                    kernel::gather(&from, &by, &mut to, t).unwrap();
-                } else {
-                    to.copy_from_device(&from, t).unwrap();
-                }
-                let found = to.to_vec(t).unwrap();
-                assert!(found.iter().all(|&v| v == value), "{} was read where {value} is to be", found[0]);
-            }
-        });
-        drop(streams);
-        all_clean(&sim, gpu);
+    for seed in 0..operands::ROUNDS {
+        operands::round(seed).unwrap_or_else(|e| panic!("{e}"));
     }
 }
 

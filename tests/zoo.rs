@@ -70,6 +70,28 @@ fn right_code_passes_random_programs_beside_captures() {
     }
 }
 
+/// The same with the legacy default stream and the thread's own among the streams.
+#[test]
+fn right_code_passes_random_programs_with_default_streams() {
+    for seed in 0..200 {
+        let (_, outcome) = cases::random::run_with_defaults(seed);
+        if let Err(e) = outcome {
+            panic!("{e}");
+        }
+    }
+}
+
+/// The same of several threads' default streams, each of which another thread names now and then, and is refused.
+#[test]
+fn right_code_passes_random_programs_of_threads_default_streams() {
+    for seed in 0..200 {
+        let (_, outcome) = cases::defaults::run(seed);
+        if let Err(e) = outcome {
+            panic!("{e}");
+        }
+    }
+}
+
 /// The same of programs by several threads; nobody stands still here, so that their calls follow one another.
 #[test]
 fn right_code_passes_random_programs_by_threads() {

@@ -2,12 +2,13 @@
 //! `tests/many_streams.rs` in locks, host memory and driver calls.
 //!
 //! Each program is one step that is done again and again, by four streams while all others keep what they have, or by all of
-//! them in turns. It does not know what is counted.
+//! them in turns: on blocks, on arrays, or on what the host has a part of. It does not know what is counted, nor when the device is done.
 
-use millpond::driver::Driver;
+use millpond::driver::{Copies, Driver, Kernels};
 use millpond::trace::{BlockNo, Log, Op, Program, StreamNo};
 use millpond::units::{KIB, MIB};
-use millpond::{Allocation, Allocator, Config, Stream};
+use millpond::{Allocation, Allocator, Config, DeviceArray, PinnedArray, Stream, kernel};
+use std::sync::Arc;
 
 /// Who does something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +29,10 @@ pub struct World<D: Driver> {
     who: Who,
     turn: usize,
     kept: Vec<Allocation<D>>,
+    /// One that each stream is home to, from the first step that needs them on.
+    arrays: Vec<DeviceArray<u32, D>>,
+    /// What each stream copies from.
+    source: Option<Arc<PinnedArray<u32, D>>>,
 }
 
 /// What is done again and again.
@@ -53,6 +58,20 @@ pub enum Step {
     Synchronize,
     /// A stream is made, allocates, frees and goes.
     ComesAndGoes,
+    /// An operation on an array, with operands at home on two other streams.
+    Gather,
+    /// An array that another stream reads, and is dropped behind that.
+    ArrayDropped,
+    /// A copy from a source that is shared, and whose token is dropped: the keeper has it.
+    SourceKept,
+    /// A copy from a source of its own, whose token is dropped: the pinned pool has it behind the copy.
+    UploadDropped,
+    /// The same to the host.
+    DownloadDropped,
+    /// A pinned block and its free.
+    PinnedHit,
+    /// A pinned block that a stream uses is freed.
+    PinnedUsed,
 }
 
 impl Step {
@@ -68,12 +87,20 @@ impl Step {
         Step::Synchronize,
         Step::ComesAndGoes,
     ];
+    /// Those on arrays.
+    pub const ARRAYS: [Step; 2] = [Step::Gather, Step::ArrayDropped];
+    /// Those on what the host has a part of: tokens and pinned memory.
+    pub const HOST: [Step; 5] =
+        [Step::SourceKept, Step::UploadDropped, Step::DownloadDropped, Step::PinnedHit, Step::PinnedUsed];
 }
+
+/// Elements of an array.
+const LEN: usize = 256;
 
 /// The range that goes from stream to stream: longer than a segment, so that nobody has another one.
 const RANGE: u64 = 32 * MIB;
 
-impl<D: Driver> World<D> {
+impl<D: Driver + Copies + Kernels> World<D> {
     /// `streams` of them. Each has 4 KiB alive and as much that it has freed; those that do something have had more.
     pub fn new(driver: D, config: Config, streams: usize, who: Who) -> World<D> {
         let gpu = Allocator::new(driver, config).expect("an allocator");
@@ -83,7 +110,7 @@ impl<D: Driver> World<D> {
             kept.push(gpu.alloc(4 * KIB, stream).expect("room"));
             drop(gpu.alloc(4 * KIB, stream).expect("room"));
         }
-        World { gpu, streams, who, turn: 0, kept }
+        World { gpu, streams, who, turn: 0, kept, arrays: Vec::new(), source: None }
     }
 
     /// How many streams there are.
@@ -107,6 +134,9 @@ impl<D: Driver> World<D> {
     #[inline(never)]
     pub fn step(&mut self, step: Step) {
         let (now, before) = self.next();
+        if self.arrays.is_empty() && (Step::ARRAYS.contains(&step) || Step::HOST.contains(&step)) {
+            self.make_arrays();
+        }
         match step {
             Step::Hit => drop(self.alloc(4 * KIB, now)),
             Step::HitBesideInFlight => {
@@ -136,7 +166,39 @@ impl<D: Driver> World<D> {
                 let stream = self.gpu.stream().expect("a stream");
                 drop(self.gpu.alloc(4 * KIB, &stream).expect("room"));
             }
+            Step::Gather => {
+                let third = (before + self.streams.len() - 1) % self.streams.len();
+                let operands = self.arrays.get_disjoint_mut([now, before, third]);
+                let [to, from, by] = operands.expect("three streams at least");
+                kernel::gather(&*from, &*by, to, &self.streams[now]).expect("a kernel");
+            }
+            Step::ArrayDropped => {
+                let read = self.gpu.uninit::<u32>(LEN, &self.streams[before]).expect("room");
+                self.arrays[now].copy_from_device(&read, &self.streams[now]).expect("a copy");
+            }
+            Step::SourceKept => {
+                let source = Arc::clone(self.source.as_ref().expect("it was made"));
+                drop(self.arrays[now].copy_from(source, &self.streams[now]).expect("a copy"));
+            }
+            Step::UploadDropped => {
+                let source = self.gpu.pinned_uninit::<u32>(LEN).expect("room");
+                drop(self.arrays[now].copy_from(source, &self.streams[now]).expect("a copy"));
+            }
+            Step::DownloadDropped => {
+                drop(self.arrays[now].to_pinned(&self.streams[now]).expect("a copy"));
+            }
+            Step::PinnedHit => drop(self.gpu.alloc_pinned(4 * KIB).expect("room")),
+            Step::PinnedUsed => {
+                let block = self.gpu.alloc_pinned(4 * KIB).expect("room");
+                block.record_use(&self.streams[now]).expect("a use");
+            }
         }
+    }
+
+    #[cold]
+    fn make_arrays(&mut self) {
+        self.arrays = self.streams.iter().map(|s| self.gpu.zeros(LEN, s).expect("room")).collect();
+        self.source = Some(Arc::new(self.gpu.pinned_zeros(LEN).expect("room")));
     }
 
     fn used_elsewhere(&self, home: usize, user: usize) {

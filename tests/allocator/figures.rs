@@ -1,5 +1,5 @@
 //! Every figure of a report against a model that keeps its own books: random programs on several streams, with uses elsewhere,
-//! limits, trims, refusals, pinned memory, streams that come and go.
+//! limits, trims, refusals, pinned memory, streams that come and go, faults that strike in drops, and more events than there is room for.
 //!
 //! Two allocators: one is deterministic and inserts no waits of its own, and the device runs nothing before the host waits, so that what is
 //! in flight is known too: freed with a use elsewhere, until the next synchronisation. The other inserts waits, has the host wait and
@@ -14,7 +14,9 @@ mod shown;
 
 use millpond::report::{Counters, Histogram, PoolReport, Report};
 use millpond::units::{DeviceId, GIB, Granules, MIB, StreamId};
-use millpond::{Allocation, Allocator, Config, Limit, PinnedAllocation, Policy, Reuse, Stream, Trim};
+use millpond::{
+    Allocation, Allocator, Config, DriverErrorKind, Limit, PinnedAllocation, Policy, Reuse, Stream, Trim,
+};
 use millpond_sim::{Call, Ledger, Schedule, Sim};
 use owners::{Owners, Told};
 use proptest::prelude::*;
@@ -26,18 +28,42 @@ use std::time::Duration;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Alloc { on: usize, bytes: u64 },
-    Free { at: usize, elsewhere: Option<usize> },
-    FreeUnknown { at: usize },
-    Pin { bytes: u64 },
-    Unpin { at: usize, used: Option<usize> },
-    UnpinUnknown { at: usize },
+    Alloc {
+        on: usize,
+        bytes: u64,
+    },
+    Free {
+        at: usize,
+        elsewhere: Option<usize>,
+    },
+    FreeUnknown {
+        at: usize,
+    },
+    Pin {
+        bytes: u64,
+    },
+    Unpin {
+        at: usize,
+        used: Option<usize>,
+    },
+    UnpinUnknown {
+        at: usize,
+    },
     Synchronize,
     Trim,
-    Limit { mib: Option<u64> },
+    Limit {
+        mib: Option<u64>,
+    },
     Open,
-    Close { at: usize },
+    Close {
+        at: usize,
+    },
     ResetPeaks,
+    /// So many other allocators end, and a fault strikes as each gives its memory back.
+    Fail {
+        pinned: bool,
+        times: usize,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -57,6 +83,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Open),
         1 => any::<usize>().prop_map(|at| Step::Close { at }),
         1 => Just(Step::ResetPeaks),
+        1 => (any::<bool>(), prop_oneof![9 => 1..4usize, 1 => 30..70usize])
+            .prop_map(|(pinned, times)| Step::Fail { pinned, times }),
     ]
 }
 
@@ -209,7 +237,16 @@ struct World {
     grew: u64,
     waited: u64,
     host_waited: u64,
+    /// Frees that other allocators asked the driver for, and the calls that met a fault in a drop: a device keeps the first 64.
+    others_frees: u64,
+    failed: Vec<Call>,
+    /// Events that there was no room for.
+    lost: u64,
 }
+
+/// Events that a recorder keeps, and errors that a device does.
+const EVENTS: u64 = 1 << 16;
+const ERRORS: usize = 64;
 
 impl World {
     /// One that inserts no waits and learns nothing by asking, or one that waits on the device and on the host.
@@ -219,13 +256,7 @@ impl World {
             sim.expect_captures();
         }
         let told = Arc::new(Told::default());
-        let config = if waits {
-            let config = Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint);
-            config.bounded_wait(Duration::from_secs(1))
-        } else {
-            Config::default().reuse(Reuse::Ordered).deterministic(true).bounded_wait(Duration::ZERO)
-        };
-        let gpu = Allocator::new(sim.clone(), config.sink(told.clone())).unwrap();
+        let gpu = Allocator::new(sim.clone(), World::config(waits).sink(told.clone())).unwrap();
         let mut world = World {
             sim,
             gpu,
@@ -245,11 +276,72 @@ impl World {
             grew: 0,
             waited: 0,
             host_waited: 0,
+            others_frees: 0,
+            failed: Vec::new(),
+            lost: 0,
         };
         world.host.drains = waits;
         world.open();
         world.open();
         world
+    }
+
+    fn config(waits: bool) -> Config {
+        if waits {
+            let config = Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint);
+            config.bounded_wait(Duration::from_secs(1))
+        } else {
+            Config::default().reuse(Reuse::Ordered).deterministic(true).bounded_wait(Duration::ZERO)
+        }
+    }
+
+    /// An allocator that has memory ends, and the driver refuses once to take it back: nobody is told but the report, and the second
+    /// attempt gives it back.
+    fn fail(&mut self, pinned: bool) {
+        let before = self.sim.ledger();
+        let other = Allocator::new(self.sim.clone(), World::config(self.waits)).unwrap();
+        if pinned {
+            drop(other.alloc_pinned(512).unwrap());
+        } else {
+            drop(other.alloc(512, &other.stream().unwrap()).unwrap());
+        }
+        let call = if pinned { Call::MemFreeHost } else { Call::MemFree };
+        self.sim.fail(call, 1, DriverErrorKind::Other);
+        drop(other);
+        let after = self.sim.ledger();
+        assert_eq!((after.bytes_taken, after.bytes_pinned), (before.bytes_taken, before.bytes_pinned));
+        self.others_frees += after.calls_of(Call::MemFree) - before.calls_of(Call::MemFree);
+        self.failed.push(call);
+    }
+
+    /// So many blocks are dropped with no other call in between that their events outnumber the room for them by `over`: the oldest are lost.
+    fn overflow(&mut self, over: u64) {
+        self.step(&Step::Limit { mib: None });
+        while !self.blocks.is_empty() {
+            self.step(&Step::Free { at: 0, elsewhere: None });
+        }
+        self.step(&Step::Synchronize);
+        self.step(&Step::Trim);
+        let stream = self.streams[0].id();
+        // All is given back and nothing in flight, so that each miss grows and nobody waits: one look at the ledger tells of all requests.
+        let before = self.sim.ledger();
+        for _ in 0..EVENTS + over {
+            self.blocks.push((self.gpu.alloc(512, &self.streams[0]).unwrap(), stream));
+            self.pools.get_mut(&stream).unwrap().alloc(512);
+            self.live += 512;
+            self.peak = self.peak.max(self.live);
+        }
+        let after = self.sim.ledger();
+        self.grew += after.calls_of(Call::MemAlloc) - before.calls_of(Call::MemAlloc);
+        assert_eq!(after.calls_of(Call::StreamWaitEvent), before.calls_of(Call::StreamWaitEvent));
+        assert_eq!(self.hear(), 0, "nothing was pending");
+        self.taken_peak = self.taken_peak.max(after.bytes_taken);
+        for _ in self.blocks.drain(..) {
+            self.live -= 512;
+            self.pools.get_mut(&stream).unwrap().free(512, false);
+        }
+        self.lost += over;
+        self.owners.miss_frees(stream, over);
     }
 
     fn open(&mut self) {
@@ -383,7 +475,15 @@ impl World {
                 self.pools.values_mut().chain([&mut self.host]).for_each(|b| b.peak = b.allocated);
                 self.peak = self.live;
             }
+            Step::Fail { pinned, times } => (0..times).for_each(|_| self.fail(pinned)),
             _ => {}
+        }
+    }
+
+    fn check_failed(&self, deferred_errors: &[String]) {
+        assert_eq!(deferred_errors.len(), self.failed.len().min(ERRORS), "{deferred_errors:?}");
+        for (error, call) in deferred_errors.iter().zip(&self.failed) {
+            assert!(error.starts_with(call.name()), "{error} is of {}", call.name());
         }
     }
 
@@ -415,9 +515,10 @@ impl World {
         assert_eq!((*device, *capacity, *limit, &**policy), (DeviceId(0), GIB, self.limit, policy_name));
         assert_eq!((*taken, *segments), (ledger.bytes_taken, ledger.plain_ranges));
         assert_eq!(*taken_peak, self.taken_peak.max(*taken));
-        assert_eq!((*moving, *events_lost, deferred_errors.len()), (0, 0, 0));
+        assert_eq!((*moving, *events_lost), (0, self.lost));
+        self.check_failed(deferred_errors);
         assert_eq!(growths - releases, *segments);
-        assert_eq!(*releases, ledger.calls_of(Call::MemFree));
+        assert_eq!(*releases, ledger.calls_of(Call::MemFree) - self.others_frees);
         assert!(driver_calls.iter().map(|(name, n)| (&**name, *n)).eq(ledger.calls.iter().copied()));
         assert!(
             *allocated_peak <= self.peak && self.peak <= *allocated_peak_at_most,
@@ -508,7 +609,14 @@ struct Met {
     drained: Cell<u64>,
     held_back: Cell<u64>,
     pinned_held_back: Cell<u64>,
+    failed: Cell<u64>,
+    failed_past_room: Cell<u64>,
+    /// Reports behind lost events: each costs 65,536 allocations.
+    lost: Cell<u64>,
 }
+
+/// One program in so many ends with more events than there is room for.
+const OVERFLOWS: u64 = 64;
 
 impl Met {
     fn note(&self, world: &World, report: &Report) {
@@ -526,6 +634,9 @@ impl Met {
         let pending: u64 = world.pools.values().map(|b| b.in_flight).sum();
         count(&self.held_back, report.total.held_back > 0);
         count(&self.pinned_held_back, report.pinned.as_ref().is_some_and(|p| p.held_back > 0));
+        count(&self.failed, !report.deferred_errors.is_empty());
+        count(&self.failed_past_room, world.failed.len() > ERRORS);
+        count(&self.lost, report.events_lost > 0);
         count(&self.drained, report.total.in_flight < pending);
     }
 }
@@ -535,7 +646,8 @@ fn every_figure_is_the_models() {
     let met = search(false);
     let Met { bounded, refused, in_flight, lent, released, pinned_in_flight, gone, .. } = &met;
     let all = [bounded, refused, in_flight, lent, released, pinned_in_flight, gone];
-    let all = [&all[..], &[&met.held_back, &met.pinned_held_back]].concat();
+    let all =
+        [&all[..], &[&met.held_back, &met.pinned_held_back, &met.failed, &met.failed_past_room]].concat();
     let all: Vec<_> = all.into_iter().map(Cell::get).collect();
     assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
 }
@@ -555,11 +667,15 @@ fn every_figure_is_the_models_where_waits_are_inserted() {
         waited,
         host_waited,
         drained,
+        failed,
+        failed_past_room,
         ..
     } = &met;
     let all =
         [bounded, refused, in_flight, lent, released, pinned_in_flight, gone, waited, host_waited, drained];
-    assert!(all.iter().all(|n| n.get() >= 20), "met too rarely: {:?}", all.map(Cell::get));
+    let all = [&all[..], &[failed, failed_past_room]].concat();
+    let all: Vec<_> = all.into_iter().map(Cell::get).collect();
+    assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
 }
 
 fn search(waits: bool) -> Met {
@@ -568,6 +684,7 @@ fn search(waits: bool) -> Met {
     let mut runner = TestRunner::new(config);
     // Beside captures of others a request waits for less, and what it waits for is another matter.
     let programs = (prop::collection::vec(step(), 1..120), any::<bool>());
+    let ran_before = Cell::new(0_u64);
     let ran = runner.run(&programs, |(steps, expects)| {
         let mut world = World::new(waits, expects && !waits);
         for (at, step) in steps.iter().enumerate() {
@@ -580,8 +697,18 @@ fn search(waits: bool) -> Met {
                 met.note(&world, &report);
             }
         }
+        ran_before.set(ran_before.get() + 1);
+        if ran_before.get().is_multiple_of(OVERFLOWS) {
+            world.overflow(steps.len() as u64);
+            let report = world.gpu.report();
+            world.check(&report);
+            shown::check(&report);
+            met.note(&world, &report);
+        }
         Ok(())
     });
     ran.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(met.lost.get(), ran_before.get() / OVERFLOWS);
+    assert!(met.lost.get() > 2, "events were lost too rarely");
     met
 }

@@ -13,6 +13,7 @@ mod arrays;
 mod captures;
 mod closing;
 mod costs;
+pub mod defaults;
 mod entering;
 mod ladder;
 mod markers;

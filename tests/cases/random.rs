@@ -6,6 +6,7 @@
 //! use out. What the allocator does in order to be right stays its own business.
 
 use super::{Block, Outcome, World, at, ensure, said};
+use millpond::driver::StreamKind;
 use millpond::units::{GIB, MIB};
 use millpond::{
     Config, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream, Trim,
@@ -105,6 +106,8 @@ struct Run {
     deterministic: bool,
     /// Foreign streams are not declared, may end while their memory lives, and somebody captures beside.
     undeclared: bool,
+    /// Default streams are among them: the legacy one, and this thread's own.
+    defaults: bool,
     weights: [usize; 16],
     lines: Vec<Line>,
     live: Vec<Live>,
@@ -116,22 +119,35 @@ struct Run {
 
 /// Runs the program of a seed: how many operations were made, and what came of it.
 pub fn run(seed: u64) -> (usize, Outcome) {
-    run_as(seed, false)
+    run_as(seed, Kind::Plain)
 }
 
 /// The same with streams that are not declared, beside somebody's captures.
 pub fn run_undeclared(seed: u64) -> (usize, Outcome) {
-    run_as(seed, true)
+    run_as(seed, Kind::Undeclared)
 }
 
-fn run_as(seed: u64, undeclared: bool) -> (usize, Outcome) {
+/// The same with default streams among the others.
+pub fn run_with_defaults(seed: u64) -> (usize, Outcome) {
+    run_as(seed, Kind::Defaults)
+}
+
+/// What streams a program has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    Undeclared,
+    Defaults,
+}
+
+fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
     let mut made = 0;
     let outcome = super::judge(|| {
         // What went wrong cannot always be dropped.
-        let mut run = ManuallyDrop::new(Run::new(seed, undeclared));
+        let mut run = ManuallyDrop::new(Run::new(seed, kind));
         for _ in 0..LENGTHS[seed as usize % 3] {
             made += 1;
-            if undeclared {
+            if kind == Kind::Undeclared {
                 run.step_beside()?;
             } else {
                 run.step()?;
@@ -149,7 +165,8 @@ fn run_as(seed: u64, undeclared: bool) -> (usize, Outcome) {
 }
 
 impl Run {
-    fn new(seed: u64, undeclared: bool) -> Run {
+    fn new(seed: u64, kind: Kind) -> Run {
+        let (undeclared, defaults) = (kind == Kind::Undeclared, kind == Kind::Defaults);
         let mut dice = Dice::new(seed);
         let page = *dice.of(&[4096, 64 << 10, MIB, 2 * MIB]);
         let pages = 4 + dice.below(10) as u64;
@@ -192,6 +209,7 @@ impl Run {
             faulty: dice.one_in(2),
             deterministic,
             undeclared,
+            defaults,
             dice,
             weights,
             lines: Vec::new(),
@@ -207,6 +225,9 @@ impl Run {
     }
 
     fn open(&mut self) {
+        if self.defaults && self.dice.one_in(2) && self.open_default() {
+            return;
+        }
         let native = self.dice.one_in(3).then(|| self.w.sim.stream().expect("a stream"));
         let stream = match &native {
             Some(native) => {
@@ -216,6 +237,19 @@ impl Run {
             None => self.w.stream(),
         };
         self.lines.push(Line { stream: Some(stream), native, clock: Clock::default() });
+    }
+
+    /// A default stream, if it is not open. It never ends: whoever has it goes on with it when it is ours no more.
+    fn open_default(&mut self) -> bool {
+        let native =
+            if self.dice.one_in(2) { self.w.sim.legacy_stream() } else { self.w.sim.per_thread_stream() };
+        let stream = insist(|| self.w.gpu.adopt(native.clone())).expect("a default stream");
+        let id = stream.id();
+        if self.lines.iter().any(|l| l.stream.as_ref().is_some_and(|s| s.id() == id)) {
+            return false;
+        }
+        self.lines.push(Line { stream: Some(stream), native: Some(native), clock: Clock::default() });
+        true
     }
 
     /// An open stream.
@@ -820,7 +854,8 @@ impl Run {
             }),
             (0 | 1, _, _) => at(point, 1, move || drop(insist(|| b.wait_stream(&a)))),
             (2, _, _) => at(point, 1, move || drop(gpu.trim(Trim::All))),
-            (3, Some(i), Some(s)) if self.live.len() > 1 => {
+            // Another thread launches nothing on this one's default stream.
+            (3, Some(i), Some(s)) if self.live.len() > 1 && s.info().kind != StreamKind::PerThreadDefault => {
                 let Live { block, .. } = self.live.swap_remove(i);
                 let (sim, bytes) = (self.w.sim.clone(), block.len());
                 self.tick(on);

@@ -82,6 +82,11 @@ impl Owners {
         host_waits
     }
 
+    /// So many frees of a stream's complete blocks are not told.
+    pub(crate) fn miss_frees(&mut self, stream: StreamId, frees: u64) {
+        self.of.entry(stream).or_default().frees += frees;
+    }
+
     fn enter(&mut self, start: u64, bytes: u64, who: StreamId) {
         self.ranges.insert(start, (start + bytes, who));
         let of = self.of.entry(who).or_default();
