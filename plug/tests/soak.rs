@@ -37,7 +37,7 @@ use counting::Account;
 use driver::{
     Handle, create_stream, destroy_stream, init, retain, set, set_current, synchronize, synchronize_stream,
 };
-use judge::{PERIOD, rounds, rounds_asked};
+use judge::{PERIOD, first_tenth, rounds, rounds_asked};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use program::Step;
 use remote::{Fake, When};
@@ -259,12 +259,6 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> [u64; COUNTERS.len()
     let held = account.library();
     let number = |count: i64| u64::try_from(count).unwrap_or(0);
     [events, streams, taken, in_flight, segments, number(held.blocks), number(held.bytes)]
-}
-
-/// Rounds whose high-water marks are compared with those of as many at the end: as many as in a run of 10,000, until lists are as
-/// long as they may be when nothing is pending; a third at most.
-fn first_tenth(rounds: u64) -> u64 {
-    (rounds / 10).max(1000.min(rounds / 3))
 }
 
 /// How many allocators come and go in a program that is for that.
