@@ -47,7 +47,7 @@ use remote::{Fake, When};
 use rig::{Adopted, Given, Ours, Rig, Spoils, Unknown, Words, count_up, given, iota, read, rig_when, sevens};
 use std::fmt::Write;
 use std::sync::Arc;
-use world::{Call, HOSTS, World, calls};
+use world::{ARRAYS, Call, HOSTS, World, calls};
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -263,6 +263,7 @@ programs! {
     random_1: |b| random(b, 1);
     random_2: |b| random(b, 2);
     random_3: |b| random(b, 3);
+    random_readers_0: |b| readers(b, 0);
 }
 
 /// Lent to one stream after the other, and never freed.
@@ -518,24 +519,62 @@ const MOST: usize = 8;
 
 /// The generator of `tests/cudarc_types/random.rs`: what it draws, every round again.
 fn random(b: &Bench, seed: u64) -> Round<'_> {
-    let base =
-        std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"));
-    of_seed(b, base + seed)
+    of_seed(b, first_seed() + seed)
+}
+
+fn first_seed() -> u64 {
+    std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"))
 }
 
 fn of_seed(b: &Bench, seed: u64) -> Round<'_> {
+    let mut calls = drawn(seed);
+    calls.truncate(MOST);
+    repeated(b, calls)
+}
+
+/// The same where captures are expected, so that nothing is lent to all, and one array is only ever read, on two streams of each round. On
+/// streams that nobody holds nothing is written, and no pooled slice dropped: nobody could mark them there.
+fn readers(b: &Bench, seed: u64) -> Round<'_> {
+    const LAST: usize = ARRAYS - 1;
+    b.rig.cuda.expect_captures();
+    let mut calls = drawn(first_seed() + seed);
+    calls.retain_mut(|call| {
+        match call {
+            Call::Send { on, .. } | Call::Fetch { on, .. } | Call::Copy { on, .. } => *on %= 2,
+            Call::Zero { on, .. } | Call::Read { on, .. } | Call::Part { on, .. } | Call::End { on } => {
+                *on %= 2
+            }
+            _ => {}
+        }
+        match *call {
+            Call::Send { x, .. } | Call::Copy { x, .. } | Call::Zero { x, .. } => x != LAST,
+            Call::Fill { x, .. } | Call::Renew { x } | Call::Part { x, .. } => x != LAST,
+            Call::Pool { .. } | Call::FromPool { .. } | Call::ToPool { .. } => false,
+            _ => true,
+        }
+    });
+    calls.truncate(MOST / 2);
+    calls.extend([0, 1].map(|on| Call::End { on }));
+    calls.extend([Call::Read { x: LAST, on: 0 }, Call::Copy { x: 0, on: 1 }]);
+    repeated(b, calls)
+}
+
+fn drawn(seed: u64) -> Vec<Call> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let drawn = calls().new_tree(&mut TestRunner::new_with_rng(Proptest::default(), rng));
-    let mut calls = drawn.expect("a program").current();
-    calls.truncate(MOST);
+    drawn.expect("a program").current()
+}
+
+/// These calls, every round again.
+fn repeated(b: &Bench, mut calls: Vec<Call>) -> Round<'_> {
     calls.extend((0..HOSTS).map(|host| Call::Write { host, value: 1 }));
     let mut world = World::new(&b.rig, &b.gpu, &b.others);
     Box::new(move |_| calls.iter().for_each(|&call| world.make(call)))
 }
 
-/// Planted leaks are found by programs that have a name, and two by random ones, on a device that runs at once, in fewer rounds than an ordinary run's, in which the same programs pass with
+/// Planted leaks are found by programs that have a name, and three by random ones, on a device that runs at once, in fewer rounds than an ordinary run's, in which the same programs pass with
 /// nothing planted. `.ci/mutants` builds and runs this, and it prints the table of docs/mutants.md.
 #[cfg(millpond_mutants)]
 #[test]
@@ -551,6 +590,7 @@ fn every_leak_of_cudarcs_calls_is_found() {
         (Bug::SweepNever, "streams_that_come_and_go", streams_come_and_go),
         (Bug::LeakUnlooked, "random_1", |b| random(b, 1)),
         (Bug::FlightNeverCrowded, "random_0", |b| random(b, 0)),
+        (Bug::UsesNeverCrowded, "random_readers_0", |b| readers(b, 0)),
     ];
     let design = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mutants.md"))
         .expect("docs/mutants.md");
