@@ -118,7 +118,10 @@ const KILLERS: &[(Bug, &[&str])] = &[
     ),
     (
         Bug::CudaLentForEver,
-        &["cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise"],
+        &[
+            "cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise",
+            "cudarc_types::doors::what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise",
+        ],
     ),
     (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
     (

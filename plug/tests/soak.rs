@@ -37,7 +37,7 @@ use counting::Account;
 use driver::{
     Handle, create_stream, destroy_stream, init, retain, set, set_current, synchronize, synchronize_stream,
 };
-use judge::{PERIOD, rounds, rounds_asked};
+use judge::{PERIOD, first_tenth, rounds, rounds_asked};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use program::Step;
 use remote::{Fake, When};
@@ -261,12 +261,6 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> [u64; COUNTERS.len()
     [events, streams, taken, in_flight, segments, number(held.blocks), number(held.bytes)]
 }
 
-/// Rounds whose high-water marks are compared with those of as many at the end: as many as in a run of 10,000, until lists are as
-/// long as they may be when nothing is pending; a third at most.
-fn first_tenth(rounds: u64) -> u64 {
-    (rounds / 10).max(1000.min(rounds / 3))
-}
-
 /// How many allocators come and go in a program that is for that.
 const TABLE: u64 = 1000;
 /// Rounds of an allocator of a random program, so that those of all options are among the first tenth.
@@ -450,6 +444,8 @@ random! {
     random_captures_3: 3, Captures;
     random_threads_that_end_0: 0, ThreadEnds;
     random_turns_0: 0, Turns;
+    random_untold_0: 0, Untold;
+    random_untold_7: 7, Untold;
     random_trims_0: 0, Tidies;
     random_trims_1: 1, Tidies;
     random_allocators_0: 0, Allocators;
@@ -499,7 +495,7 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
                 }
                 // Each allocator begins on a device that has done everything: what two of the same options keep is the same.
                 if turn || i % PERIOD == PERIOD - 1 {
-                    locked(&world).rest();
+                    locked(&world).rest(beyond != Beyond::Untold);
                 }
             });
         };
@@ -824,7 +820,7 @@ fn allocators(permanent: bool) -> Round {
     })
 }
 
-/// Planted leaks are found by programs with a name, whose steps no change of the generator moves, and two by a random one too: on a device that runs at once,
+/// Planted leaks are found by programs with a name, whose steps no change of the generator moves, and four by random ones too: on a device that runs at once,
 /// at the rounds of an ordinary run, in which the same programs pass. `.ci/mutants` builds this.
 #[cfg(millpond_mutants)]
 #[test]
@@ -841,6 +837,8 @@ fn every_leak_of_the_doors_is_found() {
         (Bug::LeakUnfiled, "two_users_and_a_small_footprint"),
         (Bug::LeakUnpooled, "random_threads_that_end_0"),
         (Bug::SweepNever, "random_threads_that_end_0"),
+        (Bug::NamedNotServed, "random_untold_0"),
+        (Bug::FlightNeverCrowded, "random_untold_7"),
     ];
     assert!(remote::path().is_some(), "the stand-in driver is not built");
     let exe = std::env::current_exe().expect("a test has a path");

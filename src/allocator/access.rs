@@ -35,7 +35,9 @@ use crate::driver::{Driver, DriverResult, Note, RangeUse};
 use crate::error::{DriverErrorKind, Error};
 use crate::heap::ChunkId;
 use crate::laws;
-use crate::order::{Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, Uses, is_ordered};
+use crate::order::{
+    Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, Use, Uses, is_ordered,
+};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Ordering};
 use crate::units::{Addr, AllocationId, Epoch, StreamId};
@@ -75,6 +77,8 @@ enum Holder<'a, D: Driver> {
 pub(crate) enum Intent {
     /// Reads some of it.
     Read,
+    /// Reads some of it, and nobody borrows any of it to write meanwhile: what was lent to write was queued before.
+    ReadWhole,
     /// May write some of it.
     Write,
     /// May write any of it, and nothing else touches it meanwhile: earlier uses say nothing more behind this one.
@@ -83,7 +87,10 @@ pub(crate) enum Intent {
 
 impl Intent {
     fn access(self) -> Access {
-        if self == Intent::Read { Access::Read } else { Access::Write }
+        match self {
+            Intent::Read | Intent::ReadWhole => Access::Read,
+            Intent::Write | Intent::WriteWhole => Access::Write,
+        }
     }
 }
 
@@ -249,7 +256,7 @@ impl<D: Driver> Tracked<D> {
         let Some(holder) = self.holder() else { return };
         let on = stream.line();
         if holder.home().id == on.id {
-            let last = if intent == Intent::Read { &self.home_read } else { &self.home_written };
+            let last = if intent.access() == Access::Read { &self.home_read } else { &self.home_written };
             // Another thread's operation, on another part or a read as well, may have come in between.
             let _ = if planted!(SealStores) {
                 last.swap(epoch.0, Ordering::AcqRel)
@@ -419,7 +426,7 @@ pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: 
     if uses.is_crowded() {
         // A guard has its stream, and who borrows an array queues on a stream that they have: what is left open was forgotten, or is over.
         // Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
-        let last = |on| registry.line(on).and_then(|line| line.last_stamp(driver));
+        let last = |u: Use| registry.line(u.on).and_then(|line| line.last_stamp(driver));
         let ended = uses.end(driver.expects_captures(), last);
         uses.retire(&registry.seen());
         release_uses(registry, ended);
@@ -428,7 +435,7 @@ pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: 
 
 fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
     let was_open = open.is_some_and(|operation| uses.close(operation));
-    if laws::read_ends_uses(intent == Intent::Read) {
+    if laws::read_ends_uses(intent.access() == Access::Read) {
         drop(uses.forget_exact());
     }
     let mut ended = if intent == Intent::WriteWhole { uses.replace_exact(on, epoch) } else { Streams::new() };
@@ -597,23 +604,29 @@ fn order_line_behind<D: Driver>(
         via.driver.note(Note::Admitted { id, stream: line.info.id });
     }
     for (id, intent) in touches.iter().filter_map(|t| Some((t.of.id()?, t.intent))) {
-        let used = if intent == Intent::Read { RangeUse::Read } else { RangeUse::ReadWrite };
+        let used = if intent.access() == Access::Read { RangeUse::Read } else { RangeUse::ReadWrite };
         via.driver.note(Note::Operation { id, stream: line.info.id, used });
     }
     Ok(())
 }
 
-/// An access that was refused changes nothing but this: what was lent before the whole was borrowed alone, or forgotten open, was queued
-/// by now, and has a number from here on. Else a use that nobody can mark would be open at each later try again, and no wait of the
-/// program's for the device would ever be one for it.
+/// An access that was refused changes nothing but this: what was lent before the whole was borrowed, or forgotten open, was queued by now, and
+/// has a number from here on: all of it where the whole is borrowed alone, what writes where it is borrowed to read. Else a use that nobody can
+/// mark would be open at each later try again, and no wait of the program's for the device would ever be one for it.
 fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
-    let ends = |t: &Touch<'_, D>| {
-        t.intent == Intent::WriteWhole && t.of.shared.load(Ordering::Acquire) && laws::refused_ends_loans()
+    let is_over = |intent, access| match intent {
+        Intent::WriteWhole => true,
+        Intent::ReadWhole => access == Access::Write,
+        Intent::Read | Intent::Write => false,
     };
-    for touch in touches.iter().filter(|t| ends(t)) {
-        let Some(holder) = touch.of.holder() else { continue };
+    for &Touch { of, intent } in touches {
+        if !of.shared.load(Ordering::Acquire) || !laws::refused_ends_loans() {
+            continue;
+        }
+        let Some(holder) = of.holder() else { continue };
         let registry = holder.via().registry;
-        let ended = holder.with_uses(|uses| uses.end(true, |on| registry.line(on).map(|line| line.stamp())));
+        let now = |u: Use| is_over(intent, u.access).then(|| registry.line(u.on).map(|line| line.stamp()));
+        let ended = holder.with_uses(|uses| uses.end(true, |u| now(u).flatten()));
         release_uses(registry, ended);
     }
 }

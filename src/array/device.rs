@@ -164,7 +164,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
 
     /// All of it, to read.
     pub fn view(&self) -> DeviceView<'_, T, D> {
-        DeviceView::new(&self.bytes, self.address(), self.shape)
+        DeviceView::new(&self.bytes, self.address(), self.shape, true)
     }
     /// All of it, to write.
     pub fn view_mut(&mut self) -> DeviceViewMut<'_, T, D> {

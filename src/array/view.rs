@@ -20,6 +20,8 @@ pub struct DeviceView<'a, T: Pod, D: Driver> {
     of: &'a Tracked<D>,
     addr: Addr,
     shape: Shape,
+    /// It was borrowed through all of its array: nobody borrows any of that to write meanwhile.
+    whole: bool,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -75,12 +77,12 @@ extent!(DeviceView);
 extent!(DeviceViewMut);
 
 impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
-    pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape) -> DeviceView<'a, T, D> {
-        DeviceView { of, addr, shape, elements: PhantomData }
+    pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape, whole: bool) -> DeviceView<'a, T, D> {
+        DeviceView { of, addr, shape, whole, elements: PhantomData }
     }
     /// Its part in an operation.
     pub(crate) fn touch(&self) -> Touch<'a, D> {
-        Touch { of: self.of, intent: Intent::Read }
+        Touch { of: self.of, intent: if self.whole { Intent::ReadWhole } else { Intent::Read } }
     }
     /// The same elements in another shape.
     ///
@@ -136,7 +138,7 @@ impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     }
     /// The same, to read.
     pub fn view(&self) -> DeviceView<'_, T, D> {
-        DeviceView::new(self.of, self.addr, self.shape)
+        DeviceView::new(self.of, self.addr, self.shape, self.whole)
     }
     /// The same, for a shorter time.
     pub fn view_mut(&mut self) -> DeviceViewMut<'_, T, D> {

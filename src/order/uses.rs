@@ -96,16 +96,16 @@ impl Uses {
         self.crowd = u32::try_from(crowd).unwrap_or(u32::MAX);
     }
 
-    /// Open uses, and lent ones if `lent`, end where `end` says: of streams that nobody can queue work on any more, at what they hold by
-    /// now. The streams whose open uses ended so, one entry a use.
+    /// Open uses, and lent ones if `lent`, end where `end` says: those that nobody can queue work for any more, at what their streams hold
+    /// by now. The streams whose open uses ended so, one entry a use.
     #[must_use = "the streams' counts of open uses fall"]
-    pub fn end(&mut self, lent: bool, mut end: impl FnMut(TimelineId) -> Option<Epoch>) -> Streams {
+    pub fn end(&mut self, lent: bool, mut end: impl FnMut(Use) -> Option<Epoch>) -> Streams {
         let mut ended = Streams::new();
         let all = core::mem::take(&mut self.all);
         for u in all {
             let last = match u.kind {
-                UseKind::Open(_) => end(u.on),
-                UseKind::Lent if lent => end(u.on),
+                UseKind::Open(_) => end(u),
+                UseKind::Lent if lent => end(u),
                 UseKind::Lent | UseKind::Declared | UseKind::Exact(_) => None,
             };
             match last {

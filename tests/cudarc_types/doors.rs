@@ -499,3 +499,60 @@ fn what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise() {
         rig.clean();
     }
 }
+
+/// A read was refused behind each synchronise again, until something wrote the whole, which nobody does who wants to know what is there.
+/// Who borrows the whole to read knows as well that what was lent to write is queued.
+#[test]
+fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
+    for whole in [true, false] {
+        let Some(rig) = rig() else { return };
+        {
+            rig.cuda.expect_captures();
+            let gpu = rig.room_for(1);
+            let home = gpu.stream().expect("a stream");
+            let stranger = given(&rig, &gpu, Unknown).theirs;
+            let mut x = sevens(&gpu, &home);
+            stranger.memset_zeros(&mut x.slice_mut(1..)).expect("queued");
+            let look = |x: &Words| {
+                let copy = if whole { x.to_pinned(&home) } else { x.slice(1..).to_pinned(&home) };
+                copy.map(|copy| copy.wait().expect("copied").last().copied())
+            };
+            gpu.synchronize().expect("nobody captures");
+            let refused = look(&x).expect_err("nobody can mark the stranger's stream");
+            assert!(refused.to_string().contains("until the program synchronises"), "{refused}");
+            gpu.synchronize().expect("nobody captures");
+            assert_eq!(look(&x).expect("behind the synchronise"), Some(0));
+            assert_eq!(look(&x).expect("and again"), Some(0));
+            // What is lent behind it counts anew.
+            stranger.memset_zeros(&mut x).expect("queued");
+            look(&x).expect_err("nobody can mark that");
+            drop(x);
+            gpu.synchronize().expect("nobody captures");
+        }
+        rig.clean();
+    }
+}
+
+/// A part that is borrowed to read says nothing of the others: what they were lent for may still be queued.
+#[test]
+fn a_refused_read_of_a_part_ends_no_write_of_another() {
+    let Some(rig) = rig() else { return };
+    {
+        rig.cuda.expect_captures();
+        let gpu = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let stranger = given(&rig, &gpu, Unknown).theirs;
+        let mut x = sevens(&gpu, &home);
+        let (mut one, other) = x.view_mut().split_at(1);
+        stranger.memset_zeros(&mut one).expect("queued");
+        for _ in 0..2 {
+            let _ = other.view().to_pinned(&home).expect_err("nobody can mark the stranger's stream");
+            gpu.synchronize().expect("nobody captures");
+        }
+        // Where cudarc asks, the host waits, and that is told.
+        stranger.memset_zeros(&mut one).expect("queued under the same borrow");
+        drop(x);
+        gpu.synchronize().expect("nobody captures");
+    }
+    rig.clean_but_for_errors();
+}

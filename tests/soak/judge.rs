@@ -25,6 +25,13 @@ pub fn rounds() -> u64 {
     rounds
 }
 
+/// Rounds whose high-water marks are compared with those of as many at the end: as many as in a run of 10,000, until lists are as
+/// long as they may be when nothing is pending, or twice what is; a third at most. A tenth of 2,000 rounds ended before the third look at
+/// markers, which is the first that finds a whole period's pending (`markers_are_twice_those_that_are_pending` in `tests/cudarc_soak.rs`).
+pub fn first_tenth(rounds: u64) -> u64 {
+    (rounds / 10).max(1000.min(rounds / 3))
+}
+
 /// Names and values of what may not grow.
 pub type Counts<const N: usize> = [(&'static str, u64); N];
 

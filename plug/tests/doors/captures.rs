@@ -1,5 +1,10 @@
 //! Captures of the program's own, beside all that its threads do meanwhile. None may end but by what the header says ends it: a
 //! call that waits for the device, and that only if it cannot see the capture.
+//!
+//! A thread's default stream is blocking: no capture on it survives work on the legacy default stream, whoever queues it. In programs whose
+//! threads take turns the model knows of such captures, and does nothing there meanwhile. Where threads run at once it cannot know, so half of
+//! those programs have no legacy stream ([`World::has_legacy`]), and capture on blocking streams and on their threads' own; the other half have
+//! it, and capture on neither.
 
 use super::{Here, SLOTS, World};
 use crate::driver;
@@ -121,7 +126,8 @@ impl World {
         };
         let blocking = self.is_blocking(origin);
         // What others that run at once do on the legacy stream is not known.
-        if self.captures(origin) || self.captures.len() > 2 || blocking && self.mail.is_some() {
+        let apart = self.mail.is_none() || !self.has_legacy;
+        if self.captures(origin) || self.captures.len() > 2 || blocking && !apart {
             return;
         }
         let mode = u32::from(b) % 3;
@@ -137,7 +143,7 @@ impl World {
         if c.is_multiple_of(2)
             && let Some(other) = self.streams[slot].map(|m| m.named)
             && !self.captures(other)
-            && !(self.mail.is_some() && self.is_blocking(other))
+            && (apart || !self.is_blocking(other))
         {
             let event = self.event(origin);
             self.wait(other, &[event]);

@@ -25,6 +25,8 @@ pub(crate) enum Beyond {
     ThreadEnds,
     /// A second thread makes some of the calls.
     Turns,
+    /// No allocator is told that the device has done all, so that what comes back does so by itself; nothing is done that needs to be told.
+    Untold,
     /// It trims, synchronises and empties `PyTorch`'s cache: what grows all the same.
     Tidies,
     /// Now and then the first allocator ends, and another one is made in its place.
@@ -34,7 +36,8 @@ pub(crate) enum Beyond {
 /// The steps of a seed. What waits for the device or gives memory back is left out, because it would hide what grows, but in programs
 /// that are for that; so are allocators that come and go with a step, whose names last ([`World::next_allocator`]), and long blocks, which the device writes byte by byte.
 pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
-    use Verb::{Capture, Create, Destroy, EmptyCache, Sync, ThreadEnds, Trim, WaitDevice};
+    use Verb::{Capture, Close, Create, Destroy, EmptyCache, FreeUnknown, PinFreeUnknown};
+    use Verb::{Sync, ThreadEnds, Trim, WaitDevice};
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -48,6 +51,8 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
         steps.retain(|s| match s.verb {
             Create | Destroy | ThreadEnds => false,
             Sync | Trim | WaitDevice | EmptyCache => beyond == Beyond::Tidies,
+            // Behind these a wait of the allocator's is what gives memory back.
+            FreeUnknown | PinFreeUnknown | Close => beyond != Beyond::Untold,
             _ => true,
         });
         // Some are drawn with hardly a step, or with nothing of what they are for.
@@ -55,7 +60,7 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
             Beyond::Captures => s.verb == Capture,
             Beyond::Turns => s.thread == 1,
             Beyond::Tidies => matches!(s.verb, Sync | Trim | EmptyCache),
-            Beyond::Nothing | Beyond::ThreadEnds | Beyond::Allocators => true,
+            Beyond::Nothing | Beyond::Untold | Beyond::ThreadEnds | Beyond::Allocators => true,
         };
         if steps.len() < MOST || !steps[..MOST].iter().any(shows) {
             continue;
@@ -108,9 +113,9 @@ impl World {
         self.freed.truncate(16);
     }
 
-    /// The program waits for both devices, and looks at what it read. Each allocator is told of that: what was freed by nobody
+    /// The program waits for both devices, and looks at what it read. If each allocator is told of that, what was freed by nobody
     /// knows whom comes back then.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn rest(&mut self, told: bool) {
         for context in self.contexts {
             driver::bind(context);
             driver::synchronize();
@@ -122,7 +127,7 @@ impl World {
         for event in std::mem::take(&mut self.events) {
             driver::destroy_event(event as driver::Handle);
         }
-        for number in self.open() {
+        for number in self.open().into_iter().filter(|_| told) {
             self.must(0, super::Status::Ok, &format!("millpond_synchronize(a{number})"), || {
                 ffi::millpond_synchronize(number)
             });

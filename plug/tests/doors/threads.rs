@@ -114,6 +114,8 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     if program.steps.iter().any(|step| step.verb == Verb::Capture) {
         // Where one of these fails, others' captures may end, and no thread can tell in time.
         World::spare_captures();
+        // No capture on a blocking stream survives it, and no thread can tell what others do there.
+        first.has_legacy = program.schedule.is_multiple_of(2);
     }
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
     let mut ended: Vec<World> = std::thread::scope(|scope| {

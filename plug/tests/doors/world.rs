@@ -87,6 +87,8 @@ pub(crate) struct World {
     quiet: bool,
     /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
     mail: Option<Arc<Mail>>,
+    /// Steps may name the legacy default stream.
+    pub(crate) has_legacy: bool,
     first: bool,
     /// For the soak, whose other programs count the calls that failed with nobody to tell.
     steady: bool,
@@ -169,6 +171,7 @@ impl World {
             show,
             quiet,
             mail,
+            has_legacy: true,
             first: true,
             steady: false,
             looks: 0,
@@ -319,7 +322,9 @@ impl World {
     /// The stream that a step names: one of the program's, made if it is gone, or a default one.
     fn stream(&mut self, which: u8, device: usize, here: Here) -> Named {
         let slot = match which % 8 {
-            6 => return Named { who: Who::Legacy(device), handle: usize::from(which) / 8 % 2 },
+            6 if self.has_legacy => {
+                return Named { who: Who::Legacy(device), handle: usize::from(which) / 8 % 2 };
+            }
             7 => return Named { who: Who::PerThread(here.thread, device), handle: 2 },
             _ if device == 1 => 3,
             n => usize::from(n) % 3,

@@ -67,7 +67,7 @@ impl<D: Driver> Drop for Opened<'_, D> {
         // Numbered first, then closed. A write to the whole has set the counts back already.
         if of.is_home(line) {
             match intent {
-                Intent::Read => drop(of.home_reading.fetch_sub(1, Ordering::AcqRel)),
+                Intent::Read | Intent::ReadWhole => drop(of.home_reading.fetch_sub(1, Ordering::AcqRel)),
                 Intent::Write => drop(of.home_writing.fetch_sub(1, Ordering::AcqRel)),
                 Intent::WriteWhole => {}
             }
