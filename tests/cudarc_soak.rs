@@ -542,13 +542,17 @@ fn readers(b: &Bench, seed: u64) -> Round<'_> {
         match call {
             Call::Send { on, .. } | Call::Fetch { on, .. } | Call::Copy { on, .. } => *on %= 2,
             Call::Zero { on, .. } | Call::Read { on, .. } | Call::Part { on, .. } | Call::End { on } => {
-                *on %= 2
+                *on %= 2;
             }
             _ => {}
         }
         match *call {
-            Call::Send { x, .. } | Call::Copy { x, .. } | Call::Zero { x, .. } => x != LAST,
-            Call::Fill { x, .. } | Call::Renew { x } | Call::Part { x, .. } => x != LAST,
+            Call::Send { x, .. }
+            | Call::Copy { x, .. }
+            | Call::Zero { x, .. }
+            | Call::Fill { x, .. }
+            | Call::Renew { x }
+            | Call::Part { x, .. } => x != LAST,
             Call::Pool { .. } | Call::FromPool { .. } | Call::ToPool { .. } => false,
             _ => true,
         }
