@@ -12,6 +12,7 @@
 //! | `arrays_tokens_and_pinned_memory` | operations on arrays of several streams, dropped tokens, pinned blocks that streams use |
 //! | `tokens_and_pinned_memory_with_thousands_pending` | the same on a device that does nothing, where as many things are kept as there are streams, and more |
 //! | `a_replay_of_a_log` | the calls of a log of thousands of streams, dealt and run |
+//! | `a_miss_*` | a request that finds nothing, beside streams that its pool's memory waits for |
 //! | `a_trim_*` | pools and segments, not one times the other |
 //! | `at_the_limit_*` | a request that is refused looks at pools that cannot be waited for twice, whatever there are |
 //! | `a_chain_*` | what the clocks of streams that wait for each other keep: the one thing that grows with pending streams |
@@ -218,13 +219,49 @@ fn late() -> Device {
     Device::new(on_device(|| Sim::new(1 << 50).schedule(Schedule::Latest).contents(false).oracle(false)))
 }
 
-/// Blocks of 4 KiB: of pinned memory 16,384 lie in a segment. What a miss of pinned memory costs is another matter: it looks at each stream
-/// with which the pool has something in flight, once.
+/// Blocks of 4 KiB: of pinned memory 16,384 lie in a segment. What misses cost is the next test's.
 #[test]
 fn tokens_and_pinned_memory_with_thousands_pending() {
     holds(late, &halves(), Policy::Latency, Who::Few, &[Step::SourceKept, Step::PinnedUsed]);
     holds(late, &halves(), Policy::Latency, Who::All, &Step::HOST);
     holds(late, &halves(), Policy::Latency, Who::Few, &Step::ARRAYS);
+}
+
+/// What a request costs that finds nothing, while memory of its pool waits for so many streams: locks, for a request of device memory
+/// and of pinned.
+fn misses_beside_in_flight(streams: usize) -> [f64; 2] {
+    let gpu = Allocator::new(late(), Config::default()).expect("an allocator");
+    let home = gpu.stream().expect("a stream");
+    let mut others = Vec::new();
+    for _ in 0..streams {
+        let other = gpu.stream().expect("a stream");
+        let block = gpu.alloc(4096, &home).expect("memory");
+        block.record_use(&other).expect("a use");
+        let pinned = gpu.alloc_pinned(4096).expect("memory");
+        pinned.record_use(&other).expect("a use");
+        others.push(other);
+    }
+    let each = |mut miss: Box<dyn FnMut() + '_>| {
+        let before = locks_taken();
+        (0..64).for_each(|_| miss());
+        #[allow(clippy::cast_precision_loss, reason = "counts of thousands")]
+        let each = (locks_taken() - before) as f64 / 64.0;
+        each
+    };
+    let (mut kept, mut pinned) = (Vec::new(), Vec::new());
+    let device = each(Box::new(|| kept.push(gpu.alloc(64 * MIB, &home).expect("memory"))));
+    let host = each(Box::new(|| pinned.push(gpu.alloc_pinned(64 * MIB).expect("memory"))));
+    [device, host]
+}
+
+/// Memory in flight is looked at by each miss, stream by stream: by two numbers of each, and not by its locks.
+#[test]
+fn a_miss_takes_no_lock_for_each_stream_that_its_memory_waits_for() {
+    let [few, many] = [500, 2_000].map(misses_beside_in_flight);
+    println!("beside 500: {few:?}, beside 2,000: {many:?}");
+    for (few, many) in few.into_iter().zip(many) {
+        assert!(many <= few + 16.0, "{many} locks a miss beside four times the streams, and {few}");
+    }
 }
 
 /// `millpond replay` of a log of thousands of streams takes time in proportion to its length, on the device that only hands out addresses and

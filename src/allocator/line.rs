@@ -171,6 +171,11 @@ impl<D: Driver> Line<D> {
         let answered = self.published.load(Ordering::Acquire).max(self.seen().0);
         self.due.load(Ordering::Acquire) > answered
     }
+    /// Whether a marker was published that is not known complete, so that there is something to ask about. One that is published meanwhile
+    /// is the next question's.
+    pub(super) fn may_have_news(&self) -> bool {
+        self.published.load(Ordering::Acquire) > self.seen().0
+    }
     /// A marker is published: it covers what it was reserved behind, and answers what fell due before that (O9). In one hold of the lock,
     /// so that nobody takes it out in between.
     pub(super) fn publish(&self, marker: Marker<SharedEvent<D>>) {

@@ -290,19 +290,28 @@ impl<D: Driver> Registry<D> {
             let from = self.outstanding.turn.fetch_add(QUESTIONS as u32, Ordering::Relaxed) as usize;
             let from = if waiting.len() > QUESTIONS { from % waiting.len() } else { 0 };
             waiting.rotate_left(from);
-            for line in waiting.iter().filter_map(|p| self.line(p.on)) {
-                if questions > 0 {
-                    match self.fold(driver, &line) {
-                        Ok(news) => questions -= usize::from(news == Some(false)),
-                        Err(e) if e.is_of_one_stream() => {
-                            questions -= 1;
-                            refused = refused.and(Err(e));
-                        }
-                        Err(e) => return Err(e),
+            for line in self.lines_with_news(&waiting) {
+                match self.fold(driver, &line) {
+                    Ok(news) => questions -= usize::from(news == Some(false)),
+                    Err(e) if e.is_of_one_stream() => {
+                        questions -= 1;
+                        refused = refused.and(Err(e));
                     }
+                    Err(e) => return Err(e),
+                }
+                if questions == 0 {
+                    break;
                 }
             }
         }
+    }
+
+    /// Timelines of these that there is something to ask about. Ranges may wait for thousands that have no marker yet: they cost a look
+    /// at two numbers each, and all together one lock.
+    fn lines_with_news(&self, waiting: &[Pending]) -> Vec<Arc<Line<D>>> {
+        let seen = self.seen();
+        let lines = waiting.iter().filter_map(|p| seen.line(p.on));
+        lines.filter(|line| line.may_have_news()).cloned().collect()
     }
 
     /// A marker fell due because ranges wait for this timeline: learns what is complete of it, so that frees find ranges to
