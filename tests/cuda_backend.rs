@@ -384,6 +384,33 @@ fn a_capture_on_any_known_stream_survives_a_context_wide_marker() {
     rig.clean();
 }
 
+/// Why a marker that was recorded in somebody's capture may be thrown away: it is no part of the graph.
+#[test]
+#[allow(unsafe_code, reason = "a graph's nodes are counted")]
+fn a_record_adds_nothing_to_a_graph() {
+    let Some(rig) = rig() else { return };
+    let theirs = CudaContext::new(0).expect("cudarc's");
+    let native = theirs.new_stream().expect("a stream");
+    let known = rig.cuda.adopt(Arc::clone(&native)).expect("adopted");
+    let event = rig.cuda.create_event().expect("an event");
+    for records in 0..3 {
+        native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
+        for _ in 0..records {
+            rig.cuda.record(&event, &known).expect("recorded");
+        }
+        // SAFETY: the stream is alive, and its capture began on it.
+        let graph = unsafe { result::stream::end_capture(native.cu_stream()) }.expect("ended well");
+        let mut nodes = usize::MAX;
+        // SAFETY: no nodes are asked for, only how many there are.
+        let counted = unsafe { sys::cuGraphGetNodes(graph, core::ptr::null_mut(), &raw mut nodes) };
+        assert_eq!((counted, nodes), (sys::CUresult::CUDA_SUCCESS, 0), "{records} records");
+        // SAFETY: ended above, and used by nobody.
+        unsafe { result::graph::destroy(graph) }.expect("destroyed");
+    }
+    drop((known, event, native, theirs));
+    rig.clean();
+}
+
 /// Ends the capture that began on a stream: the driver's code, if it was lost.
 #[allow(unsafe_code, reason = "the end of a capture, without making a graph executable")]
 fn ended(native: &CudaStream) -> Result<(), sys::CUresult> {

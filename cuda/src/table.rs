@@ -304,6 +304,14 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     }
 }
 
+/// The same where the call is known. A question about an event, or a wait for it, whose arguments are ours and valid, has this answer when the
+/// event was last recorded in a capture that has ended (H100, driver 580.159.04, CUDA 13.0; while it goes on a question is answered 907, and
+/// ends it).
+pub(super) fn kind_of_answer(call: Call, code: Code) -> DriverErrorKind {
+    let of_event = matches!(call, Call::event_query | Call::event_synchronize | Call::stream_wait_event);
+    if of_event && code == 1 { DriverErrorKind::Capturing } else { kind_of(code) }
+}
+
 /// The result of a call as an error, with the driver's words.
 #[inline]
 pub(super) fn check(table: &Table, call: Call, code: Code) -> DriverResult<()> {
@@ -313,5 +321,14 @@ pub(super) fn check(table: &Table, call: Call, code: Code) -> DriverResult<()> {
 #[cold]
 #[inline(never)]
 pub(super) fn failed(table: &Table, call: Call, code: Code) -> DriverError {
-    DriverError::new(call.name(), code, kind_of(code), explain(table, code))
+    let kind = kind_of_answer(call, code);
+    if kind == DriverErrorKind::Capturing && code == 1 {
+        return DriverError::new(
+            call.name(),
+            code,
+            kind,
+            "the event was last recorded in a capture: record it again",
+        );
+    }
+    DriverError::new(call.name(), code, kind, explain(table, code))
 }

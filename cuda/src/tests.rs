@@ -114,6 +114,17 @@ fn codes_have_meanings_and_unknown_ones_are_data() {
     }
 }
 
+/// Of the three calls that ask about an event, or wait for it, and of no other.
+#[test]
+fn an_invalid_event_is_one_that_a_capture_took() {
+    use super::table::{Call, kind_of_answer};
+    for call in [Call::event_query, Call::event_synchronize, Call::stream_wait_event] {
+        assert_eq!(kind_of_answer(call, 1), DriverErrorKind::Capturing);
+        assert_eq!(kind_of_answer(call, 2), DriverErrorKind::OutOfMemory);
+    }
+    assert_eq!(kind_of_answer(Call::event_record, 1), DriverErrorKind::InvalidValue);
+}
+
 #[test]
 fn a_gone_driver_is_no_news_to_destructors() {
     let error = |code| DriverError::new("cuStreamDestroy", code, kind_of(code), "");

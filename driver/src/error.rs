@@ -1,7 +1,7 @@
 //! What a driver says when it fails, and why a device cannot be had.
 //!
-//! Every message says what was asked, what was found and what to do. This file knows no driver's own codes but the two that a
-//! question below names.
+//! Every message says what was asked, what was found and what to do. This file knows no driver's own codes but those that the
+//! questions below name.
 
 use core::fmt;
 use std::borrow::Cow;
@@ -61,10 +61,11 @@ impl DriverError {
         let gone = self.kind == DriverErrorKind::InvalidHandle && self.code != 201;
         gone || self.kind == DriverErrorKind::Capturing
     }
-    /// Whether it says of an event, and not of a stream, that a capture took its last record (CUDA's 907).
+    /// Whether it says of an event, and not of a stream, that a capture took its last record: CUDA's 907 while the capture goes on, and 1
+    /// when it has ended, where a backend knows that the call was one for an event.
     #[doc(hidden)]
     pub fn is_of_captured_event(&self) -> bool {
-        self.kind == DriverErrorKind::Capturing && self.code == 907
+        self.kind == DriverErrorKind::Capturing && matches!(self.code, 1 | 907)
     }
     /// Whether nothing will work again in this process.
     pub fn is_context_lost(&self) -> bool {

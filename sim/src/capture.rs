@@ -155,7 +155,8 @@ impl World {
             if c.invalid {
                 return Err(refused(call, 901, "the stream's capture was destroyed: end it and begin again"));
             }
-            c.operations += 1;
+            // A record is no node of the graph: it tells the event where in it the stream is.
+            c.operations += u64::from(call != Call::EventRecord);
             return Ok(true);
         }
         if let Some(capture) = self.captured_by_blocking(key) {
@@ -167,6 +168,15 @@ impl World {
             ));
         }
         Ok(false)
+    }
+
+    /// A question about an event that was last recorded in capture `from`: it ends one that goes on, and is refused in any case. The codes are a
+    /// driver's (docs/ordering.md, O9).
+    pub(super) fn asked_of_captured(&mut self, from: u32, call: Call) -> DriverError {
+        let goes_on = self.captures.iter().any(|c| c.key == from);
+        self.invalidate_capture(from);
+        let code = if goes_on { 907 } else { 1 };
+        refused(call, code, "the event was last recorded in a capture: record it again")
     }
 
     /// A wait of `key` for an event recorded in capture `from`, or outside any: whether the wait is recorded.
@@ -188,11 +198,10 @@ impl World {
             }
             (mine, Some(from)) => {
                 let Some(index) = self.captures.iter().position(|c| c.key == from) else {
-                    return Err(refused(
-                        call,
-                        907,
-                        "the event was last recorded in a capture: record it again",
-                    ));
+                    if let Some(mine) = mine {
+                        self.invalidate_capture(mine);
+                    }
+                    return Err(self.asked_of_captured(from, call));
                 };
                 if mine.is_none() {
                     self.captures[index].streams.push(key);

@@ -73,10 +73,10 @@ impl World {
 
     /// Whether the answer to a query is yes, planted answers included; the oracle is told of a yes.
     fn ask(&mut self, sim: &Sim, event: &SimEvent, call: Call) -> DriverResult<bool> {
-        let state = self.event(sim, event, call)?;
-        if state.capture.is_some() {
-            return Err(captured(call));
+        if let Some(from) = self.event(sim, event, call)?.capture {
+            return Err(self.asked_of_captured(from, call));
         }
+        let state = self.event(sim, event, call)?;
         if state.not_ready > 0 {
             state.not_ready -= 1;
             return Ok(false);
@@ -113,15 +113,6 @@ impl World {
 
 fn nanos(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn captured(call: Call) -> DriverError {
-    DriverError::new(
-        call.name(),
-        907,
-        DriverErrorKind::Capturing,
-        "the event was last recorded in a capture: record it again",
-    )
 }
 
 /// Runs until these positions are reached, for a call that has no way to give up.
@@ -314,8 +305,8 @@ unsafe impl Fences for Sim {
         let (goals, until) = self.call(call, |w| {
             w.devices[self.index()].host_waits += 1;
             let state = w.event(self, event, call)?;
-            if state.capture.is_some() {
-                return Err(captured(call));
+            if let Some(from) = state.capture {
+                return Err(w.asked_of_captured(from, call));
             }
             let (points, finish) = (state.points.clone(), state.finish);
             let refused = state.not_ready > 0;

@@ -56,6 +56,36 @@ pub fn asking_a_captured_stream_for_its_id_ends_the_capture<T: Bench>(b: &T) {
     assert!(ends(b, |s| assert_eq!(b.ask_id(s), Err(900))));
 }
 
+/// What was recorded while its stream captured belongs to the graph: the record ends no capture, and once that has ended, whoever asks about
+/// the event or waits for it is told so, until it is recorded anew. No answer is ever "complete", no wait one for nothing. A question while
+/// the capture goes on ends it, in a relaxed batch too.
+pub fn an_event_that_a_capture_took_says_so<T: Bench>(b: &T) {
+    let d = b.device();
+    let (other, event) = (stream(b), d.create_event().expect("an event"));
+    let says_so = |code: u32, result: DriverResult<()>| {
+        let e = result.expect_err("a capture took it");
+        assert!(e.is_of_captured_event() && e.code == code, "{e}");
+    };
+    assert!(!ends(b, |s| d.record(&event, s).expect("a record is a part of the capture")));
+    for _ in 0..2 {
+        says_so(1, d.query(&event).map(drop));
+        says_so(1, d.wait(&other, &event));
+        says_so(1, d.wait_event(&event, PATIENCE).map(drop));
+    }
+    let ended = ends(b, |s| {
+        d.record(&event, s).expect("recorded");
+        d.relaxed(|| says_so(907, d.query(&event).map(drop)));
+    });
+    assert!(ended);
+    says_so(1, d.query(&event).map(drop));
+    // A capture that would wait for it is lost.
+    assert!(ends(b, |s| says_so(1, d.wait(s, &event))));
+    d.record(&event, &other).expect("recorded anew");
+    finish_stream(b, &other);
+    assert!(d.query(&event).expect("an answer"));
+    d.wait(&other, &event).expect("a wait for what is over");
+}
+
 /// A call to be made while somebody's stream captures, and what it is.
 type Named<'a, T> = (&'static str, &'a dyn Fn(&StreamOf<T>) -> DriverResult<()>);
 

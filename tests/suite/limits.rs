@@ -89,6 +89,26 @@ pub fn memory_in_flight_is_not_trimmed<T: Bench>(b: &T) {
     assert_eq!(gpu.trim(Trim::All).expect("now it goes").bytes, 4 * MIB);
 }
 
+/// All that either kind of memory may take waits for a stream that nobody may be made to wait for, and is held: a request is refused at once,
+/// however long it might wait for others. A gate that was waited for has ended by itself, which `open` tells.
+pub fn no_request_waits_for_an_independent_stream<T: Bench>(b: &T) {
+    let gpu =
+        allocator(b, exact().limit(Limit::Bytes(8 * MIB)).pinned_limit(8 * MIB).bounded_wait(3 * PATIENCE));
+    let (s, alone) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream").independent());
+    let (block, host) = (gpu.alloc(6 * MIB, &s).expect("memory"), gpu.alloc_pinned(6 * MIB).expect("memory"));
+    let gate = b.gate(alone.native());
+    block.record_use(&alone).expect("a use");
+    host.record_use(&alone).expect("a use");
+    drop((block, host));
+    assert!(is_out_of_memory(gpu.alloc(4 * MIB, &s)));
+    assert!(matches!(gpu.alloc_pinned(4 * MIB), Err(Error::OutOfMemory(_))));
+    b.open(gate);
+    gpu.synchronize().expect("waited");
+    let block = gpu.alloc(4 * MIB, &s).expect("what it held is complete");
+    own(b, &block, &s);
+    drop(gpu.alloc_pinned(4 * MIB).expect("and what it held of the host's"));
+}
+
 /// Everything the allocator made is gone with the last thing that refers to it; the judgement looks for what is not.
 pub fn nothing_lasts_beyond_the_last_drop<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());

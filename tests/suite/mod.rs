@@ -267,7 +267,7 @@ macro_rules! conformance {
             ]
             capture: [
                 asking_whether_a_stream_captures_is_harmless, asking_a_captured_stream_for_its_id_ends_the_capture,
-                relaxed_batches_break_no_capture, calls_outside_a_relaxed_batch_end_it,
+                an_event_that_a_capture_took_says_so, relaxed_batches_break_no_capture, calls_outside_a_relaxed_batch_end_it,
                 a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too,
                 virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,
                 a_context_event_ends_the_capture,
@@ -292,7 +292,8 @@ macro_rules! conformance {
             ]
             limits: [
                 a_limit_refuses_and_recovers, limits_of_nothing, requests_beyond_the_device,
-                a_trim_gives_everything_back, memory_in_flight_is_not_trimmed, nothing_lasts_beyond_the_last_drop,
+                a_trim_gives_everything_back, memory_in_flight_is_not_trimmed, no_request_waits_for_an_independent_stream,
+                nothing_lasts_beyond_the_last_drop,
             ]
             pinned: [
                 bytes_go_there_and_back, a_source_in_flight_is_nobody_elses,

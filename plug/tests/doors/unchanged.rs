@@ -137,7 +137,7 @@ impl World {
         let name = words.split_once('(').map_or(words, |(name, _)| name);
         let is_of = |calls: &[&str]| calls.iter().any(|what| name.ends_with(what));
         // A mark that a capture took is none any more, and what it stood for is held back.
-        let taken = [parts(fault).1, driver::answer()].contains(&CAPTURED_EVENT);
+        let taken = [parts(fault).1, driver::answer()].iter().any(|code| CAPTURED_EVENT.contains(code));
         let may = (is_of(&MOVING), is_of(&HOLDING) || taken, is_of(&["_alloc"]));
         // As the program names them.
         let streams = words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| {
@@ -157,8 +157,8 @@ impl World {
     }
 }
 
-/// The code of an event whose record a capture took.
-const CAPTURED_EVENT: u32 = 907;
+/// The codes of an event whose record a capture took: in one that goes on, and in one that has ended.
+const CAPTURED_EVENT: [u32; 2] = [907, 1];
 /// Calls that take memory of the device, or give idle memory back, before they fail.
 const MOVING: [&str; 9] = [
     "_alloc",

@@ -1,7 +1,7 @@
 //! Published markers whose events a capture took.
 //!
 //! A stream is asked behind each record whether it captures, and the event thrown away if so. A capture that began *and ended* between
-//! the two questions is seen by neither: its event is published, and answers every query and wait with an error (907), which is never
+//! the two questions is seen by neither: its event is published, and answers every query and wait with an error (1 from CUDA's drivers, whose backend knows it), which is never
 //! "complete" nor an order. Whoever is answered so takes the marker out. Its number covers nothing then, as if the record had failed;
 //! another marker falls due, and whoever needs the stream takes the next one or makes it.
 //!
