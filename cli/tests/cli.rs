@@ -262,6 +262,10 @@ fn absurd_requests_and_options() {
         let name = args[0].trim_start_matches('-');
         assert!(err(&o).contains(name), "{args:?} is not named: {}", err(&o));
     }
+    for calls in ["3", "18446744073709551615"] {
+        let o = millpond(&["replay", &good, "--run-ahead", calls]);
+        assert_eq!(o.status.code(), Some(0), "{calls} calls ahead: {}", err(&o));
+    }
     for limit in ["0", "1"] {
         let o = millpond(&["replay", &good, "--limit", limit]);
         assert_eq!(o.status.code(), Some(1), "a limit of {limit} bytes serves nothing");
