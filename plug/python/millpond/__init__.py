@@ -277,6 +277,9 @@ class Allocator:
     back at the next synchronize or destroy of one of the same device. Memory that is alive at an end stays valid and is its allocator's:
     the frees still take it, wait for nothing, and leave it to those later calls; `trim` and `synchronize` of the ended one are among
     them. So hold an allocator as long as its memory.
+
+    No other call ends a capture, but where another thread begins one on a stream that the call names just then, or on a blocking stream
+    while the legacy default stream is in use, it may be lost.
     """
 
     _number = 0

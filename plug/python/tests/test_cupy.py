@@ -318,6 +318,22 @@ class TestCaptures(Test):
         return self.pool
 
     @alone()
+    def test_no_capture_begins_while_a_free_names_streams(self):
+        self.make()
+        one, two = self.streams()
+        self.empty(one)
+        (known,) = self.door._known.values()
+        inside, over = threading.Event(), threading.Event()
+        free = threading.Thread(target=known.naming, args=(lambda _: (inside.set(), over.wait(30)),))
+        free.start()
+        self.assertTrue(inside.wait(30))
+        threading.Timer(0.2, over.set).start()
+        two.begin_capture()
+        self.assertTrue(over.is_set(), "it began though a free may be about to ask who the stream is")
+        free.join()
+        self.assertIsNotNone(two.end_capture())
+
+    @alone()
     def test_a_trim_looks_again(self):
         self.make()
         one, two = self.streams()
