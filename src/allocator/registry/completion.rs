@@ -122,8 +122,14 @@ impl<D: Driver> Registry<D> {
         // Counted before anybody can retire it.
         let now = self.outstanding.markers.fetch_add(1, Ordering::Relaxed) + 1;
         self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
+        let number = marker.number;
         line.publish(marker);
         line.listeners.tell();
+        // A wait for the device that began behind the reservation has proved the number, and the timeline may have left the table since: whoever
+        // retires what is complete was there before.
+        if line.seen() >= number {
+            self.retire_markers(line);
+        }
     }
 
     /// Whoever is ordered behind all of this is complete, and so is this.
