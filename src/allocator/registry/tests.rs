@@ -177,3 +177,28 @@ fn a_request_beside_a_stream_that_is_closed_in_time_is_served() {
     }
     assert_eq!(waited, READINGS, "the clock was read too seldom to let the closer go on");
 }
+
+/// The number of a marker is complete before its event is published: the device was waited for meanwhile, and the stream ended and is forgotten.
+/// Nobody comes by the timeline again, so the marker is on it no more.
+#[test]
+fn a_marker_that_is_proved_before_it_is_published_leaves_at_once() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    let s = gpu.stream().unwrap();
+    let line = Arc::clone(s.line());
+    let on = line.id;
+    sim.launch(s.native(), Launch::new("kernel")).unwrap();
+    let beside = gpu.clone();
+    sim.meanwhile(Call::EventRecord, 1, move || {
+        drop(s);
+        beside.synchronize().unwrap();
+        beside.core().registry.retire();
+        assert!(beside.core().registry.line(on).is_none(), "it has left the table");
+    });
+    let core = gpu.core();
+    core.registry.make_marker(&core.driver, &line).unwrap();
+    assert!(line.state.lock().timeline.above(Epoch(0)).next().is_none(), "its marker is on nobody's list");
+    drop(line);
+    sim.run_until_idle();
+    sim.verdict().unwrap();
+}
