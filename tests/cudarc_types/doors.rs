@@ -471,6 +471,16 @@ fn what_is_kept_when_the_keeper_closes_is_waited_for() {
     rig.clean();
 }
 
+/// Where captures are expected: an allocator, a stream of its own, one that nobody holds, and an array at home on the first.
+fn beside_a_stranger(rig: &Rig) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, Words) {
+    rig.cuda.expect_captures();
+    let gpu = rig.room_for(1);
+    let home = gpu.stream().expect("a stream");
+    let stranger = given(rig, &gpu, Unknown).theirs;
+    let x = sevens(&gpu, &home);
+    (gpu, home, stranger, x)
+}
+
 /// Where captures are expected nobody marks the whole context, so a write behind a use on a stream that nobody holds is refused until
 /// the program synchronises. The use was open still at the next try, and the array could never be written again.
 #[test]
@@ -478,11 +488,7 @@ fn what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise() {
     for whole in [true, false] {
         let Some(rig) = rig() else { return };
         {
-            rig.cuda.expect_captures();
-            let gpu = rig.room_for(1);
-            let home = gpu.stream().expect("a stream");
-            let stranger = given(&rig, &gpu, Unknown).theirs;
-            let mut x = sevens(&gpu, &home);
+            let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
             if whole {
                 stranger.memset_zeros(&mut x).expect("queued");
             } else {
@@ -507,11 +513,7 @@ fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
     for whole in [true, false] {
         let Some(rig) = rig() else { return };
         {
-            rig.cuda.expect_captures();
-            let gpu = rig.room_for(1);
-            let home = gpu.stream().expect("a stream");
-            let stranger = given(&rig, &gpu, Unknown).theirs;
-            let mut x = sevens(&gpu, &home);
+            let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
             stranger.memset_zeros(&mut x.slice_mut(1..)).expect("queued");
             let look = |x: &Words| {
                 let copy = if whole { x.to_pinned(&home) } else { x.slice(1..).to_pinned(&home) };

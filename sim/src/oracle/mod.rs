@@ -265,8 +265,8 @@ impl Oracle {
         self.recorded();
     }
 
-    /// An event was destroyed: what it captured is needed no more. Telling is optional and saves memory, up to 16 KB an event
-    /// where a thousand streams know each other.
+    /// An event was destroyed: what it captured is needed no more. Telling is optional and saves memory: a clock, as far as nobody else has
+    /// its pages.
     pub fn event_destroyed(&mut self, event: EventKey) {
         self.order.event_destroyed(event);
     }

@@ -476,13 +476,18 @@ mod tests {
     fn at(stream: u32, tick: u64) -> At {
         At { line: Line::stream(StreamKey(stream)), tick }
     }
+    /// What knows one operation of each of 20,000 streams.
+    fn of_many_streams() -> Clock {
+        let mut clock = Clock::default();
+        for n in 0..20_000 {
+            clock.raise(at(n, 1), Via::NONE);
+        }
+        clock
+    }
 
     #[test]
     fn what_is_learnt_of_one_line_costs_the_pages_of_that_line() {
-        let mut host = Clock::default();
-        for n in 0..20_000 {
-            host.raise(at(n, 1), Via::NONE);
-        }
+        let mut host = of_many_streams();
         let path = 1 + host.height as usize;
         let mut stream = Clock::default();
         stream.raise(at(7, 1), Via::NONE);
@@ -498,10 +503,7 @@ mod tests {
     /// Streams that have all heard of each other, by different waits: one more wait costs what is new.
     #[test]
     fn clocks_that_learnt_the_same_by_other_waits_share_it() {
-        let mut source = Clock::default();
-        for n in 0..20_000 {
-            source.raise(at(n, 1), Via::NONE);
-        }
+        let source = of_many_streams();
         let path = 1 + source.height as usize;
         let mut clocks: Vec<Clock> = (0..50).map(|_| Clock::default()).collect();
         for (n, clock) in (20_000..).zip(&mut clocks) {
