@@ -124,6 +124,7 @@ const PATH_PREFIXES: &[&str] = &[
     "driver/",
     "cuda/",
     "sim/",
+    "testkit/",
     "trace/",
     "replay/",
     "docs/",

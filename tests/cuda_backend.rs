@@ -20,6 +20,8 @@ use millpond::trace::{BlockNo, Call, Log, StreamNo, ThreadNo};
 use millpond::units::Addr;
 use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable};
 use millpond_replay::{Deal, replay_log};
+// For the code that is made there once (`millpond_testkit::compiled`).
+use millpond_testkit as _;
 use remote::{Fake, When};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -16,13 +16,6 @@
 #[allow(dead_code, unreachable_pub, reason = "an example, two of whose loops are called")]
 mod gpu_rows;
 
-#[path = "soak/counting.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "a module of tests; here the device's memory is apart by itself"
-)]
-mod counting;
 #[path = "soak/judge.rs"]
 mod judge;
 #[path = "soak/readme_on_a_gpu.rs"]
@@ -35,12 +28,12 @@ mod rig;
 #[path = "cudarc_types/world.rs"]
 mod world;
 
-use counting::Account;
 use cudarc::driver::{CudaContext, CudaStream};
 use judge::{Counts, Highest, PERIOD, first_tenth, grown, rounds, runs_away};
 use millpond::cuda::Cuda;
 use millpond::driver::{Host, HostKind};
 use millpond::{Allocator, Config, PinnedArray, Stream};
+use millpond_testkit::counting::{self, Account};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config as Proptest, RngAlgorithm, TestRng, TestRunner};
 use remote::{Fake, When};

@@ -33,6 +33,8 @@ use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut, DeviceSlice, PushKern
 use millpond::cuda::Cuda;
 use millpond::driver::{Driver, Memory};
 use millpond::{Allocator, Config, Error};
+// For the code that is made there once (`millpond_testkit::compiled`).
+use millpond_testkit as _;
 use remote::Fake;
 use rig::*;
 use std::sync::Arc;

@@ -21,6 +21,8 @@ use millpond::driver::{Driver, Fences, Host, HostKind, Mapping, Memory, StreamOp
 use millpond::error::Unavailable;
 use millpond::units::Addr;
 use millpond::{Allocator, Config, DriverError, DriverErrorKind, Error, Trim, kernel};
+// For the code that is made there once (`millpond_testkit::compiled`).
+use millpond_testkit as _;
 use programs::{LAUNCHES, PROGRAMS, Program, Ran};
 use remote::{Fake, When};
 use std::collections::BTreeMap;

@@ -11,6 +11,8 @@ mod trace_codec;
 #[path = "../fuzz/src/trace_import.rs"]
 mod trace_import;
 
+// For the code that is made there once (`millpond_testkit::compiled`).
+use millpond_testkit as _;
 use std::path::Path;
 
 fn each_seed(target: &str, run: fn(&[u8])) {

@@ -19,18 +19,10 @@
 
 #![allow(unreachable_pub, reason = "modules of a test")]
 
-#[allow(dead_code, reason = "the soak's")]
-#[path = "soak/counting.rs"]
-mod counting;
-#[allow(dead_code, reason = "the soak's")]
-#[path = "soak/device.rs"]
-mod device;
 #[allow(dead_code, reason = "the bench's too")]
 #[path = "../benches/streams/steady.rs"]
 mod steady;
 
-use counting::{Account, device as on_device};
-use device::Device;
 use millpond::allocator::Policy;
 use millpond::driver::{Copies, Driver, Kernels};
 use millpond::sync::Rank;
@@ -39,6 +31,8 @@ use millpond::{Allocator, Config, Growth, Limit, Trim};
 use millpond_replay::{Deal, Touch, replay_log};
 use millpond_sim::null::Null;
 use millpond_sim::{Call, Launch, Schedule, Sim};
+use millpond_testkit::counted::Device;
+use millpond_testkit::counting::{self, Account, device as on_device};
 use std::fmt::Write;
 use std::time::Duration;
 use steady::{Step, Who, World};

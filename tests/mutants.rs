@@ -8,7 +8,6 @@
 
 #[path = "arrays/operations.rs"]
 mod arrays;
-mod cases;
 #[path = "allocator/lifetimes/endless.rs"]
 mod endless;
 #[path = "soak/finders.rs"]
@@ -17,9 +16,9 @@ mod finders;
 mod safe_calls;
 #[path = "threads/operands.rs"]
 mod stress;
-mod worlds;
 
 use millpond::mutant::{self, Bug};
+use millpond_testkit::{cases, worlds};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use worlds::arrays::Arrays;
@@ -29,8 +28,14 @@ use worlds::ranges::Ranges;
 /// A good generator finds each bug of order within so many operations.
 const WITHIN: usize = 10_000;
 
-/// Independent searches for each bug, an odd number: the median counts.
-const SEARCHES: u64 = 7;
+/// Independent searches for each bug, an odd number: the median counts. `MILLPOND_SEARCHES` says another; docs/mutants.md has the median
+/// of seven.
+fn searches() -> u64 {
+    let searches =
+        std::env::var("MILLPOND_SEARCHES").map_or(7, |n| n.parse().expect("MILLPOND_SEARCHES is a number"));
+    assert!(searches % 2 == 1, "MILLPOND_SEARCHES is {searches}, of which there is no median");
+    searches
+}
 
 /// Bugs that no random programs look for, and why. What only grows is the soak's to find: [`finders`].
 const DIRECTED_ONLY: &[(Bug, &str)] = &[
@@ -312,7 +317,7 @@ fn killed(case: &cases::Case, bug: Bug) -> Result<(), String> {
     }
 }
 
-/// What the exhaustive search goes through until a program is not judged right: families (`tests/worlds`) and lengths of programs.
+/// What the exhaustive search goes through until a program is not judged right: families (`testkit/src/worlds`) and lengths of programs.
 /// Bugs of arrays are looked for among programs of arrays.
 const SEARCHED: &[(&str, usize)] = &[
     ("array", 2),
@@ -437,7 +442,7 @@ fn every_planted_bug_is_found() {
                 (Ok(()), true) => {}
             }
         }
-        for search in 0..SEARCHES {
+        for search in 0..searches() {
             if let Some((_, e)) = random(None, search) {
                 missed.push(format!("right code fails a random program: {e}"));
             }
@@ -465,7 +470,7 @@ fn every_planted_bug_is_found() {
             let excuse = elsewhere(bug);
             let mut found: Vec<Option<(usize, String)>> = match &excuse {
                 Some(_) => Vec::new(),
-                None => (0..SEARCHES).map(|search| random(Some(bug), search)).collect(),
+                None => (0..searches()).map(|search| random(Some(bug), search)).collect(),
             };
             // The median of the searches; one that found nothing is the longest.
             found.sort_by_key(|f| f.as_ref().map_or(usize::MAX, |f| f.0));

@@ -4,18 +4,15 @@
 //! The stand-in is built by `cargo test --workspace` or `.ci/fake-cuda`; where it is not, this says so.
 #![cfg(feature = "cuda")]
 
-mod cuda_bench;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
-#[macro_use]
-mod suite;
 
-use cuda_bench::{Judge, OnCuda};
 use millpond::cuda::Cuda;
+use millpond_testkit::on_cuda::{Judge, OnCuda};
 use remote::{Fake, When};
 
 impl Judge for Fake {
-    fn finish(self) -> Result<(), String> {
+    fn finish(self: Box<Self>) -> Result<(), String> {
         match (self.verdict(), self.leaks()) {
             (None, None) => Ok(()),
             (verdict, leaks) => {
@@ -26,17 +23,17 @@ impl Judge for Fake {
 }
 
 /// A device of 4 GiB with this schedule, if the stand-in was built.
-fn bench(when: When) -> Option<OnCuda<Fake>> {
+fn bench(when: When) -> Option<OnCuda> {
     let fake = remote::fake_or_skip(4 << 30, 1, when)?;
     Some(OnCuda::new(Cuda::new(0).expect("the stand-in's device"), fake))
 }
 
 mod early {
-    conformance!(crate::bench(crate::When::Earliest));
+    millpond_testkit::conformance!(crate::bench(crate::When::Earliest));
 }
 mod late {
-    conformance!(crate::bench(crate::When::Latest));
+    millpond_testkit::conformance!(crate::bench(crate::When::Latest));
 }
 mod random {
-    conformance!(crate::bench(crate::When::Random(7)));
+    millpond_testkit::conformance!(crate::bench(crate::When::Random(7)));
 }

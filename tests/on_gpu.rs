@@ -4,12 +4,8 @@
 //! One test runs at a time, because some facts are about all kernels of a device and all captures of a context.
 #![cfg(feature = "cuda")]
 
-mod cuda_bench;
-#[macro_use]
-mod suite;
-
-use cuda_bench::{Judge, OnCuda};
 use millpond::cuda::Cuda;
+use millpond_testkit::on_cuda::{Judge, OnCuda};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -19,20 +15,20 @@ struct Turn(#[allow(dead_code, reason = "held, not read")] MutexGuard<'static, (
 
 impl Judge for Turn {
     /// Hardware has no opinion of its own.
-    fn finish(self) -> Result<(), String> {
+    fn finish(self: Box<Self>) -> Result<(), String> {
         Ok(())
     }
 }
 
-fn bench() -> Option<OnCuda<Turn>> {
+fn bench() -> Option<OnCuda> {
     let turn = Turn(TURN.lock().unwrap_or_else(PoisonError::into_inner));
     match Cuda::new(0) {
         Ok(cuda) => Some(OnCuda::new(cuda, turn)),
         Err(why) => {
-            suite::say(&format!("SKIPPED: no GPU to run on: {why}"));
+            millpond_testkit::suite::say(&format!("SKIPPED: no GPU to run on: {why}"));
             None
         }
     }
 }
 
-conformance!(crate::bench());
+millpond_testkit::conformance!(crate::bench());

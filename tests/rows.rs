@@ -57,7 +57,7 @@ const WALLS: &str = "tests/architecture.rs";
 const REFUSED: &str = "tests/refused/tests/refused.rs";
 
 /// Where the conformance suite's tests are listed to be run.
-const LIST: &str = "tests/suite/mod.rs";
+const LIST: &str = "testkit/src/suite/mod.rs";
 
 /// Where the suite of lifetimes has the orders of drops.
 const ORDERS: &str = "tests/allocator/lifetimes/orders.rs";
@@ -582,7 +582,7 @@ fn room_in(list: &str, name: &str) -> Option<String> {
 /// Where the suite's room is: tests that a device must fail stand beside those that it must pass.
 fn file_of(room: &str) -> String {
     let room = room.strip_prefix("guilty_").unwrap_or(if room == "guilty" { "order" } else { room });
-    format!("tests/suite/{room}.rs")
+    format!("testkit/src/suite/{room}.rs")
 }
 
 /// Whether the suite's list runs this function, and the room has it.
@@ -780,7 +780,7 @@ fn missing_evidence_is_reported() {
     assert!(missing("S1", Refused("nobody_wrote_this")).is_some());
     let room = |text: &'static str| {
         move |file: &str| {
-            assert_eq!(file, "tests/suite/room.rs");
+            assert_eq!(file, "testkit/src/suite/room.rs");
             text.to_owned()
         }
     };
@@ -788,7 +788,7 @@ fn missing_evidence_is_reported() {
     assert!(in_suite("guilty_room: [a, b]", room("pub fn a<T>() {}"), "a"));
     assert!(!in_suite("room: [ab, b] // a", room("pub fn a<T>() {}"), "a"), "not run");
     assert!(!in_suite("room: [a]", room("// pub fn a<T>() {}"), "a"), "not there");
-    assert_eq!(file_of("guilty"), "tests/suite/order.rs");
+    assert_eq!(file_of("guilty"), "testkit/src/suite/order.rs");
     assert!(missing("S1", Owed("attic")).is_some());
     assert!(!has_test("#[test]\nfn a() {}\nfn b() {}", "b"));
     assert!(has_test("#[test]\n#[should_panic]\nfn b() {}", "b"));

@@ -1,8 +1,8 @@
 //! Every small program of each family, up to symmetry, is judged right; and there are as many as there are to be.
 //!
-//! * Blocks on two streams (`tests/worlds/blocks.rs`): 4 operations, at a limit of two units; by two threads 3.
-//! * A large range with up to two users, on three streams (`tests/worlds/ranges.rs`): 5 operations.
-//! * An array on two streams, with tokens, guards, pinned memory and a fault (`tests/worlds/arrays.rs`): 3 operations.
+//! * Blocks on two streams (`testkit/src/worlds/blocks.rs`): 4 operations, at a limit of two units; by two threads 3.
+//! * A large range with up to two users, on three streams (`testkit/src/worlds/ranges.rs`): 5 operations.
+//! * An array on two streams, with tokens, guards, pinned memory and a fault (`testkit/src/worlds/arrays.rs`): 3 operations.
 //!
 //! Each must satisfy both oracles, leave the heaps sound and strand nothing.
 //!
@@ -17,15 +17,13 @@
 //! 4 on a device that stands anywhere take some 16 s. Of the range an operation more is some 17 times the programs: 26,538 of 6 take 6 s,
 //! each for a host that may wait and for one that may not; of the array some 28 times: 99,096 of 4 take 8 s.
 
-mod cases;
-mod worlds;
-
-use cases::World;
 use millpond::units::MIB;
+use millpond_testkit::cases::World;
+use millpond_testkit::worlds;
+use millpond_testkit::worlds::arrays::Arrays;
+use millpond_testkit::worlds::blocks::{self, DEALT, Second, Seen};
+use millpond_testkit::worlds::ranges::Ranges;
 use std::io::Write as _;
-use worlds::arrays::Arrays;
-use worlds::blocks::{self, DEALT, Second, Seen};
-use worlds::ranges::Ranges;
 
 /// A number from the environment.
 fn number(name: &str, default: usize) -> usize {

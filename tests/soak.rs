@@ -3,14 +3,12 @@
 //! What an allocator holds may be a function of what is pending, never of what has ever happened. That is a promise about
 //! loops, so it is tested on loops: the README's programs, the examples, what tests/rows.rs lists, and random ones, each
 //! 10,000 rounds in an ordinary test run (`MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak` for more), on the simulated
-//! device at four paces. Rows run with the elements and repetitions of a loop; `whole` lists the one that has fewer rounds, and why. `run` says what is compared; `counting` how the memory of library and device are told apart; and
+//! device at four paces. Rows run with the elements and repetitions of a loop; `whole` lists the one that has fewer rounds, and why. `run` says what is compared; `millpond_testkit::counting` how the memory of library and device are told apart; and
 //! `complete` reads which programs there are, and fails if one has no loop.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `command` | all of them by one command, over all cores, a line for each |
-//! | `counting` | a host allocator that counts, on accounts |
-//! | `device` | the simulated device, whose memory is counted apart |
 //! | `run` | the loop and the judgement |
 //! | `judge` | what is compared, and by how much it may change; the soaks of the doors use it too |
 //! | `programs` | programs with a name, in one allocator that stays |
@@ -33,12 +31,8 @@
 mod command;
 #[path = "soak/complete.rs"]
 mod complete;
-#[path = "soak/counting.rs"]
-mod counting;
 #[path = "soak/crew.rs"]
 mod crew;
-#[path = "soak/device.rs"]
-mod device;
 #[cfg(millpond_mutants)]
 #[path = "soak/finders.rs"]
 mod finders;
@@ -85,12 +79,8 @@ mod two_streams;
 
 #[path = "allocator/parity.rs"]
 mod parity;
-mod rig;
 #[path = "allocator/rows_allocator.rs"]
 mod rows_allocator;
-#[allow(unused_macros, reason = "the suite's list is for benches that run all of it once")]
-#[path = "suite/mod.rs"]
-mod suite;
 #[path = "arrays/transfers.rs"]
 mod transfers;
 
@@ -102,4 +92,4 @@ fn the_long_run_for_a_gpu_passes_on_the_simulated_device() {
 }
 
 #[global_allocator]
-static COUNTED: counting::Counting = counting::Counting;
+static COUNTED: millpond_testkit::counting::Counting = millpond_testkit::counting::Counting;

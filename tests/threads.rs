@@ -5,7 +5,6 @@
 
 #[path = "threads/operands.rs"]
 mod operands;
-mod rig;
 
 use millpond::driver::Driver;
 use millpond::units::{KIB, MIB};
@@ -14,7 +13,7 @@ use millpond::{
 };
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
-use rig::all_clean;
+use millpond_testkit::rig::{self, all_clean};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;

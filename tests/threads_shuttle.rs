@@ -14,14 +14,13 @@ mod ends;
 #[cfg(millpond_mutants)]
 #[path = "threads_shuttle/operands.rs"]
 mod operands;
-mod rig;
 
 use millpond::driver::Memory;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
 use millpond::{Allocation, Allocator, Config, Growth, Limit, Policy, Reuse, Stream, Trim};
 use millpond_sim::{Schedule, Sim};
-use rig::{all_clean, check, on, write};
+use millpond_testkit::rig::{all_clean, check, on, write};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
 use shuttle::sync::{Arc, Mutex};

@@ -1,6 +1,6 @@
 //! The scenarios of docs/mutants.md on right code, as regression tests: in ordinary builds no bug is planted.
 
-mod cases;
+use millpond_testkit::cases;
 
 /// Every scenario passes.
 #[test]

@@ -3,7 +3,7 @@ and fills the next one.
 
 Both pools know the stream of an allocation, and nobody tells them of the reader: the next array is the same memory, with
 nothing to order it behind the reader. PyTorch can be told (record_stream): with it nothing is wrong. What is missing is
-said; ends with 77 where both are. tests/suite/rows.rs does the same to millpond, with nothing annotated; benches/gpu.sh
+said; ends with 77 where both are. testkit/src/suite/rows.rs does the same to millpond, with nothing annotated; benches/gpu.sh
 demos prints both.
     d02.py [RUNS]
 """

@@ -4,7 +4,7 @@ PyTorch's to("cpu", non_blocking=True) gives a tensor that anybody can read at o
 doubles whose mean must be 500000 (row P7); most attempts look right, because the same bytes come back to the same memory. Then
 values that change by one from attempt to attempt, and the last element is read. With a synchronise between, as the control,
 nothing is wrong. Says which attempts were. Needs PyTorch; says so and ends with 77 where it is missing. At millpond the data can be reached behind the wait only:
-tests/suite/rows.rs; benches/gpu.sh demos prints both.
+testkit/src/suite/rows.rs; benches/gpu.sh demos prints both.
     d04.py [ATTEMPTS]
 """
 

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code, reason = "functions of a driver, found by name")]
 
-#[path = "../../tests/soak/counting.rs"]
+#[path = "../../testkit/src/counting.rs"]
 #[allow(
     dead_code,
     unreachable_pub,

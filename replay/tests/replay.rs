@@ -10,6 +10,8 @@ use millpond_replay::import::{self, Trace};
 use millpond_replay::{Deal, Outcome, ReplayError, replay, replay_log, replay_program};
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
+// For the code that is made there once (`millpond_testkit::compiled`).
+use millpond_testkit as _;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 

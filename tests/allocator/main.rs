@@ -10,7 +10,7 @@ mod out_of_memory;
 mod parity;
 mod peaks;
 mod report_pieces;
-#[path = "../rig/mod.rs"]
-mod rig;
 mod rows_allocator;
 mod stream_order;
+
+use millpond_testkit::rig;

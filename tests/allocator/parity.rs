@@ -3,11 +3,11 @@
 
 #![allow(clippy::many_single_char_names, reason = "a, b are streams and x, y blocks throughout")]
 
-use crate::rig::{all_clean, late, on, write};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
 use millpond_replay::import::{Options, Trace, read};
 use millpond_sim::Sim;
+use millpond_testkit::rig::{all_clean, late, on, write};
 
 /// The other pool's ways: exactly what is asked from the device, nothing shared between streams.
 fn parity() -> Config {

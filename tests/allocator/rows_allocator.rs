@@ -3,13 +3,13 @@
 
 #![allow(clippy::many_single_char_names, reason = "a, b are streams and x, y blocks throughout")]
 
-use crate::rig::{all_clean, check, late, on, write};
 use millpond::driver::{Copies, Fences};
 use millpond::report::Profile;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
 use millpond_sim::{Launch, Sim};
+use millpond_testkit::rig::{all_clean, check, late, on, write};
 use std::sync::{Arc, Mutex};
 
 /// S8: a kernel that reads before the copy it needs is complete is convicted; with the wait it is not.

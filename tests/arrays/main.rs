@@ -11,3 +11,6 @@ mod operations;
 mod safe_calls;
 mod transfers;
 mod verdicts;
+
+// For the code that is made there once (`millpond_testkit::compiled`).
+use millpond_testkit as _;

@@ -1,6 +1,6 @@
 //! Random programs of arrays, views, copies, kernels, drops and forgotten tokens over several streams; and with guards, kept or
 //! forgotten, shared sources, borrowed memory, foreign ranges and streams that end. Whatever streams they name, the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
-//! inserted are counted. What holds on every device is in `tests/suite/arrays.rs`.
+//! inserted are counted. What holds on every device is in `testkit/src/suite/arrays.rs`.
 
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
 

@@ -1,5 +1,5 @@
 //! Copies on the simulated device, under its oracle and in its virtual time: the rows of others' texts about copies, and
-//! copies between devices. What holds on every device is in `tests/suite/transfers.rs`.
+//! copies between devices. What holds on every device is in `testkit/src/suite/transfers.rs`.
 
 #![allow(clippy::many_single_char_names, reason = "s, t are streams; x, y, z arrays")]
 
@@ -216,7 +216,7 @@ fn p02(copies: u64, n: usize) {
 }
 
 /// P7: the tutorial's array, smaller here: its data exist for the program only behind the wait. All of it, 100 × 999,999
-/// doubles whose mean is 500,000, is D4's in tests/suite/rows.rs where a peer is shown beside; that an early read does not
+/// doubles whose mean is 500,000, is D4's in testkit/src/suite/rows.rs where a peer is shown beside; that an early read does not
 /// compile is in tests/refused/ui.
 #[test]
 fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {

@@ -1,7 +1,7 @@
 //! Threads that work the rounds of a random program: they last as long as it, take turns or run at once, and rest between rounds, where
 //! the counters are read. A round takes no memory for them.
 
-use super::counting::Account;
+use millpond_testkit::counting::Account;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;

@@ -3,8 +3,6 @@
 //! A step that meets a capture may be refused; anything else that fails is an error of the library's. It does not know who draws the
 //! steps, nor on which thread they run.
 
-use super::counting;
-use super::device::{Device, Inside};
 use super::run::Bench;
 use millpond::driver::Memory as _;
 use millpond::transfer::{Download, Transfer};
@@ -14,6 +12,8 @@ use millpond::{
     Stream, Trim, kernel,
 };
 use millpond_sim::{Call, Launch, SimStream};
+use millpond_testkit::counted::{Device, Inside};
+use millpond_testkit::counting;
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;

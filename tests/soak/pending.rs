@@ -9,8 +9,6 @@
 //! Two more judges need no bound: no operation waits for what its stream is ordered behind already, and a marker that was due and failed, of which
 //! nobody is told, is made by the next call that may.
 
-use super::counting::{Account, device};
-use super::device::{Device, Inside};
 use super::judge::is_ordinary;
 use super::phases::{Draw, KINDS, Kind, NOTHING, Pattern, Phase};
 use super::stated::{Has, Held, Judged, Made, Pending, Stated};
@@ -18,6 +16,8 @@ use millpond::driver::Fences;
 use millpond::units::{GIB, KIB, StreamId};
 use millpond::{Allocator, DeviceArray, DriverErrorKind, Event, PinnedArray, Stream, kernel};
 use millpond_sim::{Call, Launch, Schedule, Sim, SimEvent};
+use millpond_testkit::counted::{Device, Inside};
+use millpond_testkit::counting::{Account, device};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl World {
             let lane = w.lane(streams);
             w.lanes.push(lane);
         }
-        super::counting::device(|| w.device.sim().run_until_idle());
+        millpond_testkit::counting::device(|| w.device.sim().run_until_idle());
         w
     }
 

@@ -6,7 +6,6 @@
     reason = "b is the bench; s, t, u streams; x, y arrays and blocks; i the round"
 )]
 
-use super::device::{Device, Inside};
 use super::readme;
 use super::run::{Bench, Pace, Steady, soak};
 use millpond::driver::{Kernel, StreamOptions, TwinMemory};
@@ -18,6 +17,7 @@ use millpond::{
     kernel,
 };
 use millpond_sim::{Launch, SimStream};
+use millpond_testkit::counted::{Device, Inside};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

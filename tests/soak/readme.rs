@@ -3,11 +3,11 @@
 
 #![allow(clippy::needless_borrow, unused_variables, reason = "the lines are the README's")]
 
-use super::device::{Device, Inside};
 use millpond::driver::DriverResult;
 use millpond::units::MIB;
 use millpond::{Allocator, Stream, kernel};
 use millpond_sim::{Launch, SimStream};
+use millpond_testkit::counted::{Device, Inside};
 use std::error::Error;
 
 type Fallible = Result<(), Box<dyn Error>>;

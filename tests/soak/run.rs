@@ -12,13 +12,13 @@
 //! its own sake is at most [`CALLS_AN_OPERATION`] an operation, over the whole run; at the end nothing is left, on the device
 //! or on the host.
 
-use super::counting::{Account, device};
-use super::device::Device;
 use super::judge::{Highest, grown, runs_away};
 pub use super::judge::{PERIOD, rounds};
 use millpond::units::GIB;
 use millpond::{Allocator, Config};
 use millpond_sim::{Call, Schedule, Sim};
+use millpond_testkit::counted::Device;
+use millpond_testkit::counting::{Account, device};
 use std::fmt::Write;
 
 /// What a run found, and the counters' highest values: in the first of the windows and in the last.
@@ -207,7 +207,7 @@ pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Cou
     put("reservations", ledger.reservations);
     put("device bytes", ledger.bytes_taken);
     put("pinned bytes", ledger.bytes_pinned);
-    super::counting::device(|| drop(ledger));
+    millpond_testkit::counting::device(|| drop(ledger));
     let held = account.library();
     put("host blocks", u64::try_from(held.blocks).unwrap_or(0));
     put("host bytes", u64::try_from(held.bytes).unwrap_or(0));
@@ -217,7 +217,7 @@ pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Cou
 fn calls(device: &Device) -> [u64; Call::ALL.len()] {
     let ledger = device.ledger();
     let all = std::array::from_fn(|i| ledger.calls_of(Call::ALL[i]));
-    super::counting::device(|| drop(ledger));
+    millpond_testkit::counting::device(|| drop(ledger));
     all
 }
 
@@ -282,9 +282,9 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
     let (mut early, mut late) = (Highest(None), Highest(None));
     let mut one = |i: u64| {
         round(i);
-        super::counting::device(|| pace.after_round(device.sim()));
+        millpond_testkit::counting::device(|| pace.after_round(device.sim()));
         if i % period == period - 1 {
-            super::counting::device(|| pace.after_period(device.sim()));
+            millpond_testkit::counting::device(|| pace.after_period(device.sim()));
             synchronise();
             if at_rest {
                 gpu.synchronize().expect("it works");
@@ -350,7 +350,7 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
     });
     drop((round, synchronise));
     drop(gpu);
-    super::counting::device(|| {
+    millpond_testkit::counting::device(|| {
         device.sim().run_until_idle();
         let left = device.sim().leaks();
         if !left.is_empty() {

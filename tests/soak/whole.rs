@@ -6,16 +6,16 @@
 //!
 //! It does not know what a row shows.
 
-use super::counting::{self, library};
-use super::device::{Device, Inside};
 use super::judge::{is_ordinary, rounds};
 use super::run::{Pace, Run, Soaked, Steady, soaked};
-use super::suite;
 use super::{parity, rows_allocator, transfers};
 use millpond::driver::{DriverResult, Fences};
 use millpond::units::Addr;
 use millpond::{Allocator, Config};
 use millpond_sim::{Gate, Launch, Sim, SimStream};
+use millpond_testkit::counted::{Device, Inside};
+use millpond_testkit::counting::{self, library};
+use millpond_testkit::suite;
 use std::sync::Mutex;
 
 /// Allocators by what they were asked to be.

@@ -3,11 +3,11 @@
 
 use super::operands::{convicts, every_schedule};
 use super::{on, trim};
-use crate::rig::{all_clean, write};
 use millpond::mutant::Bug;
 use millpond::units::MIB;
 use millpond::{Config, Growth};
 use millpond_sim::{Schedule, Sim};
+use millpond_testkit::rig::{all_clean, write};
 use shuttle::thread;
 
 /// s writes x and x is freed; one thread waits for the device, another one ends s, a third wants memory.

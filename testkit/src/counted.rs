@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "a device implements the driver's unsafe traits")]
 
-use super::counting::{device, library};
+use crate::counting::{device, library};
 use millpond::DriverError;
 use millpond::driver::{
     Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, Kernel, KernelLaunch, Kernels, Mapping,

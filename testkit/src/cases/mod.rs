@@ -3,7 +3,6 @@
 //! `tests/zoo.rs` runs them all in ordinary builds, as regression tests; `tests/mutants.rs` runs each with its bugs
 //! planted and demands that it fails. A scenario says what it is about; it does not know what a bug looks like.
 
-#![allow(dead_code, unreachable_pub, reason = "shared by test files that each use some of it")]
 #![allow(
     clippy::many_single_char_names,
     reason = "as in the laws: w is the world; s, t, u are streams; x, y, z are blocks"

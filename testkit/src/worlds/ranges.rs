@@ -7,7 +7,7 @@
 //!
 //! Up to symmetry: the second stream is named before the third. Left out, because a shorter program says it: a request while the
 //! range is live, which fills the limit, and anything behind the last request. Not enumerated: a device that says "not yet", or
-//! has run a part of a stream (`tests/worlds/blocks.rs` has both on two streams), and faults (`tests/worlds/arrays.rs`).
+//! has run a part of a stream (`testkit/src/worlds/blocks.rs` has both on two streams), and faults (`testkit/src/worlds/arrays.rs`).
 
 use super::Family;
 use crate::cases::{self, Block, Outcome, World, said};

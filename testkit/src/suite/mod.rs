@@ -22,7 +22,7 @@
 //! | `kernels`, `guards` | kernels on arrays, ours to queue or somebody else's |
 //! | `flight` | reuse while everything is provably in flight; and that this test can fail |
 
-#![allow(dead_code, unreachable_pub, reason = "each bench uses some of it")]
+#![allow(clippy::wildcard_imports, reason = "a room of the suite speaks its words")]
 
 pub mod arrays;
 pub mod capture;
@@ -41,7 +41,7 @@ pub mod reuse;
 pub mod rows;
 pub mod scrub;
 pub mod transfers;
-pub mod verbs;
+pub(crate) mod verbs;
 
 use millpond::driver::{Driver, DriverResult, Fences, Kernels, Mapping};
 use millpond::units::Addr;
@@ -246,10 +246,11 @@ pub fn overlap<D: Driver>(a: &Allocation<D>, b: &Allocation<D>) -> bool {
     x < y + b.len() && y < x + a.len()
 }
 
-/// Tests for one bench: `conformance!(bench())`, where `bench` answers `Option<impl Bench>`.
-macro_rules! conformance {
-    ($bench:expr) => {
-        conformance! { @ $bench, run;
+/// The suite: a list that a macro of this module is called with, behind what it is given.
+#[macro_export]
+macro_rules! conformance_list {
+    ($made:ident $given:tt) => {
+        $crate::$made! { $given run:
             order: [
                 stream_order, gated_work_is_pending, a_wait_orders, an_event_never_recorded_is_empty,
                 a_later_record_moves_no_wait, a_wait_before_the_record_waits_for_nothing,
@@ -350,28 +351,61 @@ macro_rules! conformance {
             ]
             flight: [patterns_survive_while_everything_is_in_flight]
         }
-        conformance! { @ $bench, run_guilty;
-            guilty: [a_wrong_pattern_is_found]
-        }
-        conformance! { @ $bench, run_guilty;
-            guilty_flight: [a_driver_that_forgets_waits_is_found]
-        }
-        conformance! { @ $bench, run_guilty;
-            guilty_scrub: [without_scrubbing_the_former_word_is_there]
-        }
+        $crate::$made! { $given run_guilty: guilty: [a_wrong_pattern_is_found] }
+        $crate::$made! { $given run_guilty: guilty_flight: [a_driver_that_forgets_waits_is_found] }
+        $crate::$made! { $given run_guilty: guilty_scrub: [without_scrubbing_the_former_word_is_there] }
     };
-    (@ $bench:expr, $run:ident; $($room:ident: [$($test:ident),* $(,)?])*) => {$(
+}
+
+/// Tests for one bench: `conformance!(bench())`, where `bench` answers `Option<impl Bench>`.
+#[macro_export]
+macro_rules! conformance {
+    ($bench:expr) => {
+        $crate::conformance_list! { conformance_tests [$bench] }
+    };
+}
+
+/// A module of tests for each room.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_tests {
+    ([$bench:expr] $run:ident: $($room:ident: [$($test:ident),* $(,)?])*) => {$(
         mod $room {
             $(
                 #[test]
                 fn $test() {
-                    crate::suite::$run($bench, stringify!($test), conformance!(@path $room $test));
+                    $crate::suite::$run($bench, stringify!($test), $crate::conformance_path!($room $test));
                 }
             )*
         }
     )*};
-    (@path guilty $test:ident) => { crate::suite::order::$test };
-    (@path guilty_scrub $test:ident) => { crate::suite::scrub::$test };
-    (@path guilty_flight $test:ident) => { crate::suite::flight::$test };
-    (@path $room:ident $test:ident) => { crate::suite::$room::$test };
+}
+
+/// Every test for a bench's type, by its path from the root: what makes their code here, once for all who link it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_code {
+    ([$bench:ty] $run:ident: $($room:ident: [$($test:ident),* $(,)?])*) => {$(
+        pub mod $room {
+            pub static TESTS: &[fn(&$bench)] = &[$($crate::conformance_path!($room $test)),*];
+        }
+    )*};
+}
+
+/// Where a test of a room is.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_path {
+    (guilty $test:ident) => {
+        $crate::suite::order::$test
+    };
+    (guilty_scrub $test:ident) => {
+        $crate::suite::scrub::$test
+    };
+    (guilty_flight $test:ident) => {
+        $crate::suite::flight::$test
+    };
+    ($room:ident $test:ident) => {
+        $crate::suite::$room::$test
+    };
 }

@@ -9,22 +9,22 @@ use millpond::units::Addr;
 use std::time::Duration;
 
 /// A context of a device, and what judges it beside its own checks.
-pub(crate) struct OnCuda<J: Judge> {
+pub struct OnCuda {
     cuda: Cuda,
-    judge: J,
+    judge: Box<dyn Judge>,
 }
 
 /// Who has something to say when the backend itself is gone.
-pub(crate) trait Judge: Sync {
+pub trait Judge: Sync {
     /// What is wrong, if anything.
-    fn finish(self) -> Result<(), String>;
+    fn finish(self: Box<Self>) -> Result<(), String>;
 }
 
-impl<J: Judge> OnCuda<J> {
-    pub(crate) fn new(cuda: Cuda, judge: J) -> OnCuda<J> {
+impl OnCuda {
+    pub fn new(cuda: Cuda, judge: impl Judge + 'static) -> OnCuda {
         // The first launch of a kernel that is not loaded waits for running ones: load them before any test.
         cuda.load_kernels().expect("our kernels");
-        OnCuda { cuda, judge }
+        OnCuda { cuda, judge: Box::new(judge) }
     }
 
     /// Makes a call that the backend has no verb for, in its context; answers the driver's code.
@@ -42,7 +42,7 @@ impl<J: Judge> OnCuda<J> {
     }
 }
 
-impl<J: Judge> Bench for OnCuda<J> {
+impl Bench for OnCuda {
     type Device = Cuda;
     type Gate = GpuGate;
 
@@ -141,3 +141,5 @@ impl<J: Judge> Bench for OnCuda<J> {
         own.and(theirs)
     }
 }
+
+crate::conformance_list! { conformance_code [crate::on_cuda::OnCuda] }

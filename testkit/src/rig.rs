@@ -1,8 +1,6 @@
 //! What tests of the allocator on the simulated device have in common: a device, an allocator, touches with patterns,
 //! and the end of every test: nothing violated, nothing left.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses some of it")]
-
 use millpond::units::GIB;
 use millpond::{Allocation, Allocator, Config, Stream};
 use millpond_sim::{Launch, Schedule, Sim};
