@@ -6,7 +6,8 @@
 //! use out. What the allocator does in order to be right stays its own business.
 
 use super::{Block, Outcome, World, at, ensure, said};
-use millpond::driver::StreamKind;
+use millpond::DriverError;
+use millpond::driver::{Fences, StreamKind};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Config, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream, Trim,
@@ -108,6 +109,12 @@ struct Run {
     undeclared: bool,
     /// Default streams are among them: the legacy one, and this thread's own.
     defaults: bool,
+    /// What changes hands is wiped.
+    scrubs: bool,
+    /// Captures begin inside calls.
+    captured: bool,
+    /// One capture at most begins and ends inside this operation, on a stream that may be marked again.
+    one_inside: bool,
     weights: [usize; 16],
     lines: Vec<Line>,
     live: Vec<Live>,
@@ -132,12 +139,24 @@ pub fn run_with_defaults(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Defaults)
 }
 
-/// What streams a program has.
+/// The same on an allocator that wipes what changes hands: who gets bytes reads zeroes first.
+pub fn run_scrubbing(seed: u64) -> (usize, Outcome) {
+    run_as(seed, Kind::Scrubs)
+}
+
+/// The same with captures that begin inside calls of the allocator, on a stream of theirs that it marks.
+pub fn run_captured(seed: u64) -> (usize, Outcome) {
+    run_as(seed, Kind::Captured)
+}
+
+/// What a program has that others have not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Plain,
     Undeclared,
     Defaults,
+    Scrubs,
+    Captured,
 }
 
 fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
@@ -147,10 +166,10 @@ fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
         let mut run = ManuallyDrop::new(Run::new(seed, kind));
         for _ in 0..LENGTHS[seed as usize % 3] {
             made += 1;
-            if kind == Kind::Undeclared {
-                run.step_beside()?;
-            } else {
-                run.step()?;
+            match kind {
+                Kind::Undeclared => run.step_beside()?,
+                Kind::Captured => run.step_captured()?,
+                _ => run.step()?,
             }
             // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
             super::forget_points();
@@ -166,7 +185,8 @@ fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
 
 impl Run {
     fn new(seed: u64, kind: Kind) -> Run {
-        let (undeclared, defaults) = (kind == Kind::Undeclared, kind == Kind::Defaults);
+        let (undeclared, defaults) =
+            (matches!(kind, Kind::Undeclared | Kind::Captured), kind == Kind::Defaults);
         let mut dice = Dice::new(seed);
         let page = *dice.of(&[4096, 64 << 10, MIB, 2 * MIB]);
         let pages = 4 + dice.below(10) as u64;
@@ -185,6 +205,9 @@ impl Run {
         // Few streams, as many to the index of lenders; dice of its own, so that the programs stay what they are.
         if Dice::new(seed ^ 0xFE3).one_in(3) {
             config = config.look_at_each_of(1);
+        }
+        if kind == Kind::Scrubs {
+            config = config.scrub(true);
         }
         let hasty = !dice.one_in(3);
         if hasty {
@@ -210,6 +233,9 @@ impl Run {
             deterministic,
             undeclared,
             defaults,
+            scrubs: kind == Kind::Scrubs,
+            captured: kind == Kind::Captured,
+            one_inside: false,
             dice,
             weights,
             lines: Vec::new(),
@@ -228,10 +254,14 @@ impl Run {
         if self.defaults && self.dice.one_in(2) && self.open_default() {
             return;
         }
-        let native = self.dice.one_in(3).then(|| self.w.sim.stream().expect("a stream"));
+        // Where captures are what it is about, most streams are somebody's.
+        let lent = if self.captured { !self.dice.one_in(3) } else { self.dice.one_in(3) };
+        let native = lent.then(|| self.w.sim.stream().expect("a stream"));
         let stream = match &native {
             Some(native) => {
-                let lent = || if self.undeclared { self.w.sim.mortal_stream(native) } else { native.clone() };
+                // Of one that is declared its owner says that it outlives us: we mark it whenever we like.
+                let mortal = self.undeclared && !(self.captured && self.dice.one_in(2));
+                let lent = || if mortal { self.w.sim.mortal_stream(native) } else { native.clone() };
                 insist(|| self.w.gpu.adopt(lent())).expect("a stream of ours")
             }
             None => self.w.stream(),
@@ -334,6 +364,57 @@ impl Run {
         // Nobody is stopped behind its end.
         super::forget_points();
         self.w.sim.end_capture(&theirs).map(drop).map_err(|e| format!("somebody's capture ended: {e}"))
+    }
+
+    /// An operation, and now and then somebody's capture on a stream that he lent us: it begins inside, behind the question whether the stream
+    /// captures and for as long as the operation goes on, or right before a record on it and ends right behind that.
+    fn step_captured(&mut self) -> Outcome {
+        let lent = |l: &&Line| l.native.is_some() && l.stream.is_some();
+        let lent: Vec<usize> = (0..self.lines.len()).filter(|&i| lent(&&self.lines[i])).collect();
+        if lent.is_empty() || self.dice.one_in(2) {
+            return self.step();
+        }
+        let on = *self.dice.of(&lent);
+        let native = self.lines[on].native.clone().expect("lent");
+        let behind = self.dice.one_in(2);
+        if behind {
+            let nth = 1 + self.dice.below(3) as u64;
+            self.w.sim.capture_behind(Call::StreamIsCapturing, nth, &native).map_err(said)?;
+        } else {
+            let records = *self.dice.of(&[1, 1, 2, 8]);
+            for nth in 1..=records {
+                self.w.sim.capture_around(Call::EventRecord, nth, &native).map_err(said)?;
+            }
+            // One that is not declared only calls that name it may mark.
+            let mortal = self.lines[on].stream.as_ref().is_some_and(|s| s.info().mortal);
+            self.one_inside = records == 1 && !mortal;
+        }
+        // Nothing is launched on it meanwhile.
+        let others: Vec<usize> =
+            (0..self.lines.len()).filter(|&i| i != on && self.lines[i].stream.is_some()).collect();
+        match self.dice.below(4) {
+            0 => {
+                self.w.gpu.trim(Trim::All).or_else(planted_fault)?;
+            }
+            1 => {
+                // It is named: what is left of it may be marked.
+                let s = self.lines[on].stream.clone().expect("open");
+                drop(self.w.gpu.alloc(0, &s));
+            }
+            _ if others.is_empty() => {}
+            _ => {
+                let home = *self.dice.of(&others);
+                let s = self.lines[home].stream.clone().expect("open");
+                let bytes = (1 + self.dice.below(4) as u64) * self.page;
+                self.alloc_of(bytes, home, &s)?;
+            }
+        }
+        self.w.sim.clear_faults();
+        self.one_inside = false;
+        if behind && self.w.sim.is_capturing(&native).map_err(said)? {
+            self.w.sim.end_capture(&native).map_err(|e| format!("somebody's capture ended: {e}"))?;
+        }
+        Ok(())
     }
 
     fn step(&mut self) -> Outcome {
@@ -454,10 +535,33 @@ impl Run {
             Ok(block) => block,
             // A wish may fail for want of memory; for a fault, only where one was planted.
             Err(Error::Driver(e)) if !self.faulty => return Err(said(e)),
+            // Another marker serves at once where a capture took one's event; two in a request may be more than it repeats.
+            Err(Error::OutOfMemory(e))
+                if self.one_inside
+                    && e.report.total.largest_free >= e.rounded
+                    && e.passed_over.as_ref().is_some_and(DriverError::is_of_captured_event) =>
+            {
+                return Err(said(e));
+            }
             Err(_) => return Ok(()),
         };
         self.live.push(Live { block, home, places: Vec::new(), declared: Vec::new() });
-        self.launch(self.live.len() - 1, home, true)
+        let i = self.live.len() - 1;
+        if self.scrubs {
+            self.reads_zeroes(i, home)?;
+        }
+        self.launch(i, home, true)
+    }
+
+    /// A new tenant looks at what it was given.
+    fn reads_zeroes(&mut self, i: usize, home: usize) -> Outcome {
+        let block = &self.live[i].block;
+        let launch = Launch::check_pattern(block.address(), block.len(), 0).tag(block.id().expect("bytes"));
+        let native = self.lines[home].stream.as_ref().expect("open").native();
+        self.w.sim.launch(native, launch).map_err(said)?;
+        let (on, position) = self.tick(home);
+        self.live[i].places.push((on, position, false));
+        Ok(())
     }
 
     /// A use on another stream: declared before or after the launch, or exact; now and then only declared.
@@ -615,9 +719,17 @@ impl Run {
             return Ok(());
         }
         let records = |w: &World| w.sim.ledger().calls_of(Call::EventRecord);
-        let before = records(&self.w);
+        let mut before = records(&self.w);
         self.launch(live, home, true)?;
         let address = self.live.pop().expect("just allocated").block.address();
+        if self.scrubs && self.dice.one_in(2) {
+            // All of the former life is complete, so that the wipe alone is what the other stream has to wait for.
+            insist(|| self.w.gpu.synchronize()).map_err(said)?;
+            for line in &self.lines {
+                self.host.join(&line.clock);
+            }
+            before = records(&self.w);
+        }
         let Ok(block) = self.w.gpu.alloc(bytes, &s) else { return Ok(()) };
         if block.address() != address || records(&self.w) != before {
             return Ok(());

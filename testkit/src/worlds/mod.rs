@@ -4,8 +4,6 @@
 //! length and counts them; it does not know what an operation does. `tests/small_worlds.rs` judges right code by all of them;
 //! `tests/mutants.rs` asks how many it takes to find a planted bug.
 
-#![allow(dead_code, unreachable_pub, reason = "shared by test files that each use some of it")]
-
 pub mod arrays;
 pub mod blocks;
 pub mod ranges;
@@ -109,11 +107,16 @@ pub fn dealt<T: Sync>(starts: &[T], explore: impl Fn(&T) -> usize + Sync) -> usi
     })
 }
 
-/// The first program of a length that is not judged right: how many were judged, and what was said of it, if there is one.
-pub fn first_wrong<F: Family>(family: &F, length: usize) -> (usize, Option<String>) {
+/// The first program of a length that is not judged right, of the `from`th and those behind it: its number, and what was said of it; or
+/// how many there are.
+pub fn first_wrong<F: Family>(family: &F, length: usize, from: usize) -> (usize, Option<String>) {
     let (mut programs, mut wrong) = (0, None);
     each(family, &mut Vec::new(), &F::Shape::default(), length, 0, &mut |steps, known| {
         programs += 1;
+        if programs < from {
+            return true;
+        }
+        let known = if programs == from { 0 } else { known };
         wrong = family.judge(steps, known).err().map(|e| format!("{}\n{e}", told(steps)));
         wrong.is_none()
     });
