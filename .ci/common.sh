@@ -10,7 +10,7 @@ if [ -n "${CI:-}" ]; then
     export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}" CARGO_PROFILE_DEV_DEBUG="${CARGO_PROFILE_DEV_DEBUG:-0}"
     export CARGO_PROFILE_DEV_CODEGEN_UNITS="${CARGO_PROFILE_DEV_CODEGEN_UNITS:-4}"
 fi
-# How much of what is random or exhaustive is run: all of it, or, where CI is set and everything has to end within the hour on two
+# How much of what is random or exhaustive is run: all of it, or, where CI is set and everything has to end in one go on two
 # cores, what the second says. `CI= .ci/mutants` runs all.
 all_or() {
     if [ -n "${CI:-}" ]; then echo "$2"; else echo "$1"; fi

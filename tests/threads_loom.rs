@@ -48,10 +48,10 @@ fn check(preemptions: Option<usize>, program: impl Fn() + Sync + Send + 'static)
     println!("{tried} schedules");
 }
 
-/// Every schedule, or what `MILLPOND_SWITCHES` says; or, with a number, those with at most so many switches that no thread asked for.
+/// Every schedule, or what `MILLPOND_MAX_PREEMPTIONS` says; or, with a number, those with at most so many switches that no thread asked for.
 fn explore(preemptions: Option<usize>, program: impl Fn() + Sync + Send + 'static) {
-    let most = std::env::var("MILLPOND_SWITCHES").ok().filter(|n| !n.is_empty());
-    let most = most.map(|n| n.parse().expect("MILLPOND_SWITCHES is a number"));
+    let most = std::env::var("MILLPOND_MAX_PREEMPTIONS").ok().filter(|n| !n.is_empty());
+    let most = most.map(|n| n.parse().expect("MILLPOND_MAX_PREEMPTIONS is a number"));
     let preemptions = preemptions.or(most);
     let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     check(preemptions, program);

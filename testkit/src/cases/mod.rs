@@ -23,6 +23,7 @@ mod shrunk;
 pub mod threads;
 mod uses;
 
+use crate::rig::word;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocation, Allocator, Config, Event, Growth, Limit, Stream, Trim};
 use millpond_sim::{Launch, Schedule, Sim};
@@ -225,12 +226,6 @@ impl World {
         ensure!(sim.leaks().is_empty(), "left on the device: {:?}", sim.leaks());
         Ok(())
     }
-}
-
-/// The word that a block is filled with, which no other life of its bytes has.
-fn word(x: &Block) -> u64 {
-    let id = x.id().expect("bytes");
-    x.address().0 ^ u64::from(id.generation) << 48 ^ u64::from(id.pool) << 40 ^ 0x5EED
 }
 
 /// Where threads can be made to stand still, `then` runs when this thread comes to a point for the `nth` time from now;

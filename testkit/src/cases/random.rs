@@ -255,7 +255,7 @@ impl Run {
             return;
         }
         // Where captures are what it is about, most streams are somebody's.
-        let lent = if self.captured { !self.dice.one_in(3) } else { self.dice.one_in(3) };
+        let lent = self.dice.one_in(3) != self.captured;
         let native = lent.then(|| self.w.sim.stream().expect("a stream"));
         let stream = match &native {
             Some(native) => {
@@ -336,6 +336,11 @@ impl Run {
         };
         let launch = Launch::new(if writes { "write" } else { "read" });
         let launch = if writes { launch.writes(address, len) } else { launch.reads(address, len) }.tag(id);
+        self.queue(launch, i, on, writes)
+    }
+
+    /// Queues an access of a block, and remembers its place.
+    fn queue(&mut self, launch: Launch, i: usize, on: usize, writes: bool) -> Outcome {
         let line = &self.lines[on];
         let native = line.stream.as_ref().map(Stream::native).or(line.native.as_ref()).expect("a stream");
         self.w.sim.launch(native, launch).map_err(said)?;
@@ -369,8 +374,8 @@ impl Run {
     /// An operation, and now and then somebody's capture on a stream that he lent us: it begins inside, behind the question whether the stream
     /// captures and for as long as the operation goes on, or right before a record on it and ends right behind that.
     fn step_captured(&mut self) -> Outcome {
-        let lent = |l: &&Line| l.native.is_some() && l.stream.is_some();
-        let lent: Vec<usize> = (0..self.lines.len()).filter(|&i| lent(&&self.lines[i])).collect();
+        let is_lent = |&i: &usize| self.lines[i].native.is_some() && self.lines[i].stream.is_some();
+        let lent: Vec<usize> = (0..self.lines.len()).filter(is_lent).collect();
         if lent.is_empty() || self.dice.one_in(2) {
             return self.step();
         }
@@ -557,11 +562,7 @@ impl Run {
     fn reads_zeroes(&mut self, i: usize, home: usize) -> Outcome {
         let block = &self.live[i].block;
         let launch = Launch::check_pattern(block.address(), block.len(), 0).tag(block.id().expect("bytes"));
-        let native = self.lines[home].stream.as_ref().expect("open").native();
-        self.w.sim.launch(native, launch).map_err(said)?;
-        let (on, position) = self.tick(home);
-        self.live[i].places.push((on, position, false));
-        Ok(())
+        self.queue(launch, i, home, false)
     }
 
     /// A use on another stream: declared before or after the launch, or exact; now and then only declared.
