@@ -15,11 +15,13 @@
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators, and threads, streams and captures from C (plug/gpu)
+#   ends      forks, exits and a closed library with memory alive and work pending, from C, Python and PyTorch (plug/gpu/ends_checks.*)
 #   taken     what the recorded workloads take of the device, ours beside PyTorch's (benches/peers/taken.py)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   worlds    without the GPU, and only when named: every program of six operations, for which this machine has the cores
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
-# All of them but worlds if none is named. Needs target/gpu, which benches/gpu-pack makes. The peers need CUDA's headers and g++, PyTorch's
+# All of them but worlds if none is named. Needs target/gpu, which benches/gpu-pack makes; one that was built from other sources, or of which
+# a file was replaced since, is refused (benches/gpu-fresh). The peers need CUDA's headers and g++, PyTorch's
 # its Python package; what is missing is said and left out. Every stage has a limit in time and says PASS, FAIL or SKIPPED;
 # ends with 1 if one failed, with 2 if there is no GPU.
 set -uo pipefail
@@ -30,9 +32,11 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos rows transfers cublas plug taken rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos rows transfers cublas plug ends taken rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
+# Says the commit. What a stale pack measured would be told of another source.
+benches/gpu-fresh check "$bin" || exit 1
 # A kernel not yet loaded would wait for running ones at its first launch.
 export CUDA_MODULE_LOADING=EAGER
 unset MILLPOND_PLANT
@@ -305,6 +309,31 @@ stage_plug() {
     # shellcheck disable=SC2086  # one word or none
     within 120 "$here/driver_checks" $size || status=$?
     [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
+    return "$failed"
+}
+
+stage_ends() {
+    local failed=0 status program
+    ln -sf libmillpond.so "$bin/libmillpond.so.0.1"
+    if command -v cc >/dev/null; then
+        local flags=(-std=gnu11 -O1 -Wall -Iplug plug/gpu/ends_checks.c -ldl -lpthread)
+        cc "${flags[@]}" -o "$here/ends_linked" -L"$bin" -lmillpond -Wl,-rpath,"$bin" && cc "${flags[@]}" -DOPENED -o "$here/ends_opened" || return 1
+        for program in ends_linked ends_opened; do
+            status=0
+            # shellcheck disable=SC2086  # one word or none
+            MILLPOND_LIBRARY="$bin/libmillpond.so" within 280 "$here/$program" $size || status=$?
+            [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
+        done
+    else
+        echo "SKIPPED: ends from C, there is no C compiler"
+    fi
+    if command -v python3 >/dev/null; then
+        status=0
+        MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 within 280 python3 plug/gpu/ends_checks.py || status=$?
+        [ "$status" = 0 ] || [ "$status" = 77 ] || failed=1
+    else
+        echo "SKIPPED: ends from Python, there is no python3"
+    fi
     return "$failed"
 }
 

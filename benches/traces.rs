@@ -80,7 +80,7 @@ fn replay(path: &Path, rounds: usize) {
 fn taken(work: &Workload, config: Config) -> u64 {
     let line = Ours::with(config, work.streams);
     work.run(&line, &mut slots::<Ours>(work.slots), None);
-    line.gpu.report().taken_peak
+    line.gpu.report().reserved_peak
 }
 
 /// A line that has replayed the trace once.

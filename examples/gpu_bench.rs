@@ -15,6 +15,7 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use millpond::cuda::Cuda;
+use millpond::driver::random::SplitMix64;
 use millpond::driver::{Fences, Memory};
 use millpond::trace::{Action, Log};
 use millpond::{Allocation, Allocator, Config, Stream};
@@ -45,19 +46,12 @@ struct Op {
 
 // The work.
 
-/// A seeded stream of numbers (splitmix64): the same on every machine.
-struct Draw(u64);
+/// A seeded stream of numbers: the same on every machine.
+struct Draw(SplitMix64);
 
 impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
     fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.0.below(n)
     }
     /// Mixed sizes: every power of two from 64 B to 64 MiB, the middle ones oftenest (the sum of three dice), and a
     /// length between that power and the next.
@@ -69,7 +63,7 @@ impl Draw {
 
 /// Fills `live` slots, replaces random ones, frees all.
 fn churn(seed: u64, live: u32, steps: u32) -> Vec<Op> {
-    let mut draw = Draw(seed);
+    let mut draw = Draw(SplitMix64::new(seed));
     let mut ops = Vec::new();
     let op = |slot, bytes| Op { slot, stream: 0, bytes };
     for slot in 0..live {
@@ -268,7 +262,7 @@ impl Worker for Box<Alone> {
         for _ in 0..3 {
             self.word.fetch_add(op.bytes, Ordering::AcqRel);
         }
-        let drawn = (0..16).fold(0, |sum: u64, _| sum.wrapping_add(self.draw.next()));
+        let drawn = (0..16).fold(0, |sum: u64, _| sum.wrapping_add(self.draw.0.next()));
         black_box(drawn);
         Ok(())
     }
@@ -278,7 +272,7 @@ impl Contender for Control {
     const NAME: &'static str = "(control)";
     type Of = Box<Alone>;
     fn worker(&self, ops: &[Op], _: u16) -> Fallible<Box<Alone>> {
-        Ok(Box::new(Alone { word: AtomicU64::new(0), draw: Draw(ops.len() as u64) }))
+        Ok(Box::new(Alone { word: AtomicU64::new(0), draw: Draw(SplitMix64::new(ops.len() as u64)) }))
     }
 }
 

@@ -52,7 +52,7 @@ impl Held {
         Ok(Held {
             resident: resident.map_or(0, |ask| ask()),
             device: info.total - info.free,
-            taken: gpu.report().taken,
+            taken: gpu.report().reserved,
             markers: b.markers as u64,
             events: (b.markers + b.events_pooled) as u64,
             in_flight: b.in_flight as u64,

@@ -36,7 +36,8 @@ impl fmt::Display for Side {
 }
 
 /// Two arrays that do not fit together.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{verb}: {one}, {other}: {advice}")]
 #[non_exhaustive]
 pub struct Mismatch {
     /// What was to be done, such as `copy_from`.
@@ -49,15 +50,9 @@ pub struct Mismatch {
     pub advice: &'static str,
 }
 
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}, {}: {}", self.verb, self.one, self.other, self.advice)
-    }
-}
-impl std::error::Error for Mismatch {}
-
 /// A range of memory from elsewhere that cannot be used.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("memory from elsewhere, {bytes} bytes at {address}, {kind}")]
 #[non_exhaustive]
 pub struct ForeignRange {
     /// The first byte given.
@@ -69,80 +64,74 @@ pub struct ForeignRange {
 }
 
 /// What is wrong with a range of memory from elsewhere.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForeignRangeKind {
     /// The address is null.
+    #[error("begins at null: look at what its allocation returned")]
     Null,
     /// It has no bytes, or the array has none: there is nothing that could be owned.
+    #[error("or the array in it, has no bytes: use an empty array of ours")]
     Empty,
     /// Its address is no multiple of this, as its elements' are.
+    #[error("begins at no multiple of {align}, as its elements must: choose another type or address")]
     Misaligned {
         /// In bytes.
         align: u64,
     },
     /// It ends beyond all addresses.
+    #[error("ends beyond all addresses: its length is in bytes")]
     Wraps,
     /// The array needs more bytes.
+    #[error("is shorter than the array, which has {needed}: ask for fewer elements")]
     TooShort {
         /// How many.
         needed: u64,
     },
 }
 
-impl fmt::Display for ForeignRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory from elsewhere, {} bytes at {}, ", self.bytes, self.address)?;
-        match self.kind {
-            ForeignRangeKind::Null => f.write_str("begins at null: look at what its allocation returned"),
-            ForeignRangeKind::Empty => {
-                f.write_str("or the array in it, has no bytes: use an empty array of ours")
-            }
-            ForeignRangeKind::Misaligned { align } => {
-                write!(
-                    f,
-                    "begins at no multiple of {align}, as its elements must: choose another type or address"
-                )
-            }
-            ForeignRangeKind::Wraps => f.write_str("ends beyond all addresses: its length is in bytes"),
-            ForeignRangeKind::TooShort { needed } => {
-                write!(f, "is shorter than the array, which has {needed}: ask for fewer elements")
-            }
-        }
-    }
-}
-impl std::error::Error for ForeignRange {}
-
 /// What the allocator's verbs return when they cannot do what was asked. Nothing is lost when one does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The request is above what a range can ever be.
+    #[error("asked for {requested} bytes; one allocation holds at most {most}: split the request")]
     TooLarge {
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
         /// The most that can be asked.
         most: u64,
     },
     /// The alignment is no power of two, or above what a range can have.
+    #[error("asked for an alignment of {requested} bytes; it must be a power of two up to {most}")]
     BadAlignment {
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
         /// The most that can be asked.
         most: u64,
     },
     /// No memory, with the facts.
-    OutOfMemory(Box<OutOfMemory>),
+    #[error("{0}")]
+    OutOfMemory(#[source] Box<OutOfMemory>),
     /// The request would pass a limit that its user was given ([`wrap::Limited`](crate::wrap::Limited)).
+    #[error(
+        "asked for {} where {} of at most {} are live: free something, or raise this limit (set_most)",
+        bytes(*requested),
+        bytes(*allocated),
+        bytes(*most)
+    )]
     AboveLimit {
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
         /// Bytes alive under the limit.
-        live: u64,
+        allocated: u64,
         /// The limit in bytes.
         most: u64,
     },
     /// The stream belongs to another allocator.
+    #[error(
+        "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
+    )]
     ForeignStream {
         /// The stream given.
         stream: StreamId,
@@ -151,6 +140,7 @@ pub enum Error {
     },
     /// The stream, the event, the array or the range given belongs to another device, or to another context of this one:
     /// then both numbers are the same.
+    #[error("{}", wrong_device(*found, *expected))]
     WrongDevice {
         /// The device of what was given.
         found: DeviceId,
@@ -158,17 +148,27 @@ pub enum Error {
         expected: DeviceId,
     },
     /// The stream is recording a graph: it would replay into these bytes long after they are reused.
+    #[error(
+        "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",
+        stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
+    )]
     Capturing {
         /// The stream, if its id was known before the capture began: asking for it would end the capture.
         stream: Option<StreamId>,
     },
     /// Two arrays do not fit together: their shapes, lengths or element types differ.
-    Mismatch(Box<Mismatch>),
+    #[error("{0}")]
+    Mismatch(#[source] Box<Mismatch>),
     /// A kernel and its CPU reference left an element different.
-    Differs(Box<Difference>),
+    #[error("{0}")]
+    Differs(#[source] Box<Difference>),
     /// Memory from elsewhere cannot be used as it was given.
-    ForeignRange(ForeignRange),
+    #[error("{0}")]
+    ForeignRange(#[source] ForeignRange),
     /// A shape with more dimensions than a [`Shape`](crate::Shape) has.
+    #[error(
+        "a shape of {asked} dimensions was given, an array has at most {most}: join neighbouring dimensions"
+    )]
     TooManyDimensions {
         /// How many lengths were given.
         asked: usize,
@@ -176,6 +176,9 @@ pub enum Error {
         most: usize,
     },
     /// An array of this many elements has more bytes than any address.
+    #[error(
+        "an array of shape {shape:?} with {element_bytes} bytes an element has more bytes than 64 bits can count: split it"
+    )]
     Overflow {
         /// The elements asked for, a length for each dimension.
         shape: Vec<usize>,
@@ -183,6 +186,7 @@ pub enum Error {
         element_bytes: usize,
     },
     /// A setting cannot be read.
+    #[error("{name} is {found:?}; expected {expected}")]
     Config {
         /// The setting's or the variable's name.
         name: &'static str,
@@ -192,6 +196,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// A bounded wait for the device ran out.
+    #[error("gave up after {millis} ms waiting for {what}: the device is stuck or the wait is too short")]
     TimedOut {
         /// What was waited for.
         what: &'static str,
@@ -199,9 +204,11 @@ pub enum Error {
         millis: u64,
     },
     /// There is no device to work on.
-    Unavailable(Unavailable),
+    #[error("{0}")]
+    Unavailable(#[source] Unavailable),
     /// The driver failed.
-    Driver(DriverError),
+    #[error("{0}")]
+    Driver(#[from] DriverError),
 }
 
 impl Error {
@@ -221,77 +228,16 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::TooLarge { asked, most } => {
-                write!(f, "asked for {asked} bytes; one allocation holds at most {most}: split the request")
-            }
-            Error::BadAlignment { asked, most } => {
-                write!(f, "asked for an alignment of {asked} bytes; it must be a power of two up to {most}")
-            }
-            Error::OutOfMemory(o) => o.fmt(f),
-            Error::AboveLimit { asked, live, most } => write!(
-                f,
-                "asked for {} where {} of at most {} are live: free something, or raise this limit (set_most)",
-                bytes(*asked),
-                bytes(*live),
-                bytes(*most)
-            ),
-            Error::ForeignStream { stream, device } => write!(
-                f,
-                "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
-            ),
-            Error::WrongDevice { found, expected } if found == expected => write!(
-                f,
-                "what was given is of another context of {found}: use a stream, an event or memory made in this context"
-            ),
-            Error::WrongDevice { found, expected } => write!(
-                f,
-                "what was given is on {found}, where {expected} was expected: use a stream, an event or memory of {expected}"
-            ),
-            Error::Capturing { stream } => write!(
-                f,
-                "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",
-                stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
-            ),
-            Error::Mismatch(m) => m.fmt(f),
-            Error::Differs(d) => d.fmt(f),
-            Error::ForeignRange(r) => r.fmt(f),
-            Error::TooManyDimensions { asked, most } => write!(
-                f,
-                "a shape of {asked} dimensions was given, an array has at most {most}: join neighbouring dimensions"
-            ),
-            Error::Overflow { shape, element_bytes } => write!(
-                f,
-                "an array of shape {shape:?} with {element_bytes} bytes an element has more bytes than 64 bits can count: split it"
-            ),
-            Error::Config { name, found, expected } => {
-                write!(f, "{name} is {found:?}; expected {expected}")
-            }
-            Error::TimedOut { what, millis } => {
-                write!(
-                    f,
-                    "gave up after {millis} ms waiting for {what}: the device is stuck or the wait is too short"
-                )
-            }
-            Error::Unavailable(u) => u.fmt(f),
-            Error::Driver(d) => d.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::OutOfMemory(o) => Some(o),
-            Error::Mismatch(m) => Some(m),
-            Error::Differs(d) => Some(d),
-            Error::ForeignRange(r) => Some(r),
-            Error::Unavailable(u) => Some(u),
-            Error::Driver(d) => Some(d),
-            _ => None,
-        }
+/// With one number twice, it is the context that differs.
+fn wrong_device(found: DeviceId, expected: DeviceId) -> String {
+    if found == expected {
+        format!(
+            "what was given is of another context of {found}: use a stream, an event or memory made in this context"
+        )
+    } else {
+        format!(
+            "what was given is on {found}, where {expected} was expected: use a stream, an event or memory of {expected}"
+        )
     }
 }
 
@@ -302,11 +248,6 @@ impl From<Unavailable> for Error {
             Unavailable::Driver(e) => Error::Driver(e),
             other => Error::Unavailable(other),
         }
-    }
-}
-impl From<DriverError> for Error {
-    fn from(e: DriverError) -> Error {
-        Error::Driver(e)
     }
 }
 impl From<Mismatch> for Error {

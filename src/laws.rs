@@ -127,6 +127,11 @@ pub(crate) fn files_values() -> bool {
     !planted!(KeeperAtOnce)
 }
 
+/// Whether a value one of whose uses is over is kept for the next.
+pub(crate) fn keeps_for_next_use() -> bool {
+    !planted!(KeeperFirstDone)
+}
+
 /// Whether a query that failed ends what is kept for it.
 pub(crate) fn error_ends_keeping() -> bool {
     planted!(KeeperErrorDone)
@@ -325,9 +330,14 @@ pub(crate) fn guard_ends_at_once() -> bool {
     planted!(GuardSealedEarly)
 }
 
-/// Whether a stream of which nobody else has a reference holds all that it ever will.
+/// Whether a stream of which nobody else has a reference holds all that it ever will, so that an operation's open use of it ends.
 pub(crate) fn is_last_user(last: impl FnOnce() -> bool) -> bool {
     planted!(OpenEndsEarly) || last()
+}
+
+/// The same of a declared use.
+pub(crate) fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
+    planted!(DeclaredEndsEarly) || last()
 }
 
 /// Whether a stream with so many open uses and no pool may close.

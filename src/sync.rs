@@ -85,6 +85,8 @@ impl<T, K: LockKind> Ranked<T, K> {
             });
         });
         let held = Held { rank: self.rank };
+        #[cfg(shuttle)]
+        next::ranked(self.rank as u8);
         RankedGuard { guard: self.inner.lock(), held }
     }
     /// The value, without locking: nobody else can hold it.

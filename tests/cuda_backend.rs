@@ -21,7 +21,7 @@ use millpond::units::Addr;
 use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable};
 use millpond_replay::{Deal, replay_log};
 // For the code that is made there once (`millpond_testkit::compiled`).
-use millpond_testkit as _;
+use millpond_testkit::dice::Dice;
 use remote::{Fake, When};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -98,6 +98,7 @@ fn nothing_is_current() {
 }
 
 #[test]
+#[allow(unsafe_code, reason = "a copy by addresses")]
 fn every_path_binds_its_context_and_leaves_none_behind() {
     let Some(rig) = rig() else { return };
     let cuda = rig.cuda.clone();
@@ -110,7 +111,8 @@ fn every_path_binds_its_context_and_leaves_none_behind() {
         nothing_is_current();
         let event = cuda.create_event().expect("an event");
         cuda.write_pattern(&s, range.addr(), 4096, 7).expect("launched");
-        cuda.copy_between(&s, page.addr(), range.addr(), 4096).expect("copied");
+        // SAFETY: nothing refers to the page.
+        unsafe { cuda.copy_anywhere(&s, page.addr(), range.addr(), 4096) }.expect("copied");
         cuda.record(&event, &s).expect("recorded");
         cuda.wait(&s, &event).expect("waits");
         cuda.record_context(&event).expect("recorded");
@@ -283,6 +285,8 @@ fn every_kind_of_stream_has_one_identity() {
         .expect("no panic")
     });
     assert_ne!(elsewhere.info().id, mine.info().id);
+    // The one's thread has ended, and nobody can queue work there; this one's has not.
+    assert_eq!([&elsewhere, &mine].map(|s| cuda.is_last_reference(s)), [true, false]);
     drop(range);
 
     // The handle's value comes back, the id does not.
@@ -587,6 +591,7 @@ fn options_say_where_segments_come_from_and_wipe_them() {
 /// C4: an allocator's segments come from plain allocations or from a pool of the driver's, its pinned memory from the
 /// driver's host allocations; the bytes are as good from each, and each goes back where it came from.
 #[test]
+#[allow(unsafe_code, reason = "copies by addresses")]
 fn c04_sources_of_memory() {
     let Some(rig) = rig() else { return };
     // They have memory of their own.
@@ -613,8 +618,11 @@ fn c04_sources_of_memory() {
         let block = gpu.alloc(MIB, &home).expect("memory");
         rig.cuda.write_pattern(home.native(), block.address(), MIB, 77).expect("launched");
         host.record_use(&home).expect("recorded");
-        rig.cuda.copy_between(home.native(), host.address(), block.address(), MIB).expect("copied");
-        rig.cuda.copy_between(home.native(), block.address(), host.address(), MIB).expect("and back");
+        // SAFETY: nothing refers to the pinned block.
+        unsafe {
+            rig.cuda.copy_anywhere(home.native(), host.address(), block.address(), MIB).expect("copied");
+            rig.cuda.copy_anywhere(home.native(), block.address(), host.address(), MIB).expect("and back");
+        }
         rig.cuda.check_pattern(home.native(), block.address(), MIB, 77, None).expect("launched");
         let growths = gpu.report().growths;
         drop((block, host, home, other));
@@ -661,6 +669,53 @@ fn pinned_memory_is_write_combined_on_request_only() {
     rig.clean();
 }
 
+/// Safe calls at random addresses in, around and between pinned and device memory change no byte of a pinned array, and are refused
+/// wherever they touch one.
+#[test]
+fn no_safe_call_reaches_pinned_memory() {
+    let Some(rig) = rig() else { return };
+    {
+        let cuda = &rig.cuda;
+        let gpu = Allocator::new(cuda.clone(), Config::default()).expect("an allocator");
+        let s = gpu.stream().expect("a stream");
+        let on = s.native();
+        let text = gpu.pinned_from_fn(4096, |_| b'a').expect("pinned");
+        let seen: &str = std::str::from_utf8(&text).expect("letters");
+        let block = gpu.alloc(MIB, &s).expect("memory");
+        let pinned = seen.as_ptr() as u64;
+        let mut dice = Dice::new(1);
+        let (mut refused, mut done) = (0, 0);
+        for _ in 0..400 {
+            let bytes = 1 + dice.number(4096);
+            let in_pinned = Addr(pinned + dice.number(4096 - bytes + 1));
+            let around = Addr((in_pinned.0 + dice.number(64)).wrapping_sub(dice.number(64)));
+            let inside = Addr(block.address().0 + dice.number(MIB / 2));
+            let apart = Addr(inside.0 + MIB / 4);
+            let word = u64::from_ne_bytes([0xFF; 8]);
+            let calls = [
+                cuda.copy_between(on, in_pinned, inside, bytes),
+                cuda.copy_between(on, inside, in_pinned, bytes),
+                cuda.copy_between(on, around, inside, bytes),
+                cuda.write_pattern(on, in_pinned, bytes, word),
+                cuda.write_pattern(on, around, bytes, word),
+                cuda.check_pattern(on, in_pinned, bytes, word, None),
+            ];
+            for call in calls {
+                assert_eq!(kind(call), DriverErrorKind::InvalidValue, "{bytes} bytes at {in_pinned}");
+                refused += 1;
+            }
+            cuda.write_pattern(on, inside, bytes, word).expect("device memory");
+            cuda.copy_between(on, apart, inside, bytes).expect("device memory");
+            done += 2;
+        }
+        s.synchronize().expect("waited");
+        assert!(seen.bytes().all(|letter| letter == b'a'), "a safe call wrote what a reference leads to");
+        assert_eq!((refused, done), (2400, 800));
+        drop(block);
+    }
+    rig.clean();
+}
+
 #[test]
 #[allow(unsafe_code, reason = "copies work on raw addresses")]
 fn copies_move_their_bytes_and_the_safe_one_checks_its_ranges() {
@@ -673,15 +728,18 @@ fn copies_move_their_bytes_and_the_safe_one_checks_its_ranges() {
     // SAFETY: the vector outlives the synchronisation below; the ranges are this test's.
     unsafe { cuda.copy_h2d(a.addr(), source.as_ptr(), 4096, &s) }.expect("sent");
     cuda.copy_between(&s, b.addr(), a.addr(), 4096).expect("inside the device");
-    cuda.copy_between(&s, page.addr(), b.addr(), 4096).expect("out");
+    // SAFETY: nothing refers to the page.
+    unsafe { cuda.copy_anywhere(&s, page.addr(), b.addr(), 4096) }.expect("out");
     // SAFETY: inside the range, which is this test's.
     unsafe { cuda.fill(Addr(b.addr().0 + 1), 0xEE, 3, &s) }.expect("filled");
-    cuda.copy_between(&s, Addr(a.addr().0 + 4096), page.addr(), 4096).expect("in");
+    // SAFETY: nothing refers to the page.
+    unsafe { cuda.copy_anywhere(&s, Addr(a.addr().0 + 4096), page.addr(), 4096) }.expect("in");
     let got = read(cuda, b.addr(), 8, &s);
     assert_eq!(got, [source[0], 0xEE, 0xEE, 0xEE, source[4], source[5], source[6], source[7]]);
     assert_eq!(read(cuda, Addr(a.addr().0 + 4096), 4096, &s), source);
 
-    let refused = |to: Addr, from: Addr, bytes| kind(cuda.copy_between(&s, to, from, bytes));
+    // SAFETY: nothing refers to the page.
+    let refused = |to: Addr, from: Addr, bytes| kind(unsafe { cuda.copy_anywhere(&s, to, from, bytes) });
     assert_eq!(refused(page.addr(), page.addr(), 8), DriverErrorKind::InvalidValue, "two host ranges");
     assert_eq!(refused(Addr(a.addr().0 + 8), a.addr(), 16), DriverErrorKind::InvalidValue, "an overlap");
     assert_eq!(refused(page.addr(), a.addr(), 8192), DriverErrorKind::InvalidValue, "beyond the page");

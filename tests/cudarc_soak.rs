@@ -6,9 +6,8 @@
 //! runs as late as legal. Two of them are loops of `examples/gpu_rows.rs`, one is the README's program for a GPU; `tests/soak/complete.rs` says which examples that need CUDA
 //! have none here, and why. It synchronises once in 100 rounds, behind the library's back: by cudarc's own call.
 //!
-//! 10,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says; `MILLPOND_SOAK_SEED` begins the random programs at another seed.
-//! tests/soak.rs tells what is compared and why. Of fewer rounds than 5,000 `arrays_of_one_round` may be said to grow: of its timelines, which are looked at
-//! once in some 300 rounds, the first ones see too little.
+//! 4,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says ([`FEWEST`] or more); `MILLPOND_SOAK_SEED` begins the random programs at another seed.
+//! tests/soak.rs tells what is compared and why.
 
 #![cfg(feature = "cuda")]
 
@@ -28,8 +27,11 @@ mod rig;
 #[path = "cudarc_types/world.rs"]
 mod world;
 
+use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream};
-use judge::{Counts, Highest, PERIOD, first_tenth, grown, rounds, runs_away};
+use judge::{
+    Counts, Highest, PERIOD, Windows, first_tenth, grown_or_rising, rounds, rounds_asked, runs_away,
+};
 use millpond::cuda::Cuda;
 use millpond::driver::{Host, HostKind};
 use millpond::{Allocator, Config, PinnedArray, Stream};
@@ -40,7 +42,7 @@ use remote::{Fake, When};
 use rig::{Adopted, Given, Ours, Rig, Spoils, Unknown, Words, count_up, given, iota, read, rig_when, sevens};
 use std::fmt::Write;
 use std::sync::Arc;
-use world::{ARRAYS, Call, HOSTS, World, calls};
+use world::{ARRAYS, Call, HOSTS, World, calls, relaxed};
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -51,7 +53,6 @@ const BYTES: u64 = 4 << 8;
 
 /// What a program runs on.
 struct Bench {
-    rig: Rig,
     gpu: Allocator<Cuda>,
     /// Other values for the context of `rig.ctx`.
     others: [Arc<CudaContext>; 2],
@@ -59,6 +60,8 @@ struct Bench {
     rounds: u64,
     /// Rounds between two synchronisations.
     period: u64,
+    /// Last, so that a test that failed has let go of all else when the next one may have the driver.
+    rig: Rig,
 }
 
 /// A program's round, given its number.
@@ -121,11 +124,18 @@ fn counts(bench: &Bench, fake: &Fake) -> Counts<COUNTERS> {
 /// A program, on a bench.
 type Program = for<'a> fn(&'a Bench) -> Round<'a>;
 
+/// Of fewer rounds right code may be said to grow: the timelines of `arrays_of_one_round` are looked at once in some 300 rounds, those of
+/// `launches_with_guards` in some 150, and the first tenth has to see each several times.
+const FEWEST: u64 = 3000;
+
 /// Runs a program at both paces, each on a device of its own.
 fn soak(name: &str, program: Program) {
+    assert!(rounds() >= FEWEST, "{} rounds show nothing: MILLPOND_SOAK_ROUNDS from {FEWEST} on", rounds());
     let mut found = String::new();
     for when in [When::Earliest, When::Latest] {
-        let Some(grew) = try_soak(program, when, rounds()) else { return };
+        let Some(grew) = try_soak(&format!("{name}, device {when:?}"), program, when, rounds()) else {
+            return;
+        };
         if !grew.is_empty() {
             let _ = write!(found, "\n  device {when:?}:{grew}");
         }
@@ -134,8 +144,8 @@ fn soak(name: &str, program: Program) {
 }
 
 /// What grew, at one pace, in words; nothing where there is no stand-in.
-fn try_soak(program: Program, when: When, rounds: u64) -> Option<String> {
-    on_a_bench(when, rounds, PERIOD, |bench| watch(bench, program, |_| ()))
+fn try_soak(name: &str, program: Program, when: When, rounds: u64) -> Option<String> {
+    on_a_bench(when, rounds, PERIOD, |bench| watch(name, bench, program, |_| ()))
 }
 
 /// What it says of a bench of its own; where that is nothing, nothing may be left at the end, which says less than what grew.
@@ -149,7 +159,7 @@ fn on_a_bench(when: When, rounds: u64, period: u64, judge: impl FnOnce(&Bench) -
     Some(account.scope(|| {
         let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
         let others = [(); 2].map(|()| CudaContext::new(0).expect("another value of the context"));
-        let bench = Bench { rig, gpu, others, account, rounds, period };
+        let bench = Bench { gpu, others, account, rounds, period, rig };
         let grew = judge(&bench);
         let Bench { rig, gpu, others, .. } = bench;
         // Before the rig, which is what keeps other tests from the driver meanwhile.
@@ -161,14 +171,16 @@ fn on_a_bench(when: When, rounds: u64, period: u64, judge: impl FnOnce(&Bench) -
     }))
 }
 
-/// What grew, in words. `look` is shown the counters.
-fn watch(bench: &Bench, program: Program, mut look: impl FnMut(&Counts<COUNTERS>)) -> String {
+/// What grew, in words; where rounds were asked for, a line says how it went. `look` is shown the counters.
+fn watch(name: &str, bench: &Bench, program: Program, mut look: impl FnMut(&Counts<COUNTERS>)) -> String {
     let fake = bench.rig.fake.as_ref().expect("asked before");
     let mut round = program(bench);
     let (rounds, tenth) = (bench.rounds, first_tenth(bench.rounds));
-    let (mut early, mut late) = (Highest(None), Highest(None));
+    let (mut early, mut late, mut parts) = (Highest(None), Highest(None), Windows::new());
+    let (start, mut done) = (std::time::Instant::now(), 0);
     for i in 0..rounds {
         round(i);
+        done = i + 1;
         if i % bench.period == bench.period - 1 {
             bench.rig.ctx.synchronize().expect("idle");
         }
@@ -178,6 +190,7 @@ fn watch(bench: &Bench, program: Program, mut look: impl FnMut(&Counts<COUNTERS>
         }
         let now = counts(bench, fake);
         look(&now);
+        parts.add(i, rounds, &now);
         if i < tenth {
             early.add(&now);
         } else if i >= rounds - tenth {
@@ -188,7 +201,13 @@ fn watch(bench: &Bench, program: Program, mut look: impl FnMut(&Counts<COUNTERS>
         }
     }
     drop(round);
-    grown(&early.0.expect("rounds"), &late.0.expect("rounds"), PART)
+    let (first, last) = (early.0.expect("rounds"), late.0.expect("rounds"));
+    let found = grown_or_rising((&first, &last), PART, &parts, rounds / bench.period);
+    if rounds_asked().is_some() {
+        let took = (done, start.elapsed().as_secs_f64());
+        remote::say(&judge::line(name, took, &first, &last, &found));
+    }
+    found
 }
 
 /// One in so many may come and go: ranges are drained when there are twice those that the last drain left, and of that rise and fall the
@@ -209,7 +228,7 @@ fn markers_are_twice_those_that_are_pending() {
             let mut see = |now: &Counts<COUNTERS>| {
                 most = now.iter().find(|(name, _)| *name == "markers").map_or(0, |(_, n)| most.max(*n));
             };
-            let grew = watch(bench, |b| of_seed(b, 2), &mut see);
+            let grew = watch("markers", bench, |b| of_seed(b, 2), &mut see);
             let pending = (records() - before).div_ceil(ROUNDS) * period;
             if most > (2 * pending).max(256) {
                 return format!("{most} markers, of which {pending} may be pending");
@@ -246,6 +265,7 @@ programs! {
     pinned_arrays_of_one_round: pinned_of_one_round;
     streams_that_come_and_go: streams_come_and_go;
     threads_that_come_and_go: threads_come_and_go;
+    threads_that_come_and_go_beside_synchronises: threads_come_and_go_beside_synchronises;
     an_array_that_is_only_read: only_read;
     an_array_that_is_only_read_beside_captures: only_read_beside_captures;
     a_pinned_array_that_is_only_read: pinned_only_read;
@@ -257,6 +277,8 @@ programs! {
     random_2: |b| random(b, 2);
     random_3: |b| random(b, 3);
     random_readers_0: |b| readers(b, 0);
+    random_captures_0: |b| captures(b, 0);
+    random_captures_1: |b| captures(b, 1);
 }
 
 /// Lent to one stream after the other, and never freed.
@@ -491,6 +513,15 @@ fn streams_come_and_go(b: &Bench) -> Round<'_> {
 
 /// A thousand threads, one after another, each on its default stream. Not more: the oracle has a clock for each.
 fn threads_come_and_go(b: &Bench) -> Round<'_> {
+    threads(b, |_| ())
+}
+
+/// The same with a synchronisation by the allocator behind each: nothing is left to be looked for among markers.
+fn threads_come_and_go_beside_synchronises(b: &Bench) -> Round<'_> {
+    threads(b, |gpu| gpu.synchronize().expect("nobody captures"))
+}
+
+fn threads(b: &Bench, behind: fn(&Allocator<Cuda>)) -> Round<'_> {
     let (home, every) = (b.home(), b.rounds / 1000);
     let mut y = b.zeros(&home);
     Box::new(move |i| {
@@ -504,6 +535,7 @@ fn threads_come_and_go(b: &Bench) -> Round<'_> {
             drop(x);
         };
         std::thread::scope(|s| s.spawn(|| b.account.scope(theirs)).join().expect("no panic"));
+        behind(&b.gpu);
     })
 }
 
@@ -531,29 +563,55 @@ fn readers(b: &Bench, seed: u64) -> Round<'_> {
     const LAST: usize = ARRAYS - 1;
     b.rig.cuda.expect_captures();
     let mut calls = drawn(first_seed() + seed);
-    calls.retain_mut(|call| {
-        match call {
-            Call::Send { on, .. } | Call::Fetch { on, .. } | Call::Copy { on, .. } => *on %= 2,
-            Call::Zero { on, .. } | Call::Read { on, .. } | Call::Part { on, .. } | Call::End { on } => {
-                *on %= 2;
-            }
-            _ => {}
-        }
-        match *call {
-            Call::Send { x, .. }
-            | Call::Copy { x, .. }
-            | Call::Zero { x, .. }
-            | Call::Fill { x, .. }
-            | Call::Renew { x }
-            | Call::Part { x, .. } => x != LAST,
-            Call::Pool { .. } | Call::FromPool { .. } | Call::ToPool { .. } => false,
-            _ => true,
-        }
+    calls.retain_mut(|call| match *call {
+        Call::Send { x, .. }
+        | Call::Copy { x, .. }
+        | Call::Zero { x, .. }
+        | Call::Fill { x, .. }
+        | Call::Renew { x }
+        | Call::Part { x, .. } => x != LAST && is_held(call),
+        _ => is_held(call),
     });
     calls.truncate(MOST / 2);
     calls.extend([0, 1].map(|on| Call::End { on }));
     calls.extend([Call::Read { x: LAST, on: 0 }, Call::Copy { x: 0, on: 1 }]);
     repeated(b, calls)
+}
+
+/// A capture that begins and ends in each round, on a stream that cudarc is given or on one that arrays are made on: what names it meanwhile is
+/// refused, and the rest goes on.
+fn captures(b: &Bench, seed: u64) -> Round<'_> {
+    b.rig.cuda.expect_captures();
+    let seed = first_seed() + seed;
+    let mut calls = drawn(seed);
+    calls.retain_mut(|call| {
+        if let Call::Send { spoilt, .. } | Call::Fetch { spoilt, .. } = call {
+            *spoilt = false;
+        }
+        is_held(call)
+    });
+    calls.truncate(MOST);
+    calls.insert(calls.len() / 3, Call::Capture { on: 1, home: seed % 2 == 1 });
+    calls.push(Call::Graph);
+    // For the rest of this thread, which runs this test alone.
+    relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    repeated(b, calls)
+}
+
+/// The call on streams that somebody holds; false of pooled slices.
+fn is_held(call: &mut Call) -> bool {
+    match call {
+        Call::Send { on, .. }
+        | Call::Fetch { on, .. }
+        | Call::Copy { on, .. }
+        | Call::Zero { on, .. }
+        | Call::Read { on, .. }
+        | Call::Part { on, .. }
+        | Call::End { on } => *on %= 2,
+        Call::Pool { .. } | Call::FromPool { .. } | Call::ToPool { .. } => return false,
+        _ => {}
+    }
+    true
 }
 
 fn drawn(seed: u64) -> Vec<Call> {
@@ -581,7 +639,7 @@ fn every_leak_of_cudarcs_calls_is_found() {
 
     const ROUNDS: u64 = 2000;
     const FINDERS: &[(Bug, &str, Program)] = &[
-        (Bug::LeakUnlooked, "arrays_of_one_round", freed_with_readers),
+        (Bug::LeakUnlooked, "a_pooled_slice_that_stays", pooled_that_stays),
         (Bug::LeakUnfiled, "arrays_of_one_round", freed_with_readers),
         (Bug::FlightNeverCrowded, "arrays_of_one_round", freed_with_readers),
         (Bug::SweepNever, "streams_that_come_and_go", streams_come_and_go),
@@ -593,7 +651,7 @@ fn every_leak_of_cudarcs_calls_is_found() {
         .expect("docs/mutants.md");
     let grew = |bug: Option<Bug>, program: Program| {
         let _planted = mutant::plant(bug);
-        try_soak(program, When::Earliest, ROUNDS).expect("the stand-in driver is built")
+        try_soak("planted", program, When::Earliest, ROUNDS).expect("the stand-in driver is built")
     };
     let (mut table, mut missed) = (String::new(), Vec::new());
     for &(bug, name, program) in FINDERS {

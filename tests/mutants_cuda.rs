@@ -82,6 +82,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaBlockingStream,
         &["on_fake_cuda::early::order::the_legacy_stream_waits_for_blocking_streams_only"],
     ),
+    (Bug::CudaPinnedUnrefused, &["cuda_backend::no_safe_call_reaches_pinned_memory"]),
     (
         Bug::CudaLentUnseen,
         &[

@@ -3,6 +3,8 @@
 //! number, a verdict, or something left on the device. The interleavings that a machine seldom shows are tried in
 //! `tests/threads_shuttle.rs` and `tests/threads_loom.rs`.
 
+#[path = "threads/flight.rs"]
+mod flight;
 #[path = "threads/operands.rs"]
 mod operands;
 
@@ -241,6 +243,14 @@ fn nobody_runs_out_of_pinned_memory_within_its_share() {
 fn operations_come_after_streams_that_others_order() {
     for seed in 0..operands::ROUNDS {
         operands::round(seed).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
+
+/// `flight` says what they do.
+#[test]
+fn arrays_go_round_with_copies_tokens_and_guards_under_way() {
+    for seed in 0..flight::ROUNDS {
+        flight::round(seed).unwrap_or_else(|e| panic!("round {seed}: {e}"));
     }
 }
 

@@ -14,6 +14,31 @@
 mod operands;
 mod toy;
 
+/// As the C interface's own files ask.
+#[cfg(millpond_mutants)]
+macro_rules! planted {
+    ($bug:ident) => {
+        millpond::mutant::is(millpond::mutant::Bug::$bug)
+    };
+}
+#[cfg(millpond_mutants)]
+#[path = "../plug/src/burial.rs"]
+mod burial;
+#[cfg(millpond_mutants)]
+#[path = "threads_loom/ends.rs"]
+mod ends;
+#[cfg(millpond_mutants)]
+#[allow(dead_code, reason = "the kernel makes no fences here")]
+#[path = "../plug/src/presence.rs"]
+mod presence;
+#[cfg(millpond_mutants)]
+#[path = "../plug/src/sync.rs"]
+mod sync;
+#[cfg(millpond_mutants)]
+#[allow(dead_code, reason = "nobody asks for all of a table")]
+#[path = "../plug/src/table.rs"]
+mod table;
+
 use loom::thread;
 use millpond::allocator::kernels::Probe;
 use millpond::heap::{Heap, Kind, Want};
@@ -302,7 +327,7 @@ fn the_hint_of_the_longest_range() {
         assert!(seen == 0 || seen == MIB);
         freer.join().unwrap();
         drop(gpu.alloc(MIB, &b).expect("the pool of a has it"));
-        let found = gpu.report().ladder.lend_with_wait;
+        let found = gpu.report().ladder.migrate_with_wait;
         assert_eq!((found.tried, found.served), (1, 1), "the hint says where it is, at the first look");
     });
     let stored_after_unlocking = || {

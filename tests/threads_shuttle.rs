@@ -12,8 +12,19 @@
 #[path = "threads_shuttle/ends.rs"]
 mod ends;
 #[cfg(millpond_mutants)]
+#[path = "threads_shuttle/exhaustive.rs"]
+mod exhaustive;
+#[cfg(millpond_mutants)]
+#[path = "threads_shuttle/flight.rs"]
+mod flight;
+#[cfg(millpond_mutants)]
 #[path = "threads_shuttle/operands.rs"]
 mod operands;
+#[cfg(millpond_mutants)]
+#[path = "threads_shuttle/reduced.rs"]
+mod reduced;
+#[cfg(millpond_mutants)]
+mod toy;
 
 use millpond::driver::Memory;
 use millpond::trace::{Event as Happening, Sink};

@@ -55,6 +55,7 @@ fn right_code_passes_random_programs() {
         let run = match seed % 8 {
             0 => cases::random::run_scrubbing,
             1 => cases::random::run_captured,
+            2 => cases::random::run_beside_another,
             _ => cases::random::run,
         };
         if let Err(e) = run(seed).1 {

@@ -7,6 +7,7 @@ use crate::args::BenchArgs;
 use crate::output::{self, Output, Status, complain, grouped};
 use crate::replay::warm;
 use comfy_table::{CellAlignment, Table, presets};
+use millpond::driver::random::SplitMix64;
 use millpond::{Allocator, Config, Error};
 use millpond_replay::import::Trace;
 use millpond_sim::null::Null;
@@ -80,16 +81,10 @@ fn cached_pair(calls: u64) -> Result<(u64, f64), Error> {
 fn mixed(calls: u64) -> Result<(u64, f64), Error> {
     let gpu = Allocator::new(Null::default(), Config::default())?;
     let stream = gpu.stream()?;
-    let mut random = 1u64;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut random = SplitMix64::new(1);
     // 512 B to 16 MiB, each octave as likely.
     let mut size = || {
-        let r = next();
+        let r = random.next();
         let octave = 512u64 << (r % 16);
         ((r >> 32) as usize % LIVE, octave + (r >> 8) % octave)
     };

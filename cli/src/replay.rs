@@ -186,12 +186,12 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
     // A name out of a file must not write to the terminal.
     let name: String = o.trace.chars().filter(|c| !c.is_control()).collect();
     writeln!(out, "{name}   {calls} over {streams}{threads}   {ordering}")?;
-    let ratio = o.taken_over_live.map_or("-".to_owned(), |r| format!("{r:.3}"));
+    let ratio = o.reserved_over_requested.map_or("-".to_owned(), |r| format!("{r:.3}"));
     writeln!(
         out,
-        "asked for   peak live {}   peak taken {}   ratio {ratio}   {}",
-        bytes(o.peak_live_bytes),
-        bytes(o.peak_taken_bytes),
+        "requested   peak {}   reserved {} at the peak   ratio {ratio}   {}",
+        bytes(o.peak_requested_bytes),
+        bytes(o.peak_reserved_bytes),
         counted(o.foreign_uses, "use on another stream", "uses on other streams"),
     )?;
     if let (Some(ns), Some(ratio)) = (o.makespan_ns, o.makespan_ratio) {

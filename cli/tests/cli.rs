@@ -78,14 +78,15 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
         for key in [
             "trace",
             "calls",
-            "peak_live_bytes",
-            "peak_taken_bytes",
+            "peak_requested_bytes",
+            "peak_reserved_bytes",
             "taken_over_live",
+            "reserved_over_requested",
             "violations",
             "accesses_checked",
             "hits",
             "misses",
-            "lends",
+            "migrations",
             "waits_inserted",
             "waits_beyond_need",
             "host_waits",
@@ -102,7 +103,7 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
         assert_eq!(v["trace"], "small");
         assert_eq!(v["calls"], 16);
         assert_eq!(v["violations"], 0);
-        assert_eq!(v["peak_live_bytes"], 3_070_000);
+        assert_eq!(v["peak_requested_bytes"], 3_070_000);
         assert!(v["accesses_checked"].as_u64().unwrap() > 16);
         assert!(v["driver_calls"]["cuLaunchKernel"].as_u64().unwrap() > 16);
         assert_eq!(v["report"]["device"], 0);

@@ -113,7 +113,7 @@ impl GpuStream {
         match self.whose() {
             Whose::Adopted(Some(theirs)) => Ok(Arc::clone(theirs)),
             Whose::Legacy => Ok(device.cudarc()?.default_stream()),
-            Whose::PerThread(_) => Ok(device.cudarc()?.per_thread_stream()),
+            Whose::PerThread(..) => Ok(device.cudarc()?.per_thread_stream()),
             Whose::Ours => {
                 // Before anybody has it, and so before any capture.
                 self.set_lent();

@@ -10,6 +10,7 @@
 //! program that works with two contexts in one thread.
 
 use super::alias::Parked;
+use super::ended::Mortals;
 use super::event::Mode;
 use super::kernel::Kernels;
 use super::launch::Loaded;
@@ -57,6 +58,7 @@ pub(super) struct Device {
     pub(super) calls: Calls,
     pub(super) ranges: Ranges,
     pub(super) known: Known,
+    pub(super) mortals: Mortals,
     /// As [`Cuda::expect_captures`](super::Cuda::expect_captures) was told.
     pub(super) expects_captures: AtomicBool,
     /// As [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was told.
@@ -166,6 +168,7 @@ impl Device {
             calls: Calls::new(),
             ranges: Ranges::default(),
             known: Known::default(),
+            mortals: Mortals::default(),
             expects_captures: AtomicBool::new(false),
             captures_nowhere: AtomicBool::new(false),
             kernels: Mutex::new(None),

@@ -1,11 +1,11 @@
-//! Copies and fills: [`Copies`], and one safe copy between ranges that are ours.
+//! Copies and fills: [`Copies`], and copies between ranges that are known to be ours, a safe one inside the device.
 //!
 //! The driver's rules are the trait's: from and to pinned memory a copy returns at once, from pageable memory when the
 //! source was read, into pageable memory when it is done. This file does not know what the bytes are for.
 
 use super::Cuda;
 use super::context::invalid;
-use super::ranges::Place;
+use super::ranges::{Place, Reach, refuse_pinned};
 use super::stream::GpuStream;
 use super::table::{Call, Table};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -40,40 +40,83 @@ impl Cuda {
         Ok(())
     }
 
-    /// Queues a copy between two ranges of this backend: device memory or pinned, at least one of them the device's. Safe
-    /// because both are known to be ours and whole; what it races with, if the stream is not ordered after other users
-    /// of the bytes, is wrong data and not undefined behaviour, as long as no reference into pinned memory is alive.
+    /// Queues a copy inside the device, between two ranges of this backend's device memory: safe because both are known to be ours and whole.
+    /// What it races with, if the stream is not ordered after other users of the bytes, is wrong data and not undefined
+    /// behaviour. Pinned memory is refused, since Rust may be looking at it.
+    ///
+    /// # Errors
+    /// A range that is not ours, or not whole; pinned memory: use [`Cuda::copy_anywhere`] or an array's copies; an overlap; the
+    /// driver's. Nothing was then queued.
+    #[allow(unsafe_code, reason = "what the unsafe verb asks for is refused")]
+    pub fn copy_between(&self, stream: &GpuStream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
+        // SAFETY: what is pinned is refused, and no Rust reference leads into the device's memory.
+        unsafe { self.copy_within(stream, to, from, bytes, Reach::Device) }
+    }
+
+    /// Queues a copy between two ranges of this backend, of which at most one is pinned memory: [`Copies::copy_h2d`],
+    /// [`Copies::copy_d2h`] or [`Copies::copy_d2d`], as the addresses say.
     ///
     /// # Errors
     /// A range that is not ours, or not whole; both pinned; an overlap; the driver's. Nothing was then queued.
-    #[allow(unsafe_code, reason = "the checks that the unsafe verbs ask for are made here")]
-    pub fn copy_between(&self, stream: &GpuStream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
-        let place = |addr: Addr, call: Call| {
-            self.device.ranges.place(addr.0, bytes).ok_or_else(|| {
-                invalid(call, format!("{bytes} bytes at {addr} are not wholly inside memory of this device"))
-            })
-        };
+    ///
+    /// # Safety
+    /// Until the copy has run, there is no Rust reference to the bytes of a pinned target, and a pinned source is not changed.
+    #[allow(unsafe_code, reason = "pinned memory is the process's own, where references may lead")]
+    pub unsafe fn copy_anywhere(
+        &self,
+        stream: &GpuStream,
+        to: Addr,
+        from: Addr,
+        bytes: u64,
+    ) -> DriverResult<()> {
+        // SAFETY: passed on.
+        unsafe { self.copy_within(stream, to, from, bytes, Reach::Anywhere) }
+    }
+
+    /// # Safety
+    /// As of [`Cuda::copy_anywhere`], of what is within reach.
+    #[allow(unsafe_code, reason = "the copies of `Copies`")]
+    unsafe fn copy_within(
+        &self,
+        stream: &GpuStream,
+        to: Addr,
+        from: Addr,
+        bytes: u64,
+        reach: Reach,
+    ) -> DriverResult<()> {
+        let call = Call::memcpy_d2d;
         if bytes == 0 {
             return Ok(());
         }
-        match (place(to, Call::memcpy_d2d)?, place(from, Call::memcpy_d2d)?) {
+        match (self.place(to, bytes, call, reach)?, self.place(from, bytes, call, reach)?) {
             // SAFETY: both ranges are device memory of ours.
             (Place::Device, Place::Device) => unsafe { self.copy_d2d(to, from, bytes, stream) },
             (Place::Device, Place::Pinned) => {
                 let src = with_exposed_provenance(from.0 as usize);
-                // SAFETY: a pinned range of ours is readable, and stays until unpinned, which waits for the device.
+                // SAFETY: a pinned range of ours is readable, and stays until unpinned, which waits for the device; that nobody
+                // changes it is passed on from the caller.
                 unsafe { self.copy_h2d(to, src, bytes, stream) }
             }
             (Place::Pinned, Place::Device) => {
                 let dst = with_exposed_provenance_mut(to.0 as usize);
-                // SAFETY: as above, writable.
+                // SAFETY: as above, writable; that nobody looks at it is passed on from the caller.
                 unsafe { self.copy_d2h(dst, from, bytes, stream) }
             }
-            (Place::Pinned, Place::Pinned) => Err(invalid(
-                Call::memcpy_d2d,
-                "both ranges are host memory: a copy needs the device at one end",
-            )),
+            (Place::Pinned, Place::Pinned) => {
+                Err(invalid(call, "both ranges are host memory: a copy needs the device at one end"))
+            }
         }
+    }
+
+    /// What lies at a range, all of it, if it is within reach.
+    pub(super) fn place(&self, addr: Addr, bytes: u64, call: Call, reach: Reach) -> DriverResult<Place> {
+        let place = self.device.ranges.place(addr.0, bytes).ok_or_else(|| {
+            invalid(call, format!("{bytes} bytes at {addr} are not wholly inside memory of this device"))
+        })?;
+        if reach == Reach::Device {
+            refuse_pinned(place, addr, bytes, call)?;
+        }
+        Ok(place)
     }
 }
 

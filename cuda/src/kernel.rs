@@ -10,7 +10,8 @@
 //! share a slot would have to be ordered. Checks are therefore launched one at a time.
 
 use super::Cuda;
-use super::context::{Device, bad_handle, invalid};
+use super::context::{Device, bad_handle};
+use super::ranges::Reach;
 use super::stream::GpuStream;
 use super::table::{Call, Handle};
 use core::ffi::{CStr, c_void};
@@ -313,31 +314,58 @@ impl Cuda {
     }
 
     /// The stream, for a kernel that touches a range.
-    fn launchable(&self, stream: &GpuStream, addr: Addr, bytes: u64) -> DriverResult<CUstream> {
+    fn launchable(&self, stream: &GpuStream, addr: Addr, bytes: u64, reach: Reach) -> DriverResult<CUstream> {
         let call = Call::launch_kernel;
         if !Arc::ptr_eq(stream.device(), &self.device) {
             let message =
                 format!("{:?} is of another device or context than this one of {}", stream, self.device.id);
             return Err(bad_handle(call, message));
         }
-        if self.device.ranges.place(addr.0, bytes).is_none() {
-            let message = format!("{bytes} bytes at {addr} are not wholly inside memory of this device");
-            return Err(invalid(call, message));
-        }
+        self.place(addr, bytes, call, reach)?;
         stream.here(call)
     }
 
-    /// Queues a kernel that fills a range of this backend's with a repeating 8-byte word, little endian, beginning at
+    /// Queues a kernel that fills a range of this backend's device memory with a repeating 8-byte word, little endian, beginning at
     /// `addr`. Ordered on `stream` only.
     ///
     /// # Errors
-    /// A range that is not ours, or not whole; the driver's. Nothing was then queued.
-    #[allow(unsafe_code, reason = "foreign calls")]
+    /// A range that is not ours, or not whole; pinned memory, which Rust may be looking at: use
+    /// [`Cuda::write_pattern_anywhere`]; the driver's. Nothing was then queued.
     pub fn write_pattern(&self, stream: &GpuStream, addr: Addr, bytes: u64, word: u64) -> DriverResult<()> {
+        self.fill_with(stream, addr, bytes, word, Reach::Device)
+    }
+
+    /// [`Cuda::write_pattern`], of pinned memory too.
+    ///
+    /// # Errors
+    /// A range that is not ours, or not whole; the driver's. Nothing was then queued.
+    ///
+    /// # Safety
+    /// Until the kernel has run, there is no Rust reference to the bytes if they are pinned memory.
+    #[allow(unsafe_code, reason = "pinned memory is the process's own, where references may lead")]
+    pub unsafe fn write_pattern_anywhere(
+        &self,
+        stream: &GpuStream,
+        addr: Addr,
+        bytes: u64,
+        word: u64,
+    ) -> DriverResult<()> {
+        self.fill_with(stream, addr, bytes, word, Reach::Anywhere)
+    }
+
+    #[allow(unsafe_code, reason = "foreign calls")]
+    fn fill_with(
+        &self,
+        stream: &GpuStream,
+        addr: Addr,
+        bytes: u64,
+        word: u64,
+        reach: Reach,
+    ) -> DriverResult<()> {
         if bytes == 0 {
             return Ok(());
         }
-        let native = self.launchable(stream, addr, bytes)?;
+        let native = self.launchable(stream, addr, bytes, reach)?;
         let kernels = self.kernels()?;
         let (mut addr, mut bytes, mut word) = (addr.0, bytes, word);
         let shape = (blocks_for(bytes), BLOCK);
@@ -346,12 +374,11 @@ impl Cuda {
         unsafe { kernels.fill.launch(&self.device, native, shape, parameters) }
     }
 
-    /// Queues a kernel that checks that a range of this backend's holds a repeating word. What it finds,
+    /// Queues a kernel that checks that a range of this backend's device memory holds a repeating word. What it finds,
     /// [`Cuda::bad_ranges`] tells. Ordered on `stream` only; every 65,536th check waits for the device first.
     ///
     /// # Errors
-    /// As [`Cuda::write_pattern`].
-    #[allow(unsafe_code, reason = "foreign calls")]
+    /// As [`Cuda::write_pattern`]; pinned memory is for [`Cuda::check_pattern_anywhere`].
     pub fn check_pattern(
         &self,
         stream: &GpuStream,
@@ -360,10 +387,41 @@ impl Cuda {
         word: u64,
         allocation: Option<AllocationId>,
     ) -> DriverResult<()> {
+        self.check_with(stream, (addr, bytes), word, allocation, Reach::Device)
+    }
+
+    /// [`Cuda::check_pattern`], of pinned memory too.
+    ///
+    /// # Errors
+    /// A range that is not ours, or not whole; the driver's. Nothing was then queued.
+    ///
+    /// # Safety
+    /// Until the kernel has run, the bytes are not changed through a Rust reference if they are pinned memory.
+    #[allow(unsafe_code, reason = "pinned memory is the process's own, where references may lead")]
+    pub unsafe fn check_pattern_anywhere(
+        &self,
+        stream: &GpuStream,
+        addr: Addr,
+        bytes: u64,
+        word: u64,
+        allocation: Option<AllocationId>,
+    ) -> DriverResult<()> {
+        self.check_with(stream, (addr, bytes), word, allocation, Reach::Anywhere)
+    }
+
+    #[allow(unsafe_code, reason = "foreign calls")]
+    fn check_with(
+        &self,
+        stream: &GpuStream,
+        (addr, bytes): (Addr, u64),
+        word: u64,
+        allocation: Option<AllocationId>,
+        reach: Reach,
+    ) -> DriverResult<()> {
         if bytes == 0 {
             return Ok(());
         }
-        let native = self.launchable(stream, addr, bytes)?;
+        let native = self.launchable(stream, addr, bytes, reach)?;
         let kernels = self.kernels()?;
         let mut log = kernels.log.lock();
         if log.lap.len() as u64 == SLOTS || log.used > 0 {

@@ -49,6 +49,7 @@ struct Readme;
 mod alias;
 mod context;
 mod copy;
+mod ended;
 mod event;
 mod gate;
 mod kernel;

@@ -4,8 +4,12 @@
 //! It is asked where memory is taken and given back, and by the safe launches and copies that replay uses; the
 //! allocator's own paths over memory that it holds never come here. It does not know owners or streams.
 
+use super::context::invalid;
 use super::memory::AsyncPool;
+use super::table::Call;
+use millpond_driver::DriverResult;
 use millpond_driver::sync::{Arc, Mutex};
+use millpond_driver::units::Addr;
 use std::collections::BTreeMap;
 
 /// Where a range came from.
@@ -38,6 +42,29 @@ pub(super) enum Place {
     Device,
     /// One pinned range.
     Pinned,
+}
+
+/// What a call may touch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reach {
+    /// Device memory, where no Rust reference leads: what safe calls may.
+    Device,
+    /// Pinned memory too.
+    Anywhere,
+}
+
+/// A safe call names device memory only: Rust may be looking at pinned memory.
+pub(super) fn refuse_pinned(place: Place, addr: Addr, bytes: u64, call: Call) -> DriverResult<()> {
+    if place == Place::Device || planted!(CudaPinnedUnrefused) {
+        return Ok(());
+    }
+    Err(invalid(
+        call,
+        format!(
+            "{bytes} bytes at {addr} are pinned memory, which Rust references may lead to: use copy_anywhere, \
+             write_pattern_anywhere or check_pattern_anywhere, which are unsafe, or copies of arrays"
+        ),
+    ))
 }
 
 impl Ranges {

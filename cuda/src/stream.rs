@@ -16,6 +16,7 @@
 
 use super::Cuda;
 use super::context::{Bound, Device, NON_BLOCKING, bad_handle, lacking};
+use super::ended::Ended;
 use super::probe::Code;
 use super::table::{Call, Handle};
 use core::fmt;
@@ -26,7 +27,7 @@ use cudarc::driver::sys::{CUstream, CUstream_st};
 use millpond_driver::sync::{Arc, Mutex, Weak};
 use millpond_driver::units::{DeviceId, StreamId};
 use millpond_driver::{DriverError, DriverErrorKind};
-use millpond_driver::{DriverResult, StreamInfo, StreamKind, StreamOptions};
+use millpond_driver::{DriverResult, StreamInfo, StreamKind, StreamOptions, ThreadEnd};
 use std::thread::ThreadId;
 
 /// `CU_STREAM_LEGACY`; 0 means the same here.
@@ -52,8 +53,8 @@ pub(super) enum Whose {
     Mortal,
     /// The legacy default stream.
     Legacy,
-    /// The default stream of this thread.
-    PerThread(ThreadId),
+    /// The default stream of this thread, and what tells that it has ended.
+    PerThread(ThreadId, Option<ThreadEnd>),
 }
 
 struct Inner {
@@ -68,6 +69,8 @@ struct Inner {
     /// It was: cudarc captures by safe calls, so that every operation asks. The flag is here, where the alias is made, so
     /// that no way to the alias goes past it.
     lent: AtomicBool,
+    /// Of a mortal stream: whether it is known to have ended.
+    ended: Option<Arc<Ended>>,
 }
 
 /// A counted reference to a native stream. Cheap to clone.
@@ -110,11 +113,16 @@ impl GpuStream {
             self.0.lent.store(true, Ordering::Relaxed);
         }
     }
-    /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours.
+    /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours. Of a mortal stream that it has
+    /// ended: whoever made it has it until then. Of a thread's default stream: that the thread has.
     pub(super) fn is_last_reference(&self) -> bool {
+        if let Some(ended) = &self.0.ended {
+            return ended.is_known();
+        }
         let alone = match &self.0.whose {
             Whose::Ours => self.0.alias.lock().as_mut().is_none_or(|alias| Arc::get_mut(alias).is_some()),
             Whose::Adopted(Some(theirs)) => Arc::strong_count(theirs) == 1,
+            Whose::PerThread(_, Some(end)) => return end.has_come(),
             _ => false,
         };
         let last = alone && Arc::strong_count(&self.0) == 1;
@@ -126,7 +134,9 @@ impl GpuStream {
     #[inline]
     pub(super) fn here(&self, call: Call) -> DriverResult<CUstream> {
         match self.0.whose {
-            Whose::PerThread(owner) if owner != std::thread::current().id() && !planted!(CudaAnyThread) => {
+            Whose::PerThread(owner, _)
+                if owner != std::thread::current().id() && !planted!(CudaAnyThread) =>
+            {
                 Err(self.elsewhere(call))
             }
             _ => Ok(self.0.handle.0),
@@ -144,7 +154,7 @@ impl GpuStream {
     fn may_capture(&self) -> bool {
         // A mortal stream may be gone: it cannot be asked.
         let here = match self.0.whose {
-            Whose::PerThread(owner) => owner == std::thread::current().id(),
+            Whose::PerThread(owner, _) => owner == std::thread::current().id(),
             ref whose => !matches!(whose, Whose::Mortal),
         };
         here && (!matches!(self.0.whose, Whose::Ours) || self.0.exposed.load(Ordering::Relaxed))
@@ -171,7 +181,7 @@ impl Drop for Inner {
                     self.device.current_stays(|| drop(theirs));
                 }
             }
-            Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(_) => {}
+            Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(..) => {}
         }
     }
 }
@@ -230,7 +240,7 @@ impl Whose {
     /// Whether two with one handle are the same stream, where the handle is all that there is.
     fn is_named_as(&self, other: &Whose) -> bool {
         match (self, other) {
-            (Whose::PerThread(one), Whose::PerThread(other)) => one == other,
+            (Whose::PerThread(one, _), Whose::PerThread(other, _)) => one == other,
             // A stream of ours, and one that was lent to us, cannot have one handle while both are there.
             _ => core::mem::discriminant(self) == core::mem::discriminant(other),
         }
@@ -371,7 +381,8 @@ impl Cuda {
     }
 
     fn reference(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
-        let stream = self.unlisted(handle, info, whose);
+        let ended = self.device.mortals.met(handle.addr(), info.id, info.mortal);
+        let stream = self.unlisted(handle, info, whose, ended);
         self.device.known.add(&stream);
         stream
     }
@@ -381,21 +392,36 @@ impl Cuda {
         if let Some(id) = id {
             return self.reference(handle, StreamInfo { id, ..info }, whose);
         }
-        let make = |id, whose| self.unlisted(handle, StreamInfo { id, ..info }, whose);
+        let make = |id, whose| self.unlisted(handle, StreamInfo { id, ..info }, whose, None);
         self.device.known.add_numbered(handle, whose, make)
     }
 
-    fn unlisted(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
+    fn unlisted(
+        &self,
+        handle: CUstream,
+        info: StreamInfo,
+        whose: Whose,
+        ended: Option<Arc<Ended>>,
+    ) -> GpuStream {
         let device = Arc::clone(&self.device);
         let (exposed, alias, lent) = (AtomicBool::new(false), Mutex::new(None), AtomicBool::new(false));
-        GpuStream(Arc::new(Inner { device, handle: Handle(handle), info, whose, exposed, alias, lent }))
+        GpuStream(Arc::new(Inner {
+            device,
+            handle: Handle(handle),
+            info,
+            whose,
+            exposed,
+            alias,
+            lent,
+            ended,
+        }))
     }
 
     /// A stream that is alive for as long as the reference: with no identity, and in no list that others could find it in.
     pub(super) fn passing_reference(&self, handle: CUstream) -> GpuStream {
         let kind = StreamKind::Blocking;
         let info = StreamInfo { id: StreamId(u64::MAX), device: self.device.id, kind, mortal: true };
-        self.unlisted(handle, info, Whose::Promised)
+        self.unlisted(handle, info, Whose::Promised, None)
     }
 
     /// A stream of cudarc's, kept until the last clone of the reference is dropped: so an allocator keeps it until its
@@ -562,7 +588,7 @@ impl Cuda {
     /// The stream captures; the driver's.
     pub fn per_thread_stream(&self) -> DriverResult<GpuStream> {
         let (kind, thread) = (StreamKind::PerThreadDefault, std::thread::current().id());
-        self.default_stream(per_thread_handle(), kind, Whose::PerThread(thread))
+        self.default_stream(per_thread_handle(), kind, Whose::PerThread(thread, ThreadEnd::of_this_thread()))
     }
 
     fn default_stream(&self, handle: CUstream, kind: StreamKind, whose: Whose) -> DriverResult<GpuStream> {

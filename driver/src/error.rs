@@ -3,7 +3,6 @@
 //! Every message says what was asked, what was found and what to do. This file knows no driver's own codes but those that the
 //! questions below name.
 
-use core::fmt;
 use std::borrow::Cow;
 
 /// What a driver's failure means to an allocator.
@@ -27,7 +26,8 @@ pub enum DriverErrorKind {
 }
 
 /// A driver call that failed.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{call} failed with code {code}: {message}")]
 #[non_exhaustive]
 pub struct DriverError {
     /// The call, by its name in the driver's interface.
@@ -73,23 +73,25 @@ impl DriverError {
     }
 }
 
-impl fmt::Display for DriverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed with code {}: {}", self.call, self.code, self.message)
-    }
-}
-impl std::error::Error for DriverError {}
-
 /// Why a device cannot be had at all. Nothing was opened.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
     /// No driver library could be loaded on this machine.
+    #[error(
+        "no NVIDIA driver on this machine (tried {}): install one, or use the simulated device",
+        tried.join(", ")
+    )]
     DriverMissing {
         /// The names tried, each with the loader's words.
         tried: Vec<String>,
     },
     /// The driver is older than what this crate was made for. Versions as the driver counts: 12040 is 12.4.
+    #[error(
+        "the NVIDIA driver supports CUDA {}, {} is needed: install a newer driver",
+        version(*have),
+        version(*need)
+    )]
     DriverTooOld {
         /// The oldest that will do.
         need: u32,
@@ -97,11 +99,15 @@ pub enum Unavailable {
         have: u32,
     },
     /// The driver's library lacks a function that every driver of its version has.
+    #[error(
+        "the NVIDIA driver's library has no function {name}: its installation is damaged, or it is a stand-in"
+    )]
     SymbolMissing {
         /// The function.
         name: &'static str,
     },
     /// There is no such device.
+    #[error("device {asked} was asked for{}: check nvidia-smi and CUDA_VISIBLE_DEVICES", there_are(*found))]
     NoDevice {
         /// The ordinal asked for.
         asked: u32,
@@ -109,50 +115,18 @@ pub enum Unavailable {
         found: u32,
     },
     /// The driver is there and failed.
-    Driver(DriverError),
+    #[error("{0}")]
+    Driver(#[from] DriverError),
 }
 
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let version = |v: &u32| format!("{}.{}", v / 1000, v % 1000 / 10);
-        match self {
-            Unavailable::DriverMissing { tried } => write!(
-                f,
-                "no NVIDIA driver on this machine (tried {}): install one, or use the simulated device",
-                tried.join(", ")
-            ),
-            Unavailable::DriverTooOld { need, have } => write!(
-                f,
-                "the NVIDIA driver supports CUDA {}, {} is needed: install a newer driver",
-                version(have),
-                version(need)
-            ),
-            Unavailable::SymbolMissing { name } => write!(
-                f,
-                "the NVIDIA driver's library has no function {name}: its installation is damaged, or it is a stand-in"
-            ),
-            Unavailable::NoDevice { asked, found: 0 } => write!(
-                f,
-                "device {asked} was asked for and the NVIDIA driver sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES"
-            ),
-            Unavailable::NoDevice { asked, found } => write!(
-                f,
-                "device {asked} was asked for, there are {found}, numbered from 0: check nvidia-smi and CUDA_VISIBLE_DEVICES"
-            ),
-            Unavailable::Driver(e) => e.fmt(f),
-        }
-    }
+/// A version as people write it: 12040 is 12.4.
+fn version(number: u32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
 }
-impl std::error::Error for Unavailable {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Unavailable::Driver(e) => Some(e),
-            _ => None,
-        }
-    }
-}
-impl From<DriverError> for Unavailable {
-    fn from(e: DriverError) -> Unavailable {
-        Unavailable::Driver(e)
+
+fn there_are(found: u32) -> String {
+    match found {
+        0 => " and the NVIDIA driver sees none".to_owned(),
+        found => format!(", there are {found}, numbered from 0"),
     }
 }

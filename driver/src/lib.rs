@@ -62,9 +62,12 @@ mod note;
 #[doc(hidden)]
 pub mod patience;
 mod pitch;
+#[doc(hidden)]
+pub mod random;
 mod size;
 #[doc(hidden)]
 pub mod sync;
+mod thread_end;
 pub mod units;
 
 #[doc(hidden)]
@@ -76,9 +79,11 @@ pub use fences::{Fences, StreamInfo, StreamKind, StreamOptions};
 pub use host::{Host, HostKind, OwnedHost};
 pub use kernels::{Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Twin, TwinMemory};
 pub use memory::{Mapping, Memory, MemoryInfo, OwnedRange};
-pub use note::{DeviceSlot, Driver, Note};
+pub use note::{DeviceSlot, Driver, Note, QueuedBy};
 pub use pitch::{Pitched, Place};
 pub use size::{Size, SizeError, Unit, bytes, parse_size};
+#[doc(hidden)]
+pub use thread_end::ThreadEnd;
 
 /// What a driver call returns.
 pub type DriverResult<T> = Result<T, DriverError>;

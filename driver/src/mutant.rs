@@ -159,10 +159,12 @@ zoo! {
     PartForgetsHome "part-forgets-home" "a write of a part elsewhere ends the home stream's uses, as one of the whole may"
     SealStores "seal-stores" "an operation at home stores its stamp, whatever later one another thread's has stored (O6)"
     PanicUnsealed "panic-unsealed" "an operation whose driver call panicked is not recorded (O6)"
-    OpenEndsEarly "open-ends-early" "an open use of a stream that somebody still has ends when there are many"
+    OpenEndsEarly "open-ends-early" "an operation's open use of a stream that somebody still has ends when there are many"
+    DeclaredEndsEarly "declared-ends-early" "a declared use of a stream that work can still be queued on is sealed when there are many"
     GuardSealedEarly "guard-sealed-early" "a guard's use is sealed when the guard is made, not when it ends (O6)"
     KeeperAtOnce "keeper-at-once" "what a dropped token owned is dropped with it (O4)"
     KeeperErrorDone "keeper-error-done" "the keeper takes a query that fails for completion (O4)"
+    KeeperFirstDone "keeper-first-done" "the keeper lets a value go when the first of its uses is over (O4)"
     LargeSourceUnseen "large-source-unseen" "the pinned pool is not told of the copy whose token was dropped, if the source is large (O4)"
     SimPinnedUnrefused "sim-pinned-unrefused" "a safe call of the simulated device is not refused for pinned memory"
     SimPinnedReached "sim-pinned-reached" "what a safe call of the simulated device queued reaches memory that was pinned since"
@@ -197,6 +199,7 @@ cuda:
     CudaContextLeft "cuda-context-left" "the last reference to an adopted stream leaves its context current"
     CudaDirtyPages "cuda-dirty-pages" "pinned pages are handed out as the driver left them"
     CudaScrubbedNot "cuda-scrubbed-not" "freed memory is not overwritten where that was asked for"
+    CudaPinnedUnrefused "cuda-pinned-unrefused" "a safe call of the CUDA backend is not refused for pinned memory"
     CudaPartFreed "cuda-part-freed" "a free of a part of a range frees the whole"
     CudaMappingKept "cuda-mapping-kept" "addresses that were unmapped still count as memory of ours"
     CudaLentEndsEarly "cuda-lent-ends-early" "a use that is lent to cudarc ends at any access, not only one to the whole (O6)"
@@ -242,6 +245,10 @@ doors:
     DoorUseFirst "door-use-first" "a use that cannot be recorded counts as one by nobody knows whom"
     DoorRefusedTrims "door-refused-trims" "a use that cannot be recorded has given idle memory back before it is refused"
     DoorEndUnasked "door-end-unasked" "an end or a synchronise waits for the device and asks no stream before whether it captures"
+    DoorHoldShared "door-hold-shared" "two calls that name one allocation at once both have it"
+    DoorBuriedEarly "door-buried-early" "an allocator that ended leaves the table under a call that found it open"
+    DoorFreedEarly "door-freed-early" "an allocator that left the table is freed under calls that found it there"
+    DoorBarrierSkipped "door-barrier-skipped" "who lets an allocator go has no fence made in the calls that have just begun"
 ;
 leaks:
     LeakUnlooked "leak-unlooked" "who makes a marker does not look whether others are complete"
@@ -259,16 +266,9 @@ impl fmt::Display for Bug {
 }
 
 /// A name that is no bug's.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("no bug is called {0:?}; there are {names}", names = Bug::ALL.iter().map(|bug| bug.name()).collect::<Vec<_>>().join(" "))]
 pub struct UnknownBug(String);
-
-impl fmt::Display for UnknownBug {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no bug is called {:?}; there are", self.0)?;
-        Bug::ALL.iter().try_for_each(|bug| write!(f, " {bug}"))
-    }
-}
-impl std::error::Error for UnknownBug {}
 
 impl FromStr for Bug {
     type Err = UnknownBug;

@@ -22,7 +22,7 @@ pub enum Note {
         /// The stream it was allocated on; `None` for pinned host memory.
         stream: Option<StreamId>,
     },
-    /// A use on another stream was recorded, to be respected from the free on.
+    /// A use on a stream was recorded, to be respected from the free on; on the home stream, by later operations too.
     Used {
         /// Which allocation.
         id: AllocationId,
@@ -31,12 +31,22 @@ pub enum Note {
         /// Only what the stream was given up to now, not up to the free: the use was recorded up to an event.
         so_far: bool,
     },
-    /// The library has had a copy queued on a stream that uses pinned memory, and keeps the memory until the copy is complete.
-    /// Told by an address in the memory: what a copy owns is any value that stays where it is, not only an allocation.
-    HostInUse {
+    /// A stream uses memory that the library knows by its address only, and keeps until the use is complete: pinned memory that a
+    /// copy owns, which may be any value that stays where it is, or what an array in memory of others is made of.
+    UsedAt {
         /// Any byte of it.
         addr: Addr,
-        /// The stream that was given the copy.
+        /// The stream that uses it.
+        stream: StreamId,
+        /// As of [`Note::Used`].
+        so_far: bool,
+    },
+    /// An array in memory of others begins at an address. What was done with the memory before it is known to the library
+    /// as far as this stream was given it by now, or was ordered before it; the rest is the program's to order before this stream.
+    BroughtIn {
+        /// The first byte.
+        addr: Addr,
+        /// The stream that the memory was brought in on.
         stream: StreamId,
     },
     /// Another stream than its own may use it from here on: it was ordered behind the bytes' former life, if they have one
@@ -47,7 +57,7 @@ pub enum Note {
         /// The stream let in.
         stream: StreamId,
     },
-    /// The library itself is about to have an operation queued on a stream, and has ordered that behind every use it knew of
+    /// An operation is about to be queued on a stream, and the library has ordered that behind every use it knew of
     /// that conflicts. Told for each allocation that the operation touches, whatever its home stream.
     Operation {
         /// Which allocation.
@@ -56,6 +66,19 @@ pub enum Note {
         stream: StreamId,
         /// What the operation does to it.
         used: RangeUse,
+        /// Who queues it.
+        by: QueuedBy,
+    },
+    /// As [`Note::Operation`], of an array in memory of others.
+    OperationAt {
+        /// Any byte of it.
+        addr: Addr,
+        /// The stream that is given the operation next.
+        stream: StreamId,
+        /// What the operation does to it.
+        used: RangeUse,
+        /// Who queues it.
+        by: QueuedBy,
     },
     /// Bytes came back. Told before the pool is locked.
     Freed {
@@ -64,6 +87,15 @@ pub enum Note {
         /// Freed with `free_unknown`: any stream may have used it.
         unknown: bool,
     },
+}
+
+/// Who queues the operation that a stream was ordered for ([`Note::Operation`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QueuedBy {
+    /// The library, or somebody under a guard or borrow of the library's: it knows the operation from then on.
+    Library,
+    /// The program: one operation or several, of which the library knows nothing but what [`Note::Used`] tells it.
+    Program,
 }
 
 /// A place in a driver where the allocators of one device keep what they share. Empty until first used.

@@ -3,7 +3,6 @@
 //! Writing counts in powers of 1024 and says so (`KiB`). Reading takes both kinds at their word: `1 KiB` is 1024 bytes,
 //! `1 KB` is 1000. This module does not know what the bytes are.
 
-use core::fmt;
 use core::str::FromStr;
 
 /// The binary units by name, from 2^0 upwards in steps of 2^10.
@@ -126,7 +125,8 @@ impl Size {
 }
 
 /// A size or a unit that cannot be read.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("found {found:?}; expected {expected}")]
 #[non_exhaustive]
 pub struct SizeError {
     /// What was given.
@@ -140,13 +140,6 @@ impl SizeError {
         SizeError { found: found.chars().take(80).collect(), expected }
     }
 }
-
-impl fmt::Display for SizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "found {:?}; expected {}", self.found, self.expected)
-    }
-}
-impl std::error::Error for SizeError {}
 
 const SIZE: &str = "a size like 512, 1.5GiB or 40%";
 

@@ -5,6 +5,9 @@
 //! a load may return; under `--cfg shuttle` they are shuttle's, which tries random interleavings of larger programs.
 //! This module knows nothing of what the locks protect, nor in which order they are taken.
 
+#[doc(hidden)]
+#[cfg(shuttle)]
+pub mod next;
 mod quick;
 
 #[cfg(any(loom, shuttle))]

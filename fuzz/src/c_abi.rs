@@ -34,8 +34,8 @@ use std::sync::Mutex;
 const CAPACITY: u64 = 64 << 20;
 /// Above this nothing was ever given.
 const HOPELESS: u64 = u32::MAX as u64 * 512;
-/// Programs that may destroy an allocator: a process has 4096.
-const DESTROYED: u32 = 2000;
+/// Programs that may destroy an allocator: more than a process can have at one time, since the places of ended ones come back.
+const DESTROYED: u32 = 20_000;
 
 /// What lasts as long as the process, as allocators do.
 struct World {

@@ -4,12 +4,16 @@
     D1          a pinned source dropped while its copy waits, the next pinned buffer written
     D2          an array read by a slow kernel on another stream, dropped, its bytes given out again
     D3          a stream dropped with work pending; its handle value comes back
+    use         D2 where streams are current by use() and not by `with`
+    external    D2 and D3 with an ExternalStream, whose stream is destroyed by its owner with work pending
     capture     graphs captured on one stream while arrays of others are made and dropped: each ends well and replays right
+    captures    the same by two threads at once, each on a stream of its own, the second one's an ExternalStream
     scopes      row C3: using_allocator, one in another, left by an error, beside another thread
 
 Needs CuPy and NumPy; ends with 77 without them or without a GPU.
 """
 
+import gc
 import os
 import sys
 import threading
@@ -33,44 +37,108 @@ from holding import WORDS, hold, stream
 RUNS = 40
 
 
+def arrays():
+    """What a slow reader reads, and where it writes what it read."""
+    return cupy.full(WORDS, 1, cupy.float32), cupy.zeros(WORDS, cupy.float32)
+
+
+def read_slowly(source, target):
+    """Queued on the current stream behind a kernel that holds it."""
+    hold()
+    cupy.add(source, 0, out=target)
+
+
+def next_owner():
+    """Who is given the bytes that the reader may still read, and writes them."""
+    other = cupy.empty(WORDS, cupy.float32)
+    other.fill(7)
+    return other
+
+
+def is_wrong(target):
+    """Whether the reader saw something else than there was."""
+    cupy.cuda.Device().synchronize()
+    return int((target != 1).sum()) > 0
+
+
 def d2(one, two):
     """Whether the slow reader on `two` saw the next owner's bytes."""
     with one:
-        source = cupy.full(WORDS, 1, cupy.float32)
-        target = cupy.zeros(WORDS, cupy.float32)
+        source, target = arrays()
     one.synchronize()
     with two:
-        hold()
-        cupy.add(source, 0, out=target)
+        read_slowly(source, target)
     del source
     with one:
-        other = cupy.empty(WORDS, cupy.float32)
-        other.fill(7)
-    cupy.cuda.Device().synchronize()
-    wrong = int((target != 1).sum())
-    del other, target
-    return wrong > 0
+        other = next_owner()
+    wrong = is_wrong(target)
+    del other
+    return wrong
 
 
-def d3():
+def own():
+    """A stream of CuPy's, which ends with its object."""
+    return stream(), None
+
+
+def external():
+    """A stream that is nobody's object, and its handle: whoever made it destroys it."""
+    handle = cupy.cuda.runtime.streamCreateWithFlags(cupy.cuda.runtime.streamNonBlocking)
+    return cupy.cuda.ExternalStream(handle), handle
+
+
+def destroy(handle):
+    """Once no object of CuPy's has it."""
+    if handle is not None:
+        gc.collect()
+        cupy.cuda.runtime.streamDestroy(handle)
+
+
+def d3(make=own):
     """Whether a stream that took a dropped one's handle was given bytes still in use."""
-    old = stream()
+    old, handle = make()
     with old:
-        source = cupy.full(WORDS, 1, cupy.float32)
-        target = cupy.zeros(WORDS, cupy.float32)
+        source, target = arrays()
         old.synchronize()
-        hold()
-        cupy.add(source, 0, out=target)
+        read_slowly(source, target)
     del source
     del old
-    new = stream()
+    destroy(handle)
+    new, handle = make()
     with new:
-        other = cupy.empty(WORDS, cupy.float32)
-        other.fill(7)
-    cupy.cuda.Device().synchronize()
-    wrong = int((target != 1).sum())
-    del other, target
-    return wrong > 0
+        other = next_owner()
+    wrong = is_wrong(target)
+    del other, target, new
+    destroy(handle)
+    return wrong
+
+
+def d2_by_use(one, two):
+    """As d2, with streams that stay current until the next is."""
+    before = cupy.cuda.get_current_stream()
+    try:
+        one.use()
+        source, target = arrays()
+        one.synchronize()
+        two.use()
+        read_slowly(source, target)
+        del source
+        one.use()
+        other = next_owner()
+    finally:
+        before.use()
+    wrong = is_wrong(target)
+    del other
+    return wrong
+
+
+def d2_external(one):
+    """As d2, where the slow reader's stream is somebody else's."""
+    two, handle = external()
+    wrong = d2(one, two)
+    del two
+    destroy(handle)
+    return wrong
 
 
 def demos():
@@ -79,11 +147,17 @@ def demos():
     d1(False)
     d2(one, two)
     d3()
+    d2_by_use(one, two)
+    d2_external(one)
+    d3(external)
     return {
         "D1": sum(d1(False)[1] > 0 for _ in range(RUNS)),
         "D1, the source kept": sum(d1(True)[1] > 0 for _ in range(RUNS)),
         "D2": sum(d2(one, two) for _ in range(RUNS)),
         "D3": sum(d3() for _ in range(RUNS)),
+        "use, D2": sum(d2_by_use(one, two) for _ in range(RUNS)),
+        "external, D2": sum(d2_external(one) for _ in range(RUNS)),
+        "external, D3": sum(d3(external) for _ in range(RUNS)),
     }
 
 
@@ -166,6 +240,79 @@ def capture(pool):
     return wrong, held
 
 
+def captures(wrong, streams):
+    """What went wrong while two threads captured at once, in words; how often one captured while the other did."""
+    words, capturing, both, ready = WORDS >> 2, [False, False], [0, 0], threading.Barrier(2)
+
+    def thread(n):
+        captured = streams[n]
+        own = stream()
+        with captured:
+            x, y = cupy.zeros(words, cupy.float32), cupy.zeros(words, cupy.float32)
+
+        def work():
+            cupy.add(x, 1, out=x)
+            cupy.multiply(x, 2, out=y)
+
+        def beside(round):
+            """On a stream that nobody captures; dropped, and its bytes given out again, while this thread captures, and perhaps the other."""
+            with own:
+                first = cupy.full(words, round, cupy.float32)
+                second = first * 3
+                del first
+                third = cupy.full(words, -1, cupy.float32)
+                del third
+                return second
+
+        # Every kernel is loaded before the first capture, and what a comparison needs.
+        with captured:
+            work()
+            bool((x == 1).all())
+        kept = beside(1)
+        with own:
+            bool((kept == 3).all())
+        captured.synchronize(), own.synchronize()
+        ready.wait(60)
+        for round in range(1, RUNS + 1):
+            captured.begin_capture()
+            capturing[n] = True
+            try:
+                with captured:
+                    work()
+                kept = beside(round)
+                both[n] += capturing[1 - n]
+            finally:
+                capturing[n] = False
+                # Raises if somebody ended it.
+                graph = captured.end_capture()
+            with captured:
+                x.fill(round)
+                graph.launch(captured)
+                graph.launch(captured)
+                right = bool((x == round + 2).all()) and bool((y == 2 * (round + 2)).all())
+            if not right:
+                wrong.append(f"thread {n}: the graph of round {round} replayed wrong")
+            with own:
+                if not bool((kept == 3 * round).all()):
+                    wrong.append(f"thread {n}, round {round}: an array beside the captures is not {3 * round}")
+            del graph, kept
+        captured.synchronize(), own.synchronize()
+
+    def guarded(n):
+        try:
+            thread(n)
+        except Exception as why:
+            wrong.append(f"thread {n}: {why!r}")
+            ready.abort()
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return sum(both)
+
+
 def scopes(outer):
     """Where an array did not come from the allocator of its scope, in words. The outer one is installed for every thread."""
     size = 1 << 20
@@ -244,6 +391,16 @@ def main():
         wrong, held = [repr(why)], 0
     check(f"capture, {RUNS} graphs beside arrays of other streams", not wrong, "; ".join(wrong[:5]) or f"at most {held} frees held meanwhile")
     cupy.cuda.Device().synchronize()
+    theirs, handle = external()
+    wrong = []
+    both = captures(wrong, [stream(), theirs])
+    check(f"captures, {RUNS} graphs on each of two threads", not wrong, "; ".join(wrong[:5]) or f"{both} times both captured")
+    cupy.cuda.Device().synchronize()
+    del theirs
+    destroy(handle)
+    # Behind the captures' ends nothing is held by a next call.
+    cupy.empty(512, cupy.uint8)
+    check("captures, nothing is held behind their ends", pool.held_frees() == 0, f"{pool.held_frees()} frees")
     wrong = scopes(pool)
     check("C3, an array comes from the allocator of its scope: nested, left by an error, beside another thread", not wrong, "; ".join(wrong[:5]))
     pool.set_limit(size=1 << 30)

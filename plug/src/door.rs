@@ -8,12 +8,16 @@
 //! (`Cuda::expect_captures`) unless they say that nobody does, so that what nobody can mark is held back until a call that waits for the device. Either way a hit takes no lock but its pool's, and
 //! writes nothing that another thread's hit reads or writes.
 //!
-//! Doors are never freed, nor are lanes of permanent streams: a number names a door for the life of the process, and a
-//! destroyed one says that it is. How one ends, and what is freed afterwards: `door/end.rs`.
+//! A door, with the lanes of its permanent streams, is freed some time after it was destroyed, when nothing of it is left and
+//! no call that may hold it is under way (`presence`): a `&'static Door` lasts as long as the call that found it. A number names one door for the life of
+//! the process. How one ends, and what is freed afterwards: `door/end.rs`.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
 mod end;
+mod options;
+
+pub use end::READABLE;
 
 use crate::index::{Entry, Hold, index};
 use crate::met;
@@ -28,11 +32,11 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Config, Limit, RawAllocation, Stream};
+use pond::{Allocation, Allocator, Limit, RawAllocation, Stream};
 use std::sync::Arc;
 
-/// So many allocators a process, ended ones too: a number names one for ever, so that a call that comes late, for one that was destroyed, is a code
-/// and never another allocator's. `Tag` has room for four times as many; a place that nobody takes costs 16 bytes.
+/// So many allocators at one time, with ended ones of which something is left: a number names one for ever, so that a call that comes late, for one
+/// that was destroyed, is a code and never another allocator's. `Tag` has room for four times as many places; one that nobody takes costs 12 bytes.
 const MOST: usize = 4096;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
@@ -43,7 +47,7 @@ const CROWD: usize = 64;
 const PLACES: usize = 256;
 const PROBES: usize = 16;
 
-static DOORS: Table<Box<Door>, MOST> = Table::new();
+static DOORS: Table<Door, MOST> = Table::new();
 
 /// An allocator behind a number.
 pub(crate) struct Door {
@@ -57,6 +61,8 @@ pub(crate) struct Door {
     closing: Mutex<()>,
     /// Destroyed, and something was freed that has not gone back.
     owes: AtomicBool,
+    /// PyTorch's, which is never freed.
+    lasting: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
     pinned: Pinned,
@@ -121,62 +127,30 @@ pub(crate) fn unknown(ptr: *const c_void) -> Failure {
     Failure::new(Status::UnknownPointer, message)
 }
 
-/// Options in words, `limit=40%,policy=footprint`, over the environment's; and whether somebody may capture graphs.
-fn config(options: &str) -> Result<(Config, bool), Failure> {
-    const NAMES: [&str; 9] = [
-        "limit",
-        "pinned_limit",
-        "policy",
-        "reuse",
-        "growth",
-        "deterministic",
-        "scrub",
-        "wait_ms",
-        "captures",
-    ];
-    const CAPTURES: &str = "MILLPOND_CAPTURES";
-    let mut given = HashMap::new();
-    for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
-        let (name, value) = option.split_once('=').unwrap_or((option, ""));
-        let name = name.trim().to_ascii_lowercase();
-        if !NAMES.contains(&name.as_str()) || value.trim().is_empty() {
-            let known = NAMES.join(", ");
-            let message = format!(
-                "{option:?} is no option: options are NAME=VALUE, separated by commas; the names are {known}"
-            );
-            return Err(Failure::new(Status::BadArgument, message));
-        }
-        given.insert(format!("MILLPOND_{}", name.to_ascii_uppercase()), value.trim().to_owned());
-    }
-    let said = match given.get(CAPTURES) {
-        Some(said) => said.clone(),
-        None => std::env::var_os(CAPTURES).unwrap_or_default().into_string().map_err(|raw| {
-            pond::Error::Config {
-                name: CAPTURES,
-                found: raw.to_string_lossy().into(),
-                expected: "text in UTF-8",
+impl Drop for Door {
+    fn drop(&mut self) {
+        for place in self.permanent.iter_mut() {
+            let lane = core::mem::replace(place.get_mut(), core::ptr::null_mut());
+            if !lane.is_null() {
+                // SAFETY: from `keep`, and nobody looks at the door any more.
+                drop(unsafe { Box::from_raw(lane) });
             }
-        })?,
-    };
-    let captures = match said.trim() {
-        "" | "expected" => true,
-        "none" => false,
-        other => {
-            let message = format!("captures is {other:?}: it is expected or none");
-            return Err(Failure::new(Status::BadArgument, message));
         }
-    };
-    Ok((Config::from_env_and(|name| given.get(name).cloned())?, captures))
+    }
 }
 
 impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
-        let (config, captures) = config(options)?;
+        let (config, captures) = options::config(options)?;
+        Door::settle(None);
+        Door::bury(READABLE);
+        if DOORS.is_full() {
+            Door::bury(0);
+        }
         if DOORS.is_full() {
             return Err(Door::too_many());
         }
-        Door::settle(None);
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
         if captures && planted!(DoorCreateTold) {
             cuda.expect_captures();
@@ -185,42 +159,62 @@ impl Door {
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
         let (closed, closing, owes) = (AtomicBool::new(false), Mutex::new(()), AtomicBool::new(false));
-        let brought = AtomicBool::new(false);
+        let (brought, lasting) = (AtomicBool::new(false), AtomicBool::new(false));
         let door = DOORS.put(|number| {
-            let number = number as u32;
+            Door::hold_context(gpu.driver(), device);
             // For all allocators of the device, and nothing takes it back: when nothing can fail any more.
             if captures {
                 gpu.driver().expect_captures();
             } else {
                 gpu.driver().promise_no_captures();
             }
-            Box::new(Door { number, device, gpu, closed, brought, closing, owes, permanent, lanes, pinned })
+            Box::new(Door {
+                number,
+                device,
+                gpu,
+                closed,
+                brought,
+                closing,
+                owes,
+                lasting,
+                permanent,
+                lanes,
+                pinned,
+            })
         });
-        door.map(|door| &**door).ok_or_else(Door::too_many)
+        door.ok_or_else(Door::too_many)
     }
 
     /// All there are, destroyed ones too.
     pub(crate) fn all() -> impl Iterator<Item = &'static Door> {
-        DOORS.iter().map(|door| &**door)
+        DOORS.iter()
     }
 
     #[cold]
     fn too_many() -> Failure {
         let message = format!(
-            "{MOST} allocators were made in this process, which is as many as there can be, ended ones included: make one a device and keep it"
+            "this process has {MOST} allocators, which is as many as there can be, with ended ones whose memory is not all freed: make one a device and keep it"
         );
         Failure::new(Status::BadArgument, message)
     }
 
     /// The one with this name, closed or not.
     pub(crate) fn any(name: u32) -> Result<&'static Door, Failure> {
-        let door = name.checked_sub(1).and_then(|n| DOORS.get(n as usize));
-        door.map(|d| &**d).ok_or_else(|| {
-            Failure::new(
-                Status::UnknownAllocator,
-                format!("there is no allocator {name}: millpond_create gives their names"),
-            )
-        })
+        name.checked_sub(1).and_then(Door::numbered).ok_or_else(|| Door::nobody(name))
+    }
+
+    /// The one of this number, if it is still there.
+    #[inline]
+    fn numbered(number: u32) -> Option<&'static Door> {
+        DOORS.at(Table::<Door, MOST>::place(number)).filter(|door| door.number == number)
+    }
+
+    #[cold]
+    fn nobody(name: u32) -> Failure {
+        let message = format!(
+            "there is no allocator {name}, or none any more: millpond_create gives their names, and of one that was destroyed long ago nothing is left"
+        );
+        Failure::new(Status::UnknownAllocator, message)
     }
 
     /// The one with this name, open.
@@ -243,7 +237,22 @@ impl Door {
 
     /// The name of the one that has the live allocation that begins here.
     pub(crate) fn of(ptr: *const c_void) -> Option<u32> {
-        index().hold(ptr.addr() as u64).map(|hold| Tag::of(hold.entry().tag).door() + 1)
+        // While its memory is alive its place is no other's.
+        index()
+            .hold(ptr.addr() as u64)
+            .and_then(|hold| Door::tagged(Tag::of(hold.entry().tag)))
+            .map(Door::name)
+    }
+
+    /// Whose memory it is that has this tag.
+    fn tagged(tag: Tag) -> Option<&'static Door> {
+        DOORS.at(tag.door() as usize)
+    }
+
+    /// What its memory's tags say.
+    #[inline]
+    fn place(&self) -> u32 {
+        Table::<Door, MOST>::place(self.number) as u32
     }
 
     /// What callers call it; never 0.
@@ -268,12 +277,12 @@ impl Door {
     /// The lane of a permanent stream.
     #[inline]
     fn permanent(&self, handle: usize) -> Option<&Lane> {
-        // SAFETY: null, or a lane that `keep` put there and that is never freed.
+        // SAFETY: null, or a lane that `keep` put there and that stays as long as its door.
         let lanes = self.places(handle).map_while(|p| unsafe { p.load(Ordering::Acquire).as_ref() });
         lanes.into_iter().find(|lane| lane.handle == handle)
     }
 
-    /// Keeps a lane for ever, if there is a place; the one there was, if there was one. `Err`: it found none.
+    /// Keeps a lane as long as the door, if there is a place; the one there was, if there was one. `Err`: it found none.
     fn keep(&self, lane: Lane) -> Result<&Lane, Lane> {
         let handle = lane.handle;
         let lane = Box::into_raw(Box::new(lane));
@@ -283,7 +292,7 @@ impl Door {
                 // SAFETY: made above, and from here on in a place, where it stays.
                 return Ok(unsafe { &*lane });
             };
-            // SAFETY: not null, and then never freed.
+            // SAFETY: not null, and then it stays as long as the door.
             let there = unsafe { &*there };
             if there.handle == handle {
                 // SAFETY: made above, and nobody else has seen it.
@@ -361,7 +370,7 @@ impl Door {
         // Frees and uses wait for nothing, and come here too: an allocation may, and does for them.
         let stream = self.gpu.adopt_without_waiting(stream)?;
         self.brought.store(true, Ordering::Relaxed);
-        let mut lane = Lane::new(self.number, stream, handle, handle <= PER_THREAD);
+        let mut lane = Lane::new(self.place(), stream, handle, handle <= PER_THREAD);
         if handle < PER_THREAD {
             match self.keep(lane) {
                 Ok(kept) => return Ok(Found::Kept(kept)),
@@ -395,14 +404,15 @@ impl Door {
         lane
     }
 
-    /// Whether the one of this number was destroyed.
+    /// Whether the one of this number was destroyed, and perhaps is no more.
     pub(crate) fn is_closed(number: u32) -> bool {
-        DOORS.get(number as usize).is_some_and(|door| door.closed.load(Ordering::Acquire))
+        Door::numbered(number).is_none_or(|door| door.closed.load(Ordering::Acquire))
     }
 
     /// The calling thread ends, and its default stream with it: what was freed there is marked, and the lane ends.
     pub(crate) fn thread_ends(number: u32, lane: Arc<Lane>) {
-        let Some(door) = DOORS.get(number as usize) else { return };
+        let _here = crate::presence::enter();
+        let Some(door) = Door::numbered(number) else { return };
         let key = (PER_THREAD, lane.stream.id());
         // While the stream captures it is not asked. And if the driver has let it go before us, the handle means a new one, whose
         // events say nothing of this one.
@@ -446,7 +456,7 @@ impl Door {
         let stream = self.gpu.adopt(stream)?;
         let before = self.lanes.lock().remove(&(handle, stream.id()));
         drop(before);
-        if let Err(lane) = self.keep(Lane::new(self.number, stream, handle, true)) {
+        if let Err(lane) = self.keep(Lane::new(self.place(), stream, handle, true)) {
             let replaced = self.lanes.lock().insert((handle, StreamId(u64::MAX)), Arc::new(lane));
             drop(replaced);
         }
@@ -491,8 +501,8 @@ impl Door {
 
     #[cold]
     fn not_ours(&self, ptr: *const c_void, tag: Tag) -> Failure {
-        let message =
-            format!("{ptr:p} is an allocation of allocator {}, not of {}", tag.door() + 1, self.name());
+        let theirs = Door::tagged(tag).map_or(0, Door::name);
+        let message = format!("{ptr:p} is an allocation of allocator {theirs}, not of {}", self.name());
         Failure::new(Status::WrongAllocator, message)
     }
 
@@ -500,7 +510,7 @@ impl Door {
     fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
         let tag = Tag::of(hold.entry().tag);
-        if tag.door() != self.number {
+        if tag.door() != self.place() {
             return Err(self.not_ours(ptr, tag));
         }
         Ok((hold, tag))

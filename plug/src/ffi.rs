@@ -78,6 +78,7 @@ fn watch_forks() {}
 /// A new allocator. Whoever is forked from this process while it has one, or is making one, has none.
 pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
     watch_forks();
+    crate::presence::prepare();
     TOUCHED.fetch_add(1, Ordering::Relaxed);
     let opened = Door::open(device, options);
     if opened.as_ref().is_err_and(|e| e.status == Status::BadArgument) {
@@ -94,8 +95,8 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 /// any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
 /// `deterministic=1` asks no event whether it is over, so that the same calls have the same answers. What several streams used, and what was freed on
 /// streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
-/// A process can make 4096 in all, and ended ones count, because a name is never another's: the next one is BAD_ARGUMENT. One that could not be
-/// made does not count.
+/// A process can have 4096 at one time, ended ones of which memory is alive among them: the next one is BAD_ARGUMENT. How many it makes one after
+/// the other has no such end. A name is never another's.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_create(
     device: c_int,
@@ -113,14 +114,15 @@ pub extern "C" fn millpond_create(
 
 /// Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed, and
 /// millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
-/// fails from now on. With a code other than OK it was not ended: it works as before, and can be ended later.
+/// fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
+/// if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
 /// synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
 /// back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
 /// their own default stream, each with a driver event, until they end or call for others. Nothing else is left of events: those of permanent streams go
 /// back here, or at the millpond_synchronize by which the last of it goes back. One hold of the device's primary context is kept for
-/// all allocators of the device, ended ones too, to the end of the process: a call that comes late on another thread may be in the driver with it, and to
-/// know that none is, every call would have to count itself in and out.
+/// all allocators of the device, ended ones too, to the end of the process: threads that remember streams of an ended one let go of them in the driver, when
+/// they end.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())

@@ -4,9 +4,9 @@
 //! ever held an allocation, a slot for each 512 bytes of it. All of it is zeroed memory of the system, which costs
 //! nothing until a page of it is touched: one of 4 KiB for up to 128 neighbouring granules with allocations.
 //!
-//! A slot is empty, live, or held: whoever looks at an allocation or ends it holds its slot for some instructions, so
-//! that a free beside another call on the same pointer, which is the caller's mistake, is an error code and not a
-//! disaster. This file knows an allocation as words; what they mean is the allocator's business.
+//! A slot is empty, live, or held: whoever looks at an allocation or ends it holds its slot meanwhile, a free or a recorded use on a stream that
+//! it has not met through the driver's calls about that stream too. So a free beside another call on the same pointer, which is the caller's
+//! mistake, is an error code and not a disaster; whoever comes second yields until the first is done. This file knows an allocation as words; what they mean is the allocator's business.
 
 #![allow(unsafe_code, reason = "leaves are reached through atomic pointers and are never freed")]
 
@@ -137,7 +137,13 @@ impl Index {
                 EMPTY => return None,
                 HELD => std::thread::yield_now(),
                 first => {
-                    let held = slot.0[0].compare_exchange(first, HELD, Ordering::Acquire, Ordering::Relaxed);
+                    let held = if planted!(DoorHoldShared) {
+                        std::thread::yield_now();
+                        slot.0[0].store(HELD, Ordering::Relaxed);
+                        Ok(first)
+                    } else {
+                        slot.0[0].compare_exchange(first, HELD, Ordering::Acquire, Ordering::Relaxed)
+                    };
                     if held.is_ok() {
                         let [_, b, c, d] = &slot.0;
                         let words = [first, b.load(Ordering::Relaxed), c.load(Ordering::Relaxed)];

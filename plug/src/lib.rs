@@ -14,6 +14,9 @@
 //! | `pinned` | pinned memory by its address |
 //! | `status` | codes, and the words behind the last one |
 //! | `table` | values by a number that lasts |
+//! | `presence` | which threads are in a call |
+//! | `burial` | when one that ended leaves the table |
+//! | `sync` | real atomics, or a model checker's |
 //! | `tag` | what is known of an allocation, in a word |
 //! | `ffi` | the C functions |
 //! | `torch` | PyTorch's pair and its hooks |
@@ -38,13 +41,19 @@ macro_rules! planted {
     };
 }
 
+mod burial;
 mod door;
 pub mod ffi;
 mod index;
 mod met;
 mod pinned;
+mod presence;
 pub mod status;
+mod sync;
 mod table;
 mod tag;
 mod throw;
 pub mod torch;
+
+#[doc(hidden)]
+pub use door::READABLE;

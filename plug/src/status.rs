@@ -111,6 +111,7 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
     if is_forked() {
         return in_the_child();
     }
+    let _here = crate::presence::enter();
     match std::panic::catch_unwind(core::panic::AssertUnwindSafe(body)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(failure)) => failed(&failure),

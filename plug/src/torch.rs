@@ -56,6 +56,7 @@ fn open(
         };
     }
     let door = crate::ffi::open(device.cast_unsigned(), options.unwrap_or_default())?;
+    door.lasts();
     Ok(place.get_or_init(|| door))
 }
 

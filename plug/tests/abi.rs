@@ -10,6 +10,7 @@ mod captures;
 mod crowds;
 #[path = "abi/ended.rs"]
 mod ended;
+mod figures;
 mod fresh;
 #[path = "abi/most.rs"]
 mod most;
@@ -17,8 +18,16 @@ mod most;
 mod old;
 #[path = "abi/permanent.rs"]
 mod permanent;
+#[cfg(millpond_mutants)]
+#[path = "abi/planted.rs"]
+mod planted;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
+#[path = "abi/same.rs"]
+mod same;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[path = "abi/shut_in.rs"]
+mod shut_in;
 #[path = "abi/threads.rs"]
 mod threads;
 
@@ -154,13 +163,9 @@ impl Door {
         assert_eq!(text.pop(), Some(0), "it ends with a zero");
         String::from_utf8(text).expect("text")
     }
-    /// The value of the first field of this name.
+    /// A figure of the report.
     fn stat(self, name: &str) -> u64 {
-        let stats = self.stats();
-        let at = stats.find(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name} in {stats}"))
-            + name.len()
-            + 3;
-        stats[at..].chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+        figures::field(&self.stats(), name)
     }
     /// What the allocator holds back, of device memory.
     fn held_back(self) -> u64 {
@@ -612,7 +617,7 @@ fn the_pair_keeps_two_devices_apart() {
         let [x, y] = [(0, 0), (1, 1)].map(|(device, d)| alloc(MIB, device, native(d)));
         for (d, block) in [(0, x), (1, y)] {
             write(&cudas[d], &streams[d], block, MIB, 1);
-            assert_eq!((doors[d].stat("live"), doors[d].stat("taken")), (1, MIB as u64));
+            assert_eq!((doors[d].stat("live"), doors[d].stat("reserved")), (1, MIB as u64));
         }
         free(x, MIB, 1, native(1));
         free(y, MIB, 0, native(0));
@@ -628,7 +633,7 @@ fn the_pair_keeps_two_devices_apart() {
         free(y, MIB, 1, native(1));
         assert_eq!((untold(), doors[0].stat("live"), doors[1].stat("live")), (3, 0, 0));
         function::<extern "C" fn()>("millpond_torch_empty_cache")();
-        assert_eq!(doors.map(|d| d.stat("taken")), [0, 0]);
+        assert_eq!(doors.map(|d| d.stat("reserved")), [0, 0]);
         assert_eq!(fake.verdict(), None);
     });
 }
@@ -825,7 +830,7 @@ fn a_failed_destroy_destroys_nothing() {
             // What a call that failed without harm to the end has left.
             let other = (nth % 2 == 0).then(|| Door::new(""));
             assert!(other.is_some() || door.trim() == OK);
-            assert_eq!((door.stat("taken"), fake.verdict()), (0, None), "call {nth}");
+            assert_eq!((door.stat("reserved"), fake.verdict()), (0, None), "call {nth}");
             if let Some(other) = other {
                 other.destroy();
             }
@@ -848,7 +853,7 @@ fn what_is_freed_after_the_end_goes_back() {
             let door = Door::new("");
             let (x, y) = (door.alloc(2 * MIB, &s), door.alloc(2 * MIB, &s));
             door.destroy();
-            assert!(door.stat("taken") >= 4 * MIB as u64);
+            assert!(door.stat("reserved") >= 4 * MIB as u64);
             write(&cuda, &s, x, MIB, 1);
             fake.fail_call(fake.calls_total() + nth, 999);
             let codes = [door.free(x), door.free(y)];
@@ -860,7 +865,7 @@ fn what_is_freed_after_the_end_goes_back() {
             assert_eq!(other.trim(), OK);
             assert!(door.held_back() > 0, "nobody has marked s since");
             assert_eq!(other.one("millpond_synchronize"), OK);
-            assert_eq!((door.stat("taken"), door.held_back()), (0, 0), "call {nth}");
+            assert_eq!((door.stat("reserved"), door.held_back()), (0, 0), "call {nth}");
         }
         other.destroy();
         assert_eq!(fake.verdict(), None);
@@ -915,7 +920,7 @@ fn the_pair_for_pytorch() {
         record(y, native(&t));
         assert_eq!(untold(), begin + 2, "what nobody can be told is counted");
         function::<extern "C" fn()>("millpond_torch_empty_cache")();
-        assert_eq!(Door(number).stat("taken"), 0, "{}", Door(number).stats());
+        assert_eq!(Door(number).stat("reserved"), 0, "{}", Door(number).stats());
         assert_eq!(fake.verdict(), None);
     });
 }

@@ -219,6 +219,35 @@ fn the_checks_for_a_real_driver_end_well_over_the_stand_in() {
     }
 }
 
+/// The program that shows on a GPU what ends do, as far as the stand-in can: as late as legal, so that all that is queued is pending.
+#[test]
+fn the_ends_for_a_real_driver_end_well_over_the_stand_in() {
+    let Some(driver) = remote::path() else {
+        remote::not_built();
+        return;
+    };
+    // A library that is inside the program is never closed, and a child of a process that a sanitizer watches is its affair.
+    if std::env::var_os("MILLPOND_STATIC").is_some() {
+        return;
+    }
+    let cc = compiler("CC", &["cc", "gcc"]).expect("a C compiler, which Rust needs too");
+    let both: [(&str, &[&str]); 2] = [
+        ("ends_linked", &["-std=gnu11", "-lmillpond", "-ldl", "-lpthread"]),
+        ("ends_opened", &["-std=gnu11", "-DOPENED", "-ldl", "-lpthread"]),
+    ];
+    for (name, flags) in both {
+        let room = Room::new(name);
+        let program = compile(&cc, &room, "../gpu/ends_checks.c", flags);
+        let mut command = over(&program, &room, &driver);
+        let said = done({
+            command.arg("quick");
+            command
+        });
+        assert!(said.contains("every part ended well") && !said.contains("FAIL"), "{said}");
+        assert_eq!(said.matches("PASS").count(), 3, "{said}");
+    }
+}
+
 /// What a thread's later destructors free serves others, as what it freed before its end does.
 #[test]
 fn what_a_keys_destructor_frees_serves_others() {

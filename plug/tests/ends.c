@@ -2,9 +2,7 @@
  * with 0. */
 #include "forked.h"
 
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <sys/wait.h>
 
 #define EXPECT(condition)                                                                     \
@@ -14,35 +12,15 @@
       exit(1);                                                                                \
     }                                                                                         \
   } while (0)
-#define THREADS 3
 /* A child of a moment between two driver calls would not show that it made one: of so many, some are of a moment inside. */
 #define FORKS 40
 
-static millpond_allocator pool;
-static atomic_ulong calls[THREADS];
-static atomic_int stop;
-
-static void *churn(void *number) {
-  for (unsigned i = 0; !atomic_load(&stop); i++) {
-    void *block = NULL, *pinned = NULL, *stream = (void *)(size_t)(i % 3);
-    EXPECT(millpond_alloc(pool, (size_t)(i % 50 + 1) * 1000, stream, &block) == MILLPOND_STATUS_OK);
-    EXPECT(millpond_free_on(pool, block, (void *)2) == MILLPOND_STATUS_OK);
-    EXPECT(millpond_alloc_pinned(pool, 512, &pinned) == MILLPOND_STATUS_OK);
-    EXPECT(millpond_free_pinned(pool, pinned) == MILLPOND_STATUS_OK);
-    /* What goes back to the device is made anew: so that the driver is called, too. */
-    if (i % 16 == 0) EXPECT(millpond_trim(pool, NULL) == MILLPOND_STATUS_OK);
-    atomic_fetch_add(&calls[(size_t)number], 1);
-  }
-  return NULL;
-}
-
-/* All threads are in the middle of it: each has come round again. */
-static void until_they_run(void) {
-  for (int i = 0; i < THREADS; i++) {
-    unsigned long before = atomic_load(&calls[i]);
-    while (atomic_load(&calls[i]) < before + 2) sched_yield();
-  }
-}
+#define BEGINS (void)0
+#define GOES_WELL(call) EXPECT((call) == MILLPOND_STATUS_OK)
+#define STREAM(i) ((void *)(size_t)((i) % 3))
+#define USES(block, i) (void)0
+#define EVERY 16
+#include "churn.h"
 
 static void fork_beside_calls(void *block, void *pinned) {
   for (int i = 0; i < FORKS; i++) {
@@ -71,13 +49,12 @@ int main(int count, char **words) {
   EXPECT(millpond_create(0, "limit=none,pinned_limit=1MiB", &pool) == MILLPOND_STATUS_OK);
   EXPECT(millpond_alloc(pool, 4096, NULL, &block) == MILLPOND_STATUS_OK);
   EXPECT(millpond_alloc_pinned(pool, 4096, &pinned) == MILLPOND_STATUS_OK);
-  for (size_t i = 0; i < THREADS; i++) EXPECT(pthread_create(&threads[i], NULL, churn, (void *)i) == 0);
+  begin_threads(threads, churn);
   until_they_run();
   if (strcmp(words[1], "exit") == 0) exit(7);
   fork_beside_calls(block, pinned);
   /* The parent goes on, and ends well. */
-  atomic_store(&stop, 1);
-  for (int i = 0; i < THREADS; i++) EXPECT(pthread_join(threads[i], NULL) == 0);
+  end_threads(threads);
   EXPECT(millpond_free(pool, block) == MILLPOND_STATUS_OK && millpond_free_pinned(pool, pinned) == MILLPOND_STATUS_OK);
   EXPECT(millpond_destroy(pool) == MILLPOND_STATUS_OK);
   puts("forked beside calls");

@@ -30,7 +30,10 @@ static long field(const char *name) {
   char quoted[64];
   EXPECT(millpond_stats_json(pool, text, sizeof text, NULL) == MILLPOND_STATUS_OK);
   snprintf(quoted, sizeof quoted, "\"%s\":", name);
-  const char *at = strstr(text, quoted);
+  /* Pools have figures of the same names: the allocator's own come behind "releases", since the names are sorted. */
+  const char *from = strncmp(name, "reserved", 8) == 0 ? strstr(text, "\"releases\":") : text;
+  EXPECT(from != NULL);
+  const char *at = strstr(from, quoted);
   EXPECT(at != NULL);
   return strtol(at + strlen(quoted), NULL, 10);
 }
@@ -91,7 +94,7 @@ int main(void) {
   EXPECT(pthread_key_create(&key, late) == 0);
   for (int i = 0; i < 64; i++) on_a_thread();
   EXPECT(held_back() == 0);
-  EXPECT(field("taken") <= 2 << 20);
+  EXPECT(field("reserved") <= 2 << 20);
   /* Whose first call of all is made there is heard of no more, which the header excepts: what it freed is held back until a
    * synchronise. */
   is_first = 1;
@@ -100,7 +103,7 @@ int main(void) {
     EXPECT(held_back() >= held + 4096);
   }
   EXPECT(millpond_synchronize(pool) == MILLPOND_STATUS_OK && held_back() == 0);
-  EXPECT(millpond_trim(pool, NULL) == MILLPOND_STATUS_OK && field("taken") == 0);
+  EXPECT(millpond_trim(pool, NULL) == MILLPOND_STATUS_OK && field("reserved") == 0);
   is_first = 0;
   /* While the stream captures nobody asks it anything: the free is held back until a synchronise. */
   captures = 1;

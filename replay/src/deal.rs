@@ -15,6 +15,7 @@
 //! This file does not know what a stream or an allocator is.
 
 use super::outcome::ReplayError;
+use millpond_driver::random::{SplitMix64, stirred};
 use millpond_trace::{Access, Action, Call, Log};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -142,30 +143,18 @@ pub(super) struct Dealt {
     pub(super) peak_live: u64,
 }
 
-/// A small seeded generator (splitmix64).
-struct Seeded(u64);
+/// What is drawn from a seed.
+struct Seeded(SplitMix64);
 
 impl Seeded {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mixed(self.0)
-    }
     /// A number below `n`, which is not 0.
     fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.0.next()) * u128::from(n)) >> 64) as u64
     }
     /// Whether something of this probability happens.
     fn happens(&mut self, probability: f64) -> bool {
-        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
+        (self.0.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
     }
-}
-
-/// All bits of a number, stirred.
-pub(super) fn mixed(n: u64) -> u64 {
-    let mut z = n;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// Picks one of a group for a while, then another.
@@ -234,8 +223,8 @@ impl Deal {
         }
         let mut dealer = Dealer {
             deal: self,
-            random: Seeded(self.seed),
-            random_threads: Seeded(mixed(self.seed ^ 0x7468_7265_6164_7321)),
+            random: Seeded(SplitMix64::new(self.seed)),
+            random_threads: Seeded(SplitMix64::new(stirred(self.seed ^ 0x7468_7265_6164_7321))),
             threads: self.threads.map(|n| Runs::new(0, n as u16)),
             streams,
             calls: log.calls.len(),

@@ -134,13 +134,13 @@ pub fn replay_log<D: Touch>(
     let mut outcome = Outcome { trace: log.name.clone(), calls, ..Outcome::default() };
     outcome.streams = u64::from(dealt.streams);
     outcome.threads = u64::from(dealt.threads);
-    outcome.peak_live_bytes = dealt.peak_live;
+    outcome.peak_requested_bytes = dealt.peak_live;
     outcome.foreign_uses = dealt.visits.len() as u64;
     outcome.failure = failure;
     outcome.take_report(&driver, allocator.report());
     // What was live at most is the trace's figure, of all its calls in its order.
     if outcome.failure.is_some() || (deal.racy && dealt.threads > 1) {
-        outcome.taken_over_live = None;
+        outcome.reserved_over_requested = None;
     }
     outcome.lost.allocations = allocator.live().len() as u64;
     if let Some(makespan) = makespan

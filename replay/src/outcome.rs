@@ -24,20 +24,20 @@ pub struct Outcome {
     pub threads: u64,
     /// Uses on another stream than the block's own.
     pub foreign_uses: u64,
-    /// Highest sum of live bytes as asked for, in the order of the trace.
-    pub peak_live_bytes: u64,
-    /// The most that was ever taken from the device.
-    pub peak_taken_bytes: u64,
+    /// Highest sum of live bytes, as requested, in the order of the trace.
+    pub peak_requested_bytes: u64,
+    /// The most that was ever reserved from the device.
+    pub peak_reserved_bytes: u64,
     /// The one over the other, if anything was live and the trace was run to its end in its order.
-    pub taken_over_live: Option<f64>,
+    pub reserved_over_requested: Option<f64>,
     /// Segments taken from the device.
     pub growths: u64,
     /// Allocations served from the pool's own free chunks.
     pub hits: u64,
     /// Allocations that climbed the miss ladder.
     pub misses: u64,
-    /// Ranges that one pool lent to another.
-    pub lends: u64,
+    /// Ranges that went from one pool to another.
+    pub migrations: u64,
     /// Waits that the allocator put between streams for reuse.
     pub waits_inserted: u64,
     /// Waits, the program's own too, that ordered something which no access needed.
@@ -128,11 +128,11 @@ impl Outcome {
 
     pub(super) fn take_report<D: Touch>(&mut self, driver: &D, report: Report) {
         let c = &report.total.counters;
-        self.peak_taken_bytes = report.taken_peak;
-        self.taken_over_live =
-            (self.peak_live_bytes > 0).then(|| report.taken_peak as f64 / self.peak_live_bytes as f64);
+        self.peak_reserved_bytes = report.reserved_peak;
+        self.reserved_over_requested = (self.peak_requested_bytes > 0)
+            .then(|| report.reserved_peak as f64 / self.peak_requested_bytes as f64);
         (self.growths, self.hits, self.misses) = (report.growths, c.hits, c.misses);
-        (self.lends, self.waits_inserted) = (c.lends_in, c.waits_inserted);
+        (self.migrations, self.waits_inserted) = (c.migrations_in, c.waits_inserted);
         self.host_waits = driver.host_waits().unwrap_or(c.host_waits);
         self.report = report;
     }
@@ -149,11 +149,13 @@ impl Outcome {
         self.makespan_ratio = (!ideal.is_zero()).then(|| ours.as_secs_f64() / ideal.as_secs_f64());
     }
 
-    /// The outcome as one JSON value: every field by its name, the driver's calls once more as an object by their names.
+    /// The outcome as one JSON value: every field by its name, the driver's calls once more as an object by their names, and
+    /// `reserved_over_requested` once more as `taken_over_live`, its name in earlier versions.
     #[cfg(feature = "serde")]
     pub fn to_value(&self) -> serde_json::Value {
         use serde_json::json;
         let mut v = json!(self);
+        v["taken_over_live"] = json!(self.reserved_over_requested);
         v["driver_calls"] = json!(self.report.driver_calls);
         v["report"] = self.report.to_value();
         v
@@ -161,10 +163,11 @@ impl Outcome {
 }
 
 /// What keeps a replay from ending. What the judges find is no error: it is the outcome.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
     /// An option of the deal that cannot be.
+    #[error("{option} is {found}; it can be {expected}")]
     Deal {
         /// Its name.
         option: &'static str,
@@ -174,49 +177,29 @@ pub enum ReplayError {
         expected: String,
     },
     /// The program breaks a rule of its language.
-    Fault(Fault),
+    #[error("the program is not well-formed: {0}")]
+    Fault(#[source] Fault),
     /// The allocator or a stream could not be made.
-    Setup(Error),
+    #[error("the replay could not begin: {0}")]
+    Setup(#[source] Error),
     /// A call of a log met an error that is no failed request.
+    #[error("call {call}: {error}")]
     Call {
         /// The call of the log, counted from 0; in a repeat, from its beginning.
         call: u64,
         /// The error.
+        #[source]
         error: Error,
     },
     /// A step of a program met an error that is no failed request.
+    #[error("step {step}, `{op}`: {error}")]
     Step {
         /// The step, counted from 0.
         step: usize,
         /// The operation.
         op: Op,
         /// The error.
+        #[source]
         error: Error,
     },
-}
-
-impl fmt::Display for ReplayError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ReplayError::Deal { option, found, expected } => {
-                write!(f, "{option} is {found}; it can be {expected}")
-            }
-            ReplayError::Fault(fault) => write!(f, "the program is not well-formed: {fault}"),
-            ReplayError::Setup(e) => write!(f, "the replay could not begin: {e}"),
-            ReplayError::Call { call, error } => write!(f, "call {call}: {error}"),
-            ReplayError::Step { step, op, error } => write!(f, "step {step}, `{op}`: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for ReplayError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ReplayError::Deal { .. } => None,
-            ReplayError::Fault(f) => Some(f),
-            ReplayError::Setup(e)
-            | ReplayError::Call { error: e, .. }
-            | ReplayError::Step { error: e, .. } => Some(e),
-        }
-    }
 }

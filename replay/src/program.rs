@@ -7,7 +7,6 @@
 //!
 //! It does not judge the order of steps: a wrong program runs like a right one, and the device's judge says so.
 
-use super::deal::mixed;
 use super::outcome::{Outcome, ReplayError};
 use super::touch::Touch;
 use super::turns;
@@ -15,6 +14,7 @@ use core::time::Duration;
 use hashbrown::HashMap;
 use millpond::Error;
 use millpond::{Allocation, Allocator, Config, Event, Limit, PinnedAllocation, Stream, Trim};
+use millpond_driver::random::stirred;
 use millpond_driver::units::{Addr, AllocationId, StreamId};
 use millpond_driver::{Called, Caller, Driver};
 use millpond_trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
@@ -115,7 +115,7 @@ fn run<D: Touch>(
         streams: table.opened,
         threads: numbers.len().max(1) as u64,
         foreign_uses: table.foreign_uses,
-        peak_live_bytes: table.peak_live,
+        peak_requested_bytes: table.peak_live,
         refused: table.refused,
         ..Outcome::default()
     })
@@ -360,7 +360,7 @@ impl<D: Touch> Table<D> {
         match access {
             Access::Write => {
                 self.writes += 1;
-                let word = mixed(self.writes) | 1;
+                let word = stirred(self.writes) | 1;
                 // SAFETY: the block is alive and the program's; nobody made a reference to it, and if it is pinned, the use was
                 // recorded above, so that its bytes go to nobody before the kernel is complete.
                 unsafe { driver.write(stream.native(), addr, bytes, id, word)? };

@@ -8,7 +8,7 @@
 //! It does not know where acts come from. Which thread does what when is the business of `turns`.
 
 use super::Progress;
-use super::deal::{Act, Dealt, Flaw, Told, Visit, What, mixed};
+use super::deal::{Act, Dealt, Flaw, Told, Visit, What};
 use super::outcome::{Failure, ReplayError};
 use super::touch::Touch;
 use super::turns;
@@ -16,6 +16,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering;
 use millpond::Error;
 use millpond::{Allocation, Allocator, Event, Stream};
+use millpond_driver::random::stirred;
 use millpond_driver::{Called, Caller};
 use millpond_trace::Access;
 
@@ -66,7 +67,7 @@ impl<D: Touch> Default for Life<D> {
 
 /// The pattern of a block: its slot, when it was allocated there, and how often it was written since. Never 0.
 pub(super) fn word(slot: u32, born: u32, writes: u32) -> u64 {
-    mixed(u64::from(slot) << 32 ^ u64::from(born) << 8 ^ u64::from(writes) ^ 0x5EED_0000_0000_0000) | 1
+    stirred(u64::from(slot) << 32 ^ u64::from(born) << 8 ^ u64::from(writes) ^ 0x5EED_0000_0000_0000) | 1
 }
 
 #[allow(unsafe_code, reason = "blocks are touched by their addresses; they are device memory")]

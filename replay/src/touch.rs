@@ -296,7 +296,8 @@ impl Touch for Cuda {
         if !self.has_patterns() {
             return Ok(());
         }
-        self.write_pattern(stream, addr, bytes, word)
+        // SAFETY: passed on.
+        unsafe { self.write_pattern_anywhere(stream, addr, bytes, word) }
     }
     /// Without a word nothing is launched: a read that nobody checks leaves no trace on hardware.
     unsafe fn read(
@@ -308,12 +309,16 @@ impl Touch for Cuda {
         word: Option<u64>,
     ) -> DriverResult<()> {
         match word {
-            Some(word) if self.has_patterns() => self.check_pattern(stream, addr, bytes, word, Some(id)),
+            // SAFETY: passed on.
+            Some(word) if self.has_patterns() => unsafe {
+                self.check_pattern_anywhere(stream, addr, bytes, word, Some(id))
+            },
             _ => Ok(()),
         }
     }
     unsafe fn copy(&self, stream: &Self::Stream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
-        self.copy_between(stream, to, from, bytes)
+        // SAFETY: passed on.
+        unsafe { self.copy_anywhere(stream, to, from, bytes) }
     }
     fn legacy(&self) -> Option<Self::Stream> {
         self.legacy_stream().ok()

@@ -47,7 +47,7 @@ fn assert_clean(o: &Outcome, log: &Log) {
     assert_eq!(o.calls, log.calls.len() as u64 + left, "what is alive at the end is freed too");
     assert_eq!(o.accesses_checked, o.calls + o.foreign_uses, "a write or a read for each");
     assert_eq!(o.hits + o.misses, log.info().allocations);
-    assert!(o.peak_taken_bytes >= o.peak_live_bytes);
+    assert!(o.peak_reserved_bytes >= o.peak_requested_bytes);
     assert_eq!(o.verdict, "");
 }
 
@@ -124,7 +124,7 @@ fn run_ahead_costs_memory_or_waits() {
         let deal = Deal { run_ahead, ..dealt(4, 0.3) };
         let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
-        o.peak_taken_bytes
+        o.peak_reserved_bytes
     };
     let (near, far) = (taken(0), taken(200));
     assert!(far > near, "work that is held back keeps memory: {near} against {far} bytes");
@@ -142,10 +142,10 @@ fn under_pressure_every_rung_keeps_the_order() {
         // Fragments may leave no room; order may never suffer.
         assert_eq!((o.violations, o.mismatches), (0, 0), "{}", o.verdict);
         assert!(o.lost.is_nothing());
-        assert!(o.peak_taken_bytes <= peak * 5 / 4);
+        assert!(o.peak_reserved_bytes <= peak * 5 / 4);
         // A request gives no plain memory back: where it may not have its stream wait, the host waits.
         let ladder = o.report.ladder;
-        assert!(ladder.lend_with_wait.tried + ladder.wait.tried > 0, "no pressure at all");
+        assert!(ladder.migrate_with_wait.tried + ladder.wait.tried > 0, "no pressure at all");
     }
 }
 
@@ -156,7 +156,7 @@ fn threads_in_turns_give_what_one_thread_gives() {
         let deal = Deal { threads, ..dealt(4, 0.2) };
         let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
-        (o.hits, o.growths, o.lends, o.peak_taken_bytes, o.foreign_uses, o.makespan_ns)
+        (o.hits, o.growths, o.migrations, o.peak_reserved_bytes, o.foreign_uses, o.makespan_ns)
     };
     assert_eq!(with(None), with(Some(4)));
 }
@@ -193,7 +193,10 @@ fn a_limit_too_small_ends_it_with_the_facts() {
         let failure = o.failure.as_ref().unwrap();
         assert!(failure.out_of_memory && failure.message.contains("limit 64.0 MiB"), "{failure}");
         assert!(failure.call > 0 && failure.bytes > 0);
-        assert_eq!(o.taken_over_live, None, "a part of the trace ran: there is no ratio to its whole peak");
+        assert_eq!(
+            o.reserved_over_requested, None,
+            "a part of the trace ran: there is no ratio to its whole peak"
+        );
         assert!(!o.is_clean());
         assert!(o.lost.is_nothing() && o.violations == 0 && o.mismatches == 0, "and nothing else is wrong");
         assert!(o.calls < 3000);
@@ -240,7 +243,7 @@ fn sizes_of_nothing_and_of_one_byte() {
     assert!(o.is_clean(), "{}", o.verdict);
     assert_eq!(o.calls, 28);
     assert_eq!(o.accesses_checked, 2 * (8 + o.foreign_uses), "two passes, four blocks that have bytes");
-    assert_eq!(o.peak_live_bytes, 1537);
+    assert_eq!(o.peak_requested_bytes, 1537);
 }
 
 #[test]
@@ -248,7 +251,10 @@ fn an_empty_log_is_clean_and_takes_nothing() {
     for deal in [Deal::default(), dealt(4, 1.0), Deal { threads: Some(2), racy: true, ..Deal::default() }] {
         let o = on_sim(&Log::default(), &deal, Sim::new(CAPACITY), Config::default());
         assert!(o.is_clean());
-        assert_eq!((o.calls, o.accesses_checked, o.peak_taken_bytes, o.taken_over_live), (0, 0, 0, None));
+        assert_eq!(
+            (o.calls, o.accesses_checked, o.peak_reserved_bytes, o.reserved_over_requested),
+            (0, 0, 0, None)
+        );
     }
 }
 
@@ -320,10 +326,10 @@ fn a_log_and_its_program_come_to_the_same() {
     let as_log = on_sim(&log, &Deal::default(), Sim::new(CAPACITY), Config::default());
     assert!(as_program.is_clean());
     assert_eq!(as_program.calls, made.steps.len() as u64);
-    assert_eq!(as_program.peak_live_bytes, as_log.peak_live_bytes);
+    assert_eq!(as_program.peak_requested_bytes, as_log.peak_requested_bytes);
     assert_eq!(
-        (as_program.hits, as_program.growths, as_program.peak_taken_bytes),
-        (as_log.hits, as_log.growths, as_log.peak_taken_bytes)
+        (as_program.hits, as_program.growths, as_program.peak_reserved_bytes),
+        (as_log.hits, as_log.growths, as_log.peak_reserved_bytes)
     );
 }
 

@@ -280,6 +280,11 @@ impl Sim {
         world.faults.capture_around(call, nth, key);
         Ok(())
     }
+
+    /// How many captures [around](Sim::capture_around) a call did not survive it.
+    pub fn captures_destroyed(&self) -> u64 {
+        self.lock().borrow().captures_destroyed
+    }
 }
 
 impl World {

@@ -35,23 +35,6 @@ pub enum Schedule {
     Random(u64),
 }
 
-/// A small seeded generator (splitmix64).
-#[derive(Clone, Debug)]
-pub(super) struct Seeded(u64);
-
-impl Seeded {
-    pub(super) fn new(seed: u64) -> Seeded {
-        Seeded(seed)
-    }
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-}
-
 /// How far the host runs ahead of the device.
 #[derive(Debug, Default)]
 pub(super) struct Hold {

@@ -88,7 +88,7 @@ use core::fmt;
 use core::time::Duration;
 use millpond_driver::DriverError;
 use millpond_driver::sync::Arc;
-use millpond_driver::units::AllocationId;
+use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{Caller, DeviceSlot, Driver, DriverResult, Note, RangeUse};
 use oracle::{HostKey, PhysKey};
 use smallvec::SmallVec;
@@ -152,7 +152,7 @@ impl Sim {
         let mut world = guard.borrow_mut();
         world.schedule = schedule;
         if let Schedule::Random(seed) = schedule {
-            world.random = exec::Seeded::new(seed);
+            world.random = millpond_driver::random::SplitMix64::new(seed);
         }
     }
     /// Whether plain segments are kept 2 MiB apart, so that an overrun is an access to nothing. Off unless said.
@@ -346,8 +346,9 @@ impl Sim {
             let around = world.faults.captures_around(call);
             let begun = around.filter(|&key| world.begin_capture(self.index, key).is_ok());
             let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
-            // Whoever ends it hears whether it was destroyed; nobody does here.
-            let _ = begun.map(|key| world.end_capture(key));
+            // Whoever ends it hears whether it was destroyed; here it is counted.
+            let ended = begun.map(|key| world.end_capture(key));
+            world.captures_destroyed += u64::from(ended.is_some_and(|ended| ended.is_err()));
             result
         };
         exec::settle(&guard);
@@ -372,6 +373,13 @@ impl Sim {
     }
 }
 
+fn kind_of(used: RangeUse) -> oracle::AccessKind {
+    match used {
+        RangeUse::Read => oracle::AccessKind::Read,
+        RangeUse::ReadWrite => oracle::AccessKind::Write,
+    }
+}
+
 impl Driver for Sim {
     const JUDGES: bool = true;
 
@@ -392,17 +400,20 @@ impl Driver for Sim {
             Note::Allocated { id, addr, bytes, stream } => {
                 let stream = stream.map(known);
                 let mut pieces: SmallVec<[(PhysKey, u64, u64); 2]> = SmallVec::new();
-                let mut holes: SmallVec<[u64; 1]> = SmallVec::new();
+                let mut holes: SmallVec<[(u64, u64); 1]> = SmallVec::new();
                 for part in world.memory.parts(addr.0, bytes) {
                     match part {
                         memory::Part::Here { phys, offset, bytes, .. } => pieces.push((phys, offset, bytes)),
-                        memory::Part::Hole { addr, .. } => holes.push(addr),
+                        memory::Part::Hole { addr, bytes } => holes.push((addr, bytes)),
                     }
                 }
                 if let Some(oracle) = &mut world.oracle {
                     oracle.allocated(host, id, addr, &pieces, stream);
                 }
-                for hole in holes {
+                for (hole, bytes) in holes {
+                    if let Some(oracle) = &mut world.oracle {
+                        oracle.allocated_nowhere(id, Addr(hole), bytes);
+                    }
                     world.handed_out(id, hole);
                 }
             }
@@ -416,10 +427,20 @@ impl Driver for Sim {
                     }
                 }
             }
-            Note::HostInUse { addr, stream } => {
+            Note::UsedAt { addr, stream, so_far } => {
                 let stream = known(stream);
                 if let Some(oracle) = &mut world.oracle {
-                    oracle.used_so_far_at(host, addr, stream);
+                    if so_far {
+                        oracle.used_so_far_at(host, addr, stream);
+                    } else {
+                        oracle.used_at(host, addr, stream);
+                    }
+                }
+            }
+            Note::BroughtIn { addr, stream } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.brought_in_at(host, addr, stream);
                 }
             }
             Note::Admitted { id, stream } => {
@@ -428,14 +449,16 @@ impl Driver for Sim {
                     oracle.admitted(id, stream);
                 }
             }
-            Note::Operation { id, stream, used } => {
+            Note::Operation { id, stream, used, by } => {
                 let stream = known(stream);
-                let kind = match used {
-                    RangeUse::Read => oracle::AccessKind::Read,
-                    RangeUse::ReadWrite => oracle::AccessKind::Write,
-                };
                 if let Some(oracle) = &mut world.oracle {
-                    oracle.operation_comes(id, stream, kind);
+                    oracle.operation_comes(id, stream, kind_of(used), by);
+                }
+            }
+            Note::OperationAt { addr, stream, used, by } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.operation_comes_at(addr, stream, kind_of(used), by);
                 }
             }
             Note::Freed { id, unknown } => {

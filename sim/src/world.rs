@@ -7,7 +7,7 @@
 use super::call::{Call, code_of};
 use super::capture::{self, Capture};
 use super::event::EventState;
-use super::exec::{Hold, KeptPanic, Schedule, Seeded};
+use super::exec::{Hold, KeptPanic, Schedule};
 use super::fault::Faults;
 use super::memory::{FreeAddresses, MemoryMap, Part};
 use super::mismatch::Mismatch;
@@ -15,7 +15,8 @@ use super::oracle::{AccessKind, HostKey, Oracle, StreamKey};
 use super::rate::Engines;
 use super::stream::StreamState;
 use hashbrown::HashMap;
-use millpond_driver::sync::{Arc, Reentrant, ReentrantGuard};
+use millpond_driver::random::SplitMix64;
+use millpond_driver::sync::{Arc, Reentrant, ReentrantGuard, plain::AtomicBool};
 use millpond_driver::units::{Addr, AllocationId, DeviceId};
 use millpond_driver::{Caller, DriverResult, StreamKind};
 use millpond_driver::{DriverError, DriverErrorKind};
@@ -84,6 +85,8 @@ pub(super) struct World {
     /// Native handle values to the streams that have them now.
     pub(super) handles: HashMap<u64, StreamKey>,
     pub(super) free_handles: Vec<u64>,
+    /// Of each handle, whether the mortal stream that had it last has ended, until another one has it.
+    pub(super) mortals: HashMap<u64, Arc<AtomicBool>>,
     pub(super) next_handle: u64,
     /// Per-thread default streams: (device, thread) to stream.
     pub(super) per_thread: HashMap<(usize, u64), StreamKey>,
@@ -97,7 +100,7 @@ pub(super) struct World {
     pub(super) hosts: HashMap<u64, HostKey>,
     pub(super) next_host: u32,
     pub(super) schedule: Schedule,
-    pub(super) random: Seeded,
+    pub(super) random: SplitMix64,
     pub(super) hold: Hold,
     /// The operation submitted by the call in progress, for the executor to look at.
     pub(super) fresh: Option<(StreamKey, u64)>,
@@ -109,6 +112,8 @@ pub(super) struct World {
     pub(super) ran_until: u64,
     /// Calls so far that a fault could be planted in.
     pub(super) calls_made: u64,
+    /// Of the captures around one call.
+    pub(super) captures_destroyed: u64,
     pub(super) faults: Faults,
     pub(super) captures: Vec<Capture>,
     pub(super) next_capture: u32,
@@ -143,6 +148,7 @@ impl World {
             made: Vec::new(),
             handles: HashMap::new(),
             free_handles: Vec::new(),
+            mortals: HashMap::new(),
             next_handle: 0x5500_0000_0000,
             per_thread: HashMap::new(),
             active: Vec::new(),
@@ -154,13 +160,14 @@ impl World {
             hosts: HashMap::new(),
             next_host: 1,
             schedule: Schedule::Earliest,
-            random: Seeded::new(0),
+            random: SplitMix64::new(0),
             hold: Hold::default(),
             fresh: None,
             callbacks: 0,
             host_now: 0,
             ran_until: 0,
             calls_made: 0,
+            captures_destroyed: 0,
             faults: Faults::default(),
             captures: Vec::new(),
             next_capture: 0,

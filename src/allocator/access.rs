@@ -14,36 +14,33 @@
 //! 3. The bytes' former life on the home stream counts as a write before the first (O7).
 //! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or lent (`lent`).
 //!
-//! Several missing waits become few: what one wait teaches may make the next one unnecessary. This file does not know types,
+//! Several missing waits become few (`waits`). This file does not know types,
 //! extents (two parts of one allocation wait for each other), nor what an operation does.
 
 #[cfg(feature = "cuda")]
 pub(crate) mod lent;
+mod notes;
 pub(crate) mod open;
+mod waits;
 
 use super::allocation::{Allocation, Home};
-use super::events::SharedEvent;
 use super::foreign::Foreign;
 use super::keeper::Keeper;
 #[cfg(feature = "cuda")]
 use super::pool::Guest;
 use super::pool::{Pool, release_uses};
-use super::registry::{CONTEXT, Line, Registry};
+use super::registry::{Line, Registry};
 use super::shared::lost;
 use super::stream::{Event, Stream};
-use crate::driver::{Driver, DriverResult, Note, RangeUse};
-use crate::error::{DriverErrorKind, Error};
+use crate::driver::{Driver, DriverResult, Note, QueuedBy};
+use crate::error::Error;
 use crate::heap::ChunkId;
 use crate::laws;
-use crate::order::{
-    Access, Marker, Operation, Pending, PendingSet, Streams, TimelineId, Use, Uses, is_ordered,
-};
+use crate::order::{Access, Operation, Pending, PendingSet, Streams, TimelineId, Use, UseKind, Uses};
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Arc, Ordering};
 use crate::units::{Addr, AllocationId, Epoch, StreamId};
 use core::fmt;
-use core::time::Duration;
-use smallvec::SmallVec;
 
 /// An allocation that knows the operations on its data, so that one on another stream waits for what it must.
 pub(crate) struct Tracked<D: Driver> {
@@ -86,7 +83,7 @@ pub(crate) enum Intent {
 }
 
 impl Intent {
-    fn access(self) -> Access {
+    pub(crate) fn access(self) -> Access {
         match self {
             Intent::Read | Intent::ReadWhole => Access::Read,
             Intent::Write | Intent::WriteWhole => Access::Write,
@@ -209,6 +206,7 @@ impl<D: Driver> Tracked<D> {
         } else {
             self.shared.store(true, Ordering::Release);
         }
+        self.note_used(stream.driver(), stream.id(), false);
         Ok(())
     }
 
@@ -267,6 +265,10 @@ impl<D: Driver> Tracked<D> {
                 self.forget_home_reads();
                 self.forget_shared();
             }
+            // The free covers what the home stream did with an allocation; of others' memory it is not the home stream.
+            if D::JUDGES && self.id().is_none() {
+                self.note_used(stream.driver(), stream.id(), true);
+            }
             return;
         }
         self.shared.store(true, Ordering::Release);
@@ -278,9 +280,7 @@ impl<D: Driver> Tracked<D> {
             self.home_written.store(0, Ordering::Release);
             self.forget_home_reads();
         }
-        if let Some(id) = self.id() {
-            stream.driver().note(Note::Used { id, stream: stream.id(), so_far: true });
-        }
+        self.note_used(stream.driver(), stream.id(), true);
     }
 
     /// The whole of it was written behind every use: the home stream's reads, and what was lent or forgotten open there,
@@ -415,7 +415,12 @@ impl<'a, D: Driver> Via<'a, D> {
     }
 }
 
-fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, access: Access) -> PendingSet {
+pub(super) fn conflicts<D: Driver>(
+    uses: &Uses,
+    registry: &Registry<D>,
+    to: TimelineId,
+    access: Access,
+) -> PendingSet {
     let seen = registry.seen();
     uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
 }
@@ -424,9 +429,12 @@ fn conflicts<D: Driver>(uses: &Uses, registry: &Registry<D>, to: TimelineId, acc
 /// queue work on.
 pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
     if uses.is_crowded() {
-        // A guard has its stream, and who borrows an array queues on a stream that they have: what is left open was forgotten, or is over.
-        // Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
-        let last = |u: Use| registry.line(u.on).and_then(|line| line.last_stamp(driver));
+        // A guard has its stream, and who borrows an array queues on a stream that they have, as does who declared a use: what is left open
+        // was forgotten, or is over. Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
+        let last = |u: Use| {
+            let declared = u.kind == UseKind::Declared;
+            registry.line(u.on).and_then(|line| line.last_stamp(driver, declared))
+        };
         let ended = uses.end(driver.expects_captures(), last);
         uses.retire(&registry.seen());
         release_uses(registry, ended);
@@ -452,24 +460,17 @@ fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Opt
 impl<D: Driver> Pool<D> {
     /// What other streams' uses an access on `to` has to come after.
     fn conflicts(&self, chunk: ChunkId, generation: u32, to: TimelineId, access: Access) -> PendingSet {
-        let mut state = self.lock();
-        let state = &mut *state;
-        match state.heap.view(chunk, generation).tag {
-            0 => PendingSet::new(),
-            tag => conflicts(state.uses.get_or_add(tag).1, &self.core.registry, to, access),
-        }
+        self.lock().conflicts(&self.core.registry, (chunk, generation), (to, access))
     }
 
     /// The uses of an allocation, which may be the first.
-    fn with_uses<R>(&self, chunk: ChunkId, generation: u32, then: impl FnOnce(&mut Uses) -> R) -> R {
-        let mut state = self.lock();
-        let state = &mut *state;
-        let tag = state.heap.view(chunk, generation).tag;
-        let (tag, uses) = state.uses.get_or_add(tag);
-        let result = then(uses);
-        bound(uses, &self.core.registry, &self.core.driver);
-        state.heap.set_tag(chunk, tag);
-        result
+    pub(super) fn with_uses<R>(
+        &self,
+        chunk: ChunkId,
+        generation: u32,
+        then: impl FnOnce(&mut Uses) -> R,
+    ) -> R {
+        self.lock().with_uses((&self.core.registry, &self.core.driver), (chunk, generation), then)
     }
 
     /// The home stream wrote the whole of it, behind every use: whether there are none any more, and the streams of uses
@@ -489,70 +490,6 @@ impl<D: Driver> Pool<D> {
             state.heap.set_tag(chunk, 0);
         }
         (none, ended)
-    }
-}
-
-impl<D: Driver> Registry<D> {
-    /// Orders later work on `to` after all of `pending`, and skips the waits that earlier ones made unnecessary.
-    ///
-    /// Whether a wait can be skipped is decided against the clock of `to`, which only waits that have returned raise. A marker
-    /// that was not waited for makes no other wait unnecessary: two markers can each carry a clock that covers the other's use,
-    /// because another thread may order the two streams both ways between the making of the one and of the other, and then
-    /// neither wait would be made. Nor is such cover transitive: of two markers of one stream the later one may be published
-    /// first.
-    fn order_after_all(&self, driver: &D, to: &Line<D>, pending: &[Pending]) -> DriverResult<()> {
-        let missing: PendingSet = {
-            let clock = to.clock();
-            let seen = self.seen();
-            pending.iter().copied().filter(|&p| !is_ordered(to.id, &clock, &seen, p)).collect()
-        };
-        match missing[..] {
-            [] => return Ok(()),
-            [one] if one.on != CONTEXT => return self.insert_wait(driver, to, one, Duration::MAX).map(drop),
-            _ => {}
-        }
-        let mut markers = SmallVec::<[_; 2]>::new();
-        for &p in &missing {
-            if let Some(from) = self.line(p.on)
-                && let Some(marker) = self.marker_or_wait(driver, &from, p)?
-            {
-                markers.push((p, marker));
-            }
-        }
-        // A marker that covers most of the others' uses first: its wait may teach what theirs would. The order decides how many
-        // waits there are, never whether one is missing.
-        markers.sort_by_cached_key(|(_, marker)| {
-            missing.iter().filter(|p| marker.copy.get(p.on) < p.epoch).count()
-        });
-        let covers = |i: usize, j: usize| markers[i].1.copy.get(markers[j].0.on) >= markers[j].0.epoch;
-        for (i, (p, marker)) in markers.iter().enumerate() {
-            if !laws::is_left_to_another(i, markers.len(), covers)
-                && !is_ordered(to.id, &to.clock(), &self.seen(), *p)
-            {
-                match (self.wait_for(driver, to, p.on, marker), self.line(p.on)) {
-                    (Err(e), Some(from)) if self.is_captured(&from, marker, &e) => {
-                        self.insert_wait(driver, to, *p, Duration::MAX)?;
-                    }
-                    (waited, _) => waited?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The marker to wait for. `None`: complete, because the host waited where the driver has no context-wide markers.
-    fn marker_or_wait(
-        &self,
-        driver: &D,
-        from: &Line<D>,
-        p: Pending,
-    ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
-        match self.marker_for(driver, from, p.epoch, Duration::MAX) {
-            Err(e) if p.on == CONTEXT && e.kind == DriverErrorKind::NotSupported => {
-                self.wait_host(driver, p, Duration::MAX).map(|_| None)
-            }
-            marker => marker,
-        }
     }
 }
 
@@ -579,12 +516,16 @@ impl<D: Driver> Drop for Sealing<'_, D> {
 ///
 /// # Errors
 /// An allocation or a stream of another device; a capturing stream; a wait that could not be inserted.
-pub(crate) fn order_behind<D: Driver>(stream: &Stream<D>, touches: &[Touch<'_, D>]) -> Result<(), Error> {
+pub(crate) fn order_behind<D: Driver>(
+    stream: &Stream<D>,
+    touches: &[Touch<'_, D>],
+    by: QueuedBy,
+) -> Result<(), Error> {
     for holder in touches.iter().filter_map(|t| t.of.holder()) {
         holder.check(stream)?;
     }
     stream.admit("operate")?;
-    order_line_behind(&Via::of(stream), stream.line(), touches)
+    order_line_behind(&Via::of(stream), stream.line(), touches, by)
 }
 
 /// As [`order_behind`], for a stream of this device that does not capture.
@@ -592,6 +533,7 @@ fn order_line_behind<D: Driver>(
     via: &Via<'_, D>,
     line: &Line<D>,
     touches: &[Touch<'_, D>],
+    by: QueuedBy,
 ) -> Result<(), Error> {
     let pending = all_conflicts(via, line.id, touches)?;
     if !pending.is_empty()
@@ -603,16 +545,16 @@ fn order_line_behind<D: Driver>(
     for id in touches.iter().filter(|t| !t.of.is_home(line)).filter_map(|t| t.of.id()) {
         via.driver.note(Note::Admitted { id, stream: line.info.id });
     }
-    for (id, intent) in touches.iter().filter_map(|t| Some((t.of.id()?, t.intent))) {
-        let used = if intent.access() == Access::Read { RangeUse::Read } else { RangeUse::ReadWrite };
-        via.driver.note(Note::Operation { id, stream: line.info.id, used });
+    for Touch { of, intent } in touches {
+        of.note_operation(via.driver, line.info.id, intent.access(), by);
     }
     Ok(())
 }
 
 /// An access that was refused changes nothing but this: what was lent before the whole was borrowed, or forgotten open, was queued by now, and
 /// has a number from here on: all of it where the whole is borrowed alone, what writes where it is borrowed to read. Else a use that nobody can
-/// mark would be open at each later try again, and no wait of the program's for the device would ever be one for it.
+/// mark would be open at each later try again, and no wait of the program's for the device would ever be one for it. What was declared stays open:
+/// its work is queued under no borrow.
 fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
     let is_over = |intent, access| match intent {
         Intent::WriteWhole => true,
@@ -625,7 +567,8 @@ fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
         }
         let Some(holder) = of.holder() else { continue };
         let registry = holder.via().registry;
-        let now = |u: Use| is_over(intent, u.access).then(|| registry.line(u.on).map(|line| line.stamp()));
+        let is_over = |u: Use| u.kind != UseKind::Declared && is_over(intent, u.access);
+        let now = |u: Use| is_over(u).then(|| registry.line(u.on).map(|line| line.stamp()));
         let ended = holder.with_uses(|uses| uses.end(true, |u| now(u).flatten()));
         release_uses(registry, ended);
     }
@@ -660,7 +603,7 @@ pub(crate) fn operate<D: Driver>(
     mark: Mark,
     operation: impl FnOnce(&D, &D::Stream) -> DriverResult<()>,
 ) -> Result<Queued<D>, Error> {
-    order_behind(stream, touches)?;
+    order_behind(stream, touches, QueuedBy::Library)?;
     let line = stream.line();
     let wanted = mark == Mark::Each || touches.iter().any(|t| t.of.lives_on_several(line));
     let early = if planted!(Z35) && wanted { Some(stream.mark()?) } else { None };

@@ -5,11 +5,13 @@
 
 use super::pool::Pool;
 use super::stream::{Event, Stream};
+use super::undo::Undo;
 use crate::driver::{Called, Driver, Note};
 use crate::error::Error;
 use crate::heap::ChunkId;
 use crate::sync::Arc;
 use crate::units::{Addr, AllocationId, StreamId};
+use core::cell::Cell;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::time::Duration;
@@ -92,7 +94,8 @@ impl<D: Driver> Allocation<D> {
     }
 
     /// Says that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are
-    /// then reused only after what that stream holds at the time of the drop. Any stream of the same device will do.
+    /// then reused only after what that stream holds at the time of the drop, or when nobody has the stream any more; of a thread's default
+    /// stream: when the thread's own values end. Any stream of the same device will do.
     /// Orders nothing now: the work itself has to come after the allocation.
     ///
     /// # Errors
@@ -105,10 +108,12 @@ impl<D: Driver> Allocation<D> {
         if stream.line().id == home.pool.line.id {
             return Ok(());
         }
-        // Due markers come before the operation that is being recorded (O9).
-        home.pool.core.registry.serve(&home.pool.core.driver);
-        home.pool.declare_use(home.chunk, home.generation, stream.line());
-        home.pool.core.driver.note(Note::Used { id: home.id(), stream: stream.id(), so_far: false });
+        {
+            // Recorded whatever the driver does in what is due, and behind it: due markers come before the operation (O9).
+            let _recorded = Undo::new(|| home.declare_use(stream));
+            home.pool.core.registry.serve(&home.pool.core.driver);
+            home.pool.core.keeper.serve();
+        }
         Ok(())
     }
 
@@ -153,7 +158,17 @@ impl<D: Driver> Allocation<D> {
     #[track_caller]
     pub fn free_on(self, stream: &Stream<D>) -> Result<(), (Allocation<D>, Error)> {
         let _called = Called::<D>::here();
-        match self.record_use(stream) {
+        // A driver that panics in a question to the stream frees the bytes behind it all the same.
+        let used = Undo::new(|| {
+            if let Some(home) =
+                self.home.as_ref().filter(|home| Arc::ptr_eq(home.registry(), stream.registry()))
+            {
+                home.declare_use(stream);
+            }
+        });
+        let recorded = self.record_use(stream);
+        used.forget();
+        match recorded {
             // Here, while it is known who frees it.
             Ok(()) => {
                 drop(self);
@@ -171,19 +186,36 @@ impl<D: Driver> Allocation<D> {
     pub fn free_unknown(mut self) {
         let _called = Called::<D>::here();
         let Some(home) = self.home.take() else { return };
-        let core = Arc::clone(&home.pool.core);
+        let (core, id) = (Arc::clone(&home.pool.core), home.id());
+        let pool = ManuallyDrop::into_inner(home.pool);
+        // Each step is taken though the driver panics in one before it.
+        let after = Cell::new(None);
+        let emptied = Undo::new(|| {
+            if let Some(after) = after.take() {
+                core.pool_emptied(&pool, after);
+            }
+        });
+        let freed = Undo::new(|| {
+            core.driver.note(Note::Freed { id, unknown: true });
+            after.set(Some(pool.free_used(pool.lock(), home.chunk, home.generation, true)));
+        });
         core.registry.serve(&core.driver);
-        core.driver.note(Note::Freed { id: home.id(), unknown: true });
-        let after = home.pool.free_used(home.pool.lock(), home.chunk, home.generation, true);
+        drop(freed);
         core.registry.mark_context(&core.driver);
-        core.pool_emptied(&home.pool, after);
-        drop(ManuallyDrop::into_inner(home.pool));
+        drop(emptied);
     }
 }
 
 impl<D: Driver> Home<D> {
     pub(super) fn id(&self) -> AllocationId {
         self.pool.id_of(self.chunk, self.generation)
+    }
+    /// Until the free. Of its own stream nothing is recorded.
+    fn declare_use(&self, stream: &Stream<D>) {
+        if stream.line().id != self.pool.line.id {
+            self.pool.declare_use(self.chunk, self.generation, stream.line());
+            self.pool.core.driver.note(Note::Used { id: self.id(), stream: stream.id(), so_far: false });
+        }
     }
     pub(super) fn registry(&self) -> &Arc<super::registry::Registry<D>> {
         &self.pool.core.registry

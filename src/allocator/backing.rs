@@ -1,16 +1,15 @@
 //! Segments: what was taken from the device, within the limit.
 //!
-//! A segment is one plain allocation. It belongs to no pool; pools hold its bytes. Room under the limit is claimed
+//! A segment is one plain allocation, or one range of pinned memory. It belongs to no pool; pools hold its bytes. Room under the limit is claimed
 //! before the driver is asked and given back if it refuses, so that two growers cannot pass the limit together. It does
 //! not know who wants the memory.
 
-use crate::driver::{Driver, OwnedRange};
-use crate::units::{Addr, Granules, SegmentId};
+use crate::units::{Granules, SegmentId};
 use hashbrown::HashMap;
 
-/// What an allocator has taken from its device.
-pub(crate) struct Backing<D: Driver> {
-    pub(crate) segments: HashMap<SegmentId, OwnedRange<D>>,
+/// What an allocator has taken from its device, or of the host's memory: owned ranges.
+pub(crate) struct Backing<R> {
+    pub(crate) segments: HashMap<SegmentId, R>,
     next: u32,
     pub(crate) taken: u64,
     pub(crate) taken_peak: u64,
@@ -21,8 +20,8 @@ pub(crate) struct Backing<D: Driver> {
     pub(crate) acquired: u64,
 }
 
-impl<D: Driver> Backing<D> {
-    pub(crate) fn new(limit: Option<u64>) -> Backing<D> {
+impl<R> Backing<R> {
+    pub(crate) fn new(limit: Option<u64>) -> Backing<R> {
         Backing {
             segments: HashMap::new(),
             next: 0,
@@ -50,28 +49,27 @@ impl<D: Driver> Backing<D> {
         self.taken -= len.bytes();
     }
 
-    /// The driver gave what was claimed.
+    /// The driver gave so many bytes that were claimed.
     ///
     /// # Panics
     /// After 2^32 segments.
-    pub(crate) fn add(&mut self, range: OwnedRange<D>) -> (SegmentId, Addr) {
+    pub(crate) fn add(&mut self, range: R, bytes: u64) -> SegmentId {
         let id = SegmentId(self.next);
         self.next = self.next.checked_add(1).expect("2^32 segments in one allocator");
-        let base = range.addr();
-        self.acquired += range.bytes();
+        self.acquired += bytes;
         self.growths += 1;
         self.taken_peak = self.taken_peak.max(self.taken);
         self.segments.insert(id, range);
-        (id, base)
+        id
     }
 
     /// Takes a segment out to be released; its bytes count as taken until [`Backing::released`].
-    pub(crate) fn take_out(&mut self, id: SegmentId) -> Option<OwnedRange<D>> {
+    pub(crate) fn take_out(&mut self, id: SegmentId) -> Option<R> {
         self.segments.remove(&id)
     }
 
     /// The release failed: the segment is still there.
-    pub(crate) fn put_back(&mut self, id: SegmentId, range: OwnedRange<D>) {
+    pub(crate) fn put_back(&mut self, id: SegmentId, range: R) {
         self.segments.insert(id, range);
     }
 
@@ -81,8 +79,13 @@ impl<D: Driver> Backing<D> {
         self.releases += 1;
     }
 
+    /// Sets the peak to the present value.
+    pub(crate) fn reset_peak(&mut self) {
+        self.taken_peak = self.taken;
+    }
+
     /// Everything, at the end.
-    pub(crate) fn take_all(&mut self) -> Vec<OwnedRange<D>> {
+    pub(crate) fn take_all(&mut self) -> Vec<R> {
         self.taken = 0;
         self.segments.drain().map(|(_, range)| range).collect()
     }

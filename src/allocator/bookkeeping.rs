@@ -6,6 +6,7 @@
 //! reads and changes nothing; it does not know which count is too high.
 
 use super::Allocator;
+use super::pool::PoolState;
 use crate::driver::Driver;
 use crate::units::Epoch;
 
@@ -89,17 +90,26 @@ impl<D: Driver> Allocator<D> {
             b.clock_entries += state.timeline.clock().len();
         }
         for pool in core.pool_list() {
-            let state = pool.lock();
-            let heap = state.heap.stats();
             b.pools += 1;
-            b.uses += state.uses.slots.iter().map(|uses| uses.iter().count()).sum::<usize>();
-            b.use_slots += state.uses.slots.len();
-            b.names += state.names.len();
-            b.in_flight += state.in_flight.len();
-            b.in_flight_uses += state.in_flight.uses().count();
-            b.chunks += (heap.live + heap.free_chunks + heap.in_flight_chunks) as usize;
+            pool.lock().count(&mut b);
         }
-        core.host.count(&mut b);
+        let host = core.host.lock();
+        host.pool.count(&mut b);
+        b.segments += host.backing.segments.len();
+        drop(host);
         b
+    }
+}
+
+impl PoolState {
+    /// Adds what it remembers.
+    pub(super) fn count(&self, to: &mut Bookkeeping) {
+        let heap = self.heap.stats();
+        to.uses += self.uses.slots.iter().map(|uses| uses.iter().count()).sum::<usize>();
+        to.use_slots += self.uses.slots.len();
+        to.names += self.names.len();
+        to.in_flight += self.in_flight.len();
+        to.in_flight_uses += self.in_flight.uses().count();
+        to.chunks += (heap.live + heap.free_chunks + heap.in_flight_chunks) as usize;
     }
 }

@@ -222,7 +222,8 @@ impl Config {
     /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it makes
     /// another one ([`Allocator::stream`](super::Allocator::stream), `adopt`), for two seconds at most. Memory that other streams used
     /// comes back by waits of the device's: a stream that has as much of it in flight as it ever had live, and 2 MiB, waits for the
-    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits.
+    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits. Pinned memory whose uses nobody waited for is not known
+    /// to be free: a program that never waits pins ever more of it, up to [`pinned_limit`](Config::pinned_limit).
     #[must_use]
     pub fn deterministic(mut self, on: bool) -> Config {
         self.deterministic = on;
@@ -339,10 +340,11 @@ impl Config {
             c.limit = parse_limit("MILLPOND_LIMIT", &v)?;
         }
         if let Some(v) = get("MILLPOND_PINNED_LIMIT")? {
-            c.pinned_limit = match parse_limit("MILLPOND_PINNED_LIMIT", &v)? {
-                Limit::None => None,
-                Limit::Bytes(n) => Some(n),
-                Limit::Fraction(_) => {
+            // No share: the host's memory is not asked how much there is.
+            c.pinned_limit = match parse_limit("MILLPOND_PINNED_LIMIT", &v) {
+                Ok(Limit::None) => None,
+                Ok(Limit::Bytes(n)) => Some(n),
+                Ok(Limit::Fraction(_)) | Err(_) => {
                     return Err(bad("MILLPOND_PINNED_LIMIT", &v, "a size such as 4GiB, or none"));
                 }
             };

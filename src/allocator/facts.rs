@@ -2,9 +2,10 @@
 //!
 //! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why it fails.
 
+use super::ladder::Climb;
 use super::shared::Core;
 use crate::driver::Driver;
-use crate::error::{DriverError, Holder, OutOfMemory};
+use crate::error::{Holder, OutOfMemory};
 use crate::heap::Want;
 use crate::units::{GRANULE_BYTES, Granules, StreamId};
 use hashbrown::HashMap;
@@ -15,8 +16,18 @@ const HOLDERS: usize = 8;
 /// Allocations and bytes that are alive, by name.
 pub(super) type ByName = HashMap<Option<crate::sync::Arc<str>>, (u64, u64)>;
 
+/// What there is of the memory that a request wants.
+#[derive(Default)]
+pub(crate) struct Holding {
+    pub(super) by_name: ByName,
+    /// Streams that have as much free, not so aligned.
+    pub(super) aligned_on: Vec<StreamId>,
+    /// Bytes of segments that are wholly free.
+    pub(super) idle: u64,
+}
+
 /// The largest of them.
-pub(super) fn largest(all: ByName) -> Vec<Holder> {
+fn largest(all: ByName) -> Vec<Holder> {
     let mut holders: Vec<Holder> = all
         .into_iter()
         .filter(|&(_, (allocations, _))| allocations > 0)
@@ -35,15 +46,33 @@ impl<D: Driver> Core<D> {
         pools + pinned.map_or(0, |p| p.held_back)
     }
 
-    /// The facts of a request of device memory that fails.
-    pub(crate) fn out_of_memory(
+    /// The facts of a request that fails.
+    pub(crate) fn out_of_memory<P>(
         &self,
-        stream: StreamId,
-        asked: u64,
-        want: &Want,
-        tried: Vec<&'static str>,
-        (driver, passed_over): (Option<DriverError>, Option<DriverError>),
+        stream: Option<StreamId>,
+        climb: &Climb<'_, D, P>,
+        of: Holding,
     ) -> OutOfMemory {
+        let pinned_limit = self.host.lock().backing.limit;
+        OutOfMemory {
+            requested: climb.asked,
+            rounded: climb.want.len.bytes(),
+            needed: climb.want.bytes_anywhere(),
+            aligned_on: of.aligned_on,
+            stream,
+            tried: climb.tried.clone(),
+            driver: climb.refusal.clone(),
+            passed_over: climb.passed_over.clone(),
+            trim_would_free: of.idle,
+            kept: self.keeper.bytes(),
+            holders: largest(of.by_name),
+            pinned_limit,
+            report: self.report(),
+        }
+    }
+
+    /// What there is of device memory.
+    pub(crate) fn holding(&self, want: &Want) -> Holding {
         let (mut by_name, mut aligned_on) = (ByName::new(), Vec::new());
         for pool in self.pool_list() {
             let state = pool.lock();
@@ -55,19 +84,7 @@ impl<D: Driver> Core<D> {
                 aligned_on.push(pool.line.info.id);
             }
         }
-        OutOfMemory {
-            asked,
-            rounded: want.len.bytes(),
-            needed: want.bytes_anywhere(),
-            aligned_on,
-            stream: Some(stream),
-            tried,
-            driver,
-            passed_over,
-            trim_would_free: self.idle_bytes(),
-            holders: largest(by_name),
-            report: self.report(),
-        }
+        Holding { by_name, aligned_on, idle: self.idle_bytes() }
     }
 
     /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back.

@@ -4,11 +4,13 @@
 //! (O6), and the owner goes to the keeper until each is *complete*: whoever owns the memory may give it to anybody, in an
 //! order that nobody here knows (O4). It does not know what the owner is.
 
+use super::access::bound;
 use super::keeper::{Keeper, Until};
 use super::pool::close_open;
 use super::registry::{Line, Registry};
 use super::stream::Stream;
-use crate::driver::Driver;
+use super::undo::Undo;
+use crate::driver::{Driver, Note};
 use crate::error::Error;
 use crate::laws;
 use crate::order::{Pending, PendingSet, Uses};
@@ -37,6 +39,7 @@ impl<D: Driver> Foreign<D> {
     pub(crate) fn new(addr: Addr, bytes: u64, stream: &Stream<D>, owner: Box<dyn Send>) -> Foreign<D> {
         let home = Arc::clone(stream.line());
         home.open.fetch_add(1, Ordering::AcqRel);
+        stream.driver().note(Note::BroughtIn { addr, stream: stream.id() });
         Foreign {
             addr,
             bytes,
@@ -66,11 +69,16 @@ impl<D: Driver> Foreign<D> {
         stream.admit("record_use")?;
         let on = stream.line();
         if on.id != self.home.id {
-            // Due markers come before the operation that is being recorded (O9).
+            // Recorded whatever the driver does in what is due, and behind it: due markers come before the operation (O9).
+            let _recorded = Undo::new(|| {
+                let mut uses = self.uses.lock();
+                if uses.declare(on.id) {
+                    on.open.fetch_add(1, Ordering::AcqRel);
+                }
+                bound(&mut uses, &self.registry, &self.driver);
+            });
             self.registry.serve(&self.driver);
-            if self.uses.lock().declare(on.id) {
-                on.open.fetch_add(1, Ordering::AcqRel);
-            }
+            self.keeper.serve();
         }
         Ok(())
     }
@@ -99,11 +107,11 @@ impl<D: Driver> Drop for Foreign<D> {
         if !laws::keeps_foreign() {
             pending.clear();
         }
-        self.keeper.keep(Until::Uses(pending), owner);
-        // Behind the seal, as at any free.
+        // Behind the seal, as at any free. Before the owner goes, which may panic where nobody keeps it.
         for line in uses.open_on().filter_map(|on| self.registry.line(on)) {
             close_open(&self.registry, &line);
         }
         close_open(&self.registry, &self.home);
+        self.keeper.keep(Until::Uses(pending), self.bytes, owner);
     }
 }

@@ -6,7 +6,8 @@
 //! still have room for that.
 
 use super::entry::Range;
-use super::miss::{Miss, Step};
+use super::ladder::Step;
+use super::miss::Miss;
 use super::undo::Undo;
 use crate::driver::Driver;
 use crate::laws::cost;
@@ -65,7 +66,8 @@ impl<D: Driver> Miss<'_, D> {
                 return self.refused(e);
             }
         };
-        let (segment, base) = core.backing.lock().add(range);
+        let base = range.addr();
+        let segment = core.backing.lock().add(range, len.bytes());
         let whole =
             Range { segment, base, segment_len: len, kind: self.want.kind, offset: Granules::ZERO, len };
         let mut guard = self.pool.lock();

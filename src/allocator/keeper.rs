@@ -1,25 +1,31 @@
 //! Keeps values that the device still reads until it is done: sources of copies whose tokens were dropped early.
 //!
 //! A drop never waits for the device, so what a dropped token owned goes here with the numbers of what has to be complete, and
-//! is dropped by a later call that may speak to the driver: the next copy, launch, miss of pinned memory, trim or
-//! synchronise. Values run their own destructors, so they are dropped with no lock held. What cannot be proved complete
-//! is never dropped: it is forgotten. It does not know what a value is.
+//! is dropped by a later call that may speak to the driver: the next operation, use that is recorded, array in foreign memory,
+//! miss, trim or synchronise, of the device, a stream or an event. Values run their own destructors, so they are dropped with no
+//! lock held, and in no drop of anything else. What cannot be proved complete is never dropped: it is forgotten. It does not know
+//! what a value is.
 //!
 //! A value waits on one use at a time, by timeline and epoch; epochs of one timeline end in order. So an operation looks at the
 //! oldest epoch of one timeline, the next one each time, and asks the device once; it asks again only when the answer
-//! brought something. However many values are kept, a call pays for itself and for what it drops.
+//! brought something. However many values are kept, a call pays for itself and for what it drops. What a synchronise, or the answer to
+//! a program's own question, proved is looked at where it was proved, and nobody is asked. A request that is about to fail waits for
+//! what values wait for, as for ranges in flight, and asks about all before it says that there is no memory: an owner may hold what the
+//! request needs.
 
 use super::registry::Registry;
 use super::stream::Event;
+use super::undo::resume;
 use crate::driver::Driver;
 use crate::laws::{self, cost};
-use crate::order::{Completed, Pending, PendingSet, TimelineId};
+use crate::order::{Clock, Completed, Pending, PendingSet, TimelineId};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Mutex, Ordering, assert_unlocked};
 use crate::units::Epoch;
 use core::mem::ManuallyDrop;
 use core::time::Duration;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a value is kept for.
 pub(crate) enum Until<D: Driver> {
@@ -31,13 +37,13 @@ pub(crate) enum Until<D: Driver> {
 
 /// Values in the device's use.
 pub(crate) struct Keeper<D: Driver> {
-    driver: D,
-    registry: Arc<Registry<D>>,
+    pub(super) driver: D,
+    pub(super) registry: Arc<Registry<D>>,
     /// Whether there is anything to look at.
     any: AtomicBool,
     kept: Mutex<Kept>,
     /// A deterministic allocator asks no event: it drops what it knows complete by its own waits.
-    asks: bool,
+    pub(super) asks: bool,
 }
 
 struct Kept {
@@ -52,7 +58,9 @@ struct Kept {
 /// A value and all it is kept for.
 struct Value {
     uses: PendingSet,
-    value: Box<dyn Send>,
+    /// Of the device's memory, and none of ours, that it stands for.
+    bytes: u64,
+    held: Box<dyn Send>,
 }
 
 impl Kept {
@@ -78,7 +86,11 @@ impl Kept {
                 return Some(pending);
             }
             for value in oldest.remove() {
-                over.extend(self.file(value, seen));
+                if laws::keeps_for_next_use() {
+                    over.extend(self.file(value, seen));
+                } else {
+                    over.push(value);
+                }
             }
         }
     }
@@ -102,15 +114,16 @@ impl<D: Driver> Keeper<D> {
         Keeper { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
-    /// Keeps a value until then. Makes no driver call, unless the allocator is gone: then it waits.
-    pub(crate) fn keep(&self, until: Until<D>, value: Box<dyn Send>) {
+    /// Keeps a value until then, which stands for so many bytes of the device's that are none of ours. Makes no driver call, unless the
+    /// allocator is gone: then it waits.
+    pub(crate) fn keep(&self, until: Until<D>, bytes: u64, value: Box<dyn Send>) {
         let uses = match until {
             Until::Event(event) => {
                 smallvec::smallvec![Pending { on: event.timeline(), epoch: event.epoch() }]
             }
             Until::Uses(uses) => uses,
         };
-        let value = Value { uses, value };
+        let value = Value { uses, bytes, held: value };
         let over = {
             let mut kept = self.kept.lock();
             if kept.closed {
@@ -139,6 +152,59 @@ impl<D: Driver> Keeper<D> {
         if let Some(on) = next {
             self.look_at(on);
         }
+    }
+
+    /// Drops what is known complete of this stream and of what the clock names. Nobody is asked: for whoever has just learnt it.
+    #[inline]
+    pub(crate) fn learnt(&self, on: TimelineId, clock: &Clock) {
+        if self.any.load(Ordering::Acquire) {
+            self.drop_known(core::iter::once(on).chain(clock.iter().map(|(on, _)| on)));
+        }
+    }
+
+    /// Drops what is known complete, of every stream: whether there was any. Nobody is asked.
+    pub(crate) fn drop_all_known(&self) -> bool {
+        self.any.load(Ordering::Acquire) && {
+            let all: Vec<TimelineId> = self.kept.lock().waiting.keys().copied().collect();
+            self.drop_known(all)
+        }
+    }
+
+    #[cold]
+    fn drop_known(&self, of: impl IntoIterator<Item = TimelineId>) -> bool {
+        assert_unlocked("kept values are looked at");
+        let mut over = Vec::new();
+        {
+            let mut kept = self.kept.lock();
+            let seen = self.registry.seen();
+            for on in of {
+                let _ = kept.take_over(on, &seen, &mut over);
+            }
+            self.any.store(!kept.waiting.is_empty(), Ordering::Release);
+        }
+        let any = !over.is_empty();
+        drop(over);
+        any
+    }
+
+    /// What the oldest values of each stream wait for.
+    pub(super) fn oldest(&self) -> Vec<Pending> {
+        if !self.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let kept = self.kept.lock();
+        let oldest = kept.waiting.iter().filter_map(|(&on, values)| {
+            let (&epoch, _) = values.first_key_value()?;
+            Some(Pending { on, epoch })
+        });
+        oldest.collect()
+    }
+
+    /// Bytes of the device's, and none of ours, that values stand for.
+    pub(super) fn bytes(&self) -> u64 {
+        let kept = self.kept.lock();
+        let values = kept.waiting.values().flat_map(BTreeMap::values).flatten();
+        values.fold(0, |sum, value| sum.saturating_add(value.bytes))
     }
 
     /// Drops all that is complete, of every stream.
@@ -175,29 +241,34 @@ impl<D: Driver> Keeper<D> {
         }
     }
 
-    /// The allocator's last owner goes: waits for everything kept and drops it.
+    /// The allocator's last owner goes: waits for everything kept and drops it. What panics, the driver or an owner's drop, leaves the others their
+    /// turn, and is on its way again behind them.
     pub(crate) fn close(&self) {
         let all = {
             let mut kept = self.kept.lock();
             kept.closed = true;
             kept.take_all()
         };
+        let mut panicked = None;
         for value in all {
-            self.let_go(value);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.let_go(value))) {
+                panicked.get_or_insert(panic);
+            }
         }
+        resume(panicked);
     }
 
     /// Drops a value behind what is waited for; forgets it if that cannot be had. A lost context runs nothing any more, so
     /// that nothing uses the value.
-    fn let_go(&self, Value { uses, value }: Value) {
+    fn let_go(&self, Value { uses, held, .. }: Value) {
         // A driver call that panics is no completion either.
-        let value = ManuallyDrop::new(value);
+        let held = ManuallyDrop::new(held);
         let done = uses.into_iter().all(|p| {
             let waited = self.registry.wait_host(&self.driver, p, Duration::MAX);
             waited.map_or_else(|e| e.is_context_lost(), |_| true)
         });
         if done {
-            drop(ManuallyDrop::into_inner(value));
+            drop(ManuallyDrop::into_inner(held));
         }
     }
 

@@ -7,8 +7,9 @@
 use super::bounded::Waitable;
 use super::entry::Range;
 use super::hands::Hand;
+use super::ladder::Step;
 use super::lenders::{ASKED, Candidates};
-use super::miss::{Miss, Step};
+use super::miss::Miss;
 use super::pool::{Pool, PoolState, Watch};
 use super::registry::{CLOSING, CONTEXT, QUESTIONS};
 use super::shared::Core;
@@ -34,7 +35,7 @@ const STEPS: usize = 64;
 fn put_back_free<D: Driver>(core: &Core<D>, from: &Pool<D>, cut: &Cut) {
     let mut state = from.lock();
     from.extend(&mut state, &Range::from(cut), laws::returned_stamp(cut.stamp));
-    state.counters.lends_out -= 1;
+    state.counters.migrations_out -= 1;
     core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
 }
 
@@ -303,7 +304,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             return None;
         };
         let cut = state.cut(found.chunk, found.offset, self.portion(found.len));
-        state.counters.lends_out += 1;
+        state.counters.migrations_out += 1;
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
         Some((cut, self.hand()))
     }
@@ -323,7 +324,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             .take(&self.want, self.asked, false)
             .or_else(|| state.take_across(&self.want, self.asked))
             .expect("a lend holds at least the request");
-        state.counters.lends_in += 1;
+        state.counters.migrations_in += 1;
         self.core.moving.fetch_sub(guest.range.len.bytes(), Ordering::Relaxed);
         if self.core.is_recording() {
             self.core.record(Event::Lend {
@@ -402,7 +403,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 rest.uses.truncate(laws::rest_keeps());
                 from.fly(&mut state, rest);
             }
-            state.counters.lends_out += 1;
+            state.counters.migrations_out += 1;
             cut
         };
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);

@@ -82,10 +82,14 @@ impl<D: Driver> Line<D> {
         }
         stamp
     }
-    /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream.
-    pub(crate) fn last_stamp(&self, driver: &D) -> Option<Epoch> {
+    /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream: for an open use, `declared` or an
+    /// operation's.
+    pub(crate) fn last_stamp(&self, driver: &D, declared: bool) -> Option<Epoch> {
         let state = self.state.lock();
-        let is_last = |native| laws::is_last_user(|| driver.is_last_reference(native));
+        let is_last = |native| {
+            let last = || driver.is_last_reference(native);
+            if declared { laws::is_last_declared(last) } else { laws::is_last_user(last) }
+        };
         let over = state.native.as_ref().is_some_and(is_last);
         over.then(|| self.stamp())
     }

@@ -1,12 +1,12 @@
-//! What happens when no cached chunk fits: the miss ladder, one rung a line.
+//! What happens when no cached chunk fits: the rungs of device memory, one a line.
 //!
 //! No lock is held over a driver call, no thread holds two pool locks. A rung either serves, or makes progress, or is not
-//! climbed again; the ladder is repeated while some rung made progress, [`ROUNDS`] times or for as long as the host may wait.
-//! The mechanics of the rungs are in `lend`, `grow` and `trim`; this file decides their order.
+//! climbed again. How often the ladder is climbed is `ladder`'s; the mechanics of the rungs are in `lend`, `grow` and `trim`; this file
+//! decides their order.
 //!
 //! ```text
 //! latency                                      footprint
-//! 1 fold, drain, look again                    1 the same
+//! 1 fold, drain, drop kept values, look again  1 the same
 //! 2 lend what is complete or ordered           2 the same
 //!   where no event is asked and as much is in    the same
 //!   flight as was ever live: 4, own ranges
@@ -20,14 +20,9 @@
 //! 9 the user's callback, then again            9 the same
 //! 10 OutOfMemory                               10 the same
 //! ```
-//!
-//! Other threads take and free while the rungs look, one pool after the other, so that a climb may find every pool
-//! empty though at no moment all were: the bytes were in hand, or were freed behind its back while those ahead were
-//! taken. Before it gives up, a climb waits for what is in hand and goes through the rungs once more, counting what is
-//! freed meanwhile; only a round in which nothing moved is an answer.
 
 use super::config::{Policy, Reuse};
-use super::hands::Hand;
+use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pool::{Pool, PoolState};
 use super::registry::QUESTIONS;
 use super::shared::{Core, lost};
@@ -36,68 +31,19 @@ use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
 use crate::laws;
-use crate::order::{Pending, TimelineId};
-use crate::report::{Ladder, Rung};
+use crate::order::Pending;
 use crate::sync::assert_unlocked;
-use crate::time::process_time;
 use crate::trace::Event;
 use core::cell::Cell;
 use core::time::Duration;
-use smallvec::SmallVec;
-
-/// The ladder is climbed so often for one request before time counts: while others make progress and patience is left, a
-/// request that loses every race for what they free goes on.
-pub(crate) const ROUNDS: usize = 32;
-/// The callback may ask for another try so often for one request.
-pub(crate) const CALLBACKS: usize = 3;
-
-/// Climbs a rung: returns if it serves, counts it either way.
-macro_rules! rung {
-    ($miss:ident . $name:ident, $climbed:expr) => {{
-        let served: Option<Taken> = $climbed?;
-        $miss.count(stringify!($name), |l| &mut l.$name, served.is_some());
-        if let Some(handed) = served {
-            return Ok(handed);
-        }
-    }};
-}
 
 crate::sync::per_thread! {
     /// Inside the callback a miss does not call it again: only there to make nested misses end.
     static IN_HOOK: Cell<bool> = Cell::new(false);
 }
 
-/// One request on its way up.
-pub(crate) struct Miss<'a, D: Driver> {
-    pub(crate) core: &'a Core<D>,
-    pub(crate) pool: &'a Pool<D>,
-    pub(crate) want: Want,
-    pub(crate) asked: u64,
-    tried: Vec<&'static str>,
-    /// What this request had in hand and put down.
-    pub(crate) own: &'a Cell<u64>,
-    /// How long the host may still wait, for the device or for others.
-    patience: Patience,
-    /// How many of those that it waits for next have to be complete.
-    enough: usize,
-    /// The stamps of what was free when they were last listed, for rung 8 to wait for.
-    stamps: Vec<Pending>,
-    /// Whether ranges may be free whose stamps are not among them.
-    stamps_due: bool,
-    /// How often anything had been freed when this was last asked.
-    frees: u64,
-    /// The last thing the driver refused.
-    pub(crate) refusal: Option<DriverError>,
-    /// Timelines that no wait could be inserted for, in this round.
-    pub(crate) refused_on: SmallVec<[TimelineId; 4]>,
-    /// This round decides whether there is no memory: all is looked at.
-    pub(crate) thorough: bool,
-    /// Why memory was passed over that a stream holds: somebody captures on it, or it is gone.
-    passed_over: Option<DriverError>,
-}
-
-/// What a rung came to.
-pub(crate) type Step = Result<Option<Taken>, Error>;
+/// A request for device memory on its way up.
+pub(crate) type Miss<'a, D> = Climb<'a, D, Pool<D>>;
 
 impl<D: Driver> Core<D> {
     /// Serves a request that the pool could not.
@@ -111,28 +57,11 @@ impl<D: Driver> Core<D> {
         let lends = {
             let mut state = pool.lock();
             state.counters.misses += 1;
-            state.counters.lends_in
+            state.counters.migrations_in
         };
         let own = Cell::new(0);
-        let mut miss = Miss {
-            core: self,
-            pool,
-            want,
-            asked,
-            tried: Vec::new(),
-            own: &own,
-            patience: Patience::new(self.config.wait),
-            enough: 1,
-            stamps: Vec::new(),
-            stamps_due: true,
-            frees: 0,
-            refusal: None,
-            refused_on: SmallVec::new(),
-            thorough: false,
-            passed_over: None,
-        };
-        let served = miss.climb();
-        if served.is_ok() && pool.lock().counters.lends_in != lends {
+        let served = Miss::new(self, pool, (want, asked), (&self.hands, &own)).serve();
+        if served.is_ok() && pool.lock().counters.migrations_in != lends {
             // Another pool's memory is live here now, beside what is live there.
             self.cut_peaks_when_due();
         }
@@ -141,9 +70,7 @@ impl<D: Driver> Core<D> {
         }
         served
     }
-}
 
-impl<D: Driver> Core<D> {
     /// Asks the user's callback, with no lock held, whether to try again; `None` without one, or inside it. A panic in it
     /// passes through: nothing is held and nothing was taken.
     pub(crate) fn ask_user(&self, facts: impl FnOnce() -> OutOfMemory) -> Option<bool> {
@@ -163,104 +90,69 @@ impl<D: Driver> Core<D> {
     }
 }
 
-impl<'a, D: Driver> Miss<'a, D> {
-    /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.
-    pub(crate) fn hand(&self) -> Hand<'a> {
-        self.core.hands.take(self.own)
-    }
+impl<D: Driver> Rungs for Miss<'_, D> {
+    const FAILS_AT_ONCE: bool = false;
+    const IS_COUNTED: bool = true;
 
-    fn climb(&mut self) -> Result<Taken, Error> {
-        if !self.core.registry.alive() {
-            return Err(lost());
-        }
-        // Markers that fell due come before our own operation (O9).
-        self.core.registry.serve(&self.core.driver);
-        let policy = self.core.config.policy;
-        let reuse = self.core.config.reuse;
-        let mut callbacks = 0;
-        // The round before found nothing: this one finds out whether that is the truth.
-        let mut checking = false;
-        let (start, whole) = (process_time(), self.patience.left());
-        for round in 0.. {
-            if self.is_hopeless() {
-                if callbacks < CALLBACKS && self.callback() {
-                    callbacks += 1;
-                    continue;
-                }
-                break;
-            }
-            self.refused_on.clear();
-            self.thorough = checking;
-            let mut progress = false;
-            let (landed, own) = (self.core.hands.landed(), self.own.get());
-            rung!(self.fold, self.fold());
-            if reuse != Reuse::Never {
-                rung!(self.lend, Ok::<_, Error>(self.lend()));
-            } else if self.has_heir() {
-                rung!(self.lend, Ok::<_, Error>(self.lend_of_heir()));
-            }
-            if reuse == Reuse::WithWaits && self.core.config.deterministic {
-                rung!(self.lend_with_wait, self.order_older_half());
-            }
-            rung!(self.grow, self.grow(policy == Policy::Footprint));
-            // Growth was refused: now the other kind's space serves small requests too.
-            rung!(self.fold, Ok::<_, Error>(self.search(true)));
-            if reuse != Reuse::Never && self.want.kind == Kind::Small {
-                rung!(self.lend, Ok::<_, Error>(self.lend_across()));
-            }
-            if reuse == Reuse::WithWaits {
-                rung!(self.lend_with_wait, self.lend_with_wait());
-            }
-            if policy == Policy::Footprint {
-                rung!(self.grow, self.grow(false));
-            }
-            // A plain free would wait for the whole device: only an explicit trim may.
-            if laws::request_may_trim(self.core.driver.free_waits_for_device()) {
-                rung!(self.trim, self.trim_and_grow());
-            }
-            if !checking {
-                rung!(self.wait, self.wait(&mut progress));
-            }
-            let (hands, own) = (&self.core.hands, self.own.get() - own);
-            let mut moved = self.patience.spend(process_time, |left| hands.others_landed(landed, own, left));
-            moved |= checking && self.others_freed();
-            // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
-            self.stamps_due |= moved;
-            progress |= moved;
-            // Who loses every race has to end too.
-            progress &= round < ROUNDS || process_time().saturating_sub(start) < whole;
-            // A driver that fails for other reasons than memory is told at once.
-            let failing = self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory());
-            checking = !checking && !progress && !failing;
-            if progress || checking {
-                continue;
-            }
-            if callbacks < CALLBACKS && self.callback() {
-                callbacks += 1;
-                // What stood in the way may not any more.
-                self.passed_over = None;
-                continue;
-            }
-            break;
-        }
-        Err(self.out_of_memory())
-    }
-
-    /// Whether no amount of waiting and trimming can help: the request alone is above the limit or the device. Not with what an
-    /// alignment may skip: where a free range begins at a multiple, nothing is skipped.
+    /// The request alone is above the limit or the device. Not with what an alignment may skip: where a free range begins at a
+    /// multiple, nothing is skipped.
     fn is_hopeless(&self) -> bool {
         let limit = self.core.backing.lock().limit.unwrap_or(u64::MAX);
         self.want.len.bytes() > limit.min(self.core.capacity)
     }
 
-    fn count(&mut self, name: &'static str, of: fn(&mut Ladder) -> &mut Rung, served: bool) {
-        if !self.tried.contains(&name) {
-            self.tried.push(name);
+    fn climb_once(&mut self, progress: &mut bool) -> Step {
+        let (policy, reuse) = (self.core.config.policy, self.core.config.reuse);
+        self.refused_on.clear();
+        rung!(self: Poll, self.fold());
+        if reuse != Reuse::Never {
+            rung!(self: Migrate, Step::Ok(self.lend()));
+        } else if self.has_heir() {
+            rung!(self: Migrate, Step::Ok(self.lend_of_heir()));
         }
-        let mut ladder = self.core.ladder.lock();
-        let rung = of(&mut ladder);
-        rung.tried += 1;
-        rung.served += u64::from(served);
+        if reuse == Reuse::WithWaits && self.core.config.deterministic {
+            rung!(self: MigrateWithWait, self.order_older_half());
+        }
+        rung!(self: Grow, self.grow(policy == Policy::Footprint));
+        // Growth was refused: now the other kind's space serves small requests too.
+        rung!(self: Poll, Step::Ok(self.search(true)));
+        if reuse != Reuse::Never && self.want.kind == Kind::Small {
+            rung!(self: Migrate, Step::Ok(self.lend_across()));
+        }
+        if reuse == Reuse::WithWaits {
+            rung!(self: MigrateWithWait, self.lend_with_wait());
+        }
+        if policy == Policy::Footprint {
+            rung!(self: Grow, self.grow(false));
+        }
+        // A plain free would wait for the whole device: only an explicit trim may.
+        if laws::request_may_trim(self.core.driver.free_waits_for_device()) {
+            rung!(self: Trim, self.trim_and_grow());
+        }
+        if !self.thorough {
+            rung!(self: Wait, self.wait(progress));
+        }
+        Ok(None)
+    }
+
+    fn frees(&self) -> u64 {
+        self.core.frees()
+    }
+
+    fn facts(&self) -> OutOfMemory {
+        self.core.out_of_memory(Some(self.pool.line.info.id), self, self.core.holding(&self.want))
+    }
+}
+
+impl<D: Driver> Miss<'_, D> {
+    fn serve(&mut self) -> Result<Taken, Error> {
+        if !self.core.registry.alive() {
+            return Err(lost());
+        }
+        // Markers that fell due come before our own operation (O9).
+        self.core.registry.serve(&self.core.driver);
+        self.core.keeper.serve();
+        self.climb()
     }
 
     /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
@@ -316,6 +208,10 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     /// Rung 1: learn what is complete, drain what is over.
     fn fold(&mut self) -> Step {
+        if self.thorough {
+            // An owner may hold memory of the device's, or of ours.
+            self.core.keeper.sweep();
+        }
         // What frees meanwhile, or the other kind, may serve without asking the driver.
         if let Some(handed) = self.again() {
             return Ok(Some(handed));
@@ -342,8 +238,8 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Rung 8: the device is given time to finish, at most its [`Patience`] in all, where a request may wait for it at all
-    /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere. Other pools' bytes count: one of them
-    /// may be what we need.
+    /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere, and values that were kept for it are dropped. Other
+    /// pools' bytes count: one of them may be what we need, and so may be what an owner holds.
     ///
     /// Each marker made is one more to wait for, so the stamps of what is free are waited for once, and again only when
     /// more became free since: ranges in flight came back, others freed or put down what they had in hand. Otherwise
@@ -357,6 +253,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
         // Its new stamps are older than the markers made next.
+        *progress |= core.keeper.drop_all_known();
         *progress |= self.drain_all();
         if let Err(e) = core.registry.mark_all(&core.driver) {
             self.refused(e)?;
@@ -365,7 +262,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             self.stamps = self.pending(true);
         }
         let in_flight = self.pending(false);
-        let mut batch = [&in_flight[..], &self.stamps].concat();
+        let mut batch = [&in_flight[..], &self.stamps, &core.keeper.oldest()].concat();
         batch.sort_unstable();
         batch.dedup();
         let waitable = core.registry.waitable(&core.driver);
@@ -392,6 +289,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         *progress |= done > 0;
         // Another thread may have waited for it and not have drained yet.
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
+        *progress |= core.keeper.drop_all_known();
         *progress |= self.drain_all();
         if *progress { Ok(self.again()) } else { Ok(None) }
     }
@@ -429,35 +327,5 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         self.stamps_due |= any;
         any
-    }
-
-    /// Whether anything was freed since this was last asked.
-    fn others_freed(&mut self) -> bool {
-        let now = self.core.frees();
-        core::mem::replace(&mut self.frees, now) != now
-    }
-
-    /// Rung 9.
-    fn callback(&mut self) -> bool {
-        let Some(again) = self.core.ask_user(|| self.facts()) else { return false };
-        self.count("callback", |l| &mut l.callback, again);
-        again
-    }
-
-    fn facts(&self) -> OutOfMemory {
-        let refused = (self.refusal.clone(), self.passed_over.clone());
-        self.core.out_of_memory(self.pool.line.info.id, self.asked, &self.want, self.tried.clone(), refused)
-    }
-
-    /// Rung 10. A driver that refused for another reason than memory is told as it is; but a capture is told beside what is
-    /// out of memory, so that whoever looks for that finds it.
-    fn out_of_memory(&mut self) -> Error {
-        match self.refusal.take() {
-            Some(e) if !e.is_out_of_memory() => Error::Driver(e),
-            refusal => {
-                self.refusal = refusal;
-                self.facts().into()
-            }
-        }
     }
 }

@@ -27,6 +27,7 @@ pub(crate) mod keeper;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod kernels;
+mod ladder;
 mod lend;
 mod lenders;
 mod line;
@@ -293,7 +294,7 @@ impl<D: Driver> Allocator<D> {
     pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let _called = Called::<D>::here();
         if !align.is_power_of_two() || align > MOST_ALIGNMENT {
-            return Err(Error::BadAlignment { asked: align, most: MOST_ALIGNMENT });
+            return Err(Error::BadAlignment { requested: align, most: MOST_ALIGNMENT });
         }
         let granules = Granules::holding(align).unwrap_or(Granules(1));
         self.alloc_rare(bytes, granules, stream)
@@ -379,7 +380,7 @@ impl<D: Driver> Allocator<D> {
             return Ok(Allocation::dangling());
         }
         let Some(len) = Granules::holding(bytes) else {
-            return Err(Error::TooLarge { asked: bytes, most: Granules::MAX.bytes() });
+            return Err(Error::TooLarge { requested: bytes, most: Granules::MAX.bytes() });
         };
         let want = Want { len, align, kind: pool.kind(bytes) };
         let taken = {
@@ -591,9 +592,11 @@ impl<D: Driver> Allocator<D> {
     pub fn reset_peaks(&self) {
         let core = self.core();
         core.reset_live_peaks();
-        core.host.reset_peaks();
-        let mut backing = core.backing.lock();
-        backing.taken_peak = backing.taken;
+        let mut host = core.host.lock();
+        host.pool.reset_peaks();
+        host.backing.reset_peak();
+        drop(host);
+        core.backing.lock().reset_peak();
     }
 
     /// Every live allocation: the list to look at when something was not freed. In the order of pools and addresses, pinned
@@ -602,18 +605,11 @@ impl<D: Driver> Allocator<D> {
         let mut all = Vec::new();
         for pool in self.core().pool_list() {
             let state = pool.lock();
-            for (chunk, generation, view) in state.heap.allocated() {
-                all.push(Live {
-                    id: pool.id_of(chunk, generation),
-                    name: state.name(chunk).cloned(),
-                    addr: view.addr,
-                    bytes: view.asked,
-                    stream: Some(pool.line.info.id),
-                });
-            }
+            state.add_live(pool.number, Some(pool.line.info.id), &mut all);
             state.unlock_fair();
         }
-        all.extend(self.core().host.live());
+        let host = &self.core().host;
+        host.lock().pool.add_live(host.number, None, &mut all);
         all
     }
 

@@ -6,6 +6,7 @@ use self::lent::Lent;
 use super::registry::CONTEXT;
 use super::shared::Core;
 use super::stream::{Event, Stream};
+use super::undo::Undo;
 use crate::driver::{Driver, Note};
 use crate::error::Error;
 use crate::order::Access;
@@ -66,7 +67,8 @@ impl<D: Driver> PinnedAllocation<D> {
         self.home.as_ref().map(|h| h.id)
     }
 
-    /// Says that work queued on `stream`, now or until this is dropped, uses the bytes.
+    /// Says that work queued on `stream`, now or until this is dropped, uses the bytes. When nobody has the stream any more, it is
+    /// the work that was queued by then, and the stream is kept no longer.
     ///
     /// # Errors
     /// A stream of another device; a capturing stream; a per-thread default stream of another thread.
@@ -76,14 +78,18 @@ impl<D: Driver> PinnedAllocation<D> {
         if !Arc::ptr_eq(&home.core.registry, &stream.pool().core.registry) {
             return Err(Error::WrongDevice { found: stream.info().device, expected: home.core.device });
         }
-        home.core.registry.serve(&home.core.driver);
-        let line = stream.line();
-        home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
-            if uses.declare(line.id) {
-                line.open.fetch_add(1, crate::sync::Ordering::AcqRel);
-            }
+        // Recorded whatever the driver does in what is due.
+        let _recorded = Undo::new(|| {
+            let line = stream.line();
+            home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
+                if uses.declare(line.id) {
+                    line.open.fetch_add(1, crate::sync::Ordering::AcqRel);
+                }
+            });
+            home.core.driver.note(Note::Used { id: home.id, stream: stream.id(), so_far: false });
         });
-        home.core.driver.note(Note::Used { id: home.id, stream: stream.id(), so_far: false });
+        home.core.registry.serve(&home.core.driver);
+        home.core.keeper.serve();
         Ok(())
     }
 
@@ -107,14 +113,18 @@ impl<D: Driver> PinnedAllocation<D> {
     /// of the context by now is complete, destroyed streams included. Waits for nothing.
     pub fn free_unknown(mut self) {
         let Some(Home { core, id, .. }) = self.home.take() else { return };
-        core.registry.serve(&core.driver);
-        core.driver.note(Note::Freed { id, unknown: true });
-        // The number that the marker below, or the next one, will have.
-        let everything = core.registry.context().stamp();
-        core.host.with_uses((&core.registry, &core.driver), id, |uses| {
-            uses.exact(CONTEXT, Access::Write, everything);
+        // It is freed though the driver panics in what is due.
+        let freed = Undo::new(|| {
+            core.driver.note(Note::Freed { id, unknown: true });
+            // The number that the marker below, or the next one, will have.
+            let everything = core.registry.context().stamp();
+            core.host.with_uses((&core.registry, &core.driver), id, |uses| {
+                uses.exact(CONTEXT, Access::Write, everything);
+            });
+            core.host.free(&core, id);
         });
-        core.host.free(&core, id);
+        core.registry.serve(&core.driver);
+        drop(freed);
         core.registry.mark_context(&core.driver);
     }
 }

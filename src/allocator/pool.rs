@@ -10,7 +10,7 @@ mod figures;
 
 pub(super) use figures::{PIECE, Pieces, in_flight_held_back, longest_free};
 
-use super::access::bound;
+use super::access::{bound, conflicts};
 use super::registry::{CONTEXT, Line, Registry};
 use super::share::Shares;
 use super::shared::Core;
@@ -168,6 +168,66 @@ pub(crate) enum AfterFree {
 }
 
 impl PoolState {
+    /// Of nothing, with no handle of a stream.
+    pub(crate) fn new() -> PoolState {
+        PoolState {
+            heap: Heap::new(),
+            watch: Watch(0),
+            shares: Shares::default(),
+            longest: [0; 2],
+            longest_in_flight: 0,
+            aside: [false; 2],
+            in_vain: [0; 2],
+            sizes: [0; 33],
+            counters: Counters::default(),
+            missed: 0,
+            held_peak: 0,
+            former_peak: 0,
+            in_flight: InFlight::new(),
+            left_in_flight: 0,
+            uses: UseSlab::default(),
+            names: HashMap::new(),
+            streams: 0,
+            closed: false,
+        }
+    }
+
+    /// The uses of an allocation that is alive, which may be the first. The heap panics if the generation is another's (H7).
+    pub(super) fn with_uses<D: Driver, R>(
+        &mut self,
+        (registry, driver): (&Registry<D>, &D),
+        (chunk, generation): (ChunkId, u32),
+        then: impl FnOnce(&mut Uses) -> R,
+    ) -> R {
+        let tag = self.heap.view(chunk, generation).tag;
+        let (tag, uses) = self.uses.get_or_add(tag);
+        let result = then(uses);
+        bound(uses, registry, driver);
+        self.heap.set_tag(chunk, tag);
+        result
+    }
+
+    /// What other streams' uses an access on `to` has to come after.
+    pub(super) fn conflicts<D: Driver>(
+        &mut self,
+        registry: &Registry<D>,
+        (chunk, generation): (ChunkId, u32),
+        (to, access): (TimelineId, order::Access),
+    ) -> PendingSet {
+        match self.heap.view(chunk, generation).tag {
+            0 => PendingSet::new(),
+            tag => conflicts(self.uses.get_or_add(tag).1, registry, to, access),
+        }
+    }
+
+    /// What an allocation is and the uses that it had, at its free.
+    pub(super) fn end_uses(&mut self, chunk: ChunkId, generation: u32) -> (ChunkView, Uses) {
+        let view = self.heap.view(chunk, generation);
+        let uses = self.uses.take(view.tag);
+        self.heap.set_tag(chunk, 0);
+        (view, uses)
+    }
+
     /// A hit at an aligned address, or of exact fits only: what is rare.
     pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
         let taken = if exact { self.heap.take_exact(want, asked) } else { self.heap.take(want, asked) };
@@ -212,7 +272,7 @@ impl PoolState {
     }
 
     /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
-    fn after_free(&self) -> AfterFree {
+    pub(super) fn after_free(&self) -> AfterFree {
         if !self.watch.has(Watch::LEAVING) || self.heap.live() > 0 {
             AfterFree::Done
         } else if self.watch.has(Watch::ORPHAN) {
@@ -234,30 +294,10 @@ impl PoolState {
 
 impl<D: Driver> Pool<D> {
     pub(crate) fn new(core: Arc<Core<D>>, line: Arc<Line<D>>, number: u32) -> Pool<D> {
-        let mut watch = Watch(0);
+        let mut state = PoolState { streams: 1, ..PoolState::new() };
         if core.is_recording() {
-            watch.set(Watch::RECORDING);
+            state.watch.set(Watch::RECORDING);
         }
-        let state = PoolState {
-            heap: Heap::new(),
-            watch,
-            shares: Shares::default(),
-            longest: [0; 2],
-            longest_in_flight: 0,
-            aside: [false; 2],
-            in_vain: [0; 2],
-            sizes: [0; 33],
-            counters: Counters::default(),
-            missed: 0,
-            held_peak: 0,
-            former_peak: 0,
-            in_flight: InFlight::new(),
-            left_in_flight: 0,
-            uses: UseSlab::default(),
-            names: HashMap::new(),
-            streams: 1,
-            closed: false,
-        };
         Pool {
             small_bytes: core.small_bytes,
             core,
@@ -436,9 +476,7 @@ impl<D: Driver> Pool<D> {
         generation: u32,
         unknown: bool,
     ) -> AfterFree {
-        let view = guard.heap.view(chunk, generation);
-        let uses = guard.uses.take(view.tag);
-        guard.heap.set_tag(chunk, 0);
+        let (view, uses) = guard.end_uses(chunk, generation);
         steps::seal_then_release(
             || self.free_behind(guard, (chunk, generation), view, &uses, unknown),
             || release_open(&self.core.registry, &uses),
@@ -493,31 +531,20 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// Registers a use on `on` until the free.
+    /// Registers a use on `on` until the free, or until nobody can queue work there any more.
     pub(crate) fn declare_use(&self, chunk: ChunkId, generation: u32, on: &Line<D>) {
-        let mut state = self.lock();
-        let state = &mut *state;
-        state.heap.view(chunk, generation);
-        let tag = state.heap.tag(chunk);
-        let (tag, uses) = state.uses.get_or_add(tag);
-        if !laws::stays_open() {
-            uses.exact(on.id, order::Access::Write, on.stamp());
-        } else if uses.declare(on.id) {
-            on.open.fetch_add(1, Ordering::AcqRel);
-        }
-        state.heap.set_tag(chunk, tag);
+        self.with_uses(chunk, generation, |uses| {
+            if !laws::stays_open() {
+                uses.exact(on.id, order::Access::Write, on.stamp());
+            } else if uses.declare(on.id) {
+                on.open.fetch_add(1, Ordering::AcqRel);
+            }
+        });
     }
 
     /// Registers a use that ended before marker `epoch` of `on`.
     pub(crate) fn declare_exact(&self, chunk: ChunkId, generation: u32, on: TimelineId, epoch: Epoch) {
-        let mut state = self.lock();
-        let state = &mut *state;
-        state.heap.view(chunk, generation);
-        let tag = state.heap.tag(chunk);
-        let (tag, uses) = state.uses.get_or_add(tag);
-        uses.exact(on, order::Access::Write, epoch);
-        bound(uses, &self.core.registry, &self.core.driver);
-        state.heap.set_tag(chunk, tag);
+        self.with_uses(chunk, generation, |uses| uses.exact(on, order::Access::Write, epoch));
     }
 
     /// What a first use on another stream must come after (O7): the bytes' former life on the home stream.

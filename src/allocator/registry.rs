@@ -92,6 +92,8 @@ pub(crate) struct Registry<D: Driver> {
     table: Ranked<Table<D>>,
     events: Arc<EventPool<D>>,
     outstanding: Outstanding,
+    #[cfg(feature = "cuda")]
+    attach_above: entered::AttachAbove,
     /// Timelines whose due or closable flag went up since the last call that served them, each once ([`Line::errand`]).
     errands: Ranked<Vec<Arc<Line<D>>>>,
     /// Whether there are any.
@@ -147,6 +149,8 @@ impl<D: Driver> Registry<D> {
             table: Ranked::new(Rank::Registry, Table { by_stream: HashMap::new(), by_id, next: 1 }),
             events: EventPool::new(),
             outstanding: Outstanding::default(),
+            #[cfg(feature = "cuda")]
+            attach_above: entered::AttachAbove::default(),
             errands: Ranked::new(Rank::Leaf, Vec::new()),
             errand: AtomicBool::new(false),
             lost: AtomicBool::new(false),

@@ -19,8 +19,8 @@ use super::pool::{Held, Pool, PoolState, Watch};
 use crate::driver::Driver;
 use crate::sync::Arc;
 
-/// How many references are counted at once.
-const BATCH: u32 = 256;
+/// How many references are counted at once. Few under Miri, where a test that goes through several batches takes minutes.
+const BATCH: u32 = if cfg!(miri) { 16 } else { 256 };
 
 /// References to a pool in its own state. Dropping it loses them: [`Pool::leave`] is what ends them.
 #[derive(Default)]

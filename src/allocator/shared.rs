@@ -14,7 +14,8 @@ use super::peaks::Peaks;
 use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
 use super::registry::Registry;
-use crate::driver::Driver;
+use super::undo::resume;
+use crate::driver::{Driver, OwnedRange};
 use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
@@ -57,7 +58,7 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) pools: Ranked<Vec<Arc<Pool<D>>>>,
     /// Those of them that may have something to lend.
     pub(crate) lenders: Lenders,
-    pub(crate) backing: Ranked<Backing<D>>,
+    pub(crate) backing: Ranked<Backing<OwnedRange<D>>>,
     pub(crate) host: HostPool<D>,
     /// What dropped tokens of copies owned.
     pub(crate) keeper: Arc<Keeper<D>>,
@@ -199,18 +200,13 @@ impl<D: Driver> Core<D> {
         if self.orphans.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
-        if std::thread::panicking() {
-            // A broken invariant has been told already: told again, out of a destructor, it would be the end of the process.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.shut_down()));
-        } else {
-            self.shut_down();
-        }
+        resume(catch_unwind(AssertUnwindSafe(|| self.shut_down())).err());
     }
 
     /// The last `Allocator` and `Stream` are gone.
     fn abandon(&self) {
-        // What is kept may hold pinned memory of ours.
-        self.keeper.close();
+        // What is kept may hold pinned memory of ours. If an owner's drop panics, or the driver, the rest is given back all the same.
+        let closed = catch_unwind(AssertUnwindSafe(|| self.keeper.close()));
         self.orphans.store(1, Ordering::Release);
         for pool in self.pool_list() {
             let mut state = pool.lock();
@@ -223,18 +219,23 @@ impl<D: Driver> Core<D> {
         }
         self.host.abandon();
         self.orphan_done();
+        resume(closed.err());
     }
 
     /// The last pinned allocation of an abandoned allocator is gone: what is pinned goes back, whatever else is alive.
     pub(crate) fn pinned_done(&self) {
         assert_unlocked("pinned memory is given back");
-        self.driver.relaxed(|| {
-            self.wait_or_synchronize(self.host.uses_in_flight());
-            self.host.release_all(&self.driver);
-            self.registry.serve(&self.driver);
-            self.registry.retire();
-            self.registry.trim_events();
-        });
+        let done = || {
+            self.driver.relaxed(|| {
+                let pending = self.host.lock().pool.in_flight.uses().collect();
+                self.wait_or_synchronize(pending);
+                self.host.release_all(&self.driver);
+                self.registry.serve(&self.driver);
+                self.registry.retire();
+                self.registry.trim_events();
+            });
+        };
+        resume(catch_unwind(AssertUnwindSafe(done)).err());
     }
 
     /// Waits for what may still touch our bytes, and gives everything back, but for pinned memory that is still referred to.
@@ -246,8 +247,9 @@ impl<D: Driver> Core<D> {
 
     fn give_all_back(&self) {
         // Asked before the wait: what is freed later has uses that this does not wait for.
-        let unpin = self.host.is_idle();
-        self.wait_or_synchronize(self.ours());
+        let unpin = self.host.lock().pool.heap.live() == 0;
+        // A driver that panics in it is one that fails: what is given back waits by itself.
+        let waited = catch_unwind(AssertUnwindSafe(|| self.wait_or_synchronize(self.ours())));
         let pools = core::mem::take(&mut *self.pools.lock());
         for pool in &pools {
             let mut state = pool.lock();
@@ -274,12 +276,13 @@ impl<D: Driver> Core<D> {
         if !self.config.deterministic {
             self.registry.disallow_queries();
         }
+        resume(waited.err());
     }
 
     /// All that may still touch our bytes: what the pools' own streams hold, and the uses of ranges in flight. Not the device:
     /// somebody's capture in the context need not survive a wait for that.
     fn ours(&self) -> Vec<Pending> {
-        let mut pending = self.host.uses_in_flight();
+        let mut pending: Vec<Pending> = self.host.lock().pool.in_flight.uses().collect();
         for pool in self.pool_list() {
             let state = pool.lock();
             pending.extend(state.in_flight.uses());
@@ -329,14 +332,14 @@ impl<D: Driver> Core<D> {
         let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let backing = self.backing.lock();
-        total.held_peak = backing.taken_peak;
+        total.reserved_peak = backing.taken_peak;
         Report {
             device: self.device,
             capacity: self.capacity,
             limit: backing.limit,
             policy: self.config.policy.name().into(),
-            taken: backing.taken,
-            taken_peak: backing.taken_peak,
+            reserved: backing.taken,
+            reserved_peak: backing.taken_peak,
             segments: backing.segments.len() as u64,
             moving: self.moving.load(Ordering::Relaxed),
             growths: backing.growths,

@@ -194,13 +194,7 @@ impl<D: Driver> Stream<D> {
     }
     /// A marker of this stream as users hold it.
     pub(super) fn event(&self, marker: Marker<SharedEvent<D>>) -> Event<D> {
-        Event {
-            registry: Arc::clone(self.registry()),
-            driver: self.driver().clone(),
-            on: Arc::clone(self.line()),
-            marker,
-            queries_teach: !self.0.owner.core().config.deterministic,
-        }
+        Event { keeper: Arc::clone(self.keeper()), on: Arc::clone(self.line()), marker }
     }
 
     /// Makes work queued on this stream from now on wait, on the device, for what the event was recorded behind. The
@@ -211,7 +205,7 @@ impl<D: Driver> Stream<D> {
     pub fn wait(&self, event: &Event<D>) -> Result<(), Error> {
         self.admit("wait")?;
         let registry = self.registry();
-        if laws::teaches(Arc::ptr_eq(registry, &event.registry)) {
+        if laws::teaches(Arc::ptr_eq(registry, event.registry())) {
             registry.wait_for(self.driver(), self.line(), event.on.id, &event.marker)?;
         } else {
             // Another device's event: ordered on the device, unknown to our clocks.
@@ -244,6 +238,7 @@ impl<D: Driver> Stream<D> {
             steps::promise_then_synchronise(|| line.promise(), || line.clock(), synchronise)?;
         registry.proved(line, promised);
         registry.learn(&clock);
+        self.keeper().learnt(line.id, &clock);
         Ok(())
     }
 }
@@ -276,29 +271,22 @@ impl<D: Driver> Drop for Inner<D> {
 
 /// A point on a stream: everything queued on it before [`Stream::record`]. Immutable; cheap to clone.
 pub struct Event<D: Driver> {
-    registry: Arc<Registry<D>>,
-    driver: D,
+    /// Knows the registry and the driver, and drops what the event proves complete.
+    keeper: Arc<Keeper<D>>,
     on: Arc<Line<D>>,
     marker: Marker<SharedEvent<D>>,
-    /// Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
-    queries_teach: bool,
 }
 
 impl<D: Driver> Clone for Event<D> {
     fn clone(&self) -> Event<D> {
-        Event {
-            registry: Arc::clone(&self.registry),
-            driver: self.driver.clone(),
-            on: Arc::clone(&self.on),
-            marker: self.marker.clone(),
-            queries_teach: self.queries_teach,
-        }
+        let (keeper, on) = (Arc::clone(&self.keeper), Arc::clone(&self.on));
+        Event { keeper, on, marker: self.marker.clone() }
     }
 }
 
 impl<D: Driver> Event<D> {
     pub(crate) fn registry(&self) -> &Arc<Registry<D>> {
-        &self.registry
+        &self.keeper.registry
     }
     /// The stream it was recorded on.
     pub fn stream(&self) -> StreamId {
@@ -315,6 +303,10 @@ impl<D: Driver> Event<D> {
     pub fn epoch(&self) -> Epoch {
         self.marker.number
     }
+    /// It is known to be complete: what was kept for that is dropped.
+    fn let_go(&self) {
+        self.keeper.learnt(self.on.id, &self.marker.copy);
+    }
     /// Whether it is known to be complete, without asking.
     pub(crate) fn is_seen(&self) -> bool {
         self.on.seen() >= self.marker.number
@@ -325,11 +317,15 @@ impl<D: Driver> Event<D> {
     /// The driver's; never to be read as complete.
     pub fn is_complete(&self) -> Result<bool, Error> {
         if self.is_seen() {
+            self.let_go();
             return Ok(true);
         }
-        let done = self.registry.watch(self.driver.relaxed(|| self.driver.query(&self.marker.event)))?;
-        if done && self.queries_teach {
-            self.registry.marker_complete(&self.on, &self.marker);
+        let (registry, driver) = (self.registry(), &self.keeper.driver);
+        let done = registry.watch(driver.relaxed(|| driver.query(&self.marker.event)))?;
+        // Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
+        if done && self.keeper.asks {
+            registry.marker_complete(&self.on, &self.marker);
+            self.let_go();
         }
         Ok(done)
     }
@@ -339,10 +335,13 @@ impl<D: Driver> Event<D> {
     /// [`Error::TimedOut`], or the driver's.
     pub fn synchronize(&self, limit: Duration) -> Result<(), Error> {
         if self.is_seen() {
+            self.let_go();
             return Ok(());
         }
-        if self.registry.watch(self.driver.relaxed(|| self.driver.wait_event(&self.marker.event, limit)))? {
-            self.registry.marker_complete(&self.on, &self.marker);
+        let (registry, driver) = (self.registry(), &self.keeper.driver);
+        if registry.watch(driver.relaxed(|| driver.wait_event(&self.marker.event, limit)))? {
+            registry.marker_complete(&self.on, &self.marker);
+            self.let_go();
             Ok(())
         } else {
             let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);

@@ -5,7 +5,7 @@ use super::shape::Shape;
 use super::view::{DeviceView, DeviceViewMut};
 use crate::allocator::access::{Intent, Touch, Tracked, order_behind};
 use crate::allocator::{Allocation, Allocator, Stream};
-use crate::driver::{Called, Driver};
+use crate::driver::{Called, Driver, QueuedBy};
 use crate::error::{Error, Mismatch, Side};
 use crate::units::{Addr, AllocationId, StreamId};
 use bytemuck::Pod;
@@ -236,7 +236,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// # Errors
     /// As [`DeviceArray::fill_bytes`].
     pub fn wait_on(&self, stream: &Stream<D>) -> Result<(), Error> {
-        order_behind(stream, &[Touch { of: &self.bytes, intent: Intent::Write }])
+        order_behind(stream, &[Touch { of: &self.bytes, intent: Intent::Write }], QueuedBy::Program)
     }
 }
 

@@ -50,9 +50,10 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// **Ordering.** What `stream` was given by now counts as a write before everything; who else wrote the memory is the
     /// program's to order before `stream`. When the array is dropped, `owner` is dropped when every operation on the
     /// array, on whatever stream, and everything that `stream` was given until then is *complete*: at once if that is
-    /// known, else by a later call on the allocator that may speak to the driver, as the next operation, trim or
-    /// synchronise is. So `owner` may give the memory to anybody. Its drop runs with no lock held; if completion cannot be
-    /// proved, it is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
+    /// known, else by a later call that may speak to the driver: an operation, a recorded use, another array in foreign memory,
+    /// a request that the cache does not serve, a trim, or a wait of the host's for the device, for the stream or for an event of it, in which
+    /// completion is learnt. So `owner` may give the memory to anybody. Its drop runs in that call, with no lock of the allocator's held; if
+    /// completion cannot be proved, it is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
     ///
     /// ```
     /// use millpond::array::ForeignMemory;
@@ -106,6 +107,9 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         match checked {
             Ok(()) => {
                 let memory = Foreign::new(memory.address, memory.bytes, stream, Box::new(owner));
+                // Each owner that may come to be kept pays for one that is: behind the making, so that a panic in another one's drop
+                // drops this array, which keeps its owner for the work before.
+                stream.keeper().serve();
                 Ok(DeviceArray::of(Tracked::foreign(memory), shape))
             }
             Err(e) => Err((owner, e)),

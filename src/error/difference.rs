@@ -1,10 +1,14 @@
 //! What a kernel's CPU reference and the device do not agree on.
 
-use core::fmt;
-
 /// The first element that a kernel and its CPU reference left different
 /// ([`Stream::launch_and_compare`](crate::Stream::launch_and_compare)).
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{kernel}: element {index} of argument {argument}, of type {element}, is {} by the CPU reference and {} on the \
+     device: one of the two does not do what was meant",
+    self.shown().0,
+    self.shown().1
+)]
 #[non_exhaustive]
 pub struct Difference {
     /// The kernel's name.
@@ -48,16 +52,3 @@ impl Difference {
             .unwrap_or_else(|| (format!("{:x?}", self.expected), format!("{:x?}", self.found)))
     }
 }
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Difference { kernel, argument, element, index, .. } = self;
-        let (expected, found) = self.shown();
-        write!(
-            f,
-            "{kernel}: element {index} of argument {argument}, of type {element}, is {expected} by the CPU reference and {found} on the \
-             device: one of the two does not do what was meant"
-        )
-    }
-}
-impl std::error::Error for Difference {}

@@ -7,6 +7,7 @@ use super::DriverError;
 use crate::report::{PoolReport, Report, bytes};
 use crate::units::StreamId;
 use core::fmt;
+use std::borrow::Cow;
 
 /// So many names and streams are listed.
 const LISTED: usize = 3;
@@ -43,7 +44,7 @@ impl fmt::Display for Holder {
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// Bytes asked for.
-    pub asked: u64,
+    pub requested: u64,
     /// Bytes after rounding.
     pub rounded: u64,
     /// Bytes of fresh memory that hold the request wherever they begin: `rounded`, and what an alignment may skip at the front.
@@ -61,23 +62,48 @@ pub struct OutOfMemory {
     /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
     /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
+    /// Bytes of [foreign memory](crate::DeviceArray::from_foreign) whose arrays were dropped, and whose owners are kept until the device
+    /// is done with it. Ranges of two arrays count twice.
+    pub kept: u64,
     /// What is alive, by name, the most bytes first; at most eight names.
     pub holders: Vec<Holder>,
-    /// What the pools held at that moment.
+    /// The limit of pinned host memory, if one is set. That of device memory is in the report.
+    pub pinned_limit: Option<u64>,
+    /// What the allocator held at that moment, as [`Allocator::report`](crate::Allocator::report) would have told: also where the request
+    /// was for pinned host memory, of which its `pinned` tells.
     pub report: Report,
 }
 
+/// What was taken of the memory that was asked for.
+struct Figures<'a> {
+    limit: Option<u64>,
+    reserved: u64,
+    /// Of all its pools.
+    total: Cow<'a, PoolReport>,
+}
+
 impl OutOfMemory {
+    fn figures(&self) -> Figures<'_> {
+        let r = &self.report;
+        if self.stream.is_some() {
+            return Figures { limit: r.limit, reserved: r.reserved, total: Cow::Borrowed(&r.total) };
+        }
+        // Before the first of it was handed out there is no report of it, and all is 0.
+        let pinned = r.pinned.as_ref().map_or_else(Cow::default, Cow::Borrowed);
+        Figures { limit: self.pinned_limit, reserved: pinned.reserved, total: pinned }
+    }
+
     /// One sentence on what to do, from the facts. It never advises what was [tried](OutOfMemory::tried).
     pub fn advice(&self) -> String {
-        let t = &self.report.total;
+        let in_flight = self.figures().total.in_flight;
         self.hopeless()
             .or_else(|| self.held_back())
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
-            .or_else(|| (t.in_flight >= self.rounded).then(|| self.wait_for_uses()))
+            .or_else(|| (in_flight >= self.rounded).then(|| self.wait_for_uses()))
             .or_else(|| self.hopeless_aligned())
             .or_else(|| self.a_run_unaligned())
+            .or_else(|| self.kept_for_owners())
             .or_else(|| self.fragmented())
             .unwrap_or_else(|| self.held())
     }
@@ -88,7 +114,7 @@ impl OutOfMemory {
 
     fn hopeless(&self) -> Option<String> {
         let r = &self.report;
-        if let Some(limit) = r.limit.filter(|&l| self.rounded > l) {
+        if let Some(limit) = self.figures().limit.filter(|&l| self.rounded > l) {
             return Some(format!(
                 "The request alone is above the limit of {}: raise the limit ({}) or ask for less.",
                 bytes(limit),
@@ -104,7 +130,7 @@ impl OutOfMemory {
     /// Only a range that happens to begin at a multiple could hold it.
     fn hopeless_aligned(&self) -> Option<String> {
         let r = &self.report;
-        let (most, what, more) = match r.limit {
+        let (most, what, more) = match self.figures().limit {
             Some(limit) if self.needed > limit => {
                 (limit, "limit", format!(" or raise the limit ({})", self.limit_knob()))
             }
@@ -129,8 +155,9 @@ impl OutOfMemory {
 
     /// Whether the request would fit if so many bytes more could be taken; as far as can be known.
     fn fits_with(&self, more: u64) -> bool {
-        let limit = self.report.limit.unwrap_or(u64::MAX);
-        let within = self.report.taken.saturating_sub(more).saturating_add(self.needed) <= limit;
+        let Figures { limit, reserved, .. } = self.figures();
+        let limit = limit.unwrap_or(u64::MAX);
+        let within = reserved.saturating_sub(more).saturating_add(self.needed) <= limit;
         within && (self.driver.is_none() || more >= self.needed)
     }
 
@@ -146,7 +173,7 @@ impl OutOfMemory {
 
     /// Freed memory whose users nobody can tell the end of.
     fn held_back(&self) -> Option<String> {
-        let held = self.report.total.held_back;
+        let held = self.figures().total.held_back;
         // Of the pools as they are, or after a trim.
         let useful = held >= self.rounded || held > 0 && self.fits_with(held + self.trim_would_free);
         useful.then(|| {
@@ -172,7 +199,7 @@ impl OutOfMemory {
             format!(
                 "A run of {run} is free on {stream} but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit."
             )
-        } else if self.has_tried("lend") {
+        } else if self.has_tried("migrate") {
             format!(
                 "A run of {run} is free on {}, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.",
                 pool.place()
@@ -200,16 +227,28 @@ impl OutOfMemory {
         let waited = if self.has_tried("wait") { ", also when the bounded wait ended" } else { "" };
         format!(
             "{} were freed while other streams still used them{waited}: let those streams end their work (synchronise them) before asking, or raise bounded_wait.",
-            bytes(self.report.total.in_flight)
+            bytes(self.figures().total.in_flight)
         )
+    }
+
+    /// The device has no more, and an owner whose memory is in use still may give some back.
+    fn kept_for_owners(&self) -> Option<String> {
+        let r = &self.report;
+        let within = r.limit.is_none_or(|limit| r.reserved.saturating_add(self.needed) <= limit);
+        (self.stream.is_some() && self.driver.is_some() && within && self.kept > 0).then(|| {
+            format!(
+                "{} of foreign memory are kept for their owners, because work on them is not known to be over: let the streams that use them end it (synchronise them) before asking.",
+                bytes(self.kept)
+            )
+        })
     }
 
     /// Free is there and no run is long enough. If only a sliver of what is taken is free, what is held is the matter, and not
     /// in how many pieces the rest lies.
     fn fragmented(&self) -> Option<String> {
-        let (r, t) = (&self.report, &self.report.total);
-        let room = match (r.limit, &self.driver) {
-            (Some(limit), None) => limit.saturating_sub(r.taken),
+        let Figures { limit, reserved, total: t } = self.figures();
+        let room = match (limit, &self.driver) {
+            (Some(limit), None) => limit.saturating_sub(reserved),
             _ => 0,
         };
         let is_there = t.cached.saturating_add(room) >= self.rounded && t.largest_free < self.rounded;
@@ -240,13 +279,14 @@ impl OutOfMemory {
     }
 
     fn held(&self) -> String {
-        let r = &self.report;
-        let live = bytes(r.total.allocated);
+        let Figures { limit, reserved, total } = self.figures();
+        let capacity = self.report.capacity;
+        let live = bytes(total.allocated);
         let largest = self.largest_part();
-        if let Some(limit) = r.limit.filter(|&limit| r.taken.saturating_add(self.needed) > limit) {
+        if let Some(limit) = limit.filter(|&limit| reserved.saturating_add(self.needed) > limit) {
             let raise = format!("raise the limit ({})", self.limit_knob());
             return if self.holders.is_empty() {
-                format!("{} of the limit of {} are taken: {raise}.", bytes(r.taken), bytes(limit))
+                format!("{} of the limit of {} are reserved: {raise}.", bytes(reserved), bytes(limit))
             } else {
                 format!(
                     "{live} of the limit of {} are live{largest}: free something, or {raise}.",
@@ -254,12 +294,12 @@ impl OutOfMemory {
                 )
             };
         }
-        let elsewhere = self.driver.is_some() && r.taken.saturating_add(self.needed) <= r.capacity;
+        let elsewhere = self.driver.is_some() && reserved.saturating_add(self.needed) <= capacity;
         let others = if elsewhere && self.stream.is_some() {
             format!(
-                "The device has no more though only {} of its {} are taken here: something else uses it. ",
-                bytes(r.taken),
-                bytes(r.capacity)
+                "The device has no more though only {} of its {} are reserved here: something else uses it. ",
+                bytes(reserved),
+                bytes(capacity)
             )
         } else {
             String::new()
@@ -290,23 +330,25 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let r = &self.report;
-        let t = &r.total;
-        write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.asked), bytes(self.rounded))?;
+        let Figures { limit, reserved, total: t } = self.figures();
+        write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.requested), bytes(self.rounded))?;
         match self.stream {
-            Some(s) => write!(f, " on {s} of {}", r.device)?,
+            Some(s) => write!(f, " on {s} of {}", self.report.device)?,
             None => write!(f, " of pinned host memory")?,
         }
         write!(
             f,
-            "; taken {}, live {}, cached {}, largest free {}, in flight {}, limit {}",
-            bytes(r.taken),
+            "; reserved {}, allocated {}, cached {}, largest free {}, in flight {}, limit {}",
+            bytes(reserved),
             bytes(t.allocated),
             bytes(t.cached),
             bytes(t.largest_free),
             bytes(t.in_flight),
-            r.limit.map_or("none".into(), bytes)
+            limit.map_or("none".into(), bytes)
         )?;
+        if self.kept > 0 {
+            write!(f, ", foreign memory kept for its owners {}", bytes(self.kept))?;
+        }
         if self.trim_would_free > 0 && !self.has_tried("trim") {
             write!(f, ", a trim would free {}", bytes(self.trim_would_free))?;
         }

@@ -88,7 +88,8 @@ use segment::Segments;
 use snapshot::Totals;
 use std::collections::BTreeMap;
 
-/// Which requests a segment serves. Small ones live apart, so that long-lived small chunks do not pin large ranges.
+/// Which requests a segment serves. On a device small ones live apart, so that long-lived small chunks do not pin large ranges. A heap of
+/// pinned memory keeps two others apart, which have names of their own, [`Kind::CACHED`] and [`Kind::WRITE_COMBINED`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Kind {
@@ -99,6 +100,10 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Pinned memory that the CPU writes past its caches.
+    pub const WRITE_COMBINED: Kind = Kind::Small;
+    /// Pinned memory that the CPU caches.
+    pub const CACHED: Kind = Kind::Large;
     /// Both, in the order of their bins.
     pub const ALL: [Kind; 2] = [Kind::Small, Kind::Large];
 

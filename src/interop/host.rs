@@ -55,7 +55,7 @@ fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
     let found = cuda.find(stream);
     let read_only = laws::copy_only_reads(matches!(found, Ok(Found::Default(_))));
     let entered = match found {
-        Ok(Found::Default(native)) => Some(registry.enter_or_attach(native.info(), &native)),
+        Ok(Found::Default(native)) => Some(registry.enter_or_attach(cuda, native.info(), &native)),
         Ok(Found::Known(id)) => registry.enter(id),
         Err(e) if matches!(e.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle) => {
             panic!("a pinned array cannot be lent to this stream: {e}")

@@ -38,7 +38,7 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
     };
     let passing;
     let named = match &found {
-        Found::Default(native) => Named::Held(registry.enter_or_attach(native.info(), native)),
+        Found::Default(native) => Named::Held(registry.enter_or_attach(cuda, native.info(), native)),
         Found::Known(id) => {
             if let Some(entered) = registry.enter(*id) {
                 Named::Held(entered)

@@ -221,6 +221,96 @@ fn o6_a_declared_use_is_sealed_at_the_free_and_not_at_the_call() {
     assert_eq!(at_free.as_slice(), [pending(S, 8)]);
 }
 
+/// One that nobody can queue on any more holds what it held when that was found, whatever number its stream reaches.
+#[test]
+fn o6_a_declared_use_is_sealed_when_nobody_can_queue_on_its_stream() {
+    let mut uses = Uses::default();
+    assert!(uses.declare(S) && uses.declare(U));
+    let ended = uses.end(false, |u| (u.on == S).then_some(Epoch(3)));
+    assert_eq!(ended[..], [S], "its stream's count of open uses falls");
+    assert_eq!(uses.at_free(Some(T), |_| Epoch(8))[..], [pending(S, 3), pending(U, 8)]);
+    uses.retire(&seen(&[(S, 2), (U, 9)]));
+    assert_eq!(uses.len(), 2, "sealed, and still pending");
+    uses.retire(&seen(&[(S, 3), (U, 9)]));
+    assert_eq!(uses.at_free(Some(T), |_| Epoch(8))[..], [pending(U, 8)], "over; the other is open");
+}
+
+/// Streams that are declared users come and go, and are waited for now and then: what is kept is what is pending or can still be queued
+/// on, and a look comes when a quarter more are there.
+#[test]
+fn declared_uses_of_streams_that_come_and_go_are_as_many_as_are_pending() {
+    let (mut uses, mut done, mut asked) = (Uses::default(), Seen::default(), 0);
+    for user in 0..10_000_u32 {
+        let on = |user| TimelineId(10 + user);
+        assert!(uses.declare(on(user)));
+        // The newest two are alive, and the ten before them pending.
+        if let Some(over) = user.checked_sub(12) {
+            done.0.insert(on(over), Epoch(1));
+        }
+        if uses.is_crowded() {
+            drop(uses.end(false, |u| {
+                asked += 1;
+                (u.on.0 + 2 <= on(user).0).then_some(Epoch(1))
+            }));
+            uses.retire(&done);
+        }
+        // One that ends at this look may be known to be over at the next one.
+        assert!(uses.len() <= 20, "{} uses of which 12 are pending or alive", uses.len());
+    }
+    assert!(asked <= 4 * 10_000, "{asked} streams were asked about, of 10,000 that were declared");
+}
+
+/// Whatever the number of users: to declare one again or anew, to seal, and to free, looks at a few, and never at all of them for each.
+#[test]
+fn a_use_costs_the_logarithm_of_the_uses_there_are() {
+    let steps = |many: u32| {
+        let (mut uses, before) = (Uses::default(), compared::so_far());
+        for user in 0..many {
+            // In no order of theirs.
+            let on = TimelineId(10 + user.wrapping_mul(7919) % many);
+            assert!(uses.declare(on) && !uses.declare(on));
+            let (operation, new) = uses.open(on, Access::Read);
+            assert!(new && uses.close(operation));
+            uses.exact(on, Access::Read, Epoch(1));
+            if uses.is_crowded() {
+                drop(uses.end(false, |_| None));
+                uses.retire(&Seen::default());
+            }
+        }
+        assert_eq!(uses.at_free(None, |_| Epoch(4)).len(), many as usize, "one a stream");
+        let ended = uses.end(false, |_| Some(Epoch(2)));
+        assert_eq!(ended.len(), many as usize);
+        uses.retire(&Seen((10..10 + many).map(|on| (TimelineId(on), Epoch(2))).collect()));
+        assert!(uses.is_empty());
+        (compared::so_far() - before) / u64::from(many)
+    };
+    let (few, many) = (steps(250), steps(4000));
+    // Sixteen times as many are four levels more, which each of some twenty searches comes by.
+    assert!(many <= 2 * few, "{few} uses looked at for each of 250, {many} for each of 4,000");
+}
+
+/// The same table whether it is a list or a tree, at the edge between the two.
+#[test]
+fn few_uses_and_many_are_kept_alike() {
+    for many in 1..40 {
+        let mut uses = Uses::default();
+        for user in (0..many).rev() {
+            assert!(uses.declare(TimelineId(10 + user)) && uses.lend(TimelineId(10 + user), Access::Read));
+            uses.exact(TimelineId(10 + user), Access::Write, Epoch(7));
+        }
+        assert_eq!(uses.len(), 3 * many as usize);
+        let mut at_free = uses.at_free(Some(TimelineId(10)), |_| Epoch(4));
+        at_free.sort_unstable();
+        let expected: Vec<_> = (1..many).map(|user| pending(TimelineId(10 + user), 7)).collect();
+        assert_eq!(at_free[..], expected[..]);
+        assert_eq!(uses.forget_exact().len(), many as usize, "what was lent ended");
+        assert_eq!((uses.len(), uses.open_on().count()), (many as usize, many as usize));
+        drop(uses.end(false, |u| (u.on.0 > 10).then_some(Epoch(9))));
+        uses.retire(&Seen((10..60).map(|on| (TimelineId(on), Epoch(9))).collect()));
+        assert_eq!(uses.at_free(None, |_| Epoch(5))[..], [pending(TimelineId(10), 5)]);
+    }
+}
+
 #[test]
 fn o6_uses_of_the_home_stream_need_no_entry() {
     let mut uses = Uses::default();
@@ -379,4 +469,20 @@ fn the_shortest_that_fits_is_taken_and_leaves_no_trace() {
     assert!(flight.take_at_least(Granules(5), 8, |_| true).is_none());
     assert_eq!(flight.remove(2).map(|e| e.len), Some(Granules(4)));
     assert_eq!(flight.oldest().count(), 0);
+}
+
+/// How many uses were looked at in search of one, by this thread.
+pub(super) mod compared {
+    use core::cell::Cell;
+
+    std::thread_local! {
+        static COUNT: Cell<u64> = const { Cell::new(0) };
+    }
+    pub(crate) fn count() {
+        COUNT.set(COUNT.get() + 1);
+    }
+    /// So many since the thread began.
+    pub(crate) fn so_far() -> u64 {
+        COUNT.get()
+    }
 }

@@ -4,9 +4,14 @@
 //! it is of so many operations there, each of which closes it once; a raw `record_use` keeps one declared use a stream until
 //! the free, because nobody says when the foreign kernel was queued. A **lent** use is open for as long as a borrow of the
 //! array, whose end nobody tells: until the array is borrowed alone and whole again, or freed. So is an operation's that
-//! was forgotten. What is open at the free is sealed there with the number that the next marker of that stream will have.
+//! was forgotten. What is open at the free is sealed there with the number that the next marker of that stream will have; what is
+//! open of a stream on which nobody can queue work any more is sealed so before, when the uses are looked at.
 //!
 //! It does not know the allocation, the pool or who waits.
+
+mod table;
+
+use table::{Key, Table};
 
 use super::{Completed, Pending, PendingSet, TimelineId};
 use crate::laws::{self, cost};
@@ -17,7 +22,7 @@ use smallvec::SmallVec;
 pub type Streams = SmallVec<[TimelineId; 2]>;
 
 /// What a use did to the bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Access {
     /// Only read.
     Read,
@@ -35,7 +40,7 @@ pub struct Operation {
 /// How well the end of a use is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UseKind {
-    /// Declared by `record_use`: open until the free.
+    /// Declared by `record_use`: open until the free, or until nobody can queue work on the stream any more.
     Declared,
     /// Open, for operations that are all queued before the array is next borrowed alone.
     Lent,
@@ -60,12 +65,15 @@ impl Use {
     fn is_open(&self) -> bool {
         !matches!(self.kind, UseKind::Exact(_))
     }
+    fn key(&self) -> Key {
+        Key::of(self.on, self.access, self.kind)
+    }
 }
 
 /// The uses of one allocation.
 #[derive(Clone, Default, Debug)]
 pub struct Uses {
-    all: SmallVec<[Use; 2]>,
+    all: Table,
     /// A quarter more than the last look for complete ones left.
     crowd: u32,
 }
@@ -80,7 +88,8 @@ impl Uses {
     }
 
     /// Whether there are a quarter more uses than [`Uses::retire`] left, so that another look is paid for by those that came
-    /// since. An array that is only read has a use for each stream that ever read it, until then.
+    /// since. An array that is only read has a use for each stream that ever read it, until then, and memory that stays one for each
+    /// stream that was ever declared to use it.
     pub fn is_crowded(&self) -> bool {
         cost::uses_are_crowded(self.all.len(), FEW, self.crowd as usize)
     }
@@ -96,17 +105,16 @@ impl Uses {
         self.crowd = u32::try_from(crowd).unwrap_or(u32::MAX);
     }
 
-    /// Open uses, and lent ones if `lent`, end where `end` says: those that nobody can queue work for any more, at what their streams hold
-    /// by now. The streams whose open uses ended so, one entry a use.
+    /// Open uses, declared ones among them, and lent ones if `lent`, end where `end` says: those that nobody can queue work for any more,
+    /// at what their streams hold by now. The streams whose open uses ended so, one entry a use.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn end(&mut self, lent: bool, mut end: impl FnMut(Use) -> Option<Epoch>) -> Streams {
         let mut ended = Streams::new();
-        let all = core::mem::take(&mut self.all);
-        for u in all {
+        for u in self.all.take() {
             let last = match u.kind {
-                UseKind::Open(_) => end(u),
+                UseKind::Open(_) | UseKind::Declared => end(u),
                 UseKind::Lent if lent => end(u),
-                UseKind::Lent | UseKind::Declared | UseKind::Exact(_) => None,
+                UseKind::Lent | UseKind::Exact(_) => None,
             };
             match last {
                 Some(epoch) => {
@@ -122,7 +130,7 @@ impl Uses {
     fn put(&mut self, u: Use) {
         match u.kind {
             UseKind::Exact(epoch) => self.exact(u.on, u.access, epoch),
-            _ => self.all.push(u),
+            _ => drop(self.all.insert(u)),
         }
     }
 
@@ -138,40 +146,32 @@ impl Uses {
 
     /// A raw `record_use`: `true` if it is new, `false` if that stream had declared one (which stays open anyway).
     pub fn declare(&mut self, on: TimelineId) -> bool {
-        if self.all.iter().any(|u| u.on == on && u.kind == UseKind::Declared) {
-            return false;
-        }
-        self.all.push(Use { on, access: Access::Write, kind: UseKind::Declared });
-        true
+        self.all.insert(Use { on, access: Access::Write, kind: UseKind::Declared })
     }
 
     /// An operation is about to be queued: registers its use first, so that an error after the launch finds it. Whether the stream
     /// had none of the kind.
     pub fn open(&mut self, on: TimelineId, access: Access) -> (Operation, bool) {
         let operation = Operation { on, access };
-        if let Some((_, count)) = self.opened(on, access) {
+        if let Some(count) = self.opened(on, access) {
             *count = laws::opened_again(*count);
             return (operation, false);
         }
-        self.all.push(Use { on, access, kind: UseKind::Open(1) });
+        self.all.insert(Use { on, access, kind: UseKind::Open(1) });
         (operation, true)
     }
 
-    fn opened(&mut self, on: TimelineId, access: Access) -> Option<(usize, &mut u64)> {
-        self.all.iter_mut().enumerate().find_map(|(i, u)| match &mut u.kind {
-            UseKind::Open(count) if u.on == on && u.access == access => Some((i, count)),
+    fn opened(&mut self, on: TimelineId, access: Access) -> Option<&mut u64> {
+        match &mut self.all.get_mut(Key::of(on, access, UseKind::Open(0)))?.kind {
+            UseKind::Open(count) => Some(count),
             _ => None,
-        })
+        }
     }
 
     /// Somebody may queue operations on `on` while they borrow the array, and will not say when: `true` if it is new,
     /// `false` if as much was lent there already.
     pub fn lend(&mut self, on: TimelineId, access: Access) -> bool {
-        if self.all.iter().any(|u| u.on == on && u.access == access && u.kind == UseKind::Lent) {
-            return false;
-        }
-        self.all.push(Use { on, access, kind: UseKind::Lent });
-        true
+        self.all.insert(Use { on, access, kind: UseKind::Lent })
     }
 
     /// What is lent on more than `most` streams is lent to `all` from here on, a timeline that stands for every stream: the streams
@@ -179,11 +179,11 @@ impl Uses {
     #[must_use = "the streams' counts of open uses change"]
     pub fn lend_to_all(&mut self, all: TimelineId, most: usize) -> (Streams, usize) {
         let lent = |u: &Use| u.kind == UseKind::Lent && u.on != all;
-        if self.all.iter().filter(|u| lent(u)).count() <= most {
+        if self.all.len() <= most || self.all.iter().filter(|u| lent(u)).count() <= most {
             return (Streams::new(), 0);
         }
-        let (ended, stay): (SmallVec<[Use; 2]>, SmallVec<[Use; 2]>) = self.all.drain(..).partition(lent);
-        self.all = stay;
+        let ended: SmallVec<[Use; 2]> = self.all.iter().filter(|u| lent(u)).copied().collect();
+        self.all.retain(|u| !lent(u));
         let accesses =
             [Access::Read, Access::Write].into_iter().filter(|a| ended.iter().any(|u| u.access == *a));
         let began = accesses.filter(|&access| laws::lends_to_all() && self.lend(all, access)).count();
@@ -192,11 +192,11 @@ impl Uses {
 
     /// The operation is open no more: it was never queued, or has a number. Whether the stream has none left of the kind.
     pub fn close(&mut self, Operation { on, access }: Operation) -> bool {
-        let Some((i, count)) = self.opened(on, access) else { return false };
+        let Some(count) = self.opened(on, access) else { return false };
         *count -= 1;
         let last = *count == 0;
         if last {
-            self.all.swap_remove(i);
+            self.all.remove(Key::of(on, access, UseKind::Open(0)));
         }
         last
     }
@@ -207,16 +207,11 @@ impl Uses {
         if laws::use_replaces_others() {
             self.all.retain(|u| u.access != access);
         }
-        for u in &mut self.all {
-            if let UseKind::Exact(e) = &mut u.kind
-                && u.on == on
-                && u.access == access
-            {
-                *e = laws::exact_of(*e, epoch);
-                return;
-            }
+        let new = Use { on, access, kind: UseKind::Exact(epoch) };
+        match self.all.get_mut(new.key()).map(|u| &mut u.kind) {
+            Some(UseKind::Exact(e)) => *e = laws::exact_of(*e, epoch),
+            _ => drop(self.all.insert(new)),
         }
-        self.all.push(Use { on, access, kind: UseKind::Exact(epoch) });
     }
 
     /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
@@ -267,12 +262,14 @@ impl Uses {
 
     fn pending(&self, of: impl Fn(&Use) -> bool, next: &mut impl FnMut(TimelineId) -> Epoch) -> PendingSet {
         let mut set = PendingSet::new();
+        // Of many uses, those of one stream are neighbours.
+        let near = if self.all.is_sorted() { 1 } else { usize::MAX };
         for u in self.all.iter().filter(|u| of(u)) {
             let epoch = match u.kind {
                 UseKind::Exact(e) => e,
                 UseKind::Declared | UseKind::Lent | UseKind::Open(_) => next(u.on),
             };
-            match set.iter_mut().find(|p: &&mut Pending| p.on == u.on) {
+            match set.iter_mut().rev().take(near).find(|p: &&mut Pending| p.on == u.on) {
                 Some(p) => p.epoch = p.epoch.max(epoch),
                 None => set.push(Pending { on: u.on, epoch }),
             }

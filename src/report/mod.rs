@@ -37,9 +37,9 @@ pub struct Counters {
     /// Had to climb the miss ladder.
     pub misses: u64,
     /// Ranges that came from another pool.
-    pub lends_in: u64,
+    pub migrations_in: u64,
     /// Ranges that went to another pool.
-    pub lends_out: u64,
+    pub migrations_out: u64,
     /// Waits inserted between streams, for reuse.
     pub waits_inserted: u64,
     /// Times the host waited for the device.
@@ -62,8 +62,8 @@ impl Counters {
             frees,
             hits,
             misses,
-            lends_in,
-            lends_out,
+            migrations_in,
+            migrations_out,
             waits_inserted,
             host_waits,
             splits,
@@ -75,8 +75,8 @@ impl Counters {
         self.frees += frees;
         self.hits += hits;
         self.misses += misses;
-        self.lends_in += lends_in;
-        self.lends_out += lends_out;
+        self.migrations_in += migrations_in;
+        self.migrations_out += migrations_out;
         self.waits_inserted += waits_inserted;
         self.host_waits += host_waits;
         self.splits += splits;
@@ -98,11 +98,11 @@ pub struct PoolReport {
     /// Its stream is gone: the pool only waits to be emptied.
     pub closed: bool,
     /// All bytes in the pool: `allocated + cached + in_flight`.
-    pub held: u64,
+    pub reserved: u64,
     /// Bytes handed out (rounded up to granules).
     pub allocated: u64,
     /// Bytes handed out, as asked for.
-    pub asked: u64,
+    pub requested: u64,
     /// Free bytes kept for reuse. Cached, not leaked.
     pub cached: u64,
     /// Bytes freed while another stream still used them.
@@ -116,8 +116,8 @@ pub struct PoolReport {
     pub held_back: u64,
     /// Highest `allocated` so far; of several pools together at most so much ([`Report::allocated_peak`]).
     pub allocated_peak: u64,
-    /// Highest `held` so far.
-    pub held_peak: u64,
+    /// Highest `reserved` so far.
+    pub reserved_peak: u64,
     /// Allocations alive.
     pub live: u64,
     /// Free chunks.
@@ -152,18 +152,18 @@ impl PoolReport {
     /// `oldest_in_flight`, which is the oldest of all.
     ///
     /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above, of these pools;
-    /// [`Report::allocated_peak`] and [`Report::taken_peak`] tell more of all. There is no stream and no name.
+    /// [`Report::allocated_peak`] and [`Report::reserved_peak`] tell more of all. There is no stream and no name.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a PoolReport>) -> PoolReport {
         let mut t = PoolReport::default();
         for p in pools {
-            t.held += p.held;
+            t.reserved += p.reserved;
             t.allocated += p.allocated;
-            t.asked += p.asked;
+            t.requested += p.requested;
             t.cached += p.cached;
             t.in_flight += p.in_flight;
             t.held_back += p.held_back;
             t.allocated_peak += p.allocated_peak;
-            t.held_peak += p.held_peak;
+            t.reserved_peak += p.reserved_peak;
             t.live += p.live;
             t.free_chunks += p.free_chunks;
             t.largest_free = t.largest_free.max(p.largest_free);
@@ -200,13 +200,13 @@ pub struct Rung {
 #[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Ladder {
     /// Completed markers folded in, own in-flight ranges drained.
-    pub fold: Rung,
+    pub poll: Rung,
     /// A range of another pool, ordered already.
-    pub lend: Rung,
+    pub migrate: Rung,
     /// Memory from the device.
     pub grow: Rung,
     /// A range of another pool, or one in flight, behind an inserted wait.
-    pub lend_with_wait: Rung,
+    pub migrate_with_wait: Rung,
     /// Idle memory given back to make room, then growth: only where the driver's frees wait for nothing.
     pub trim: Rung,
     /// A bounded wait of the host for the device.
@@ -219,10 +219,10 @@ impl Ladder {
     /// The rungs by name, in their order.
     pub fn rungs(&self) -> [(&'static str, Rung); 7] {
         [
-            ("fold", self.fold),
-            ("lend", self.lend),
+            ("poll", self.poll),
+            ("migrate", self.migrate),
             ("grow", self.grow),
-            ("lend with wait", self.lend_with_wait),
+            ("migrate with wait", self.migrate_with_wait),
             ("trim", self.trim),
             ("wait", self.wait),
             ("callback", self.callback),
@@ -247,10 +247,10 @@ pub struct Report {
     pub limit: Option<u64>,
     /// The growth policy's name.
     pub policy: Cow<'static, str>,
-    /// Bytes taken from the device now: every segment.
-    pub taken: u64,
-    /// Highest `taken` so far.
-    pub taken_peak: u64,
+    /// Bytes reserved from the device now: every segment.
+    pub reserved: u64,
+    /// Highest `reserved` so far.
+    pub reserved_peak: u64,
     /// Segments alive.
     pub segments: u64,
     /// Bytes between two pools at the moment of the report.
@@ -260,7 +260,7 @@ pub struct Report {
     /// Segments given back so far.
     pub releases: u64,
     /// The most that was live at once over all pools, in bytes (rounded): at least this was. A hit tells no other pool, so that
-    /// with several pools two bounds are known; they are equal where the figure itself is ([`Report::peak_live`]).
+    /// with several pools two bounds are known; they are equal where the figure itself is ([`Report::peak_allocated`]).
     pub allocated_peak: u64,
     /// The same from above: at most this was.
     pub allocated_peak_at_most: u64,
@@ -288,20 +288,20 @@ impl Report {
     }
 
     /// The most that was live at once over all pools, if it is known.
-    pub fn peak_live(&self) -> Option<u64> {
+    pub fn peak_allocated(&self) -> Option<u64> {
         (self.allocated_peak == self.allocated_peak_at_most).then_some(self.allocated_peak)
     }
 
     /// Peak bytes taken from the device over peak live bytes: 1 is perfect. `None` before the first allocation, and where the
-    /// peak of live bytes is not known exactly: then there are [bounds](Report::taken_over_live_bounds).
-    pub fn taken_over_live(&self) -> Option<f64> {
-        self.peak_live().and_then(|live| ratio(self.taken_peak, live))
+    /// peak of live bytes is not known exactly: then there are [bounds](Report::reserved_over_allocated_bounds).
+    pub fn reserved_over_allocated(&self) -> Option<f64> {
+        self.peak_allocated().and_then(|live| ratio(self.reserved_peak, live))
     }
 
-    /// The least and the most that [`Report::taken_over_live`] can be. `None` before the first allocation.
-    pub fn taken_over_live_bounds(&self) -> Option<(f64, f64)> {
-        let least = ratio(self.taken_peak, self.allocated_peak_at_most)?;
-        Some((least, ratio(self.taken_peak, self.allocated_peak)?))
+    /// The least and the most that [`Report::reserved_over_allocated`] can be. `None` before the first allocation.
+    pub fn reserved_over_allocated_bounds(&self) -> Option<(f64, f64)> {
+        let least = ratio(self.reserved_peak, self.allocated_peak_at_most)?;
+        Some((least, ratio(self.reserved_peak, self.allocated_peak)?))
     }
 }
 

@@ -63,8 +63,8 @@ read_fields!(Counters {
     frees,
     hits,
     misses,
-    lends_in,
-    lends_out,
+    migrations_in,
+    migrations_out,
     waits_inserted,
     host_waits,
     splits,
@@ -76,14 +76,14 @@ read_fields!(PoolReport {
     stream,
     name,
     closed,
-    held,
+    reserved,
     allocated,
-    asked,
+    requested,
     cached,
     in_flight,
     held_back,
     allocated_peak,
-    held_peak,
+    reserved_peak,
     live,
     free_chunks,
     largest_free,
@@ -94,14 +94,14 @@ read_fields!(PoolReport {
 });
 read_fields!(Histogram { counts });
 read_fields!(Rung { tried, served });
-read_fields!(Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback });
+read_fields!(Ladder { poll, migrate, grow, migrate_with_wait, trim, wait, callback });
 read_fields!(Report {
     device,
     capacity,
     limit,
     policy,
-    taken,
-    taken_peak,
+    reserved,
+    reserved_peak,
     segments,
     moving,
     growths,

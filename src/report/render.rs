@@ -57,8 +57,18 @@ fn pool_name(pool: &PoolReport) -> String {
     name
 }
 
-const HEADER: [&str; 10] =
-    ["pool", "live", "cached", "in flight", "peak", "allocs", "hits", "lends", "waits", "fragmentation"];
+const HEADER: [&str; 10] = [
+    "pool",
+    "allocated",
+    "cached",
+    "in flight",
+    "peak",
+    "allocs",
+    "hits",
+    "moved in",
+    "waits",
+    "fragmentation",
+];
 
 /// The peak of several pools: known, or a bound.
 fn peak_of_several(known: Option<u64>, at_most: u64) -> String {
@@ -76,7 +86,7 @@ fn pool_cells(name: String, p: &PoolReport, peak: String) -> [String; 10] {
         peak,
         c.allocations.to_string(),
         hits,
-        c.lends_in.to_string(),
+        c.migrations_in.to_string(),
         c.waits_inserted.to_string(),
         part(p.fragmentation()),
     ]
@@ -90,7 +100,7 @@ impl Report {
             capacity => format!(" of {}", bytes(capacity)),
         };
         let limit = self.limit.map_or("none".into(), bytes);
-        let live = match self.peak_live() {
+        let live = match self.peak_allocated() {
             Some(live) => bytes(live),
             None => format!(
                 "at least {}, at most {}",
@@ -98,17 +108,17 @@ impl Report {
                 bytes(self.allocated_peak_at_most)
             ),
         };
-        let ratio = match (self.taken_over_live(), self.taken_over_live_bounds()) {
+        let ratio = match (self.reserved_over_allocated(), self.reserved_over_allocated_bounds()) {
             (Some(r), _) => format!("{r:.3}"),
             (None, Some((least, most))) => format!("{least:.3} to {most:.3}"),
             (None, None) => "-".into(),
         };
         writeln!(
             f,
-            "{}    taken {} (peak {})   peak live {live}   ratio {ratio}   limit {limit}{of}   largest free {}   in flight {}",
+            "{}    reserved {} (peak {})   peak allocated {live}   ratio {ratio}   limit {limit}{of}   largest free {}   in flight {}",
             self.device,
-            bytes(self.taken),
-            bytes(self.taken_peak),
+            bytes(self.reserved),
+            bytes(self.reserved_peak),
             bytes(t.largest_free),
             bytes(t.in_flight),
         )?;
@@ -128,7 +138,7 @@ impl Report {
         // The largest first when there are many, else in the order in which they were made.
         let mut order: Vec<&PoolReport> = self.pools.iter().collect();
         if order.len() > POOLS_SHOWN {
-            order.sort_by_key(|p| core::cmp::Reverse(p.held));
+            order.sort_by_key(|p| core::cmp::Reverse(p.reserved));
         }
         let (shown, rest) = order.split_at(order.len().min(POOLS_SHOWN));
         for pool in shown {
@@ -141,7 +151,7 @@ impl Report {
             table.row(pool_cells(name, &rest, peak));
         }
         if self.pools.len() > 1 {
-            let peak = peak_of_several(self.peak_live(), self.allocated_peak_at_most);
+            let peak = peak_of_several(self.peak_allocated(), self.allocated_peak_at_most);
             table.row(pool_cells("total".into(), &self.total, peak));
         }
         if let Some(pinned) = &self.pinned {
@@ -217,7 +227,7 @@ impl fmt::Display for Report {
 #[cfg(feature = "serde")]
 impl Report {
     /// The report as one JSON object on one line: every field by its name, and the ratios that the text shows
-    /// (`taken_over_live`, null unless it is known, and its bounds `taken_over_live_at_least` and `taken_over_live_at_most`; in
+    /// (`reserved_over_allocated`, null unless it is known, and its bounds `reserved_over_allocated_at_least` and `reserved_over_allocated_at_most`; in
     /// each pool `fragmentation` and `hit_rate`). It is read back as an equal report.
     ///
     /// ```
@@ -242,10 +252,10 @@ impl Report {
             v
         };
         let mut v = json!(self);
-        v["taken_over_live"] = json!(self.taken_over_live());
-        let bounds = self.taken_over_live_bounds();
-        v["taken_over_live_at_least"] = json!(bounds.map(|b| b.0));
-        v["taken_over_live_at_most"] = json!(bounds.map(|b| b.1));
+        v["reserved_over_allocated"] = json!(self.reserved_over_allocated());
+        let bounds = self.reserved_over_allocated_bounds();
+        v["reserved_over_allocated_at_least"] = json!(bounds.map(|b| b.0));
+        v["reserved_over_allocated_at_most"] = json!(bounds.map(|b| b.1));
         v["total"] = pool(&self.total);
         v["pools"] = self.pools.iter().map(pool).collect();
         v["pinned"] = self.pinned.as_ref().map_or(Value::Null, pool);

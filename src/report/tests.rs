@@ -194,13 +194,13 @@ fn pool(k: u64, held: u64) -> PoolReport {
     sizes.add_many(Granules(1 << (k % 8)), 100);
     PoolReport {
         stream: Some(StreamId(k)),
-        held,
+        reserved: held,
         allocated: held / 2,
-        asked: held / 2 - 100,
+        requested: held / 2 - 100,
         cached: held / 4,
         in_flight: held - held / 2 - held / 4,
         allocated_peak: held * 3 / 4,
-        held_peak: held,
+        reserved_peak: held,
         live: 10,
         free_chunks: 3,
         largest_free: held / 8,
@@ -210,7 +210,7 @@ fn pool(k: u64, held: u64) -> PoolReport {
             allocations: 100,
             hits: 97,
             misses: 3,
-            lends_in: k,
+            migrations_in: k,
             splits: 5,
             merges: 4,
             ..Counters::default()
@@ -223,14 +223,14 @@ fn pool(k: u64, held: u64) -> PoolReport {
 fn report(pools: Vec<PoolReport>) -> Report {
     let mut r = Report { capacity: 144 * GIB, policy: "latency".into(), pools, ..Report::default() };
     r.sum_pools();
-    r.taken = r.total.held;
-    r.taken_peak = r.total.held_peak;
+    r.reserved = r.total.reserved;
+    r.reserved_peak = r.total.reserved_peak;
     r.allocated_peak = r.total.allocated_peak;
     r.allocated_peak_at_most = r.allocated_peak;
     r.segments = 7;
     r.growths = 9;
     r.releases = 2;
-    r.ladder.fold = Rung { tried: 12, served: 3 };
+    r.ladder.poll = Rung { tried: 12, served: 3 };
     r.ladder.grow = Rung { tried: 9, served: 9 };
     r
 }
@@ -248,15 +248,15 @@ fn a_report_reads_like_this() {
         [("allocate", 9), ("free", 2), ("record", 30), ("query", 0)].map(|(k, n)| (k.into(), n)).into();
     r.deferred_errors = vec!["cuMemFree failed with code 700".into()];
     insta::assert_snapshot!(format!("{r:#}"), @r"
-        device 0    taken 9.00 GiB (peak 9.00 GiB)   peak live 6.75 GiB   ratio 1.333   limit 100 GiB of 144 GiB   largest free 768 MiB   in flight 2.25 GiB
+        device 0    reserved 9.00 GiB (peak 9.00 GiB)   peak allocated 6.75 GiB   ratio 1.333   limit 100 GiB of 144 GiB   largest free 768 MiB   in flight 2.25 GiB
         cached      2.25 GiB kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device
         moving      2.00 MiB on the way from one pool to another
-        pool                             live     cached   in flight       peak   allocs     hits   lends   waits   fragmentation
-        stream 0                     3.00 GiB   1.50 GiB    1.50 GiB   4.50 GiB      100   97.0 %       0       0            0.50
-        stream 3 (copy[31m) closed   1.50 GiB    768 MiB     768 MiB   2.25 GiB      100   97.0 %       3       0            0.50
-        total                        4.50 GiB   2.25 GiB    2.25 GiB   6.75 GiB      200   97.0 %       3       0            0.67
-        pinned host                  32.0 MiB   16.0 MiB    16.0 MiB   48.0 MiB      100   97.0 %       0       0            0.50
-        miss ladder   fold 3/12   lend 0/0   grow 9/9   lend with wait 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
+        pool                         allocated     cached   in flight       peak   allocs     hits   moved in   waits   fragmentation
+        stream 0                      3.00 GiB   1.50 GiB    1.50 GiB   4.50 GiB      100   97.0 %          0       0            0.50
+        stream 3 (copy[31m) closed    1.50 GiB    768 MiB     768 MiB   2.25 GiB      100   97.0 %          3       0            0.50
+        total                         4.50 GiB   2.25 GiB    2.25 GiB   6.75 GiB      200   97.0 %          3       0            0.67
+        pinned host                   32.0 MiB   16.0 MiB    16.0 MiB   48.0 MiB      100   97.0 %          0       0            0.50
+        miss ladder   poll 3/12   migrate 0/0   grow 9/9   migrate with wait 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
         work        10 splits, 8 merges, 9 growths, 2 releases, 7 segments now, 0 host waits
         in flight   4 ranges, 2.25 GiB; the oldest use lies 3 markers back
         driver      41 calls: record 30, allocate 9, free 2
@@ -272,10 +272,10 @@ fn a_report_reads_like_this() {
 #[test]
 fn an_empty_report_says_so() {
     insta::assert_snapshot!(Report::default(), @r"
-        device 0    taken 0 B (peak 0 B)   peak live 0 B   ratio -   limit none   largest free 0 B   in flight 0 B
+        device 0    reserved 0 B (peak 0 B)   peak allocated 0 B   ratio -   limit none   largest free 0 B   in flight 0 B
         cached      0 B kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device
         no pools yet: nothing was allocated
-        miss ladder   fold 0/0   lend 0/0   grow 0/0   lend with wait 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
+        miss ladder   poll 0/0   migrate 0/0   grow 0/0   migrate with wait 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
         work        0 splits, 0 merges, 0 growths, 0 releases, 0 segments now, 0 host waits
         ");
 }
@@ -292,21 +292,21 @@ fn a_thousand_pools_fit_on_a_screen() {
     assert!(lines[first + 21].starts_with("total"), "{text}");
     assert!(lines.len() < 32);
     // The largest pool comes first and no hidden one is larger than the last shown.
-    let largest = r.pools.iter().max_by_key(|p| p.held).unwrap();
+    let largest = r.pools.iter().max_by_key(|p| p.reserved).unwrap();
     assert!(lines[first].starts_with(&format!("{} ", largest.stream.unwrap())), "{text}");
-    assert_eq!(r.total.held, (1..=1000).sum::<u64>() * MIB);
+    assert_eq!(r.total.reserved, (1..=1000).sum::<u64>() * MIB);
 }
 
 #[test]
 fn t18_totals_add_up() {
     let (a, b) = (pool(1, 8 * MIB), pool(2, 4 * MIB));
     let t = PoolReport::sum([&a, &b]);
-    assert_eq!(t.held, t.allocated + t.cached + t.in_flight);
-    assert_eq!((t.held, t.live, t.free_chunks, t.in_flight_ranges), (12 * MIB, 20, 6, 4));
+    assert_eq!(t.reserved, t.allocated + t.cached + t.in_flight);
+    assert_eq!((t.reserved, t.live, t.free_chunks, t.in_flight_ranges), (12 * MIB, 20, 6, 4));
     assert_eq!((t.stream, &t.name), (None, &None));
     assert_eq!((t.largest_free, t.oldest_in_flight), (MIB, Some(2)));
-    assert_eq!((t.allocated_peak, t.held_peak), (9 * MIB, 12 * MIB));
-    assert_eq!((t.counters.allocations, t.counters.hits, t.counters.lends_in), (200, 194, 3));
+    assert_eq!((t.allocated_peak, t.reserved_peak), (9 * MIB, 12 * MIB));
+    assert_eq!((t.counters.allocations, t.counters.hits, t.counters.migrations_in), (200, 194, 3));
     assert_eq!(t.sizes.total(), 200);
     assert!((t.hit_rate() - 0.97).abs() < 1e-12);
     // The largest free range is 1 MiB of 3 MiB that are free.
@@ -320,8 +320,8 @@ fn json_has_the_data_and_the_ratios() {
     let mut r = report(vec![pool(0, 8 * MIB), pool(4, 4 * MIB)]);
     r.driver_calls.insert("allocate".into(), 9);
     let v: serde_json::Value = serde_json::from_str(&r.to_json()).unwrap();
-    assert_eq!(v["taken"], 12 * MIB);
-    assert_eq!(v["taken_over_live"].as_f64(), r.taken_over_live());
+    assert_eq!(v["reserved"], 12 * MIB);
+    assert_eq!(v["reserved_over_allocated"].as_f64(), r.reserved_over_allocated());
     assert_eq!(v["pools"][1]["stream"], 4);
     assert!(v["total"]["stream"].is_null());
     assert_eq!(v["pools"][0]["hit_rate"], 0.97);
@@ -332,7 +332,7 @@ fn json_has_the_data_and_the_ratios() {
     assert!(v["pinned"].is_null() && v["limit"].is_null());
     assert!(!r.to_json().contains('\n'));
     assert!(
-        serde_json::from_str::<serde_json::Value>(&Report::default().to_json()).unwrap()["taken_over_live"]
+        serde_json::from_str::<serde_json::Value>(&Report::default().to_json()).unwrap()["reserved_over_allocated"]
             .is_null()
     );
 }
@@ -482,7 +482,7 @@ mod serde_values {
             let [allocations, frees, hits, misses, lends_in, lends_out, waits_inserted, host_waits, ..] = n;
             let [.., splits, merges, in_flight_frees, bytes_served] = n;
             Counters {
-                allocations, frees, hits, misses, lends_in, lends_out, waits_inserted, host_waits, splits, merges,
+                allocations, frees, hits, misses, migrations_in: lends_in, migrations_out: lends_out, waits_inserted, host_waits, splits, merges,
                 in_flight_frees, bytes_served,
             }
         }
@@ -501,7 +501,7 @@ mod serde_values {
             let [held, allocated, asked, cached, in_flight, held_back, allocated_peak, held_peak, ..] = n;
             let [.., live, free_chunks, largest_free, in_flight_ranges] = n;
             PoolReport {
-                stream, name, closed, held, allocated, asked, cached, in_flight, held_back, allocated_peak, held_peak,
+                stream, name, closed, reserved: held, allocated, requested: asked, cached, in_flight, held_back, allocated_peak, reserved_peak: held_peak,
                 live, free_chunks, largest_free, in_flight_ranges, oldest_in_flight, counters,
                 sizes: Histogram { counts },
             }
@@ -526,9 +526,9 @@ mod serde_values {
             let [fold, lend, grow, lend_with_wait, trim, wait, callback] =
                 rungs.map(|(tried, served)| Rung { tried, served });
             Report {
-                device, capacity, limit, policy, taken, taken_peak, segments, moving, growths, releases,
+                device, capacity, limit, policy, reserved: taken, reserved_peak: taken_peak, segments, moving, growths, releases,
                 allocated_peak, allocated_peak_at_most, total, pools,
-                ladder: Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback },
+                ladder: Ladder { poll: fold, migrate: lend, grow, migrate_with_wait: lend_with_wait, trim, wait, callback },
                 pinned, driver_calls, events_lost, deferred_errors,
             }
         }
@@ -549,9 +549,9 @@ mod serde_values {
     fn what_is_missing_has_its_default_and_what_is_unknown_is_passed_over() {
         let read = |text| serde_json::from_str::<Report>(text).unwrap();
         assert_eq!(read("{}"), Report::default());
-        let right = Report { taken: 7, policy: "latency".into(), ..Report::default() };
+        let right = Report { reserved: 7, policy: "latency".into(), ..Report::default() };
         assert_eq!(
-            read(r#"{"taken": 7, "ratio": [1.5], "policy": "latency", "taken_over_live": null}"#),
+            read(r#"{"reserved": 7, "ratio": [1.5], "policy": "latency", "reserved_over_allocated": null}"#),
             right
         );
     }
@@ -560,14 +560,14 @@ mod serde_values {
     fn a_wrong_value_is_refused_by_the_name_of_its_field() {
         let refused = |text| serde_json::from_str::<Report>(text).unwrap_err().to_string();
         let all = [
-            r#"{"taken": "7 GiB"}"#,
+            r#"{"reserved": "7 GiB"}"#,
             r#"{"pools": [{"stream": 1}, {"counters": {"hits": -1}}]}"#,
             r#"{"ladder": {"grow": {"served": null}}}"#,
             r#"{"driver_calls": {"cuMemAlloc": 0.5}}"#,
             "[0, 1]",
         ];
         insta::assert_snapshot!(all.map(refused).join("\n"), @r#"
-        taken: invalid type: string "7 GiB", expected u64 at line 1 column 17
+        reserved: invalid type: string "7 GiB", expected u64 at line 1 column 20
         pools: counters: hits: invalid value: integer `-1`, expected u64 at line 1 column 50
         ladder: grow: served: invalid type: null, expected u64 at line 1 column 35
         driver_calls: invalid type: floating point `0.5`, expected u64 at line 1 column 35

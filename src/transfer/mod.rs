@@ -61,7 +61,8 @@ fn same_shape<T>(
 /// to keep until the copy is done.
 fn noted<D: Driver, T>(copy: DriverResult<()>, stream: &Stream<D>, host: *const T) -> DriverResult<()> {
     copy?;
-    stream.driver().note(Note::HostInUse { addr: Addr(host.addr() as u64), stream: stream.id() });
+    let addr = Addr(host.addr() as u64);
+    stream.driver().note(Note::UsedAt { addr, stream: stream.id(), so_far: true });
     Ok(())
 }
 

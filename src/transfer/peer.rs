@@ -6,11 +6,12 @@
 
 use super::{over, same_shape};
 use crate::allocator::Stream;
-use crate::allocator::access::{Mark, operate, order_behind};
+use crate::allocator::access::{Mark, Touch, operate, order_behind};
 use crate::array::{DeviceArray, DeviceViewMut, IntoView};
-use crate::driver::{Called, Driver};
+use crate::driver::{Called, Driver, QueuedBy};
 use crate::error::Error;
 use bytemuck::Pod;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     /// Queues a copy from an array of another device; the host does not wait. It runs on `from_stream`, a stream of the
@@ -36,25 +37,35 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         if bytes == 0 {
             return Ok(());
         }
-        order_behind(stream, &[self.touch()])?;
+        order_behind(stream, &[self.touch()], QueuedBy::Library)?;
         from_stream.wait(&stream.record()?)?;
-        let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {
-            // SAFETY: the source lies in an allocation that is reused only behind this use; the target's stream waits for
-            // the copy before the target's use is recorded, and `self` has it alone until then.
-            unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
-        })?;
-        let arrived =
-            queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)));
-        if arrived.is_err() {
-            // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
+        // It is the other side's stream that writes.
+        let Touch { of, intent } = self.touch();
+        of.note_operation(stream.driver(), from_stream.id(), intent.access(), QueuedBy::Library);
+        let queue = || {
+            let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {
+                // SAFETY: the source lies in an allocation that is reused only behind this use; the target's stream waits for
+                // the copy before the target's use is recorded, and `self` has it alone until then.
+                unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
+            })?;
+            let arrived =
+                queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)));
+            if arrived.is_err() {
+                // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
+                let _ = over(from_stream, from_stream.synchronize());
+            }
+            let recorded = operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).map(drop);
+            if recorded.is_err() && arrived.is_ok() {
+                // Nothing on this side knows of the copy.
+                let _ = over(from_stream, from_stream.synchronize());
+            }
+            recorded.and(arrived)
+        };
+        // If the driver panics behind the copy, nobody on this side knows of it either.
+        catch_unwind(AssertUnwindSafe(queue)).unwrap_or_else(|panic| {
             let _ = over(from_stream, from_stream.synchronize());
-        }
-        let recorded = operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).map(drop);
-        if recorded.is_err() && arrived.is_ok() {
-            // Nothing on this side knows of the copy.
-            let _ = over(from_stream, from_stream.synchronize());
-        }
-        recorded.and(arrived)
+            resume_unwind(panic)
+        })
     }
 }
 

@@ -64,11 +64,13 @@ pub fn scope<'scope, D: Driver, R>(
     let scope = Scope { stream, last: RefCell::new(Last::Nothing), borrows: PhantomData };
     let closing = Closing(&scope);
     let result = copies(&scope);
+    // If it panics, the borrows end only behind another wait.
+    let closed = scope.close();
     core::mem::forget(closing);
-    scope.close().map(|()| result)
+    closed.map(|()| result)
 }
 
-/// Closes the scope when the closure panics.
+/// Closes the scope when the closure panics, or the driver in the wait.
 struct Closing<'a, 'scope, D: Driver>(&'a Scope<'scope, D>);
 
 impl<D: Driver> Drop for Closing<'_, '_, D> {
@@ -141,14 +143,16 @@ impl<'scope, D: Driver> Scope<'scope, D> {
         }
     }
 
-    /// Waits for all copies.
+    /// Waits for all copies. If the driver panics in the wait, all of the stream is waited for the next time.
     fn close(&self) -> Result<(), Error> {
-        let waited = match self.last.replace(Last::Nothing) {
-            Last::Nothing => return Ok(()),
+        let waited = match self.last.replace(Last::Unknown) {
+            Last::Nothing => Ok(()),
             Last::Event(event) => event.synchronize(Duration::MAX),
             Last::Unknown => self.stream.synchronize(),
         };
-        over(self.stream, waited)
+        let closed = over(self.stream, waited);
+        self.last.replace(Last::Nothing);
+        closed
     }
 }
 

@@ -97,7 +97,7 @@ impl<P: StableSource, D: Driver> Drop for Flight<P, D> {
         if let (Some(host), Some(event)) = (self.host.take(), &self.event)
             && let Err(host) = host.drop_behind(event, Seal(()))
         {
-            self.keeper.keep(Until::Event(event.clone()), Box::new(host));
+            self.keeper.keep(Until::Event(event.clone()), 0, Box::new(host));
         }
     }
 }

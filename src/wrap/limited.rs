@@ -46,7 +46,7 @@ impl Budget {
         let fits = |live: u64| live.checked_add(bytes).filter(|&sum| sum <= most);
         match self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits) {
             Ok(_) => Ok(Claim { budget: Arc::clone(self), bytes }),
-            Err(live) => Err(Error::AboveLimit { asked: bytes, live, most }),
+            Err(live) => Err(Error::AboveLimit { requested: bytes, allocated: live, most }),
         }
     }
 }

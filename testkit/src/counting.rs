@@ -188,24 +188,3 @@ unsafe impl GlobalAlloc for Counting {
         }
     }
 }
-
-#[test]
-fn what_the_device_holds_is_counted_apart() {
-    let account = Account::open();
-    account.scope(|| {
-        let ours = vec![0u8; 1000];
-        let theirs = device(|| vec![0u8; 500]);
-        assert_eq!((account.library().bytes, account.device().bytes), (1000, 500));
-        assert_eq!((account.library().blocks, account.device().blocks), (1, 1));
-        device(|| drop(ours));
-        assert_eq!((account.library().bytes, account.device().bytes), (0, 500), "it was ours");
-        let back = device(|| library(|| vec![7u8; 32]));
-        assert_eq!((account.library().bytes, back.len()), (32, 32));
-        std::thread::scope(|s| s.spawn(|| drop(theirs)).join().unwrap());
-        assert_eq!(std::hint::black_box(back)[31], 7);
-        let mut grown = Vec::with_capacity(1);
-        device(|| grown.extend_from_slice(&[1u8; 100]));
-        assert_eq!(grown.len(), 100);
-    });
-    assert_eq!((account.library().blocks, account.device().blocks), (0, 0));
-}

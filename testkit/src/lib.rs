@@ -6,6 +6,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`rig`] | a simulated device, an allocator on it, touches with patterns, and the end of a test |
+//! | [`flight`] | what threads do to arrays that go from one to the other, with tokens and guards |
+//! | `dice` | what random tests draw from |
 //! | `suite` | the conformance suite, generic over a bench |
 //! | `on_sim`, `on_cuda` | the benches of the simulated device and of the CUDA backend |
 //! | `cases` | a scenario for each planted bug, and random programs |
@@ -14,7 +16,8 @@
 //! | `compiled` | allocators behind a trait object, so that all of their code is made here |
 //! | `worlds` | every small program of a family, up to symmetry |
 //!
-//! It knows neither which tests there are nor which bugs are planted. The model checkers' builds have [`rig`] alone: what they run is theirs.
+//! It knows neither which tests there are nor which bugs are planted. The model checkers' builds, and those with
+//! `--cfg millpond_rig_only`, have [`rig`] and [`flight`] alone: what they run is theirs.
 
 #![allow(
     missing_docs,
@@ -26,21 +29,25 @@
     reason = "for tests of this repository, which stand beside it and fail by either"
 )]
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod cases;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod compiled;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod counted;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod counting;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
+pub mod dice;
+#[cfg(not(loom))]
+pub mod flight;
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod on_cuda;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod on_sim;
 #[cfg(not(loom))]
 pub mod rig;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod suite;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod worlds;

@@ -353,7 +353,7 @@ fn the_largest_range_aligned_is_out_of_memory() {
     let gpu = on(&sim, Config::default());
     let s = gpu.stream().unwrap();
     let refused = gpu.alloc_aligned(most, GIB, &s).unwrap_err();
-    assert_eq!(refused.out_of_memory().unwrap_or_else(|| panic!("{refused:?}")).asked, most);
+    assert_eq!(refused.out_of_memory().unwrap_or_else(|| panic!("{refused:?}")).requested, most);
     drop(s);
     all_clean(&sim, gpu);
 }
@@ -369,7 +369,8 @@ fn a_pinned_request_past_the_limit_keeps_what_is_idle_and_says_limit() {
     for taken in [128 * MIB, 64 * MIB] {
         let refused = gpu.alloc_pinned(100 * MIB).unwrap_err();
         let facts = refused.out_of_memory().expect("out of memory");
-        assert_eq!((facts.report.limit, facts.report.taken), (Some(128 * MIB), taken));
+        let held = facts.report.pinned.as_ref().map(|p| p.reserved);
+        assert_eq!((facts.pinned_limit, held), (Some(128 * MIB), Some(taken)));
         assert!(facts.driver.is_none(), "{refused}");
         gpu.trim(Trim::All).unwrap();
     }
@@ -419,7 +420,7 @@ fn a_trim_passes_on_that_the_context_could_not_be_marked() {
     );
     sim.run_until_idle();
     gpu.trim(Trim::All).unwrap();
-    assert_eq!(gpu.report().taken, 0);
+    assert_eq!(gpu.report().reserved, 0);
     drop(s);
     all_clean(&sim, gpu);
 }

@@ -27,7 +27,7 @@ fn small_requests_beside_large_free_space_miss_once() {
     assert_eq!(after.total.counters.misses - before.total.counters.misses, 1);
     assert_eq!(after.total.counters.hits - before.total.counters.hits, 100);
     assert_eq!(after.ladder.grow.served - before.ladder.grow.served, 1);
-    assert_eq!(after.taken - before.taken, 2 * MIB, "the pool grew a small segment");
+    assert_eq!(after.reserved - before.reserved, 2 * MIB, "the pool grew a small segment");
     gpu.check();
     drop((small, aligned));
     gpu.check();
@@ -61,12 +61,12 @@ fn the_counts_agree() {
     assert_eq!(counters.bytes_served, asked);
     assert_eq!(gpu.usage().used, asked);
     assert_eq!(total.sizes.total(), 500);
-    assert_eq!(total.asked, live.iter().map(millpond::Allocation::len).sum::<u64>());
+    assert_eq!(total.requested, live.iter().map(millpond::Allocation::len).sum::<u64>());
     assert_eq!(total.allocated, live.iter().map(|a| a.len().next_multiple_of(512)).sum::<u64>());
     assert!(counters.in_flight_frees > 0, "some frees had a foreign use");
     assert!(
         total.allocated_peak >= total.allocated
-            && total.held == total.allocated + total.cached + total.in_flight
+            && total.reserved == total.allocated + total.cached + total.in_flight
     );
     gpu.check();
     let peak = total.allocated_peak;

@@ -13,6 +13,7 @@ mod endless;
 mod hidden;
 mod kept;
 mod knobs;
+mod midway;
 mod orders;
 mod pinned;
 mod remembered;

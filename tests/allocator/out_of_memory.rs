@@ -4,7 +4,6 @@ mod random;
 
 use crate::rig;
 use millpond::error::Holder;
-use millpond::report::PoolReport;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Trim};
 use millpond_sim::{Schedule, Sim};
@@ -173,7 +172,7 @@ fn advice_follows_from_the_facts() {
             with(&|f| f.report.pools[1].largest_free = 60 * MIB),
             with(&|f| {
                 f.report.pools[1].largest_free = 60 * MIB;
-                f.tried.retain(|t| *t != "lend");
+                f.tried.retain(|t| *t != "migrate");
             }),
             with(&|f| f.report.pools[0].largest_free = 60 * MIB),
             with(&|f| {
@@ -199,6 +198,7 @@ fn advice_follows_from_the_facts() {
             with(&|f| f.holders.clear()),
             with(&|f| {
                 f.stream = None;
+                f.pinned_limit = Some(64 * MIB);
                 f.rounded = 65 * MIB;
             }),
         ]
@@ -219,9 +219,9 @@ fn advice_follows_from_the_facts() {
         60.0 MiB are free in ranges of at most 19.0 MiB, and 14.0 MiB are left under the limit: fragmented by what is live between them, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name); free some of that, or allocate the large blocks first.
         50.0 MiB are free in ranges of at most 19.0 MiB, and 14.0 MiB are left under the limit: fragmented by what is live between them, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name); free some of that, or allocate the large blocks first.
         31.0 MiB are live, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name): free something, or use a smaller batch.
-        The device has no more though only 50.0 MiB of its 1.00 GiB are taken here: something else uses it. 31.0 MiB are live, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name): free something, or use a smaller batch.
+        The device has no more though only 50.0 MiB of its 1.00 GiB are reserved here: something else uses it. 31.0 MiB are live, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name): free something, or use a smaller batch.
         31.0 MiB of the limit of 64.0 MiB are live, the largest part "batch" 31.0 MiB in 2 allocations: free something, or raise the limit (set_limit, MILLPOND_LIMIT).
-        50.0 MiB of the limit of 64.0 MiB are taken: raise the limit (set_limit, MILLPOND_LIMIT).
+        50.0 MiB of the limit of 64.0 MiB are reserved: raise the limit (set_limit, MILLPOND_LIMIT).
         The request alone is above the limit of 64.0 MiB: raise the limit (pinned_limit, MILLPOND_PINNED_LIMIT) or ask for less.
         "#
     );
@@ -258,10 +258,11 @@ fn pinned_memory_says_nothing_of_the_device() {
         n % 2 == 0
     });
     let refused = facts(gpu.alloc_pinned(16 * MIB));
-    assert_eq!((refused.report.taken, &refused.report.total), (0, &PoolReport::default()));
+    assert_eq!(refused.report, gpu.report(), "but for what the allocator tells itself");
+    assert_eq!((refused.pinned_limit, refused.report.limit), (None, Some(40 * MIB)));
     assert_eq!(refused.advice(), "Nothing is live here: ask for less, or end what else uses the memory.");
     let said = refused.to_string();
-    assert!(said.contains("of pinned host memory; taken 0 B, live 0 B, cached 0 B"), "{said}");
+    assert!(said.contains("of pinned host memory; reserved 0 B, allocated 0 B, cached 0 B"), "{said}");
     drop(rows);
 }
 

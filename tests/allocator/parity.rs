@@ -7,6 +7,7 @@ use millpond::units::{GIB, MIB};
 use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
 use millpond_replay::import::{Options, Trace, read};
 use millpond_sim::Sim;
+use millpond_testkit::dice::Dice;
 use millpond_testkit::rig::{all_clean, late, on, write};
 
 /// The other pool's ways: exactly what is asked from the device, nothing shared between streams.
@@ -31,7 +32,7 @@ fn parity_rounding() {
     {
         let x = gpu.alloc(asked, &s).unwrap();
         let t = gpu.report().total;
-        assert_eq!((t.asked, t.allocated), (asked, rounded));
+        assert_eq!((t.requested, t.allocated), (asked, rounded));
         drop(x);
     }
     drop(s);
@@ -125,7 +126,7 @@ fn parity_fragmented_limit() {
         drop([0; 4].map(|_| gpu.alloc(UNIT, &s).unwrap()));
         drop((gpu.alloc(4 * UNIT, &s).unwrap(), alloc(3, 4)));
         let big = alloc(8, 7);
-        assert_eq!(gpu.report().taken, 10 * UNIT);
+        assert_eq!(gpu.report().reserved, 10 * UNIT);
         drop((kept, big, s));
         all_clean(&sim, gpu);
     }
@@ -196,11 +197,11 @@ fn parity_bytes_per_stream() {
     let r = gpu.report();
     let of = |s: &Stream<Sim>| {
         let p = r.pools.iter().find(|p| p.stream == Some(s.id())).unwrap();
-        (p.allocated, p.cached, p.held)
+        (p.allocated, p.cached, p.reserved)
     };
     assert_eq!(of(&a), (2 * UNIT, 3 * UNIT, 5 * UNIT));
     assert_eq!(of(&b), (5 * UNIT, 0, 5 * UNIT));
-    assert_eq!((r.total.allocated, r.total.cached, r.taken), (7 * UNIT, 3 * UNIT, 10 * UNIT));
+    assert_eq!((r.total.allocated, r.total.cached, r.reserved), (7 * UNIT, 3 * UNIT, 10 * UNIT));
     drop((x, y, a, b));
     all_clean(&sim, gpu);
 }
@@ -263,7 +264,7 @@ fn parity_zero_size_unpooled() {
     gpu.alloc(0, &s).unwrap().free_unknown();
     drop(y);
     let r = gpu.report();
-    assert_eq!((r.taken, r.total.counters.allocations, sim.ledger().calls_total()), (0, 0, calls));
+    assert_eq!((r.reserved, r.total.counters.allocations, sim.ledger().calls_total()), (0, 0, calls));
     drop(s);
     all_clean(&sim, gpu);
 }
@@ -304,9 +305,9 @@ fn parity_knob_cross_stream_reuse_never() {
 fn parity_knob_exact_growth() {
     let (sim, gpu, s) = one(parity());
     let x = gpu.alloc(700, &s).unwrap();
-    assert_eq!(gpu.report().taken, 1024);
+    assert_eq!(gpu.report().reserved, 1024);
     let y = gpu.alloc(3 * MIB + 1, &s).unwrap();
-    assert_eq!(gpu.report().taken, 1024 + 3 * MIB + 512);
+    assert_eq!(gpu.report().reserved, 1024 + 3 * MIB + 512);
     drop((x, y, s));
     all_clean(&sim, gpu);
 }
@@ -367,14 +368,11 @@ fn eight_threads(steps: u32) {
             let gpu = &gpu;
             scope.spawn(move || {
                 let s = gpu.stream().unwrap();
-                let mut x = t.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+                let mut dice = Dice::new(t);
                 let mut kept = Vec::new();
                 for i in 0..steps {
-                    x ^= x << 13;
-                    x ^= x >> 7;
-                    x ^= x << 17;
-                    kept.push(gpu.alloc(x % 50_000 + 1, &s).unwrap());
-                    if x.is_multiple_of(4) {
+                    kept.push(gpu.alloc(dice.number(50_000) + 1, &s).unwrap());
+                    if dice.one_in(4) {
                         kept.clear();
                     }
                     if i % (steps / 5) == steps / 10 {
@@ -386,7 +384,7 @@ fn eight_threads(steps: u32) {
     });
     gpu.synchronize().unwrap();
     gpu.trim(Trim::All).unwrap();
-    assert_eq!(gpu.report().taken, 0, "all streams are gone and everything is complete");
+    assert_eq!(gpu.report().reserved, 0, "all streams are gone and everything is complete");
     all_clean(&sim, gpu);
 }
 

@@ -4,6 +4,7 @@
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Reuse, Stream, Trim};
 use millpond_sim::Sim;
+use millpond_testkit::dice::Dice;
 use std::collections::HashMap;
 
 fn gpu() -> Allocator<Sim> {
@@ -18,8 +19,8 @@ fn one_pool_knows_its_peak() {
     let pair = (gpu.alloc(4 * MIB, &s).unwrap(), gpu.alloc(4 * MIB, &s).unwrap());
     drop(pair);
     let report = gpu.report();
-    assert_eq!((report.peak_live(), report.taken_over_live()), (Some(8 * MIB), Some(2.5)));
-    assert!(report.to_string().contains("peak live 8.00 MiB   ratio 2.500"), "{report}");
+    assert_eq!((report.peak_allocated(), report.reserved_over_allocated()), (Some(8 * MIB), Some(2.5)));
+    assert!(report.to_string().contains("peak allocated 8.00 MiB   ratio 2.500"), "{report}");
 }
 
 /// 36 MiB live at once on two streams, gone before anybody looks: no cut saw them, and the report does not claim a ratio.
@@ -33,22 +34,30 @@ fn several_pools_are_bounded_from_both_sides() {
     drop(all);
     let report = gpu.report();
     assert_eq!((report.allocated_peak, report.allocated_peak_at_most), (21 * MIB, 36 * MIB));
-    assert_eq!((report.peak_live(), report.taken_over_live()), (None, None));
-    let (least, most) = report.taken_over_live_bounds().unwrap();
+    assert_eq!((report.peak_allocated(), report.reserved_over_allocated()), (None, None));
+    let (least, most) = report.reserved_over_allocated_bounds().unwrap();
     assert!((least - 40.0 / 36.0).abs() < 1e-9 && (most - 40.0 / 21.0).abs() < 1e-9);
     let text = report.to_string();
-    assert!(text.contains("peak live at least 21.0 MiB, at most 36.0 MiB   ratio 1.111 to 1.905"), "{text}");
+    assert!(
+        text.contains("peak allocated at least 21.0 MiB, at most 36.0 MiB   ratio 1.111 to 1.905"),
+        "{text}"
+    );
     let total = text.lines().find(|l| l.starts_with("total")).unwrap();
     assert!(total.contains("at most 36.0 MiB"), "{total}");
     let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
-    assert!(json["taken_over_live"].is_null());
-    for (key, value) in [("taken_over_live_at_least", least), ("taken_over_live_at_most", most)] {
+    assert!(json["reserved_over_allocated"].is_null());
+    for (key, value) in
+        [("reserved_over_allocated_at_least", least), ("reserved_over_allocated_at_most", most)]
+    {
         assert!((json[key].as_f64().unwrap() - value).abs() < 1e-9, "{key}: {json}");
     }
     // A report while they live sees them, and then it is known.
     let all = (fill(&s), fill(&t));
     let report = gpu.report();
-    assert_eq!((report.peak_live(), report.taken_over_live()), (Some(36 * MIB), Some(40.0 / 36.0)));
+    assert_eq!(
+        (report.peak_allocated(), report.reserved_over_allocated()),
+        (Some(36 * MIB), Some(40.0 / 36.0))
+    );
     drop(all);
 }
 
@@ -59,7 +68,7 @@ fn a_refused_request_is_no_peak() {
     let s = gpu.stream().unwrap();
     let x = gpu.alloc(MIB, &s).unwrap();
     assert!(gpu.alloc(GIB, &s).is_err());
-    assert_eq!(gpu.report().peak_live(), Some(MIB));
+    assert_eq!(gpu.report().peak_allocated(), Some(MIB));
     drop(x);
 }
 
@@ -82,7 +91,7 @@ fn pools_that_are_gone_count() {
     assert_eq!(report.allocated_peak, 50 * MIB);
     assert!(report.allocated_peak_at_most < 101 * MIB, "{}", report.allocated_peak_at_most);
     gpu.reset_peaks();
-    assert_eq!(gpu.report().peak_live(), Some(KIB));
+    assert_eq!(gpu.report().peak_allocated(), Some(KIB));
     drop(x);
 }
 
@@ -115,15 +124,7 @@ fn a_loan_is_seen() {
     let pair = (gpu.alloc(4 * MIB, &s).unwrap(), gpu.alloc(4 * MIB, &t).unwrap());
     drop(pair);
     let report = gpu.report();
-    assert_eq!((report.growths, report.peak_live()), (1, Some(8 * MIB)), "{report}");
-}
-
-/// Steps of a small generator: the same programs in every run.
-fn next(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
+    assert_eq!((report.growths, report.peak_allocated()), (1, Some(8 * MIB)), "{report}");
 }
 
 /// Threads allocate and free while others ask for reports: what was live at once lies between the bounds, by what the threads
@@ -137,14 +138,14 @@ fn bounds_hold_beside_other_threads() {
             let (gpu, barrier) = (&gpu, &barrier);
             scope.spawn(move || {
                 let s = gpu.stream().unwrap();
-                let mut state = 77 + t;
+                let mut dice = Dice::new(77 + t);
                 let mut live: Vec<Allocation<Sim>> = Vec::new();
                 for _ in 0..400 {
-                    if live.len() > 12 || (next(&mut state).is_multiple_of(3) && !live.is_empty()) {
-                        let at = next(&mut state) as usize % live.len();
+                    if live.len() > 12 || (dice.one_in(3) && !live.is_empty()) {
+                        let at = dice.below(live.len());
                         live.swap_remove(at);
                     } else {
-                        live.push(gpu.alloc(1 + next(&mut state) % (3 * MIB), &s).unwrap());
+                        live.push(gpu.alloc(1 + dice.number(3 * MIB), &s).unwrap());
                     }
                 }
                 // All hold 30 MiB at one moment.
@@ -159,7 +160,7 @@ fn bounds_hold_beside_other_threads() {
         for _ in 0..30 {
             let report = gpu.report();
             assert!(report.allocated_peak <= report.allocated_peak_at_most);
-            assert!(report.allocated_peak_at_most <= report.taken_peak, "what is live was taken");
+            assert!(report.allocated_peak_at_most <= report.reserved_peak, "what is live was taken");
         }
         barrier.wait();
         barrier.wait();
@@ -176,13 +177,13 @@ fn bounds_hold_beside_other_threads() {
 fn the_true_peak_lies_between_the_bounds() {
     let (mut known, mut bounded) = (0, 0);
     for seed in 1..=60u64 {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut dice = Dice::new(seed);
         let gpu = gpu();
         let mut streams: Vec<Stream<Sim>> = (0..=seed % 4).map(|_| gpu.stream().unwrap()).collect();
         let mut live: HashMap<u64, (Allocation<Sim>, u64)> = HashMap::new();
         let (mut now, mut peak) = (0u64, 0u64);
         for step in 0..200u64 {
-            match next(&mut state) % 40 {
+            match dice.below(40) {
                 0 => drop(gpu.trim(Trim::All)),
                 1 => gpu.synchronize().unwrap(),
                 2 if streams.len() > 1 => drop(streams.pop()),
@@ -192,25 +193,25 @@ fn the_true_peak_lies_between_the_bounds() {
                     peak = now;
                 }
                 5..=21 if !live.is_empty() => {
-                    let at = next(&mut state) % live.len() as u64;
+                    let at = dice.number(live.len() as u64);
                     let key = *live.keys().min_by_key(|k| k.wrapping_mul(at | 1)).unwrap();
                     now -= live.remove(&key).unwrap().1;
                 }
                 _ => {
-                    let bytes = 1 + next(&mut state) % (6 * MIB);
-                    let s = &streams[next(&mut state) as usize % streams.len()];
+                    let bytes = 1 + dice.number(6 * MIB);
+                    let s = &streams[dice.below(streams.len())];
                     let rounded = bytes.div_ceil(512) * 512;
                     live.insert(step, (gpu.alloc(bytes, s).unwrap(), rounded));
                     now += rounded;
                     peak = peak.max(now);
                 }
             }
-            if next(&mut state).is_multiple_of(16) || step == 199 {
+            if dice.one_in(16) || step == 199 {
                 let report = gpu.report();
                 let (least, most) = (report.allocated_peak, report.allocated_peak_at_most);
                 assert!(least <= peak && peak <= most, "seed {seed} step {step}: {least} {peak} {most}");
-                assert!(most <= report.taken_peak);
-                match report.peak_live() {
+                assert!(most <= report.reserved_peak);
+                match report.peak_allocated() {
                     Some(live) => {
                         assert_eq!(live, peak, "seed {seed} step {step}");
                         known += 1;
@@ -235,6 +236,6 @@ fn of_many_pools_the_bounds_hold_under_footprint() {
     let kept: Vec<_> = streams.iter().map(|stream| gpu.alloc(1 << 20, stream).unwrap()).collect();
     let report = gpu.report();
     assert_eq!((report.allocated_peak, report.allocated_peak_at_most), (130 << 20, 130 << 20));
-    assert_eq!(report.taken, 130 << 20, "nothing was there to be lent");
+    assert_eq!(report.reserved, 130 << 20, "nothing was there to be lent");
     drop(kept);
 }

@@ -126,7 +126,7 @@ fn taken_by_steps(config: Config, varying: bool, steps: u32) -> u64 {
             drop((activation, gradient));
         }
     }
-    gpu.report().taken_peak
+    gpu.report().reserved_peak
 }
 
 /// T6: the talk saw 12 GiB against 3 on sentences and no difference on images: where lengths are drawn anew each step,
@@ -372,7 +372,7 @@ fn c01_trim_one_stream_or_all() {
         drop(parts);
     }
     let kept = gpu.alloc(2 * MIB, &b).unwrap();
-    let before = gpu.report().taken;
+    let before = gpu.report().reserved;
     gpu.synchronize().unwrap();
     let first = gpu.trim(Trim::Stream(&a)).unwrap();
     assert_eq!((first.bytes, first.segments), (20 * MIB, 1));
@@ -395,7 +395,7 @@ fn c02_limit_by_bytes_fraction_and_environment() {
         let x = gpu.alloc(200 * MIB, &s).unwrap();
         let refused = gpu.alloc(100 * MIB, &s).unwrap_err();
         let facts = refused.out_of_memory().expect("out of memory");
-        assert_eq!((facts.asked, facts.report.limit), (100 * MIB, Some(256 * MIB)));
+        assert_eq!((facts.requested, facts.report.limit), (100 * MIB, Some(256 * MIB)));
         gpu.set_limit(Limit::None).unwrap();
         let y = gpu.alloc(100 * MIB, &s).unwrap();
         drop((x, y, s));

@@ -60,9 +60,9 @@ fn against_the_model(gpu: &Allocator<Sim>) {
     }
     let report = gpu.report();
     let total = &report.total;
-    assert_eq!((total.asked, total.allocated), (asked, rounded));
-    assert_eq!(total.held, total.allocated + total.cached + total.in_flight);
-    assert_eq!(total.held + report.moving, report.taken, "a byte is lost or counted twice");
+    assert_eq!((total.requested, total.allocated), (asked, rounded));
+    assert_eq!(total.reserved, total.allocated + total.cached + total.in_flight);
+    assert_eq!(total.reserved + report.moving, report.reserved, "a byte is lost or counted twice");
 }
 
 /// What every program must leave behind, whatever it was.
@@ -70,7 +70,7 @@ fn at_rest(sim: &Sim, gpu: Allocator<Sim>) {
     gpu.synchronize().unwrap();
     gpu.trim(Trim::All).unwrap();
     against_the_model(&gpu);
-    assert_eq!(gpu.report().taken, 0, "all is free and complete, and something cannot be given back");
+    assert_eq!(gpu.report().reserved, 0, "all is free and complete, and something cannot be given back");
     drop(gpu);
     assert_eq!(sim.leaks(), [], "left on the device");
 }

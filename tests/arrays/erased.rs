@@ -128,7 +128,7 @@ fn strangers_are_refused_with_typed_errors() {
     let (_, _, other) = device(Config::default());
     let elsewhere = other.stream().unwrap();
     assert!(x.record_use(&elsewhere).is_err() && any.alloc(KIB, &elsewhere).is_err());
-    assert!(matches!(any.alloc_aligned(KIB, 3, &s).unwrap_err(), Error::BadAlignment { asked: 3, .. }));
+    assert!(matches!(any.alloc_aligned(KIB, 3, &s).unwrap_err(), Error::BadAlignment { requested: 3, .. }));
     assert_eq!(format!("{:?}", any.alloc(0, &s).unwrap()), "AnyAllocation(empty)");
     assert!(stranger.downcast_ref::<Sim>().is_none() && stranger.downcast_ref::<Null>().is_some());
     let x = x.into_allocation::<Null>().unwrap_err();
@@ -150,7 +150,7 @@ fn wrappers_compose_in_both_orders() {
     let x = outer.alloc(3 * KIB, &s).unwrap();
     let refused = outer.alloc(KIB + 1, &s).unwrap_err();
     assert!(
-        matches!(refused, Error::AboveLimit { asked: 1025, live: 3072, most: 4096 }),
+        matches!(refused, Error::AboveLimit { requested: 1025, allocated: 3072, most: 4096 }),
         "{refused}: in bytes as asked for"
     );
     let y = outer.alloc_aligned(KIB, 4096, &s).unwrap();
@@ -200,7 +200,7 @@ fn a_limit_is_kept_under_threads() {
                     at_once.wait();
                     match limited.alloc(KIB, &s) {
                         Ok(x) => held.lock().unwrap().push(x),
-                        Err(e) => assert!(matches!(e, Error::AboveLimit { live: 8192, .. }), "{e}"),
+                        Err(e) => assert!(matches!(e, Error::AboveLimit { allocated: 8192, .. }), "{e}"),
                     }
                     // Nobody frees before all have asked.
                     at_once.wait();

@@ -22,10 +22,17 @@ fn first_steps_prints_the_peak_of_both_arrays() {
     let report = gpu.report();
     // By the device's own books nothing else was taken: a segment, of which the second stream was lent a part.
     assert_eq!(sim.ledger().bytes_taken_peak, 20 * MIB);
-    assert_eq!((report.peak_live(), report.taken_over_live()), (Some(8 * MIB), Some(2.5)), "{report}");
+    assert_eq!(
+        (report.peak_allocated(), report.reserved_over_allocated()),
+        (Some(8 * MIB), Some(2.5)),
+        "{report}"
+    );
     let text = report.to_string();
     let head = text.lines().next().unwrap();
-    assert!(head.contains("taken 20.0 MiB (peak 20.0 MiB)   peak live 8.00 MiB   ratio 2.500   "), "{head}");
+    assert!(
+        head.contains("reserved 20.0 MiB (peak 20.0 MiB)   peak allocated 8.00 MiB   ratio 2.500   "),
+        "{head}"
+    );
     let total = text.lines().find(|line| line.starts_with("total")).expect("two pools have a total");
     assert!(total.contains(" 8.00 MiB "), "{total}");
     sim.verdict().unwrap();

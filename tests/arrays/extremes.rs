@@ -86,7 +86,7 @@ fn of_array<T>(lengths: &[usize], room: u64) -> Answer {
 fn refused(e: &Error) -> Answer {
     match e {
         Error::Overflow { .. } => Answer::Overflow,
-        &Error::TooLarge { asked, most } => {
+        &Error::TooLarge { requested: asked, most } => {
             assert_eq!(most, MOST);
             Answer::TooLarge(asked)
         }
@@ -381,11 +381,11 @@ proptest! {
                     prop_assert!(bytes == 0 || rounded + skips <= i128::from(DEVICE), "{} at {}", bytes, align);
                     prop_assert_eq!((block.len(), block.address().0 % align), (bytes, 0));
                 }
-                Err(Error::BadAlignment { asked, most }) => {
+                Err(Error::BadAlignment { requested: asked, most }) => {
                     prop_assert_eq!((asked, most), (align, GIB));
                     prop_assert!(!align.is_power_of_two() || align > GIB);
                 }
-                Err(Error::TooLarge { asked, most }) => {
+                Err(Error::TooLarge { requested: asked, most }) => {
                     prop_assert_eq!((asked, most), (bytes, MOST));
                     prop_assert!(rounded > i128::from(MOST));
                 }

@@ -7,11 +7,12 @@
 use millpond::array::ForeignMemory;
 use millpond::driver::Memory;
 use millpond::error::ForeignRangeKind;
-use millpond::units::{Addr, DeviceId, GIB, KIB};
+use millpond::units::{Addr, DeviceId, GIB, KIB, MIB};
 use millpond::{Allocation, Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Trim, kernel};
 use millpond_sim::{Launch, Schedule, Sim};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// Another library with memory of its own, all of which is one block.
 struct Library {
@@ -205,6 +206,141 @@ fn a_deterministic_allocator_lets_go_behind_its_own_waits() {
     assert_eq!(library.dropped(), 1);
     drop((s, gpu, library));
     clean(&sim);
+}
+
+/// What a wait of the host's proved lets go of owners, in a program that queues nothing of ours and whose blocks are hits: of the stream, of
+/// an event of it, of an event that is only asked, and of an event that was seen complete before the array was dropped.
+#[test]
+fn a_wait_of_the_hosts_lets_the_owner_go() {
+    type Wait = fn(&Stream<Sim>, &Sim);
+    let waits: [Wait; 3] = [
+        |s, _| s.synchronize().unwrap(),
+        |s, _| s.record().unwrap().synchronize(Duration::MAX).unwrap(),
+        |s, sim| {
+            let event = s.record().unwrap();
+            sim.run_until_idle();
+            assert!(event.is_complete().unwrap());
+        },
+    ];
+    for (wait, elsewhere) in waits.into_iter().flat_map(|wait| [(wait, false), (wait, true)]) {
+        let (sim, gpu, library) = device(Config::default());
+        let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        for round in 0..100 {
+            let x = brought_in(&library, &s);
+            sim.launch(s.native(), Launch::new("ours").writes(x.address(), BYTES)).unwrap();
+            if elsewhere {
+                x.record_use(&t).unwrap();
+                t.wait_stream(&s).unwrap();
+                sim.launch(t.native(), Launch::new("theirs").reads(x.address(), BYTES)).unwrap();
+            }
+            drop(x);
+            drop(gpu.alloc(4096, &s).unwrap());
+            assert_eq!(library.dropped(), round, "the device uses it");
+            wait(&s, &sim);
+            if elsewhere {
+                wait(&t, &sim);
+            }
+            assert_eq!((library.dropped(), gpu.bookkeeping().kept), (round + 1, 0));
+            library.reuse(&sim);
+            library.stream.synchronize().unwrap();
+        }
+        drop((s, t, gpu, library));
+        clean(&sim);
+    }
+}
+
+/// Arrays that are brought in, and uses that are recorded, let the owners of former ones go, though nobody waits for anything.
+#[test]
+fn owners_go_while_others_come() {
+    let (sim, gpu, library) = device(Config::default());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    drop(brought_in(&library, &s));
+    sim.launch(s.native(), Launch::new("ours")).unwrap();
+    let block = gpu.alloc(4096, &s).unwrap();
+    assert!(gpu.bookkeeping().kept == 1 || library.dropped() == 1);
+    for _ in 0..2 {
+        // The first makes the marker, if there is none.
+        block.record_use(&t).unwrap();
+        sim.run_until_idle();
+    }
+    assert_eq!((library.dropped(), gpu.bookkeeping().kept), (1, 0));
+    drop(brought_in(&library, &s));
+    let other = Library::new(&sim);
+    for round in 1..3 {
+        drop(brought_in(&other, &s));
+        sim.run_until_idle();
+        other.stream.synchronize().unwrap();
+        assert!(gpu.bookkeeping().kept <= 2, "round {round}");
+        if round == 1 {
+            gpu.synchronize().unwrap();
+        }
+    }
+    gpu.synchronize().unwrap();
+    assert_eq!((library.dropped(), other.dropped()), (2, 2));
+    drop((block, s, t, gpu, library, other));
+    clean(&sim);
+}
+
+/// A request that the device refuses lets owners go whose memory nobody uses any more, and waits for those that are in use for a moment;
+/// one that may wait for nothing says what is kept, and who could end that.
+#[test]
+#[allow(unsafe_code, reason = "a range of the driver's, which is the owner")]
+fn a_request_is_served_from_what_owners_held() {
+    let bring = |sim: &Sim, gpu: &Allocator<Sim>, s: &Stream<Sim>| {
+        let theirs = sim.allocate(48 * MIB).unwrap();
+        let memory = ForeignMemory { address: theirs.addr(), bytes: 48 * MIB, device: DeviceId(0) };
+        // SAFETY: the range is the driver's, and the array's alone.
+        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, 1024, s, theirs) };
+        let mut x = made.map_err(|(_, e)| e).unwrap();
+        x.fill_bytes(1, s).unwrap();
+        drop(x);
+        assert_eq!(gpu.bookkeeping().kept, 1);
+    };
+    for deterministic in [false, true] {
+        for wait in [Duration::ZERO, Duration::from_secs(1)] {
+            let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
+            let config = Config::default().deterministic(deterministic).bounded_wait(wait);
+            let gpu = Allocator::new(sim.clone(), config).unwrap();
+            let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+            bring(&sim, &gpu, &s);
+            if wait.is_zero() {
+                let refused = gpu.alloc(32 * MIB, &t).unwrap_err();
+                let facts = refused.out_of_memory().expect("out of memory");
+                assert_eq!(facts.kept, 48 * MIB);
+                assert!(facts.to_string().contains("foreign memory kept for its owners 48.0 MiB"), "{facts}");
+                assert!(facts.advice().starts_with("48.0 MiB of foreign memory are kept"), "{facts}");
+                // Known complete by nobody, but by whoever asks.
+                sim.run_until_idle();
+                if deterministic {
+                    assert!(gpu.alloc(32 * MIB, &t).is_err(), "it asks nobody");
+                    s.synchronize().unwrap();
+                }
+            }
+            let block = gpu.alloc(32 * MIB, &t).unwrap();
+            assert_eq!(gpu.bookkeeping().kept, 0);
+            drop((block, s, t, gpu));
+            clean(&sim);
+        }
+    }
+}
+
+/// Pinned memory that a dropped token's shared source holds comes back to a request that it is in the way of.
+#[test]
+fn a_pinned_request_is_served_from_what_tokens_held() {
+    for deterministic in [false, true] {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let config = Config::default().deterministic(deterministic).pinned_limit(64 * MIB);
+        let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::from_secs(1))).unwrap();
+        let s = gpu.stream().unwrap();
+        let source = Arc::new(gpu.pinned_from_fn(10 << 20, |i| i as u32).unwrap());
+        let mut x = gpu.uninit::<u32>(10 << 20, &s).unwrap();
+        drop(x.copy_from(source, &s).unwrap());
+        assert_eq!(gpu.bookkeeping().kept, 1);
+        drop(gpu.alloc_pinned(40 * MIB).unwrap());
+        assert_eq!(gpu.bookkeeping().kept, 0);
+        drop((x, s, gpu));
+        clean(&sim);
+    }
 }
 
 #[test]

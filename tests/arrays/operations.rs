@@ -12,6 +12,7 @@ use millpond::{
     kernel, transfer,
 };
 use millpond_sim::{Call, Launch, Schedule, Sim};
+use millpond_testkit::dice::Dice;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -22,6 +23,8 @@ use std::sync::Arc;
 const STREAMS: usize = 3;
 /// Elements of an array.
 const LEN: usize = 512;
+/// Streams of a crowd of readers.
+const CROWD: usize = 10;
 
 /// One step. Numbers choose among what there is at the time.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +127,13 @@ enum Rare {
     Halves { what: usize, on: (usize, usize), value: u8 },
     /// A fill that is queued, and whose call then panics.
     Panic { what: usize, on: usize, value: u8 },
+    /// A fill whose marker the driver refuses.
+    Unmarked { what: usize, on: usize, value: u8 },
+    /// More streams than are looked at one by one read what somebody's kernel reads under a guard, which is then forgotten, or
+    /// before its kernel.
+    Crowd { what: usize, on: usize, forget: bool },
+    /// As many declare a use and end, beside a declared stream that is marked before its kernel.
+    Users { what: usize, on: usize },
     /// A fill, while whatever the device is asked about events is answered by an error.
     Unanswered { what: usize, on: usize, value: u8, other: u8 },
     /// A large source whose token is dropped at once, and then as much pinned memory for somebody else.
@@ -197,6 +207,19 @@ fn step(whole_only: bool) -> impl Strategy<Value = Step> {
 /// Of both kinds.
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![3 => step(false), 1 => rare()]
+}
+
+/// Of these and three that are rarer still: markers that are refused, crowds, and crowds that declare their use.
+fn crowded_step() -> impl Strategy<Value = Step> {
+    let (what, on) = (0..16_usize, 0..STREAMS);
+    let more = prop_oneof![
+        2 => (what.clone(), on.clone(), any::<u8>())
+            .prop_map(|(what, on, value)| Rare::Unmarked { what, on, value }),
+        1 => (what.clone(), on.clone(), any::<bool>())
+            .prop_map(|(what, on, forget)| Rare::Crowd { what, on, forget }),
+        1 => (what, on).prop_map(|(what, on)| Rare::Users { what, on }),
+    ];
+    prop_oneof![12 => any_step(), 1 => more.prop_map(Step::Rare)]
 }
 
 type Pinned = PinnedArray<u8, Sim>;
@@ -301,10 +324,10 @@ fn guarded(
     (marked, forget): (bool, bool),
 ) {
     let mark = || drop(marked.then(|| stream.record().unwrap()));
-    let (bytes, whole) = ((b - a) as u64, (a, b) == (0, LEN));
-    // A launch without a range has nobody's bytes.
-    let id = x.id().filter(|_| bytes > 0);
     if let Some(value) = value {
+        let (bytes, whole) = ((b - a) as u64, (a, b) == (0, LEN));
+        // A launch without a range has nobody's bytes.
+        let id = x.id().filter(|_| bytes > 0);
         let target = if whole { x.view_mut() } else { x.slice_mut(a..b) };
         let guard = target.write_on(stream).unwrap();
         let at = guard.address();
@@ -315,14 +338,60 @@ fn guarded(
         sim.launch(stream.native(), theirs).unwrap();
         drop(guard);
     } else {
-        let view = x.slice(a..b);
-        let guard = view.read_on(stream).unwrap();
-        let theirs = of(Launch::new("guarded").reads(guard.address(), bytes), id);
-        let guard = kept(guard, forget);
-        mark();
-        sim.launch(stream.native(), theirs).unwrap();
-        drop(guard);
+        guarded_read(sim, x, stream, (a, b), forget, mark);
     }
+}
+
+/// The same that reads, with something else between the guard and the kernel.
+fn guarded_read(
+    sim: &Sim,
+    x: &DeviceArray<u8, Sim>,
+    stream: &Stream<Sim>,
+    (a, b): (usize, usize),
+    forget: bool,
+    between: impl FnOnce(),
+) {
+    let (view, bytes) = (x.slice(a..b), (b - a) as u64);
+    let guard = view.read_on(stream).unwrap();
+    // A launch without a range has nobody's bytes.
+    let theirs = of(Launch::new("guarded").reads(guard.address(), bytes), x.id().filter(|_| bytes > 0));
+    let guard = kept(guard, forget);
+    between();
+    sim.launch(stream.native(), theirs).unwrap();
+    drop(guard);
+}
+
+/// Streams that end read an array under a guard each, beside a guard whose stream is marked before its kernel.
+fn crowded(sim: &Sim, gpu: &Allocator<Sim>, x: &DeviceArray<u8, Sim>, stream: &Stream<Sim>, forget: bool) {
+    guarded_read(sim, x, stream, (0, LEN), forget, || {
+        for _ in 0..CROWD {
+            guarded_read(sim, x, &gpu.stream().unwrap(), (0, LEN), false, || ());
+        }
+        drop(stream.record().unwrap());
+    });
+}
+
+/// Streams that end are declared as users of an array, beside one that is declared too, and marked before its kernel reads. Something is declared
+/// then.
+fn declared_crowd(
+    sim: &Sim,
+    gpu: &Allocator<Sim>,
+    x: &DeviceArray<u8, Sim>,
+    declared: &mut Vec<usize>,
+    (on, stream): (usize, &Stream<Sim>),
+) -> bool {
+    if !declared.contains(&on) {
+        x.record_use(stream).unwrap();
+        declared.push(on);
+    }
+    x.wait_on(stream).unwrap();
+    for _ in 0..CROWD {
+        x.record_use(&gpu.stream().unwrap()).unwrap();
+    }
+    drop(stream.record().unwrap());
+    let theirs = of(Launch::new("theirs").reads(x.address(), x.size_bytes()), x.id());
+    sim.launch(stream.native(), theirs).unwrap();
+    true
 }
 
 /// An array as bytes, and again as an array: one of ours, or one in memory that its allocation keeps alive.
@@ -369,7 +438,7 @@ struct Machine {
     any_declared: bool,
     /// How many arrays were first written by another stream.
     born_elsewhere: u64,
-    /// How many foreign ranges there were: each keeps bytes that no miss can wait for, so they are few.
+    /// How many foreign ranges there were: each keeps bytes longer than its array lives, so they are few.
     brought_in: usize,
     tokens: Vec<Token>,
     forgotten: Vec<ManuallyDrop<Token>>,
@@ -500,6 +569,7 @@ impl Machine {
         }
     }
 
+    #[allow(clippy::too_many_lines, reason = "some lines for each")]
     fn rare(&mut self, step: Rare) {
         let Machine { sim, gpu, streams, arrays, declared, any_declared, tokens, brought_in, .. } = self;
         let n = arrays.len();
@@ -535,6 +605,24 @@ impl Machine {
                 model.fill(value);
                 // Its end is stamped, as no marker could be made.
                 *any_declared = true;
+            }
+            Rare::Unmarked { what, on, value } => {
+                let (x, model) = &mut arrays[what % n];
+                sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
+                // If it is the marker of a stream to wait for, nothing was queued.
+                if x.fill_bytes(value, &streams[on]).is_ok() {
+                    model.fill(value);
+                }
+                sim.clear_faults();
+                *any_declared = true;
+            }
+            Rare::Crowd { what, on, forget } => {
+                *any_declared = true;
+                crowded(sim, gpu, &arrays[what % n].0, &streams[on], forget);
+            }
+            Rare::Users { what, on } => {
+                let (x, users) = (&arrays[what % n].0, &mut declared[what % n]);
+                *any_declared |= declared_crowd(sim, gpu, x, users, (on, &streams[on]));
             }
             Rare::Unanswered { what, on, value, other } => {
                 let (x, model) = &mut arrays[what % n];
@@ -635,6 +723,12 @@ pub fn program(seed: u64) -> (usize, Result<(), String>) {
     (made, outcome.map(drop))
 }
 
+/// The same with markers that are refused, and more readers at once than are looked at one by one.
+pub fn crowded_program(seed: u64) -> (usize, Result<(), String>) {
+    let (made, outcome) = played(seed, crowded_step());
+    (made, outcome.map(drop))
+}
+
 /// A program from a seed, of steps of a kind: as [`program`], and how many waits there were, and how many nobody needed.
 fn played(seed: u64, steps: impl Strategy<Value = Step>) -> (usize, Result<(u64, u64), String>) {
     let mut bytes = [0; 32];
@@ -702,7 +796,7 @@ proptest! {
     #[test]
     fn any_program_with_guards_foreign_ranges_and_streams_that_end_comes_to_the_same(
         schedule in schedule(),
-        steps in proptest::collection::vec(any_step(), 1..120),
+        steps in proptest::collection::vec(crowded_step(), 1..120),
     ) {
         let mut machine = Machine::new(schedule);
         for step in steps {
@@ -723,8 +817,8 @@ proptest! {
     }
 }
 
-/// Host threads that hand each other arrays, over streams that they share: whoever has an array writes it, copies it, reads
-/// it back, drops it or passes it on.
+/// Host threads that hand each other arrays, over streams that they share: whoever has an array writes it, copies it, by pinned memory and by
+/// pageable, reads it back, holds a guard on it, drops it or passes it on.
 struct Hall {
     sim: Sim,
     gpu: Allocator<Sim>,
@@ -732,29 +826,20 @@ struct Hall {
     /// Arrays that are nobody's at the moment, each with the value that it holds.
     table: std::sync::Mutex<Vec<(DeviceArray<u8, Sim>, u8)>>,
     forgotten: std::sync::Mutex<Vec<ManuallyDrop<Token>>>,
-}
-
-/// Choices from a seed (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
+    /// Guards, sources of several owners, pageable memory and the program's own order of streams too.
+    every_verb: bool,
 }
 
 impl Hall {
     const THREADS: u64 = 4;
 
-    fn new(schedule: Schedule) -> Hall {
+    fn new(schedule: Schedule, every_verb: bool) -> Hall {
         let sim = Sim::new(GIB).schedule(schedule);
         let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(64 * LEN as u64));
         let gpu = Allocator::new(sim.clone(), config).unwrap();
         let streams = (0..STREAMS).map(|_| gpu.stream().unwrap()).collect();
-        Hall { sim, gpu, streams, table: std::sync::Mutex::default(), forgotten: std::sync::Mutex::default() }
+        let (table, forgotten) = (std::sync::Mutex::default(), std::sync::Mutex::default());
+        Hall { sim, gpu, streams, table, forgotten, every_verb }
     }
 
     /// What one thread does.
@@ -775,7 +860,7 @@ impl Hall {
                 self.table.lock().unwrap().push((x, value));
                 continue;
             };
-            match dice.below(8) {
+            match dice.below(if self.every_verb { 12 } else { 8 }) {
                 0 => {
                     x.fill_bytes(value, on).unwrap();
                     holds = value;
@@ -809,7 +894,24 @@ impl Hall {
                     drop(x);
                     continue;
                 }
-                _ => {}
+                8 => {
+                    let (marked, forget) = (dice.below(2) == 0, dice.below(4) == 0);
+                    let write = (dice.below(2) == 0).then_some(value);
+                    guarded(&self.sim, &mut x, on, (0, LEN), write, (marked, forget));
+                    holds = write.unwrap_or(holds);
+                }
+                9 => {
+                    // The token is the source's last owner, and somebody else has its memory next.
+                    drop(x.copy_from(Arc::new(filled(&self.gpu, LEN, value)), on).unwrap());
+                    drop(filled(&self.gpu, LEN, !value));
+                    holds = value;
+                }
+                10 if dice.below(2) == 0 => {
+                    x.copy_from_pageable(&[value; LEN], on).unwrap();
+                    holds = value;
+                }
+                10 => assert!(x.to_vec(on).unwrap() == vec![holds; LEN]),
+                _ => on.wait_stream(&self.streams[dice.below(STREAMS)]).unwrap(),
             }
             self.table.lock().unwrap().push((x, holds));
         }
@@ -835,23 +937,36 @@ impl Hall {
     }
 }
 
-#[test]
-fn arrays_go_from_thread_to_thread() {
+/// How many waits there were in so many programs, and how many nobody needed.
+fn halls(every_verb: bool) -> (u64, u64) {
     let (mut waits, mut needless) = (0, 0);
     for seed in 0..40 {
         let schedule = if seed % 2 == 0 { Schedule::Latest } else { Schedule::Random(seed) };
-        let hall = Hall::new(schedule);
+        let hall = Hall::new(schedule, every_verb);
         std::thread::scope(|threads| {
             for thread in 0..Hall::THREADS {
                 let hall = &hall;
-                threads.spawn(move || hall.guest(Dice(seed * Hall::THREADS + thread)));
+                threads.spawn(move || hall.guest(Dice::new(seed * Hall::THREADS + thread)));
             }
         });
         let (all, beyond) = hall.close();
         (waits, needless) = (waits + all, needless + beyond);
     }
+    (waits, needless)
+}
+
+#[test]
+fn arrays_go_from_thread_to_thread() {
+    let (waits, needless) = halls(false);
     // A marker is made when it is needed, and then covers what the other threads have put on its stream meanwhile.
     assert!(waits > 1000 && needless * 10 <= waits, "{needless} of {waits} waits were needless");
+}
+
+/// Of waits that the program itself asks for nobody says that they are needed.
+#[test]
+fn arrays_go_from_thread_to_thread_under_guards_and_copies_of_every_kind() {
+    let (waits, _) = halls(true);
+    assert!(waits > 1000, "{waits} waits");
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, bytemuck::Pod, bytemuck::Zeroable)]

@@ -11,6 +11,7 @@ use millpond::driver::{DriverResult, Host, HostKind, Memory, OwnedRange};
 use millpond::units::{Addr, KIB, MIB};
 use millpond::{Allocator, Config, DeviceArray, DriverErrorKind, Stream, Trim};
 use millpond_sim::{HostFunction, KernelMemory, Launch, Schedule, Sim};
+use millpond_testkit::dice::Dice;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -22,18 +23,6 @@ const CALLS: usize = 6;
 const LENGTHS: [usize; 2] = [512, 1536];
 /// Little enough that each array is a range of its own, since no larger segment fits.
 const PINNED: u64 = 16 * KIB;
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: usize) -> usize {
-        // splitmix64
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
-    }
-}
 
 /// What a reference leads to, and the one letter that all of it is.
 #[derive(Clone, Copy)]
@@ -231,7 +220,7 @@ fn unchanged(held: &[Held<'_>], what: &str) -> Result<(), String> {
 }
 
 fn played(seed: u64) -> (World, Result<(), String>) {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::new(seed);
     let mut world = World::new(&mut dice);
     let outcome = world.level(&mut dice, &[], LEVELS);
     (world, outcome)

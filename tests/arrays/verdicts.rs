@@ -1,7 +1,7 @@
 //! What a person reads when a program is wrong: its whole text, in the program's own names, numbers and lines, and the same
 //! in every run. Each kind of fault alone has its text in the oracle's own tests.
 
-use millpond::driver::{Copies, Driver, Fences, Host, HostKind, Memory, Note, RangeUse};
+use millpond::driver::{Copies, Driver, Fences, Host, HostKind, Memory, Note, QueuedBy, RangeUse};
 use millpond::trace::Program;
 use millpond::units::GIB;
 use millpond::{Allocator, Config, kernel};
@@ -75,10 +75,10 @@ fn a_fault_of_the_library() -> (String, String) {
     let a = gpu.alloc(2048, &s).unwrap();
     let id = a.id().unwrap();
     t.wait_stream(&s).unwrap();
-    sim.note(Note::Operation { id, stream: s.id(), used: RangeUse::ReadWrite });
+    sim.note(Note::Operation { id, stream: s.id(), used: RangeUse::ReadWrite, by: QueuedBy::Library });
     let first = line!() + 1;
     sim.launch(s.native(), Launch::new("fill").writes(a.address(), 2048)).unwrap();
-    sim.note(Note::Operation { id, stream: t.id(), used: RangeUse::Read });
+    sim.note(Note::Operation { id, stream: t.id(), used: RangeUse::Read, by: QueuedBy::Library });
     let second = line!() + 1;
     sim.launch(t.native(), Launch::new("copy").reads(a.address(), 2048)).unwrap();
     let expected = format!(

@@ -4,6 +4,7 @@
 //!
 //! 16 to 100 programs of each kind, some seconds in all, or what `MILLPOND_CASES` says.
 
+pub(super) use super::world::relaxed;
 use super::world::{ARRAYS, Call, HOMES, STREAMS, World, all_calls, calls};
 use super::*;
 use proptest::collection::vec;
@@ -295,15 +296,6 @@ pub(super) fn beside_a_capture(world: &mut World, call: Call) {
         },
     };
     assert!(said.contains("aptur") || said.contains("INVALID_VALUE"), "{call:?} beside a capture: {said}");
-}
-
-/// This thread's capture mode; answers what it was. The stand-in has a program end others' captures in any mode but the relaxed one.
-#[allow(unsafe_code, reason = "a foreign call")]
-pub(super) fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
-    // SAFETY: the pointer is a local's, read and written by the call.
-    let answer = unsafe { cudarc::driver::sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-    assert_eq!(answer, cudarc::driver::sys::CUresult::CUDA_SUCCESS);
-    mode
 }
 
 /// How many of those that may fail, the first, order streams or tell what is over.

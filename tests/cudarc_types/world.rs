@@ -688,3 +688,12 @@ fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2], nu
     };
     Given { theirs, ours: None }
 }
+
+/// This thread's capture mode; answers what it was. The stand-in has a program end others' captures in any mode but the relaxed one.
+#[allow(unsafe_code, reason = "a foreign call")]
+pub fn relaxed(mut mode: CUstreamCaptureMode) -> CUstreamCaptureMode {
+    // SAFETY: the pointer is a local's, read and written by the call.
+    let answer = unsafe { cudarc::driver::sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    assert_eq!(answer, cudarc::driver::sys::CUresult::CUDA_SUCCESS);
+    mode
+}

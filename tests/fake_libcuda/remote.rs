@@ -76,9 +76,14 @@ fn beside() -> Option<PathBuf> {
     [beside.join("libfake_libcuda.so"), beside.join("../libfake_libcuda.so")].into_iter().find(|p| p.exists())
 }
 
-/// Says why a test was skipped, past the test harness, which shows what a passing test prints to nobody.
+/// Says a whole line past the test harness, which shows what a passing test prints to nobody.
+pub fn say(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// Says why a test was skipped.
 pub fn skipped(why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+    say(&format!("SKIPPED: {why}"));
 }
 
 /// Says that a test was skipped because there is no stand-in.

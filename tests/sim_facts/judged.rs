@@ -1,7 +1,7 @@
 //! The simulated device under its oracle: the device tells what happened, the oracle convicts, and the contents agree.
 
 use super::*;
-use millpond::driver::{Driver, HostKind, Note, RangeUse};
+use millpond::driver::{Driver, HostKind, Note, QueuedBy, RangeUse};
 use millpond::units::AllocationId;
 use millpond::{Allocator, Config};
 use millpond_sim::oracle::{Blame, Fault, Property, Tally};
@@ -461,7 +461,12 @@ fn operations_on_arrays_are_known_to_the_library() {
         x.fill_bytes(1, &s).expect("queued");
         let id = gpu.live()[0].id;
         if said {
-            sim.note(Note::Operation { id, stream: t.id(), used: RangeUse::ReadWrite });
+            sim.note(Note::Operation {
+                id,
+                stream: t.id(),
+                used: RangeUse::ReadWrite,
+                by: QueuedBy::Library,
+            });
         }
         sim.launch(t.native(), write(x.address()).tag(id)).expect("queued");
         let fault = if said { Fault::UnorderedOperation } else { Fault::Race };

@@ -11,6 +11,7 @@ use super::*;
 use millpond::driver::{HostKind, OwnedHost, OwnedRange};
 use millpond::{Allocator, Config, Limit};
 use millpond_sim::{HostFunction, Schedule};
+use millpond_testkit::dice::Dice;
 
 /// Nanoseconds that so many bytes take at so many bytes a microsecond.
 fn lasts(bytes: u64, rate: u64) -> u64 {
@@ -21,17 +22,6 @@ const BUS: u64 = 55_500;
 
 const SCHEDULES: [Schedule; 5] =
     [Schedule::Earliest, Schedule::Latest, Schedule::Random(1), Schedule::Random(2), Schedule::Random(3)];
-
-/// A small generator, so that a seed is a program.
-struct Coins(u64);
-impl Coins {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) % n
-    }
-}
 
 /// A use of a buffer: on which stream, whether it writes, the event behind it, when it is over at the earliest.
 struct Use {
@@ -98,7 +88,7 @@ struct Stake {
 
 struct Program {
     sim: Sim,
-    coins: Coins,
+    coins: Dice,
     /// Each with whether it is there.
     streams: Vec<(SimStream, bool)>,
     addrs: [Addr; BUFFERS],
@@ -110,10 +100,10 @@ struct Program {
 
 impl Program {
     fn new(seed: u64, schedule: Schedule) -> Program {
-        let mut coins = Coins(seed * 2 + 1);
+        let mut coins = Dice::new(seed);
         let sim = Sim::new(GIB).schedule(schedule).contents(false);
-        let kinds: Vec<Kind> = match coins.below(3) {
-            0 => vec![Kind::Alone; 2 + coins.below(2) as usize],
+        let kinds: Vec<Kind> = match coins.number(3) {
+            0 => vec![Kind::Alone; 2 + coins.number(2) as usize],
             1 => vec![Kind::Legacy, Kind::Blocking, Kind::Blocking],
             _ => vec![Kind::Legacy, Kind::Blocking, Kind::Blocking, Kind::Alone],
         };
@@ -137,7 +127,7 @@ impl Program {
                     self.stake.implied += 1;
                     continue;
                 }
-                match self.coins.below(4) {
+                match self.coins.number(4) {
                     0 if self.streams[u.stream].1 => {
                         self.sim.synchronize_stream(&self.streams[u.stream].0).expect("waited");
                         self.path.host_saw(self.path.streams[u.stream].1);
@@ -161,13 +151,13 @@ impl Program {
     }
 
     fn operation(&mut self) {
-        let on = self.coins.below(self.streams.len() as u64) as usize;
+        let on = self.coins.number(self.streams.len() as u64) as usize;
         if !self.streams[on].1 {
             return;
         }
-        let b = self.coins.below(DEVICE as u64) as usize;
-        let p = DEVICE + self.coins.below((BUFFERS - DEVICE) as u64) as usize;
-        let what = self.coins.below(9);
+        let b = self.coins.number(DEVICE as u64) as usize;
+        let p = DEVICE + self.coins.number((BUFFERS - DEVICE) as u64) as usize;
+        let what = self.coins.number(9);
         let touched: &[(usize, bool)] = match what {
             0 | 1 => &[(b, what == 0)],
             2 => &[(p, false), (b, true)],
@@ -180,7 +170,7 @@ impl Program {
         };
         let ready = self.order(on, touched);
         let (sim, stream, addrs) = (&self.sim, &self.streams[on].0, self.addrs);
-        let bytes = (4 * MIB) >> self.coins.below(3);
+        let bytes = (4 * MIB) >> self.coins.number(3);
         let kernel = || {
             let kernel = Launch::new("kernel");
             touched.iter().fold(kernel, |kernel, &(b, writes)| {
@@ -189,7 +179,7 @@ impl Program {
         };
         let nanos = match what {
             0 | 1 => {
-                let takes = self.coins.below(80_000);
+                let takes = self.coins.number(80_000);
                 sim.launch(stream, kernel().takes(takes)).expect("queued");
                 takes
             }
@@ -237,7 +227,7 @@ impl Program {
 
     /// A stream goes, whatever is queued on it, and another of its kind comes.
     fn end_a_stream(&mut self) {
-        let which = self.coins.below(self.streams.len() as u64) as usize;
+        let which = self.coins.number(self.streams.len() as u64) as usize;
         let (kind, over) = self.path.streams[which];
         if kind == Kind::Legacy || !self.streams[which].1 {
             return;
@@ -264,7 +254,7 @@ fn stream(sim: &Sim, kind: Kind) -> SimStream {
 fn run(seed: u64, schedule: Schedule) -> (u64, u64, Stake) {
     let mut program = Program::new(seed, schedule);
     for _ in 0..40 {
-        match program.coins.below(20) {
+        match program.coins.number(20) {
             0 => program.end_a_stream(),
             1 => {
                 program.sim.synchronize_device().expect("waited");
@@ -272,7 +262,7 @@ fn run(seed: u64, schedule: Schedule) -> (u64, u64, Stake) {
             }
             _ => program.operation(),
         }
-        for _ in 0..program.coins.below(3) {
+        for _ in 0..program.coins.number(3) {
             program.sim.tick();
         }
     }

@@ -3,15 +3,14 @@
 //! `MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak -- --ignored --exact command::every_program --nocapture`; the
 //! executable takes the same words behind its name, on a machine that has no Rust and no sources either. `MILLPOND_SOAK_ONLY=random,t12`
 //! takes the programs that have one of the words in their names, `MILLPOND_SOAK_SEEDS=1000` so many random ones, and
-//! `MILLPOND_SOAK_THREADS` runs so many at a time. Times are printed and judge nothing. With fewer than 10,000 rounds a tenth is
+//! `MILLPOND_SOAK_THREADS` runs so many at a time. Times are printed and judge nothing. With fewer than 3,000 rounds the first part is
 //! over before some lists are as long as they may be when nothing is pending, and that looks like growth.
 //!
 //! It does not know what a program does.
 
-use super::judge::rounds;
+use super::judge::{self, rounds};
 use super::run::{Pace, Run, Soaked};
 use super::{gpu_soak, programs, random, whole};
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -42,17 +41,6 @@ fn number(name: &str) -> Option<usize> {
     Some(said.parse().unwrap_or_else(|_| panic!("{name} is a number, not {said}")))
 }
 
-/// The counters at the end of the first window and of the last, those that ever counted something.
-fn counters(soaked: &Soaked) -> String {
-    let mut text = String::new();
-    for ((name, first), (_, last)) in soaked.first.iter().zip(&soaked.last) {
-        if (*first, *last) != (0, 0) {
-            let _ = write!(text, "; {name} {first} -> {last}");
-        }
-    }
-    text
-}
-
 /// Runs one, and says what came of it.
 fn line((name, run): Job) -> Result<String, String> {
     let start = Instant::now();
@@ -61,14 +49,8 @@ fn line((name, run): Job) -> Result<String, String> {
         format!("FAIL {name} panics: {}", said.or(why.downcast_ref::<&str>().copied()).unwrap_or("a panic"))
     });
     let soaked = ended?;
-    let (rounds, took) = (soaked.rounds, start.elapsed().as_secs_f64());
-    let verdict = if soaked.found.is_empty() { "ok  " } else { "FAIL" };
-    let said = format!(
-        "{verdict} {name}: {rounds} rounds in {took:.1} s, {:.0} a second{}{}",
-        rounds as f64 / took,
-        counters(&soaked),
-        soaked.found
-    );
+    let took = (soaked.rounds, start.elapsed().as_secs_f64());
+    let said = judge::line(&name, took, &soaked.first, &soaked.last, &soaked.found);
     if soaked.found.is_empty() { Ok(said) } else { Err(said) }
 }
 

@@ -311,7 +311,11 @@ fn every_row_has_a_loop() {
 }
 
 /// Tests that run once: 7.14 above; and one that is half a second of loops over every call that may fail.
-const ONCE: &[&str] = &["parity_double_free", "h02_a_peer_copy_is_ordered_whatever_fails"];
+const ONCE: &[&str] = &[
+    "parity_double_free",
+    "h02_a_peer_copy_is_ordered_whatever_fails",
+    "h02_a_peer_copy_is_ordered_if_the_driver_panics",
+];
 
 /// Tests of rows that a row's list does not name are run too: whoever adds one adds its loop.
 #[test]

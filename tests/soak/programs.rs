@@ -8,6 +8,7 @@
 
 use super::readme;
 use super::run::{Bench, Pace, Steady, soak};
+use millpond::array::ForeignMemory;
 use millpond::driver::{Kernel, StreamOptions, TwinMemory};
 use millpond::kernel::Argument;
 use millpond::transfer::Transfer;
@@ -71,6 +72,12 @@ programs! {
     streams_come_and_go: Config::default();
     streams_come_and_go_deterministically: Config::default().deterministic(true);
     users_come_and_go: Config::default();
+    users_of_a_block_that_stays: Config::default();
+    users_of_a_block_that_stays_deterministically: Config::default().deterministic(true);
+    users_of_an_array_that_stays: Config::default();
+    users_of_a_pinned_block_that_stays: Config::default();
+    users_that_end_unannounced: Config::default();
+    users_on_threads_that_end: Config::default();
     dropped_tokens: Config::default();
     dropped_tokens_deterministically: Config::default().deterministic(true);
     waited_tokens: Config::default();
@@ -79,6 +86,11 @@ programs! {
     two_foreign_users_that_nobody_waits_for: Config::default().deterministic(true);
     two_foreign_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
     two_foreign_users_and_no_reuse: Config::default().reuse(Reuse::Never);
+    foreign_memory: Config::default();
+    foreign_memory_deterministically: Config::default().deterministic(true);
+    foreign_memory_that_another_stream_uses: Config::default();
+    foreign_memory_that_another_stream_uses_deterministically: Config::default().deterministic(true);
+    foreign_memory_in_operations: Config::default();
     a_free_on_another_stream: Config::default();
     freed_by_nobody_knows_whom: Config::default();
     events_recorded_and_dropped: Config::default();
@@ -314,6 +326,87 @@ fn users_come_and_go(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 2 }
 }
 
+/// A stream for each round, which is declared a user of what stays, reads it, and ends: weights that each request reads on a stream of its own.
+fn users_of_what_stays<T: 'static>(
+    b: &Bench,
+    make: impl FnOnce(&Allocator<Device>, &Stream<Device>) -> T,
+    uses: impl Fn(&T, &Stream<Device>) -> (millpond::units::Addr, u64) + 'static,
+) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let home = stream(&gpu);
+    let stays = make(&gpu, &home);
+    let synchronise = synchronise(&home);
+    let round = Box::new(move |_| {
+        let fresh = stream(&gpu);
+        fresh.wait_stream(&home).expect("ordered");
+        let (at, bytes) = uses(&stays, &fresh);
+        device.launch(fresh.native(), || Launch::new("read").reads(at, bytes));
+    });
+    Steady { round, synchronise, asked: 2 }
+}
+
+fn users_of_a_block_that_stays(b: &Bench) -> Steady {
+    let uses = |x: &Allocation<Device>, on: &Stream<Device>| {
+        x.record_use(on).expect("recorded");
+        (x.address(), x.len())
+    };
+    users_of_what_stays(b, |gpu, home| block(gpu, 4 * KIB, home), uses)
+}
+
+fn users_of_a_block_that_stays_deterministically(b: &Bench) -> Steady {
+    all_synchronised(b, users_of_a_block_that_stays(b))
+}
+
+fn users_of_an_array_that_stays(b: &Bench) -> Steady {
+    let uses = |x: &DeviceArray<f32, Device>, on: &Stream<Device>| {
+        x.record_use(on).expect("recorded");
+        (x.address(), x.size_bytes())
+    };
+    users_of_what_stays(b, |gpu, home| zeros(gpu, 1024, home), uses)
+}
+
+fn users_of_a_pinned_block_that_stays(b: &Bench) -> Steady {
+    let uses = |x: &millpond::PinnedAllocation<Device>, on: &Stream<Device>| {
+        x.record_use(on).expect("recorded");
+        (x.address(), x.len())
+    };
+    users_of_what_stays(b, |gpu, _| gpu.alloc_pinned(4 * KIB).expect("pinned"), uses)
+}
+
+/// The same with streams of somebody else's, who ends each and tells nobody: its handle is the next one's.
+fn users_that_end_unannounced(b: &Bench) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let home = stream(&gpu);
+    let x = block(&gpu, 4 * KIB, &home);
+    let synchronise = synchronise(&home);
+    let round = Box::new(move |_| {
+        let theirs = device.wrap_stream(|sim| sim.stream().expect("a stream"));
+        let mortal = gpu.adopt(device.wrap_stream(|sim| sim.mortal_stream(&theirs))).expect("adopted");
+        mortal.wait_stream(&home).expect("ordered");
+        x.record_use(&mortal).expect("recorded");
+        reads(&device, &theirs, &x);
+    });
+    all_synchronised(b, Steady { round, synchronise, asked: 2 })
+}
+
+/// The same with the default streams of threads, which end.
+fn users_on_threads_that_end(b: &Bench) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let home = stream(&gpu);
+    let x = block(&gpu, 4 * KIB, &home);
+    let synchronise = synchronise(&home);
+    let round = Box::new(move |_| {
+        let theirs = || {
+            let own = gpu.adopt(device.wrap_stream(millpond_sim::Sim::per_thread_stream)).expect("adopted");
+            own.wait_stream(&home).expect("ordered");
+            x.record_use(&own).expect("recorded");
+            reads(&device, own.native(), &x);
+        };
+        std::thread::scope(|threads| threads.spawn(theirs).join().expect("no panic"));
+    });
+    Steady { round, synchronise, asked: 2 }
+}
+
 /// Copies from a shared source, whose tokens nobody wants.
 fn dropped_tokens(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
@@ -379,6 +472,68 @@ fn two_foreign_users_and_a_small_footprint(b: &Bench) -> Steady {
 }
 fn two_foreign_users_and_no_reuse(b: &Bench) -> Steady {
     two_foreign_users(b)
+}
+
+/// An array in memory that somebody else has: a block here, so that whatever keeps its owner shows in every count.
+#[allow(unsafe_code, reason = "a block that is the owner's alone")]
+fn brought_in(gpu: &Allocator<Device>, on: &Stream<Device>) -> DeviceArray<f32, Device> {
+    let owner = block(gpu, 4 * KIB, on);
+    let memory = ForeignMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
+    // SAFETY: the block lives as long as its owner, and nobody else uses it.
+    unsafe { DeviceArray::from_foreign(memory, 1024, on, owner) }.map_err(|(_, e)| e).expect("memory")
+}
+
+/// Nothing is queued that the allocator would see, and blocks are hits: the program's own waits let the owners go.
+fn foreign_memory(b: &Bench) -> Steady {
+    let gpu = b.gpu.clone();
+    let s = stream(&gpu);
+    let synchronise = synchronise(&s);
+    let round = Box::new(move |_| {
+        drop(brought_in(&gpu, &s));
+        drop(block(&gpu, 4 * KIB, &s));
+    });
+    Steady { round, synchronise, asked: 1 }
+}
+fn foreign_memory_deterministically(b: &Bench) -> Steady {
+    foreign_memory(b)
+}
+
+/// The same with a use that is declared elsewhere: one stream is waited for, and an event of the other.
+fn foreign_memory_that_another_stream_uses(b: &Bench) -> Steady {
+    let (device, gpu) = (b.device.clone(), b.gpu.clone());
+    let (s, t) = (stream(&gpu), stream(&gpu));
+    let (first, second) = (s.clone(), t.clone());
+    let synchronise = Box::new(move || {
+        first.synchronize().expect("waited");
+        second.record().expect("recorded").synchronize(std::time::Duration::MAX).expect("waited");
+    });
+    let round = Box::new(move |i| {
+        let x = brought_in(&gpu, &s);
+        t.wait_stream(&s).expect("ordered");
+        x.record_use(&t).expect("recorded");
+        device.launch(t.native(), || Launch::new("read").reads(x.address(), 4 * KIB));
+        drop(x);
+        if i % 2 == 0 {
+            drop(block(&gpu, 4 * KIB, &t));
+        }
+    });
+    Steady { round, synchronise, asked: 4 }
+}
+fn foreign_memory_that_another_stream_uses_deterministically(b: &Bench) -> Steady {
+    foreign_memory_that_another_stream_uses(b)
+}
+
+/// The same with operations on both streams.
+fn foreign_memory_in_operations(b: &Bench) -> Steady {
+    let gpu = b.gpu.clone();
+    let (s, t) = (stream(&gpu), stream(&gpu));
+    let synchronise = synchronise(&s);
+    let round = Box::new(move |_| {
+        let mut x = brought_in(&gpu, &s);
+        kernel::fill(&mut x, 1.0, &t).expect("queued");
+        kernel::fill(&mut x, 2.0, &s).expect("queued");
+    });
+    Steady { round, synchronise, asked: 1 }
 }
 
 /// T14 and its like: each block goes back behind the last stream that used it.

@@ -187,8 +187,16 @@ const SHORT: &str = "short";
 const FREES_WAIT_FOR_NOTHING: &str = "frees wait for nothing";
 
 impl Drawn {
-    fn soaked(&self, config: Config) -> Soaked {
-        soaked(self.run(), config, |b| program(self, b))
+    fn soaked(&self, config: &Config) -> Soaked {
+        let of = |run: Run| soaked(run, config.clone(), |b| program(self, b));
+        let first = self.judged(|| of(self.run()));
+        if self.kind == Kind::AtOnce {
+            return first;
+        }
+        first.or_longer(self.run().rounds(), |rounds| of(self.run().of_rounds(rounds)))
+    }
+    fn judged(&self, mut run: impl FnMut() -> Soaked) -> Soaked {
+        if self.kind == Kind::AtOnce { Soaked::of_three(run) } else { run() }
     }
     fn run(&self) -> Run {
         let run = Run::steady(self.pace).frees_wait(!self.config.contains(&FREES_WAIT_FOR_NOTHING));
@@ -269,7 +277,23 @@ fn rounds_of(
 /// The program of a seed, as it is run.
 pub fn run(seed: u64) -> Soaked {
     let (drawn, config) = draw(seed);
-    drawn.soaked(config)
+    drawn.soaked(&config)
+}
+
+/// The same for 4,000 rounds, beside something of another's in each.
+pub fn run_beside(seed: u64, other: impl Fn(&Bench) -> Steady) -> Result<(), String> {
+    let (drawn, config) = draw(seed);
+    let run = drawn.run().of_rounds(4_000);
+    let both = |b: &Bench| {
+        let (mut one, mut other) = (program(&drawn, b), other(b));
+        let round = Box::new(move |i| {
+            (one.round)(i);
+            (other.round)(i);
+        });
+        Steady { round, asked: one.asked + other.asked, ..one }
+    };
+    let soaked = drawn.judged(|| soaked(run, config.clone(), both));
+    soaked.verdict(&format!("seed_{seed} and another"), run)
 }
 
 /// The program of a seed: what grew, and the program.
@@ -349,7 +373,7 @@ fn a_round_that_trims_creates_its_events_anew() {
             steps,
             threads: 1,
         };
-        let soaked = drawn.soaked(Config::default().policy(Policy::Footprint));
+        let soaked = drawn.soaked(&Config::default().policy(Policy::Footprint));
         soaked.verdict(&format!("with a trim: {trims}"), drawn.run()).unwrap_or_else(|why| panic!("{why}"));
     }
 }

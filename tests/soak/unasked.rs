@@ -73,7 +73,7 @@ impl Program {
         gpu.synchronize().expect("waited");
         gpu.trim(Trim::All).expect("trimmed");
         sim.verdict().expect("every use was in order");
-        (report.taken, report.allocated_peak)
+        (report.reserved, report.allocated_peak)
     }
 }
 

@@ -6,66 +6,9 @@
 //! four by `MILLPOND_PREEMPTIONS=4`. Loom leaves out schedules within its bound that it takes for the same as others, and
 //! finds with three what shuttle finds with one.
 
-use super::toy::{Before, Toy};
+use super::toy::operands::{in_step, out_of_order};
 use super::{explore, is_caught_within};
-use loom::thread;
 use millpond::mutant::{self, Bug};
-use millpond::units::MIB;
-use millpond::{Allocator, Config, DeviceArray, Stream, kernel};
-
-/// An array that its stream has yet to fill, with no marker behind that.
-fn filled<T: millpond::bytemuck::Pod>(gpu: &Allocator<Toy>, s: &Stream<Toy>) -> DeviceArray<T, Toy> {
-    let mut x = gpu.uninit(16, s).expect("the device has room");
-    x.fill_bytes(1, s).expect("a fill");
-    x
-}
-
-/// Behind what the library had queued on `s`, everything ends, and only then somebody may complain: a panic that passes drops of
-/// ours would have them stop in the middle of a model.
-fn judge(gpu: Allocator<Toy>, s: Stream<Toy>, of: &[u64], before: &Before, rest: impl Sized) {
-    drop((rest, s, gpu));
-    for id in of {
-        assert!(before.contains_key(id), "an operation does not come after what its operand's stream fills");
-    }
-}
-
-fn busy() -> Allocator<Toy> {
-    Allocator::new(Toy::busy(64 * MIB), Config::default()).expect("an allocator")
-}
-
-/// t copies what a fills into what b fills, while another thread keeps a and b in step.
-fn in_step() {
-    let gpu = busy();
-    let (a, b, t) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
-    let (from, mut to) = (filled::<u8>(&gpu, &a), filled::<u8>(&gpu, &b));
-    let (one, other) = (a.clone(), b.clone());
-    let keeps = thread::spawn(move || {
-        other.wait_stream(&one).unwrap();
-        one.wait_stream(&other).unwrap();
-    });
-    to.copy_from_device(&from, &t).unwrap();
-    let (before, of) = (t.native().before(), [a.id().0, b.id().0]);
-    keeps.join().unwrap();
-    judge(gpu, t, &of, &before, (from, to, a, b));
-}
-
-/// A thread has b wait for a, and t gather by what c fills from what b fills into what a fills; another one marks b, and has c
-/// wait for that.
-fn out_of_order() {
-    let gpu = busy();
-    let (a, b, c, t) =
-        (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
-    let (mut to, from, by) = (filled::<u8>(&gpu, &a), filled::<u8>(&gpu, &b), filled::<u32>(&gpu, &c));
-    let known = a.record().unwrap();
-    let (marked, waits) = (b.clone(), c.clone());
-    let marks = thread::spawn(move || waits.wait(&marked.record().unwrap()).unwrap());
-    b.wait(&known).unwrap();
-    drop(b.record().unwrap());
-    kernel::gather(&from, &by, &mut to, &t).unwrap();
-    let (before, of) = (t.native().before(), [a.id().0, b.id().0, c.id().0]);
-    marks.join().unwrap();
-    judge(gpu, t, &of, &before, (to, from, by, known, a, b, c));
-}
 
 /// Whether a bug is found among as many schedules as right code is tried in. All threads of a program are one thread of the machine, for
 /// which it is planted.

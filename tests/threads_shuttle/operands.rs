@@ -86,6 +86,10 @@ fn config() -> Shuttle {
 
 /// Runs a program under every schedule with at most so many preemptions: how many there are.
 pub(super) fn every_schedule(preemptions: usize, program: fn()) -> usize {
+    every_schedule_of(preemptions, program)
+}
+
+pub(super) fn every_schedule_of(preemptions: usize, program: impl Fn() + Send + Sync + 'static) -> usize {
     let tried = Arc2::default();
     Runner::new(Preempting::new(preemptions, &tried), config()).run(program);
     tried.load(Ordering::Relaxed) - 1
@@ -95,6 +99,19 @@ pub(super) fn every_schedule(preemptions: usize, program: fn()) -> usize {
 pub(super) fn convicts<R>(bug: Bug, search: impl FnOnce() -> R) -> bool {
     let _planted = mutant::plant(Some(bug));
     catch_unwind(AssertUnwindSafe(search)).is_err()
+}
+
+/// Whether a bug is convicted in so many random schedules, and how many were tried.
+pub(super) fn random_schedules(most: usize, bug: Bug, program: fn()) -> (bool, usize) {
+    let tried = Arc2::default();
+    let count = Arc2::clone(&tried);
+    let random = || {
+        Runner::new(RandomScheduler::new(most), config()).run(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            program();
+        })
+    };
+    (convicts(bug, random), tried.load(Ordering::Relaxed))
 }
 
 /// An array that its stream has yet to fill, with no marker behind that.
@@ -232,16 +249,9 @@ fn together(threads: usize, steps: usize) {
 #[test]
 fn three_threads_operate_on_arrays_and_order_the_streams() {
     explore(|| together(3, 4));
-    let tried = Arc2::default();
-    let count = Arc2::clone(&tried);
-    let random = || {
-        Runner::new(RandomScheduler::new(200_000), config()).run(move || {
-            count.fetch_add(1, Ordering::Relaxed);
-            together(3, 4);
-        })
-    };
-    assert!(convicts(Bug::CoverOther, random));
-    eprintln!("cover-other: found after {} random schedules", tried.load(Ordering::Relaxed));
+    let (found, tried) = random_schedules(200_000, Bug::CoverOther, || together(3, 4));
+    assert!(found, "cover-other survives {tried} random programs");
+    eprintln!("cover-other: found after {tried} random schedules");
 }
 
 /// Two threads fill a half each on the array's home stream, one of them behind a marker of its own; then all of it is read elsewhere.

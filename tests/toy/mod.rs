@@ -3,7 +3,10 @@
 //! ever is, until the host waits for it. Nothing has bytes: who wants to know an operation's order asks what it came after.
 
 #![allow(unsafe_code, reason = "a device implements the driver's unsafe traits")]
-#![allow(unreachable_pub, reason = "a module of a test")]
+#![allow(unreachable_pub, dead_code, reason = "a module of tests, of which each needs a part")]
+
+#[cfg(millpond_mutants)]
+pub mod operands;
 
 use millpond::driver::{
     Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, KernelLaunch, Kernels, Memory,
@@ -51,6 +54,12 @@ impl Queue {
     pub fn before(&self) -> Before {
         self.before.lock().clone()
     }
+}
+
+/// The running thread has waited for the end of the others: what it does next is in a race with none.
+pub fn joined() {
+    #[cfg(shuttle)]
+    millpond::sync::next::joined();
 }
 
 /// Queues an operation; its position.

@@ -10,7 +10,6 @@
 
 use super::op::{Access, BlockNo, EventNo, Op, Step, StreamNo, ThreadNo};
 use super::program::Program;
-use core::fmt;
 
 /// The first four bytes of every binary program.
 pub const MAGIC: [u8; 4] = *b"MLPD";
@@ -25,7 +24,8 @@ const TRIM: u8 = 17;
 const LIMIT: u8 = 18;
 
 /// Why bytes are no program: where, and what is wrong.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("byte {offset}: {reason}")]
 #[non_exhaustive]
 pub struct BinaryError {
     /// The offset of the first byte that is wrong.
@@ -35,16 +35,20 @@ pub struct BinaryError {
 }
 
 /// What is wrong with the bytes of a binary program.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BinaryReason {
     /// It does not begin with `MLPD`.
+    #[error("no binary program: it does not begin with \"MLPD\"")]
     NoMagic,
     /// Another version of the form.
+    #[error("version {0} of the binary form; this millpond reads version {VERSION}")]
     Version(u8),
     /// It ends in the middle of something.
+    #[error("the program ends here in the middle of a step or number: the file is cut short")]
     Truncated,
     /// A length or a count that the bytes left could not hold.
+    #[error("{declared} are declared, but only {left} bytes are left: the file is cut short or damaged")]
     TooLong {
         /// What was declared.
         declared: u64,
@@ -52,48 +56,24 @@ pub enum BinaryReason {
         left: usize,
     },
     /// A number above what its place can hold.
+    #[error("a number above {most}: the file is damaged")]
     NumberTooLarge {
         /// The most it can be.
         most: u64,
     },
     /// The name is not UTF-8.
+    #[error("the name is not UTF-8: the file is damaged")]
     NameNotText,
     /// No verb has this tag.
+    #[error("no operation has the tag {0:#04x}: the file is damaged")]
     UnknownTag(u8),
     /// The program ended before the bytes did.
+    #[error("the program ends here, but {left} bytes follow")]
     Trailing {
         /// Bytes left.
         left: usize,
     },
 }
-
-impl fmt::Display for BinaryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "byte {}: ", self.offset)?;
-        match self.reason {
-            BinaryReason::NoMagic => write!(f, "no binary program: it does not begin with \"MLPD\""),
-            BinaryReason::Version(v) => {
-                write!(f, "version {v} of the binary form; this millpond reads version {VERSION}")
-            }
-            BinaryReason::Truncated => {
-                write!(f, "the program ends here in the middle of a step or number: the file is cut short")
-            }
-            BinaryReason::TooLong { declared, left } => {
-                write!(
-                    f,
-                    "{declared} are declared, but only {left} bytes are left: the file is cut short or damaged"
-                )
-            }
-            BinaryReason::NumberTooLarge { most } => write!(f, "a number above {most}: the file is damaged"),
-            BinaryReason::NameNotText => write!(f, "the name is not UTF-8: the file is damaged"),
-            BinaryReason::UnknownTag(tag) => {
-                write!(f, "no operation has the tag {tag:#04x}: the file is damaged")
-            }
-            BinaryReason::Trailing { left } => write!(f, "the program ends here, but {left} bytes follow"),
-        }
-    }
-}
-impl std::error::Error for BinaryError {}
 
 impl Program {
     /// The binary form, which [`Program::from_binary`] reads back equal.

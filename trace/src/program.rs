@@ -76,7 +76,8 @@ pub struct Program {
 }
 
 /// The first step that breaks a rule, and which.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("step {step}: {reason}")]
 #[non_exhaustive]
 pub struct Fault {
     /// The step, counted from 0.
@@ -169,13 +170,6 @@ impl fmt::Display for Reason {
         f.write_str(&self.describe(&|step| format!("step {step}")))
     }
 }
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {}: {}", self.step, self.reason)
-    }
-}
-impl std::error::Error for Fault {}
 
 /// What is alive and open at one point of a program.
 #[derive(Default)]

@@ -13,7 +13,8 @@ use core::str::FromStr;
 pub(super) const VERSION: u32 = 1;
 
 /// Why a text is no program: the place, what stands there, what could.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("line {line}, column {column}: found {}; {expected}", self.shown())]
 #[non_exhaustive]
 pub struct TextError {
     /// The line, counted from 1.
@@ -26,17 +27,11 @@ pub struct TextError {
     pub expected: String,
 }
 
-impl fmt::Display for TextError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, column {}: ", self.line, self.column)?;
-        match self.found.as_str() {
-            "" => write!(f, "found nothing")?,
-            found => write!(f, "found {found:?}")?,
-        }
-        write!(f, "; {}", self.expected)
+impl TextError {
+    fn shown(&self) -> String {
+        if self.found.is_empty() { "nothing".to_owned() } else { format!("{:?}", self.found) }
     }
 }
-impl std::error::Error for TextError {}
 
 /// A program as it was written, with the line of each step.
 #[derive(Clone, PartialEq, Eq, Debug)]

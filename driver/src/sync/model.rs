@@ -25,8 +25,32 @@ macro_rules! per_thread {
 }
 
 /// Atomic integers and flags.
+#[cfg(loom)]
 pub mod atomic {
-    pub use super::checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+    pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+}
+#[cfg(not(loom))]
+#[path = "announcing.rs"]
+pub mod atomic;
+
+#[cfg(not(loom))]
+use super::next::{Step, announce, announce_lock};
+#[cfg(loom)]
+use unheard::{Step, announce, announce_lock};
+
+/// Loom sees what its threads do.
+#[cfg(loom)]
+mod unheard {
+    pub(super) enum Step {
+        Release(#[allow(dead_code, reason = "unheard")] usize),
+    }
+    pub(super) fn announce(_: Step) {}
+    pub(super) fn announce_lock(_: usize) {}
+}
+
+/// What a lock is known by.
+fn address<T>(lock: &T) -> usize {
+    core::ptr::from_ref(lock).addr()
 }
 
 /// The calling thread's identity.
@@ -45,7 +69,9 @@ impl<T> Mutex<T> {
     }
     /// Locks it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        let lock = address(self);
+        announce_lock(lock);
+        MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)), lock)
     }
     /// The value, without locking: nobody else can hold it.
     pub fn get_mut(&mut self) -> &mut T {
@@ -55,7 +81,13 @@ impl<T> Mutex<T> {
 
 /// A [`Mutex`], held. Empty only inside [`Condvar::wait_for`].
 #[derive(Debug)]
-pub struct MutexGuard<'a, T>(Option<checker::sync::MutexGuard<'a, T>>);
+pub struct MutexGuard<'a, T>(Option<checker::sync::MutexGuard<'a, T>>, usize);
+
+impl<T> Drop for MutexGuard<'_, T> {
+    fn drop(&mut self) {
+        announce(Step::Release(self.1));
+    }
+}
 
 const HELD: &str = "a guard that is not waiting holds its lock";
 
@@ -173,11 +205,12 @@ impl<T> Reentrant<T> {
     pub fn lock(&self) -> ReentrantGuard<'_, T> {
         let me = thread_number();
         let outer = (self.holder.load(Ordering::Relaxed) != me).then(|| {
+            announce_lock(address(&self.outer));
             let outer = self.outer.lock().unwrap_or_else(PoisonError::into_inner);
             self.holder.store(me, Ordering::Relaxed);
             outer
         });
-        ReentrantGuard { inner: self.inner.lock(), holder: &self.holder, outer }
+        ReentrantGuard { inner: self.inner.lock(), holder: &self.holder, lock: address(&self.outer), outer }
     }
 }
 
@@ -186,6 +219,7 @@ impl<T> Reentrant<T> {
 pub struct ReentrantGuard<'a, T> {
     inner: parking_lot::ReentrantMutexGuard<'a, T>,
     holder: &'a AtomicU64,
+    lock: usize,
     /// Of the first guard only.
     outer: Option<checker::sync::MutexGuard<'a, ()>>,
 }
@@ -200,6 +234,7 @@ impl<T> Drop for ReentrantGuard<'_, T> {
     fn drop(&mut self) {
         if self.outer.is_some() {
             self.holder.store(0, Ordering::Relaxed);
+            announce(Step::Release(self.lock));
         }
     }
 }

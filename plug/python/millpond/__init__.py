@@ -267,8 +267,8 @@ class Allocator:
     Options: limit and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
     ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms, captures
     ("expected", "none": nobody captures graphs but on streams that were declared permanent). What is not said comes from the
-    environment (MILLPOND_LIMIT and so on). A process can make 4096 in all, ended ones included, and the next one is a ValueError: make one
-    a device and keep it, not one a task.
+    environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next
+    one is a ValueError: make one a device and keep it, not one a task.
 
     It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. The
     first two wait for the device, which ends graph captures of streams that were not declared permanent, and give back what nobody

@@ -29,7 +29,6 @@ thread one on a blocking stream while the legacy default stream is in use, it ma
 """
 
 import collections
-import contextlib
 import ctypes
 import os
 import sys
@@ -46,21 +45,25 @@ _LEGACY = (0, 1)
 _PER_THREAD = 2
 
 
+# Whoever names streams to a free, or changes which there are, has it. One for all devices: a collection inside a free of one device may
+# free an array of another, on whichever thread, so that several would be taken in any order.
+_naming_streams = threading.RLock()
+
+
 class _Known:
     """The streams of a device that may use its arrays.
 
     A CuPy stream is one of them from the first time that it is current until it ends. Before it ends, a stream of our own, which
     is never destroyed, waits for it, and is named in its place. No finalizer runs on a stream that a free is about to name:
-    `lock` keeps other threads' away, and the own thread's, which the collector may start anywhere, are put off until the call
+    `_naming_streams` keeps other threads' away, and the own thread's, which the collector may start anywhere, are put off until the call
     is over.
     """
 
     def __init__(self, device):
         self.device = device
-        self.lock = threading.RLock()
         self.join = None
-        # So many streams ended and could not be waited for since the device was last synchronized.
-        self.lost = 0
+        # So many streams ever ended and could not be waited for, and so many of them a wait for the device has seen to the end since.
+        self._lost, self._quieted = 0, 0
         # A stream cannot be named from here, ever.
         self.nameless = False
         self._handles = {}
@@ -69,11 +72,16 @@ class _Known:
         self._naming = 0
         self._late = []
 
+    @property
+    def lost(self):
+        """So many streams ended and could not be waited for, since the device was last synchronized."""
+        return self._lost - self._quieted
+
     def note(self, stream, pointer):
         """The stream is current, or is about to be."""
         if pointer in _LEGACY or self._handles.get(id(stream)) == pointer:
             return
-        with self.lock:
+        with _naming_streams:
             if pointer == _PER_THREAD:
                 thread = _this_thread()
                 self.nameless = self.nameless or self._thread not in (None, thread)
@@ -84,7 +92,7 @@ class _Known:
 
     def naming(self, free):
         """Runs `free` with the streams' handles as C has them, or None if they are not enough. All are alive until it returns."""
-        with self.lock:
+        with _naming_streams:
             self._naming += 1
             try:
                 return free(self._names())
@@ -107,7 +115,7 @@ class _Known:
 
     def end(self, stream, finish):
         """A stream's finalizer: `finish` destroys it."""
-        with self.lock:
+        with _naming_streams:
             if self._naming:
                 self._late.append((stream, finish))
             else:
@@ -116,11 +124,14 @@ class _Known:
     def _end(self, stream, finish):
         try:
             self._wait_for(stream)
-        except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
-            self.lost += 1
-        self._handles.pop(id(stream), None)
-        self._list = None
-        finish(stream)
+        except BaseException as why:  # It captures, the driver fails, or somebody interrupts: nobody can say when its work is done.
+            self._lost += 1
+            if not isinstance(why, Exception):
+                raise
+        finally:
+            self._handles.pop(id(stream), None)
+            self._list = None
+            finish(stream)
 
     def _wait_for(self, stream):
         if stream.is_capturing():
@@ -130,7 +141,10 @@ class _Known:
             cupy.cuda.runtime.setDevice(self.device)
         try:
             if self.join is None:
-                self.join = cupy.cuda.Stream(non_blocking=True)
+                made = cupy.cuda.Stream(non_blocking=True)
+                # The collector may have ended another stream meanwhile, which waits in one that it made.
+                if self.join is None:
+                    self.join = made
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             self.join.wait_event(event)
@@ -140,11 +154,11 @@ class _Known:
 
     def quiet(self, synchronize):
         """Waits for the device: streams that were lost before have nothing left that may use an array."""
-        with self.lock:
-            lost = self.lost
+        with _naming_streams:
+            lost = self._lost
         synchronize()
-        with self.lock:
-            self.lost -= lost
+        with _naming_streams:
+            self._quieted = max(self._quieted, lost)
 
     def has(self, stream):
         """Whether it was current once."""
@@ -153,8 +167,8 @@ class _Known:
 
 _known = {}
 _making = threading.RLock()
-# Streams that began a capture; whoever begins one, or waits for the device, has the lock.
-_captured, _beginning = weakref.WeakSet(), threading.RLock()
+# By handle, what gives the stream that began a capture on it. Whoever begins one, or waits for the device, has the lock.
+_captured, _beginning = {}, threading.RLock()
 # And of threads that are there, whose own default stream did: its handle means the asking thread's.
 _own_captures = weakref.WeakSet()
 _local = threading.local()
@@ -164,10 +178,11 @@ _child = False
 
 def _forked():
     """A lock that another thread held at the fork is nobody's here: no finalizer may wait for it."""
-    global _child, _making, _beginning
-    _child, _making, _beginning = True, threading.RLock(), threading.RLock()
+    global _child, _making, _beginning, _naming_streams
+    _child, _making = True, threading.RLock()
+    _beginning, _naming_streams = threading.RLock(), threading.RLock()
     for known in list(_known.values()):
-        known.lock, known._naming = threading.RLock(), 0
+        known._naming = 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -212,7 +227,18 @@ def _captures():
     device = cupy.cuda.runtime.getDevice()
     if device in here.streams and not here.streams[device].is_capturing():
         del here.streams[device]
-    return bool(here.streams) or any(stream.is_capturing() for stream in list(_captured))
+    streams = [given() for given in list(_captured.values())]
+    return bool(here.streams) or any(stream is not None and stream.is_capturing() for stream in streams)
+
+
+def _capture_begun(stream):
+    """It is remembered for as long as it is there; one of somebody else's handle until its capture ends, since that is no stream's end."""
+    handle = stream.ptr
+    if isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())):
+        _captured[handle] = lambda: stream
+    else:
+        # The handle may be another one's by then.
+        _captured[handle] = weakref.ref(stream, lambda gone: _captured.get(handle) is gone and _captured.pop(handle))
 
 
 def _known_of(device):
@@ -245,16 +271,13 @@ def _current(there):
 
 def _begin(there):
     def hooked(self, *arguments, **named):
-        with contextlib.ExitStack() as held:
-            held.enter_context(_beginning)
-            # No free on another thread names the stream meanwhile: asking who it is would end its capture.
-            for known in list(_known.values()):
-                held.enter_context(known.lock)
-            if self.ptr != _PER_THREAD:
-                _captured.add(self)
-                return there(self, *arguments, **named)
+        # No free on another thread names the stream meanwhile: asking who it is would end its capture.
+        with _beginning, _naming_streams:
             result = there(self, *arguments, **named)
-            _own_captures_here().streams[_device_of(self)] = self
+            if self.ptr == _PER_THREAD:
+                _own_captures_here().streams[_device_of(self)] = self
+            else:
+                _capture_begun(self)
             return result
 
     return hooked
@@ -263,10 +286,13 @@ def _begin(there):
 def _finish(there):
     def hooked(self, *arguments, **named):
         try:
-            return there(self, *arguments, **named)
+            result = there(self, *arguments, **named)
         finally:
             if self.ptr == _PER_THREAD:
                 _own_captures_here().streams.pop(_device_of(self), None)
+        # One that another thread began goes on if this is refused.
+        _captured.pop(self.ptr, None)
+        return result
 
     return hooked
 
@@ -534,7 +560,7 @@ class MemoryPool:
             pointer = self._again(here, "total", lambda: allocator.alloc(size, stream.ptr))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
-            refused = cupy.cuda.memory.OutOfMemoryError(size, stats["taken"], stats.get("limit") or 0)
+            refused = cupy.cuda.memory.OutOfMemoryError(size, stats["reserved"], stats.get("limit") or 0)
             raise self._with_advice(refused, here, "total") from why
         if not pointer:
             return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
@@ -589,7 +615,7 @@ class MemoryPool:
 
     def total_bytes(self):
         """Bytes taken from the current device."""
-        return self.allocator().stats()["taken"]
+        return self.allocator().stats()["reserved"]
 
     def free_bytes(self):
         """Bytes taken and not used: cached, or freed and still in flight."""

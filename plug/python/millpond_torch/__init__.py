@@ -65,6 +65,12 @@ def _must_have_cuda():
 def pluggable():
     """The allocator as torch.cuda.memory.CUDAPluggableAllocator, with every hook that this PyTorch has."""
     global _pluggable
+    made = _make_pluggable()
+    _pluggable = True
+    return made
+
+
+def _make_pluggable():
     _must_have_cuda()
     made = torch.cuda.memory.CUDAPluggableAllocator(
         millpond.library_path(), "millpond_torch_alloc", "millpond_torch_free"
@@ -83,7 +89,6 @@ def pluggable():
             raise RuntimeError(
                 "this PyTorch has no set_record_stream_fn: tensors that several streams use would be reused too early"
             )
-    _pluggable = True
     return made
 
 
@@ -93,7 +98,7 @@ def install(**options):
     What is wrong with the options, the devices or this PyTorch is raised before PyTorch is touched: an allocator is made on each device
     for trial, and released, which waits for nothing and ends no capture.
     """
-    global _installed
+    global _installed, _pluggable
     with _lock:
         if _installed is not None:
             if options:
@@ -103,14 +108,14 @@ def install(**options):
         count = _must_have_cuda()
         if torch.cuda.is_initialized():
             raise RuntimeError("PyTorch has begun with its own allocator: install millpond before anything uses a GPU")
-        made = pluggable()
+        made = _make_pluggable()
         for device in range(count):
             # Each device can do what is asked for, or none gets an allocator that PyTorch would meet.
             if device not in _made:
                 millpond.Allocator(device, **options).release()
         numbers = [_allocator_of(device, words) for device in range(count)]
         torch.cuda.memory.change_current_allocator(made)
-        _installed = made
+        _installed, _pluggable = made, True
         for device, number in enumerate(numbers):
             try:
                 _declare_streams(device, number)
@@ -154,18 +159,21 @@ def allocator(device=None):
 
 
 def memory_stats(device=None):
-    """The statistics by the names that torch.cuda.memory_stats has, as far as they mean the same here; bytes."""
+    """The statistics by the names that torch.cuda.memory_stats has, as far as they mean the same here; bytes.
+
+    With several streams the peak of allocated bytes may be known from below and from above only ("...peak_at_least", "...peak_at_most"):
+    then there is no "allocated_bytes.all.peak".
+    """
     stats = allocator(device).stats()
     total = stats["total"]
     counters = total["counters"]
-    return {
+    named = {
         "allocated_bytes.all.current": total["allocated"],
-        # With several streams the peak is known from below and from above: what was reached, and what may have been.
-        "allocated_bytes.all.peak": stats["allocated_peak"],
+        "allocated_bytes.all.peak_at_least": stats["allocated_peak"],
         "allocated_bytes.all.peak_at_most": stats["allocated_peak_at_most"],
-        "requested_bytes.all.current": total["asked"],
-        "reserved_bytes.all.current": stats["taken"],
-        "reserved_bytes.all.peak": stats["taken_peak"],
+        "requested_bytes.all.current": total["requested"],
+        "reserved_bytes.all.current": stats["reserved"],
+        "reserved_bytes.all.peak": stats["reserved_peak"],
         "inactive_bytes.all.current": total["cached"],
         "in_flight_bytes.all.current": total["in_flight"],
         "allocation.all.current": total["live"],
@@ -178,6 +186,9 @@ def memory_stats(device=None):
         "waits_inserted": counters["waits_inserted"],
         "untold_failures": millpond._lib.millpond_torch_untold(),
     }
+    if stats["allocated_peak"] == stats["allocated_peak_at_most"]:
+        named["allocated_bytes.all.peak"] = stats["allocated_peak"]
+    return named
 
 
 def memory_allocated(device=None):

@@ -333,6 +333,50 @@ class TestCaptures(Test):
         free.join()
         self.assertIsNotNone(two.end_capture())
 
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_free_inside_another_devices_free_beside_the_begin_of_a_capture(self):
+        """The collector frees an array of device 0 while a free of device 1 names streams, and another thread begins a capture."""
+        cuda = self.make(devices=2, options={})
+        made = []
+        for device in (0, 1):
+            cuda.runtime.setDevice(device)
+            stand_in.bind(device)
+            stream = cuda.Stream(non_blocking=True)
+            made.append((stream, self.empty(stream, 512)))
+        (stream, x), (_, y) = made
+        made.clear()
+
+        def begins():
+            stand_in.bind(0)
+            stream.begin_capture()
+
+        begun = threading.Thread(target=begins, daemon=True)
+        free = self.pool.allocator(1)._free_after
+
+        def drops_another(pointer, handles):
+            nonlocal x
+            begun.start()
+            # Until it has what it takes before it waits for this free.
+            begun.join(0.2)
+            del x
+            free(pointer, handles)
+
+        self.pool.allocator(1)._free_after = drops_another
+
+        def drops():
+            nonlocal y
+            stand_in.bind(1)
+            del y
+
+        other = threading.Thread(target=drops, daemon=True)
+        other.start()
+        other.join(10)
+        self.assertFalse(other.is_alive(), "the free waits for the capture, which waits for the free")
+        begun.join(30)
+        self.assertFalse(begun.is_alive())
+        stand_in.bind(0)
+        self.assertIsNotNone(stream.end_capture())
+
     @alone()
     def test_a_trim_looks_again(self):
         self.make()
@@ -362,6 +406,86 @@ class TestCaptures(Test):
         self.assertEqual(self.pool.used_bytes(), 0)
 
     @alone()
+    def test_a_capture_by_another_object_of_the_same_stream(self):
+        cuda = self.make(options=WAITS)
+        (one,) = self.streams(1)
+        self.empty(one)
+        cuda.ExternalStream(one.ptr).begin_capture()
+        self.assertTrue(self.door._captures(), "the object that began it is gone")
+        one.end_capture()
+        self.assertFalse(self.door._captures())
+        # Equal ones, of which the first is gone.
+        same = cuda.ExternalStream(one.ptr)
+        same.begin_capture()
+        same.end_capture()
+        one.begin_capture()
+        with self.assertRaises(RuntimeError):
+            one.begin_capture()
+        del same
+        self.assertTrue(self.door._captures())
+        one.end_capture()
+        self.assertEqual(self.door._captured, {})
+        # One that cannot begin is none.
+        with self.assertRaises(RuntimeError):
+            cuda.Stream.null.begin_capture()
+        self.assertEqual(self.door._captured, {})
+
+    @alone()
+    def test_a_lost_stream_is_forgotten_by_one_of_two_waits(self):
+        """Two threads wait for the device at once, and the next lost stream is one."""
+        self.make()
+        (one,) = self.streams(1)
+        known = self.door._known_of(0)
+
+        def lose():
+            (stream,) = self.streams(1)
+            with stream:
+                stream.begin_capture()
+
+        x = self.empty(one)
+        lose()
+        self.assertTrue(known.lost)
+        known.quiet(lambda: known.quiet(lambda: None))
+        self.assertFalse(known.lost)
+        lose()
+        self.assertTrue(known.lost)
+        del x
+
+    @alone()
+    def test_a_stream_that_ends_inside_the_end_of_another(self):
+        """The collector ends a stream while the one that stands for those that ended is made: both wait in the same."""
+        cuda = self.make(options={})
+        one, two = self.streams()
+        x = self.empty(one, 512), self.empty(two, 512)
+        made, kind = [], cuda.Stream
+
+        def makes(**named):
+            nonlocal two
+            two = None
+            made.append(kind(**named))
+            return made[-1]
+
+        with mock.patch.object(cuda, "Stream", makes):
+            del one
+        known = self.door._known_of(0)
+        self.assertEqual((len(made), known.join), (2, made[0]), "the one that another stream's work is behind")
+        self.assertFalse(known.lost)
+        del x
+
+    @alone()
+    def test_a_stream_whose_end_is_interrupted(self):
+        """It is gone all the same, and nobody can say when its work is done."""
+        self.make(options={})
+        (one,) = self.streams(1)
+        x = self.empty(one, 512)
+        known = self.door._known_of(0)
+        with mock.patch.object(known, "_wait_for", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            known.end(one, lambda stream: None)
+        self.assertTrue(known.lost)
+        self.assertFalse(known.has(one))
+        del x
+
+    @alone()
     def test_a_stream_that_was_lost_is_so_until_the_device_was_quiet(self):
         self.make(options=WAITS)
         known = self.door._known_of(0)
@@ -382,10 +506,10 @@ class TestCaptures(Test):
             self.assertEqual((known.lost, self.pool.total_bytes()), (0, 0))
             self.assertIsNotNone(known.naming(lambda handles: handles))
         # One that is lost while the device is waited for may have had work behind that.
-        known.lost = 1
+        known._lost += 1
 
         def synchronize():
-            known.lost += 1
+            known._lost += 1
 
         known.quiet(synchronize)
         self.assertEqual(known.lost, 1)

@@ -3,6 +3,7 @@ alive and work pending."""
 
 import gc
 import os
+import pathlib
 import sys
 import threading
 import unittest
@@ -59,9 +60,9 @@ class TestLifetimes(unittest.TestCase):
                 self.assertGreater(gpu.trim(), MIB)
             else:
                 gpu.trim()
-                self.assertGreater(gpu.stats()["taken"], 0, "it is held back")
+                self.assertGreater(gpu.stats()["reserved"], 0, "it is held back")
                 gpu.synchronize()
-            self.assertEqual((gpu.stats()["taken"], gpu.stats()["pinned"]["held"]), (0, 0))
+            self.assertEqual((gpu.stats()["reserved"], gpu.stats()["pinned"]["reserved"]), (0, 0))
             self.assertEqual(gpu.trim(), 0)
         with self.assertRaises(millpond.UnknownAllocatorError):
             millpond.Allocator._named(4000).trim()
@@ -115,26 +116,28 @@ class TestLifetimes(unittest.TestCase):
             self.assertTrue(ended(number))
             self.assertTrue(stand_in.end_capture(captured), "it lives")
             self.assertEqual(waits(), before)
-            self.assertGreater(millpond.Allocator._named(number).stats()["taken"], 0, "the work is pending")
+            self.assertGreater(millpond.Allocator._named(number).stats()["reserved"], 0, "the work is pending")
             with millpond.Allocator() as other:
                 other.synchronize()
-            self.assertEqual(millpond.Allocator._named(number).stats()["taken"], 0)
+            self.assertEqual(millpond.Allocator._named(number).stats()["reserved"], 0)
         with self.assertRaises(millpond.UnknownAllocatorError):
             millpond.Allocator._named(number).release()
         self.assertIsNone(stand_in.verdict())
 
     @alone()
     def test_one_too_many(self):
-        """A loop that makes and ends them ends in words, and the next one is no other's."""
-        for _ in range(4095):
-            with millpond.Allocator():
-                pass
-        kept = millpond.Allocator()
+        """A loop that makes and ends them goes on; as many as there can be at one time, and one more, end in words."""
+        names = set()
+        for _ in range(5000):
+            with millpond.Allocator() as gpu:
+                names.add(gpu._number)
+        self.assertEqual(len(names), 5000, "none is another's")
+        kept = [millpond.Allocator() for _ in range(4096)]
         asked = stand_in.calls()
-        with self.assertRaisesRegex(ValueError, "4096 allocators were made in this process.* keep it"):
+        with self.assertRaisesRegex(ValueError, "this process has 4096 allocators.* keep it"):
             millpond.Allocator()
         self.assertEqual(stand_in.calls(), asked)
-        kept.free(kept.alloc(512))
+        kept[0].free(kept[0].alloc(512))
 
     def test_one_that_was_not_made_ends_nothing(self):
         for wrong in ({"device": "cpu"}, {"policy": "best"}, {"device": 63}):
@@ -503,6 +506,16 @@ gpu.destroy()
         self.assertEqual(self.child(body), 0)
         with millpond.Allocator() as gpu:
             gpu.free(gpu.alloc(512))
+
+    def test_the_ends_for_a_real_driver(self):
+        """The program that shows forks, workers and exits on a GPU, as far as there is no PyTorch and no CuPy."""
+        program = pathlib.Path(__file__).resolve().parents[2] / "gpu/ends_checks.py"
+        if not stand_in.there() or not program.exists():
+            self.skipTest("MILLPOND_LIBCUDA names no stand-in driver, or this is no repository")
+        done = stand_in.run([str(program)])
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        for part in ("fork", "workers", "exit"):
+            self.assertIn(f"PASS {part},", done.stdout)
 
 
 if __name__ == "__main__":

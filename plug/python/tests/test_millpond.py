@@ -63,7 +63,7 @@ class TestAllocator(unittest.TestCase):
         self.gpu.synchronize()
         self.assertEqual(self.gpu.stats()["total"]["live"], 0)
         self.assertGreater(self.gpu.trim(), 0)
-        self.assertEqual(self.gpu.stats()["taken"], 0)
+        self.assertEqual(self.gpu.stats()["reserved"], 0)
         self.assertEqual(self.gpu.alloc(0), 0)
         self.gpu.free(0)
 

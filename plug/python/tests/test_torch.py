@@ -36,6 +36,8 @@ class Test(unittest.TestCase):
         # What only the library knows; and then the right ones, in the same process.
         for options in ({"limit": "banana"}, {"size": 3}, {"policy": "best"}):
             torch, door = self.refused(ValueError, "banana|size|best", options)
+            with self.assertRaisesRegex(RuntimeError, "install.. first"):
+                door.report(0)
         door.install(limit="64MiB")
         self.assertIsNotNone(torch.told.current)
         self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
@@ -135,6 +137,15 @@ class Test(unittest.TestCase):
         for wrong, kind in ((-1, ValueError), ("cpu", ValueError), (True, TypeError), (1.5, TypeError)):
             with self.assertRaises(kind):
                 door.allocator(wrong)
+        # 18 MiB on each of two streams, gone before anybody looks: the peak has two bounds, and no figure stands for it.
+        both = [(alloc(MIB, 1, on), on) for on in (torch.told.streams[1, 0], torch.told.streams[1, -1]) for _ in range(18)]
+        for x, on in both:
+            free(x, MIB, 1, on)
+        stats = door.memory_stats(1)
+        bounds = [stats[f"allocated_bytes.all.peak_at_{which}"] for which in ("least", "most")]
+        self.assertTrue(bounds[0] < 36 * MIB <= bounds[1], bounds)
+        self.assertNotIn("allocated_bytes.all.peak", stats)
+        self.assertEqual(door.memory_stats(0)["allocated_bytes.all.peak"], 0)
         # A view ends nothing.
         with door.allocator() as view:
             view.free(view.alloc(1))

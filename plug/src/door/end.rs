@@ -3,18 +3,72 @@
 //! What is alive at an end is freed afterwards, and no free may wait: it is owed, and goes back to the device at the next create, trim,
 //! synchronize or destroy of whatever allocator, a trim or synchronize of the ended one itself included, as far as its work is complete. What is
 //! held back, or is a deterministic one's, goes back at the next synchronize or destroy for its device, which wait for that device and for
-//! no other. It does not know what a stream is.
+//! no other.
+//!
+//! When nothing is left of it, it is freed itself, by a later create: not under a call that found it before, and not one of the last that ended, whose
+//! reports stay readable. It does not know what a stream is.
 
 use super::{DOORS, Door};
+use crate::burial::Burial;
 use crate::met;
 use crate::status::Failure;
 use core::sync::atomic::{AtomicBool, Ordering};
+use parking_lot::Mutex;
 use pond::Trim;
+use pond::cuda::Cuda;
 
 /// Some destroyed door may hold memory that nobody has.
 static OWING: AtomicBool = AtomicBool::new(false);
 
+/// So many that ended last are kept, so that their reports can be read. The header says how many.
+pub const READABLE: usize = 64;
+
+static ENDED: Burial = Burial::new();
+
 impl Door {
+    /// The device's primary context is held to the end of the process: a thread that remembers streams of an allocator that ended
+    /// lets go of them when it ends itself, in the driver.
+    pub(super) fn hold_context(cuda: &Cuda, device: u32) {
+        static HELD: Mutex<Vec<(u32, Cuda)>> = Mutex::new(Vec::new());
+        let mut held = HELD.lock();
+        if held.iter().all(|(of, _)| *of != device) {
+            held.push((device, cuda.clone()));
+        }
+    }
+
+    /// Somebody will find it without its name.
+    pub(crate) fn lasts(&self) {
+        self.lasting.store(true, Ordering::Release);
+    }
+
+    /// Its end: from now on no request is answered.
+    fn ends(&self) {
+        self.closed.store(true, Ordering::Release);
+        if !self.lasting.load(Ordering::Acquire) {
+            ENDED.ended(self.number);
+        }
+    }
+
+    /// Frees those that ended, but so many last ones. To be called where no door is held by the calling thread.
+    pub(super) fn bury(last: usize) {
+        ENDED.bury(&DOORS, last, Door::is_spent);
+        // Their ends speak to the driver: not under a lock.
+        drop(DOORS.gone());
+    }
+
+    /// Whether nothing is left of one that ended.
+    fn is_spent(number: u32) -> bool {
+        Door::numbered(number).is_none_or(|door| {
+            !door.lasting.load(Ordering::Acquire)
+                && !door.owes.load(Ordering::Acquire)
+                && door.pinned.lock().is_empty()
+                && {
+                    let report = door.gpu.report();
+                    report.reserved == 0 && report.pinned.is_none_or(|pinned| pinned.reserved == 0)
+                }
+        })
+    }
+
     /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
     ///
     /// # Errors
@@ -29,7 +83,7 @@ impl Door {
         self.gpu.synchronize()?;
         Door::settle(Some(self.device));
         self.gpu.trim(Trim::All)?;
-        self.closed.store(true, Ordering::Release);
+        self.ends();
         drop(core::mem::take(&mut *self.lanes.lock()));
         met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
@@ -58,7 +112,7 @@ impl Door {
         if planted!(DoorReleaseWaits) {
             let _ = self.gpu.synchronize();
         }
-        self.closed.store(true, Ordering::Release);
+        self.ends();
         met::forget(self.number);
         let _ = self.pay();
         Ok(())
@@ -75,8 +129,8 @@ impl Door {
         drop(core::mem::take(&mut *self.lanes.lock()));
         let trimmed = self.gpu.trim(Trim::All);
         let report = self.gpu.report();
-        let pinned = report.pinned.as_ref().map_or(0, |p| p.held.saturating_sub(p.allocated));
-        let kept = report.taken.saturating_sub(report.total.allocated) + pinned;
+        let pinned = report.pinned.as_ref().map_or(0, |p| p.reserved.saturating_sub(p.allocated));
+        let kept = report.reserved.saturating_sub(report.total.allocated) + pinned;
         if trimmed.is_err() || kept > 0 {
             self.owe();
         }

@@ -4,7 +4,8 @@ use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone, bind, function, func
 use super::{program, stream, write};
 use cudarc::driver::sys;
 use pond::cuda::{Cuda, GpuStream};
-use std::ffi::{c_int, c_void};
+use pond::driver::Fences;
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
 fn begin(s: &GpuStream) {
@@ -99,6 +100,64 @@ fn somebodys_capture_lives_beside_every_call() {
     });
 }
 
+/// Has somebody capture on a stream for as long as each of the next records of this kind.
+fn around(records: &CStr, s: &GpuStream) {
+    let around = function_of_driver::<extern "C" fn(*const c_char, u64, u64)>("millpond_fake_capture_around");
+    (1..=8).for_each(|nth| around(records.as_ptr(), nth, s.handle().addr() as u64));
+}
+
+/// How many such captures the record destroyed.
+fn destroyed() -> u64 {
+    function_of_driver::<extern "C" fn() -> u64>("millpond_fake_captures_destroyed")()
+}
+
+/// The stand-in destroys a capture around a context-wide event, as a driver does, and tells; one around another stream's event it does not. So the
+/// tests that look for the first can fail.
+#[test]
+fn a_context_wide_event_destroys_a_capture_around_it() {
+    alone("captures::a_context_wide_event_destroys_a_capture_around_it", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, t, event) = (stream(&cuda), stream(&cuda), cuda.create_event().expect("an event"));
+        around(c"cuEventRecord", &t);
+        cuda.record(&event, &s).expect("marked");
+        assert_eq!(destroyed(), 0, "of another stream");
+        around(c"cuCtxRecordEvent", &t);
+        cuda.record_context(&event).expect_err("somebody captures");
+        assert_eq!(destroyed(), 1);
+        fake.clear_faults();
+        cuda.record_context(&event).expect("nobody does");
+        assert_eq!((destroyed(), fake.verdict()), (1, None));
+    });
+}
+
+/// A capture that is there for as long as one record, of either kind, and which no question before or behind it sees: no call's own destroys it.
+#[test]
+fn somebodys_capture_around_a_record_lives_beside_every_call() {
+    alone("captures::somebodys_capture_around_a_record_lives_beside_every_call", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        for (name, call) in CALLS {
+            for records in [c"cuEventRecord", c"cuCtxRecordEvent"] {
+                let door = Door::new("wait_ms=5,limit=64MiB,growth=exact");
+                let [s, t, u] = [(); 3].map(|()| stream(&cuda));
+                door.declare_permanent(&u);
+                assert_eq!(door.free(door.alloc(100, &t)), OK);
+                let (x, pinned) = (door.alloc(4096, &s), alloc_pinned(door, 100));
+                let w = door.alloc(30 * MIB, &u);
+                write(&cuda, &u, w, 4096, 1);
+                assert_eq!(door.free(w), OK);
+                around(records, &t);
+                call(door, [&s, &u], x, pinned);
+                fake.clear_faults();
+                assert_eq!((destroyed(), fake.verdict()), (0, None), "{name}, {records:?}");
+                assert_eq!(door.one("millpond_synchronize"), OK);
+                door.destroy();
+            }
+        }
+    });
+}
+
 /// As an array library does: blocks of other streams die while the program captures on a stream that was named before.
 #[test]
 fn arrays_that_die_beside_a_capture_leave_it_alone() {
@@ -155,7 +214,7 @@ fn a_capture_on_another_device_lives_beside_a_synchronise() {
         write(&cudas[1], &t, x, MIB, 1);
         bind(&cudas[1]);
         assert_eq!(there.free_unknown(x), OK);
-        assert!(there.stat("taken") > 0, "it owes something");
+        assert!(there.stat("reserved") > 0, "it owes something");
         begin(&u);
         assert_eq!(here.one("millpond_synchronize"), OK);
         assert!(end(&u), "the capture was destroyed by a synchronise");
@@ -163,10 +222,10 @@ fn a_capture_on_another_device_lives_beside_a_synchronise() {
         begin(&u);
         here.destroy();
         assert!(end(&u), "the capture was destroyed by a destroy");
-        assert!(there.stat("taken") > 0, "it is still owed");
+        assert!(there.stat("reserved") > 0, "it is still owed");
         let third = Door::on(1, "").expect("an allocator");
         assert_eq!(third.one("millpond_synchronize"), OK);
-        assert_eq!((there.stat("taken"), fake.verdict()), (0, None), "by one of its device");
+        assert_eq!((there.stat("reserved"), fake.verdict()), (0, None), "by one of its device");
         third.destroy();
     });
 }
@@ -197,11 +256,11 @@ fn a_release_waits_for_nothing_and_ends_no_capture() {
             assert!(end(&u), "the capture was destroyed by a release");
             assert_eq!(query(s.handle()), 600, "it is as late as it was");
             assert_eq!([door.one("millpond_release"), door.one("millpond_destroy")], [5; 2]);
-            assert!(door.stat("taken") > 0, "it owes what is not complete");
+            assert!(door.stat("reserved") > 0, "it owes what is not complete");
             assert_eq!(door.free_on(kept, &u), OK);
             let next = Door::new("");
             assert_eq!(next.one("millpond_synchronize"), OK);
-            assert_eq!((door.stat("taken"), door.held_back()), (0, 0), "permanent: {permanent}");
+            assert_eq!((door.stat("reserved"), door.held_back()), (0, 0), "permanent: {permanent}");
             next.destroy();
         }
         assert_eq!(fake.verdict(), None);

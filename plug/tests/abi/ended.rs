@@ -62,10 +62,14 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
         for end in ["millpond_destroy", "millpond_release"] {
             for options in ["", "deterministic=1"] {
                 let door = freed_after(&cuda, &s, fake, end, options);
-                assert_eq!((door.trimmed(), door.stat("taken")), (0, 400 * MIB as u64), "it is not complete");
+                assert_eq!(
+                    (door.trimmed(), door.stat("reserved")),
+                    (0, 400 * MIB as u64),
+                    "it is not complete"
+                );
                 assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
                 let left = fake.leaks().unwrap_or_default();
-                assert_eq!(door.stat("taken"), 0, "{end}, {options}");
+                assert_eq!(door.stat("reserved"), 0, "{end}, {options}");
                 assert!(!left.lines().any(|l| l.contains("bytes")), "{end}, {options}: {left}");
                 assert_eq!((door.trimmed(), door.one("millpond_synchronize")), (0, OK), "nothing is left");
                 assert_eq!([door.one(end), Door(4000).trim()], [UNKNOWN_ALLOCATOR; 2]);
@@ -76,7 +80,7 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
             // SAFETY: a stream of this test's.
             unsafe { sys::cuStreamSynchronize(s.handle()) };
             assert_eq!(door.trimmed(), 400 * MIB as u64, "{end}");
-            assert_eq!((door.stat("taken"), door.one("millpond_synchronize")), (0, OK));
+            assert_eq!((door.stat("reserved"), door.one("millpond_synchronize")), (0, OK));
         }
         assert_eq!(fake.verdict(), None);
     });
@@ -101,7 +105,7 @@ fn a_free_of_idle_memory_after_the_end_does_not_wait() {
         assert_eq!(query(busy.handle()), 600, "it is as late as it was");
         assert_eq!(door.free_on(other, &busy), OK);
         assert_eq!((waits(), door.one("millpond_synchronize")), (before, OK));
-        assert_eq!((door.stat("taken"), fake.verdict()), (0, None));
+        assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
     });
 }
 

@@ -1,6 +1,8 @@
-//! As many allocators as a process can make, and one more.
+//! Allocators that come and go without an end, as many as a process can have, and one more.
 
 use super::{BAD_ARGUMENT, Door, MIB, NO_DEVICE, OK, UNKNOWN_ALLOCATOR, alone, last, program, stream};
+use pond::driver::Fences as _;
+use std::collections::HashSet;
 
 #[test]
 fn one_allocator_too_many_is_a_code_and_costs_nothing() {
@@ -14,30 +16,67 @@ fn one_allocator_too_many_is_a_code_and_costs_nothing() {
             assert_eq!(Door::on(7, "").err(), Some(NO_DEVICE));
             assert_eq!(Door::on(0, "policy=best").err(), Some(BAD_ARGUMENT));
         }
-        for n in 2..=4096 {
+        // An ended one has its place while something of it is alive, and no longer, however it ended.
+        let ended = Door::new("");
+        let y = ended.alloc(MIB, &s);
+        ended.destroy();
+        let mut open = vec![first];
+        for n in 3..=4096 {
             let door = Door::new("");
-            // The next ones are made whether these have ended or not; and however they ended.
             match n % 3 {
                 0 => door.destroy(),
                 1 => assert_eq!(door.one("millpond_release"), OK),
                 _ => {}
             }
+            if n % 3 < 2 { open.push(Door::new("")) } else { open.push(door) }
         }
-        let calls = fake.calls_total();
-        for _ in 0..3 {
+        assert_eq!(open.len(), 4095);
+        for n in 0..3 {
+            let calls = fake.calls_total();
             assert_eq!(Door::on(0, "").err(), Some(BAD_ARGUMENT));
-            assert!(last().contains("4096 allocators were made in this process"), "{}", last());
+            assert!(last().contains("this process has 4096 allocators"), "{}", last());
             assert!(last().contains("make one a device and keep it"), "{}", last());
+            assert!(n == 0 || fake.calls_total() == calls, "nothing is made that could be left");
         }
-        assert_eq!(fake.calls_total(), calls, "nothing is made that could be left");
+        // Its memory is freed, and there is a place.
+        assert_eq!(ended.free_on(y, &s), OK);
+        cuda.synchronize_device().expect("waited");
+        let next = Door::new("");
+        assert_eq!(Door::on(0, "").err(), Some(BAD_ARGUMENT));
+        next.destroy();
+        assert_eq!(next.one("millpond_destroy"), UNKNOWN_ALLOCATOR);
+        assert_eq!(next.one("millpond_synchronize"), OK, "it can still be asked");
         // The others are as they were.
-        assert_eq!(first.free_on(x, &s), OK);
-        assert_eq!(Door(4096).one("millpond_destroy"), UNKNOWN_ALLOCATOR, "released");
-        assert_eq!(Door(4095).one("millpond_release"), UNKNOWN_ALLOCATOR, "destroyed");
-        assert_eq!([4095, 4096].map(|n| Door(n).one("millpond_synchronize")), [OK; 2], "and nothing is owed");
-        assert_eq!(Door(4097).one("millpond_synchronize"), UNKNOWN_ALLOCATOR, "never was one");
-        assert_eq!(Door(4094).one("millpond_synchronize"), OK);
+        assert_eq!(open[0].free_on(x, &s), OK);
+        for door in &open {
+            door.destroy();
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// The name of one that ended is never another's: it is a code for ever, and its memory's names stay its own.
+#[test]
+fn names_are_never_given_twice() {
+    alone("most::names_are_never_given_twice", |fake| {
+        let cuda = program();
+        let s = stream(&cuda);
+        let (kept, mut names) = (Door::new(""), HashSet::new());
+        let first = Door::new("");
         first.destroy();
-        assert_eq!((first.stat("taken"), fake.verdict()), (0, None));
+        for _ in 0..10_000 {
+            let door = Door::new("");
+            assert!(names.insert(door.0), "{} was another's", door.0);
+            let x = door.alloc(MIB, &s);
+            assert_eq!(kept.free_on(x, &s), super::WRONG_ALLOCATOR);
+            assert_eq!(door.free_on(x, &s), OK);
+            door.destroy();
+        }
+        assert!(!names.contains(&kept.0) && !names.contains(&first.0));
+        let calls = ["millpond_synchronize", "millpond_destroy", "millpond_release"];
+        assert_eq!(calls.map(|call| first.one(call)), [UNKNOWN_ALLOCATOR; 3]);
+        assert_eq!(kept.free_on(kept.alloc(MIB, &s), &s), OK);
+        kept.destroy();
+        assert_eq!(fake.verdict(), None);
     });
 }

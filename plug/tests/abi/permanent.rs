@@ -25,7 +25,7 @@ fn a_stream_may_be_declared_after_its_first_use() {
         for door in [door, other] {
             assert_eq!(door.held_back(), 0, "anybody can");
             assert_eq!(door.trim(), OK);
-            assert_eq!(door.stat("taken"), 0);
+            assert_eq!(door.stat("reserved"), 0);
             // And it is marked no more at each free that names it.
             let x = door.alloc(MIB, &s);
             let marked = fake.calls("cuEventRecord");
@@ -118,7 +118,7 @@ fn a_trim_passes_over_a_stream_that_was_to_last_and_did_not() {
         drop(s);
         assert_eq!(door.free_unknown(door.alloc(2 * MIB, &t)), OK);
         assert_eq!(door.trim(), OK, "{}", last());
-        assert_eq!(door.stat("taken"), 0);
+        assert_eq!(door.stat("reserved"), 0);
         // And a request at the limit says what a trim would bring, and no driver's error.
         assert_eq!(door.free_unknown(door.alloc(2 * MIB, &t)), OK);
         assert_eq!(door.try_alloc(6 * MIB, &t), Err(OUT_OF_MEMORY), "{}", last());

@@ -66,7 +66,7 @@ fn what_ended_threads_freed_serves_others() {
             });
         }
         for door in [door, other] {
-            let taken = door.stat("taken");
+            let taken = door.stat("reserved");
             assert!(taken <= 64 * MIB as u64, "{taken} bytes for nothing that is alive");
             assert!(pools(door) <= 33, "{} pools", pools(door));
             assert_eq!(door.held_back(), 0);
@@ -111,7 +111,7 @@ fn what_outlives_its_thread_is_freed_by_others() {
         let x = receive.recv().expect("it was sent");
         assert_eq!(door.free(without_provenance_mut(x)), OK);
         assert_eq!([door.one("millpond_synchronize"), door.trim()], [OK; 2]);
-        assert_eq!((door.stat("taken"), door.held_back(), fake.verdict()), (0, 0, None));
+        assert_eq!((door.stat("reserved"), door.held_back(), fake.verdict()), (0, 0, None));
         door.destroy();
     });
 }
@@ -231,11 +231,15 @@ fn left_by(fake: &Fake, threads: u32, captures: bool) -> Left {
     };
     let request = || assert_eq!(door.free(alloc(door, 4096)), OK);
     let (first, next) = (calls(&request), calls(&request));
-    let (pools, taken) = (pools(door), door.stat("taken"));
+    let (pools, taken) = (pools(door), door.stat("reserved"));
     // Nobody waits for a device on which somebody captures.
     let end =
         calls(&|| assert_eq!(door.one(if captures { "millpond_release" } else { "millpond_destroy" }), OK));
-    assert_eq!((door.stat("taken"), fake.verdict()), (door.held_back(), None), "what is left is held back");
+    assert_eq!(
+        (door.stat("reserved"), fake.verdict()),
+        (door.held_back(), None),
+        "what is left is held back"
+    );
     Left { first, next, end, pools, taken }
 }
 

@@ -4,7 +4,6 @@
 
 use super::{Here, World};
 use crate::driver;
-use crate::model::Stats;
 use crate::program::{CODES, Fault, STICKY, Verb};
 use std::sync::atomic::Ordering;
 
@@ -57,10 +56,9 @@ impl World {
 
     /// What is alive of each allocator, its own books and the program's.
     pub(super) fn books_agree(&self) {
-        for (d, door) in self.doors.iter().enumerate() {
-            let stats = Stats::of(door.number);
+        for (d, door, stats) in self.reports() {
             let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
-            let found = ((stats.total("live"), stats.total("asked")), stats.pinned("live"));
+            let found = ((stats.total("live"), stats.total("requested")), stats.pinned("live"));
             assert_eq!(found, (self.live_of(d), pinned), "a{}: {stats}", door.number);
         }
     }

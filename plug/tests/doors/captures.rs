@@ -122,7 +122,9 @@ impl World {
             let Some(made) = declared.or_else(|| self.declared_now(slot)) else { return };
             made.named
         } else {
-            self.stream(if a % 8 == 6 { a - 6 } else { a }, device, here)
+            let named = self.stream(if a % 8 == 6 { a - 6 } else { a }, device, here);
+            // What others queue there meanwhile would be captured.
+            if self.is_shared(named) { self.made(1, 1) } else { named }
         };
         let blocking = self.is_blocking(origin);
         // What others that run at once do on the legacy stream is not known.
@@ -143,6 +145,7 @@ impl World {
         if c.is_multiple_of(2)
             && let Some(other) = self.streams[slot].map(|m| m.named)
             && !self.captures(other)
+            && !self.is_shared(other)
             && (apart || !self.is_blocking(other))
         {
             let event = self.event(origin);
@@ -257,6 +260,9 @@ impl World {
             return;
         }
         driver::bind(self.contexts[device]);
+        if c / 16 % 2 == 1 {
+            self.capture_around_records(origin, c);
+        }
         say!(self, "// behind a question of the next call: cuStreamBeginCapture({origin}, {RELAXED});");
         driver::capture_behind(1 + u64::from(c) / 32 % 4, origin.handle as u64);
         let (mode, thread) = (RELAXED, here.thread);
@@ -278,7 +284,16 @@ impl World {
             let n = self.captures.iter().position(|c| c.has(origin.who)).expect("pushed above");
             self.captures.remove(n);
         }
+        assert_eq!(driver::captures_destroyed(), 0, "a capture around a record did not survive it");
         self.nobody_joined();
+    }
+
+    /// Somebody captures there for as long as a record of the next call, too: no question sees that one. A context-wide record would
+    /// destroy it, which the stand-in tells.
+    fn capture_around_records(&mut self, on: Named, c: u8) {
+        let call = if c < 128 { c"cuCtxRecordEvent" } else { c"cuEventRecord" };
+        say!(self, "// around records of the next call, {call:?}: captures on {on}");
+        (1..=4).for_each(|nth| driver::capture_around(call.as_ptr(), nth, on.handle as u64));
     }
 
     /// No call has made a stream wait for what a capture took: it would be a part of the capture from then on.

@@ -87,6 +87,8 @@ control! {
     struck_of = b"millpond_fake_struck" (name: *const c_char) -> u64;
     last_refusal = b"millpond_fake_last_refusal" () -> *const c_char;
     capture_behind = b"millpond_fake_capture_behind" (nth: u64, stream: u64);
+    capture_around = b"millpond_fake_capture_around" (name: *const c_char, nth: u64, stream: u64);
+    captures_destroyed = b"millpond_fake_captures_destroyed" () -> u64;
     // A call of the driver that may fail.
     end_capture = b"cuStreamEndCapture" (stream: Handle, graph: *mut Handle) -> c_uint;
 }

@@ -167,10 +167,13 @@ impl World {
             assert!(!told.is_empty(), "{words} failed without a word");
             return;
         }
-        for (d, door) in self.doors.iter().enumerate() {
-            let stats = Stats::of(door.number);
+        for (d, door, stats) in self.reports() {
             let (live, asked) = self.live_of(d);
-            assert_eq!((stats.total("live"), stats.total("asked")), (live, asked), "after {words}: {stats}");
+            assert_eq!(
+                (stats.total("live"), stats.total("requested")),
+                (live, asked),
+                "after {words}: {stats}"
+            );
             let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
             assert_eq!(stats.pinned("live"), pinned, "pinned, after {words}: {stats}");
             assert_eq!(stats.limit(), door.limit, "after {words}");
@@ -193,7 +196,10 @@ impl World {
             let door = &self.doors[d];
             let stats = Stats::of(door.number);
             let ((live, asked), has) = (self.live_of(d), |name| stats.total(name));
-            assert!(has("live") >= live && has("asked") >= asked, "{live}, {asked} after {words}: {stats}");
+            assert!(
+                has("live") >= live && has("requested") >= asked,
+                "{live}, {asked} after {words}: {stats}"
+            );
             let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
             assert!(stats.pinned("live") >= pinned, "{pinned} pinned, after {words}: {stats}");
             assert_eq!(stats.limit(), door.limit, "after {words}");

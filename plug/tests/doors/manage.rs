@@ -2,7 +2,7 @@
 
 use super::{Here, SLOTS, World};
 use crate::driver;
-use crate::model::{Block, Door, ENDED, Stats, Who};
+use crate::model::{Block, Door, ENDED, Made, Stats, Who};
 use crate::program::{Fault, Step, Verb};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
@@ -12,13 +12,15 @@ use std::sync::atomic::Ordering;
 
 /// What an allocator has of the driver, of both kinds.
 fn held(stats: &Stats) -> u64 {
-    stats.field("taken") + stats.pinned("held")
+    stats.field("reserved") + stats.pinned("reserved")
 }
 
 impl World {
     /// Destroys a stream, unannounced, whatever is on it.
     pub(super) fn close(&mut self, slot: usize) {
-        if let Some(made) = self.streams[slot].take_if(|m| !m.permanent && !driver::is_broken()) {
+        let shared = self.shared;
+        let ends = |m: &mut Made| !m.permanent && shared != Some(m.named.who) && !driver::is_broken();
+        if let Some(made) = self.streams[slot].take_if(ends) {
             driver::bind(self.contexts[usize::from(slot == 3)]);
             say!(self, "cuStreamDestroy({});", made.named);
             driver::destroy_stream(made.named.raw());
@@ -123,7 +125,7 @@ impl World {
             return;
         }
         // What was freed on its own stream is marked, perhaps, and the device late.
-        if stats.field("taken") > 0 {
+        if stats.field("reserved") > 0 {
             say!(self, "cuCtxSynchronize();");
             driver::bind(self.contexts[self.doors[door].device]);
             driver::synchronize();
@@ -131,7 +133,7 @@ impl World {
             self.must(0, Status::Ok, &words, || ffi::millpond_trim(number, &raw mut freed));
         }
         let stats = Stats::of(number);
-        assert_eq!(stats.field("taken"), 0, "{words}: it has ended, and all of it is complete: {stats}");
+        assert_eq!(stats.field("reserved"), 0, "{words}: it has ended, and all of it is complete: {stats}");
     }
 
     /// Nothing of it is alive, no other thread calls beside this one, and no driver call has failed.

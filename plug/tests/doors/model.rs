@@ -1,6 +1,6 @@
 //! What a program knows of what it has: allocators, streams, allocations, and who used them. The interface is judged by it.
 
-use crate::driver;
+use crate::{driver, figures};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use std::fmt;
@@ -162,6 +162,11 @@ pub(crate) struct Read {
 pub(crate) struct Stats(String);
 
 impl Stats {
+    /// Of one that ended; nothing if it is gone since.
+    pub(crate) fn of_ended(door: u32) -> Option<Stats> {
+        let there = ffi::millpond_stats_json(door, core::ptr::null_mut(), 0, core::ptr::null_mut());
+        (there != Status::UnknownAllocator).then(|| Stats::of(door))
+    }
     pub(crate) fn of(door: u32) -> Stats {
         let (mut needed, mut text) = (1, Vec::new());
         // Beside other threads it grows from one call to the next.
@@ -174,25 +179,19 @@ impl Stats {
         text.truncate(text.iter().position(|b| *b == 0).expect("it ends with a zero"));
         Stats(String::from_utf8(text).expect("text"))
     }
-    fn number(text: &str, name: &str) -> Option<u64> {
-        let (_, rest) =
-            text.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name} in {text}"));
-        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    }
     pub(crate) fn field(&self, name: &str) -> u64 {
-        Stats::number(&self.0, name).unwrap_or_else(|| panic!("{name} is a number in {}", self.0))
+        figures::field(&self.0, name)
     }
     pub(crate) fn limit(&self) -> Option<u64> {
-        Stats::number(&self.0, "limit")
+        figures::number(&self.0, "limit")
     }
     pub(crate) fn total(&self, name: &str) -> u64 {
         let (_, total) = self.0.split_once("\"total\":").expect("sums");
-        Stats::number(total, name).unwrap_or(0)
+        figures::number(total, name).unwrap_or(0)
     }
     pub(crate) fn pinned(&self, name: &str) -> u64 {
         let (_, pinned) = self.0.split_once("\"pinned\":").expect("a field");
-        if pinned.starts_with("null") { 0 } else { Stats::number(pinned, name).unwrap_or(0) }
+        if pinned.starts_with("null") { 0 } else { figures::number(pinned, name).unwrap_or(0) }
     }
     /// How many pools there are whose streams are not known to have ended.
     pub(crate) fn open_pools(&self) -> usize {

@@ -10,7 +10,7 @@ macro_rules! verbs {
         /// What a step does; `world` says how.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Verb { $($verb,)* }
-        /// Each with how often it is chosen. Captures and drivers that break have scenes of their own.
+        /// Each with how often it is chosen. Captures and drivers that break have scenes of their own, and steady programs a stream that ends.
         const VERBS: &[(u32, Verb)] = &[$(($weight, Verb::$verb),)*];
     };
 }
@@ -23,6 +23,7 @@ verbs! {
     ThreadEnds 2 WaitStream 2 WaitDevice 1
     Capture 0 CaptureEnds 0 CaptureMeanwhile 0
     Breaks 0 Mends 0
+    NextStream 0
 }
 
 impl Verb {

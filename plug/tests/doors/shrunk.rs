@@ -11,7 +11,7 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
     (
         "a deterministic allocator asks no event, and never gave back what was freed after its end",
         "schedule 0 rounds 0
-        Create 0 146 29 0 0
+        Create 0 146 5 0 0
         Alloc 0 233 0 0 0
         Destroy 0 202 0 0 0",
     ),

@@ -1,6 +1,6 @@
 //! A random program that never ends: the same steps round after round, each of which frees all that it made. The soak runs it.
 
-use super::{Here, Kind, OPTIONS, Step, Verb, World, driver};
+use super::{Here, Kind, STEADY, Step, Verb, World, driver};
 use crate::program::Faults;
 use millpond_plug::ffi;
 use proptest::strategy::{Strategy, ValueTree};
@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 const MOST: usize = 12;
 /// After so many allocators their options are the same again: each with captures of others expected, and without.
 pub(crate) const CYCLE: u64 = 2 * MANY;
-const MANY: u64 = OPTIONS.len() as u64;
+const MANY: u64 = STEADY as u64;
 /// The thread of the program, and its second one.
 pub(crate) const HERE: Here = Here { thread: 1 };
 pub(crate) const OTHER: Here = Here { thread: 2 };
@@ -25,7 +25,8 @@ pub(crate) enum Beyond {
     ThreadEnds,
     /// A second thread makes some of the calls.
     Turns,
-    /// No allocator is told that the device has done all, so that what comes back does so by itself; nothing is done that needs to be told.
+    /// No allocator is told that the device has done all, so that what comes back does so by itself; nothing is done that needs to be told. A stream
+    /// ends now and then, once all that have it have named it, and the next one has its handle.
     Untold,
     /// It trims, synchronises and empties `PyTorch`'s cache: what grows all the same.
     Tidies,
@@ -69,8 +70,18 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
         for step in &mut steps {
             step.c &= !4;
         }
+        if beyond == Beyond::Untold {
+            steps.splice(0..0, ends_of_a_stream(seed, &steps));
+        }
         return steps;
     }
+}
+
+/// The end of a stream that no step declares to be permanent, if there is one.
+fn ends_of_a_stream(seed: u64, steps: &[Step]) -> Option<Step> {
+    let lasts = |slot: &u8| steps.iter().any(|s| s.verb == Verb::Permanent && s.b % 3 == *slot);
+    let slot = (0..3).map(|n| ((seed + n) % 3) as u8).find(|slot| !lasts(slot))?;
+    Some(Step { thread: 0, verb: Verb::NextStream, a: slot, b: 0, c: 0, fault: 0 })
 }
 
 impl World {
@@ -79,7 +90,9 @@ impl World {
         let mut world = World::new(2, false, false, None);
         world.steady = true;
         world.begun = OTHER.thread;
-        assert!(world.destroy(world.slots[0], false, 0) && world.create(0, seed as usize, 0, 0));
+        assert!(
+            world.destroy(world.slots[0], false, 0) && world.create(0, seed as usize % (4 * STEADY), 0, 0)
+        );
         world
     }
 
@@ -104,6 +117,29 @@ impl World {
     /// The allocators that there are.
     pub(crate) fn open(&self) -> Vec<u32> {
         self.doors.iter().filter(|d| d.open).map(|d| d.number).collect()
+    }
+
+    /// In one round of so many, prime so that it meets each turn of the others, a stream that nothing alive uses is named to each allocator of its
+    /// device, which marks all that it holds, and ends: the next one has its handle.
+    pub(super) fn next_stream(&mut self, slot: u8, here: Here) {
+        const EVERY: u64 = 7;
+        self.next += 1;
+        if !self.next.is_multiple_of(EVERY) {
+            return;
+        }
+        // As a step names one that is not blocking.
+        let on = 64 + slot;
+        for door in 0..2 {
+            self.alloc(door, on, 0, 0, here);
+            if let Some(x) = self.pick(0) {
+                self.free(x, Verb::FreeOn, on, 0, here);
+            }
+        }
+        self.torch_alloc(on, 0, 0, here);
+        if let Some(x) = self.pick(0) {
+            self.torch_free(x, 0, here);
+        }
+        self.close(slot.into());
     }
 
     /// The end of a round, on the thread that made its calls last.

@@ -107,7 +107,7 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
     world.may_be_left()
 }
 
-/// Each thread on its own, beside the others; blocks go from one to the other.
+/// Each thread on its own, beside the others; blocks go from one to the other, and one stream is everybody's.
 fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let mut first = World::new(slots, show, program.quiet, Some(Mail::new(program.rough)));
@@ -117,6 +117,8 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
         // No capture on a blocking stream survives it, and no thread can tell what others do there.
         first.has_legacy = program.schedule.is_multiple_of(2);
     }
+    // Of three programs one has a blocking stream there.
+    first.share(u32::from(!program.schedule.is_multiple_of(3)));
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
     let mut ended: Vec<World> = std::thread::scope(|scope| {
         let run = |(slot, world): (usize, World)| {

@@ -7,59 +7,179 @@ use crate::program::{Fault, parts};
 use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How a figure may differ behind a call that failed.
 #[derive(Clone, Copy, PartialEq)]
 enum May {
-    /// It is what it was.
-    Not,
     /// It is less: completed work was noticed. In a call that takes free memory or gives it back it differs.
     Fall,
-    /// The same, and it is more in few of these calls only, or where a capture took a mark.
+    /// The same, and it is more.
+    Rise,
+    /// As the first, and it is more in few of these calls only, or where a capture took a mark.
     Hold,
     /// It differs in such a call, and in no other.
     Move,
     /// It is more in an allocation that is scrubbed: the block was had, and is freed again because its fill failed.
     Scrub,
+    /// In any way.
+    Any,
 }
-use May::{Fall, Hold, Move, Not, Scrub};
+use May::{Any, Fall, Hold, Move, Rise, Scrub};
 
-/// Of the report as JSON, by paths. What is not here is counted or derived: calls of the driver, rungs that were tried, errors of destructors.
-const FIGURES: &[(&str, May)] = &[
-    ("/device", Not),
-    ("/capacity", Not),
-    ("/limit", Not),
-    ("/policy", Not),
-    ("/moving", Not),
-    ("/allocated_peak", Scrub),
-    ("/allocated_peak_at_most", Scrub),
-    ("/events_lost", Not),
-    ("/total/live", Not),
-    ("/total/asked", Not),
-    ("/total/allocated", Not),
-    ("/total/counters/allocations", Scrub),
-    ("/total/counters/frees", Scrub),
-    ("/total/counters/bytes_served", Scrub),
-    ("/total/counters/in_flight_frees", Not),
-    ("/total/in_flight", Fall),
-    ("/total/in_flight_ranges", Fall),
-    ("/total/held_back", Hold),
-    ("/total/held", Move),
-    ("/taken", Move),
-    ("/taken_peak", Move),
-    ("/segments", Move),
-    ("/growths", Move),
-    ("/releases", Move),
-    ("/pinned/live", Not),
-    ("/pinned/asked", Not),
-    ("/pinned/allocated", Not),
-    ("/pinned/allocated_peak", Not),
-    ("/pinned/counters/allocations", Not),
-    ("/pinned/counters/frees", Not),
-    ("/pinned/in_flight", Fall),
-    ("/pinned/held_back", Hold),
-    ("/pinned/held", Move),
+/// What may differ of the report as JSON, each with why; all else is as it was, a field that is new among it. `*` is any name or stream.
+const EXCEPTIONS: &[(&str, May, &str)] = &[
+    ("/driver_calls/*", Any, "the call made some"),
+    ("/deferred_errors", Any, "what destructors met is told by the next report"),
+    ("/ladder/*/tried", Move, "the request was refused behind these rungs"),
+    ("/ladder/*/served", Move, "what a rung served was given back when the rest failed"),
+    ("/allocated_peak", Scrub, "the block was had"),
+    ("/allocated_peak_at_most", Scrub, "the block was had"),
+    ("/reserved", Move, "segments came or went"),
+    ("/reserved_peak", Move, "segments came"),
+    ("/segments", Move, "segments came or went"),
+    ("/growths", Move, "segments came"),
+    ("/releases", Move, "segments went"),
+    ("/reserved_over_allocated", Any, "the ratio of two that are here"),
+    ("/reserved_over_allocated_at_least", Any, "the ratio of two that are here"),
+    ("/reserved_over_allocated_at_most", Any, "the ratio of two that are here"),
 ];
+
+/// The same of each pool, of their sum and of pinned memory.
+const OF_POOLS: &[(&str, May, &str)] = &[
+    ("/reserved", Move, "segments came or went, or changed their stream"),
+    ("/reserved_peak", Move, "segments came"),
+    ("/cached", Rise, "what was in flight came back"),
+    ("/free_chunks", Any, "what came back is one, or a part of its neighbours"),
+    ("/largest_free", Rise, "what came back may be it"),
+    ("/fragmentation", Any, "the ratio of two that are here"),
+    ("/in_flight", Fall, "completed work was noticed"),
+    ("/in_flight_ranges", Fall, "completed work was noticed"),
+    ("/oldest_in_flight", Any, "its stream was marked, or it came back"),
+    ("/held_back", Hold, "its streams were named"),
+    ("/allocated_peak", Scrub, "the block was had"),
+    ("/counters/allocations", Scrub, "the block was had"),
+    ("/counters/frees", Scrub, "the block was had, and is freed"),
+    ("/counters/bytes_served", Scrub, "the block was had"),
+    ("/sizes/counts", Scrub, "the block was had"),
+    ("/counters/hits", Scrub, "the block was had"),
+    ("/counters/misses", Move, "the request was refused behind the rungs"),
+    ("/counters/migrations_in", Move, "memory changed its stream, and the rest failed"),
+    ("/counters/migrations_out", Move, "memory changed its stream, and the rest failed"),
+    ("/counters/waits_inserted", Move, "a stream waits for another's memory, and the rest failed"),
+    ("/counters/host_waits", Move, "the host waited, and the rest failed"),
+    ("/counters/splits", Move, "memory was cut for the request, and the rest failed"),
+    ("/counters/merges", Any, "what came back is a part of its neighbours"),
+    ("/hit_rate", Any, "the ratio of two that are here"),
+    ("/closed", Any, "a stream was found to have ended"),
+];
+
+/// How a figure may differ, by its path; `None`: it may not.
+fn may(path: &str) -> Option<May> {
+    let of = |list: &[(&str, May, &str)], path: &str| list.iter().find(|e| is_like(e.0, path)).map(|e| e.1);
+    let pools = ["/total", "/pinned"].into_iter().find_map(|pool| path.strip_prefix(pool));
+    let pool = path.strip_prefix("/pools/").and_then(|rest| rest.find('/').map(|at| &rest[at..]));
+    match pools.or(pool).filter(|rest| rest.starts_with('/')) {
+        Some(rest) => of(OF_POOLS, rest),
+        None => of(EXCEPTIONS, path),
+    }
+}
+
+/// Whether a path is one of a pattern's.
+fn is_like(pattern: &str, path: &str) -> bool {
+    let (mut a, mut b) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (a.next(), b.next()) {
+            (None, None) => return true,
+            (Some(a), Some(b)) if a == "*" || a == b => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Every figure of a report by its path: a list of plain values is one, and pools are named by their streams.
+fn figures(report: &Value) -> BTreeMap<String, Value> {
+    fn walk(at: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(fields) => {
+                fields.iter().for_each(|(name, value)| walk(&format!("{at}/{name}"), value, into));
+            }
+            Value::Array(list) if list.iter().any(Value::is_object) => {
+                let mut times = BTreeMap::<String, u32>::new();
+                for value in list {
+                    let stream = value["stream"].to_string();
+                    let nth = times.entry(stream.clone()).or_default();
+                    *nth += 1;
+                    walk(&format!("{at}/{stream}.{nth}"), value, into);
+                }
+            }
+            plain => drop(into.insert(at.to_owned(), plain.clone())),
+        }
+    }
+    let mut into = BTreeMap::new();
+    walk("", report, &mut into);
+    into
+}
+
+/// Whether it is one of these fields of a stream's pool.
+fn is_of_pools(path: &str, fields: &[&str]) -> bool {
+    fields.iter().any(|field| is_like(&format!("/pools/*/{field}"), path))
+}
+
+/// None of it, as what was not there is.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(b) => !b,
+        Value::Number(n) => n.as_f64() == Some(0.0),
+        Value::Array(list) => list.iter().all(is_nothing),
+        Value::String(_) | Value::Object(_) => false,
+    }
+}
+
+/// What a call does, as far as it is excepted.
+#[derive(Clone, Copy)]
+struct Does {
+    moves: bool,
+    holds: bool,
+    allocates: bool,
+}
+
+/// What differs of two reports that may not.
+fn differ(was: &Value, is: &Value, does: Does) -> Vec<String> {
+    let (before, now) = (figures(was), figures(is));
+    let paths: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let pool_of =
+        |path: &str| path.strip_prefix("/pools/").and_then(|rest| rest.split('/').next()).map(str::to_owned);
+    let there = |of: &BTreeMap<String, Value>, pool: &str| of.contains_key(&format!("/pools/{pool}/live"));
+    let differs = |path: &&String| {
+        let (was, is) = (before.get(*path), now.get(*path));
+        let number = |value: Option<&Value>| value.and_then(Value::as_f64).unwrap_or(0.0);
+        let sum = |value: Option<&Value>| match value {
+            Some(Value::Array(list)) => list.iter().map(|n| number(Some(n))).sum(),
+            one => number(one),
+        };
+        let lawful = match (was, is, may(path)) {
+            _ if was == is => true,
+            // No pinned memory yet, or no such stream: and none of anything.
+            (None, Some(is), _) if is_nothing(is) => true,
+            (Some(was), None, _) if is_nothing(was) => true,
+            // A pool that was found empty and its stream ended. That nothing alive went with it the sum says.
+            (Some(_), None, _) if pool_of(path).is_some_and(|pool| !there(&now, &pool)) => true,
+            // Whose it is, of a stream that was not met before.
+            (None, Some(_), _) if is_of_pools(path, &["stream", "name"]) => true,
+            (_, _, None) => false,
+            (_, _, Some(Any)) => true,
+            (_, _, Some(Fall)) => does.moves || number(is) < number(was),
+            (_, _, Some(Rise)) => does.moves || number(is) > number(was),
+            (_, _, Some(Hold)) => does.holds || number(is) < number(was),
+            (_, _, Some(Move)) => does.moves,
+            (_, _, Some(Scrub)) => does.allocates && sum(is) > sum(was),
+        };
+        (!lawful).then(|| format!("{path}: {was:?} is {is:?}"))
+    };
+    paths.iter().filter_map(differs).collect()
+}
 
 /// Lines of the report for people that say what is counted, and not what there is.
 const COUNTED: [&str; 3] = ["miss ladder", "driver", "error"];
@@ -90,30 +210,16 @@ impl Seen {
     }
 
     /// What differs now that may not.
-    fn differs(&self, (moves, holds, allocates): (bool, bool, bool), meets: usize) -> Vec<String> {
+    fn differs(&self, does: Does, meets: usize) -> Vec<String> {
         let ((figures, pools, words), now) = (self.read(), Seen::of(self.number, self.scrubs).read());
-        let differs = |&(path, may): &(&str, May)| {
-            let (was, is) = (figures.pointer(path), now.0.pointer(path));
-            let number = |value: Option<&Value>| value.and_then(Value::as_u64).unwrap_or(0);
-            let lawful = match may {
-                _ if was == is => true,
-                // No pinned memory yet, or none that was asked for.
-                _ if was.is_none() && number(is) == 0 => true,
-                Fall => moves || number(is) < number(was),
-                Hold => holds || number(is) < number(was),
-                Move => moves,
-                Scrub => allocates && self.scrubs && number(is) > number(was),
-                Not => false,
-            };
-            (!lawful).then(|| format!("{path}: {was:?} is {is:?}"))
-        };
-        let mut differs: Vec<String> = FIGURES.iter().filter_map(differs).collect();
+        let does = Does { allocates: does.allocates && self.scrubs, ..does };
+        let mut differs = differ(&figures, &now.0, does);
         if now.1 > pools + meets {
             differs.push(format!("{pools} streams are {}", now.1));
         }
         // Where all figures are the same, the words are.
         let same = |path: &str| figures.pointer(path) == now.0.pointer(path);
-        if ["/total", "/pools", "/pinned", "/taken", "/releases", "/growths"].iter().all(|p| same(p))
+        if ["/total", "/pools", "/pinned", "/reserved", "/releases", "/growths"].iter().all(|p| same(p))
             && words != now.2
         {
             differs.push(format!("{words}\nis now\n{}", now.2));
@@ -138,7 +244,8 @@ impl World {
         let is_of = |calls: &[&str]| calls.iter().any(|what| name.ends_with(what));
         // A mark that a capture took is none any more, and what it stood for is held back.
         let taken = [parts(fault).1, driver::answer()].iter().any(|code| CAPTURED_EVENT.contains(code));
-        let may = (is_of(&MOVING), is_of(&HOLDING) || taken, is_of(&["_alloc"]));
+        let does =
+            Does { moves: is_of(&MOVING), holds: is_of(&HOLDING) || taken, allocates: is_of(&["_alloc"]) };
         // As the program names them.
         let streams = words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| {
             let made = word.strip_prefix('s').is_some_and(|n| n.parse::<u32>().is_ok());
@@ -146,7 +253,7 @@ impl World {
         });
         let meets = streams.count();
         for before in seen {
-            let differs = before.differs(may, meets);
+            let differs = before.differs(does, meets);
             assert!(
                 differs.is_empty(),
                 "{words} failed ({told}), and of a{} {}",
@@ -173,3 +280,77 @@ const MOVING: [&str; 9] = [
 ];
 /// Those of them that move memory to other streams, by which it may be held back.
 const HOLDING: [&str; 4] = ["_alloc", "_trim", "_limit", "_fraction"];
+
+#[cfg(test)]
+mod tests {
+    use super::{Does, EXCEPTIONS, OF_POOLS, differ, figures, is_like, may};
+    use pond::report::{PoolReport, Report};
+    use serde_json::{Value, json};
+
+    const NOTHING: Does = Does { moves: false, holds: false, allocates: false };
+    const ALL: Does = Does { moves: true, holds: true, allocates: true };
+
+    fn report() -> Value {
+        let mut report = Report::default();
+        report.pools.push(PoolReport::default());
+        report.pinned = Some(PoolReport::default());
+        report.driver_calls.insert("some".into(), 1);
+        report.to_value()
+    }
+
+    /// Whatever field is changed, that it is excepted is what lets it pass; so is a field that nobody has heard of.
+    #[test]
+    fn every_field_of_the_report_is_compared_that_is_not_excepted() {
+        let report = report();
+        let mut compared = 0;
+        for path in figures(&report).keys() {
+            let pointer = path.replacen("/null.1/", "/0/", 1);
+            let mut other = report.clone();
+            *other.pointer_mut(&pointer).expect("a field") = json!("something else");
+            let differs = !differ(&report, &other, ALL).is_empty();
+            let excepted = may(path).is_some();
+            compared += u32::from(!excepted);
+            // A pool of another stream is another pool.
+            assert!(differs || excepted || path.ends_with("/stream"), "{path} may be anything");
+        }
+        assert!(compared > 20, "{compared}");
+        for at in ["", "/total", "/total/counters", "/pools/0", "/pinned", "/pinned/counters"] {
+            let mut other = report.clone();
+            let Some(Value::Object(fields)) = other.pointer_mut(at) else { panic!("{at} has no fields") };
+            fields.insert("heard_of_by_nobody".to_owned(), json!(7));
+            assert_eq!(differ(&report, &other, ALL).len(), 1, "{at}");
+        }
+    }
+
+    #[test]
+    fn what_is_excepted_is_a_field_of_the_report() {
+        let figures = figures(&report());
+        for (pattern, _, why) in EXCEPTIONS {
+            assert!(
+                figures.keys().any(|path| is_like(pattern, path)),
+                "{pattern}, {why}: there is no such field"
+            );
+        }
+        for (pattern, _, why) in OF_POOLS {
+            let whole =
+                [format!("/total{pattern}"), format!("/pools/*{pattern}"), format!("/pinned{pattern}")];
+            let is_there = |whole: &String| figures.keys().any(|path| is_like(whole, path));
+            assert!(whole.iter().all(is_there), "{pattern}, {why}: there is no such field");
+        }
+    }
+
+    #[test]
+    fn what_is_excepted_is_excepted_where_its_reason_holds() {
+        let (was, mut is) = (report(), report());
+        is["total"]["in_flight"] = json!(512);
+        assert_eq!(differ(&was, &is, NOTHING).len(), 1, "more is in flight");
+        assert_eq!(differ(&is, &was, NOTHING).len(), 0, "it was noticed that it is over");
+        is = report();
+        is["reserved"] = json!(512);
+        assert_eq!([NOTHING, ALL].map(|does| differ(&was, &is, does).len()), [1, 0]);
+        is = report();
+        is["total"]["counters"]["hits"] = json!(1);
+        let scrubs = Does { allocates: true, ..NOTHING };
+        assert_eq!([NOTHING, scrubs].map(|does| differ(&was, &is, does).len()), [1, 0]);
+    }
+}

@@ -40,8 +40,8 @@ mod unchanged;
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// What the options say of pinned memory, too: new pages are wiped.
-const OPTIONS: [&str; 7] = [
+/// What the options say of pinned memory, too: new pages are wiped. Every value that the parser knows is in one of them, which a test compares.
+const OPTIONS: [&str; 2 * STEADY] = [
     "growth=exact,limit=6MiB",
     "",
     "policy=footprint,growth=exact",
@@ -49,8 +49,28 @@ const OPTIONS: [&str; 7] = [
     "scrub=1,growth=exact,limit=8MiB",
     "deterministic=1,growth=exact",
     "deterministic=1,growth=exact,limit=3MiB",
+    "reuse=ordered,growth=exact",
+    "reuse=ordered,growth=exact,limit=4MiB,wait_ms=0",
+    "reuse=waits,policy=latency,growth=rounded,limit=none,deterministic=0,scrub=0,pinned_limit=none",
+    "policy=footprint,reuse=ordered,growth=rounded,limit=25%",
+    "deterministic=1,reuse=ordered,growth=exact,limit=4MiB",
+    "scrub=1,reuse=ordered,growth=exact",
+    "policy=footprint,growth=exact,limit=5MiB",
 ];
-const LIMITS: [Option<u64>; 7] = [Some(6 << 20), None, None, None, Some(8 << 20), None, Some(3 << 20)];
+/// So many of them are the soak's.
+const STEADY: usize = 7;
+const LIMITS: [Option<u64>; OPTIONS.len()] = {
+    let mut limits = [None; OPTIONS.len()];
+    limits[0] = Some(6 << 20);
+    limits[4] = Some(8 << 20);
+    limits[6] = Some(3 << 20);
+    limits[8] = Some(4 << 20);
+    // Of a device of 64 GiB.
+    limits[10] = Some(16 << 30);
+    limits[11] = Some(4 << 20);
+    limits[13] = Some(5 << 20);
+    limits
+};
 const SIZES: [usize; 8] = [512, 1000, 4 * KIB, 64 * KIB, MIB, MIB, 2 * MIB, 2 * MIB];
 /// The first three are on device 0, the last on device 1.
 const STREAMS: usize = 4;
@@ -65,6 +85,8 @@ pub(crate) struct World {
     /// Which allocators steps name: two on device 0, one on device 1, `PyTorch`'s.
     slots: [usize; SLOTS],
     streams: [Option<Made>; STREAMS],
+    /// The one that threads that run at once have in common: none of them ends it, or captures on it.
+    shared: Option<Who>,
     blocks: Vec<Block>,
     /// Threads' own default streams that have had memory, and of which allocator.
     own: Vec<(usize, Who)>,
@@ -92,6 +114,8 @@ pub(crate) struct World {
     first: bool,
     /// For the soak, whose other programs count the calls that failed with nobody to tell.
     steady: bool,
+    /// How often a steady program came to where a stream may end.
+    next: u64,
     /// How often there was something to look at all for.
     looks: u64,
     /// The allocator that a call under way ends.
@@ -154,6 +178,7 @@ impl World {
             doors: Vec::new(),
             slots: [0; SLOTS],
             streams: [None; STREAMS],
+            shared: None,
             blocks: Vec::new(),
             own: Vec::new(),
             pinned: Vec::new(),
@@ -174,6 +199,7 @@ impl World {
             has_legacy: true,
             first: true,
             steady: false,
+            next: 0,
             looks: 0,
             ending: None,
             unended: 0,
@@ -207,6 +233,15 @@ impl World {
     fn is_ending(&self, door: usize) -> bool {
         let own = u8::from(self.ending == Some(door));
         self.is_rough() && self.doors[door].life.load(Ordering::Acquire) > own
+    }
+
+    /// Makes the first stream, for all threads that will run at once.
+    pub(crate) fn share(&mut self, flags: u32) {
+        self.shared = Some(self.made(0, flags).who);
+    }
+
+    fn is_shared(&self, stream: Named) -> bool {
+        self.shared == Some(stream.who)
     }
 
     /// The world of one of the threads that run at once: the same allocators, and all else its own.
@@ -287,13 +322,29 @@ impl World {
         self.value
     }
 
+    /// The options that a number means, in words and by their place in the list; and whether the allocator expects captures: then it holds
+    /// others' memory back from then on, if it is made.
+    pub(crate) fn options(quiet: bool, number: usize) -> (String, usize, bool) {
+        let asks = number / STEADY % 4 == 3;
+        let which = number % STEADY + STEADY * (number / (4 * STEADY) % 2);
+        let mut words: Vec<&str> = OPTIONS[which].split(',').filter(|word| !word.is_empty()).collect();
+        for word in ["pinned_limit=1MiB", "wait_ms=1"] {
+            let (name, _) = word.split_once('=').expect("a name and a value");
+            if !words.iter().any(|w| w.starts_with(name)) {
+                words.push(word);
+            }
+        }
+        match (asks, quiet) {
+            (true, _) => words.push("captures=expected"),
+            (false, true) => words.push("captures=none"),
+            (false, false) => {}
+        }
+        (words.join(","), which, asks || !quiet)
+    }
+
     fn create(&mut self, slot: usize, options: usize, device: usize, fault: Fault) -> bool {
-        // One that expects captures holds others' memory back from then on, if it is made.
-        let expects = options / OPTIONS.len() % 4 == 3;
-        let options = options % OPTIONS.len();
-        let quiet = if self.quiet && !expects { ",captures=none" } else { "" };
-        let text = format!("{},pinned_limit=1MiB,wait_ms=1{quiet}", OPTIONS[options]);
-        let text = CString::new(text.trim_start_matches(',')).expect("words");
+        let (text, options, expects) = World::options(self.quiet, options);
+        let text = CString::new(text).expect("words");
         let mut number = 77;
         let words = format!("millpond_create({device}, {text:?}, &a{})", self.doors.len() + 1);
         let made = self.must(fault, Status::Ok, &words, || {
@@ -311,8 +362,8 @@ impl World {
             device,
             open: true,
             torch: false,
-            scrubs: OPTIONS[options].contains("scrub"),
-            expects: quiet.is_empty(),
+            scrubs: OPTIONS[options].contains("scrub=1"),
+            expects,
             limit,
             ..Door::default()
         });
@@ -478,6 +529,7 @@ impl World {
             Verb::Breaks => self.breaks(a, b),
             Verb::Mends if self.mail.is_none() => self.mends(),
             Verb::Mends => {}
+            Verb::NextStream => self.next_stream(a, here),
         }
     }
 
@@ -589,12 +641,23 @@ impl World {
             self.create(slot, 1, device, 0);
             self.destroy(self.slots[slot], false, 0);
         }
-        for door in &self.doors {
-            let stats = Stats::of(door.number);
-            let left = (stats.total("live"), stats.field("taken"), stats.pinned("held"));
+        for (_, door, stats) in self.reports() {
+            let left = (stats.total("live"), stats.field("reserved"), stats.pinned("reserved"));
             assert!(left == (0, 0, 0), "a{} has {left:?} left: {stats}", door.number);
         }
         self.tidy();
+    }
+
+    /// Every allocator's, ended ones too, but for those that are gone: of which nothing is alive, and behind which as many others ended as stay readable, those of
+    /// the slots among them, which may have been made before.
+    fn reports(&self) -> impl Iterator<Item = (usize, &Door, Stats)> {
+        let latest = self.doors.len().saturating_sub(millpond_plug::READABLE - SLOTS);
+        self.doors.iter().enumerate().filter_map(move |(d, door)| {
+            if door.open || d >= latest || self.live_of(d) != (0, 0) {
+                return Some((d, door, Stats::of(door.number)));
+            }
+            Some((d, door, Stats::of_ended(door.number)?))
+        })
     }
 
     fn check_reads(&self) {
@@ -617,6 +680,7 @@ impl World {
         if self.mail.is_none() || !driver::has_broken() {
             self.check_reads();
         }
+        self.shared = self.shared.filter(|_| !self.first);
         for slot in 0..STREAMS {
             if let Some(made) = &mut self.streams[slot] {
                 made.permanent = false;

@@ -13,8 +13,8 @@
 //! and P4 only.
 //!
 //! The library *knew* an access if it is of an operation that the library said it would queue, or if it was told of it by
-//! `used`. A race is the library's if the later access is of such an operation, which it undertook to order behind all
-//! that it knew, and it knew the earlier one, which was queued by then; else the program's.
+//! `used`. A race is the library's if the later access is of an operation that it undertook to order behind all that it
+//! knew, its own or one for which the program had it order the stream, and it knew the earlier one, which was queued by then; else the program's.
 //!
 //! Of accesses that dominate each other one stands for all: where an owner's newest use was never told of and an older one
 //! was, and the allocator waited for neither, only the program's fault shows until it is mended.
@@ -28,6 +28,7 @@ use super::order::Order;
 use super::shadow::{Access, Owner};
 use super::verdict::{Blame, Fault, Place, Property, Side, Violation};
 use super::{AccessKind, Actor, HostKey, MapKey, Oracle, PhysKey, Space, StreamKey};
+use millpond_driver::QueuedBy;
 use millpond_driver::units::{Addr, AllocationId};
 use smallvec::SmallVec;
 
@@ -164,14 +165,18 @@ impl Oracle {
                 let conflicting = a.kind == AccessKind::Write || kind == AccessKind::Write;
                 let lawful = !conflicting || order.before(a.at, &actor.stamp);
                 if !lawful {
-                    let known = a.librarys || owner.is_some_and(|id| live[&id].was_told(a.at));
-                    let both = known && ordered_at.is_some_and(|then| a.number <= then);
+                    let known = match owner {
+                        Some(id) => live[&id].knew(a, |past| order.before(a.at, past)),
+                        None => a.librarys,
+                    };
+                    let both = known && ordered_at.is_some_and(|(then, _)| a.number <= then);
                     let slot = if both { &mut met.unwaited } else { &mut met.race };
                     slot.get_or_insert((*a, here));
                 }
                 lawful
             });
-            let (at, what, from, librarys) = (actor.at, actor.what, actor.from, ordered_at.is_some());
+            let librarys = ordered_at.is_some_and(|(_, by)| by == QueuedBy::Library);
+            let (at, what, from) = (actor.at, actor.what, actor.from);
             let new = Access { at, what, from, id: owner, kind, unrecorded: false, librarys, number };
             cell.add(new, |at| order.known_before(at, &actor.stamp));
         });
@@ -248,7 +253,8 @@ impl Oracle {
     pub(super) fn judge_unmapped_access(&mut self, actor: &Actor, addr: Addr, bytes: u64) {
         self.tally.accesses_checked += 1;
         let contains = |base: Addr, len: u64| addr.since(base).is_some_and(|n| n < len);
-        if let Some(id) = self.ledger.live_at(addr) {
+        // Two live owners are the allocator's doing, whichever of them was freed since.
+        if let Some(id) = self.ledger.live_at(addr).or_else(|| self.ledger.any_live_at(addr)) {
             return self.convict(Blame::Allocator, |o| {
                 Violation::new(Property::P3, Fault::NoMemory, o.unmapped_side(actor, Some(o.held(id))))
             });
@@ -285,6 +291,8 @@ impl Oracle {
             born,
             born_at,
             used: SmallVec::new(),
+            brought_in: None,
+            nowhere: SmallVec::new(),
             admitted: SmallVec::new(),
             operations: SmallVec::new(),
         };

@@ -7,8 +7,8 @@ use super::shadow::{Access, Shadow};
 use super::verdict::Place;
 use super::{AccessKind, MapKey, PhysKey, Space, StreamKey};
 use hashbrown::HashMap;
-use millpond_driver::Caller;
 use millpond_driver::units::{Addr, AllocationId};
+use millpond_driver::{Caller, QueuedBy};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -70,22 +70,39 @@ pub(super) struct Live {
     pub(super) born_at: At,
     /// Streams whose uses were told, each with the tick up to which they were.
     pub(super) used: SmallVec<[(StreamKey, u64); 2]>,
+    /// Brought in as memory of others: what is known of what was done before.
+    pub(super) brought_in: Option<BroughtIn>,
+    /// Bytes of it that no memory was mapped at.
+    pub(super) nowhere: SmallVec<[(Addr, u64); 0]>,
     /// Streams that the allocator let in: they may use the bytes without coming after the birth, on its account.
     pub(super) admitted: SmallVec<[StreamKey; 2]>,
     /// Operations that the library said it was about to queue, the latest of each stream.
     pub(super) operations: SmallVec<[Expected; 2]>,
 }
 
-/// An operation that the library ordered and was about to queue.
+/// Memory of others: of what was done before, the library knows what is in a stamp of the stream that it was brought in on, and
+/// what it knew and had undertaken to order before that stream.
+#[derive(Debug)]
+pub(super) struct BroughtIn {
+    past: Stamp,
+    /// How many operations of all streams there were.
+    behind: u64,
+    undertaken: u64,
+    /// What was told of its uses before, which its free has to respect.
+    told: SmallVec<[(StreamKey, u64); 2]>,
+}
+
+/// What a stream was about to be given when the library ordered it: one operation of the library's, or the program's, until the next note.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     stream: StreamKey,
     kind: AccessKind,
+    by: QueuedBy,
     /// It comes behind this tick of the stream.
     behind: u64,
     /// How many operations of all streams there were when it was ordered.
     ordered_at: u64,
-    /// The tick it turned out to have.
+    /// The tick that the library's turned out to have.
     came: Option<u64>,
 }
 
@@ -101,28 +118,57 @@ impl Live {
         &mut self,
         stream: StreamKey,
         kind: AccessKind,
+        by: QueuedBy,
         behind: u64,
         ordered_at: u64,
     ) {
-        let new = Expected { stream, kind, behind, ordered_at, came: None };
+        let new = Expected { stream, kind, by, behind, ordered_at, came: None };
         match self.operations.iter_mut().find(|e| e.stream == stream) {
             // One operation may both read and write it: two notes before it comes.
-            Some(e) if e.came.is_none() && e.ordered_at == ordered_at => e.kind = e.kind.max(kind),
+            Some(e) if e.came.is_none() && e.ordered_at == ordered_at && e.by == by => {
+                e.kind = e.kind.max(kind);
+            }
             Some(e) => *e = new,
             None => self.operations.push(new),
         }
     }
-    /// If this access belongs to an operation that the library said it would queue (the first that touches the allocation
-    /// on that stream since it said so): how many operations there were then, which it undertook to order this one behind.
-    pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<u64> {
+    /// If the library said that it had ordered what does this access: how many operations there were then, which it undertook to order
+    /// this one behind, and who queues it. Of its own operations that is the first that touches the allocation on that stream
+    /// since it said so, of the program's every one.
+    pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<(u64, QueuedBy)> {
         let stream = at.line.split().ok()?;
         let e = self.operations.iter_mut().find(|e| e.stream == stream && at.tick > e.behind)?;
-        (*e.came.get_or_insert(at.tick) == at.tick && kind <= e.kind).then_some(e.ordered_at)
+        let is_meant = e.by == QueuedBy::Program || *e.came.get_or_insert(at.tick) == at.tick;
+        (is_meant && kind <= e.kind).then_some((e.ordered_at, e.by))
+    }
+    /// The library knows it as memory of others from here on.
+    pub(super) fn bring_in(&mut self, stream: StreamKey, past: Stamp, behind: u64) {
+        let of_stream = self.operations.iter().filter(|e| e.stream == stream && e.kind == AccessKind::Write);
+        let undertaken = of_stream.map(|e| e.ordered_at).max().unwrap_or(0);
+        let mut told = std::mem::take(&mut self.used);
+        told.extend(self.brought_in.take().into_iter().flat_map(|b| b.told));
+        self.operations.clear();
+        self.brought_in = Some(BroughtIn { past, behind, undertaken, told });
+    }
+    /// Whether the library knew of an access when it ordered a later one; `before` says whether it happened before a stamp.
+    pub(super) fn knew(&self, access: &Access, before: impl FnOnce(&Stamp) -> bool) -> bool {
+        match &self.brought_in {
+            Some(b) if access.number <= b.behind => {
+                let known = access.librarys || is_told(&b.told, access.at);
+                (known && access.number <= b.undertaken) || before(&b.past)
+            }
+            _ => access.librarys || is_told(&self.used, access.at),
+        }
     }
     /// Whether the library was told of what this stream did up to this tick.
     pub(super) fn was_told(&self, at: At) -> bool {
-        at.line.split().is_ok_and(|s| self.used.iter().any(|u| u.0 == s && at.tick <= u.1))
+        is_told(&self.used, at) || self.brought_in.as_ref().is_some_and(|b| is_told(&b.told, at))
     }
+}
+
+/// Whether uses that were told are of this, each of a stream up to a tick.
+fn is_told(used: &[(StreamKey, u64)], at: At) -> bool {
+    at.line.split().is_ok_and(|s| used.iter().any(|u| u.0 == s && at.tick <= u.1))
 }
 
 impl Live {
@@ -180,6 +226,16 @@ impl Ledger {
         let (_, &id) = self.by_addr.range(..=addr).next_back()?;
         let live = &self.live[&id];
         addr.since(live.addr).is_some_and(|n| n < live.bytes()).then_some(id)
+    }
+    /// As [`Ledger::live_at`], of all that live, and of what was handed out where no memory is: of two at one address, that one
+    /// forgets which was freed first.
+    pub(super) fn any_live_at(&self, addr: Addr) -> Option<AllocationId> {
+        let contains = |from: Addr, bytes| addr.since(from).is_some_and(|n| n < bytes);
+        let here = |l: &Live| {
+            contains(l.addr, l.bytes()) || l.nowhere.iter().any(|&(from, bytes)| contains(from, bytes))
+        };
+        let oldest = self.live.iter().filter(|(_, l)| here(l)).min_by_key(|(_, l)| l.story.number);
+        oldest.map(|(&id, _)| id)
     }
     pub(super) fn remember(&mut self, id: AllocationId, gone: Gone) {
         if self.gone.insert(id, gone).is_none() {

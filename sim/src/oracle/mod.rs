@@ -34,7 +34,7 @@ use clock::{At, Stamp};
 use hashbrown::HashMap;
 use ledger::Ledger;
 use millpond_driver::units::{Addr, AllocationId, DeviceId, StreamId};
-use millpond_driver::{Caller, StreamKind};
+use millpond_driver::{Caller, QueuedBy, StreamKind};
 use order::Order;
 use shadow::What;
 use std::collections::VecDeque;
@@ -428,6 +428,13 @@ impl Oracle {
         self.judge_allocation(host, id, addr, pieces, stream);
     }
 
+    /// Of what was handed out last, these bytes are mapped nowhere: whoever touches them is not to blame.
+    pub fn allocated_nowhere(&mut self, id: AllocationId, addr: Addr, bytes: u64) {
+        if let Some(live) = self.ledger.live.get_mut(&id) {
+            live.nowhere.push((addr, bytes));
+        }
+    }
+
     /// What the program calls an allocation.
     pub fn allocation_named(&mut self, id: AllocationId, name: &str) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
@@ -449,6 +456,13 @@ impl Oracle {
         self.judge_use(host, id, stream, so_far);
     }
 
+    /// As [`Oracle::used`], of whatever allocation lives at an address; nothing where none does.
+    pub fn used_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
+        if let Some(id) = self.ledger.live_at(addr) {
+            self.used(host, id, stream);
+        }
+    }
+
     /// As [`Oracle::used_so_far`], of whatever allocation lives at an address; nothing where none does.
     pub fn used_so_far_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
         if let Some(id) = self.ledger.live_at(addr) {
@@ -465,14 +479,31 @@ impl Oracle {
         self.note_admitted(id, stream);
     }
 
-    /// The library says that the next operation which this stream is given and which touches the allocation is one that it
-    /// has ordered behind all conflicting uses it knew of. Where it has not, a race with a use that it knew of (an operation of
-    /// its own, or a use told by [`Oracle::used`]) is its fault and not the program's. An operation that writes
-    /// though `kind` says that it reads is the program's.
-    pub fn operation_comes(&mut self, id: AllocationId, stream: StreamKey, kind: AccessKind) {
+    /// The library says that it has ordered what this stream is given next behind all conflicting uses it knew of: the next operation
+    /// that touches the allocation if the library queues it, all that do so until it says something else of this stream if the program does.
+    /// Where it has not, a race with a use that it knew of (an operation of its own, or a use told by [`Oracle::used`])
+    /// is its fault and not the program's. An operation that writes though `kind` says that it reads is the program's.
+    pub fn operation_comes(&mut self, id: AllocationId, stream: StreamKey, kind: AccessKind, by: QueuedBy) {
         let from = self.order.position(stream).tick;
         if let Some(live) = self.ledger.live.get_mut(&id) {
-            live.expect_operation(stream, kind, from, self.tally.operations);
+            live.expect_operation(stream, kind, by, from, self.tally.operations);
+        }
+    }
+
+    /// As [`Oracle::operation_comes`], of whatever allocation lives at an address; nothing where none does.
+    pub fn operation_comes_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind, by: QueuedBy) {
+        if let Some(id) = self.ledger.live_at(addr) {
+            self.operation_comes(id, stream, kind, by);
+        }
+    }
+
+    /// The library was given the memory at an address as memory of others, on a stream: of what was done with it before, by itself too, it
+    /// knows from here on what that stream was given or ordered behind, and what it undertook to order before it; the rest is the program's. What the owner's free has to respect stays.
+    pub fn brought_in_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
+        let Some(id) = self.ledger.live_at(addr) else { return };
+        let past = self.order.now(host, Some(stream));
+        if let Some(live) = self.ledger.live.get_mut(&id) {
+            live.bring_in(stream, past, self.tally.operations);
         }
     }
 

@@ -81,7 +81,11 @@ impl Bench {
     }
     /// The library says that it is about to queue an operation.
     fn comes(&mut self, id: AllocationId, stream: u32, kind: AccessKind) {
-        self.oracle.operation_comes(id, StreamKey(stream), kind);
+        self.oracle.operation_comes(id, StreamKey(stream), kind, QueuedBy::Library);
+    }
+    /// The library says that it has ordered a stream for what the program is about to queue.
+    fn is_ordered(&mut self, id: AllocationId, stream: u32, kind: AccessKind) {
+        self.oracle.operation_comes(id, StreamKey(stream), kind, QueuedBy::Program);
     }
     fn submit(&mut self, stream: u32) -> OpKey {
         self.oracle.submit(HOST, StreamKey(stream), "kernel")

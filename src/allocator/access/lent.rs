@@ -12,7 +12,7 @@ use super::super::pool::release_uses;
 use super::super::registry::entered::Entered;
 use super::super::registry::{CONTEXT, Line, Registry};
 use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_line_behind};
-use crate::driver::{Driver, DriverResult};
+use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
 use crate::laws;
 use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, Uses};
@@ -56,7 +56,7 @@ pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Res
         }
     };
     let line = entered.line();
-    order_line_behind(&via, line, &[touch])?;
+    order_line_behind(&via, line, &[touch], QueuedBy::Library)?;
     // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
     // stream comes after all of it.
     if laws::ends_loans(touch.intent == Intent::WriteWhole) {
@@ -71,7 +71,7 @@ pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Res
         }
         holder.lend_use(line, access);
         of.shared.store(true, Ordering::Release);
-        of.note_used(via.driver, line.info.id);
+        of.note_used(via.driver, line.info.id, false);
     }
     Ok(())
 }

@@ -6,12 +6,11 @@
 use super::super::registry::Line;
 use super::super::stream::Stream;
 use super::{Holder, Intent, Touch, Tracked, order_behind};
-use crate::driver::{Driver, Note};
+use crate::driver::{Driver, QueuedBy};
 use crate::error::Error;
 use crate::laws;
 use crate::order::{Access, Operation};
 use crate::sync::Ordering;
-use crate::units::StreamId;
 
 /// One allocation's part in an operation that its holder queues on `stream` while this lives. Its stream is ordered behind
 /// what has to come before.
@@ -28,7 +27,7 @@ impl<'a, D: Driver> Opened<'a, D> {
     /// # Errors
     /// As [`order_behind`]: nothing is open then.
     pub(crate) fn new(stream: &'a Stream<D>, touch: Touch<'a, D>) -> Result<Opened<'a, D>, Error> {
-        order_behind(stream, &[touch])?;
+        order_behind(stream, &[touch], QueuedBy::Library)?;
         let (of, line) = (touch.of, stream.line());
         let operation = match of.holder() {
             Some(holder) if holder.home().id != line.id => {
@@ -37,7 +36,7 @@ impl<'a, D: Driver> Opened<'a, D> {
                     of.seal(stream, touch.intent, line.stamp(), operation.take());
                 }
                 of.shared.store(true, Ordering::Release);
-                of.note_used(stream.driver(), stream.id());
+                of.note_used(stream.driver(), stream.id(), false);
                 operation
             }
             _ => {
@@ -60,8 +59,10 @@ impl<D: Driver> Drop for Opened<'_, D> {
         if laws::guard_ends_at_once() && !of.is_home(line) {
             return;
         }
-        // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much.
-        let marker = of.lives_on_several(line).then(|| self.stream.record().ok()).flatten();
+        // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much. None is made while a
+        // panic passes through, when another one of the driver's would end the process.
+        let marks = of.lives_on_several(line) && !std::thread::panicking();
+        let marker = marks.then(|| self.stream.record().ok()).flatten();
         let epoch = marker.map_or_else(|| line.stamp(), |event| event.epoch());
         of.seal(self.stream, intent, epoch, self.operation.take());
         // Numbered first, then closed. A write to the whole has set the counts back already.
@@ -82,12 +83,6 @@ impl<D: Driver> Tracked<D> {
             Access::Read => self.home_reading.fetch_add(1, Ordering::AcqRel),
             Access::Write => self.home_writing.fetch_add(1, Ordering::AcqRel),
         };
-    }
-    /// Tells a checking device that this stream may use it from here on.
-    pub(super) fn note_used(&self, driver: &D, stream: StreamId) {
-        if let Some(id) = self.id() {
-            driver.note(Note::Used { id, stream, so_far: false });
-        }
     }
 }
 

@@ -98,7 +98,7 @@ fn the_one_of_many_that_is_in_order_is_found() {
         drop(gpu.alloc(4 * MIB, &stream).unwrap());
         let report = gpu.report();
         assert_eq!(report.total.counters.waits_inserted, 0, "stream {which}");
-        assert_eq!(report.total.counters.lends_in, 1, "stream {which}");
+        assert_eq!(report.total.counters.migrations_in, 1, "stream {which}");
         gpu.check();
     }
 }
@@ -169,7 +169,7 @@ fn served<D: Driver>(gpu: &Allocator<D>, stream: &Stream<D>) -> (u64, u64) {
     gpu.check();
     core::mem::forget(allocation);
     let (a, b) = (&after.total.counters, &before.total.counters);
-    (after.growths - before.growths, a.lends_in - b.lends_in)
+    (after.growths - before.growths, a.migrations_in - b.migrations_in)
 }
 
 /// What is pending on thousands of streams is looked at once, and not again by each of them.

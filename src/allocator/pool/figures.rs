@@ -3,6 +3,7 @@
 //! Most are kept by the heap as it changes, others by misses; here they are only put together, under the pool's lock. The few that
 //! have to be looked for are looked for in pieces, with the lock let go in between: no hold of it is longer with more ranges.
 
+use super::super::Live;
 use super::super::facts::ByName;
 use super::{Pool, PoolState, Registry};
 use crate::driver::{Driver, StreamKind};
@@ -11,7 +12,7 @@ use crate::laws::cost;
 use crate::order::{InFlight, Pending};
 use crate::report::{Counters, Histogram, PoolReport};
 use crate::sync::Arc;
-use crate::units::{Epoch, Granules, SegmentId};
+use crate::units::{AllocationId, Epoch, Granules, SegmentId, StreamId};
 
 /// What a stream is called that the program did not make: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
@@ -71,6 +72,39 @@ impl PoolState {
         self.former_peak = 0;
         self.heap.reset_peak();
         self.held_peak = self.heap.stats().held;
+    }
+
+    /// What is kept, for a report, beside what had to be looked for.
+    pub(crate) fn report(&self, largest_free: u64, held_back: u64) -> PoolReport {
+        let stats = self.heap.stats();
+        PoolReport {
+            reserved: stats.held,
+            allocated: stats.allocated,
+            requested: stats.asked,
+            cached: stats.free,
+            in_flight: stats.in_flight,
+            // Beside other threads these two are of a moment before: never more than there is by now.
+            held_back: held_back.min(stats.free + stats.in_flight),
+            largest_free: largest_free.min(stats.free),
+            allocated_peak: self.allocated_peak(),
+            live: stats.live,
+            free_chunks: stats.free_chunks,
+            in_flight_ranges: self.in_flight.len() as u64,
+            counters: self.counters(),
+            sizes: self.sizes(),
+            ..PoolReport::default()
+        }
+    }
+
+    /// Adds every live allocation, by address.
+    pub(crate) fn add_live(&self, pool: u32, stream: Option<StreamId>, to: &mut Vec<Live>) {
+        to.extend(self.heap.allocated().into_iter().map(|(chunk, generation, view)| Live {
+            id: AllocationId { pool, chunk: chunk.index(), generation },
+            name: self.name(chunk).cloned(),
+            addr: view.addr,
+            bytes: view.asked,
+            stream,
+        }));
     }
 
     /// Adds what is alive, by name: a step for each name, not for each allocation.
@@ -198,28 +232,14 @@ impl<D: Driver> Pool<D> {
         let (largest_free, held_back) = (longest_free(self), self.held_back());
         let oldest_in_flight = oldest_in_flight(self, &self.core.registry);
         let mut state = self.lock();
-        let stats = state.heap.stats();
         self.tighten_longest(&mut state);
         let report = PoolReport {
             stream: Some(self.line.info.id),
             name: default_name(self.line.info.kind),
             closed: state.closed,
-            held: stats.held,
-            allocated: stats.allocated,
-            asked: stats.asked,
-            cached: stats.free,
-            in_flight: stats.in_flight,
-            // Beside other threads these two are of a moment before: never more than there is by now.
-            held_back: held_back.min(stats.free + stats.in_flight),
-            largest_free: largest_free.min(stats.free),
-            allocated_peak: state.allocated_peak(),
-            held_peak: state.held_peak,
-            live: stats.live,
-            free_chunks: stats.free_chunks,
-            in_flight_ranges: state.in_flight.len() as u64,
+            reserved_peak: state.held_peak,
             oldest_in_flight,
-            counters: state.counters(),
-            sizes: state.sizes(),
+            ..state.report(largest_free, held_back)
         };
         state.unlock_fair();
         report

@@ -108,10 +108,15 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn disallow_queries(&self) {
         self.outstanding.asks.fetch_sub(1, Ordering::Relaxed);
     }
-    fn asks(&self) -> bool {
+    pub(super) fn asks(&self) -> bool {
         self.outstanding.asks.load(Ordering::Relaxed) != 0
     }
 
+    /// How many timelines are in the table.
+    #[cfg(feature = "cuda")]
+    pub(super) fn timelines(&self) -> u64 {
+        self.outstanding.timelines.load(Ordering::Relaxed)
+    }
     /// So many timelines are in the table from here on.
     pub(super) fn count_timelines(&self, now: usize) {
         self.outstanding.timelines.store(now as u64, Ordering::Relaxed);

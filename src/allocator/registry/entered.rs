@@ -1,10 +1,12 @@
 //! A hold on a stream's timeline by the stream's identity, for operations on streams that the caller has no pool on: while
 //! it lives, the line neither closes nor leaves the table.
 
+use super::super::closed::SWEEP_LEAST;
 use super::{Line, Registry};
 use crate::allocator::pool::release_uses;
 use crate::driver::{Driver, StreamInfo};
 use crate::order::TimelineId;
+use crate::sync::plain::AtomicU64;
 use crate::sync::{Arc, Ordering};
 use crate::units::StreamId;
 
@@ -12,6 +14,15 @@ use crate::units::StreamId;
 pub(crate) struct Entered<'a, D: Driver> {
     registry: &'a Registry<D>,
     line: Arc<Line<D>>,
+}
+
+/// With more timelines in the table, a stream that comes without a pool has those looked through that are closed.
+pub(super) struct AttachAbove(AtomicU64);
+
+impl Default for AttachAbove {
+    fn default() -> AttachAbove {
+        AttachAbove(AtomicU64::new(SWEEP_LEAST as u64))
+    }
 }
 
 impl<D: Driver> Registry<D> {
@@ -30,7 +41,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// As [`Registry::enter`], for a stream that `native` keeps alive for as long as it is held here.
-    pub(crate) fn enter_or_attach(&self, info: StreamInfo, native: &D::Stream) -> Entered<'_, D> {
+    pub(crate) fn enter_or_attach(&self, driver: &D, info: StreamInfo, native: &D::Stream) -> Entered<'_, D> {
         if let Some(entered) = self.enter(info.id) {
             return entered;
         }
@@ -39,7 +50,22 @@ impl<D: Driver> Registry<D> {
         // The count as a pool becomes one as an open use, in this order: the line is never without.
         line.open.fetch_add(1, Ordering::AcqRel);
         line.pools.fetch_sub(1, Ordering::AcqRel);
-        Entered { registry: self, line }
+        let entered = Entered { registry: self, line };
+        self.bound_attached(driver);
+        entered
+    }
+
+    /// A stream came whose timeline no pool has, so that no sweep of pools will: closed ones leave when there are twice as many timelines as
+    /// were left the last time. Called with no lock held.
+    fn bound_attached(&self, driver: &D) {
+        if self.timelines() <= self.attach_above.0.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.asks() {
+            self.ask_closed(driver);
+        }
+        self.retire();
+        self.attach_above.0.store((SWEEP_LEAST as u64).max(2 * self.timelines()), Ordering::Relaxed);
     }
 }
 

@@ -60,6 +60,11 @@ pub(super) const CASES: &[Case] = &[
     },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
     Case { name: "an owner of foreign memory", kills: &["foreign-at-once"], run: foreign_owner },
+    Case {
+        name: "an owner of foreign memory, one of whose streams was synchronised",
+        kills: &["keeper-first-done"],
+        run: foreign_owner_of_two,
+    },
 ];
 
 const LEN: usize = 1 << 20;
@@ -330,27 +335,53 @@ fn new_tenant() -> Outcome {
     Ok(())
 }
 
-/// Another library's block, given back to it while t still writes it, and used by it at once.
+/// Another library, and an array in the one block that it has.
 #[allow(unsafe_code, reason = "the library's block lives as long as the array")]
-fn foreign_owner() -> Outcome {
-    let w = World::at(8);
-    let [s, t] = w.streams();
+fn foreign(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>, Array), String> {
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
     let library = Allocator::new(w.sim.clone(), config).map_err(said)?;
     let theirs = library.stream().map_err(said)?;
     let block = library.alloc(MIB, &theirs).map_err(said)?;
     let memory = ForeignMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
     // SAFETY: the block is the owner, and nobody else uses it.
-    let made = unsafe { Array::from_foreign(memory, LEN, &s, block) };
-    let mut x = made.map_err(|(_, e)| said(e))?;
-    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    let made = unsafe { Array::from_foreign(memory, LEN, home, block) };
+    Ok((library, theirs, made.map_err(|(_, e)| said(e))?))
+}
+
+/// Another library's block, given back to it while t still writes it, and used by it at once.
+fn foreign_owner() -> Outcome {
+    foreign_owner_by(|w, [_, t], x| {
+        kernel::fill(x, 2, t).map_err(said)?;
+        Ok(Box::new(|| w.gpu.trim(Trim::All).map(drop).map_err(said)))
+    })
+}
+
+/// The same while s still writes it, behind t, which was waited for: one use is over and the other not.
+fn foreign_owner_of_two() -> Outcome {
+    foreign_owner_by(|_, [s, t], x| {
+        kernel::fill(&mut x.slice_mut(..LEN / 2), 2, t).map_err(said)?;
+        kernel::fill(&mut x.slice_mut(LEN / 2..), 3, s).map_err(said)?;
+        Ok(Box::new(|| t.synchronize().map_err(said)))
+    })
+}
+
+type Then<'a> = Box<dyn FnOnce() -> Outcome + 'a>;
+
+/// Uses foreign memory, drops the array, does what the uses said, and the device is not done; then it is.
+fn foreign_owner_by(
+    uses: impl for<'a> FnOnce(&'a World, &'a [Stream<Sim>; 2], &mut Array) -> Result<Then<'a>, String>,
+) -> Outcome {
+    let w = World::at(8);
+    let streams = w.streams();
+    let (library, theirs, mut x) = foreign(&w, &streams[0])?;
+    let then = uses(&w, &streams, &mut x)?;
     drop(x);
-    w.gpu.trim(Trim::All).map_err(said)?;
+    then()?;
     ensure!(library.alloc(MIB, &theirs).is_err(), "it was given back while it is written");
     w.gpu.synchronize().map_err(said)?;
     let again = library.alloc(MIB, &theirs).map_err(said)?;
     let launch = Launch::new("theirs").writes(again.address(), MIB).tag(again.id().expect("bytes"));
     w.sim.launch(theirs.native(), launch).map_err(said)?;
-    drop((again, theirs, library, s, t));
+    drop((again, theirs, library, streams));
     w.end()
 }

@@ -70,7 +70,9 @@ fn capture_inside_a_record() -> Outcome {
     let t = w.gpu.adopt(native.clone()).map_err(said)?;
     w.written_and_freed(4, &t)?;
     w.sim.capture_around(Call::EventRecord, 1, &native).map_err(said)?;
-    drop((w.claim(4, &s)?, s, t, native));
+    let served = w.claim(4, &s)?;
+    ensure!(w.sim.captures_destroyed() == 0, "the capture was destroyed");
+    drop((served, s, t, native));
     w.end()
 }
 

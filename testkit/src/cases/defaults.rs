@@ -4,8 +4,9 @@
 //! Who orders a stream behind another thread's has an event that that thread recorded, because naming the stream itself is refused there.
 //! This too is drawn, with every verb that names a stream: the answer is the typed error, and every figure of the report is what it was.
 
-use super::random::Dice;
+use super::random::of_seed;
 use super::{Block, Outcome, World, ensure, said};
+use crate::dice::Dice;
 use millpond::report::Report;
 use millpond::units::{GIB, MIB};
 use millpond::{Config, DriverErrorKind, Error, Event, Growth, Limit, Policy, Stream, Trim};
@@ -124,7 +125,7 @@ fn on(
 
 impl Run {
     fn new(seed: u64) -> Result<Run, String> {
-        let mut dice = Dice::new(seed);
+        let mut dice = of_seed(seed);
         let schedule = if dice.one_in(4) { Schedule::Random(seed) } else { Schedule::Latest };
         let mut config = Config::default()
             .limit(Limit::Bytes((4 + dice.below(6) as u64) * MIB))

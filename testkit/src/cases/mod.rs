@@ -181,9 +181,9 @@ impl World {
         self.gpu.check();
         let report = self.gpu.report();
         ensure!(
-            report.taken == 0 && report.pinned.is_none_or(|p| p.held == 0),
+            report.reserved == 0 && report.pinned.is_none_or(|p| p.reserved == 0),
             "stranded: nothing is live and the device idle, but {} bytes cannot be given back",
-            report.taken
+            report.reserved
         );
         Ok(())
     }

@@ -6,6 +6,7 @@
 //! use out. What the allocator does in order to be right stays its own business.
 
 use super::{Block, Outcome, World, at, ensure, said};
+use crate::dice::Dice;
 use millpond::DriverError;
 use millpond::driver::{Fences, StreamKind};
 use millpond::units::{GIB, MIB};
@@ -38,28 +39,9 @@ const SHARED: usize = 15;
 /// How often each is drawn, in the order of the verbs, before a seed has its preferences.
 const WEIGHTS: [usize; 16] = [30, 20, 18, 6, 2, 3, 7, 5, 5, 4, 2, 4, 6, 4, 2, 6];
 
-/// A small seeded generator (splitmix64).
-pub struct Dice(u64);
-
-impl Dice {
-    pub fn new(seed: u64) -> Dice {
-        Dice(seed.wrapping_mul(0xD134_2543_DE82_EF95) ^ 0x5851_F42D_4C95_7F2D)
-    }
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-    pub fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-    pub fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
-        &list[self.below(list.len())]
-    }
+/// Neighbouring seeds, and what a seed is drawn from in other tests, have numbers that have nothing in common.
+pub(super) fn of_seed(seed: u64) -> Dice {
+    Dice::new(seed.wrapping_mul(0xD134_2543_DE82_EF95) ^ 0x5851_F42D_4C95_7F2D)
 }
 
 /// How much of each stream lies before something.
@@ -115,6 +97,8 @@ struct Run {
     captured: bool,
     /// One capture at most begins and ends inside this operation, on a stream that may be marked again.
     one_inside: bool,
+    /// Another device, with an allocator and as many streams of its own.
+    neighbour: Option<(World, Vec<Stream<Sim>>)>,
     weights: [usize; 16],
     lines: Vec<Line>,
     live: Vec<Live>,
@@ -149,6 +133,11 @@ pub fn run_captured(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Captured)
 }
 
+/// The same beside another device, whose events streams of this one wait for.
+pub fn run_beside_another(seed: u64) -> (usize, Outcome) {
+    run_as(seed, Kind::Neighbour)
+}
+
 /// What a program has that others have not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -157,6 +146,7 @@ enum Kind {
     Defaults,
     Scrubs,
     Captured,
+    Neighbour,
 }
 
 fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
@@ -169,6 +159,7 @@ fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
             match kind {
                 Kind::Undeclared => run.step_beside()?,
                 Kind::Captured => run.step_captured()?,
+                Kind::Neighbour => run.step_beside_another()?,
                 _ => run.step()?,
             }
             // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
@@ -187,7 +178,7 @@ impl Run {
     fn new(seed: u64, kind: Kind) -> Run {
         let (undeclared, defaults) =
             (matches!(kind, Kind::Undeclared | Kind::Captured), kind == Kind::Defaults);
-        let mut dice = Dice::new(seed);
+        let mut dice = of_seed(seed);
         let page = *dice.of(&[4096, 64 << 10, MIB, 2 * MIB]);
         let pages = 4 + dice.below(10) as u64;
         let growth = if dice.one_in(2) {
@@ -203,7 +194,7 @@ impl Run {
             .policy(if dice.one_in(3) { Policy::Footprint } else { Policy::Latency })
             .deterministic(deterministic);
         // Few streams, as many to the index of lenders; dice of its own, so that the programs stay what they are.
-        if Dice::new(seed ^ 0xFE3).one_in(3) {
+        if of_seed(seed ^ 0xFE3).one_in(3) {
             config = config.look_at_each_of(1);
         }
         if kind == Kind::Scrubs {
@@ -214,11 +205,19 @@ impl Run {
             config = config.bounded_wait(Duration::ZERO);
         }
         let schedule = if dice.one_in(5) { Schedule::Random(seed) } else { Schedule::Latest };
-        let w = World::on(Sim::new(GIB).schedule(schedule), config);
+        let mut sims = Sim::devices(if kind == Kind::Neighbour { 2 } else { 1 }, GIB);
+        let sim = sims.remove(0);
+        sim.set_schedule(schedule);
+        let w = World::on(sim, config);
         if undeclared {
             w.sim.expect_captures();
         }
         let streams = 2 + dice.below(3);
+        let neighbour = sims.pop().map(|sim| {
+            let other = World::on(sim, Config::default());
+            let theirs = (0..streams).map(|_| other.stream()).collect();
+            (other, theirs)
+        });
         // Programs that never do this and mostly that meet what evenly mixed ones do not.
         let mut weights = WEIGHTS;
         for w in &mut weights[FOREIGN..] {
@@ -236,6 +235,7 @@ impl Run {
             scrubs: kind == Kind::Scrubs,
             captured: kind == Kind::Captured,
             one_inside: false,
+            neighbour,
             dice,
             weights,
             lines: Vec::new(),
@@ -416,10 +416,29 @@ impl Run {
         }
         self.w.sim.clear_faults();
         self.one_inside = false;
+        ensure!(
+            self.w.sim.captures_destroyed() == 0,
+            "somebody's capture around a record was destroyed by it"
+        );
         if behind && self.w.sim.is_capturing(&native).map_err(said)? {
             self.w.sim.end_capture(&native).map_err(|e| format!("somebody's capture ended: {e}"))?;
         }
         Ok(())
+    }
+
+    /// An operation, or a stream waits for what a stream of the other device has queued: that says nothing of any stream here.
+    fn step_beside_another(&mut self) -> Outcome {
+        if !self.dice.one_in(4) {
+            return self.step();
+        }
+        let (on, s) = self.any();
+        let (other, theirs) = self.neighbour.as_ref().expect("another device");
+        let from = self.dice.of(theirs);
+        other.sim.launch(from.native(), Launch::new("elsewhere")).map_err(said)?;
+        let event = insist(|| from.record()).map_err(said)?;
+        insist(|| s.wait(&event)).map_err(said)?;
+        let bytes = (1 + self.dice.below(4) as u64) * self.page;
+        self.alloc_of(bytes, on, &s)
     }
 
     fn step(&mut self) -> Outcome {
@@ -1033,7 +1052,8 @@ impl Run {
         self.w.sim.clear_faults();
         let keep = self.dice.one_in(2);
         let rest_first = self.hasty || self.dice.one_in(2);
-        let Run { w, mut lines, live, pinned, events, limit, deterministic, undeclared, .. } = self;
+        let Run { w, mut lines, live, pinned, events, limit, deterministic, undeclared, neighbour, .. } =
+            self;
         let quiet = || if deterministic || undeclared { w.gpu.synchronize().map_err(said) } else { Ok(()) };
         drop((live, pinned, events));
         if !keep {
@@ -1048,11 +1068,19 @@ impl Run {
             w.all_back()?;
         }
         w.whole_limit()?;
-        ensure!(w.gpu.report().taken <= limit, "{} bytes taken, the limit is {limit}", w.gpu.report().taken);
+        ensure!(
+            w.gpu.report().reserved <= limit,
+            "{} bytes taken, the limit is {limit}",
+            w.gpu.report().reserved
+        );
         quiet()?;
         w.all_back()?;
         drop(lines);
-        w.end()
+        w.end()?;
+        neighbour.map_or(Ok(()), |(other, theirs)| {
+            drop(theirs);
+            other.end()
+        })
     }
 }
 

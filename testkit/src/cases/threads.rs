@@ -5,8 +5,9 @@
 //! Which thread goes on when is drawn too, so that a seed is a program and a schedule. On right code without points to stand
 //! at, the same calls follow one another. What every array holds in the end is that of running the operations in order.
 
-use super::random::Dice;
+use super::random::of_seed;
 use super::{Held, Outcome, World, at, ensure, forget_points, said};
+use crate::dice::Dice;
 use millpond::units::GIB;
 use millpond::{Config, DeviceArray, Event, Stream, kernel};
 use millpond_sim::{Schedule, Sim};
@@ -64,7 +65,7 @@ pub fn run(seed: u64) -> (usize, Outcome) {
 
 impl Run {
     fn new(seed: u64) -> Result<Run, String> {
-        let mut dice = Dice::new(seed);
+        let mut dice = of_seed(seed);
         let schedule = if dice.one_in(4) { Schedule::Random(seed) } else { Schedule::Latest };
         let w = World::on(Sim::new(GIB).schedule(schedule), Config::default());
         let streams: Vec<_> = (0..4 + dice.below(2)).map(|_| w.stream()).collect();

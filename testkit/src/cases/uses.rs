@@ -1,15 +1,22 @@
 //! Uses on other streams, from the use to the end of the range in flight (O1, O6).
 
 use super::{Case, Outcome, World, ensure, said};
+use millpond::Stream;
 use millpond::order::{self, Access, TimelineId, Uses};
 use millpond::units::Epoch;
-use millpond_sim::Launch;
+use millpond_sim::{Launch, Sim};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "used elsewhere, freed at home", kills: &["z9", "in-flight-at-once"], run: used_elsewhere },
     Case { name: "two readers", kills: &["z8"], run: two_readers },
     Case { name: "two readers, one of them done", kills: &["z27"], run: one_reader_done },
     Case { name: "work between record_use and the free", kills: &["z21", "seal-submitted"], run: late_work },
+    Case {
+        name: "work on a declared stream beside many users",
+        kills: &["declared-ends-early"],
+        run: late_work_beside_many,
+    },
+    Case { name: "users that are gone while their work is pending", kills: &["z8"], run: users_are_gone },
     Case { name: "two exact uses on two streams", kills: &["z22"], run: two_exact_streams },
     Case { name: "two exact uses on one stream", kills: &["z34"], run: two_exact_on_one },
     Case { name: "two operations on one stream", kills: &["z33"], run: two_operations },
@@ -76,6 +83,45 @@ fn late_work() -> Outcome {
     drop(x);
     let y = w.claim(4, &s)?;
     drop((early, y, s, t));
+    w.end()
+}
+
+/// The same, and other users come in between, so that all are looked at: work can still be queued on this one.
+fn late_work_beside_many() -> Outcome {
+    let w = World::at(4);
+    let [s, t] = w.streams();
+    let x = w.claim(4, &s)?;
+    t.wait_stream(&s).map_err(said)?;
+    x.record_use(&t).map_err(said)?;
+    let others: [Stream<Sim>; 12] = w.streams();
+    for other in &others {
+        x.record_use(other).map_err(said)?;
+    }
+    let early = t.record().map_err(said)?;
+    w.write(&x, &t)?;
+    s.wait(&early).map_err(said)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((early, y, s, t, others));
+    w.end()
+}
+
+/// Twelve streams read a block that stays, each in its time, and are dropped with that pending: their uses are sealed when the next ones
+/// come, and the free is behind all of them.
+fn users_are_gone() -> Outcome {
+    let w = World::at(4);
+    let s = w.stream();
+    let x = w.claim(4, &s)?;
+    for _ in 0..12 {
+        let user = w.stream();
+        w.read_on(&x, &s, &user)?;
+    }
+    let open = w.sim.ledger().streams;
+    ensure!(open <= 1 + 8, "{open} streams are kept, of which one can be queued on");
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((y, s));
+    w.whole_limit()?;
     w.end()
 }
 

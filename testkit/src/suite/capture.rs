@@ -290,7 +290,7 @@ pub fn a_capture_survives_that_its_stream_is_let_go<T: Bench>(b: &T) {
     b.end_capture(&native).expect("it survived");
     gpu.synchronize().expect("waited");
     gpu.trim(Trim::All).expect("trimmed");
-    assert_eq!(gpu.report().taken, 0, "the capture keeps nothing");
+    assert_eq!(gpu.report().reserved, 0, "the capture keeps nothing");
 }
 
 /// The first version refuses to allocate on a capturing stream, and the capture survives the refusal.

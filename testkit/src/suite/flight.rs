@@ -10,6 +10,7 @@
 
 use super::deaf::Deaf;
 use super::*;
+use crate::dice::Dice;
 use millpond::{Growth, Limit};
 
 /// How often; hardware takes more.
@@ -42,7 +43,7 @@ where
     let streams: Vec<Stream<D>> = (0..STREAMS).map(|_| gpu.stream().expect("a stream")).collect();
     let mut gates: Vec<Option<T::Gate>> = streams.iter().map(|s| Some(b.gate(s.native()))).collect();
     let behind: Vec<EventOf<T>> = streams.iter().map(|s| mark(b, s.native())).collect();
-    let mut random = Seeded(seed);
+    let mut random = Dice::new(seed);
     let mut tenants: Vec<Tenant<D>> = Vec::new();
     for _ in 0..120 {
         let at = random.below(STREAMS);

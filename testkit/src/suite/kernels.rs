@@ -5,6 +5,7 @@
 #![allow(clippy::cast_possible_wrap, reason = "numbers to move about, small or wrapped round on purpose")]
 
 use super::*;
+use crate::dice::Dice;
 use bytemuck::Pod;
 use millpond::kernel::{self, Argument, Grid, Kernel, Number, TwinMemory};
 use millpond::{DeviceArray, Error};
@@ -228,7 +229,7 @@ pub fn a_sum_is_the_sum<T: Bench>(b: &T) {
 pub fn a_sum_of_floats_is_the_same_everywhere<T: Bench>(b: &T) {
     let gpu = ready(b);
     let s = gpu.stream().expect("a stream");
-    let mut seeded = Seeded(6);
+    let mut seeded = Dice::new(6);
     for n in LENGTHS.into_iter().filter(|&n| n > 0) {
         // Sixty powers of two apart, so that another order of additions gives another sum.
         let values: Vec<f32> = (0..n)
@@ -245,7 +246,7 @@ pub fn a_sum_of_floats_is_the_same_everywhere<T: Bench>(b: &T) {
 fn moves_of<T: Pod + PartialEq + Debug, B: Bench>(b: &B, value: &dyn Fn(usize) -> T) {
     let gpu = ready(b);
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
-    let mut seeded = Seeded(7);
+    let mut seeded = Dice::new(7);
     for n in [0, 1, 5, 256, 257, 3000] {
         let length = n / 2 + 3;
         let from: Vec<T> = (0..length).map(value).collect();

@@ -12,7 +12,7 @@ fn is_out_of_memory<X>(result: Result<X, Error>) -> bool {
         Ok(_) => false,
         Err(e) => {
             let facts = e.out_of_memory().unwrap_or_else(|| panic!("it failed with {e}"));
-            assert!(!facts.advice().is_empty() && facts.rounded >= facts.asked);
+            assert!(!facts.advice().is_empty() && facts.rounded >= facts.requested);
             true
         }
     }
@@ -31,7 +31,7 @@ pub fn a_limit_refuses_and_recovers<T: Bench>(b: &T) {
     gpu.set_limit(Limit::Bytes(16 * MIB)).expect("raised");
     let third = gpu.alloc(8 * MIB, &s).expect("within the new limit");
     own(b, &third, &s);
-    assert!(gpu.report().taken <= 16 * MIB);
+    assert!(gpu.report().reserved <= 16 * MIB);
 }
 
 pub fn limits_of_nothing<T: Bench>(b: &T) {
@@ -41,7 +41,7 @@ pub fn limits_of_nothing<T: Bench>(b: &T) {
         assert!(is_out_of_memory(gpu.alloc(1, &s)));
         let empty = gpu.alloc(0, &s).expect("nothing is always to be had");
         assert!(empty.is_empty());
-        assert_eq!(gpu.report().taken, 0);
+        assert_eq!(gpu.report().reserved, 0);
     }
 }
 
@@ -67,11 +67,11 @@ pub fn a_trim_gives_everything_back<T: Bench>(b: &T) {
             still(b, &block, s, word);
         }
     }
-    let taken = gpu.report().taken;
+    let taken = gpu.report().reserved;
     assert!(taken >= 10 * MIB);
     gpu.synchronize().expect("waited");
     let trimmed = gpu.trim(Trim::All).expect("trimmed");
-    assert_eq!((trimmed.bytes, gpu.report().taken), (taken, 0));
+    assert_eq!((trimmed.bytes, gpu.report().reserved), (taken, 0));
     let again = gpu.alloc(MIB, &streams[0]).expect("memory");
     own(b, &again, &streams[0]);
 }
@@ -82,7 +82,7 @@ pub fn memory_in_flight_is_not_trimmed<T: Bench>(b: &T) {
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let (_, gate) = freed_under_a_reader(b, &gpu, 4 * MIB, &s, &t);
     let trimmed = gpu.trim(Trim::All).expect("nothing to give, and nothing waited for");
-    assert_eq!((trimmed.bytes, gpu.report().taken), (0, 4 * MIB));
+    assert_eq!((trimmed.bytes, gpu.report().reserved), (0, 4 * MIB));
     assert!(pending(b, &mark(b, t.native())));
     b.open(gate);
     gpu.synchronize().expect("waited");

@@ -33,7 +33,7 @@ pub fn t03_exact_fit_misses_where_best_fit_hits<T: Bench>(b: &T) {
             still(b, &y, &s, of_y);
         }
         let report = gpu.report();
-        (report.taken_peak, report.growths)
+        (report.reserved_peak, report.growths)
     };
     let (exact, exact_growths) = taken_by(Config::default().exact_fit(true));
     let (best, best_growths) = taken_by(Config::default());
@@ -123,9 +123,9 @@ pub fn t18_pool_statistics<T: Bench>(b: &T) {
     drop(x);
     let report = gpu.report();
     let total = &report.total;
-    assert_eq!((total.allocated, total.asked, total.live), (3 * 512, 3 * 512, 1));
-    assert_eq!((total.held, total.cached, total.free_chunks), (2 * MIB, 2 * MIB - 3 * 512, 2));
-    assert_eq!((report.taken, report.segments), (2 * MIB, 1));
+    assert_eq!((total.allocated, total.requested, total.live), (3 * 512, 3 * 512, 1));
+    assert_eq!((total.reserved, total.cached, total.free_chunks), (2 * MIB, 2 * MIB - 3 * 512, 2));
+    assert_eq!((report.reserved, report.segments), (2 * MIB, 1));
     let counted = &total.counters;
     assert_eq!((counted.allocations, counted.frees, counted.hits, counted.misses), (2, 1, 1, 1));
     assert_eq!(total.largest_free, 2 * MIB - 5 * 512);

@@ -2,6 +2,7 @@
 //! that bytes given away too early are found by their contents on any device.
 
 use super::*;
+use crate::dice::Dice;
 use millpond::{Growth, Limit, Reuse};
 use std::sync::mpsc;
 
@@ -209,7 +210,7 @@ struct Tenant<T: Bench> {
     home: usize,
 }
 
-fn sizes(random: &mut Seeded) -> u64 {
+fn sizes(random: &mut Dice) -> u64 {
     match random.below(4) {
         0 => 512 * (1 + random.below(16)) as u64,
         1 => 64 * KIB + 512 * random.below(64) as u64,
@@ -223,7 +224,7 @@ pub fn a_seeded_churn_keeps_every_pattern<T: Bench>(b: &T) {
     for (seed, policy) in [(1, millpond::Policy::Latency), (2, millpond::Policy::Footprint)] {
         let gpu = allocator(b, Config::default().policy(policy).limit(Limit::Bytes(64 * MIB)));
         let streams: Vec<_> = (0..3).map(|_| gpu.stream().expect("a stream")).collect();
-        let mut random = Seeded(seed);
+        let mut random = Dice::new(seed);
         let mut tenants: Vec<Tenant<T>> = Vec::new();
         for _ in 0..300 {
             let at = random.below(3);
@@ -261,7 +262,7 @@ pub fn threads_with_a_stream_each_keep_theirs<T: Bench>(b: &T) {
             let (gpu, next) = (gpu.clone(), sends[(i + 1) % 4].clone());
             scope.spawn(move || {
                 let s = gpu.stream().expect("a stream");
-                let mut random = Seeded(i as u64);
+                let mut random = Dice::new(i as u64);
                 for _ in 0..60 {
                     let block = gpu.alloc(sizes(&mut random), &s).expect("memory");
                     let word = own(b, &block, &s);

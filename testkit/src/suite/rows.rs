@@ -204,10 +204,10 @@ pub fn s17_drop_pinned_in_flight<T: Bench>(b: &T) {
     let (gpu, n) = (allocator(b, Config::default()), b.many(5000, 100));
     assert_eq!(drop_a_source(b, &gpu, n, 0xAB), (0, 0));
     gpu.synchronize().expect("waited");
-    let held = gpu.report().pinned.expect("pinned memory").held;
+    let held = gpu.report().pinned.expect("pinned memory").reserved;
     assert_eq!(drop_a_source(b, &gpu, n, 0xCD), (0, 0));
     assert_eq!(
-        gpu.report().pinned.expect("pinned memory").held,
+        gpu.report().pinned.expect("pinned memory").reserved,
         held,
         "the first round's memory serves the second"
     );

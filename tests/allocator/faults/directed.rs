@@ -33,7 +33,7 @@ fn a_failed_wait_puts_the_range_back_unchanged() {
         gpu.check();
         let after = gpu.report().total;
         assert_eq!(
-            (after.cached, after.in_flight, after.counters.lends_out, after.counters.waits_inserted),
+            (after.cached, after.in_flight, after.counters.migrations_out, after.counters.waits_inserted),
             (before.cached, before.in_flight, 0, 0)
         );
         let y = gpu.alloc(64 * MIB, &asker).unwrap();
@@ -101,7 +101,7 @@ fn a_failed_query_does_not_stop_growth_at_the_first_size() {
     sim.fail(Call::EventQuery, 1, Kind::Other);
     let y = gpu.alloc(10 * MIB, &a).expect("a segment of exactly the request fits");
     write(&sim, &y, &a);
-    assert_eq!(gpu.report().taken, 30 * MIB);
+    assert_eq!(gpu.report().reserved, 30 * MIB);
     drop((y, kept, marked, a, b));
     all_clean(&sim, gpu);
 }
@@ -141,7 +141,7 @@ fn a_free_that_fails_in_a_trim_keeps_the_segment() {
     sim.fail(Call::MemFree, 2, Kind::Other);
     assert!(matches!(gpu.trim(Trim::All), Err(Error::Driver(d)) if d.call == "cuMemFree"));
     gpu.check();
-    assert_eq!((gpu.report().taken, sim.ledger().bytes_taken), (16 * MIB, 16 * MIB));
+    assert_eq!((gpu.report().reserved, sim.ledger().bytes_taken), (16 * MIB, 16 * MIB));
     let x = gpu.alloc(8 * MIB, &s).unwrap();
     write(&sim, &x, &s);
     assert_eq!(gpu.report().total.counters.misses, 3, "a hit");

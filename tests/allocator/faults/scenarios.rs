@@ -87,7 +87,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.open("s")?;
             st.alloc_touch("x", 5, "s")
         },
-        reached: |r| r.taken == 6 * MIB,
+        reached: |r| r.reserved == 6 * MIB,
         pairs: true,
     },
     Scenario {
@@ -102,7 +102,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.act("synchronize", |st| st.gpu().synchronize())?;
             st.alloc_touch("y", 64, "b")
         },
-        reached: |r| r.ladder.lend.served == 1,
+        reached: |r| r.ladder.migrate.served == 1,
         pairs: true,
     },
     Scenario {
@@ -116,7 +116,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.act("wait_stream", |st| st.streams["b"].wait_stream(&st.streams["a"]))?;
             st.alloc_touch("y", 64, "b")
         },
-        reached: |r| r.ladder.lend.served == 1 && r.total.counters.waits_inserted == 0,
+        reached: |r| r.ladder.migrate.served == 1 && r.total.counters.waits_inserted == 0,
         pairs: false,
     },
     Scenario {
@@ -129,7 +129,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.free("x");
             st.alloc_touch("y", 64, "b")
         },
-        reached: |r| r.ladder.lend_with_wait.served == 1,
+        reached: |r| r.ladder.migrate_with_wait.served == 1,
         pairs: true,
     },
     Scenario {
@@ -145,7 +145,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.alloc_touch("y", 8, "c")?;
             st.alloc_touch("z", 56, "a")
         },
-        reached: |r| r.ladder.lend_with_wait.served == 2 && r.total.counters.waits_inserted == 3,
+        reached: |r| r.ladder.migrate_with_wait.served == 2 && r.total.counters.waits_inserted == 3,
         pairs: false,
     },
     Scenario {
@@ -159,7 +159,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.free("x");
             st.alloc_touch("y", 64, "a")
         },
-        reached: |r| r.ladder.lend_with_wait.served == 1,
+        reached: |r| r.ladder.migrate_with_wait.served == 1,
         pairs: false,
     },
     Scenario {
@@ -173,7 +173,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.alloc_touch("y", 64, "b")?;
             st.alloc_touch("z", 32, "a")
         },
-        reached: |r| (r.ladder.lend_with_wait.served, r.ladder.grow.served) == (1, 2),
+        reached: |r| (r.ladder.migrate_with_wait.served, r.ladder.grow.served) == (1, 2),
         pairs: false,
     },
     Scenario {
@@ -259,7 +259,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.alloc_touch("x", 8, "a")?;
             st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))
         },
-        reached: |r| (r.releases, r.taken) == (3, 16 * MIB),
+        reached: |r| (r.releases, r.reserved) == (3, 16 * MIB),
         pairs: false,
     },
     Scenario {
@@ -408,7 +408,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))?;
             st.pin("t", 2)
         },
-        reached: |r| r.pinned.as_ref().is_some_and(|p| p.counters.host_waits >= 1 && p.held == 64 * MIB),
+        reached: |r| r.pinned.as_ref().is_some_and(|p| p.counters.host_waits >= 1 && p.reserved == 64 * MIB),
         pairs: false,
     },
     Scenario {
@@ -456,7 +456,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.free("z");
             st.alloc_touch("x", 32, "a")
         },
-        reached: |r| r.ladder.lend_with_wait.served >= 2 && r.total.counters.host_waits >= 1,
+        reached: |r| r.ladder.migrate_with_wait.served >= 2 && r.total.counters.host_waits >= 1,
         pairs: false,
     },
     Scenario {
@@ -478,7 +478,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.act("synchronize", |st| st.gpu().synchronize())?;
             st.act("trim", |st| st.gpu().trim(Trim::All).map(drop))
         },
-        reached: |r| r.pinned.as_ref().is_some_and(|p| p.held > 0) && r.taken == 0,
+        reached: |r| r.pinned.as_ref().is_some_and(|p| p.reserved > 0) && r.reserved == 0,
         pairs: false,
     },
     Scenario {

@@ -126,13 +126,13 @@ impl Owners {
     pub(crate) fn check(&self, r: &PoolReport) {
         let (stream, c) = (r.stream.expect("a pool has one"), &r.counters);
         let of = self.of.get(&stream).cloned().unwrap_or_default();
-        assert_eq!((r.held, r.held_peak), (of.held, of.held_peak), "{stream}");
+        assert_eq!((r.reserved, r.reserved_peak), (of.held, of.held_peak), "{stream}");
         assert_eq!((c.allocations, c.hits), (of.allocations, of.hits), "{stream}");
         assert_eq!((c.frees, c.in_flight_frees), (of.frees, of.in_flight_frees), "{stream}");
-        assert_eq!((c.lends_in, c.lends_out), (of.lends_in, of.lends_out), "{stream}");
+        assert_eq!((c.migrations_in, c.migrations_out), (of.lends_in, of.lends_out), "{stream}");
         assert_eq!(c.waits_inserted, of.waits, "{stream}");
         // A take leaves a piece or none, what is free joins two neighbours at most; whatever is lent is cut, enters and is taken.
         assert!(c.splits <= c.allocations, "{stream}: {c:?}");
-        assert!(c.merges <= 2 * (c.frees + c.lends_in) + of.allocations, "{stream}: {c:?}");
+        assert!(c.merges <= 2 * (c.frees + c.migrations_in) + of.allocations, "{stream}: {c:?}");
     }
 }

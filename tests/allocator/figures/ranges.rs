@@ -65,7 +65,7 @@ impl Intervals {
         assert_eq!((p.free_chunks, p.cached), (free.len() as u64, free.iter().sum()));
         assert_eq!(p.largest_free, free.iter().copied().max().unwrap_or(0));
         assert_eq!((p.counters.splits, p.counters.merges), (self.splits, self.merges));
-        assert_eq!(p.held, self.segments.iter().map(|(base, end)| end - base).sum::<u64>());
+        assert_eq!(p.reserved, self.segments.iter().map(|(base, end)| end - base).sum::<u64>());
     }
 }
 

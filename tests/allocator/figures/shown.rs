@@ -15,8 +15,8 @@ fn counters_json(c: &Counters) -> Value {
         frees,
         hits,
         misses,
-        lends_in,
-        lends_out,
+        migrations_in,
+        migrations_out,
         waits_inserted,
         host_waits,
         splits,
@@ -25,8 +25,8 @@ fn counters_json(c: &Counters) -> Value {
         bytes_served,
     } = *c;
     json!({
-        "allocations": allocations, "frees": frees, "hits": hits, "misses": misses, "lends_in": lends_in,
-        "lends_out": lends_out, "waits_inserted": waits_inserted, "host_waits": host_waits, "splits": splits,
+        "allocations": allocations, "frees": frees, "hits": hits, "misses": misses, "migrations_in": migrations_in,
+        "migrations_out": migrations_out, "waits_inserted": waits_inserted, "host_waits": host_waits, "splits": splits,
         "merges": merges, "in_flight_frees": in_flight_frees, "bytes_served": bytes_served,
     })
 }
@@ -36,14 +36,14 @@ fn pool_json(p: &PoolReport) -> Value {
         stream,
         name,
         closed,
-        held,
+        reserved,
         allocated,
-        asked,
+        requested,
         cached,
         in_flight,
         held_back,
         allocated_peak,
-        held_peak,
+        reserved_peak,
         live,
         free_chunks,
         largest_free,
@@ -53,9 +53,9 @@ fn pool_json(p: &PoolReport) -> Value {
         sizes: Histogram { counts },
     } = p;
     json!({
-        "stream": stream.map(|s| s.0), "name": name, "closed": closed, "held": held, "allocated": allocated, "asked": asked,
+        "stream": stream.map(|s| s.0), "name": name, "closed": closed, "reserved": reserved, "allocated": allocated, "requested": requested,
         "cached": cached, "in_flight": in_flight, "held_back": held_back, "allocated_peak": allocated_peak,
-        "held_peak": held_peak, "live": live, "free_chunks": free_chunks, "largest_free": largest_free,
+        "reserved_peak": reserved_peak, "live": live, "free_chunks": free_chunks, "largest_free": largest_free,
         "in_flight_ranges": in_flight_ranges, "oldest_in_flight": oldest_in_flight,
         "counters": counters_json(counters), "sizes": {"counts": counts},
         "fragmentation": p.fragmentation(), "hit_rate": p.hit_rate(),
@@ -68,8 +68,8 @@ fn json_of(r: &Report) -> Value {
         capacity,
         limit,
         policy,
-        taken,
-        taken_peak,
+        reserved,
+        reserved_peak,
         segments,
         moving,
         growths,
@@ -84,23 +84,23 @@ fn json_of(r: &Report) -> Value {
         events_lost,
         deferred_errors,
     } = r;
-    let Ladder { fold, lend, grow, lend_with_wait, trim, wait, callback } = ladder;
-    let bounds = r.taken_over_live_bounds();
+    let Ladder { poll, migrate, grow, migrate_with_wait, trim, wait, callback } = ladder;
+    let bounds = r.reserved_over_allocated_bounds();
     let calls: serde_json::Map<String, Value> =
         driver_calls.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
     json!({
-        "device": device.0, "capacity": capacity, "limit": limit, "policy": policy, "taken": taken,
-        "taken_peak": taken_peak, "segments": segments, "moving": moving, "growths": growths, "releases": releases,
+        "device": device.0, "capacity": capacity, "limit": limit, "policy": policy, "reserved": reserved,
+        "reserved_peak": reserved_peak, "segments": segments, "moving": moving, "growths": growths, "releases": releases,
         "allocated_peak": allocated_peak, "allocated_peak_at_most": allocated_peak_at_most,
         "total": pool_json(total), "pools": pools.iter().map(pool_json).collect::<Vec<_>>(),
         "ladder": {
-            "fold": rung_json(fold), "lend": rung_json(lend), "grow": rung_json(grow),
-            "lend_with_wait": rung_json(lend_with_wait), "trim": rung_json(trim), "wait": rung_json(wait),
+            "poll": rung_json(poll), "migrate": rung_json(migrate), "grow": rung_json(grow),
+            "migrate_with_wait": rung_json(migrate_with_wait), "trim": rung_json(trim), "wait": rung_json(wait),
             "callback": rung_json(callback),
         },
         "pinned": pinned.as_ref().map(pool_json), "driver_calls": calls, "events_lost": events_lost,
-        "deferred_errors": deferred_errors, "taken_over_live": r.taken_over_live(),
-        "taken_over_live_at_least": bounds.map(|b| b.0), "taken_over_live_at_most": bounds.map(|b| b.1),
+        "deferred_errors": deferred_errors, "reserved_over_allocated": r.reserved_over_allocated(),
+        "reserved_over_allocated_at_least": bounds.map(|b| b.0), "reserved_over_allocated_at_most": bounds.map(|b| b.1),
     })
 }
 
@@ -160,7 +160,7 @@ fn row(cells: &[&str], p: &PoolReport, peak: impl Fn(&str) -> bool) {
     assert!(is_size(in_flight, p.in_flight) && peak(shown_peak), "{cells:?}");
     assert_eq!(
         [*allocations, *lends, *waits],
-        [c.allocations, c.lends_in, c.waits_inserted].map(|n| n.to_string())
+        [c.allocations, c.migrations_in, c.waits_inserted].map(|n| n.to_string())
     );
     match hits.strip_suffix(" %") {
         Some(hits) => assert!(is_rounded(hits, 100.0 * c.hits as f64 / c.allocations as f64), "{cells:?}"),
@@ -205,19 +205,19 @@ fn text_says(r: &Report) {
         let shown = shown.strip_prefix("at least ").and_then(|s| s.split_once(", at most "));
         shown.is_some_and(|(a, b)| is_size(a, r.allocated_peak) && is_size(b, r.allocated_peak_at_most))
     };
-    let (taken, peak) = behind(head, "taken").split_once(" (peak ").unwrap();
-    assert!(is_size(taken, r.taken) && is_size(peak.trim_end_matches(')'), r.taken_peak), "{head}");
-    let (live, ratio) = (behind(head, "peak live"), behind(head, "ratio"));
+    let (taken, peak) = behind(head, "reserved").split_once(" (peak ").unwrap();
+    assert!(is_size(taken, r.reserved) && is_size(peak.trim_end_matches(')'), r.reserved_peak), "{head}");
+    let (live, ratio) = (behind(head, "peak allocated"), behind(head, "ratio"));
     if r.allocated_peak == r.allocated_peak_at_most {
         assert!(is_size(live, r.allocated_peak), "{head}");
-        let truth = (r.allocated_peak > 0).then(|| r.taken_peak as f64 / r.allocated_peak as f64);
+        let truth = (r.allocated_peak > 0).then(|| r.reserved_peak as f64 / r.allocated_peak as f64);
         assert!(truth.map_or(ratio == "-", |truth| is_rounded(ratio, truth)), "{head}");
     } else {
         // Never a bound as if it were the figure.
         assert!(bounded(live), "{head}");
         let (least, most) = ratio.split_once(" to ").expect("a ratio of bounds is two");
-        assert!(is_rounded(least, r.taken_peak as f64 / r.allocated_peak_at_most as f64), "{head}");
-        assert!(is_rounded(most, r.taken_peak as f64 / r.allocated_peak as f64), "{head}");
+        assert!(is_rounded(least, r.reserved_peak as f64 / r.allocated_peak_at_most as f64), "{head}");
+        assert!(is_rounded(most, r.reserved_peak as f64 / r.allocated_peak as f64), "{head}");
     }
     let (limit, capacity) = behind(head, "limit").split_once(" of ").unwrap();
     assert!(

@@ -114,7 +114,7 @@ fn an_out_of_memory_callback_makes_room() {
     let gpu = on(
         &sim,
         tight().on_out_of_memory(move |facts| {
-            assert_eq!((facts.asked, facts.report.limit), (64 * MIB, Some(64 * MIB)));
+            assert_eq!((facts.requested, facts.report.limit), (64 * MIB, Some(64 * MIB)));
             mine.lock().unwrap().pop().is_some()
         }),
     );

@@ -11,6 +11,7 @@ use millpond::{
     Allocation, Allocator, Config, Error, Growth, Limit, PinnedAllocation, Policy, Reuse, Stream,
 };
 use millpond_sim::{Call, Gate, Launch, Schedule, Sim};
+use millpond_testkit::dice::Dice;
 use std::time::Duration;
 
 /// Calls that wait for the whole device, or for all of a stream.
@@ -70,12 +71,12 @@ impl Requests {
 /// # Errors
 /// What a request did that it may not.
 pub fn run(seed: u64) -> Result<Requests, String> {
-    let mut random = Seeded(seed);
-    let reuse = random.of([Reuse::WithWaits, Reuse::Ordered, Reuse::Never]);
-    let policy = random.of([Policy::Latency, Policy::Footprint]);
-    let growth = random.of([Growth::Exact, Growth::default()]);
-    let schedule = random.of([Schedule::Earliest, Schedule::Latest, Schedule::Random(seed)]);
-    let sim = Sim::new(GIB).schedule(schedule).waiting_frees(random.below(3) > 0);
+    let mut random = Dice::new(seed);
+    let reuse = *random.of(&[Reuse::WithWaits, Reuse::Ordered, Reuse::Never]);
+    let policy = *random.of(&[Policy::Latency, Policy::Footprint]);
+    let growth = *random.of(&[Growth::Exact, Growth::default()]);
+    let schedule = *random.of(&[Schedule::Earliest, Schedule::Latest, Schedule::Random(seed)]);
+    let sim = Sim::new(GIB).schedule(schedule).waiting_frees(random.number(3) > 0);
     let config = Config::default().reuse(reuse).policy(policy).growth(growth).bounded_wait(BOUND);
     let config = config.limit(Limit::Bytes(64 * MIB)).pinned_limit(128 * MIB);
     let gpu = Allocator::new(sim.clone(), config).map_err(|e| e.to_string())?;
@@ -120,18 +121,18 @@ impl<'a> World<'a> {
     }
 
     /// One operation. Calls other than requests succeed.
-    fn step(&mut self, random: &mut Seeded) -> Result<Result<(), String>, Error> {
-        let (at, other) = (random.index(DEPENDABLE + 1), random.index(DEPENDABLE + 1));
-        match random.below(8) {
+    fn step(&mut self, random: &mut Dice) -> Result<Result<(), String>, Error> {
+        let (at, other) = (random.below(DEPENDABLE + 1), random.below(DEPENDABLE + 1));
+        match random.number(8) {
             0..=2 => {
-                let bytes = (1 + random.below(6)) * 5 * MIB;
+                let bytes = (1 + random.number(6)) * 5 * MIB;
                 let (answer, took) = self.timed(|w| w.gpu.alloc(bytes, &w.streams[at]));
                 match self.requests.count(0, answer, took) {
                     Ok(Some(x)) => {
                         self.launch(at, Launch::new("write").writes(x.address(), x.len()))?;
-                        if random.below(4) == 0 {
+                        if random.number(4) == 0 {
                             let long = Launch::new("long").writes(x.address(), x.len());
-                            self.launch(at, long.takes(random.below(2_000) * 1_000_000))?;
+                            self.launch(at, long.takes(random.number(2_000) * 1_000_000))?;
                         }
                         self.blocks.push((x, at));
                     }
@@ -140,7 +141,7 @@ impl<'a> World<'a> {
                 }
             }
             3 => {
-                let bytes = (1 + random.below(6)) * 20 * MIB;
+                let bytes = (1 + random.number(6)) * 20 * MIB;
                 let (answer, took) = self.timed(|w| w.gpu.alloc_pinned(bytes));
                 match self.requests.count(1, answer, took) {
                     Ok(Some(p)) => {
@@ -155,17 +156,17 @@ impl<'a> World<'a> {
             4 if !self.pinned.is_empty() => drop(self.pinned.remove(0)),
             _ if self.blocks.is_empty() => {}
             5 | 6 => {
-                let (x, home) = self.blocks.swap_remove(random.index(self.blocks.len()));
+                let (x, home) = self.blocks.swap_remove(random.below(self.blocks.len()));
                 // The endless one may come behind others; others behind it would be the program's own doing.
-                if home != DEPENDABLE && random.below(3) == 0 {
+                if home != DEPENDABLE && random.number(3) == 0 {
                     self.streams[DEPENDABLE].wait_stream(&self.streams[home])?;
                     x.record_use(&self.streams[DEPENDABLE])?;
                     self.launch(DEPENDABLE, Launch::new("write").writes(x.address(), x.len()))?;
                 }
-                if random.below(6) == 0 { x.free_unknown() } else { drop(x) }
+                if random.number(6) == 0 { x.free_unknown() } else { drop(x) }
             }
             _ => {
-                let (x, home) = &self.blocks[random.index(self.blocks.len())];
+                let (x, home) = &self.blocks[random.below(self.blocks.len())];
                 if *home != DEPENDABLE && at != DEPENDABLE {
                     self.streams[at].wait_stream(&self.streams[*home])?;
                     x.share_with(&self.streams[at])?;
@@ -209,22 +210,5 @@ impl<'a> World<'a> {
         self.gpu.check();
         self.gate.open();
         Ok(self.requests)
-    }
-}
-
-struct Seeded(u64);
-
-impl Seeded {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-
-    fn index(&mut self, n: usize) -> usize {
-        usize::try_from(self.below(n as u64)).expect("below a usize")
-    }
-
-    fn of<T: Copy, const N: usize>(&mut self, all: [T; N]) -> T {
-        all[self.index(N)]
     }
 }

@@ -182,9 +182,9 @@ fn streams_that_come_and_go_take_no_more_where_pools_keep_what_they_took() {
         }
     }
     let report = gpu.report();
-    assert!(report.taken_peak <= 64 * (22 << 20), "{report}");
+    assert!(report.reserved_peak <= 64 * (22 << 20), "{report}");
     let kept = report.pools.iter().find(|p| p.stream == Some(stays.id())).expect("its pool");
-    assert_eq!((kept.held, kept.cached), (2 << 20, 2 << 20), "{report}");
+    assert_eq!((kept.reserved, kept.cached), (2 << 20, 2 << 20), "{report}");
     drop(stays);
     all_clean(&sim, gpu);
 }

@@ -14,12 +14,14 @@ fn absurd_sizes() {
         let s = gpu.stream().unwrap();
         assert!(gpu.alloc(0, &s).unwrap().is_empty());
         for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, 1 << 41] {
-            assert!(matches!(gpu.alloc(bytes, &s), Err(Error::TooLarge { asked, .. }) if asked == bytes));
+            assert!(
+                matches!(gpu.alloc(bytes, &s), Err(Error::TooLarge { requested: asked, .. }) if asked == bytes)
+            );
         }
         let before = sim.ledger().calls_total();
         for bytes in [(1 << 41) - 512, (1 << 41) - 1023, 4 * GIB + 1] {
             let refused = gpu.alloc(bytes, &s).unwrap_err();
-            assert_eq!(refused.out_of_memory().unwrap().asked, bytes);
+            assert_eq!(refused.out_of_memory().unwrap().requested, bytes);
         }
         assert_eq!(sim.ledger().calls_total(), before, "no driver call for what can never be");
         // Everything there is, to the last granule.
@@ -73,9 +75,9 @@ fn a_limit_below_what_is_taken() {
     drop(rest);
     // Enough is enough: two segments of three go.
     gpu.set_limit(Limit::Bytes(32 * MIB)).unwrap();
-    assert_eq!(gpu.report().taken, 32 * MIB, "complete on the device, so learnt and given back");
+    assert_eq!(gpu.report().reserved, 32 * MIB, "complete on the device, so learnt and given back");
     gpu.set_limit(Limit::Bytes(MIB)).unwrap();
-    assert_eq!(gpu.report().taken, 16 * MIB, "what is live stays");
+    assert_eq!(gpu.report().reserved, 16 * MIB, "what is live stays");
     assert!(gpu.alloc(512, &s).unwrap_err().out_of_memory().is_some());
     drop(kept);
     let small = gpu.alloc(512, &s).unwrap();
@@ -97,14 +99,14 @@ fn reset_peaks_sets_every_peak() {
     gpu.trim(Trim::All).unwrap();
     let (x, p) = (gpu.alloc(MIB, &s).unwrap(), gpu.alloc_pinned(MIB).unwrap());
     let before = gpu.report();
-    assert_eq!((before.allocated_peak, before.taken_peak), (100 * MIB, 100 * MIB));
-    assert_eq!(before.pinned.as_ref().unwrap().held_peak, 100 * MIB);
+    assert_eq!((before.allocated_peak, before.reserved_peak), (100 * MIB, 100 * MIB));
+    assert_eq!(before.pinned.as_ref().unwrap().reserved_peak, 100 * MIB);
     gpu.reset_peaks();
     let after = gpu.report();
-    assert_eq!((after.allocated_peak, after.taken_peak), (MIB, 20 * MIB));
-    assert_eq!((after.total.allocated_peak, after.total.held_peak), (MIB, 20 * MIB));
+    assert_eq!((after.allocated_peak, after.reserved_peak), (MIB, 20 * MIB));
+    assert_eq!((after.total.allocated_peak, after.total.reserved_peak), (MIB, 20 * MIB));
     let pinned = after.pinned.unwrap();
-    assert_eq!((pinned.allocated_peak, pinned.held_peak), (MIB, 64 * MIB));
+    assert_eq!((pinned.allocated_peak, pinned.reserved_peak), (MIB, 64 * MIB));
     drop((x, p, s));
     all_clean(&sim, gpu);
 }
@@ -216,7 +218,7 @@ fn growth_is_rounded_exact_or_what_fits() {
         let gpu = on(&sim, Config::default().growth(growth).limit(limit));
         let s = gpu.stream().unwrap();
         let x = gpu.alloc(asked, &s).unwrap();
-        assert_eq!(gpu.report().taken, taken, "{asked} with {growth:?} under {limit:?}");
+        assert_eq!(gpu.report().reserved, taken, "{asked} with {growth:?} under {limit:?}");
         drop((x, s));
         all_clean(&sim, gpu);
     }
@@ -229,7 +231,7 @@ fn alignments() {
     let s = gpu.stream().unwrap();
     for align in [0, 3, 513, (1 << 30) + 1, 1 << 31, 1 << 63, u64::MAX] {
         assert!(
-            matches!(gpu.alloc_aligned(512, align, &s), Err(Error::BadAlignment { asked, .. }) if asked == align)
+            matches!(gpu.alloc_aligned(512, align, &s), Err(Error::BadAlignment { requested: asked, .. }) if asked == align)
         );
     }
     let odd = gpu.alloc(512, &s).unwrap();

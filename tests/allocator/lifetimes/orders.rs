@@ -123,7 +123,7 @@ fn d05_a_fresh_stream_per_epoch_stays_flat() {
         drop(blocks);
         drop(s);
         assert!(sim.run_until_idle(), "the epoch is over");
-        let taken = gpu.report().taken;
+        let taken = gpu.report().reserved;
         assert_eq!(taken, *first.get_or_insert(taken), "in epoch {epoch}");
     }
     assert_eq!(first, Some(8 * 20 * MIB));
@@ -145,7 +145,7 @@ fn d05_fresh_streams_with_pending_work_take_over_behind_waits() {
         check_all(&sim, &blocks, &s);
     }
     let report = gpu.report();
-    assert_eq!((report.taken, report.growths), (160 * MIB, 8));
+    assert_eq!((report.reserved, report.growths), (160 * MIB, 8));
     assert_eq!(report.total.counters.host_waits, 0, "ordered on the device");
     all_clean(&sim, gpu);
 }

@@ -39,8 +39,8 @@ fn d08_one_slow_stream_keeps_back_only_its_own() {
     }
     gpu.trim(Trim::All).unwrap();
     let pinned = gpu.report().pinned.unwrap();
-    assert_eq!((pinned.held, pinned.in_flight), (64 * MIB, 4 * MIB));
-    assert_eq!(pinned.held_peak, 64 * MIB);
+    assert_eq!((pinned.reserved, pinned.in_flight), (64 * MIB, 4 * MIB));
+    assert_eq!(pinned.reserved_peak, 64 * MIB);
     gate.open();
     gpu.synchronize().unwrap();
     assert_eq!(gpu.report().pinned.unwrap().in_flight, 0);
@@ -60,7 +60,7 @@ fn the_limit_of_pinned_memory() {
     assert_eq!(live, [(a.id(), a.address(), 6 * MIB, None)]);
     gpu.check();
     let facts = refused.out_of_memory().expect("out of memory");
-    assert_eq!((facts.asked, facts.stream, facts.report.limit), (4 * MIB, None, Some(8 * MIB)));
+    assert_eq!((facts.requested, facts.stream, facts.pinned_limit), (4 * MIB, None, Some(8 * MIB)));
     assert!(refused.to_string().contains("pinned"), "{refused}");
     // In use by the device: waited for.
     fill(&sim, &a);
@@ -75,7 +75,7 @@ fn the_limit_of_pinned_memory() {
     assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 6 * MIB);
     let c = gpu.alloc_pinned(8 * MIB).unwrap();
     fill(&sim, &c);
-    assert_eq!(gpu.report().pinned.unwrap().held, 8 * MIB);
+    assert_eq!(gpu.report().pinned.unwrap().reserved, 8 * MIB);
     drop((c, s));
     all_clean(&sim, gpu);
 }
@@ -87,7 +87,7 @@ fn a_callback_that_trims_makes_room_for_a_long_pinned_segment() {
     let back: Arc<Mutex<Option<Allocator<Sim>>>> = Arc::default();
     let inner = Arc::clone(&back);
     let hook = move |facts: &OutOfMemory| {
-        assert_eq!((facts.stream, facts.asked), (None, 60 * MIB));
+        assert_eq!((facts.stream, facts.requested), (None, 60 * MIB));
         let gpu = inner.lock().unwrap().clone().expect("filled in below");
         gpu.trim(Trim::All).is_ok_and(|trimmed| trimmed.bytes > 0)
     };
@@ -158,7 +158,9 @@ fn absurd_pinned_sizes() {
     let gpu = on(&sim, Config::default());
     assert!(gpu.alloc_pinned(0).unwrap().is_empty());
     for bytes in [1 << 63, u64::MAX, 1 << 41] {
-        assert!(matches!(gpu.alloc_pinned(bytes), Err(Error::TooLarge { asked, .. }) if asked == bytes));
+        assert!(
+            matches!(gpu.alloc_pinned(bytes), Err(Error::TooLarge { requested: asked, .. }) if asked == bytes)
+        );
     }
     let refused = gpu.alloc_pinned((1 << 41) - 512).unwrap_err();
     assert!(refused.out_of_memory().is_some_and(|o| o.driver.is_some()), "{refused}");

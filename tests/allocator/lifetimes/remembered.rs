@@ -119,10 +119,10 @@ fn what_cannot_be_waited_for_is_grown_past() {
         sim.fail(Call::StreamWaitEvent, 1, DriverErrorKind::Other);
         used();
         sim.clear_faults();
-        assert_eq!(gpu.report().taken, 3 * MIB, "independent: {independent}");
+        assert_eq!(gpu.report().reserved, 3 * MIB, "independent: {independent}");
         (0..20).for_each(|_| used());
         let most = if independent { 23 * MIB } else { 4 * MIB };
-        assert_eq!(gpu.report().taken, most, "independent: {independent}");
+        assert_eq!(gpu.report().reserved, most, "independent: {independent}");
         drop((s, t));
         gpu.synchronize().unwrap();
         all_clean(&sim, gpu);

@@ -192,7 +192,7 @@ fn a_piece_of_a_range_in_flight_is_lent() {
     write(&sim, &piece, &third);
     gpu.check();
     let total = gpu.report().total;
-    assert_eq!((total.in_flight, total.counters.lends_in), (56 * MIB, 1));
+    assert_eq!((total.in_flight, total.counters.migrations_in), (56 * MIB, 1));
     assert_eq!(total.counters.waits_inserted, 2, "the use and the home stamp");
     let rest = gpu.alloc(56 * MIB, &home).unwrap();
     write(&sim, &rest, &home);
@@ -241,7 +241,8 @@ fn uses_on_streams_that_are_gone() {
             x.record_use_until(&user.record().unwrap()).unwrap();
         }
     }
-    assert_eq!(sim.ledger().streams, 11, "kept: each may still be marked for the block's sake");
+    let kept = sim.ledger().streams;
+    assert!(kept <= 4, "{kept} streams: those that nobody has any more are marked, and go before the block");
     drop(x);
     let y = gpu.alloc(64 * MIB, &home).unwrap();
     write(&sim, &y, &home);

@@ -239,11 +239,11 @@ impl Program {
         let align = if let How::Aligned(align) = how { align.max(512) } else { 512 };
         prop_assert_eq!((refused.rounded, refused.needed), (rounded(bytes), rounded(bytes) + align - 512));
         let fits = Self::judge(&refused, seen)?;
-        let brought = self.trim(|gpu| gpu.report().taken);
+        let brought = self.trim(|gpu| gpu.report().reserved);
         prop_assert!(brought >= refused.trim_would_free, "{brought} bytes: {refused}");
         if settled && refused.tried.contains(&"trim") {
             seen.saw("all that a trim brings was brought", true);
-            let taken = self.gpu.report().taken;
+            let taken = self.gpu.report().reserved;
             prop_assert!(taken + refused.needed > ROOM, "{taken} bytes are left behind a trim: {refused}");
         }
         if fits {
@@ -262,15 +262,21 @@ impl Program {
             Err(e) => facts::<()>(Err(e)),
         };
         seen.saw("a refusal of pinned memory", true);
-        let books = self.gpu.report().pinned.unwrap_or_default();
-        prop_assert_eq!(&refused.report.total, &books, "{}", refused);
-        prop_assert_eq!((refused.stream, refused.report.taken), (None, books.held));
-        prop_assert_eq!(refused.report.limit.unwrap_or(PINNED), PINNED);
+        let report = self.gpu.report();
+        prop_assert_eq!(&refused.report, &report, "{}", refused);
+        let books = report.pinned.unwrap_or_default();
+        let taken = format!(
+            "of pinned host memory; reserved {}, allocated {}",
+            size(books.reserved),
+            size(books.allocated)
+        );
+        prop_assert!(refused.to_string().contains(&taken), "{refused}");
+        prop_assert_eq!((refused.stream, refused.pinned_limit.unwrap_or(PINNED)), (None, PINNED));
         let live = holders(self.pinned.iter().map(|p| (None, p.len())));
         prop_assert_eq!(books.allocated, live.first().map_or(0, |all| all.bytes));
         prop_assert_eq!(&refused.holders, &live, "{}", refused);
         let fits = Self::judge(&refused, seen)?;
-        let brought = self.trim(|gpu| gpu.report().pinned.map_or(0, |p| p.held));
+        let brought = self.trim(|gpu| gpu.report().pinned.map_or(0, |p| p.reserved));
         prop_assert!(brought >= refused.trim_would_free, "{brought} bytes: {refused}");
         if fits {
             seen.saw("a promise of pinned memory", true);
@@ -283,7 +289,12 @@ impl Program {
     /// where there are some.
     fn judge(refused: &OutOfMemory, seen: &mut Seen) -> Result<bool, TestCaseError> {
         let advice = refused.advice();
-        let (r, total) = (&refused.report, &refused.report.total);
+        let r = &refused.report;
+        let pinned = r.pinned.clone().unwrap_or_default();
+        let (limit, taken, total) = match refused.stream {
+            Some(_) => (r.limit, r.reserved, &r.total),
+            None => (refused.pinned_limit, pinned.reserved, &pinned),
+        };
         if refused.tried.contains(&"trim") {
             seen.saw("a trim was tried", true);
             prop_assert!(!advice.contains("trim()"), "{refused}");
@@ -292,7 +303,7 @@ impl Program {
             seen.saw("fragments", true);
             // What the limit leaves is free too, where it is the limit that refuses.
             let left =
-                if refused.driver.is_none() { r.limit.map_or(0, |l| l.saturating_sub(r.taken)) } else { 0 };
+                if refused.driver.is_none() { limit.map_or(0, |l| l.saturating_sub(taken)) } else { 0 };
             let free = total.cached + left;
             prop_assert!(free >= refused.rounded && refused.rounded > total.largest_free, "{refused}");
         }

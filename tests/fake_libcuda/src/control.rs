@@ -163,6 +163,23 @@ control_calls! {
             let _ = sim.capture_behind(Call::StreamIsCapturing, nth.max(1), &on);
         }
     }
+    /// A global capture begins on a stream of the current context right before the `nth` call of this kind from now on, `cuEventRecord` or
+    /// `cuCtxRecordEvent`, and ends right behind it, as another thread's may; 1 is the next.
+    fn millpond_fake_capture_around(name: Text, nth: u64, value: u64) {
+        let call = match name.get().as_deref() {
+            Ok("cuEventRecord") => Call::EventRecord,
+            Ok("cuCtxRecordEvent") => Call::CtxRecordEvent,
+            _ => return,
+        };
+        if let Ok((sim, _, on)) = stream(value) {
+            let _ = sim.capture_around(call, nth.max(1), &on);
+        }
+    }
+    /// How many captures around a call did not survive it, since the reset.
+    fn millpond_fake_captures_destroyed() -> u64 {
+        let sims = state().sims.clone();
+        sims.first().map_or(0, millpond_sim::Sim::captures_destroyed)
+    }
     /// Takes planted faults back, of threads the calling one's, and captures that have not begun; a lost context stays lost.
     fn millpond_fake_clear_faults() {
         clear_here();

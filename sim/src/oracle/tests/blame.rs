@@ -471,6 +471,40 @@ fn the_librarys_word_is_for_one_operation() {
 }
 
 #[test]
+fn what_the_program_queues_behind_a_wait_of_the_librarys_is_ordered_and_not_known() {
+    // Two kernels of the program's behind one wait, which the library has left out: its fault, by the second too.
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 1024);
+    b.order(1, 2);
+    b.comes(a, 1, Write);
+    b.write(1, a, 512, 512);
+    b.is_ordered(a, 2, Write);
+    b.write(2, a, 0, 512);
+    b.write(2, a, 512, 512);
+    b.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    // A kernel behind a wait, of which nobody told, and an operation of the library's that does not come after it.
+    let kernel: fn(&mut Bench, AllocationId) = |b, a| b.is_ordered(a, 2, Write);
+    let operation: fn(&mut Bench, AllocationId) = |b, a| b.comes(a, 3, Write);
+    unordered_writes(kernel, operation).convicts(Property::Race, Blame::Program, Fault::Race);
+    let told = |b: &mut Bench, a| {
+        b.used(a, 2);
+        b.is_ordered(a, 2, Write);
+    };
+    unordered_writes(told, operation).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    // An operation of the library's on the same stream, ordered at once behind the wait: known.
+    let both: fn(&mut Bench, AllocationId) = |b, a| {
+        b.is_ordered(a, 2, Write);
+        b.comes(a, 2, Write);
+    };
+    unordered_writes(both, operation).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    let reversed: fn(&mut Bench, AllocationId) = |b, a| {
+        b.comes(a, 2, Write);
+        b.is_ordered(a, 2, Write);
+    };
+    unordered_writes(reversed, operation).convicts(Property::Race, Blame::Program, Fault::Race);
+}
+
+#[test]
 fn a_use_after_the_library_ordered_an_operation_is_the_programs() {
     // `wait_on`, another operation elsewhere, and only then the kernel that the wait was for.
     let mut b = Bench::new();
@@ -508,4 +542,126 @@ fn an_operation_with_the_allocation_on_both_sides_says_both() {
     b.oracle.access(op, Some(MAP), SEGMENT, 0, 512, Write, Some(a));
     b.oracle.access(op, Some(MAP), SEGMENT, 512, 512, Read, Some(a));
     b.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+}
+
+/// An allocation that becomes memory of others on stream 2, and an operation of the library's on stream 3 behind stream 2's;
+/// `before` is what happened by then, `after` what comes between.
+fn brought_in(before: fn(&mut Bench, AllocationId), after: fn(&mut Bench, AllocationId)) -> Bench {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.order(1, 2);
+    b.order(1, 3);
+    before(&mut b, a);
+    b.oracle.brought_in_at(HOST, Addr(BASE), StreamKey(2));
+    after(&mut b, a);
+    b.oracle.operation_comes_at(Addr(BASE + 8), StreamKey(3), Write, QueuedBy::Library);
+    b.write(3, a, 0, 512);
+    b
+}
+
+#[test]
+fn what_the_library_knows_of_memory_of_others_is_told_by_its_address() {
+    let theirs = |b: &mut Bench, a| {
+        b.oracle.operation_comes_at(Addr(BASE + 511), StreamKey(2), Read, QueuedBy::Library);
+        b.read(2, a, 0, 512);
+    };
+    brought_in(|_, _| (), theirs).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    let told = |b: &mut Bench, a| {
+        b.write(2, a, 0, 512);
+        b.oracle.used_so_far_at(HOST, Addr(BASE), StreamKey(2));
+    };
+    brought_in(|_, _| (), told).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    let open = |b: &mut Bench, a| {
+        b.oracle.used_at(HOST, Addr(BASE), StreamKey(2));
+        b.write(2, a, 0, 512);
+    };
+    brought_in(|_, _| (), open).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    // Of another address, or never.
+    let elsewhere = |b: &mut Bench, a| {
+        b.oracle.used_at(HOST, Addr(BASE + 512), StreamKey(2));
+        b.write(2, a, 0, 512);
+    };
+    brought_in(|_, _| (), elsewhere).convicts(Property::Race, Blame::Program, Fault::Race);
+}
+
+#[test]
+fn what_was_done_before_memory_is_brought_in_is_the_programs_to_order() {
+    // By the library itself, whose array it was; and by the program, which said so then.
+    type Before = fn(&mut Bench, AllocationId);
+    let librarys: Before = |b, a| {
+        b.comes(a, 1, Write);
+        b.write(1, a, 0, 512);
+    };
+    let told: Before = |b, a| {
+        b.used(a, 1);
+        b.write(1, a, 0, 512);
+    };
+    for before in [librarys, told] {
+        brought_in(before, |_, _| ()).convicts(Property::Race, Blame::Program, Fault::Race);
+    }
+    // What was told is the owner's to respect at its free, all the same.
+    let mut b = brought_in(|b, a| b.used(a, 3), |_, _| ());
+    b.passes();
+    let live = b.oracle.ledger.live_at(Addr(BASE)).expect("it lives");
+    b.free(live);
+    let next = b.alloc(1, 0, 512);
+    b.write(1, next, 0, 512);
+    b.convicts_early_reuse();
+}
+
+#[test]
+fn what_the_stream_of_memory_that_is_brought_in_came_after_is_the_librarys_to_order() {
+    type Before = fn(&mut Bench, AllocationId);
+    let on_it: Before = |b, a| b.write(2, a, 0, 512);
+    let before_it: Before = |b, a| {
+        b.write(1, a, 0, 512);
+        b.order(1, 2);
+    };
+    // The library said that this stream comes after all that it knew, and it did not.
+    let undertaken: Before = |b, a| {
+        b.comes(a, 1, Write);
+        b.write(1, a, 0, 512);
+        b.comes(a, 2, Write);
+    };
+    for before in [on_it, before_it, undertaken] {
+        brought_in(before, |_, _| ()).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    }
+    // It said so of what only reads, or before the write was queued.
+    let reads: Before = |b, a| {
+        b.comes(a, 1, Write);
+        b.write(1, a, 0, 512);
+        b.comes(a, 2, Read);
+    };
+    let early: Before = |b, a| {
+        b.comes(a, 2, Write);
+        b.comes(a, 1, Write);
+        b.write(1, a, 0, 512);
+    };
+    for before in [reads, early] {
+        brought_in(before, |_, _| ()).convicts(Property::Race, Blame::Program, Fault::Race);
+    }
+}
+
+#[test]
+fn an_owner_whose_memory_is_gone_and_its_address_somebody_elses_is_no_program_that_freed() {
+    let mut b = Bench::new();
+    b.alloc(1, 0, 512);
+    let same = b.alloc(1, 0, 512);
+    b.free(same);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    let last = b.oracle.violations().last().expect("a violation");
+    assert_eq!((last.blame, last.fault), (Blame::Allocator, Fault::NoMemory));
+}
+
+#[test]
+fn what_was_handed_out_where_no_memory_is_is_no_program_that_freed() {
+    let mut b = Bench::new();
+    let (old, new) = (b.alloc(1, 0, 512), b.id());
+    b.free(old);
+    b.oracle.allocated(HOST, new, Addr(BASE), &[], Some(StreamKey(1)));
+    b.oracle.allocated_nowhere(new, Addr(BASE), 512);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.convicts(Property::P3, Blame::Allocator, Fault::NoMemory);
 }

@@ -58,6 +58,7 @@ enum Call {
         nth: usize,
         stream: usize,
         kind: AccessKind,
+        by: QueuedBy,
     },
     /// `polite`: the host waits for all that touched the allocation.
     Cpu {
@@ -112,7 +113,8 @@ fn call() -> impl Strategy<Value = Call> {
         4 => (0..5_usize, s()).prop_map(|(nth, stream)| Call::Used { nth, stream }),
         10 => (s(), by, ranges, prop::bool::weighted(0.97), any::<bool>())
             .prop_map(|(stream, by, ranges, polite, known)| Call::Operate { stream, by, ranges, polite, known }),
-        1 => (0..5_usize, s(), kind()).prop_map(|(nth, stream, kind)| Call::Announce { nth, stream, kind }),
+        2 => (0..5_usize, s(), kind(), prop_oneof![Just(QueuedBy::Library), Just(QueuedBy::Program)])
+            .prop_map(|(nth, stream, kind, by)| Call::Announce { nth, stream, kind, by }),
         2 => (0..5_usize, kind(), prop::bool::weighted(0.98))
             .prop_map(|(nth, kind, polite)| Call::Cpu { nth, kind, polite }),
         1 => s().prop_map(|stream| Call::Submit { stream }),
@@ -140,7 +142,7 @@ trait Told {
     fn alloc(&mut self, stream: Option<usize>, offset: u64, bytes: u64) -> AllocationId;
     fn free(&mut self, id: AllocationId, unknown: bool);
     fn used(&mut self, id: AllocationId, stream: usize);
-    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind);
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy);
     fn operate(&mut self, stream: usize, by: By, ranges: &[Range]);
     fn cpu(&mut self, kind: AccessKind, offset: u64, bytes: u64);
     fn record(&mut self, event: usize, stream: usize);
@@ -173,8 +175,8 @@ impl Told for Bench {
     fn used(&mut self, id: AllocationId, stream: usize) {
         Bench::used(self, id, STREAMS[stream]);
     }
-    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
-        self.comes(id, STREAMS[stream], kind);
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy) {
+        self.oracle.operation_comes(id, key(stream), kind, by);
     }
     fn operate(&mut self, stream: usize, _: By, ranges: &[Range]) {
         let op = self.submit(STREAMS[stream]);
@@ -255,9 +257,9 @@ impl Told for OnSim {
         let stream = self.ids[stream];
         self.sim.note(Note::Used { id, stream, so_far: false });
     }
-    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+    fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy) {
         let used = if kind == Read { RangeUse::Read } else { RangeUse::ReadWrite };
-        self.sim.note(Note::Operation { id, stream: self.ids[stream], used });
+        self.sim.note(Note::Operation { id, stream: self.ids[stream], used, by });
     }
     fn operate(&mut self, stream: usize, by: By, ranges: &[Range]) {
         let all = ranges.iter().map(|r| (self.at(r.space, r.offset), r.bytes, r.kind, r.id));
@@ -374,18 +376,18 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Wrong {
                 declared.push(Range { id, space, offset, bytes, kind });
             }
             for range in declared.iter().filter(|_| known) {
-                b.announce(range.id, stream, range.kind);
-                n.announce(range.id, stream, range.kind);
+                b.announce(range.id, stream, range.kind, QueuedBy::Library);
+                n.announce(range.id, stream, range.kind, QueuedBy::Library);
             }
             if !declared.is_empty() {
                 b.operate(stream, by, &declared);
                 return n.operate(stream, &declared);
             }
         }
-        Call::Announce { nth, stream, kind } => {
+        Call::Announce { nth, stream, kind, by } => {
             if let Some(owned) = alive(n, nth) {
-                b.announce(owned.id, stream, kind);
-                n.announce(owned.id, stream, kind);
+                b.announce(owned.id, stream, kind, by);
+                n.announce(owned.id, stream, kind, by);
             }
         }
         Call::Cpu { nth, kind, polite } => {

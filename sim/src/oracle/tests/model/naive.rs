@@ -28,6 +28,7 @@ pub(super) struct Announced {
     pub(super) id: AllocationId,
     pub(super) stream: usize,
     pub(super) kind: AccessKind,
+    pub(super) by: QueuedBy,
     pub(super) ops: u32,
 }
 
@@ -112,7 +113,13 @@ impl Naive {
     /// Adds what is wrong with an access that comes after these operations. Those of the CPU are no operations: they come before
     /// whatever is queued later. `announced`: the library said that it would queue this access, when there were that many
     /// operations.
-    pub(super) fn access(&self, before: Ops, range: &Range, announced: Option<u32>, wrong: &mut Wrong) {
+    pub(super) fn access(
+        &self,
+        before: Ops,
+        range: &Range,
+        announced: Option<(u32, QueuedBy)>,
+        wrong: &mut Wrong,
+    ) {
         let Range { id, space, offset, bytes, kind } = *range;
         let owned = self.live.iter().find(|o| o.id == id).expect("it lives");
         if owned.born & !before != 0 {
@@ -124,7 +131,7 @@ impl Naive {
                 wrong.add(Property::P2, if p.told { Blame::Allocator } else { Blame::Program });
             } else if p.kind == Write || kind == Write {
                 // The library undertook to come after what it knew of when it said so.
-                let undertaken = announced.is_some_and(|ops| p.op < ops);
+                let undertaken = announced.is_some_and(|(ops, _)| p.op < ops);
                 let librarys = undertaken && (p.known || owned.used[p.stream]);
                 let blame = if librarys { Blame::Allocator } else { Blame::Program };
                 wrong.add(Property::Race, blame);
@@ -134,20 +141,24 @@ impl Naive {
             }
         }
     }
-    pub(super) fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
-        self.announced.push(Announced { id, stream, kind, ops: self.ops });
+    /// A word about the same moment takes the place of what was said of the other party.
+    pub(super) fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy) {
+        self.announced.retain(|a| (a.stream, a.id, a.ops) != (stream, id, self.ops) || a.by == by);
+        self.announced.push(Announced { id, stream, kind, by, ops: self.ops });
     }
-    /// Whether the library said that it would queue what does this next on a stream: when there were how many operations. What
-    /// it said last counts. That may be both, that an operation reads and that it writes; one that writes also reads.
-    pub(super) fn announced(&self, stream: usize, range: &Range) -> Option<u32> {
+    /// Whether the library said that it had ordered what does this next on a stream: when there were how many operations, and who queues
+    /// it. What it said last counts. That may be both, that an operation reads and that it writes; one that writes also reads.
+    pub(super) fn announced(&self, stream: usize, range: &Range) -> Option<(u32, QueuedBy)> {
         let said = || self.announced.iter().filter(|a| (a.stream, a.id) == (stream, range.id));
         let last = said().map(|a| a.ops).max()?;
-        said().any(|a| a.ops == last && (a.kind == Write || range.kind == Read)).then_some(last)
+        said().find(|a| a.ops == last && (a.kind == Write || range.kind == Read)).map(|a| (last, a.by))
     }
     /// All ranges of an operation are judged by what was before it, and none by another of the same.
     pub(super) fn operate(&mut self, stream: usize, ranges: &[Range]) -> Wrong {
         let announced: Vec<_> = ranges.iter().map(|range| self.announced(stream, range)).collect();
-        self.announced.retain(|a| a.stream != stream || ranges.iter().all(|range| range.id != a.id));
+        let is_over =
+            |a: &Announced| a.by == QueuedBy::Library && ranges.iter().any(|range| range.id == a.id);
+        self.announced.retain(|a| a.stream != stream || !is_over(a));
         let (before, op) = self.submit(stream);
         let mut wrong = Wrong::default();
         for (range, &announced) in ranges.iter().zip(&announced) {
@@ -155,7 +166,7 @@ impl Naive {
         }
         for (range, announced) in ranges.iter().zip(announced) {
             let Range { id, space, offset, bytes, kind } = *range;
-            let known = announced.is_some();
+            let known = announced.is_some_and(|(_, by)| by == QueuedBy::Library);
             for byte in offset..offset + bytes {
                 self.past.push(Past { op, before, stream, id, kind, space, byte, told: true, known });
             }

@@ -1,0 +1,119 @@
+//! Those of a table that ended: each leaves it when nothing is left of it, behind the calls that may have found it before its end.
+//!
+//! Such a call may make something of it still. So what is left is not looked at before they are over: what is not there then never is.
+//! `tests/threads_loom/ends.rs` has every schedule of it. It does not know what ends.
+
+use crate::presence::Calls;
+use crate::sync::{Mutex, makes};
+use crate::table::Table;
+use std::collections::VecDeque;
+
+/// One that ended, and the calls that may have begun before.
+struct Ended {
+    number: u32,
+    before: Calls,
+}
+
+/// Those that ended, in that order.
+pub(crate) struct Burial(Mutex<VecDeque<Ended>>);
+
+impl Burial {
+    makes! {
+        pub(crate) fn new() -> Burial {
+            Burial(Mutex::new(VecDeque::new()))
+        }
+    }
+
+    /// One has ended: whoever finds it in a call that begins now sees that.
+    pub(crate) fn ended(&self, number: u32) {
+        let before = Calls::now();
+        self.0.lock().push_back(Ended { number, before });
+    }
+
+    /// Takes those out of the table of which nothing is left, but so many that ended last.
+    pub(crate) fn bury<T, const N: usize>(
+        &self,
+        table: &Table<T, N>,
+        last: usize,
+        is_spent: impl Fn(u32) -> bool,
+    ) {
+        let mut ended = self.0.lock();
+        let old = ended.len().saturating_sub(last);
+        let mut at = 0;
+        ended.retain_mut(|ended| {
+            at += 1;
+            let may_be_called = !planted!(DoorBuriedEarly) && !ended.before.are_over();
+            let stays = at > old || may_be_called || !is_spent(ended.number);
+            if !stays {
+                table.leaves(ended.number);
+            }
+            stays
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Burial;
+    use crate::presence::enter;
+    use crate::table::Table;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+    use std::sync::mpsc::channel;
+
+    #[derive(Default)]
+    struct Value {
+        closed: AtomicBool,
+        made: AtomicUsize,
+    }
+
+    /// A call finds a value open and stands still, the value ends and is to be buried, and the call makes something of it.
+    /// Whether what it made can be found then.
+    fn is_found_behind_the_call() -> bool {
+        let (table, burial) = (Table::<Value, 2>::new(), Burial::new());
+        let is_spent = |_| table.at(0).is_none_or(|value| value.made.load(SeqCst) == 0);
+        assert!(table.put(|_| Box::default()).is_some());
+        let ((tell, told), (go, gone)) = (channel(), channel::<()>());
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| {
+                let (tell, gone) = (tell, gone);
+                let here = enter();
+                let value = table.at(0).expect("it is there");
+                assert!(!value.closed.load(SeqCst));
+                tell.send(()).expect("somebody waits");
+                gone.recv().expect("a word");
+                value.made.fetch_add(1, SeqCst);
+                drop(here);
+                table.at(0).is_some()
+            });
+            told.recv().expect("a word");
+            table.at(0).expect("it is there").closed.store(true, SeqCst);
+            burial.ended(0);
+            burial.bury(&table, 1, is_spent);
+            assert!(table.at(0).is_some(), "it is the last that ended");
+            burial.bury(&table, 0, is_spent);
+            go.send(()).expect("it waits");
+            let found = call.join().expect("it is well");
+            burial.bury(&table, 0, is_spent);
+            let Some(value) = table.at(0) else { return false };
+            assert_eq!(value.made.fetch_sub(1, SeqCst), 1);
+            // Calls of other tests' threads may be under way.
+            while table.at(0).is_some() {
+                burial.bury(&table, 0, is_spent);
+                std::thread::yield_now();
+            }
+            found
+        })
+    }
+
+    #[test]
+    fn what_a_call_makes_of_one_that_has_ended_can_be_found() {
+        assert!(is_found_behind_the_call());
+    }
+
+    #[cfg(millpond_mutants)]
+    #[test]
+    fn one_that_is_buried_under_a_call_is_found_out() {
+        let _planted = pond::mutant::plant(Some(pond::mutant::Bug::DoorBuriedEarly));
+        assert!(!is_found_behind_the_call());
+    }
+}

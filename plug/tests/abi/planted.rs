@@ -1,0 +1,34 @@
+//! Planted bugs that these tests find and no random program does, because none is drawn that makes such a mistake.
+
+use super::remote;
+use pond::mutant::Bug;
+use std::process::{Command, Output};
+
+const FINDERS: [(Bug, &str); 3] = [
+    (Bug::DoorHoldShared, "same::of_calls_that_name_one_pointer_at_once_one_frees_it"),
+    (Bug::DoorHoldShared, "same::of_calls_that_name_one_pointer_of_a_permanent_stream_one_frees_it"),
+    (Bug::DoorHoldShared, "same::of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it"),
+];
+
+fn run(test: &str, bug: Option<Bug>) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("a test has a path"));
+    command.args(["--exact", test, "--nocapture", "--test-threads", "1"]).env("RUST_BACKTRACE", "0");
+    if let Some(bug) = bug {
+        command.env("MILLPOND_PLANT", bug.name());
+    }
+    command.output().expect("it runs")
+}
+
+/// `.ci/mutants` builds this.
+#[test]
+fn every_bug_between_two_calls_is_found() {
+    assert!(remote::path().is_some(), "the stand-in driver is not built");
+    for (bug, test) in FINDERS {
+        let right = run(test, None);
+        let said = String::from_utf8_lossy(&right.stdout);
+        assert!(right.status.success() && said.contains("1 passed"), "right code fails {test}: {said}");
+        let wrong = run(test, Some(bug));
+        let said = String::from_utf8_lossy(&wrong.stdout);
+        assert!(!wrong.status.success() && said.contains("1 failed"), "{bug} passes {test}: {said}");
+    }
+}

@@ -1,0 +1,192 @@
+//! The driver panics in the middle of what belongs together, a host function of the program's say: borrows end behind their copies, a use is recorded,
+//! memory and streams go back all the same, and the panic is told.
+
+use super::disturbed::panics;
+use crate::rig::{late, on};
+use millpond::array::ForeignMemory;
+use millpond::driver::{Fences, Memory, StreamOptions};
+use millpond::transfer::scope;
+use millpond::units::MIB;
+use millpond::{Config, DeviceArray, Growth, Limit};
+use millpond_sim::{Call, Launch, Sim};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+fn room_for_one() -> Config {
+    Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB))
+}
+
+/// What a scope lent to copies can be read when it is over, whichever way that is.
+#[test]
+fn borrows_of_a_scope_end_behind_its_copies() {
+    for call in [Call::EventSynchronize, Call::StreamSynchronize] {
+        let sim = late();
+        let gpu = on(&sim, Config::default());
+        let s = gpu.stream().unwrap();
+        let mut x = gpu.uninit::<u8>(4096, &s).unwrap();
+        x.fill_bytes(7, &s).unwrap();
+        let mut to = gpu.pinned_zeros::<u8>(4096).unwrap();
+        sim.panic_behind(call, 1);
+        let copied = catch_unwind(AssertUnwindSafe(|| scope(&s, |c| c.download(&x, to.view_mut()))));
+        assert_eq!(copied.is_err(), call == Call::EventSynchronize, "{call:?}");
+        assert!(to.iter().all(|&byte| byte == 7), "{call:?}: the copy is over");
+        sim.clear_faults();
+        drop((x, to, s, gpu));
+        sim.verdict().unwrap();
+    }
+}
+
+/// Bytes that are freed behind a stream's work are, though the driver panics when it is asked about the stream, or in what is due.
+#[test]
+fn a_free_on_a_stream_is_behind_it() {
+    let sim = late();
+    let gpu = on(&sim, room_for_one());
+    let s = gpu.stream().unwrap();
+    let t = gpu.adopt(sim.create_stream(StreamOptions::default()).unwrap()).unwrap();
+    let x = gpu.alloc(MIB, &s).unwrap();
+    t.wait_stream(&s).unwrap();
+    sim.launch(t.native(), Launch::new("reads").reads(x.address(), MIB)).unwrap();
+    sim.panic_behind(Call::StreamIsCapturing, 1);
+    panics(|| x.free_on(&t).map_err(|(_, e)| e).unwrap());
+    let y = gpu.alloc(MIB, &s).unwrap();
+    sim.launch(s.native(), Launch::new("writes").writes(y.address(), MIB)).unwrap();
+    drop((y, s, t, gpu));
+    sim.verdict().unwrap();
+}
+
+/// Bytes of nobody knows whom are free, though the driver panics in what is due before, or in the marker behind it; pinned ones too.
+#[test]
+fn a_free_by_nobody_knows_whom_is_one() {
+    for call in [Call::EventRecord, Call::CtxRecordEvent] {
+        let sim = late();
+        let gpu = on(&sim, Config::default().pinned_limit(64 * MIB));
+        let s = gpu.stream().unwrap();
+        // The last of a stream is an allocation, whose drop makes no driver call: a later call closes it.
+        let closable = || {
+            let other = gpu.stream().unwrap();
+            let block = gpu.alloc(4096, &other).unwrap();
+            drop(other);
+            drop(block);
+        };
+        let (x, pinned) = (gpu.alloc(MIB, &s).unwrap(), gpu.alloc_pinned(64 * MIB).unwrap());
+        closable();
+        sim.panic_behind(call, 1);
+        panics(|| x.free_unknown());
+        closable();
+        sim.panic_behind(call, 1);
+        panics(|| pinned.free_unknown());
+        gpu.synchronize().unwrap();
+        assert_eq!(gpu.report().total.allocated, 0, "{call:?}");
+        drop(gpu.alloc_pinned(64 * MIB).unwrap());
+        gpu.check();
+        drop((s, gpu));
+        assert_eq!(sim.leaks(), [], "{call:?}");
+        sim.verdict().unwrap();
+    }
+}
+
+/// The last owner goes, and the driver panics in the wait: all goes back, and what others still read is behind its reads.
+#[test]
+fn the_end_of_an_allocator_gives_everything_back() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let x = gpu.alloc(MIB, &s).unwrap();
+    sim.launch(s.native(), Launch::new("writes").writes(x.address(), MIB)).unwrap();
+    drop((x, gpu));
+    sim.panic_behind(Call::EventSynchronize, 1);
+    panics(|| drop(s));
+    sim.clear_faults();
+    assert_eq!(sim.leaks(), []);
+    sim.verdict().unwrap();
+}
+
+/// Two values are kept for copies under way when their allocator ends, and the wait for the first panics: the second one's goes on.
+#[test]
+fn each_kept_value_is_waited_for() {
+    let sim = late();
+    let (gpu, lender) = (on(&sim, Config::default()), on(&sim, Config::default().pinned_limit(64 * MIB)));
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let sources = [(); 2].map(|()| Arc::new(lender.pinned_from_fn(4096, |_| 7_u8).unwrap()));
+    let mut to = [&s, &t].map(|on| gpu.uninit::<u8>(4096, on).unwrap());
+    for (to, (from, on)) in to.iter_mut().zip(sources.iter().zip([&s, &t])) {
+        drop(to.copy_from(Arc::clone(from), on).unwrap());
+    }
+    drop(sources);
+    sim.panic_behind(Call::EventSynchronize, 1);
+    let ended = catch_unwind(AssertUnwindSafe(|| drop((to, s, t, gpu))));
+    assert!(ended.is_err(), "the wait panics");
+    sim.clear_faults();
+    // Whoever is handed a source's memory writes it at once.
+    let mut next = lender.pinned_zeros::<u8>(4096).unwrap();
+    next.fill(9);
+    drop((next, lender));
+    sim.verdict().unwrap();
+}
+
+/// Memory that is brought in while an owner that is kept goes, whose drop panics: its own owner stays for the work before.
+#[test]
+fn an_owner_outlives_the_work_before_though_another_ones_drop_panics() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("an owner's drop");
+        }
+    }
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let (first, second) = (sim.allocate(4096).unwrap(), sim.allocate(4096).unwrap());
+    let (one, two) = (first.addr(), second.addr());
+    let memory = |address| ForeignMemory { address, bytes: 4096, device: gpu.device() };
+    // SAFETY: the ranges live as long as their owners.
+    #[allow(unsafe_code, reason = "memory of others")]
+    let bring_in = |address, owner: Box<dyn Send>| unsafe {
+        DeviceArray::<u8, Sim>::from_foreign(memory(address), 4096, &s, owner).map_err(|(_, e)| e).unwrap()
+    };
+    let t = gpu.stream().unwrap();
+    let x = bring_in(one, Box::new(Panics));
+    drop(x);
+    t.wait_stream(&s).unwrap();
+    sim.run_until_idle();
+    // The work before, on the stream that it is brought in on.
+    sim.launch(s.native(), Launch::new("before").writes(two, 4096)).unwrap();
+    let owner = Arc::new(());
+    panics(|| drop(bring_in(two, Box::new(Arc::clone(&owner)))));
+    assert_eq!(Arc::strong_count(&owner), 2, "kept for the work before");
+    gpu.synchronize().unwrap();
+    assert_eq!(Arc::strong_count(&owner), 1);
+    drop((first, second, s, t, gpu));
+    sim.verdict().unwrap();
+}
+
+/// A use of memory of others is recorded, though the driver panics in what is due before.
+#[test]
+fn a_use_of_memory_of_others_is_recorded() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let range = sim.allocate(4096).unwrap();
+    let memory = ForeignMemory { address: range.addr(), bytes: 4096, device: gpu.device() };
+    let owner = Arc::new(());
+    // SAFETY: the range lives until the end of the test.
+    #[allow(unsafe_code, reason = "memory of others")]
+    let made = unsafe { DeviceArray::<u8, Sim>::from_foreign(memory, 4096, &s, Arc::clone(&owner)) };
+    let x = made.map_err(|(_, e)| e).unwrap();
+    // The last of a stream is an allocation, whose drop makes no driver call: a later call closes it.
+    let other = gpu.stream().unwrap();
+    let block = gpu.alloc(4096, &other).unwrap();
+    drop(other);
+    drop(block);
+    sim.panic_behind(Call::EventRecord, 1);
+    panics(|| x.record_use(&t).unwrap());
+    sim.launch(t.native(), Launch::new("reads").reads(range.addr(), 4096)).unwrap();
+    drop(x);
+    s.synchronize().unwrap();
+    drop(s.record().unwrap());
+    assert_eq!(Arc::strong_count(&owner), 2, "kept for the reader");
+    gpu.synchronize().unwrap();
+    assert_eq!(Arc::strong_count(&owner), 1);
+    drop((range, s, t, gpu));
+    sim.verdict().unwrap();
+}
