@@ -178,6 +178,12 @@ unsafe impl Fences for Sim {
         })
     }
 
+    fn may_capture(&self, stream: &SimStream) -> bool {
+        let Which::Created(key) = stream.0.which else { return false };
+        self.shared().has_captured()
+            && self.lock().borrow().streams[key.0 as usize].as_ref().is_some_and(|s| s.may_capture)
+    }
+
     fn is_last_reference(&self, stream: &SimStream) -> bool {
         stream.is_last_reference()
     }

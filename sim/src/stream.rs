@@ -77,6 +77,8 @@ pub(super) struct StreamState {
     pub(super) since_legacy: bool,
     /// The capture that it records into.
     pub(super) capture: Option<u32>,
+    /// It was captured, or is to be: whoever may do that has its handle.
+    pub(super) may_capture: bool,
 }
 
 /// A number of this process, never given twice.
@@ -155,6 +157,7 @@ impl World {
             active_at: 0,
             since_legacy: false,
             capture: None,
+            may_capture: false,
         })));
         let device = self.devices[device].id;
         if let Some(oracle) = &mut self.oracle {
@@ -320,7 +323,7 @@ impl World {
         let (device, handle, capture) = (s.device, s.handle, s.capture);
         let drained = s.queue.is_empty() && !s.running;
         if let Some(capture) = capture {
-            self.invalidate_capture(capture);
+            self.leave_capture(capture, key);
         }
         self.handles.remove(&handle);
         self.free_handles.push(handle);

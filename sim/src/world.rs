@@ -16,7 +16,7 @@ use super::rate::Engines;
 use super::stream::StreamState;
 use hashbrown::HashMap;
 use millpond_driver::random::SplitMix64;
-use millpond_driver::sync::{Arc, Reentrant, ReentrantGuard, plain::AtomicBool};
+use millpond_driver::sync::{Arc, Ordering, Reentrant, ReentrantGuard, plain::AtomicBool};
 use millpond_driver::units::{Addr, AllocationId, DeviceId};
 use millpond_driver::{Caller, DriverResult, StreamKind};
 use millpond_driver::{DriverError, DriverErrorKind};
@@ -29,6 +29,8 @@ use std::cell::RefCell;
 #[derive(Debug)]
 pub(super) struct Shared {
     lock: Reentrant<RefCell<World>>,
+    /// Whether any capture ever began. Read without the lock, by calls that make no driver call.
+    captured: AtomicBool,
 }
 
 pub(super) type Guard<'a> = ReentrantGuard<'a, RefCell<World>>;
@@ -36,6 +38,12 @@ pub(super) type Guard<'a> = ReentrantGuard<'a, RefCell<World>>;
 impl Shared {
     pub(super) fn lock(&self) -> Guard<'_> {
         self.lock.lock()
+    }
+    pub(super) fn has_captured(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
+    }
+    pub(super) fn captures(&self) {
+        self.captured.store(true, Ordering::Relaxed);
     }
 }
 
@@ -211,7 +219,8 @@ impl World {
                 world.add_stream(d as usize, StreamKind::LegacyDefault, super::stream::LEGACY_HANDLE);
             world.devices[d as usize].legacy = legacy;
         }
-        Arc::new(Shared { lock: Reentrant::new(RefCell::new(world)) })
+        let captured = AtomicBool::new(false);
+        Arc::new(Shared { lock: Reentrant::new(RefCell::new(world)), captured })
     }
 
     /// Replaces the oracle by a fresh one that knows the streams there are. Only before any work.

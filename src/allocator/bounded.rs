@@ -65,7 +65,7 @@ impl<D: Driver> Waitable<'_, D> {
     pub(crate) fn by_host(&self, pending: Pending) -> bool {
         let marked = |l: &Line<D>| l.published.load(Ordering::Acquire) >= pending.epoch.0;
         let waits = |l: &Line<D>| {
-            let held = !marked(l) && l.is_unmanaged();
+            let held = !marked(l) && (l.is_unmanaged() || l.is_closed_without(pending.epoch).1);
             if held {
                 // The next call that names it makes one.
                 l.raise_due();

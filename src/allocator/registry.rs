@@ -565,7 +565,7 @@ impl<D: Driver> Registry<D> {
             return Ok(self.close_unmarked(driver, line));
         }
         let event = self.watch(self.events.take(driver));
-        let (native, reserved) = {
+        let (native, alone, reserved) = {
             let mut state = line.state.lock();
             let idle =
                 line.pools.load(Ordering::Acquire) == 0 && laws::may_close(line.open.load(Ordering::Acquire));
@@ -573,18 +573,26 @@ impl<D: Driver> Registry<D> {
                 return Ok(false);
             }
             let Some(native) = state.native.take() else { return Ok(false) };
+            let alone = driver.is_last_reference(&native);
             // From here on nobody reserves a number; who needs a marker waits for the closing one.
             state.closing = true;
             let copy = state.timeline.clock().clone();
             line.tighten(&state);
             let (number, named) = (line.reserve(&state), Named::No);
-            (native.clone(), Reserved { number, copy, native: Some(native), means, named })
+            (native.clone(), alone, Reserved { number, copy, native: Some(native), means, named })
         };
         // Until it is done the line has its stream again at the end, whether a call fails or panics.
         let mut closing = Closing { line, native: Some(native.clone()) };
         let last = reserved.number;
         let made = event.and_then(|event| self.record(driver, line, event, reserved)).map(drop);
         let proof = made.or_else(|e| {
+            // Nobody is left who could end the capture: the stream ends in it, as the driver's own destroy does, and what it did before is
+            // complete when the program synchronises. The capture of another stream, which this one had joined, survives that.
+            let captures = || matches!(self.watch(driver.is_capturing(&native)), Ok(true));
+            if e.kind == DriverErrorKind::Capturing && alone && captures() {
+                line.loosen();
+                return Ok(());
+            }
             // A capture does not survive a wait for its stream, or for the device: it is closed after the capture. And no
             // request waits without bound: then it is closed by a call that may.
             if e.kind == DriverErrorKind::Capturing || !may_wait {

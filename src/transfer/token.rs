@@ -8,10 +8,11 @@ use crate::allocator::{Event, Stream};
 use crate::array::PinnedArray;
 use crate::driver::Driver;
 use crate::error::Error;
+use crate::order::Pending;
 use bytemuck::Pod;
 use core::fmt;
-use core::mem::ManuallyDrop;
 use core::time::Duration;
+use smallvec::smallvec;
 use std::sync::Arc;
 
 /// A copy to the device that is under way. It owns its source.
@@ -189,7 +190,7 @@ impl<T: Pod, D: Driver> fmt::Debug for Download<T, D> {
 #[non_exhaustive]
 pub struct Refused<P> {
     /// What was given to the copy. `None` if the device may still use it, because the driver failed behind the copy: then
-    /// it is never dropped.
+    /// it is dropped when all that the stream held by then is done.
     pub host: Option<P>,
     /// Why.
     pub error: Error,
@@ -221,6 +222,29 @@ impl<P> From<Refused<P>> for Error {
     }
 }
 
+/// The host's memory while a copy that uses it is queued. Unless it is taken out, because the copy was refused or a token has it, it is kept until
+/// all that the stream holds by then is done: the driver failed behind the copy, or panicked.
+struct Launching<'a, P: StableSource, D: Driver> {
+    host: Option<P>,
+    stream: &'a Stream<D>,
+}
+
+impl<P: StableSource, D: Driver> Launching<'_, P, D> {
+    fn take(&mut self) -> P {
+        self.host.take().expect("taken once")
+    }
+}
+
+impl<P: StableSource, D: Driver> Drop for Launching<'_, P, D> {
+    fn drop(&mut self) {
+        if let Some(host) = self.host.take() {
+            let line = self.stream.line();
+            let all = Pending { on: line.id, epoch: line.stamp() };
+            self.stream.keeper().keep(Until::Uses(smallvec![all]), 0, Box::new(host));
+        }
+    }
+}
+
 /// Runs a copy that uses `host` on the device's own account. Whatever becomes of it, a panic included, `host` is not
 /// dropped before the device is done with it.
 fn fly<P: StableSource, D: Driver>(
@@ -228,22 +252,21 @@ fn fly<P: StableSource, D: Driver>(
     stream: &Stream<D>,
     copy: impl FnOnce(&P) -> Result<Queued<D>, Error>,
 ) -> Result<Flight<P, D>, Refused<P>> {
-    let host = ManuallyDrop::new(host);
-    let queued = copy(&host);
+    let mut launching = Launching { host: Some(host), stream };
+    let queued = copy(launching.host.as_ref().expect("not taken yet"));
     let event = match queued {
-        Err(error) => return Err(Refused::unused(ManuallyDrop::into_inner(host), error)),
+        Err(error) => return Err(Refused::unused(launching.take(), error)),
         Ok(queued) => queued.event,
     };
     match event {
         Ok(event) => {
             let keeper = Arc::clone(stream.keeper());
-            Ok(Flight { host: Some(ManuallyDrop::into_inner(host)), event, keeper })
+            Ok(Flight { host: Some(launching.take()), event, keeper })
         }
-        // It is queued, and no event says when it is done: waiting for the whole stream does, or nothing. A lost context
-        // runs nothing any more.
+        // It is queued, and no event says when it is done: waiting for the whole stream does. A lost context runs nothing any more.
         Err(error) => match stream.synchronize() {
             Err(e) if !e.is_context_lost() => Err(Refused { host: None, error }),
-            _ => Err(Refused::unused(ManuallyDrop::into_inner(host), error)),
+            _ => Err(Refused::unused(launching.take(), error)),
         },
     }
 }

@@ -94,6 +94,29 @@ fn what_a_capture_records_does_not_run() {
     assert_eq!(sim.mismatches().1, 0, "the second fill did not run");
 }
 
+/// The stream that a capture began on ends it with itself, one that joined leaves it.
+#[test]
+fn a_stream_that_is_destroyed_in_its_capture() {
+    let sim = sim();
+    let event = sim.event().expect("an event");
+    for origin in [false, true] {
+        let (from, joined) = (sim.stream().expect("a stream"), sim.stream().expect("another"));
+        sim.begin_capture(&from).expect("a capture");
+        sim.record(&event, &from).expect("recorded");
+        sim.wait(&joined, &event).expect("joined");
+        if !origin {
+            sim.destroy_stream(&joined).expect("destroyed");
+            let captured = sim.end_capture(&from).expect("the capture survived");
+            assert_eq!(captured.streams, 2);
+        } else {
+            sim.destroy_stream(&from).expect("destroyed");
+            assert!(!sim.is_capturing(&joined).expect("asked"));
+            sim.launch(&joined, touch_nothing()).expect("run, not recorded");
+            sim.synchronize_device().expect("nobody captures");
+        }
+    }
+}
+
 /// Begins a capture, does something, and says whether it was refused and whether the capture was lost.
 fn during_a_capture(deed: impl FnOnce(&Sim, &SimStream) -> bool) -> (bool, bool) {
     let sim = sim();

@@ -214,9 +214,8 @@ impl<D: Driver> Pool<D> {
 
     /// Free ranges that nobody can tell the end of the last use of, by the segment that they lie in, in bytes.
     pub(in super::super) fn for_free_held_back(&self, mut of: impl FnMut(SegmentId, u64)) {
-        if !self.line.is_unmanaged()
-            || !self.line.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures())
-        {
+        let unmarked = self.line.is_unmanaged() || self.line.is_closed_without(Epoch(u64::MAX)).1;
+        if !unmarked || !self.line.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures()) {
             return;
         }
         let covered = self.line.covered();

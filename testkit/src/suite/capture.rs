@@ -293,6 +293,53 @@ pub fn a_capture_survives_that_its_stream_is_let_go<T: Bench>(b: &T) {
     assert_eq!(gpu.report().reserved, 0, "the capture keeps nothing");
 }
 
+/// The stream that a capture began on ends it with itself; one that joined it, and that it waited for, leaves it.
+pub fn a_stream_destroyed_in_its_capture_ends_its_own<T: Bench>(b: &T) {
+    let d = b.device();
+    let (into, back) = (d.create_event().expect("an event"), d.create_event().expect("an event"));
+    let join = |from: &StreamOf<T>, side: &StreamOf<T>| {
+        d.record(&into, from).expect("recorded");
+        d.wait(side, &into).expect("joined");
+        assert!(d.is_capturing(side).expect("an answer"));
+    };
+    let ended = ends(b, |s| {
+        let side = stream(b);
+        join(s, &side);
+        d.record(&back, &side).expect("recorded");
+        d.wait(s, &back).expect("joined");
+        drop(side);
+        assert!(d.is_capturing(s).expect("an answer"));
+    });
+    assert!(!ended, "a stream that it had waited for was destroyed");
+    let ((s, addr), side) = (capturing(b), stream(b));
+    join(&s, &side);
+    drop(s);
+    assert!(!d.is_capturing(&side).expect("an answer"));
+    b.write(&side, addr, MIB, B);
+    b.check(&side, addr, MIB, B);
+    d.synchronize_device().expect("nobody captures");
+    free(b, addr, MIB).expect("freed");
+}
+
+/// Nobody could end the capture of a stream that nobody has: it ends with the stream, at the allocator's next step, and nothing stays.
+pub fn a_stream_dropped_in_its_capture_is_gone<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    for _ in 0..3 {
+        let s = gpu.stream().expect("a stream");
+        let block = gpu.alloc(MIB, &s).expect("memory");
+        own(b, &block, &s);
+        drop(block);
+        b.begin_capture(s.native());
+        drop(s);
+        let other = gpu.stream().expect("a stream");
+        drop(gpu.alloc(MIB, &other).expect("a miss, which closes what can be closed"));
+        gpu.synchronize().expect("nobody captures");
+    }
+    assert_eq!(gpu.report().total.held_back, 0);
+    gpu.trim(Trim::All).expect("trimmed");
+    assert_eq!(gpu.report().reserved, 0, "the captures keep nothing");
+}
+
 /// The first version refuses to allocate on a capturing stream, and the capture survives the refusal.
 pub fn a_capturing_stream_is_refused<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());

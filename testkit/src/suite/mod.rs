@@ -258,7 +258,8 @@ macro_rules! conformance_list {
                 a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,
                 somebody_elses_capture_survives_an_allocator_that_waits_and_trims,
                 somebody_elses_capture_survives_the_end_of_an_allocator,
-                a_capture_survives_that_its_stream_is_let_go, a_capturing_stream_is_refused,
+                a_capture_survives_that_its_stream_is_let_go, a_stream_destroyed_in_its_capture_ends_its_own,
+                a_stream_dropped_in_its_capture_is_gone, a_capturing_stream_is_refused,
             ]
             mapping: [
                 the_unit_is_2_mib_and_odd_sizes_are_refused, one_handle_at_two_addresses_is_the_same_memory,

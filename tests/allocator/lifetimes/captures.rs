@@ -176,6 +176,58 @@ fn what_an_unmarked_stream_held_is_nobodys_until_the_device_is_quiet() {
     all_clean(&sim, gpu);
 }
 
+/// Whoever made a stream drops it in its capture: nobody could end that, and nothing of the stream stays. What was freed on it is had again when
+/// the device is quiet, and a wait for that is not refused.
+#[test]
+fn a_stream_that_is_dropped_in_its_capture_is_gone() {
+    for adopted in [false, true] {
+        let sim = late();
+        let gpu = on(&sim, small());
+        let s = gpu.stream().unwrap();
+        for round in 1..=126 {
+            let native = adopted.then(|| sim.stream().unwrap());
+            let t = native.as_ref().map_or_else(|| gpu.stream(), |native| gpu.adopt(native.clone())).unwrap();
+            let x = gpu.alloc(MIB, &t).unwrap();
+            write(&sim, &x, &t);
+            drop(x);
+            let handle = t.native().handle();
+            sim.begin_capture(&sim.stream_from_handle(handle)).unwrap();
+            drop((native, t));
+            // Freed on a stream that nobody can mark any more: not had before the device is quiet.
+            drop(gpu.alloc(MIB, &s).unwrap());
+            if round % 63 == 0 {
+                assert!(gpu.alloc(2 * MIB, &s).unwrap_err().out_of_memory().is_some());
+                assert_eq!(held_back(&gpu), 63 * MIB);
+                gpu.synchronize().expect("nobody captures");
+            }
+        }
+        assert_eq!((held_back(&gpu), sim.ledger().streams), (0, 1));
+        gpu.trim(Trim::All).unwrap();
+        let kept = gpu.bookkeeping();
+        assert!(kept.timelines <= 2, "{kept:?}");
+        drop(gpu.alloc(64 * MIB, &s).expect("all of it is free"));
+        drop(s);
+        all_clean(&sim, gpu);
+    }
+}
+
+/// A stream that joined another's capture and is dropped in it leaves it: the capture lives.
+#[test]
+fn a_joined_stream_that_is_dropped_ends_no_capture() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let (origin, side, event) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.event().unwrap());
+    sim.begin_capture(&origin).unwrap();
+    sim.record(&event, &origin).unwrap();
+    sim.wait(side.native(), &event).unwrap();
+    drop(side);
+    gpu.trim(Trim::All).unwrap();
+    assert_eq!(sim.ledger().streams, 1);
+    assert_eq!(sim.end_capture(&origin).expect("it lives").streams, 2);
+    drop((origin, event));
+    all_clean(&sim, gpu);
+}
+
 /// A capture begins between the question and the record: the event is nobody's marker, and the capture lives.
 #[test]
 fn a_capture_that_begins_behind_the_question_is_seen() {

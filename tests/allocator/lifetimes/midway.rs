@@ -2,12 +2,12 @@
 //! memory and streams go back all the same, and the panic is told.
 
 use super::disturbed::panics;
-use crate::rig::{late, on};
+use crate::rig::{all_clean, late, on};
 use millpond::array::ForeignMemory;
 use millpond::driver::{Fences, Memory, StreamOptions};
 use millpond::transfer::scope;
 use millpond::units::MIB;
-use millpond::{Config, DeviceArray, Growth, Limit};
+use millpond::{Config, DeviceArray, DriverErrorKind, Growth, Limit, Trim};
 use millpond_sim::{Call, Launch, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,6 +33,36 @@ fn borrows_of_a_scope_end_behind_its_copies() {
         sim.clear_faults();
         drop((x, to, s, gpu));
         sim.verdict().unwrap();
+    }
+}
+
+/// The host's memory of a copy behind which the driver panics, or fails in the record and in the wait, goes back when the copy is done, and not before.
+#[test]
+fn the_hosts_memory_goes_back_behind_its_copy() {
+    for panicking in [true, false] {
+        let sim = late();
+        let gpu = on(&sim, Config::default());
+        let s = gpu.stream().unwrap();
+        let mut x = gpu.uninit::<u8>(4096, &s).unwrap();
+        x.fill_bytes(7, &s).unwrap();
+        let from = Arc::new(gpu.pinned_from_fn(4096, |_| 5u8).unwrap());
+        if panicking {
+            sim.panic_behind(Call::MemcpyHtoD, 1);
+            panics(|| drop(x.copy_from(Arc::clone(&from), &s).unwrap()));
+        } else {
+            sim.fail(Call::EventRecord, 1, DriverErrorKind::InvalidValue);
+            sim.fail(Call::StreamSynchronize, 1, DriverErrorKind::InvalidValue);
+            let refused = x.copy_from(Arc::clone(&from), &s).unwrap_err();
+            assert!(refused.host.is_none(), "the copy is pending");
+        }
+        sim.clear_faults();
+        assert_eq!(Arc::strong_count(&from), 2, "the device reads it");
+        s.synchronize().unwrap();
+        gpu.trim(Trim::All).unwrap();
+        assert_eq!(Arc::strong_count(&from), 1, "it is done");
+        assert!(x.to_pinned(&s).unwrap().wait().unwrap().iter().all(|&byte| byte == 5));
+        drop((x, from, s));
+        all_clean(&sim, gpu);
     }
 }
 
