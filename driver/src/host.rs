@@ -89,13 +89,15 @@ impl<D: Host> OwnedHost<D> {
     #[allow(unsafe_code, reason = "the one place where a pinned range is freed")]
     #[track_caller]
     pub fn release(mut self) -> Result<(), (Self, DriverError)> {
+        // Before the call: if that panics it may have freed the range, and a leak is better than a second free.
+        self.armed = false;
         // SAFETY: the range came from `pin_raw` of this driver and is freed once, since `armed` is cleared.
         match unsafe { self.driver.unpin_raw(self.ptr, self.bytes) } {
-            Ok(()) => {
-                self.armed = false;
-                Ok(())
+            Ok(()) => Ok(()),
+            Err(e) => {
+                self.armed = true;
+                Err((self, e))
             }
-            Err(e) => Err((self, e)),
         }
     }
 }

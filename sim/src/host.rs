@@ -130,7 +130,7 @@ unsafe impl Host for Sim {
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
         let (call, addr) = (Call::MemFreeHost, ptr.addr().get() as u64);
         let guard = self.lock();
-        self.call(call, |w| {
+        self.begin(call, |w| {
             let found = w.memory.at(addr).filter(|m| m.backing == Backing::Pinned && m.end - addr == bytes);
             let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| p.device == self.index());
             if ours {
@@ -145,6 +145,9 @@ unsafe impl Host for Sim {
         if let Some(Store::Host(block)) = world.remove_whole(addr) {
             block.free();
         }
+        drop(world);
+        drop(guard);
+        self.panic_if_planted(call);
         Ok(())
     }
 

@@ -333,6 +333,15 @@ impl Sim {
     /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
     #[track_caller]
     fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
+        let result = self.begin(call, verb);
+        if result.is_ok() {
+            self.panic_if_planted(call);
+        }
+        result
+    }
+    /// The first part of a call that does more behind its waits.
+    #[track_caller]
+    fn begin<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
         let mut guard = self.lock();
         let meanwhile = guard.borrow_mut().faults.meanwhile(call);
         if let Some(others) = meanwhile {
@@ -359,10 +368,12 @@ impl Sim {
                 let _ = world.begin_capture(self.index, key);
             }
         }
-        let panics = result.is_ok() && guard.borrow_mut().faults.panics(call);
-        drop(guard);
-        assert!(!panics, "{} did its work and panics, as planted", call.name());
         result
+    }
+    #[track_caller]
+    fn panic_if_planted(&self, call: Call) {
+        let panics = self.lock().borrow_mut().faults.panics(call);
+        assert!(!panics, "{} did its work and panics, as planted", call.name());
     }
     fn keep_error(&self, error: DriverError) {
         let guard = self.lock();

@@ -88,7 +88,7 @@ unsafe impl Memory for Sim {
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let call = Call::MemFree;
         let guard = self.lock();
-        self.call(call, |w| {
+        self.begin(call, |w| {
             let found = w.memory.at(addr.0).filter(|m| m.backing == Backing::Plain && m.end - addr.0 == bytes);
             let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| p.device == self.index());
             if ours {
@@ -108,6 +108,9 @@ unsafe impl Memory for Sim {
         let d = &mut world.devices[self.index()];
         d.taken -= bytes;
         d.plain_space.give(addr.0, spaced);
+        drop(world);
+        drop(guard);
+        self.panic_if_planted(call);
         Ok(())
     }
 

@@ -67,6 +67,7 @@ use crate::units::{Addr, AllocationId, DeviceId, Granules, StreamId};
 use core::fmt;
 use pool::{Pool, Watch};
 use shared::{Core, Owner};
+use undo::Undo;
 
 /// The largest alignment that can be asked for, in bytes.
 const MOST_ALIGNMENT: u64 = 1 << 30;
@@ -518,13 +519,18 @@ impl<D: Driver> Allocator<D> {
         if above == 0 {
             return Ok(());
         }
-        let trimmed = core.learn().and_then(|()| core.trim_segments(None, above, &core::cell::Cell::new(0)));
-        if laws::takes_limit_back(trimmed.is_err()) {
+        let failed = Undo::new(|| {
             let mut backing = core.backing.lock();
             // Unless another thread has set one since.
             if backing.limit == bytes {
                 backing.limit = before;
             }
+        });
+        let trimmed = core.learn().and_then(|()| core.trim_segments(None, above, &core::cell::Cell::new(0)));
+        if laws::takes_limit_back(trimmed.is_err()) {
+            drop(failed);
+        } else {
+            failed.forget();
         }
         core.deliver();
         Ok(trimmed.map(drop)?)

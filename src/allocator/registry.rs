@@ -18,6 +18,7 @@ mod means;
 use super::events::{EventPool, SharedEvent};
 use super::line::new_line;
 pub(crate) use super::line::{CONTEXT, Line};
+use super::undo::Undo;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::laws::{self, cost, steps};
@@ -290,15 +291,19 @@ impl<D: Driver> Registry<D> {
             // Frees counted from here on are for the next marker, whether this one covers them or not.
             let frees = line.unmarked_frees.swap(0, Ordering::Relaxed);
             let bytes = line.unmarked_bytes.swap(0, Ordering::Relaxed);
-            let recorded = means.record(driver, line, &event, native.as_ref(), named);
-            drop(native);
-            point!("recorded" unless line.state.lock().closing);
-            self.watch(recorded).inspect_err(|_| {
+            let failed = Undo::new(|| {
                 // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
                 line.loosen();
                 line.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
                 line.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
-            })
+            });
+            let recorded = self.watch(means.record(driver, line, &event, native.as_ref(), named));
+            drop(native);
+            point!("recorded" unless line.state.lock().closing);
+            if recorded.is_ok() {
+                failed.forget();
+            }
+            recorded
         };
         let publish = |number, copy| self.publish(line, Marker { number, event: event.clone(), copy });
         let (now, clock_now) = (|| line.reserve(&line.state.lock()), || line.clock());

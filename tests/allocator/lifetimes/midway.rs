@@ -66,6 +66,22 @@ fn the_hosts_memory_goes_back_behind_its_copy() {
     }
 }
 
+/// A limit that is set below what is taken, and whose trim panics, is the one before.
+#[test]
+fn a_limit_that_is_not_reached_is_not_set() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)));
+    let s = gpu.stream().unwrap();
+    drop(gpu.alloc(2 * MIB, &s).unwrap());
+    s.synchronize().unwrap();
+    sim.panic_behind(Call::MemFree, 1);
+    panics(|| gpu.set_limit(Limit::Bytes(MIB)).unwrap());
+    assert_eq!(gpu.report().limit, Some(4 * MIB));
+    drop(gpu.alloc(4 * MIB, &s).expect("as before"));
+    drop(s);
+    all_clean(&sim, gpu);
+}
+
 /// Bytes that are freed behind a stream's work are, though the driver panics when it is asked about the stream, or in what is due.
 #[test]
 fn a_free_on_a_stream_is_behind_it() {
