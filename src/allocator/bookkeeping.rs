@@ -47,11 +47,13 @@ pub struct Bookkeeping {
     pub segments: usize,
     /// Trace events that no sink was given yet.
     pub events_recorded: usize,
+    /// Batches of references that are counted in advance for handles, by the pools that they lie in.
+    pub reference_batches: usize,
 }
 
 impl Bookkeeping {
     /// Every count with its name.
-    pub fn counts(&self) -> [(&'static str, usize); 14] {
+    pub fn counts(&self) -> [(&'static str, usize); 15] {
         [
             ("timelines", self.timelines),
             ("markers", self.markers),
@@ -67,6 +69,7 @@ impl Bookkeeping {
             ("chunks", self.chunks),
             ("segments", self.segments),
             ("recorded events", self.events_recorded),
+            ("batches of references", self.reference_batches),
         ]
     }
 }
@@ -91,7 +94,9 @@ impl<D: Driver> Allocator<D> {
         }
         for pool in core.pool_list() {
             b.pools += 1;
-            pool.lock().count(&mut b);
+            let state = pool.lock();
+            state.count(&mut b);
+            b.reference_batches += state.shares.batches();
         }
         let host = core.host.lock();
         host.pool.count(&mut b);

@@ -404,7 +404,9 @@ impl<D: Driver> Allocator<D> {
     fn miss(pool: &Arc<Pool<D>>, want: Want, bytes: u64) -> Result<Allocation<D>, Error> {
         let core = &pool.core;
         let taken = core.miss(pool, want, bytes).inspect_err(|_| core.deliver())?;
-        let allocation = Self::handed(Arc::clone(pool), taken, bytes);
+        // Not a count of its own: see `alloc_checked`.
+        let share = pool.lock().share(pool);
+        let allocation = Self::handed(share, taken, bytes);
         Ok(if core.is_recording() { Self::tell(allocation, want.len, false) } else { allocation })
     }
 

@@ -26,6 +26,13 @@ const BATCH: u32 = if cfg!(miri) { 16 } else { 256 };
 #[derive(Default)]
 pub(crate) struct Shares(pub(super) u32);
 
+impl Shares {
+    /// In whole batches.
+    pub(super) fn batches(&self) -> usize {
+        (self.0 / BATCH) as usize
+    }
+}
+
 impl PoolState {
     /// A reference for a handle, without an atomic step if one is here.
     #[inline]
@@ -115,7 +122,7 @@ mod tests {
     /// A stream that is asked at each allocation, and one whose allocations are recorded: the free puts a reference back, so
     /// the allocation must have taken one. Else the count grows by one a pair, and the stream's end takes as many steps.
     #[test]
-    fn on_every_way_to_a_hit_the_free_puts_back_what_was_taken() {
+    fn on_every_way_to_memory_the_free_puts_back_what_was_taken() {
         let sink = Arc::new(crate::trace::Ring::new(1));
         for config in [Config::default(), Config::default().sink(sink)] {
             let gpu = Allocator::new(Null::default(), config).unwrap();
@@ -129,6 +136,13 @@ mod tests {
                 drop(gpu.alloc_aligned(512, 4096, &stream).unwrap());
             }
             assert!(references(&pool) <= counted + BATCH as usize, "{} of {counted}", references(&pool));
+            // A miss each: its memory was given back.
+            for _ in 0..4 * BATCH {
+                drop(gpu.alloc(512, &stream).unwrap());
+                gpu.trim(Trim::All).unwrap();
+            }
+            assert!(references(&pool) <= counted + BATCH as usize, "{} of {counted}", references(&pool));
+            assert!(gpu.bookkeeping().reference_batches <= 1);
         }
     }
 
