@@ -340,6 +340,11 @@ pub(crate) fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
     planted!(DeclaredEndsEarly) || last()
 }
 
+/// Whether a stream that nobody has any more may be had again: of what was allocated on it, while a pool of its is open.
+pub(crate) fn may_come_back(pools: usize) -> bool {
+    pools > 0 && !planted!(RevivedEndsEarly)
+}
+
 /// Whether a stream with so many open uses and no pool may close.
 #[inline]
 pub(crate) fn may_close(open: usize) -> bool {

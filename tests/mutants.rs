@@ -183,7 +183,10 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
         "it takes nine operations on the range, for three neighbours in three states; of eight there are 7,992,234",
     ),
     (&[Bug::Z34], "the programs record no use until an event of theirs"),
-    (&[Bug::OpenEndsEarly, Bug::DeclaredEndsEarly], "no array has eight users at once"),
+    (
+        &[Bug::OpenEndsEarly, Bug::DeclaredEndsEarly, Bug::RevivedEndsEarly],
+        "no array has eight users at once",
+    ),
     (
         &[Bug::ArrayOpenUnseen, Bug::ArrayWholeForgetsOpen],
         "the programs of arrays declare no work of somebody's own",
@@ -250,7 +253,7 @@ fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
         Some(bug) if is_of_scrubbing(bug) => 8,
         Some(bug) if is_of_captures_inside(bug) => 9,
         Some(bug) if is_of_devices(bug) => 10,
-        Some(Bug::ArrayUnsealed | Bug::OpenEndsEarly | Bug::DeclaredEndsEarly) => 11,
+        Some(Bug::ArrayUnsealed | Bug::OpenEndsEarly | Bug::DeclaredEndsEarly | Bug::RevivedEndsEarly) => 11,
         Some(bug) if is_of_safe_calls(bug) => 4,
         Some(bug) if is_of_waits(bug) => 5,
         Some(bug) if is_of_threads(bug) => 2,

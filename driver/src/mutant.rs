@@ -161,6 +161,7 @@ zoo! {
     PanicUnsealed "panic-unsealed" "an operation whose driver call panicked is not recorded (O6)"
     OpenEndsEarly "open-ends-early" "an operation's open use of a stream that somebody still has ends when there are many"
     DeclaredEndsEarly "declared-ends-early" "a declared use of a stream that work can still be queued on is sealed when there are many"
+    RevivedEndsEarly "revived-ends-early" "a use of a stream that nobody has is sealed though an allocation gives the stream out again"
     GuardSealedEarly "guard-sealed-early" "a guard's use is sealed when the guard is made, not when it ends (O6)"
     KeeperAtOnce "keeper-at-once" "what a dropped token owned is dropped with it (O4)"
     KeeperErrorDone "keeper-error-done" "the keeper takes a query that fails for completion (O4)"

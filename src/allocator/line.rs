@@ -82,15 +82,17 @@ impl<D: Driver> Line<D> {
         }
         stamp
     }
-    /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream: for an open use, `declared` or an
-    /// operation's.
+    /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream, nor can be given it: for an open use,
+    /// `declared` or an operation's.
     pub(crate) fn last_stamp(&self, driver: &D, declared: bool) -> Option<Epoch> {
+        // The default stream of a thread that has ended is nobody's, whoever is given it.
+        let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let state = self.state.lock();
         let is_last = |native| {
             let last = || driver.is_last_reference(native);
             if declared { laws::is_last_declared(last) } else { laws::is_last_user(last) }
         };
-        let over = state.native.as_ref().is_some_and(is_last);
+        let over = !comes_back && state.native.as_ref().is_some_and(is_last);
         over.then(|| self.stamp())
     }
     /// Only calls that name its stream mark it, or its own thread's.

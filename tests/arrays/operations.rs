@@ -132,7 +132,8 @@ enum Rare {
     /// More streams than are looked at one by one read what somebody's kernel reads under a guard, which is then forgotten, or
     /// before its kernel.
     Crowd { what: usize, on: usize, forget: bool },
-    /// As many declare a use and end, beside a declared stream that is marked before its kernel.
+    /// As many declare a use and end, beside a declared stream that is marked before its kernel; in the upper half of `what` nobody has
+    /// that one meanwhile.
     Users { what: usize, on: usize },
     /// A fill, while whatever the device is asked about events is answered by an error.
     Unanswered { what: usize, on: usize, value: u8, other: u8 },
@@ -371,23 +372,34 @@ fn crowded(sim: &Sim, gpu: &Allocator<Sim>, x: &DeviceArray<u8, Sim>, stream: &S
     });
 }
 
-/// Streams that end are declared as users of an array, beside one that is declared too, and marked before its kernel reads. Something is declared
-/// then.
+/// Streams that end are declared as users of an array, beside one that is declared too, and marked before its kernel reads. In between nobody may
+/// have that one, until it is had again from what was allocated on it. Something is declared then.
 fn declared_crowd(
     sim: &Sim,
     gpu: &Allocator<Sim>,
     x: &DeviceArray<u8, Sim>,
     declared: &mut Vec<usize>,
-    (on, stream): (usize, &Stream<Sim>),
+    (on, streams): (usize, &mut [Stream<Sim>]),
+    gone: bool,
 ) -> bool {
+    let id = streams[on].id();
     if !declared.contains(&on) {
-        x.record_use(stream).unwrap();
+        x.record_use(&streams[on]).unwrap();
         declared.push(on);
     }
-    x.wait_on(stream).unwrap();
+    x.wait_on(&streams[on]).unwrap();
+    // Where there is room for it.
+    let stays = if gone { gpu.alloc(1, &streams[on]).ok() } else { None };
+    if stays.is_some() {
+        streams[on] = streams[(on + 1) % STREAMS].clone();
+    }
     for _ in 0..CROWD {
         x.record_use(&gpu.stream().unwrap()).unwrap();
     }
+    if stays.is_some() {
+        streams[on] = gpu.stream_of(id).unwrap();
+    }
+    let stream = &streams[on];
     drop(stream.record().unwrap());
     let theirs = of(Launch::new("theirs").reads(x.address(), x.size_bytes()), x.id());
     sim.launch(stream.native(), theirs).unwrap();
@@ -622,7 +634,7 @@ impl Machine {
             }
             Rare::Users { what, on } => {
                 let (x, users) = (&arrays[what % n].0, &mut declared[what % n]);
-                *any_declared |= declared_crowd(sim, gpu, x, users, (on, &streams[on]));
+                *any_declared |= declared_crowd(sim, gpu, x, users, (on, streams), what >= 8);
             }
             Rare::Unanswered { what, on, value, other } => {
                 let (x, model) = &mut arrays[what % n];

@@ -16,6 +16,11 @@ pub(super) const CASES: &[Case] = &[
         kills: &["declared-ends-early"],
         run: late_work_beside_many,
     },
+    Case {
+        name: "work on a declared stream that came back",
+        kills: &["revived-ends-early"],
+        run: late_work_on_a_revived_stream,
+    },
     Case { name: "users that are gone while their work is pending", kills: &["z8"], run: users_are_gone },
     Case { name: "two exact uses on two streams", kills: &["z22"], run: two_exact_streams },
     Case { name: "two exact uses on one stream", kills: &["z34"], run: two_exact_on_one },
@@ -103,6 +108,29 @@ fn late_work_beside_many() -> Outcome {
     drop(x);
     let y = w.claim(4, &s)?;
     drop((early, y, s, t, others));
+    w.end()
+}
+
+/// Nobody has the declared stream when all are looked at, but what was allocated on it, which gives it out again.
+fn late_work_on_a_revived_stream() -> Outcome {
+    let w = World::at(5);
+    let [s, t] = w.streams();
+    let (stays, id) = (w.claim(1, &t)?, t.id());
+    let x = w.claim(4, &s)?;
+    t.wait_stream(&s).map_err(said)?;
+    x.record_use(&t).map_err(said)?;
+    drop(t);
+    let others: [Stream<Sim>; 12] = w.streams();
+    for other in &others {
+        x.record_use(other).map_err(said)?;
+    }
+    let t = w.gpu.stream_of(id).ok_or("a block of it is live")?;
+    let early = t.record().map_err(said)?;
+    w.write(&x, &t)?;
+    s.wait(&early).map_err(said)?;
+    drop(x);
+    let y = w.claim(4, &s)?;
+    drop((early, y, s, t, others, stays));
     w.end()
 }
 
