@@ -111,12 +111,12 @@ impl GpuStream {
     pub fn cudarc(&self) -> DriverResult<Arc<CudaStream>> {
         let device = self.device();
         match self.whose() {
-            Whose::Adopted(Some(theirs)) => Ok(Arc::clone(theirs)),
+            Whose::Adopted(theirs) => Ok(Arc::clone(&theirs.lock())),
             Whose::Legacy => Ok(device.cudarc()?.default_stream()),
             Whose::PerThread(..) => Ok(device.cudarc()?.per_thread_stream()),
             Whose::Ours => {
                 // Before anybody has it, and so before any capture.
-                self.set_lent();
+                let handle = self.handle_for_alias();
                 let mut alias = self.alias().lock();
                 if let Some(alias) = &*alias {
                     return Ok(Arc::clone(alias));
@@ -124,10 +124,10 @@ impl GpuStream {
                 let context = device.cudarc()?;
                 // SAFETY: a live stream of this context, which is destroyed when nobody has the alias any more
                 // (`destroy_lent`). Its order with other work is what whoever uses it makes of it: arrays record their uses.
-                let made = unsafe { context.wrap_borrowed_stream(self.handle()) };
+                let made = unsafe { context.wrap_borrowed_stream(handle) };
                 Ok(Arc::clone(alias.insert(made)))
             }
-            Whose::Promised | Whose::Mortal | Whose::Adopted(None) => Err(bad_handle(
+            Whose::Promised | Whose::Mortal => Err(bad_handle(
                 Call::stream_get_ctx,
                 "the stream was taken by its raw handle, so that nobody keeps it alive: cudarc's value of it is its owner's to make",
             )),

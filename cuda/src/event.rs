@@ -121,7 +121,7 @@ unsafe impl Fences for Cuda {
     }
 
     fn may_capture(&self, stream: &GpuStream) -> bool {
-        stream.is_lent()
+        stream.is_exposed()
     }
 
     fn is_last_reference(&self, stream: &GpuStream) -> bool {

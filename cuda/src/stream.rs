@@ -46,7 +46,7 @@ pub(super) enum Whose {
     /// Made by us, destroyed by us.
     Ours,
     /// Somebody's, held by their reference until we drop it.
-    Adopted(Option<Arc<CudaStream>>),
+    Adopted(Mutex<Arc<CudaStream>>),
     /// Somebody's, by their promise.
     Promised,
     /// Somebody's, alive only in calls that name it.
@@ -62,13 +62,11 @@ struct Inner {
     handle: Handle<CUstream_st>,
     info: StreamInfo,
     whose: Whose,
-    /// The native handle was given out, so that a capture may have begun on it.
+    /// The native handle was given out, or cudarc's value, so that a capture may have begun on it: every operation asks. The flag is here, where
+    /// both are made, so that no way to them goes past it.
     exposed: AtomicBool,
     /// cudarc's value of a stream of ours, once it was asked for (`alias`).
     alias: Mutex<Option<Arc<CudaStream>>>,
-    /// It was: cudarc captures by safe calls, so that every operation asks. The flag is here, where the alias is made, so
-    /// that no way to the alias goes past it.
-    lent: AtomicBool,
     /// Of a mortal stream: whether it is known to have ended.
     ended: Option<Arc<Ended>>,
 }
@@ -91,6 +89,13 @@ impl GpuStream {
         self.0.exposed.store(true, Ordering::Relaxed);
         self.0.handle.0
     }
+    /// The same for cudarc's value, which is given out by whoever makes it.
+    pub(super) fn handle_for_alias(&self) -> CUstream {
+        if !planted!(CudaAliasUnseen) {
+            self.0.exposed.store(true, Ordering::Relaxed);
+        }
+        self.0.handle.0
+    }
     /// Identity, device and kind, as they were when the reference was made.
     pub fn info(&self) -> StreamInfo {
         self.0.info
@@ -104,31 +109,28 @@ impl GpuStream {
     pub(super) fn alias(&self) -> &Mutex<Option<Arc<CudaStream>>> {
         &self.0.alias
     }
-    /// Whether cudarc's value of a stream of ours was given out.
-    pub(super) fn is_lent(&self) -> bool {
-        self.0.lent.load(Ordering::Relaxed)
-    }
-    pub(super) fn set_lent(&self) {
-        if !planted!(CudaAliasUnseen) {
-            self.0.lent.store(true, Ordering::Relaxed);
-        }
-    }
     /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours. Of a mortal stream that it has
     /// ended: whoever made it has it until then. Of a thread's default stream: that the thread has.
     pub(super) fn is_last_reference(&self) -> bool {
         if let Some(ended) = &self.0.ended {
             return ended.is_known();
         }
-        let alone = match &self.0.whose {
-            Whose::Ours => self.0.alias.lock().as_mut().is_none_or(|alias| Arc::get_mut(alias).is_some()),
-            Whose::Adopted(Some(theirs)) => Arc::strong_count(theirs) == 1,
-            Whose::PerThread(_, Some(end)) => return end.has_come(),
-            _ => false,
-        };
-        let last = alone && Arc::strong_count(&self.0) == 1;
+        if let Whose::PerThread(_, end) = &self.0.whose {
+            return end.as_ref().is_some_and(ThreadEnd::has_come);
+        }
+        // First: with a reference of ours nobody else has, nobody makes one of cudarc's, nor holds the locks below.
+        if Arc::strong_count(&self.0) > 1 {
+            return false;
+        }
         // What was queued before the others were dropped.
         fence(Ordering::Acquire);
-        last
+        // A weak reference would make one of it again: counted by `get_mut` in one step with the strong ones.
+        let alone = |of: &mut Arc<CudaStream>| Arc::get_mut(of).is_some();
+        match &self.0.whose {
+            Whose::Ours => self.0.alias.lock().as_mut().is_none_or(alone),
+            Whose::Adopted(theirs) => alone(&mut theirs.lock()),
+            _ => false,
+        }
     }
     /// The handle, for a call on this thread.
     #[inline]
@@ -157,13 +159,17 @@ impl GpuStream {
             Whose::PerThread(owner, _) => owner == std::thread::current().id(),
             ref whose => !matches!(whose, Whose::Mortal),
         };
-        here && (!matches!(self.0.whose, Whose::Ours) || self.0.exposed.load(Ordering::Relaxed))
+        here && (!matches!(self.0.whose, Whose::Ours) || self.is_exposed())
+    }
+    /// Of a stream of ours: whether anybody could have begun a capture on it.
+    pub(super) fn is_exposed(&self) -> bool {
+        matches!(self.0.whose, Whose::Ours) && self.0.exposed.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        match &mut self.whose {
+        match core::mem::replace(&mut self.whose, Whose::Promised) {
             Whose::Ours => {
                 let alias = self.alias.get_mut().take();
                 // SAFETY: `create_stream` made it, and this is the last reference.
@@ -174,7 +180,7 @@ impl Drop for Inner {
             }
             Whose::Adopted(theirs) => {
                 // The last reference destroys the stream, and to do so may leave its context current.
-                let theirs = theirs.take();
+                let theirs = theirs.into_inner();
                 if planted!(CudaContextLeft) {
                     drop(theirs);
                 } else {
@@ -404,17 +410,8 @@ impl Cuda {
         ended: Option<Arc<Ended>>,
     ) -> GpuStream {
         let device = Arc::clone(&self.device);
-        let (exposed, alias, lent) = (AtomicBool::new(false), Mutex::new(None), AtomicBool::new(false));
-        GpuStream(Arc::new(Inner {
-            device,
-            handle: Handle(handle),
-            info,
-            whose,
-            exposed,
-            alias,
-            lent,
-            ended,
-        }))
+        let (exposed, alias) = (AtomicBool::new(false), Mutex::new(None));
+        GpuStream(Arc::new(Inner { device, handle: Handle(handle), info, whose, exposed, alias, ended }))
     }
 
     /// A stream that is alive for as long as the reference: with no identity, and in no list that others could find it in.
@@ -451,7 +448,7 @@ impl Cuda {
             0 | LEGACY => self.legacy_stream(),
             PER_THREAD => self.per_thread_stream(),
             // SAFETY: the `Arc` keeps the stream alive, and goes into the reference.
-            _ => unsafe { self.borrow(handle, Whose::Adopted(Some(Arc::clone(stream)))) },
+            _ => unsafe { self.borrow(handle, Whose::Adopted(Mutex::new(Arc::clone(stream)))) },
         }
     }
 

@@ -48,6 +48,7 @@ pub(super) struct Op {
 
 /// One stream.
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "what a driver knows of a stream, each by itself")]
 pub(super) struct StreamState {
     pub(super) id: StreamId,
     /// What the program calls it.

@@ -29,7 +29,7 @@ impl<D: Driver> Probe<D> {
     /// The driver's.
     pub fn attach(driver: D, native: &D::Stream) -> DriverResult<Probe<D>> {
         let registry = Registry::new(&driver);
-        let line = registry.attach(driver.stream_info(native)?, native);
+        let line = registry.attach(driver.stream_info(native)?, native, false);
         Ok(Probe { driver, registry, line })
     }
     /// The stamp of work queued before.

@@ -45,6 +45,8 @@ pub(crate) struct Line<D: Driver> {
     pub(crate) pools: AtomicUsize,
     /// It stands in the registry's list of errands, or whoever took it from there has not looked yet.
     pub(super) errand: AtomicBool,
+    /// The last try to serve it failed.
+    pub(super) failing: plain::AtomicBool,
     /// Never waited on and never made to wait.
     pub(crate) independent: AtomicBool,
     /// Somebody else may begin a capture on its stream, so that it is asked before a marker is made.
@@ -299,6 +301,7 @@ pub(super) fn new_line<D: Driver>(
         open: AtomicUsize::new(0),
         pools: AtomicUsize::new(0),
         errand: AtomicBool::new(false),
+        failing: plain::AtomicBool::new(false),
         independent: AtomicBool::new(false),
         foreign: AtomicBool::new(false),
         listeners: Listeners::new(),

@@ -208,7 +208,8 @@ impl<D: Driver> Allocator<D> {
                 return None;
             }
             let mut state = pool.lock();
-            let native = pool.line.native().filter(|_| !state.closed)?;
+            // An open pool's line has its stream, and whoever clones that of a closed one may be left with the last reference, under locks.
+            let native = if state.closed { None } else { pool.line.native() }?;
             state.streams += 1;
             state.watch.clear(Watch::LEAVING);
             Some((Arc::clone(pool), native))
@@ -234,7 +235,8 @@ impl<D: Driver> Allocator<D> {
         if info.device != core.device {
             return Err(Error::WrongDevice { found: info.device, expected: core.device });
         }
-        let line = core.registry.attach(info, &native);
+        let foreign = foreign || info.kind != StreamKind::NonBlocking;
+        let line = core.registry.attach(info, &native, foreign);
         let pool = {
             let mut pools = core.pools.lock();
             // One count on the line is ours, made just now: then no pool of any allocator is on it. Read under the lock under
@@ -263,8 +265,6 @@ impl<D: Driver> Allocator<D> {
                 pool
             }
         };
-        let foreign = foreign || info.kind != StreamKind::NonBlocking;
-        pool.line.foreign.fetch_or(foreign, crate::sync::Ordering::Relaxed);
         // Whatever becomes of the driver's calls behind this, the stream ends as streams do.
         let stream = Stream::new(self.owner.clone(), pool, native, foreign);
         core.tidy(may_wait);
@@ -332,7 +332,8 @@ impl<D: Driver> Allocator<D> {
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, Box<Error>> {
         let allocation = if missed {
-            self.alloc_missed(bytes, stream)
+            // A stream of ours that was lent since may capture. What the cache has it is given all the same; what a miss does would end that.
+            stream.refuse_capture().and_then(|()| self.alloc_missed(bytes, stream))
         } else if stream.is_special() || !Arc::ptr_eq(&stream.pool().core, self.core()) {
             self.alloc_rare(bytes, Granules(1), stream)
         } else {

@@ -54,6 +54,10 @@ struct Errands<'a, D: Driver> {
     now: Option<Arc<Line<D>>>,
     /// The last one is next.
     left: SmallVec<[Arc<Line<D>>; 8]>,
+    /// Those that failed before and are not tried this time.
+    put_off: Vec<Arc<Line<D>>>,
+    /// The one of them that was tried, and failed again: the next call's last.
+    failed: Option<Arc<Line<D>>>,
 }
 
 impl<D: Driver> Errands<'_, D> {
@@ -65,10 +69,17 @@ impl<D: Driver> Errands<'_, D> {
 
 impl<D: Driver> Drop for Errands<'_, D> {
     fn drop(&mut self) {
-        let Some(now) = self.now.take() else { return };
         // These are marked as listed.
-        self.registry.errands.lock().extend(self.left.drain(..).rev());
-        self.registry.raise_errand(&now);
+        if !self.left.is_empty() || !self.put_off.is_empty() {
+            self.registry.errands.lock().extend(self.left.drain(..).rev().chain(self.put_off.drain(..)));
+            self.registry.errand.swap(true, Ordering::AcqRel);
+        }
+        if let Some(now) = self.now.take() {
+            self.registry.raise_errand(&now);
+        }
+        if let Some(failed) = self.failed.take() {
+            self.registry.raise_errand(&failed);
+        }
     }
 }
 
@@ -161,13 +172,14 @@ impl<D: Driver> Registry<D> {
     }
 
     /// The timeline of a live stream, the one it has or a new one, with one more pool counted on it.
-    pub(crate) fn attach(&self, info: StreamInfo, native: &D::Stream) -> Arc<Line<D>> {
+    pub(crate) fn attach(&self, info: StreamInfo, native: &D::Stream, foreign: bool) -> Arc<Line<D>> {
         let mut table = self.table.lock();
         if let Some(line) = table.by_stream.get(&info.id) {
             // A closed line's stamps stay comparable under its old id; the stream begins a new one. Counted under the
             // line's lock, where closing looks.
             let mut state = line.state.lock();
             if state.native.is_some() && !state.closing {
+                line.foreign.fetch_or(foreign, Ordering::Relaxed);
                 line.pools.fetch_add(1, Ordering::AcqRel);
                 let replaced = if info.mortal { None } else { line.lasts(&mut state, native) };
                 drop(state);
@@ -178,6 +190,8 @@ impl<D: Driver> Registry<D> {
         let id = TimelineId(table.next);
         table.next = table.next.checked_add(1).expect("2^32 streams in one process");
         let line = new_line(id, info, Some(native.clone()));
+        // Before anybody finds it.
+        line.foreign.store(foreign, Ordering::Relaxed);
         line.pools.store(1, Ordering::Release);
         table.by_stream.insert(info.id, Arc::clone(&line));
         table.by_id.insert(id, Arc::clone(&line));
@@ -473,13 +487,14 @@ impl<D: Driver> Registry<D> {
         self.errand.swap(true, Ordering::AcqRel);
     }
 
-    /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up. Waits for
-    /// nothing.
+    /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up; of those that failed the last
+    /// time one is tried again, the next one each call, so that a call costs no more however many there are. Waits for nothing.
     pub(crate) fn serve(&self, driver: &D) {
         self.serve_errands(driver, false);
     }
 
-    /// The same for a caller that says it may wait for the device: it does where a closing marker cannot be recorded.
+    /// The same for a caller that has just waited for the device, or that waits for it anyway: it does again where a closing marker cannot
+    /// be recorded. Nobody else does, since a capture would not survive it.
     pub(crate) fn serve_and_wait(&self, driver: &D) {
         self.serve_errands(driver, true);
     }
@@ -493,12 +508,18 @@ impl<D: Driver> Registry<D> {
             return;
         }
         let left: SmallVec<[Arc<Line<D>>; 8]> = self.errands.lock().drain(..).rev().collect();
-        let mut errands = Errands { registry: self, now: None, left };
+        let mut errands = Errands { registry: self, now: None, left, put_off: Vec::new(), failed: None };
         while errands.next() {
             let Some(line) = &errands.now else { break };
+            let failed_before = line.failing.load(Ordering::Relaxed);
+            if failed_before && errands.failed.is_some() {
+                errands.put_off.extend(errands.now.take());
+                continue;
+            }
             // Down before the flags are looked at: what is raised from here on is an errand of its own.
             line.errand.swap(false, Ordering::AcqRel);
             // Who cannot be marked here is served by the next call that names it.
+            let mut fails = false;
             if line.is_due() && Means::of(driver, line, Named::No) != Means::Nothing {
                 if self.make_marker(driver, line).is_ok() {
                     self.learn_of(driver, line);
@@ -506,10 +527,14 @@ impl<D: Driver> Registry<D> {
                     if laws::failed_is_served() {
                         line.published.fetch_max(line.due.load(Ordering::Acquire), Ordering::AcqRel);
                     }
-                    self.raise_errand(line);
+                    fails = true;
                 }
             }
-            if line.is_idle() && self.close(driver, line, may_wait).is_err() {
+            fails |= line.is_idle() && self.close(driver, line, may_wait).is_err();
+            line.failing.store(fails, Ordering::Relaxed);
+            if fails && failed_before {
+                errands.failed = Some(Arc::clone(line));
+            } else if fails {
                 self.raise_errand(line);
             }
         }

@@ -270,7 +270,7 @@ impl<D: Driver> Core<D> {
         if unpin {
             self.host.release_all(&self.driver);
         }
-        self.registry.serve_and_wait(&self.driver);
+        self.registry.serve(&self.driver);
         self.registry.retire();
         self.registry.trim_events();
         if !self.config.deterministic {

@@ -6,18 +6,19 @@
 
 use super::Allocator;
 use super::events::SharedEvent;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, Until};
 use super::pool::{Pool, Watch};
 use super::registry::{Line, Named, Registry};
 use super::shared::{Owner, lost};
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
 use crate::laws::{self, steps};
-use crate::order::{Marker, TimelineId};
+use crate::order::{Marker, Pending, TimelineId};
 use crate::sync::{Arc, Ordering};
 use crate::units::{DeviceId, Epoch, StreamId};
 use core::fmt;
 use core::time::Duration;
+use smallvec::smallvec;
 
 /// A stream with a pool in an [`Allocator`]. Cheap to clone; may be dropped before or after its
 /// allocations. The last clone's drop may speak to the driver (it marks the stream's end) and does not wait for it.
@@ -79,6 +80,12 @@ impl<D: Driver> Stream<D> {
     }
     pub(crate) fn keeper(&self) -> &Arc<Keeper<D>> {
         &self.0.owner.core().keeper
+    }
+    /// Keeps a value until all that the stream holds by now is done.
+    pub(crate) fn keep(&self, value: Box<dyn Send>) {
+        let line = self.line();
+        let all = Pending { on: line.id, epoch: line.stamp() };
+        self.keeper().keep(Until::Uses(smallvec![all]), 0, value);
     }
     pub(super) fn registry(&self) -> &Arc<Registry<D>> {
         &self.0.owner.core().registry
@@ -222,15 +229,17 @@ impl<D: Driver> Stream<D> {
         self.wait(&other.record()?)
     }
 
-    /// Blocks the host until everything queued on this stream is complete. Other streams go on.
+    /// Blocks the host until everything queued on this stream is complete. Other streams go on, and so does a capture on one.
     ///
     /// # Errors
-    /// The driver's; a per-thread default stream of another thread, whose handle means this thread's own stream here.
+    /// The driver's; [`Error::Capturing`], whose capture lives; a per-thread default stream of another thread, whose handle means this
+    /// thread's own stream here.
     pub fn synchronize(&self) -> Result<(), Error> {
+        self.admit("synchronize")?;
         let (registry, line) = (self.registry(), self.line());
-        line.own_thread("synchronize")?;
         let synchronise = || {
-            registry.watch(self.driver().synchronize_stream(&self.0.native))?;
+            let driver = self.driver();
+            registry.watch(driver.relaxed(|| driver.synchronize_stream(&self.0.native)))?;
             point!("synchronised");
             Ok::<_, Error>(())
         };

@@ -66,7 +66,7 @@ impl<D: Driver> Core<D> {
         if !self.registry.alive() {
             return Err(lost_context());
         }
-        self.registry.serve_and_wait(&self.driver);
+        self.registry.serve(&self.driver);
         let mut refused = self.registry.mark_all(&self.driver);
         if !self.config.deterministic {
             for line in self.registry.lines() {

@@ -8,11 +8,9 @@ use crate::allocator::{Event, Stream};
 use crate::array::PinnedArray;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::order::Pending;
 use bytemuck::Pod;
 use core::fmt;
 use core::time::Duration;
-use smallvec::smallvec;
 use std::sync::Arc;
 
 /// A copy to the device that is under way. It owns its source.
@@ -238,9 +236,7 @@ impl<P: StableSource, D: Driver> Launching<'_, P, D> {
 impl<P: StableSource, D: Driver> Drop for Launching<'_, P, D> {
     fn drop(&mut self) {
         if let Some(host) = self.host.take() {
-            let line = self.stream.line();
-            let all = Pending { on: line.id, epoch: line.stamp() };
-            self.stream.keeper().keep(Until::Uses(smallvec![all]), 0, Box::new(host));
+            self.stream.keep(Box::new(host));
         }
     }
 }

@@ -109,7 +109,7 @@ pub struct Has {
 }
 
 /// The counts of [`Allocator::bookkeeping`](millpond::Allocator::bookkeeping), and bytes of host memory.
-pub struct Held(pub [(&'static str, usize); 14], pub u64);
+pub struct Held(pub [(&'static str, usize); 15], pub u64);
 
 impl Held {
     pub fn of(&self, name: &str) -> u64 {

@@ -45,8 +45,7 @@ impl<D: Driver> Registry<D> {
         if let Some(entered) = self.enter(info.id) {
             return entered;
         }
-        let line = self.attach(info, native);
-        line.foreign.store(true, Ordering::Relaxed);
+        let line = self.attach(info, native, true);
         // The count as a pool becomes one as an open use, in this order: the line is never without.
         line.open.fetch_add(1, Ordering::AcqRel);
         line.pools.fetch_sub(1, Ordering::AcqRel);

@@ -24,8 +24,9 @@ fn held_back(gpu: &Allocator<Sim>) -> u64 {
 
 /// What a program does on streams s and u while somebody captures on a third, each alone.
 type Work = fn(&Allocator<Sim>, [&Stream<Sim>; 2]);
-const WORK: [(&str, Work); 8] = [
+const WORK: [(&str, Work); 9] = [
     ("a free by nobody knows whom", |gpu, [s, _]| gpu.alloc(4096, s).unwrap().free_unknown()),
+    ("a wait for a stream", |_, [s, _]| s.synchronize().unwrap()),
     ("a pinned one", |gpu, _| gpu.alloc_pinned(4096).unwrap().free_unknown()),
     ("a use elsewhere", |gpu, [s, u]| {
         let x = gpu.alloc(4096, s).unwrap();
@@ -209,6 +210,100 @@ fn a_stream_that_is_dropped_in_its_capture_is_gone() {
         drop(s);
         all_clean(&sim, gpu);
     }
+}
+
+/// A capture on a stream of ours, lent since, of which an allocation's handle was made before: what is not in the cache is refused, and so is a
+/// wait of the host's. Both would end the capture.
+#[test]
+fn a_capture_on_a_lent_stream_of_ours_lives() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let x = gpu.alloc(64 * MIB, &t).unwrap();
+    write(&sim, &x, &t);
+    drop(x);
+    sim.begin_capture(s.native()).unwrap();
+    let refused = gpu.alloc(64 * MIB, &s).unwrap_err();
+    assert!(matches!(refused, millpond::Error::Capturing { stream: Some(id) } if id == s.id()), "{refused}");
+    let refused = s.synchronize().unwrap_err();
+    assert!(matches!(refused, millpond::Error::Capturing { stream: Some(id) } if id == s.id()), "{refused}");
+    sim.end_capture(s.native()).expect("it lives");
+    drop(gpu.alloc(64 * MIB, &s).expect("behind the capture"));
+    drop((s, t));
+    all_clean(&sim, gpu);
+}
+
+/// The driver fails in the closing marker of a stream while a trim or the end of an allocator serves it: nothing waits for the stream or the device,
+/// which somebody's capture would not survive.
+#[test]
+fn a_failed_closing_marker_makes_nobody_wait_for_a_stream() {
+    for by_limit in [false, true] {
+        let sim = late();
+        let gpu = on(&sim, small());
+        // The last of a stream is an allocation, whose drop makes no driver call: the next call that may closes it.
+        let t = gpu.stream().unwrap();
+        let x = gpu.alloc(MIB, &t).unwrap();
+        write(&sim, &x, &t);
+        drop(t);
+        drop(x);
+        sim.fail(Call::EventCreate, 1, DriverErrorKind::Other);
+        if by_limit {
+            gpu.set_limit(Limit::Bytes(0)).unwrap();
+        } else {
+            gpu.trim(Trim::All).unwrap();
+        }
+        let waits = [Call::StreamSynchronize, Call::CtxSynchronize].map(|call| sim.ledger().calls_of(call));
+        assert_eq!(waits, [0, 0], "by a limit: {by_limit}");
+        sim.clear_faults();
+        gpu.synchronize().unwrap();
+        all_clean(&sim, gpu);
+    }
+}
+
+/// Streams that cannot be marked, since they capture, cost a call of ours one try, however many they are; and each is served when it can be.
+#[test]
+fn streams_that_capture_cost_others_no_more_the_more_they_are() {
+    let costs = [8, 64].map(|n| {
+        let sim = late();
+        let gpu = on(&sim, Config::default());
+        let s = gpu.stream().unwrap();
+        let (natives, streams): (Vec<_>, Vec<_>) = (0..n)
+            .map(|_| {
+                let native = sim.stream().unwrap();
+                let t = gpu.adopt(native.clone()).unwrap();
+                // As many as make a marker due.
+                for _ in 0..16 {
+                    gpu.alloc(512, &s).unwrap().record_use(&t).unwrap();
+                }
+                (native, t)
+            })
+            .unzip();
+        for native in &natives {
+            sim.begin_capture(native).unwrap();
+        }
+        let mut x = gpu.uninit::<u8>(512, &s).unwrap();
+        let asked = || sim.ledger().calls_total();
+        // All are tried once.
+        x.fill_bytes(1, &s).unwrap();
+        let before = asked();
+        for _ in 0..100 {
+            x.fill_bytes(1, &s).unwrap();
+        }
+        let cost = asked() - before;
+        for native in &natives {
+            sim.end_capture(native).unwrap();
+        }
+        for _ in 0..n {
+            x.fill_bytes(1, &s).unwrap();
+        }
+        drop((x, s, streams, natives));
+        all_clean(&sim, gpu);
+        cost
+    });
+    assert!(
+        costs[1] <= costs[0] + 100,
+        "driver calls in a hundred fills beside 8 and 64 captures: {costs:?}"
+    );
 }
 
 /// A stream that joined another's capture and is dropped in it leaves it: the capture lives.
