@@ -105,7 +105,7 @@ const MADE: [(&str, &[&str], &[&str]); 7] = [
     ("pinned ranges", &["cuMemHostAlloc", "cuMemAllocHost_v2"], &["cuMemFreeHost"]),
 ];
 
-const COUNTERS: usize = 14 + MADE.len() + 2;
+const COUNTERS: usize = 15 + MADE.len() + 2;
 
 /// Reads every counter. What it needs itself is given back before it returns.
 fn counts(bench: &Bench, fake: &Fake) -> Counts<COUNTERS> {

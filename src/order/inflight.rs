@@ -30,13 +30,21 @@ pub struct Entry {
     pub home: Epoch,
 }
 
+/// A range, and where it is listed: under a use, at a position.
+#[derive(Debug)]
+struct Filed {
+    entry: Entry,
+    under: Pending,
+    at: usize,
+}
+
 /// Where a range in flight stands among the others: its length and its chunk.
 pub type Place = (Granules, u32);
 
 /// The ranges in flight of one pool.
 #[derive(Default, Debug)]
 pub struct InFlight {
-    entries: HashMap<u32, Entry>,
+    entries: HashMap<u32, Filed>,
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<u32>>>,
     by_len: BTreeSet<Place>,
     /// Twice as many ranges as the last drain left.
@@ -62,7 +70,7 @@ impl InFlight {
     /// Ranges behind this place, in the order of their places: to come by all of them, some at a time.
     pub fn behind(&self, place: Option<Place>) -> impl Iterator<Item = (Place, &Entry)> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
-        self.by_len.range((from, Bound::Unbounded)).map(|&place| (place, &self.entries[&place.1]))
+        self.by_len.range((from, Bound::Unbounded)).map(|&place| (place, &self.entries[&place.1].entry))
     }
 
     /// Whether there are twice as many ranges as the last drain left, so that another one is paid for by the frees since. Only a
@@ -77,15 +85,35 @@ impl InFlight {
     /// When the chunk is in flight already, or has no use.
     pub fn insert(&mut self, entry: Entry) {
         assert!(!entry.uses.is_empty(), "O6: chunk {} in flight with no foreign use", entry.chunk);
-        let first = entry.uses[0];
-        self.wait_on(entry.chunk, first);
-        self.by_len.insert((entry.len, entry.chunk));
-        let before = self.entries.insert(entry.chunk, entry);
+        let (chunk, under) = (entry.chunk, entry.uses[0]);
+        self.by_len.insert((entry.len, chunk));
+        let at = self.list(chunk, under);
+        let before = self.entries.insert(chunk, Filed { entry, under, at });
         assert!(before.is_none(), "H4: {before:?} is in flight already");
     }
 
-    fn wait_on(&mut self, chunk: u32, pending: Pending) {
-        self.waiting.entry(pending.on).or_default().entry(pending.epoch).or_default().push(chunk);
+    /// Its position.
+    fn list(&mut self, chunk: u32, under: Pending) -> usize {
+        let chunks = self.waiting.entry(under.on).or_default().entry(under.epoch).or_default();
+        chunks.push(chunk);
+        chunks.len() - 1
+    }
+
+    /// The last of the list takes its position, so that this costs the same however many wait on one use.
+    fn unlist(&mut self, chunk: u32, under: Pending, at: usize) {
+        let Some(list) = self.waiting.get_mut(&under.on) else { return };
+        if let Some(chunks) = list.get_mut(&under.epoch).filter(|chunks| chunks.get(at) == Some(&chunk)) {
+            chunks.swap_remove(at);
+            if let Some(moved) = chunks.get(at).and_then(|moved| self.entries.get_mut(moved)) {
+                moved.at = at;
+            }
+            if chunks.is_empty() {
+                list.remove(&under.epoch);
+            }
+        }
+        if list.is_empty() {
+            self.waiting.remove(&under.on);
+        }
     }
 
     /// Takes out every range all of whose uses `over` says are over. `over` must be monotone in the epoch of one stream.
@@ -98,12 +126,15 @@ impl InFlight {
                     break;
                 }
                 for chunk in oldest.remove() {
-                    // Vacated entries (taken for a lend) left their id here.
-                    let Some(entry) = self.entries.get(&chunk) else { continue };
-                    match entry.uses.iter().copied().find(|&p| laws::keeps_in_flight(over(p))) {
+                    let uses = &self.entries[&chunk].entry.uses;
+                    match uses.iter().copied().find(|&p| laws::keeps_in_flight(over(p))) {
                         Some(_) if !cost::files_next() => {}
-                        Some(next) => self.wait_on(chunk, next),
-                        None => out.extend(self.remove(chunk)),
+                        Some(next) => {
+                            let at = self.list(chunk, next);
+                            let filed = self.entries.get_mut(&chunk).expect("looked at above");
+                            (filed.under, filed.at) = (next, at);
+                        }
+                        None => out.extend(self.forget(chunk).map(|filed| filed.entry)),
                     }
                 }
             }
@@ -127,14 +158,14 @@ impl InFlight {
             .range((len, 0)..)
             .take(steps)
             .map(|&(_, chunk)| chunk)
-            .find(|chunk| fits(&self.entries[chunk]))?;
+            .find(|chunk| fits(&self.entries[chunk].entry))?;
         self.remove(found)
     }
 
     /// The last use of each stream by the older half of the bytes that `fits` accepts, by when their own stream let go of them: who
     /// comes after these has that half back.
     pub fn ends_of_older_half(&self, mut fits: impl FnMut(&Entry) -> bool) -> Vec<Pending> {
-        let mut accepted: Vec<&Entry> = self.entries.values().filter(|entry| fits(entry)).collect();
+        let mut accepted: Vec<&Entry> = self.entries.values().map(|filed| &filed.entry).filter(|entry| fits(entry)).collect();
         // Nothing of it may come from the table's own order: a deterministic allocator asks this.
         accepted.sort_unstable_by_key(|entry| (entry.home, entry.chunk));
         let mut left: u64 = accepted.iter().map(|entry| u64::from(entry.len.0)).sum();
@@ -160,27 +191,21 @@ impl InFlight {
 
     /// Takes one range out.
     pub fn remove(&mut self, chunk: u32) -> Option<Entry> {
-        let entry = self.entries.remove(&chunk)?;
-        self.by_len.remove(&(entry.len, chunk));
-        for p in &entry.uses {
-            if let Some(list) = self.waiting.get_mut(&p.on) {
-                if let Some(chunks) = list.get_mut(&p.epoch) {
-                    chunks.retain(|&c| c != chunk);
-                    if chunks.is_empty() {
-                        list.remove(&p.epoch);
-                    }
-                }
-                if list.is_empty() {
-                    self.waiting.remove(&p.on);
-                }
-            }
-        }
+        let Filed { entry, under, at } = self.forget(chunk)?;
+        self.unlist(chunk, under, at);
         Some(entry)
+    }
+
+    /// The same of one that is listed nowhere any more.
+    fn forget(&mut self, chunk: u32) -> Option<Filed> {
+        let filed = self.entries.remove(&chunk)?;
+        self.by_len.remove(&(filed.entry.len, chunk));
+        Some(filed)
     }
 
     /// Every use of every range.
     pub fn uses(&self) -> impl Iterator<Item = Pending> + '_ {
-        self.entries.values().flat_map(|entry| entry.uses.iter().copied())
+        self.entries.values().flat_map(|filed| filed.entry.uses.iter().copied())
     }
 
     /// The uses that ranges wait on now, the oldest of each stream.

@@ -42,8 +42,12 @@ impl Drop for Claim {
 
 impl Budget {
     fn claim(self: &Arc<Budget>, bytes: u64) -> Result<Claim, Error> {
-        let most = self.most.load(Ordering::Acquire);
-        let fits = |live: u64| live.checked_add(bytes).filter(|&sum| sum <= most);
+        // Read anew at each try: of a limit that falls meanwhile, whoever comes behind it knows.
+        let mut most = 0;
+        let fits = |live: u64| {
+            most = self.most.load(Ordering::Acquire);
+            live.checked_add(bytes).filter(|&sum| sum <= most)
+        };
         match self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits) {
             Ok(_) => Ok(Claim { budget: Arc::clone(self), bytes }),
             Err(live) => Err(Error::AboveLimit { requested: bytes, allocated: live, most }),

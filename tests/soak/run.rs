@@ -214,7 +214,7 @@ const KEEPING: [Call; 7] = [
 ];
 
 /// Names and values of everything that may not grow.
-const COUNTERS: usize = 25;
+const COUNTERS: usize = 26;
 pub type Counts = super::judge::Counts<COUNTERS>;
 
 /// Reads every counter. What it needs itself is given back before it returns.
