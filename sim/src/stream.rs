@@ -18,7 +18,7 @@ use millpond_driver::sync::{
     plain::{AtomicBool, AtomicU64},
 };
 use millpond_driver::units::StreamId;
-use millpond_driver::{Caller, DriverResult, StreamKind, StreamOptions, ThreadEnd};
+use millpond_driver::{Caller, DriverResult, StreamKind, StreamOptions};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -383,16 +383,8 @@ pub(super) struct StreamRef {
     pub(super) which: Which,
     /// Whoever made it may destroy it at any time.
     pub(super) mortal: bool,
-    ended: Ended,
-}
-
-/// What tells that nobody else has a stream any more that was not made by its reference.
-enum Ended {
-    Never,
-    /// A mortal one: its handle is another stream's.
-    Handle(Arc<AtomicBool>),
-    /// The default stream of a thread: that has ended.
-    Thread(ThreadEnd),
+    /// Of a mortal one, what tells that it has ended: its handle is another stream's.
+    ended: Option<Arc<AtomicBool>>,
 }
 
 /// A counted reference to a stream of the simulated device.
@@ -405,17 +397,13 @@ pub struct SimStream(pub(super) Arc<StreamRef>);
 impl SimStream {
     pub(super) fn new(sim: &Sim, handle: u64, which: Which) -> SimStream {
         let (shared, device) = (sim.shared().clone(), sim.index());
-        let end = if which == Which::PerThread { ThreadEnd::of_this_thread() } else { None };
-        let ended = end.map_or(Ended::Never, Ended::Thread);
-        SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false, ended }))
+        SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false, ended: None }))
     }
     /// Whether nobody else has it. Of a mortal one, whoever made it has it until its end, which shows when its handle is another's: what the
-    /// driver's ids tell of a real one. Of a thread's default stream: whether the thread that made the reference has ended.
+    /// driver's ids tell of a real one. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
-        match &self.0.ended {
-            Ended::Handle(ended) => return ended.load(Ordering::Acquire),
-            Ended::Thread(end) => return end.has_come(),
-            Ended::Never => {}
+        if let Some(ended) = &self.0.ended {
+            return ended.load(Ordering::Acquire);
         }
         let last = matches!(self.0.which, Which::Created(_)) && Arc::strong_count(&self.0) == 1;
         core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
@@ -482,7 +470,7 @@ impl Sim {
     pub fn mortal_stream(&self, stream: &SimStream) -> SimStream {
         self.expect_captures();
         let (shared, device, handle) = (self.shared().clone(), self.index(), stream.handle());
-        let ended = Ended::Handle(Arc::clone(self.lock().borrow_mut().mortals.entry(handle).or_default()));
+        let ended = Some(Arc::clone(self.lock().borrow_mut().mortals.entry(handle).or_default()));
         SimStream(Arc::new(StreamRef { shared, device, handle, which: Which::Value, mortal: true, ended }))
     }
     /// Somebody else may capture graphs on this device: allocators record no context-wide event from now on.
