@@ -154,7 +154,7 @@ impl World {
         let Op { action, number: position, finish, from, .. } =
             stream.queue.pop_front().expect("the head was seen above");
         self.ran_until = self.ran_until.max(finish);
-        self.runs_from = from;
+        (self.runs_from, self.runs_at) = (from, finish);
         let stream = self.stream_mut(key);
         let body = match action {
             Action::Kernel(kernel) => Body::Kernel(kernel),
