@@ -30,8 +30,13 @@ pub struct Side {
 
 impl fmt::Display for Side {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let elements: usize = self.shape.iter().product();
-        write!(f, "{} has shape {:?} of {} ({elements} elements)", self.what, self.shape, self.element)
+        write!(f, "{} has shape {:?} of {} (", self.what, self.shape, self.element)?;
+        // A length of 0 makes it 0, however large the others are.
+        let empty = self.shape.contains(&0).then_some(0);
+        match empty.or_else(|| self.shape.iter().try_fold(1usize, |n, &len| n.checked_mul(len))) {
+            Some(elements) => write!(f, "{elements} elements)"),
+            None => f.write_str("more elements than can be counted)"),
+        }
     }
 }
 

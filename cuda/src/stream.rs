@@ -27,7 +27,7 @@ use cudarc::driver::sys::{CUstream, CUstream_st};
 use millpond_driver::sync::{Arc, Mutex, Weak};
 use millpond_driver::units::{DeviceId, StreamId};
 use millpond_driver::{DriverError, DriverErrorKind};
-use millpond_driver::{DriverResult, StreamInfo, StreamKind, StreamOptions, ThreadEnd};
+use millpond_driver::{DriverResult, StreamInfo, StreamKind, StreamOptions};
 use std::thread::ThreadId;
 
 /// `CU_STREAM_LEGACY`; 0 means the same here.
@@ -53,8 +53,8 @@ pub(super) enum Whose {
     Mortal,
     /// The legacy default stream.
     Legacy,
-    /// The default stream of this thread, and what tells that it has ended.
-    PerThread(ThreadId, Option<ThreadEnd>),
+    /// The default stream of this thread.
+    PerThread(ThreadId),
 }
 
 struct Inner {
@@ -110,13 +110,10 @@ impl GpuStream {
         &self.0.alias
     }
     /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours. Of a mortal stream that it has
-    /// ended: whoever made it has it until then. Of a thread's default stream: that the thread has.
+    /// ended: whoever made it has it until then. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
         if let Some(ended) = &self.0.ended {
             return ended.is_known();
-        }
-        if let Whose::PerThread(_, end) = &self.0.whose {
-            return end.as_ref().is_some_and(ThreadEnd::has_come);
         }
         // First: with a reference of ours nobody else has, nobody makes one of cudarc's, nor holds the locks below.
         if Arc::strong_count(&self.0) > 1 {
@@ -136,9 +133,7 @@ impl GpuStream {
     #[inline]
     pub(super) fn here(&self, call: Call) -> DriverResult<CUstream> {
         match self.0.whose {
-            Whose::PerThread(owner, _)
-                if owner != std::thread::current().id() && !planted!(CudaAnyThread) =>
-            {
+            Whose::PerThread(owner) if owner != std::thread::current().id() && !planted!(CudaAnyThread) => {
                 Err(self.elsewhere(call))
             }
             _ => Ok(self.0.handle.0),
@@ -156,7 +151,7 @@ impl GpuStream {
     fn may_capture(&self) -> bool {
         // A mortal stream may be gone: it cannot be asked.
         let here = match self.0.whose {
-            Whose::PerThread(owner, _) => owner == std::thread::current().id(),
+            Whose::PerThread(owner) => owner == std::thread::current().id(),
             ref whose => !matches!(whose, Whose::Mortal),
         };
         here && (!matches!(self.0.whose, Whose::Ours) || self.is_exposed())
@@ -187,7 +182,7 @@ impl Drop for Inner {
                     self.device.current_stays(|| drop(theirs));
                 }
             }
-            Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(..) => {}
+            Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(_) => {}
         }
     }
 }
@@ -246,7 +241,7 @@ impl Whose {
     /// Whether two with one handle are the same stream, where the handle is all that there is.
     fn is_named_as(&self, other: &Whose) -> bool {
         match (self, other) {
-            (Whose::PerThread(one, _), Whose::PerThread(other, _)) => one == other,
+            (Whose::PerThread(one), Whose::PerThread(other)) => one == other,
             // A stream of ours, and one that was lent to us, cannot have one handle while both are there.
             _ => core::mem::discriminant(self) == core::mem::discriminant(other),
         }
@@ -584,8 +579,8 @@ impl Cuda {
     /// # Errors
     /// The stream captures; the driver's.
     pub fn per_thread_stream(&self) -> DriverResult<GpuStream> {
-        let (kind, thread) = (StreamKind::PerThreadDefault, std::thread::current().id());
-        self.default_stream(per_thread_handle(), kind, Whose::PerThread(thread, ThreadEnd::of_this_thread()))
+        let kind = StreamKind::PerThreadDefault;
+        self.default_stream(per_thread_handle(), kind, Whose::PerThread(std::thread::current().id()))
     }
 
     fn default_stream(&self, handle: CUstream, kind: StreamKind, whose: Whose) -> DriverResult<GpuStream> {

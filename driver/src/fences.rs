@@ -79,7 +79,8 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
     }
     /// Whether nobody has another reference to the stream, in any form that was given out, so that nobody else can queue work on it. What
     /// was queued through the others happens before the answer. Of a mortal stream, which whoever made it has until its end: whether it has
-    /// ended. Of a thread's default stream: whether the thread that made the reference has ended. Makes no driver call; `false` where it is not known.
+    /// ended. Of a default stream, which needs no reference: `false`; that the thread of one has ended the allocator knows itself. Makes no
+    /// driver call; `false` where it is not known.
     fn is_last_reference(&self, stream: &Self::Stream) -> bool {
         let _ = stream;
         false

@@ -129,7 +129,8 @@ unsafe impl Copies for Sim {
         let Some((key, position, number, finish)) = to_wait_for else { return Ok(()) };
         must_reach(&guard, Points::from_elem((key, position), 1), call)?;
         let mut world = guard.borrow_mut();
-        world.host_waited(self.index(), finish);
+        let until = world.ended(key, &finish);
+        world.host_waited(self.index(), until);
         let host = world.host();
         if let Some(oracle) = &mut world.oracle {
             oracle.host_sees_stream(host, key);

@@ -9,6 +9,7 @@ use super::Sim;
 use super::call::Call;
 use super::capture::Relaxed;
 use super::exec::{self, Action, Points};
+use super::late::End;
 use super::oracle::EventKey;
 use super::stream::{Booking, SimStream, Which};
 use super::world::{Shared, World, bad_handle};
@@ -24,8 +25,8 @@ use std::time::Duration;
 pub(super) struct EventState {
     pub(super) device: usize,
     points: Points,
-    /// When all of it ends, in virtual nanoseconds.
-    finish: u64,
+    /// When all of it ends.
+    pub(super) finish: End,
     /// The capture it was last recorded in.
     capture: Option<u32>,
     /// Answers "not ready" still to be given, whatever is true.
@@ -85,7 +86,7 @@ impl World {
             return Ok(false);
         }
         let state = &self.events[&event.key.0];
-        let done = state.finish <= self.host_now && self.reached(&state.points);
+        let done = state.finish.at <= self.host_now && self.reached(&state.points);
         if done {
             self.host_sees(event.key);
         }
@@ -243,7 +244,8 @@ unsafe impl Fences for Sim {
                 ));
             }
             w.forbid_while_capturing(device, call)?;
-            let (points, finish) = (w.pending(Some(device)), w.devices[device].last_finish);
+            let (points, mut finish) = (w.pending(Some(device)), End::at(w.devices[device].last_finish));
+            points.iter().for_each(|p| finish.and(&w.stream(p.0).free_at));
             let state = w.event(self, event, call)?;
             (state.points, state.finish, state.capture) = (points, finish, None);
             let (host, id) = (w.host(), w.devices[device].id);
@@ -264,7 +266,7 @@ unsafe impl Fences for Sim {
         self.call(call, |w| {
             let key = w.resolve(self.shared(), stream, call)?;
             let state = w.event(self, event, call)?;
-            let (deps, ready, capture) = (state.points.clone(), state.finish, state.capture);
+            let (deps, ready, capture) = (state.points.clone(), state.finish.clone(), state.capture);
             if w.wait_in_capture(key, capture, call)? {
                 return Ok(());
             }
@@ -284,10 +286,11 @@ unsafe impl Fences for Sim {
             let key = w.resolve(self.shared(), stream, call)?;
             w.forbid_on_captured(key, call)?;
             let s = w.stream(key);
-            Ok((key, s.submitted, s.device, s.free_at))
+            Ok((key, s.submitted, s.device, s.free_at.clone()))
         })?;
         must_reach(&guard, Points::from_elem((key, last), 1), call)?;
         let mut world = guard.borrow_mut();
+        let until = world.ended(key, &until);
         world.host_waited(device, until);
         let host = world.host();
         if let Some(oracle) = &mut world.oracle {
@@ -308,17 +311,17 @@ unsafe impl Fences for Sim {
     fn wait_event(&self, event: &SimEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::EventSynchronize;
         let guard = self.lock();
-        let (goals, until) = self.call(call, |w| {
+        let goals = self.call(call, |w| {
             w.devices[self.index()].host_waits += 1;
             let state = w.event(self, event, call)?;
             if let Some(from) = state.capture {
                 return Err(w.asked_of_captured(from, call));
             }
-            let (points, finish) = (state.points.clone(), state.finish);
+            let (points, finish) = (state.points.clone(), state.finish.at);
             let refused = state.not_ready > 0;
             state.not_ready -= u32::from(refused);
             let late = finish > w.host_now.saturating_add(nanos(limit));
-            Ok(if refused || w.faults.not_ready() || late { (None, 0) } else { (Some(points), finish) })
+            Ok(if refused || w.faults.not_ready() || late { None } else { Some(points) })
         })?;
         let gave_up = || {
             if limit < Duration::MAX {
@@ -332,6 +335,8 @@ unsafe impl Fences for Sim {
             return gave_up();
         }
         let mut world = guard.borrow_mut();
+        // Behind a gate that was opened meanwhile it is known by now.
+        let until = world.events[&event.key.0].finish.at;
         world.host_now = world.host_now.max(until);
         world.host_sees(event.key);
         Ok(true)

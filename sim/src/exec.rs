@@ -154,7 +154,7 @@ impl World {
         let Op { action, number: position, finish, from, .. } =
             stream.queue.pop_front().expect("the head was seen above");
         self.ran_until = self.ran_until.max(finish);
-        self.runs_from = from;
+        (self.runs_from, self.runs_at) = (from, finish);
         let stream = self.stream_mut(key);
         let body = match action {
             Action::Kernel(kernel) => Body::Kernel(kernel),
@@ -235,10 +235,16 @@ impl Callback {
         }));
         let mut world = cell.borrow_mut();
         world.callbacks -= 1;
-        world.finish(stream);
-        if let Err(panic) = outcome {
+        let told_before = outcome.err().and_then(|panic| {
+            // Before the end of its stream's last operation buries a stream that is gone.
             world.panicked(stream, position, name);
-            world.panic.0.get_or_insert(panic);
+            world.panic.keep(panic)
+        });
+        world.finish(stream);
+        drop(world);
+        // What it carries may come back in when it is dropped, and may panic.
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(told_before))) {
+            std::mem::forget(another);
         }
     }
 }
@@ -246,6 +252,19 @@ impl Callback {
 /// The first panic of a host function or a kernel's body that nobody was told of yet.
 #[derive(Default)]
 pub(super) struct KeptPanic(Option<Box<dyn Any + Send>>);
+
+impl KeptPanic {
+    /// Keeps a panic, or gives it back where there is one.
+    fn keep(&mut self, panic: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
+        match self.0 {
+            Some(_) => Some(panic),
+            None => {
+                self.0 = Some(panic);
+                None
+            }
+        }
+    }
+}
 
 impl std::fmt::Debug for KeptPanic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -9,7 +9,7 @@ use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, KernelLaunch, Kernels, RangeUse, TwinMemory};
 
 /// Threads of a block that every device can run.
-const MOST_THREADS: u64 = 1024;
+const MOST_THREADS: u128 = 1024;
 /// Blocks in the first dimension that every device can run.
 const MOST_BLOCKS: u32 = i32::MAX as u32;
 
@@ -40,7 +40,7 @@ unsafe impl Kernels for Sim {
     unsafe fn launch_kernel(&self, launch: &KernelLaunch<'_>, stream: &SimStream) -> DriverResult<()> {
         let twin = launch.kernel.on_cpu()?;
         let grid = launch.grid;
-        let threads: u64 = grid.threads.iter().map(|&t| u64::from(t)).product();
+        let threads: u128 = grid.threads.iter().map(|&t| u128::from(t)).product();
         if grid.is_empty() || threads > MOST_THREADS || grid.blocks[0] > MOST_BLOCKS {
             let message = format!(
                 "no device can run {grid:?}: name at least one thread, at most {MOST_THREADS} a block"
@@ -71,5 +71,32 @@ unsafe impl Kernels for Sim {
         let declared = declared.body(move |memory| twin(memory, &arguments));
         // SAFETY: passed on: whoever launches owns the ranges on the stream until the kernel is complete.
         unsafe { self.launch_anywhere(stream, declared) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millpond_driver::{Grid, Kernel};
+
+    #[test]
+    fn threads_beyond_counting_are_refused() {
+        static NOTHING: Kernel = Kernel::new(c"nothing", c"").twin(|_, _| ());
+        let sim = Sim::new(512);
+        let stream = sim.stream().expect("a stream");
+        let sizes = [
+            ([8, 8, 16], true),
+            ([1024, 1, 2], false),
+            ([1 << 31, 1 << 31, 4], false),
+            ([u32::MAX; 3], false),
+        ];
+        for (threads, runs) in sizes {
+            let grid = Grid { blocks: [1; 3], threads, shared_bytes: 0 };
+            let launch = KernelLaunch { kernel: &NOTHING, grid, arguments: &[], ranges: &[] };
+            // SAFETY: it touches nothing.
+            #[allow(unsafe_code, reason = "kernels work on raw addresses")]
+            let launched = unsafe { sim.launch_kernel(&launch, &stream) };
+            assert_eq!(launched.is_ok(), runs, "{threads:?}: {launched:?}");
+        }
     }
 }

@@ -325,10 +325,11 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets the stream go on; under the early and random schedules what can run now may run at once.
+    /// Lets the stream go on; under the early and random schedules what can run now may run at once. In virtual time the gate is over
+    /// now, by the host's clock, or when what is queued before it is.
     pub fn open(self) {
         let guard = self.sim.lock();
-        guard.borrow_mut().gates[self.gate as usize] = true;
+        guard.borrow_mut().opened(self.gate);
         exec::woken(&guard);
         exec::pass_on(&guard);
     }

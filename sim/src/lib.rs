@@ -22,7 +22,7 @@
 //! | `exec` | when queued work runs |
 //! | `memory`, `contents` | addresses to bytes; sparse bytes |
 //! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch`, `callback` | the verbs |
-//! | `rate`, `fault`, `ledger`, `mismatch`, `verdict` | virtual time, planted faults, accounts, wrong bytes, the judgement |
+//! | `rate`, `late`, `fault`, `ledger`, `mismatch`, `verdict` | virtual time, and behind gates; planted faults, accounts, wrong bytes, the judgement |
 //!
 //! ```
 //! use millpond_driver::{Fences, Memory};
@@ -59,6 +59,7 @@ mod exec;
 mod fault;
 mod host;
 mod kernels;
+mod late;
 mod launch;
 mod ledger;
 mod memory;
@@ -269,7 +270,8 @@ impl Sim {
     /// kernels, fills and copies inside the device, which share one engine; 55.5 GB/s for copies in and for copies out,
     /// one engine each); a host wait moves the host's clock, of which there is one, to the end of what it waited for; a
     /// query does not, and says yes only where the clock has come to that end. So no program is over before its critical
-    /// path is: what the host learnt complete was complete by then. A gate and [`Sim::hold`] take no virtual time.
+    /// path is: what the host learnt complete was complete by then. A gate is over when it is opened, by the host's clock; what is behind
+    /// a closed one is not counted. [`Sim::hold`] takes no virtual time.
     pub fn makespan(&self) -> Duration {
         self.device_time().max(self.host_time())
     }

@@ -9,6 +9,7 @@
 use super::Sim;
 use super::call::Call;
 use super::exec::{Action, Points};
+use super::late::End;
 use super::oracle::{StreamKey, StreamLabel};
 use super::rate::Engine;
 use super::world::{Shared, World, bad_handle};
@@ -18,7 +19,7 @@ use millpond_driver::sync::{
     plain::{AtomicBool, AtomicU64},
 };
 use millpond_driver::units::StreamId;
-use millpond_driver::{Caller, DriverResult, StreamKind, StreamOptions, ThreadEnd};
+use millpond_driver::{Caller, DriverResult, StreamKind, StreamOptions};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,7 +43,7 @@ pub(super) struct Op {
     pub(super) number: u64,
     /// The host's tick at submission.
     pub(super) tick: u64,
-    /// When it ends, in virtual nanoseconds.
+    /// When it ends, in virtual nanoseconds; 0 behind a closed gate, where it does not run.
     pub(super) finish: u64,
 }
 
@@ -70,8 +71,8 @@ pub(super) struct StreamState {
     pub(super) done: u64,
     /// Whether the operation after `done` is a closure that is being called now.
     pub(super) running: bool,
-    /// When the last operation submitted ends, in virtual nanoseconds.
-    pub(super) free_at: u64,
+    /// When the last operation submitted ends.
+    pub(super) free_at: End,
     /// Index in the world's list of active streams, meaningful while the queue is not empty.
     pub(super) active_at: usize,
     /// Whether it is in its device's list of blocking streams with work since the last legacy operation.
@@ -106,7 +107,7 @@ pub(super) fn thread_number() -> u64 {
 pub(super) struct Booking {
     pub(super) deps: Points,
     /// When what it waits for ends.
-    pub(super) ready: u64,
+    pub(super) ready: End,
     pub(super) engine: Engine,
     pub(super) nanos: u64,
 }
@@ -114,7 +115,7 @@ pub(super) struct Booking {
 impl Booking {
     /// An operation that waits for nothing and takes this long on an engine.
     pub(super) fn on(engine: Engine, nanos: u64) -> Booking {
-        Booking { deps: Points::new(), ready: 0, engine, nanos }
+        Booking { deps: Points::new(), ready: End::default(), engine, nanos }
     }
     /// An operation that takes no time.
     pub(super) fn instant() -> Booking {
@@ -154,7 +155,7 @@ impl World {
             submitted: 0,
             done: 0,
             running: false,
-            free_at: 0,
+            free_at: End::default(),
             active_at: 0,
             since_legacy: false,
             capture: None,
@@ -266,26 +267,26 @@ impl World {
     }
 
     /// Puts an operation on a stream; returns its position and when it ends.
-    pub(super) fn submit(&mut self, key: StreamKey, mut booking: Booking, action: Action) -> (u64, u64) {
+    pub(super) fn submit(&mut self, key: StreamKey, mut booking: Booking, action: Action) -> (u64, End) {
         let s = self.stream(key);
         let (device, kind, listed) = (s.device, s.kind, s.since_legacy);
         match kind {
             StreamKind::NonBlocking => {}
             StreamKind::LegacyDefault => {
                 // E4: behind all blocking streams. Those without work since the last legacy operation are behind it.
-                booking.ready = booking.ready.max(self.devices[device].buried_finish);
+                booking.ready.and(&End::at(self.devices[device].buried_finish));
                 for other in std::mem::take(&mut self.devices[device].since_legacy) {
                     if let Some(o) = &mut self.streams[other.0 as usize] {
                         o.since_legacy = false;
                         booking.deps.push((other, o.submitted));
-                        booking.ready = booking.ready.max(o.free_at);
+                        booking.ready.and(&o.free_at);
                     }
                 }
             }
             StreamKind::Blocking | StreamKind::PerThreadDefault => {
                 let legacy = self.devices[device].legacy;
                 let l = self.stream(legacy);
-                booking.ready = booking.ready.max(l.free_at);
+                booking.ready.and(&l.free_at);
                 if l.done < l.submitted {
                     booking.deps.push((legacy, l.submitted));
                 }
@@ -295,26 +296,52 @@ impl World {
             }
         }
         booking.deps.retain(|d| self.done(d.0) < d.1);
-        let now = self.host_now;
-        let ready = now.max(booking.ready).max(self.stream(key).free_at);
-        let device = &mut self.devices[device];
-        let finish = device.engines.book(booking.engine, now, ready, booking.nanos);
-        device.last_finish = device.last_finish.max(finish);
+        let (now, Booking { deps, mut ready, engine, nanos }) = (self.host_now, booking);
+        let s = self.stream(key);
+        let position = s.submitted + 1;
+        ready.and(&s.free_at);
+        ready.at = ready.at.max(now);
+        let gate = if let Action::Gate(gate) = action { Some(gate) } else { None };
+        let (finish, end) = if gate.is_none() && ready.is_known() {
+            let finish = self.book(key, engine, (now, ready.at), nanos);
+            (finish, End::at(finish))
+        } else {
+            (0, self.put_off.put_off((key, position), gate, ready, (engine, nanos)))
+        };
 
         let (active_at, tick, from) = (self.active.len(), self.hold.now, self.called_from);
         let s = self.stream_mut(key);
         s.since_legacy = matches!(kind, StreamKind::Blocking | StreamKind::PerThreadDefault);
-        s.free_at = finish;
-        s.submitted += 1;
-        let position = s.submitted;
+        s.free_at = end.clone();
+        s.submitted = position;
         let was_idle = s.queue.is_empty() && !s.running;
-        s.queue.push_back(Op { from, deps: booking.deps, action, number: s.operations, tick, finish });
+        s.queue.push_back(Op { from, deps, action, number: s.operations, tick, finish });
         if was_idle {
             s.active_at = active_at;
             self.active.push(key);
         }
         self.fresh = Some((key, position));
-        (position, finish)
+        (position, end)
+    }
+
+    /// Books an operation that may begin at `ready`, on its stream's device; returns when it ends.
+    pub(super) fn book(
+        &mut self,
+        key: StreamKey,
+        engine: Engine,
+        (now, ready): (u64, u64),
+        nanos: u64,
+    ) -> u64 {
+        let device = self.stream(key).device;
+        let device = &mut self.devices[device];
+        let finish = device.engines.book(engine, now, ready, nanos);
+        device.last_finish = device.last_finish.max(finish);
+        finish
+    }
+
+    /// When the last operation of a stream ends that has run, or of one that went meanwhile what was known before.
+    pub(super) fn ended(&self, key: StreamKey, before: &End) -> u64 {
+        self.streams[key.0 as usize].as_ref().map_or(before.at, |s| s.free_at.at)
     }
 
     /// Destroys a stream: at once, pending work goes on, and the handle's value is free to come back.
@@ -343,7 +370,7 @@ impl World {
             && s.kind != StreamKind::NonBlocking
         {
             let device = &mut self.devices[s.device];
-            device.buried_finish = device.buried_finish.max(s.free_at);
+            device.buried_finish = device.buried_finish.max(s.free_at.at);
         }
     }
 
@@ -384,16 +411,8 @@ pub(super) struct StreamRef {
     pub(super) which: Which,
     /// Whoever made it may destroy it at any time.
     pub(super) mortal: bool,
-    ended: Ended,
-}
-
-/// What tells that nobody else has a stream any more that was not made by its reference.
-enum Ended {
-    Never,
-    /// A mortal one: its handle is another stream's.
-    Handle(Arc<AtomicBool>),
-    /// The default stream of a thread: that has ended.
-    Thread(ThreadEnd),
+    /// Of a mortal one, what tells that it has ended: its handle is another stream's.
+    ended: Option<Arc<AtomicBool>>,
 }
 
 /// A counted reference to a stream of the simulated device.
@@ -406,17 +425,13 @@ pub struct SimStream(pub(super) Arc<StreamRef>);
 impl SimStream {
     pub(super) fn new(sim: &Sim, handle: u64, which: Which) -> SimStream {
         let (shared, device) = (sim.shared().clone(), sim.index());
-        let end = if which == Which::PerThread { ThreadEnd::of_this_thread() } else { None };
-        let ended = end.map_or(Ended::Never, Ended::Thread);
-        SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false, ended }))
+        SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false, ended: None }))
     }
     /// Whether nobody else has it. Of a mortal one, whoever made it has it until its end, which shows when its handle is another's: what the
-    /// driver's ids tell of a real one. Of a thread's default stream: whether the thread that made the reference has ended.
+    /// driver's ids tell of a real one. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
-        match &self.0.ended {
-            Ended::Handle(ended) => return ended.load(Ordering::Acquire),
-            Ended::Thread(end) => return end.has_come(),
-            Ended::Never => {}
+        if let Some(ended) = &self.0.ended {
+            return ended.load(Ordering::Acquire);
         }
         let last = matches!(self.0.which, Which::Created(_)) && Arc::strong_count(&self.0) == 1;
         core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
@@ -483,7 +498,7 @@ impl Sim {
     pub fn mortal_stream(&self, stream: &SimStream) -> SimStream {
         self.expect_captures();
         let (shared, device, handle) = (self.shared().clone(), self.index(), stream.handle());
-        let ended = Ended::Handle(Arc::clone(self.lock().borrow_mut().mortals.entry(handle).or_default()));
+        let ended = Some(Arc::clone(self.lock().borrow_mut().mortals.entry(handle).or_default()));
         SimStream(Arc::new(StreamRef { shared, device, handle, which: Which::Value, mortal: true, ended }))
     }
     /// Somebody else may capture graphs on this device: allocators record no context-wide event from now on.

@@ -9,6 +9,7 @@ use super::capture::{self, Capture};
 use super::event::EventState;
 use super::exec::{Hold, KeptPanic, Schedule};
 use super::fault::Faults;
+use super::late::PutOff;
 use super::memory::{FreeAddresses, MemoryMap, Part};
 use super::mismatch::Mismatch;
 use super::oracle::{AccessKind, HostKey, Oracle, StreamKey};
@@ -126,10 +127,14 @@ pub(super) struct World {
     pub(super) captures: Vec<Capture>,
     pub(super) next_capture: u32,
     pub(super) gates: Vec<bool>,
+    /// Operations whose time is not known, because of a closed gate.
+    pub(super) put_off: PutOff,
     /// Where the call in progress was made.
     pub(super) called_from: Option<Caller>,
     /// Where the operation that runs was asked for.
     pub(super) runs_from: Option<Caller>,
+    /// When it ends, in virtual nanoseconds.
+    pub(super) runs_at: u64,
     pub(super) mismatches: Vec<Mismatch>,
     pub(super) mismatches_total: u64,
     pub(super) panic: KeptPanic,
@@ -180,8 +185,10 @@ impl World {
             captures: Vec::new(),
             next_capture: 0,
             gates: Vec::new(),
+            put_off: PutOff::default(),
             called_from: None,
             runs_from: None,
+            runs_at: 0,
             mismatches: Vec::new(),
             mismatches_total: 0,
             panic: KeptPanic::default(),

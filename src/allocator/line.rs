@@ -14,7 +14,7 @@
 use super::events::SharedEvent;
 use super::lenders::news::Listeners;
 use super::registry::Named;
-use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
+use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind, ThreadEnd};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::laws::{self, cost};
 use crate::order::{Clock, Completed, Marker, Timeline, TimelineId};
@@ -61,8 +61,21 @@ pub(crate) struct Line<D: Driver> {
     /// Of such a one: a stamp was loaded since the last marker that was recorded began, so that none may cover it.
     loose: AtomicBool,
     /// Who may mark it, if only one thread may (a per-thread default stream).
-    owner: Option<ThreadId>,
+    owner: Option<OwnThread>,
     pub(super) state: Ranked<LineState<D>>,
+}
+
+/// The thread that made a line of its default stream: the one whose stream it is, wherever the reference was made.
+struct OwnThread {
+    id: ThreadId,
+    /// What tells that it has ended, unless it was ending then.
+    end: Option<ThreadEnd>,
+}
+
+impl OwnThread {
+    fn here() -> OwnThread {
+        OwnThread { id: current_thread(), end: ThreadEnd::of_this_thread() }
+    }
 }
 
 pub(super) struct LineState<D: Driver> {
@@ -84,14 +97,22 @@ impl<D: Driver> Line<D> {
         }
         stamp
     }
-    /// The stamp of all that the stream will ever hold, if nobody but its timeline has the stream, nor can be given it: for an open use,
-    /// `declared` or an operation's.
+    /// Whether nobody can queue work on the stream any more but through its line: nobody else has a reference to it or, of a thread's
+    /// default stream, that thread has ended, whoever has references. What was queued happens before the answer.
+    pub(super) fn is_nobodys(&self, driver: &D, native: &D::Stream) -> bool {
+        match &self.owner {
+            Some(thread) => thread.end.as_ref().is_some_and(ThreadEnd::has_come),
+            None => driver.is_last_reference(native),
+        }
+    }
+    /// The stamp of all that the stream will ever hold, if nobody can queue work on it any more, nor be given it: for an open use, `declared` or an
+    /// operation's.
     pub(crate) fn last_stamp(&self, driver: &D, declared: bool) -> Option<Epoch> {
         // The default stream of a thread that has ended is nobody's, whoever is given it.
         let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let state = self.state.lock();
         let is_last = |native| {
-            let last = || driver.is_last_reference(native);
+            let last = || self.is_nobodys(driver, native);
             if declared { laws::is_last_declared(last) } else { laws::is_last_user(last) }
         };
         let over = !comes_back && state.native.as_ref().is_some_and(is_last);
@@ -237,7 +258,7 @@ impl<D: Driver> Line<D> {
     /// Whether the native handle means this stream on the calling thread: a per-thread default stream's means that
     /// thread's own.
     pub(super) fn is_here(&self) -> bool {
-        self.owner.is_none_or(|t| t == current_thread())
+        self.owner.as_ref().is_none_or(|thread| thread.id == current_thread())
     }
     /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place,
     /// unless the call names it.
@@ -308,7 +329,7 @@ pub(super) fn new_line<D: Driver>(
         unmanaged: plain::AtomicBool::new(info.mortal || info.kind == StreamKind::PerThreadDefault),
         mortal: plain::AtomicBool::new(info.mortal),
         loose: AtomicBool::new(false),
-        owner: (info.kind == StreamKind::PerThreadDefault).then(current_thread),
+        owner: (info.kind == StreamKind::PerThreadDefault).then(OwnThread::here),
         state: Ranked::new(
             Rank::Timeline,
             LineState { timeline: Timeline::new(id), native, closing: false, behind: false },

@@ -603,7 +603,7 @@ impl<D: Driver> Registry<D> {
                 return Ok(false);
             }
             let Some(native) = state.native.take() else { return Ok(false) };
-            let alone = driver.is_last_reference(&native);
+            let alone = line.is_nobodys(driver, &native);
             // From here on nobody reserves a number; who needs a marker waits for the closing one.
             state.closing = true;
             let copy = state.timeline.clock().clone();

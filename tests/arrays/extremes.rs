@@ -84,6 +84,8 @@ fn of_array<T>(lengths: &[usize], room: u64) -> Answer {
 }
 
 fn refused(e: &Error) -> Answer {
+    // Whatever the numbers, it has words.
+    let _ = e.to_string();
     match e {
         Error::Overflow { .. } => Answer::Overflow,
         &Error::TooLarge { requested: asked, most } => {
@@ -188,7 +190,7 @@ fn parts<T: Pod>(shape: Shape, of: Bounds, middle: usize, to: Shape) {
         x.view().reshape(to).map(|v| v.shape()).map_err(|e| refused(&e)),
         keeps.then_some(to).ok_or(Answer::TooShort)
     );
-    assert_eq!(x.view_mut().reshape(to).is_ok(), keeps);
+    assert_eq!(x.view_mut().reshape(to).map_err(|e| refused(&e)).is_ok(), keeps);
     let pinned = gpu.pinned_uninit::<T>(shape).unwrap();
     assert_eq!(
         lies(|| pinned.view().slice(of)).map(|v| v.shape().to_vec()),
@@ -268,6 +270,7 @@ fn copies<T: Pod + PartialEq + std::fmt::Debug>(
     assert_eq!(to.is_ok(), b.lies_in(N), "{b:?}");
     for e in [from.as_ref().err(), to.as_ref().err()].into_iter().flatten() {
         assert!(matches!(e, Error::Mismatch(m) if m.verb == "plane"), "{e}");
+        let _ = e.to_string();
     }
     if let Ok(from) = &from {
         assert_eq!(from.shape().to_vec(), a.shape());
@@ -284,7 +287,8 @@ fn copies<T: Pod + PartialEq + std::fmt::Debug>(
         }
         if let Ok(pinned) = gpu.pinned_uninit::<T>(source) {
             let sent = to.copy_from(pinned, &s);
-            assert_eq!(sent.is_ok(), source.to_vec() == b.shape(), "{source:?} {b:?}");
+            let sent = sent.map_err(|e| e.error.to_string());
+            assert_eq!(sent.is_ok(), source.to_vec() == b.shape(), "{source:?} {b:?}: {sent:?}");
         }
         // Whatever was in that source, this is what comes behind it.
         if b.places().next().is_some() {
@@ -306,7 +310,7 @@ fn planes_of_nothing(p: Plane, elements: usize) {
     let found =
         x.view().plane(p.rows, p.width, p.pitch).map(|p| p.to_pinned(&s).unwrap().wait().unwrap().len());
     let lies = p.lies_in(elements).then(|| p.rows * p.width);
-    assert_eq!(found.ok(), lies, "{p:?} of {elements}");
+    assert_eq!(found.map_err(|e| refused(&e)), lies.ok_or(Answer::TooShort), "{p:?} of {elements}");
     assert_eq!(x.view_mut().plane(p.rows, p.width, p.pitch).is_ok(), lies.is_some());
 }
 
@@ -323,6 +327,20 @@ fn no_range_holds_the_last_index() {
     let y = gpu.uninit::<()>(usize::MAX, &s).unwrap();
     assert!(lies(|| y.slice(..=usize::MAX)).is_none());
     assert_eq!(y.slice(..usize::MAX).len(), usize::MAX);
+}
+
+/// A shape of more elements than can be counted has words all the same.
+#[test]
+fn what_cannot_be_counted_has_words() {
+    let (_sim, gpu) = device();
+    let s = gpu.stream().unwrap();
+    let x = gpu.uninit::<u8>(6, &s).unwrap();
+    let view = x.view();
+    for e in [view.plane(2, 1, usize::MAX).unwrap_err(), view.reshape([usize::MAX, 2]).unwrap_err()] {
+        assert!(e.to_string().contains("(more elements than can be counted)"), "{e}");
+    }
+    let e = view.reshape([usize::MAX, 2, 0]).unwrap_err();
+    assert!(e.to_string().contains("(0 elements)"), "{e}");
 }
 
 proptest! {
@@ -347,7 +365,8 @@ proptest! {
                 };
                 prop_assert_eq!(shape, same);
             }
-            Err(Error::TooManyDimensions { asked, most }) => {
+            Err(e @ Error::TooManyDimensions { asked, most }) => {
+                prop_assert!(e.to_string().contains("dimensions"));
                 prop_assert!(lengths.len() > MOST_DIMENSIONS);
                 prop_assert_eq!((asked, most), (lengths.len(), MOST_DIMENSIONS));
             }
@@ -381,15 +400,18 @@ proptest! {
                     prop_assert!(bytes == 0 || rounded + skips <= i128::from(DEVICE), "{} at {}", bytes, align);
                     prop_assert_eq!((block.len(), block.address().0 % align), (bytes, 0));
                 }
-                Err(Error::BadAlignment { requested: asked, most }) => {
+                Err(e @ Error::BadAlignment { requested: asked, most }) => {
+                    prop_assert!(e.to_string().contains("alignment"));
                     prop_assert_eq!((asked, most), (align, GIB));
                     prop_assert!(!align.is_power_of_two() || align > GIB);
                 }
-                Err(Error::TooLarge { requested: asked, most }) => {
+                Err(e @ Error::TooLarge { requested: asked, most }) => {
+                    prop_assert!(e.to_string().contains("split the request"));
                     prop_assert_eq!((asked, most), (bytes, MOST));
                     prop_assert!(rounded > i128::from(MOST));
                 }
                 Err(Error::OutOfMemory(facts)) => {
+                    let _ = facts.to_string();
                     prop_assert!(bytes > 0 && rounded <= i128::from(MOST));
                     prop_assert!(rounded + skips > i128::from(DEVICE), "{} at {}: {}", bytes, align, facts);
                     let told = (i128::from(facts.rounded), i128::from(facts.needed));

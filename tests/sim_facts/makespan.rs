@@ -3,14 +3,14 @@
 //! The critical path is computed here from the program alone, with rates and edges of its own: an operation begins when the
 //! operation before it on its stream, what its stream waits for or follows by itself (the legacy stream and blocking ones), every
 //! conflicting use of its bytes and whatever the host had seen complete when it asked are over, and lasts its bytes over its rate; a
-//! host function lasts nothing, and orders as they do. Engines and prices of calls only add to
+//! host function lasts nothing, and orders as they do, and a gate is over when the host opened it. Engines and prices of calls only add to
 //! that. Programs are lawful: before a use that conflicts with another stream's, they wait on the device, on the host, or
 //! ask once and trust a yes, as an allocator does.
 
 use super::*;
 use millpond::driver::{HostKind, OwnedHost, OwnedRange};
 use millpond::{Allocator, Config, Limit};
-use millpond_sim::{HostFunction, Schedule};
+use millpond_sim::{Gate, HostFunction, Schedule};
 use millpond_testkit::dice::Dice;
 
 /// Nanoseconds that so many bytes take at so many bytes a microsecond.
@@ -23,12 +23,12 @@ const BUS: u64 = 55_500;
 const SCHEDULES: [Schedule; 5] =
     [Schedule::Earliest, Schedule::Latest, Schedule::Random(1), Schedule::Random(2), Schedule::Random(3)];
 
-/// A use of a buffer: on which stream, whether it writes, the event behind it, when it is over at the earliest.
+/// A use of a buffer: on which stream, whether it writes, the event behind it, which operation it is.
 struct Use {
     stream: usize,
     writes: bool,
     event: SimEvent,
-    over: u64,
+    operation: usize,
 }
 
 /// How a stream is ordered with others by itself (E4).
@@ -46,31 +46,76 @@ impl Kind {
     }
 }
 
+/// An operation, and what it comes after.
+struct Operation {
+    after: Vec<usize>,
+    /// Up to when the host had waited or seen when it asked, or opened it.
+    asked: u64,
+    nanos: u64,
+    /// A gate that is closed.
+    closed: bool,
+    /// When it is over at the earliest, unless it is behind a closed gate.
+    over: Option<u64>,
+}
+
 /// What a program's own edges say of its time.
 #[derive(Default)]
 struct Path {
-    /// Each stream's kind, and when its last operation is over at the earliest. Of those too that are gone.
-    streams: Vec<(Kind, u64)>,
+    /// Each stream's kind and its last operation. Of those too that are gone.
+    streams: Vec<(Kind, Option<usize>)>,
+    operations: Vec<Operation>,
     /// Up to when the host has waited or seen.
     host: u64,
-    end: u64,
 }
 
 impl Path {
     fn of(kinds: &[Kind], host: u64) -> Path {
-        Path { streams: kinds.iter().map(|&kind| (kind, 0)).collect(), host, end: 0 }
+        Path { streams: kinds.iter().map(|&kind| (kind, None)).collect(), host, ..Path::default() }
     }
-    fn operation(&mut self, stream: usize, ready: u64, nanos: u64) -> u64 {
+    /// One more operation, behind these and whatever its stream is behind by itself.
+    fn operation(&mut self, stream: usize, mut after: Vec<usize>, nanos: u64) -> usize {
         let (kind, own) = self.streams[stream];
-        let implied = self.streams.iter().filter(|s| kind.minds(s.0)).map(|s| s.1).max().unwrap_or(0);
-        let over = ready.max(own).max(implied).max(self.host) + nanos;
-        self.streams[stream].1 = over;
-        self.end = self.end.max(over);
-        over
+        after.extend(own);
+        after.extend(self.streams.iter().filter(|s| kind.minds(s.0)).filter_map(|s| s.1));
+        self.operations.push(Operation { after, asked: self.host, nanos, closed: false, over: None });
+        let number = self.operations.len() - 1;
+        self.streams[stream].1 = Some(number);
+        self.settle(number);
+        number
     }
-    fn host_saw(&mut self, over: u64) {
-        self.host = self.host.max(over);
-        self.end = self.end.max(over);
+    fn settle(&mut self, number: usize) {
+        let Operation { after, asked, nanos, closed, .. } = &self.operations[number];
+        let overs = after.iter().map(|&o| self.operations[o].over);
+        let ready = overs.fold(Some(*asked), |ready, over| Some(ready?.max(over?)));
+        self.operations[number].over = ready.filter(|_| !closed).map(|ready| ready + nanos);
+    }
+    fn gate(&mut self, stream: usize) -> usize {
+        let number = self.operation(stream, Vec::new(), 0);
+        let gate = &mut self.operations[number];
+        (gate.closed, gate.over) = (true, None);
+        number
+    }
+    /// The host opens a gate: how many operations have a time by that.
+    fn open(&mut self, gate: usize, host: u64) -> u64 {
+        (self.operations[gate].closed, self.operations[gate].asked) = (false, host);
+        let late: Vec<usize> =
+            (gate..self.operations.len()).filter(|&o| self.operations[o].over.is_none()).collect();
+        late.iter().for_each(|&o| self.settle(o));
+        late.iter().filter(|&&o| self.operations[o].over.is_some()).count() as u64
+    }
+    fn over(&self, operation: usize) -> Option<u64> {
+        self.operations[operation].over
+    }
+    /// Whether nothing on this stream is behind a closed gate.
+    fn is_open(&self, stream: usize) -> bool {
+        self.streams[stream].1.is_none_or(|last| self.over(last).is_some())
+    }
+    /// The end of all that is not behind a closed gate, and of the host's waits.
+    fn end(&self) -> u64 {
+        self.operations.iter().filter_map(|o| o.over).fold(self.host, u64::max)
+    }
+    fn host_saw(&mut self, operation: usize) {
+        self.host = self.host.max(self.over(operation).expect("nothing behind a closed gate is over"));
     }
 }
 
@@ -79,11 +124,13 @@ const DEVICE: usize = 2;
 const BUFFERS: usize = 4;
 
 /// How often what may shorten a path was at stake: a question answered with yes, and a use that nothing but the legacy stream orders, by
-/// itself, behind another stream's.
+/// itself, behind another stream's; and what a gate keeps.
 #[derive(Default, Debug)]
 struct Stake {
     yes: u64,
     implied: u64,
+    /// Operations that were behind gates.
+    behind: u64,
 }
 
 struct Program {
@@ -94,6 +141,8 @@ struct Program {
     addrs: [Addr; BUFFERS],
     uses: [Vec<Use>; BUFFERS],
     path: Path,
+    /// Those that are closed, and which operations they are.
+    gates: Vec<(Gate, usize)>,
     stake: Stake,
     _memory: ([OwnedRange<Sim>; DEVICE], OwnedHost<Sim>),
 }
@@ -112,15 +161,14 @@ impl Program {
         let pinned = sim.pin(8 * MIB, HostKind::Cached).expect("pinned");
         let addrs = [device[0].addr(), device[1].addr(), pinned.addr(), Addr(pinned.addr().0 + 4 * MIB)];
         // What was done so far took the host's time; the program begins now.
-        let host = u64::try_from(sim.host_time().as_nanos()).expect("short");
-        let path = Path::of(&kinds, host);
-        let (uses, stake) = Default::default();
-        Program { sim, coins, streams, addrs, uses, path, stake, _memory: (device, pinned) }
+        let path = Path::of(&kinds, host_time(&sim));
+        let (uses, gates, stake) = Default::default();
+        Program { sim, coins, streams, addrs, uses, path, gates, stake, _memory: (device, pinned) }
     }
 
-    /// Orders an operation behind the uses that it conflicts with; when those are over that the device waits for.
-    fn order(&mut self, on: usize, touched: &[(usize, bool)]) -> u64 {
-        let mut ready = 0;
+    /// Orders an operation behind the uses that it conflicts with: those that the device waits for.
+    fn order(&mut self, on: usize, touched: &[(usize, bool)]) -> Vec<usize> {
+        let mut ready = Vec::new();
         for &(b, writes) in touched {
             for u in self.uses[b].iter().filter(|u| (writes || u.writes) && u.stream != on) {
                 if self.path.streams[on].0.minds(self.path.streams[u.stream].0) {
@@ -128,21 +176,21 @@ impl Program {
                     continue;
                 }
                 match self.coins.number(4) {
-                    0 if self.streams[u.stream].1 => {
+                    0 if self.streams[u.stream].1 && self.path.is_open(u.stream) => {
                         self.sim.synchronize_stream(&self.streams[u.stream].0).expect("waited");
-                        self.path.host_saw(self.path.streams[u.stream].1);
+                        self.path.host_saw(self.path.streams[u.stream].1.expect("the use"));
                     }
-                    1 => {
+                    1 if self.path.over(u.operation).is_some() => {
                         assert!(self.sim.wait_event(&u.event, Duration::MAX).expect("waited"));
-                        self.path.host_saw(u.over);
+                        self.path.host_saw(u.operation);
                     }
                     2 if self.sim.query(&u.event).expect("asked") => {
-                        self.path.host_saw(u.over);
+                        self.path.host_saw(u.operation);
                         self.stake.yes += 1;
                     }
                     _ => {
                         self.sim.wait(&self.streams[on].0, &u.event).expect("a wait");
-                        ready = ready.max(u.over);
+                        ready.push(u.operation);
                     }
                 }
             }
@@ -215,21 +263,40 @@ impl Program {
                 0
             }
         };
-        let over = self.path.operation(on, ready, nanos);
+        let operation = self.path.operation(on, ready, nanos);
         for &(b, writes) in touched {
             if writes {
                 self.uses[b].clear();
             }
             let event = mark(&self.sim, &self.streams[on].0);
-            self.uses[b].push(Use { stream: on, writes, event, over });
+            self.uses[b].push(Use { stream: on, writes, event, operation });
+        }
+    }
+
+    fn close_a_gate(&mut self) {
+        let on = self.coins.number(self.streams.len() as u64) as usize;
+        if self.streams[on].1 && self.gates.len() < 3 {
+            let gate = self.sim.gate(&self.streams[on].0).expect("queued");
+            self.gates.push((gate, self.path.gate(on)));
+        }
+    }
+
+    fn open_a_gate(&mut self) {
+        if !self.gates.is_empty() {
+            let which = self.coins.number(self.gates.len() as u64) as usize;
+            let (gate, operation) = self.gates.swap_remove(which);
+            self.stake.behind += self.path.open(operation, host_time(&self.sim));
+            gate.open();
         }
     }
 
     /// A stream goes, whatever is queued on it, and another of its kind comes.
     fn end_a_stream(&mut self) {
         let which = self.coins.number(self.streams.len() as u64) as usize;
-        let (kind, over) = self.path.streams[which];
-        if kind == Kind::Legacy || !self.streams[which].1 {
+        let (kind, _) = self.path.streams[which];
+        // The legacy stream may wait for one that is gone, and is not promised to: behind a closed gate the path could not tell which.
+        let tells = kind == Kind::Alone || self.path.is_open(which);
+        if kind == Kind::Legacy || !self.streams[which].1 || !tells {
             return;
         }
         self.sim.destroy_stream(&self.streams[which].0).expect("it is there");
@@ -237,9 +304,12 @@ impl Program {
         // The legacy stream is not promised to wait for it (the oracle's order says so): who needs its work, waits by an event.
         self.path.streams[which].0 = Kind::Alone;
         self.streams.push((stream(&self.sim, kind), true));
-        self.path.streams.push((kind, 0));
-        self.path.end = self.path.end.max(over);
+        self.path.streams.push((kind, None));
     }
+}
+
+fn host_time(sim: &Sim) -> u64 {
+    u64::try_from(sim.host_time().as_nanos()).expect("short")
 }
 
 fn stream(sim: &Sim, kind: Kind) -> SimStream {
@@ -256,18 +326,24 @@ fn run(seed: u64, schedule: Schedule) -> (u64, u64, Stake) {
     for _ in 0..40 {
         match program.coins.number(20) {
             0 => program.end_a_stream(),
-            1 => {
+            1 if program.gates.is_empty() => {
                 program.sim.synchronize_device().expect("waited");
-                program.path.host_saw(program.path.end);
+                program.path.host = program.path.end();
             }
+            2 => program.close_a_gate(),
+            3 | 4 => program.open_a_gate(),
             _ => program.operation(),
         }
         for _ in 0..program.coins.number(3) {
             program.sim.tick();
         }
     }
+    while !program.gates.is_empty() {
+        program.open_a_gate();
+    }
     program.sim.verdict().unwrap_or_else(|v| panic!("seed {seed}, {schedule:?}: not lawful: {v}"));
-    (program.path.end, u64::try_from(program.sim.makespan().as_nanos()).expect("short"), program.stake)
+    assert!(program.path.operations.iter().all(|o| o.over.is_some()));
+    (program.path.end(), u64::try_from(program.sim.makespan().as_nanos()).expect("short"), program.stake)
 }
 
 #[test]
@@ -283,9 +359,13 @@ fn no_program_ends_before_its_critical_path() {
             assert!(path > 0);
             stake.yes += seen.yes;
             stake.implied += seen.implied;
+            stake.behind += seen.behind;
         }
     }
-    assert!(stake.yes > 100 && stake.implied > 1000, "nothing was at stake: {stake:?}");
+    assert!(
+        stake.yes > 100 && stake.implied > 1000 && stake.behind > 1000,
+        "nothing was at stake: {stake:?}"
+    );
 }
 
 /// 24 copies of 75.6 µs, and 24 kernels of 75.5 µs that read what they brought.
@@ -335,21 +415,70 @@ fn an_address_is_used_by_one_batch_after_the_other() {
         for _ in 0..BATCHES {
             let batch = gpu.alloc(BYTES, &copy).expect("memory");
             h2d(&sim, batch.address(), host.ptr().as_ptr(), BYTES, copy.native()).expect("queued");
-            let free = over.get(&batch.address()).copied().unwrap_or(0);
+            let free = over.get(&batch.address()).copied().into_iter().collect();
             let copied = path.operation(0, free, lasts(BYTES, BUS));
             work.wait_stream(&copy).expect("a wait");
             batch.record_use(&work).expect("told");
             let train = Launch::new("train").reads(batch.address(), BYTES).takes(KERNEL);
             sim.launch(work.native(), train).expect("queued");
-            over.insert(batch.address(), path.operation(1, copied, KERNEL));
+            over.insert(batch.address(), path.operation(1, vec![copied], KERNEL));
         }
         let makespan = u64::try_from(sim.makespan().as_nanos()).expect("short");
         assert!(
-            makespan >= path.end,
+            makespan >= path.end(),
             "{schedule:?}, {room}: over at {makespan} ns, the path ends at {}",
-            path.end
+            path.end()
         );
         sim.verdict().expect("ordered");
+    }
+}
+
+/// What is behind a gate begins when the host opens it: on its stream, on one that waits for that, for whoever waits for all.
+#[test]
+fn what_is_behind_a_gate_begins_when_it_is_opened() {
+    const MS: Duration = Duration::from_millis(1);
+    for schedule in SCHEDULES {
+        let sim = Sim::new(GIB).schedule(schedule);
+        let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+        let (gate, inner) = (sim.gate(&s).expect("queued"), sim.gate(&t).expect("queued"));
+        sim.launch(&s, touch_nothing().takes(1_000_000)).expect("queued");
+        let behind = mark(&sim, &s);
+        sim.wait(&t, &behind).expect("a wait");
+        sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
+        let all = sim.event().expect("an event");
+        sim.record_context(&all).expect("recorded");
+        inner.open();
+        assert!(!sim.wait_event(&behind, 5 * MS).expect("a wait"), "{schedule:?}");
+        assert!(sim.host_time() >= 5 * MS && sim.device_time() < MS, "what is behind it is not counted");
+        gate.open();
+        assert!(!sim.query(&behind).expect("asked"), "{schedule:?}: its millisecond begins now");
+        assert!(sim.makespan() >= 7 * MS, "{schedule:?}: {:?}", sim.makespan());
+        assert!(!sim.wait_event(&all, MS).expect("a wait"), "{schedule:?}");
+        assert!(sim.wait_event(&behind, Duration::MAX).expect("a wait") && sim.host_time() >= 6 * MS);
+        assert!(sim.wait_event(&all, Duration::MAX).expect("a wait") && sim.host_time() >= 7 * MS);
+        assert!(sim.host_time() < 8 * MS, "{schedule:?}");
+    }
+}
+
+/// A host function that opens a gate does so when it runs, and who waits behind that waits until then.
+#[test]
+fn a_host_function_opens_a_gate_in_its_own_time() {
+    for schedule in SCHEDULES {
+        let sim = Sim::new(GIB).schedule(schedule);
+        let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+        let first = sim.gate(&s).expect("queued");
+        sim.launch(&s, touch_nothing().takes(1_000_000)).expect("queued");
+        let (told, hears) = std::sync::mpsc::channel::<Gate>();
+        sim.host_function(&s, move || hears.recv().expect("a gate").open()).expect("queued");
+        sim.wait(&t, &mark(&sim, &s)).expect("a wait");
+        told.send(sim.gate(&t).expect("queued")).expect("kept");
+        sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
+        let behind = mark(&sim, &t);
+        first.open();
+        assert!(sim.wait_event(&behind, Duration::MAX).expect("a wait"), "{schedule:?}");
+        let over = sim.host_time().as_micros();
+        assert!((2000..2100).contains(&over), "{schedule:?}: {over} us");
+        sim.synchronize_device().expect("waited");
     }
 }
 

@@ -257,6 +257,47 @@ fn e5_a_panicking_host_function_is_finished_and_told_later_and_the_device_goes_o
     );
 }
 
+/// The first panic that the executor kept.
+fn kept_panic(sim: &Sim) -> Box<dyn std::any::Any + Send> {
+    let run = std::panic::AssertUnwindSafe(|| sim.run_until_idle());
+    std::panic::catch_unwind(run).expect_err("passed on")
+}
+
+/// The last operation of a stream that is gone buries it.
+#[test]
+fn e5_the_last_panic_of_a_stream_that_is_gone_is_told() {
+    let sim = sim().schedule(Schedule::Latest);
+    let s = sim.stream().expect("s");
+    sim.host_function(&s, || panic!("as planned")).expect("queued");
+    drop(s);
+    sim.synchronize_device().expect("a driver call passes no panic on");
+    assert_eq!(kept_panic(&sim).downcast_ref(), Some(&"as planned"));
+    let (found, 1) = sim.mismatches() else { panic!("one finding") };
+    assert!(found[0].to_string().contains(", operation 0 of stream 0"), "{}", found[0]);
+    assert_eq!(sim.leaks(), []);
+}
+
+/// What a panic carries may come back into the simulator, or panic itself, when it is dropped.
+#[test]
+fn e5_what_later_panics_carry_is_dropped_outside_the_device() {
+    struct Breaks;
+    impl Drop for Breaks {
+        fn drop(&mut self) {
+            panic!("in a drop");
+        }
+    }
+    let sim = sim().schedule(Schedule::Latest);
+    let (s, event) = (sim.stream().expect("s"), sim.event().expect("an event"));
+    sim.host_function(&s, || panic!("the first")).expect("queued");
+    sim.host_function(&s, || std::panic::panic_any(event)).expect("queued");
+    sim.host_function(&s, || std::panic::panic_any(Breaks)).expect("queued");
+    sim.synchronize_stream(&s).expect("a driver call passes no panic on");
+    assert_eq!(kept_panic(&sim).downcast_ref(), Some(&"the first"));
+    assert_eq!(sim.mismatches().1, 3, "each is told");
+    drop(s);
+    assert_eq!(sim.leaks(), []);
+}
+
 #[test]
 fn a_panic_of_a_body_passes_out_of_no_drop() {
     // Each of these runs the body: inside a free, an unpinning, a drop that records an event by the coin's choice.

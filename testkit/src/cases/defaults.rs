@@ -1,5 +1,6 @@
 //! Random programs of several threads' default streams: each thread has its own, all have the context's legacy one and one that somebody
-//! made. The threads take turns, so that a seed is a program; they end, and others begin.
+//! made. The threads take turns, so that a seed is a program; they end, and others begin. What a thread adopts as its own may be a reference that another
+//! one made, which has ended or not.
 //!
 //! Who orders a stream behind another thread's has an event that that thread recorded, because naming the stream itself is refused there.
 //! This too is drawn, with every verb that names a stream: the answer is the typed error, and every figure of the report is what it was.
@@ -142,7 +143,11 @@ impl Run {
 
     /// This thread's default stream.
     fn open(&mut self) -> Outcome {
-        let stream = self.w.gpu.adopt(self.w.sim.per_thread_stream()).map_err(said)?;
+        // Whoever made the reference, and whether they live or not, the stream is this thread's.
+        let made: Vec<_> = self.lanes[2..].iter().map(|lane| lane.stream.native().clone()).collect();
+        let theirs = !made.is_empty() && self.dice.one_in(2);
+        let reference = if theirs { self.dice.of(&made).clone() } else { self.w.sim.per_thread_stream() };
+        let stream = self.w.gpu.adopt(reference).map_err(said)?;
         self.lanes.push(Lane { stream, thread: Some(self.now), done: 0, event: None });
         Ok(())
     }
@@ -225,7 +230,16 @@ impl Run {
             s.wait(&event).map_err(said)?;
         }
         self.live[i].block.record_use(&s).map_err(said)?;
+        if self.dice.one_in(3) {
+            self.crowd(i)?;
+            self.lanes[lane].event = Some((s.record().map_err(said)?, self.lanes[lane].done));
+        }
         self.launch(i, lane)
+    }
+
+    /// So many streams that are gone at once use a block that its uses are looked at: none ends that a living thread declared.
+    fn crowd(&mut self, i: usize) -> Outcome {
+        (0..10).try_for_each(|_| self.live[i].block.record_use(&self.w.stream()).map_err(said))
     }
 
     /// Another thread's default stream, which may have ended, is named here.

@@ -3,13 +3,13 @@
 
 #![allow(unsafe_code, reason = "memory from elsewhere is taken at its word")]
 
-use crate::rig::{all_clean, on};
+use crate::rig::{all_clean, late, on, write};
 use millpond::array::ForeignMemory;
 use millpond::transfer::scope;
 use millpond::units::{GIB, MIB};
 use millpond::{
-    Allocation, Allocator, Config, DeviceArray, DriverErrorKind, Error, PinnedAllocation, Stream, Trim,
-    kernel,
+    Allocation, Allocator, Config, DeviceArray, DriverErrorKind, Error, Growth, Limit, PinnedAllocation,
+    Stream, Trim, kernel,
 };
 use millpond_sim::{Schedule, Sim};
 use std::sync::Arc;
@@ -255,4 +255,54 @@ fn a_scope_refuses_another_threads_default_stream() {
         });
     });
     st.end();
+}
+
+/// A reference to a thread's default stream means the stream of whoever adopts it, wherever it was made: the end of the thread that
+/// made it ends no use.
+#[test]
+fn a_reference_is_its_adopters_not_its_makers() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().limit(Limit::Bytes(4 * MIB)).growth(Growth::Exact));
+    let reference = std::thread::scope(|threads| threads.spawn(|| sim.per_thread_stream()).join().unwrap());
+    let (s, mine) = (gpu.stream().unwrap(), gpu.adopt(reference).unwrap());
+    let others: Vec<_> = (0..12).map(|_| gpu.stream().unwrap()).collect();
+    let block = gpu.alloc(4 * MIB, &s).unwrap();
+    write(&sim, &block, &s);
+    for user in [&mine].into_iter().chain(&others) {
+        user.wait_stream(&s).unwrap();
+        block.share_with(user).unwrap();
+    }
+    let before = mine.record().unwrap();
+    write(&sim, &block, &mine);
+    s.wait(&before).unwrap();
+    others.iter().for_each(|other| s.wait_stream(other).unwrap());
+    drop(block);
+    // Behind all but the last write.
+    let next = gpu.alloc(4 * MIB, &s).unwrap();
+    write(&sim, &next, &s);
+    drop((next, before, s, mine, others));
+    gpu.synchronize().unwrap();
+    all_clean(&sim, gpu);
+}
+
+/// Threads that adopt one reference use streams of their own, and their ends end the uses of a block that stays.
+#[test]
+fn a_shared_references_uses_end_with_the_adopting_threads() {
+    let sim = Sim::new(GIB);
+    let gpu = on(&sim, Config::default());
+    let (s, reference) = (gpu.stream().unwrap(), sim.per_thread_stream());
+    let block = gpu.alloc(MIB, &s).unwrap();
+    for _ in 0..200 {
+        std::thread::scope(|threads| {
+            threads
+                .spawn(|| block.record_use(&gpu.adopt(reference.clone()).unwrap()).unwrap())
+                .join()
+                .unwrap();
+        });
+        gpu.synchronize().unwrap();
+    }
+    let left = gpu.bookkeeping();
+    assert!(left.uses < 30 && left.timelines < 60, "of 200 threads that ended: {:?}", left.counts());
+    drop((block, s));
+    all_clean(&sim, gpu);
 }

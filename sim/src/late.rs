@@ -1,0 +1,118 @@
+//! Times behind closed gates: nobody knows when an operation ends that is queued behind one, until the gate is opened.
+//!
+//! All other times are known at submission (`rate`). An operation behind a closed gate is put off: it has a number, keeps what it was booked
+//! with, and gets its time when the last gate before it opens, in the order of submission. What takes its time from it meanwhile, an event or
+//! an operation behind it, names it by number. Without gates nothing here is ever asked for.
+//!
+//! It does not know streams' order, nor when anything runs.
+
+use super::oracle::StreamKey;
+use super::rate::Engine;
+use super::world::World;
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+
+/// When something is over, in virtual nanoseconds: at this time or, behind operations whose end is not known yet, not before it.
+#[derive(Clone, Default, Debug)]
+pub(super) struct End {
+    pub(super) at: u64,
+    /// Numbers of operations that were put off.
+    behind: SmallVec<[u64; 1]>,
+}
+
+impl End {
+    pub(super) fn at(nanos: u64) -> End {
+        End { at: nanos, behind: SmallVec::new() }
+    }
+    pub(super) fn is_known(&self) -> bool {
+        self.behind.is_empty()
+    }
+    /// Both are over.
+    pub(super) fn and(&mut self, other: &End) {
+        self.at = self.at.max(other.at);
+        for &number in &other.behind {
+            if !self.behind.contains(&number) {
+                self.behind.push(number);
+            }
+        }
+    }
+    fn learn(&mut self, ends: &HashMap<u64, u64>) {
+        let at = &mut self.at;
+        self.behind.retain(|number| match ends.get(number) {
+            Some(&end) => {
+                *at = end.max(*at);
+                false
+            }
+            None => true,
+        });
+    }
+}
+
+/// An operation that was put off.
+#[derive(Debug)]
+struct Late {
+    number: u64,
+    stream: StreamKey,
+    position: u64,
+    /// If it is one that is closed.
+    gate: Option<u32>,
+    ready: End,
+    engine: Engine,
+    nanos: u64,
+}
+
+/// The operations that were put off, oldest first.
+#[derive(Default, Debug)]
+pub(super) struct PutOff {
+    so_far: u64,
+    left: Vec<Late>,
+}
+
+impl PutOff {
+    /// One more operation, at this position of its stream: when it is over.
+    pub(super) fn put_off(
+        &mut self,
+        (stream, position): (StreamKey, u64),
+        gate: Option<u32>,
+        ready: End,
+        (engine, nanos): (Engine, u64),
+    ) -> End {
+        let number = self.so_far;
+        self.so_far += 1;
+        let end = End { at: ready.at.saturating_add(nanos), behind: SmallVec::from_elem(number, 1) };
+        self.left.push(Late { number, stream, position, gate, ready, engine, nanos });
+        end
+    }
+}
+
+impl World {
+    /// A gate is open: it is over by now, and what was only behind it has its time.
+    pub(super) fn opened(&mut self, gate: u32) {
+        self.gates[gate as usize] = true;
+        // Inside a host function it is that function's time.
+        let now = if self.callbacks > 0 { self.host_now.max(self.runs_at) } else { self.host_now };
+        let mut ends = HashMap::new();
+        for mut op in std::mem::take(&mut self.put_off.left) {
+            op.ready.learn(&ends);
+            if op.gate == Some(gate) {
+                op.gate = None;
+                op.ready.at = op.ready.at.max(now);
+            }
+            if op.gate.is_some() || !op.ready.is_known() {
+                self.put_off.left.push(op);
+                continue;
+            }
+            let host_now = self.host_now;
+            let end = self.book(op.stream, op.engine, (host_now, op.ready.at), op.nanos);
+            ends.insert(op.number, end);
+            // It has not run, so its stream is there.
+            let stream = self.stream_mut(op.stream);
+            stream.free_at.learn(&ends);
+            let place = op.position - stream.done - 1 - u64::from(stream.running);
+            stream.queue[place as usize].finish = end;
+        }
+        if !ends.is_empty() {
+            self.events.values_mut().for_each(|event| event.finish.learn(&ends));
+        }
+    }
+}
