@@ -128,10 +128,8 @@ impl Door {
         self.owes.store(false, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
         let trimmed = self.gpu.trim(Trim::All);
-        let report = self.gpu.report();
-        let pinned = report.pinned.as_ref().map_or(0, |p| p.reserved.saturating_sub(p.allocated));
-        let kept = report.reserved.saturating_sub(report.total.allocated) + pinned;
-        if trimmed.is_err() || kept > 0 {
+        // What lies beside something that is alive goes back behind its free, which owes anew: until then there is nothing to come for.
+        if trimmed.is_err() || self.gpu.unused_segment_bytes() > 0 {
             self.owe();
         }
         Ok(trimmed?.bytes)

@@ -148,3 +148,42 @@ fn ended_allocators_keep_no_events() {
         }
     });
 }
+
+/// A block that lives on in an ended allocator is nothing to come for: later calls ask the driver no more than without it, and come when it was freed.
+#[test]
+fn ended_allocators_that_live_on_cost_later_calls_nothing() {
+    alone("ended::ended_allocators_that_live_on_cost_later_calls_nothing", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, t) = (stream(&cuda), stream(&cuda));
+        let next = Door::new("");
+        let calls = |call: &str| {
+            let before = fake.calls_total();
+            assert_eq!(if call == "trim" { next.trim() } else { next.one("millpond_synchronize") }, OK);
+            fake.calls_total() - before
+        };
+        for end in ["millpond_destroy", "millpond_release"] {
+            let (mut ended, mut beside) = (Vec::new(), Vec::new());
+            for more in [1, 7] {
+                ended.extend((0..more).map(|_| {
+                    let door = Door::new("");
+                    door.declare_permanent(&s);
+                    let (x, y, h) = (door.alloc(512, &s), door.alloc(512, &s), pinned(door, 512));
+                    write(&cuda, &s, y, 512, 1);
+                    assert_eq!([door.record_use(y, &t), door.free(y), door.one(end)], [OK; 3]);
+                    (door, x, h)
+                }));
+                // What was pending at the end lies beside what lives on; the first rounds learn that it is over, and let its events go.
+                beside.push([0; 4].map(|_| ["trim", "synchronize"].map(&calls))[3]);
+            }
+            assert_eq!(beside[0], beside[1], "{end}: driver calls beside one and beside eight");
+            for &(door, x, h) in &ended {
+                assert_eq!([door.free(x), function::<Two>("millpond_free_pinned")(door.0, h)], [OK; 2]);
+            }
+            assert_eq!(next.one("millpond_synchronize"), OK);
+            let left: Vec<_> = ended.iter().map(|(door, ..)| door.stat("reserved")).collect();
+            assert_eq!(left, [0; 8], "{end}: what was freed went back");
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}
