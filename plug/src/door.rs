@@ -490,6 +490,7 @@ impl Door {
             }
             Ok(addr as *mut c_void)
         })
+        .inspect_err(|_| self.refused())
     }
 
     /// What calls that may not wait left undone.

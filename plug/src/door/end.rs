@@ -142,6 +142,14 @@ impl Door {
         OWING.store(true, Ordering::Release);
     }
 
+    /// A request was let in and failed. If it was closed meanwhile, what it took from the device on its way is owed.
+    #[cold]
+    pub(crate) fn refused(&self) {
+        if self.closed.load(Ordering::Acquire) {
+            self.owe();
+        }
+    }
+
     /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
     /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
     pub(super) fn settle(waited_for: Option<u32>) {

@@ -9,6 +9,10 @@ use cudarc::driver::sys;
 use pond::cuda::{Cuda, GpuStream};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// `MILLPOND_STATUS_DRIVER`.
+const DRIVER: c_int = 8;
 
 /// Whatever waits for the device, the driver's own frees among it.
 const WAITS: [&str; 5] =
@@ -185,5 +189,37 @@ fn ended_allocators_that_live_on_cost_later_calls_nothing() {
             assert_eq!(left, [0; 8], "{end}: what was freed went back");
         }
         assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// The allocator of a test that ends it in the middle of another call.
+static BESIDE: AtomicU32 = AtomicU32::new(0);
+
+/// Another thread ends it now: with what code, if it comes back.
+fn ends_it(end: &'static str) -> Option<c_int> {
+    let door = Door(BESIDE.load(Ordering::SeqCst));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(door.one(end)));
+    told.recv_timeout(std::time::Duration::from_secs(20)).ok()
+}
+
+/// An allocation that was let in finds its allocator ended, has grown, and fails: what it took from the device goes back by a later call.
+#[test]
+fn an_allocation_that_fails_beside_a_destroy_leaves_nothing() {
+    alone("ended::an_allocation_that_fails_beside_a_destroy_leaves_nothing", |fake| {
+        extern "C" fn destroys() {
+            assert_eq!(ends_it("millpond_destroy"), Some(OK));
+        }
+        let cuda = program();
+        bind(&cuda);
+        let (s, door, next) = (stream(&cuda), Door::new("scrub=1"), Door::new(""));
+        BESIDE.store(door.0, Ordering::SeqCst);
+        fake.before_here("cuMemAlloc_v2", destroys);
+        fake.fail_here(&["cuMemsetD8Async"], 1, 1);
+        assert_eq!(door.try_alloc(MIB, &s), Err(DRIVER), "the fill fails");
+        assert_eq!(fake.struck_here().as_deref(), Some("cuMemsetD8Async"));
+        assert!(door.stat("reserved") > 0, "it has grown");
+        assert_eq!([door.one("millpond_destroy"), next.one("millpond_synchronize")], [UNKNOWN_ALLOCATOR, OK]);
+        assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
     });
 }
