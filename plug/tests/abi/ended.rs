@@ -223,3 +223,29 @@ fn an_allocation_that_fails_beside_a_destroy_leaves_nothing() {
         assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
     });
 }
+
+/// A finaliser that ends an allocator whose destroy waits for the device on another thread: it does not wait for the same, and the destroy says that
+/// there is nothing to end.
+#[test]
+fn a_release_does_not_wait_behind_a_destroy() {
+    alone("ended::a_release_does_not_wait_behind_a_destroy", |fake| {
+        extern "C" fn releases() {
+            assert_eq!(ends_it("millpond_release"), Some(OK), "it waits behind the destroy");
+        }
+        let cuda = program();
+        bind(&cuda);
+        let (s, door) = (stream(&cuda), Door::new(""));
+        let x = door.alloc(MIB, &s);
+        write(&cuda, &s, x, MIB, 1);
+        assert_eq!(door.free_unknown(x), OK);
+        BESIDE.store(door.0, Ordering::SeqCst);
+        fake.before_here("cuCtxSynchronize", releases);
+        assert_eq!(door.one("millpond_destroy"), UNKNOWN_ALLOCATOR, "{}", last());
+        assert_eq!(door.one("millpond_release"), UNKNOWN_ALLOCATOR);
+        assert_eq!(
+            (door.stat("reserved"), fake.verdict()),
+            (0, None),
+            "the destroy had waited for what the release left"
+        );
+    });
+}
