@@ -346,6 +346,34 @@ fn opens_unsafe(source: &str) -> bool {
     })
 }
 
+/// Whether std is asked which thread this is: behind its own end of a thread, where a destructor may call us still, it panics.
+fn asks_std_for_the_thread(source: &str) -> bool {
+    let code: String = without_tests(source).split_whitespace().collect();
+    code.match_indices("thread::current").any(|(at, word)| !code[at + word.len()..].starts_with(is_word))
+        || code.match_indices("thread::{").any(|(at, word)| {
+            let group = code[at + word.len()..].split_once('}').map_or("", |(group, _)| group);
+            group.split(',').any(|name| name == "current")
+        })
+}
+
+#[test]
+fn nobody_asks_std_which_thread_this_is() {
+    let mut files = library();
+    files.extend(rust_files(&["plug/src"]));
+    // Of a model checker's threads.
+    files.retain(|f| !f.ends_with("driver/src/sync/model.rs"));
+    let found: Vec<_> =
+        files.iter().filter(|f| asks_std_for_the_thread(&read(f))).map(|f| f.display()).collect();
+    assert_none(
+        "files that name `thread::current`: `sync::current_thread` answers in any destructor",
+        &found,
+    );
+    for planted in ["let id = std::thread::current().id();", "use std::thread::{ThreadId, current};"] {
+        assert!(asks_std_for_the_thread(planted), "{planted}");
+    }
+    assert!(!asks_std_for_the_thread("thread::current_thread(); // thread::current()"));
+}
+
 /// A `static` of the code, as `NAME: Type`, and whether each thread has one of its own: it stands in a macro's braces, or
 /// its type is one that threads cannot share.
 fn statics(source: &str) -> Vec<(String, bool)> {

@@ -24,11 +24,10 @@ use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUstream, CUstream_st};
-use millpond_driver::sync::{Arc, Mutex, Weak};
+use millpond_driver::sync::{Arc, Mutex, ThreadId, Weak, current_thread};
 use millpond_driver::units::{DeviceId, StreamId};
 use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, StreamInfo, StreamKind, StreamOptions};
-use std::thread::ThreadId;
 
 /// `CU_STREAM_LEGACY`; 0 means the same here.
 pub(super) const LEGACY: usize = 1;
@@ -133,7 +132,7 @@ impl GpuStream {
     #[inline]
     pub(super) fn here(&self, call: Call) -> DriverResult<CUstream> {
         match self.0.whose {
-            Whose::PerThread(owner) if owner != std::thread::current().id() && !planted!(CudaAnyThread) => {
+            Whose::PerThread(owner) if owner != current_thread() && !planted!(CudaAnyThread) => {
                 Err(self.elsewhere(call))
             }
             _ => Ok(self.0.handle.0),
@@ -151,7 +150,7 @@ impl GpuStream {
     fn may_capture(&self) -> bool {
         // A mortal stream may be gone: it cannot be asked.
         let here = match self.0.whose {
-            Whose::PerThread(owner) => owner == std::thread::current().id(),
+            Whose::PerThread(owner) => owner == current_thread(),
             ref whose => !matches!(whose, Whose::Mortal),
         };
         here && (!matches!(self.0.whose, Whose::Ours) || self.is_exposed())
@@ -580,7 +579,7 @@ impl Cuda {
     /// The stream captures; the driver's.
     pub fn per_thread_stream(&self) -> DriverResult<GpuStream> {
         let kind = StreamKind::PerThreadDefault;
-        self.default_stream(per_thread_handle(), kind, Whose::PerThread(std::thread::current().id()))
+        self.default_stream(per_thread_handle(), kind, Whose::PerThread(current_thread()))
     }
 
     fn default_stream(&self, handle: CUstream, kind: StreamKind, whose: Whose) -> DriverResult<GpuStream> {

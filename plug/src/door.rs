@@ -57,8 +57,6 @@ pub(crate) struct Door {
     closed: AtomicBool,
     /// A stream was brought by a call that may not wait: streams that have ended may be left for one that may.
     brought: AtomicBool,
-    /// One destroy at a time.
-    closing: Mutex<()>,
     /// Destroyed, and something was freed that has not gone back.
     owes: AtomicBool,
     /// PyTorch's, which is never freed.
@@ -158,7 +156,7 @@ impl Door {
         let gpu = Allocator::new(cuda, config)?;
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
-        let (closed, closing, owes) = (AtomicBool::new(false), Mutex::new(()), AtomicBool::new(false));
+        let (closed, owes) = (AtomicBool::new(false), AtomicBool::new(false));
         let (brought, lasting) = (AtomicBool::new(false), AtomicBool::new(false));
         let door = DOORS.put(|number| {
             Door::hold_context(gpu.driver(), device);
@@ -168,19 +166,7 @@ impl Door {
             } else {
                 gpu.driver().promise_no_captures();
             }
-            Box::new(Door {
-                number,
-                device,
-                gpu,
-                closed,
-                brought,
-                closing,
-                owes,
-                lasting,
-                permanent,
-                lanes,
-                pinned,
-            })
+            Box::new(Door { number, device, gpu, closed, brought, owes, lasting, permanent, lanes, pinned })
         });
         door.ok_or_else(Door::too_many)
     }
@@ -490,6 +476,7 @@ impl Door {
             }
             Ok(addr as *mut c_void)
         })
+        .inspect_err(|_| self.refused())
     }
 
     /// What calls that may not wait left undone.

@@ -37,7 +37,7 @@ impl Door {
         if bytes == 0 {
             return Ok(core::ptr::null_mut());
         }
-        let memory = self.gpu().alloc_pinned(bytes as u64)?;
+        let memory = self.gpu().alloc_pinned(bytes as u64).inspect_err(|_| self.refused())?;
         let at = memory.as_ptr().as_ptr().cast::<c_void>();
         let block = Block { memory: Some(memory), by_unknown: AtomicBool::new(false) };
         self.pinned().lock().insert(at.addr(), Arc::new(block));

@@ -8,6 +8,7 @@
 //!
 //! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
+use super::Allocator;
 use super::entry::Range;
 use super::pool::{PIECE, Pool};
 use super::shared::{Core, lost_context};
@@ -39,6 +40,37 @@ pub struct Trimmed {
 struct Piece<D: Driver> {
     pool: Arc<Pool<D>>,
     cut: Cut,
+}
+
+impl<D: Driver> Allocator<D> {
+    /// Bytes of segments, of device and pinned memory, in which nothing is alive: a [trim](Allocator::trim) gives them back as soon as all
+    /// work on them is known to be complete, and nothing else before the next free. Looks through all that is alive, as
+    /// [`Allocator::live`] does.
+    pub fn unused_segment_bytes(&self) -> u64 {
+        let live = self.live();
+        let at = |pinned| {
+            let of = live.iter().filter(|l| l.stream.is_none() == pinned);
+            let mut at: Vec<u64> = of.map(|l| l.addr.0).collect();
+            at.sort_unstable();
+            at
+        };
+        let unused = |at: &[u64], first: u64, bytes: u64| {
+            let next = at.get(at.partition_point(|&addr| addr < first));
+            if next.is_some_and(|&addr| addr - first < bytes) { 0 } else { bytes }
+        };
+        let (device, pinned) = (at(false), at(true));
+        let core = self.core();
+        let of_device = core
+            .backing
+            .lock()
+            .segments
+            .values()
+            .map(|r| unused(&device, r.addr().0, r.bytes()))
+            .sum::<u64>();
+        let host = core.host.lock();
+        of_device
+            + host.backing.segments.values().map(|r| unused(&pinned, r.addr().0, r.bytes())).sum::<u64>()
+    }
 }
 
 impl<D: Driver> Core<D> {

@@ -175,6 +175,14 @@ impl Fake {
         let plant = self.symbol::<extern "C" fn(*const c_char, u64, u32)>("millpond_fake_fail_here_of");
         plant(names.as_ptr(), nth, code);
     }
+    /// Runs this before the calling thread's next call of a function.
+    pub fn before_here(&self, name: &str, what: extern "C" fn()) {
+        let name = CString::new(name).expect("a name");
+        self.symbol::<extern "C" fn(*const c_char, extern "C" fn())>("millpond_fake_before_here")(
+            name.as_ptr(),
+            what,
+        );
+    }
     /// The name of the call that the calling thread's last fault struck.
     pub fn struck_here(&self) -> Option<String> {
         self.text("millpond_fake_struck_here")

@@ -1,18 +1,38 @@
 //! Ordinary builds: `parking_lot`, `core` and `std`, with nothing in between. It does not know that there are models.
 
+use core::cell::Cell;
+use core::num::NonZeroU64;
+use core::sync::atomic::{AtomicU64, Ordering};
+
 pub use parking_lot::lock_api::{Mutex as Lock, MutexGuard as LockGuard, RawMutexFair as LockKind};
 pub use parking_lot::{Mutex, MutexGuard, RawMutex as Parking};
 pub use parking_lot::{ReentrantMutex as Reentrant, ReentrantMutexGuard as ReentrantGuard};
-pub use std::thread::{ThreadId, yield_now};
+pub use std::thread::yield_now;
 
 /// Atomic integers and flags.
 pub mod atomic {
     pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 }
 
-/// The calling thread's identity.
+/// A thread's number, never another's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ThreadId(NonZeroU64);
+
+/// The calling thread's identity. Not std's own, which panics in what runs behind std's end of a thread: in the destructor of a key of
+/// pthread's that was made later.
+#[inline]
 pub fn current_thread() -> ThreadId {
-    std::thread::current().id()
+    thread_local! {
+        static MINE: Cell<Option<ThreadId>> = const { Cell::new(None) };
+    }
+    #[cold]
+    fn deal() -> ThreadId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let dealt = NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).expect("64 bits last for ever");
+        MINE.set(Some(ThreadId(dealt)));
+        ThreadId(dealt)
+    }
+    MINE.get().unwrap_or_else(deal)
 }
 
 /// A place to wait until another thread changed what a [`Mutex`] protects.

@@ -41,12 +41,19 @@ impl Door {
         self.lasting.store(true, Ordering::Release);
     }
 
-    /// Its end: from now on no request is answered.
-    fn ends(&self) {
-        self.closed.store(true, Ordering::Release);
+    /// Its end: from now on no request is answered. No lock is held over what a destroy waits for, so that a release never waits behind it: of calls
+    /// that end one at once, one does.
+    ///
+    /// # Errors
+    /// Another call has ended it meanwhile.
+    fn ends(&self) -> Result<(), Failure> {
+        if self.closed.swap(true, Ordering::AcqRel) && !planted!(DoorClosedFirst) {
+            return Err(self.destroyed());
+        }
         if !self.lasting.load(Ordering::Acquire) {
             ENDED.ended(self.number);
         }
+        Ok(())
     }
 
     /// Frees those that ended, but so many last ones. To be called where no door is held by the calling thread.
@@ -72,9 +79,8 @@ impl Door {
     /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
     ///
     /// # Errors
-    /// The driver's. Then it is as open as before, and can be closed later.
+    /// The driver's. Then it is as open as before, and can be closed later. Another call ended it meanwhile: what that left has been waited for all the same.
     pub(crate) fn close(&self) -> Result<(), Failure> {
-        let _turn = self.closing.lock();
         self.opened()?;
         if planted!(DoorClosedFirst) {
             self.closed.store(true, Ordering::Release);
@@ -83,7 +89,7 @@ impl Door {
         self.gpu.synchronize()?;
         Door::settle(Some(self.device));
         self.gpu.trim(Trim::All)?;
-        self.ends();
+        let ended = self.ends();
         drop(core::mem::take(&mut *self.lanes.lock()));
         met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
@@ -91,7 +97,7 @@ impl Door {
         let _ = self.gpu.synchronize();
         let _ = self.pay();
         self.rest();
-        Ok(())
+        ended
     }
 
     /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
@@ -107,12 +113,11 @@ impl Door {
     /// # Errors
     /// It was ended before.
     pub(crate) fn release(&self) -> Result<(), Failure> {
-        let _turn = self.closing.lock();
         self.opened()?;
         if planted!(DoorReleaseWaits) {
             let _ = self.gpu.synchronize();
         }
-        self.ends();
+        self.ends()?;
         met::forget(self.number);
         let _ = self.pay();
         Ok(())
@@ -128,10 +133,8 @@ impl Door {
         self.owes.store(false, Ordering::Release);
         drop(core::mem::take(&mut *self.lanes.lock()));
         let trimmed = self.gpu.trim(Trim::All);
-        let report = self.gpu.report();
-        let pinned = report.pinned.as_ref().map_or(0, |p| p.reserved.saturating_sub(p.allocated));
-        let kept = report.reserved.saturating_sub(report.total.allocated) + pinned;
-        if trimmed.is_err() || kept > 0 {
+        // What lies beside something that is alive goes back behind its free, which owes anew: until then there is nothing to come for.
+        if trimmed.is_err() || self.gpu.unused_segment_bytes() > 0 {
             self.owe();
         }
         Ok(trimmed?.bytes)
@@ -142,6 +145,14 @@ impl Door {
     pub(super) fn owe(&self) {
         self.owes.store(true, Ordering::Release);
         OWING.store(true, Ordering::Release);
+    }
+
+    /// A request was let in and failed. If it was closed meanwhile, what it took from the device on its way is owed.
+    #[cold]
+    pub(crate) fn refused(&self) {
+        if self.closed.load(Ordering::Acquire) {
+            self.owe();
+        }
     }
 
     /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors

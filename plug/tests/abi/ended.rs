@@ -9,6 +9,10 @@ use cudarc::driver::sys;
 use pond::cuda::{Cuda, GpuStream};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// `MILLPOND_STATUS_DRIVER`.
+const DRIVER: c_int = 8;
 
 /// Whatever waits for the device, the driver's own frees among it.
 const WAITS: [&str; 5] =
@@ -146,5 +150,102 @@ fn ended_allocators_keep_no_events() {
             let holds = fake.calls("cuDevicePrimaryCtxRetain") - fake.calls("cuDevicePrimaryCtxRelease_v2");
             assert_eq!(holds, if linked { 1 } else { 2 }, "round {round}");
         }
+    });
+}
+
+/// A block that lives on in an ended allocator is nothing to come for: later calls ask the driver no more than without it, and come when it was freed.
+#[test]
+fn ended_allocators_that_live_on_cost_later_calls_nothing() {
+    alone("ended::ended_allocators_that_live_on_cost_later_calls_nothing", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, t) = (stream(&cuda), stream(&cuda));
+        let next = Door::new("");
+        let calls = |call: &str| {
+            let before = fake.calls_total();
+            assert_eq!(if call == "trim" { next.trim() } else { next.one("millpond_synchronize") }, OK);
+            fake.calls_total() - before
+        };
+        for end in ["millpond_destroy", "millpond_release"] {
+            let (mut ended, mut beside) = (Vec::new(), Vec::new());
+            for more in [1, 7] {
+                ended.extend((0..more).map(|_| {
+                    let door = Door::new("");
+                    door.declare_permanent(&s);
+                    let (x, y, h) = (door.alloc(512, &s), door.alloc(512, &s), pinned(door, 512));
+                    write(&cuda, &s, y, 512, 1);
+                    assert_eq!([door.record_use(y, &t), door.free(y), door.one(end)], [OK; 3]);
+                    (door, x, h)
+                }));
+                // What was pending at the end lies beside what lives on; the first rounds learn that it is over, and let its events go.
+                beside.push([0; 4].map(|_| ["trim", "synchronize"].map(&calls))[3]);
+            }
+            assert_eq!(beside[0], beside[1], "{end}: driver calls beside one and beside eight");
+            for &(door, x, h) in &ended {
+                assert_eq!([door.free(x), function::<Two>("millpond_free_pinned")(door.0, h)], [OK; 2]);
+            }
+            assert_eq!(next.one("millpond_synchronize"), OK);
+            let left: Vec<_> = ended.iter().map(|(door, ..)| door.stat("reserved")).collect();
+            assert_eq!(left, [0; 8], "{end}: what was freed went back");
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// The allocator of a test that ends it in the middle of another call.
+static BESIDE: AtomicU32 = AtomicU32::new(0);
+
+/// Another thread ends it now: with what code, if it comes back.
+fn ends_it(end: &'static str) -> Option<c_int> {
+    let door = Door(BESIDE.load(Ordering::SeqCst));
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(door.one(end)));
+    told.recv_timeout(std::time::Duration::from_secs(20)).ok()
+}
+
+/// An allocation that was let in finds its allocator ended, has grown, and fails: what it took from the device goes back by a later call.
+#[test]
+fn an_allocation_that_fails_beside_a_destroy_leaves_nothing() {
+    alone("ended::an_allocation_that_fails_beside_a_destroy_leaves_nothing", |fake| {
+        extern "C" fn destroys() {
+            assert_eq!(ends_it("millpond_destroy"), Some(OK));
+        }
+        let cuda = program();
+        bind(&cuda);
+        let (s, door, next) = (stream(&cuda), Door::new("scrub=1"), Door::new(""));
+        BESIDE.store(door.0, Ordering::SeqCst);
+        fake.before_here("cuMemAlloc_v2", destroys);
+        fake.fail_here(&["cuMemsetD8Async"], 1, 1);
+        assert_eq!(door.try_alloc(MIB, &s), Err(DRIVER), "the fill fails");
+        assert_eq!(fake.struck_here().as_deref(), Some("cuMemsetD8Async"));
+        assert!(door.stat("reserved") > 0, "it has grown");
+        assert_eq!([door.one("millpond_destroy"), next.one("millpond_synchronize")], [UNKNOWN_ALLOCATOR, OK]);
+        assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
+    });
+}
+
+/// A finaliser that ends an allocator whose destroy waits for the device on another thread: it does not wait for the same, and the destroy says that
+/// there is nothing to end.
+#[test]
+fn a_release_does_not_wait_behind_a_destroy() {
+    alone("ended::a_release_does_not_wait_behind_a_destroy", |fake| {
+        extern "C" fn releases() {
+            assert_eq!(ends_it("millpond_release"), Some(OK), "it waits behind the destroy");
+        }
+        let cuda = program();
+        bind(&cuda);
+        let (s, door) = (stream(&cuda), Door::new(""));
+        let x = door.alloc(MIB, &s);
+        write(&cuda, &s, x, MIB, 1);
+        assert_eq!(door.free_unknown(x), OK);
+        BESIDE.store(door.0, Ordering::SeqCst);
+        fake.before_here("cuCtxSynchronize", releases);
+        assert_eq!(door.one("millpond_destroy"), UNKNOWN_ALLOCATOR, "{}", last());
+        assert_eq!(door.one("millpond_release"), UNKNOWN_ALLOCATOR);
+        assert_eq!(
+            (door.stat("reserved"), fake.verdict()),
+            (0, None),
+            "the destroy had waited for what the release left"
+        );
     });
 }

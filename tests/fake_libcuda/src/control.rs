@@ -3,7 +3,7 @@
 //! These functions are not the driver's; a test finds them in the loaded library by name. Nothing here is counted. Texts
 //! that they answer stay valid until the same function is called again. They do not know what programs are for.
 
-use crate::door::{Code, clear_here, is_sticky, plant_here, struck_here};
+use crate::door::{Code, clear_here, is_sticky, plant_before_here, plant_here, struck_here};
 use crate::raw::Text;
 use crate::state::{State, state, stream};
 use millpond_sim::{Call, Schedule};
@@ -174,6 +174,10 @@ control_calls! {
         if let Ok((sim, _, on)) = stream(value) {
             let _ = sim.capture_around(call, nth.max(1), &on);
         }
+    }
+    /// Runs a function of the test's before the next call of this name that the calling thread makes, in the middle of whatever makes it.
+    fn millpond_fake_before_here(name: Text, what: extern "C" fn()) {
+        plant_before_here(name.get().unwrap_or_default(), what);
     }
     /// How many captures around a call did not survive it, since the reset.
     fn millpond_fake_captures_destroyed() -> u64 {

@@ -105,6 +105,8 @@ thread_local! {
     static FAULT_HERE: Cell<(u64, Code)> = const { Cell::new((0, 0)) };
     /// Of which functions' calls; none is of all.
     static FAULTY_HERE: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    /// What runs before this thread's next call of a function.
+    static BEFORE_HERE: RefCell<Option<(String, extern "C" fn())>> = const { RefCell::new(None) };
     /// The call that it struck.
     static STRUCK_HERE: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
@@ -124,6 +126,18 @@ pub(crate) fn clear_here() {
 /// Which call the fault of this thread struck, if it did.
 pub(crate) fn struck_here() -> Option<&'static str> {
     STRUCK_HERE.get()
+}
+
+/// Has this run before the calling thread's next call of a function, in that thread.
+pub(crate) fn plant_before_here(name: String, what: extern "C" fn()) {
+    BEFORE_HERE.set(Some((name, what)));
+}
+
+fn run_before(name: &str) {
+    let due = BEFORE_HERE.with_borrow_mut(|before| before.take_if(|(of, _)| of == name));
+    if let Some((_, what)) = due {
+        what();
+    }
 }
 
 fn strike_here(state: &State, name: &'static str) -> Option<Code> {
@@ -182,6 +196,7 @@ fn refusal(state: &mut State, name: &'static str) -> Option<Fail> {
 
 /// One call of the driver.
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    run_before(name);
     let run = || {
         if IN_HOST_FUNCTION.get() {
             return Err(Fail::new(NOT_PERMITTED, "no driver call is permitted in a host function"));
