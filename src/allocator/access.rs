@@ -243,9 +243,7 @@ impl<D: Driver> Tracked<D> {
             }
         }
         if laws::after_others(self.shared.load(Ordering::Acquire)) {
-            for pending in holder.conflicts(to, access) {
-                join(into, pending);
-            }
+            join_all(into, holder.conflicts(to, access));
         }
     }
 
@@ -311,6 +309,9 @@ impl<D: Driver> fmt::Debug for Tracked<D> {
     }
 }
 
+/// From so many pending uses on, sorting them is cheaper than looking for each.
+const SORTED_FROM: usize = 32;
+
 /// Adds a pending use to a set, the maximum a stream. Epoch 0 is complete.
 fn join(into: &mut PendingSet, pending: Pending) {
     match into.iter_mut().find(|p| p.on == pending.on) {
@@ -318,6 +319,17 @@ fn join(into: &mut PendingSet, pending: Pending) {
         Some(p) => p.epoch = p.epoch.max(pending.epoch),
         None => into.push(pending),
     }
+}
+
+/// The same for a set: by a look at each for few, by one sort for many, since each of them would be looked for among all the others.
+fn join_all(into: &mut PendingSet, set: PendingSet) {
+    if into.len() + set.len() <= SORTED_FROM {
+        set.into_iter().for_each(|pending| join(into, pending));
+        return;
+    }
+    into.extend(set.into_iter().filter(|p| p.epoch != Epoch::COMPLETE));
+    into.sort_unstable_by(|a, b| a.on.cmp(&b.on).then(b.epoch.cmp(&a.epoch)));
+    into.dedup_by_key(|p| p.on);
 }
 
 /// What an operation does to the uses that are kept, wherever that is.

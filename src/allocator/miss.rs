@@ -149,6 +149,13 @@ impl<D: Driver> Miss<'_, D> {
         if !self.core.registry.alive() {
             return Err(lost());
         }
+        // What lies free in small segments is cached for a large request too, though a hit does not look there: with no driver call.
+        if self.want.kind == Kind::Large
+            && let Some(taken) = self.search(true)
+        {
+            self.count(Rung::Poll, true);
+            return Ok(taken);
+        }
         // Markers that fell due come before our own operation (O9).
         self.core.registry.serve(&self.core.driver);
         self.core.keeper.serve();

@@ -34,6 +34,26 @@ fn small_requests_beside_large_free_space_miss_once() {
     assert_eq!(gpu.report().total.free_chunks, 2, "all merged again");
 }
 
+/// A large request that a small segment has room for is no hit, and costs no driver call either, though something is due and something kept.
+#[test]
+fn large_requests_in_small_segments_call_the_driver_for_nothing() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let small = gpu.alloc(4 * KIB, &s).unwrap();
+    let mut x = gpu.uninit::<u8>(4096, &t).unwrap();
+    drop(x.copy_from(Arc::new(gpu.pinned_from_fn(4096, |i| i as u8).unwrap()), &t).unwrap());
+    assert_eq!(gpu.bookkeeping().kept, 1);
+    let (reserved, before) = (gpu.report().reserved, sim.ledger());
+    for _ in 0..100 {
+        drop(gpu.alloc(300 * KIB, &s).unwrap());
+    }
+    assert_eq!(calls_between(&before, &sim.ledger()), []);
+    assert_eq!(gpu.report().reserved, reserved);
+    drop((small, x, s, t, gpu));
+    sim.verdict().unwrap();
+}
+
 /// A pool keeps few counts and tells the others from them: they have to agree whatever was done.
 #[test]
 fn the_counts_agree() {

@@ -11,6 +11,9 @@ use crate::order::{Marker, Pending, PendingSet, is_ordered};
 use core::time::Duration;
 use smallvec::SmallVec;
 
+/// Of so many missing uses a marker's clock is asked whether it covers them, for the order of the waits.
+const COMPARED: usize = 64;
+
 impl<D: Driver> Registry<D> {
     /// Orders later work on `to` after all of `pending`, and skips the waits that earlier ones made unnecessary.
     ///
@@ -39,9 +42,9 @@ impl<D: Driver> Registry<D> {
             }
         }
         // A marker that covers most of the others' uses first: its wait may teach what theirs would. The order decides how many
-        // waits there are, never whether one is missing.
+        // waits there are, never whether one is missing, so that of many it looks at some.
         markers.sort_by_cached_key(|(_, marker)| {
-            missing.iter().filter(|p| marker.copy.get(p.on) < p.epoch).count()
+            missing.iter().take(COMPARED).filter(|p| marker.copy.get(p.on) < p.epoch).count()
         });
         let covers = |i: usize, j: usize| markers[i].1.copy.get(markers[j].0.on) >= markers[j].0.epoch;
         for (i, (p, marker)) in markers.iter().enumerate() {
