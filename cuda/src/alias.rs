@@ -162,6 +162,15 @@ pub fn store_stays<R>(
     (result, stored)
 }
 
+/// The error that is in store in a context. It stays there.
+#[doc(hidden)]
+pub fn store_peek(context: &CudaContext) -> Option<cudarc::driver::DriverError> {
+    let _turn = turn(context);
+    let stored = context.check_err().err()?;
+    context.record_err::<()>(Err(stored));
+    Some(stored)
+}
+
 /// Leaves an error in the store of a context, for whom its next call belongs to.
 #[doc(hidden)]
 pub fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::DriverError>) {

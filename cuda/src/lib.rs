@@ -63,7 +63,7 @@ mod table;
 mod virt;
 
 #[doc(hidden)]
-pub use alias::{Found, store_error, store_stays};
+pub use alias::{Found, store_error, store_peek, store_stays};
 pub use event::GpuEvent;
 pub use gate::GpuGate;
 pub use kernel::BadRange;

@@ -7,7 +7,7 @@
 
 use super::slice::{NULL, anchor_of};
 use crate::allocator::{Allocation, Allocator, Stream};
-use crate::cuda::{Cuda, store_error, store_stays};
+use crate::cuda::{Cuda, store_error, store_peek, store_stays};
 use crate::driver::{DriverResult, Memory};
 use crate::error::Error;
 use crate::laws;
@@ -258,13 +258,27 @@ fn forget(mut aliases: Option<Box<Alias>>) {
     }
 }
 
-/// What cudarc answers for a stream that it sees as `seen`. What failed is the caller's to meet, in the caller's own value.
-fn lend<'a, R>(given: &CudaStream, seen: &'a CudaStream, ask: impl FnOnce(&'a CudaStream) -> R) -> R {
+/// What cudarc answers for a stream that it sees as `seen`. What failed is the caller's to meet, in the caller's own value. No address where the
+/// end of the use would not be recorded: cudarc gives up there, without a word, if the value that it records in has an error of somebody's in
+/// store.
+fn lend<'a>(
+    cuda: &Cuda,
+    given: &CudaStream,
+    seen: &'a CudaStream,
+    ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
+) -> (CUdeviceptr, SyncOnDrop<'a>) {
     if Arc::ptr_eq(given.context(), seen.context()) {
         return ask(seen);
     }
+    if let Some(e) = store_peek(seen.context()) {
+        cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
+        return refused();
+    }
     let (answer, failed) = store_stays(seen.context(), || ask(seen));
-    store_error(given.context(), failed);
+    if failed.is_err() {
+        store_error(given.context(), failed);
+        return refused();
+    }
     answer
 }
 
@@ -339,14 +353,14 @@ impl<T: Pod> DeviceSlice<T> for PooledSlice<T> {
 impl<T: Pod> DevicePtr<T> for PooledSlice<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(stream, seen, |seen| self.slice.device_ptr(seen))
+        lend(&self.streams.cuda, stream, seen, |seen| self.slice.device_ptr(seen))
     }
 }
 impl<T: Pod> DevicePtrMut<T> for PooledSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.streams.forget_many();
         let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(stream, seen, |seen| self.slice.device_ptr_mut(seen))
+        lend(&self.streams.cuda, stream, seen, |seen| self.slice.device_ptr_mut(seen))
     }
 }
 impl<T: Pod> DeviceSlice<T> for PooledView<'_, T> {
@@ -360,7 +374,7 @@ impl<T: Pod> DeviceSlice<T> for PooledView<'_, T> {
 impl<T: Pod> DevicePtr<T> for PooledView<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(stream, seen, |seen| self.view.device_ptr(seen))
+        lend(&self.streams.cuda, stream, seen, |seen| self.view.device_ptr(seen))
     }
 }
 impl<T: Pod> fmt::Debug for PooledView<'_, T> {
@@ -379,13 +393,13 @@ impl<T: Pod> DeviceSlice<T> for PooledViewMut<'_, T> {
 impl<T: Pod> DevicePtr<T> for PooledViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(stream, seen, |seen| self.view.device_ptr(seen))
+        lend(&self.streams.cuda, stream, seen, |seen| self.view.device_ptr(seen))
     }
 }
 impl<T: Pod> DevicePtrMut<T> for PooledViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(stream, seen, |seen| self.view.device_ptr_mut(seen))
+        lend(&self.streams.cuda, stream, seen, |seen| self.view.device_ptr_mut(seen))
     }
 }
 impl<T: Pod> fmt::Debug for PooledViewMut<'_, T> {

@@ -139,6 +139,32 @@ fn readers_of_another_value_of_the_context_are_tracked() {
     rig.clean();
 }
 
+/// The same while the slice's own value has an error of somebody's in store, with which cudarc would not record the read, without a word: no address,
+/// and the error stays its owner's to meet.
+#[test]
+fn readers_of_another_value_get_no_address_beside_a_stored_error() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let theirs = home.cudarc().expect("its alias");
+        let another = CudaContext::new(0).expect("another value of the context");
+        let reader = another.default_stream();
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        theirs.memcpy_htod(&vec![7; WORDS], &mut slice).expect("sent");
+        let mut to = gpu.uninit::<u32>(WORDS, &home).expect("room");
+        spoil(&theirs);
+        reader.memcpy_dtod(&slice, &mut to).expect_err("its end would not be recorded");
+        reader.memset_zeros(&mut slice).expect_err("nor that of a write");
+        theirs.memcpy_htod(&vec![8; WORDS], &mut slice).expect_err("the stored error");
+        reader.memcpy_dtod(&slice, &mut to).expect("it is gone");
+        theirs.memcpy_htod(&vec![8; WORDS], &mut slice).expect("written behind that");
+        theirs.synchronize().expect("there");
+        assert_eq!(read(&theirs, &to), vec![7; WORDS], "the reader came first");
+    }
+    rig.clean_but_for_errors();
+}
+
 /// A slice whose stream hangs on a value that cudarc has made no stream in: tracked all the same, by readers of the device's value
 /// too. It tracked nothing, and the write went ahead of the reader.
 #[test]
