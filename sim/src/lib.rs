@@ -408,6 +408,9 @@ impl Driver for Sim {
         let world = &mut *guarded;
         world.called_from(Caller::outermost());
         let host = world.host();
+        if let Some(oracle) = &mut world.oracle {
+            oracle.allocator_tells();
+        }
         let known = |id| world.by_id(id).expect("a note names a stream of this world by its unique number");
         match note {
             Note::Allocated { id, addr, bytes, stream } => {
