@@ -44,13 +44,13 @@ impl World {
         Ok(true)
     }
 
-    /// Queues a copy between two ranges of device memory.
+    /// Queues a copy between two ranges of device memory, into another device or inside the stream's.
     pub(super) fn queue_copy(
         &mut self,
         key: StreamKey,
         call: Call,
         name: &'static str,
-        on: Engine,
+        into: Option<usize>,
         (dst, src, bytes): (Addr, Addr, u64),
         reach: Reach,
     ) -> DriverResult<()> {
@@ -59,7 +59,10 @@ impl World {
         }
         self.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
         let copy = Action::Copy { name, dst: dst.0, src: src.0, bytes, reach };
-        self.submit(key, Booking::on(on, on.nanos(bytes)), copy);
+        let engine = if into.is_some() { Engine::Out } else { Engine::Compute };
+        let mut booking = Booking::on(engine, engine.nanos(bytes));
+        booking.load.into = into;
+        self.submit(key, booking, copy);
         Ok(())
     }
 }
@@ -212,7 +215,7 @@ impl Sim {
                 w.refuse_pinned(dst.0, bytes, call)?;
                 w.refuse_pinned(src.0, bytes, call)?;
             }
-            w.queue_copy(key, call, "copy inside the device", Engine::Compute, (dst, src, bytes), reach)
+            w.queue_copy(key, call, "copy inside the device", None, (dst, src, bytes), reach)
         })
     }
 

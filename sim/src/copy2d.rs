@@ -98,7 +98,8 @@ impl Sim {
         }
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
-            w.queue_copy(key, call, "copy to another device", Engine::Out, (dst, src, bytes), Reach::Anywhere)
+            let (name, into) = ("copy to another device", Some(to.index()));
+            w.queue_copy(key, call, name, into, (dst, src, bytes), Reach::Anywhere)
         })
     }
 }

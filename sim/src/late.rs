@@ -7,7 +7,7 @@
 //! It does not know streams' order, nor when anything runs.
 
 use super::oracle::StreamKey;
-use super::rate::Engine;
+use super::rate::Load;
 use super::world::World;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -57,8 +57,7 @@ struct Late {
     /// If it is one that is closed.
     gate: Option<u32>,
     ready: End,
-    engine: Engine,
-    nanos: u64,
+    load: Load,
 }
 
 /// The operations that were put off, oldest first.
@@ -75,12 +74,12 @@ impl PutOff {
         (stream, position): (StreamKey, u64),
         gate: Option<u32>,
         ready: End,
-        (engine, nanos): (Engine, u64),
+        load: Load,
     ) -> End {
         let number = self.so_far;
         self.so_far += 1;
-        let end = End { at: ready.at.saturating_add(nanos), behind: SmallVec::from_elem(number, 1) };
-        self.left.push(Late { number, stream, position, gate, ready, engine, nanos });
+        let end = End { at: ready.at.saturating_add(load.nanos), behind: SmallVec::from_elem(number, 1) };
+        self.left.push(Late { number, stream, position, gate, ready, load });
         end
     }
 }
@@ -103,7 +102,7 @@ impl World {
                 continue;
             }
             let host_now = self.host_now;
-            let end = self.book(op.stream, op.engine, (host_now, op.ready.at), op.nanos);
+            let end = self.book(op.stream, op.load, host_now, op.ready.at);
             ends.insert(op.number, end);
             // It has not run, so its stream is there.
             let stream = self.stream_mut(op.stream);

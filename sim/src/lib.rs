@@ -268,7 +268,7 @@ impl Sim {
     /// The model: a driver call costs the host its measured price; an operation starts when the call is made, its stream
     /// and what it waits for are past and its engine is free, and takes its bytes over the engine's rate (2 TB/s for
     /// kernels, fills and copies inside the device, which share one engine; 55.5 GB/s for copies in and for copies out,
-    /// one engine each); a host wait moves the host's clock, of which there is one, to the end of what it waited for; a
+    /// one engine each, and a copy to another device takes its sender's for copies out and its receiver's for copies in); a host wait moves the host's clock, of which there is one, to the end of what it waited for; a
     /// query does not, and says yes only where the clock has come to that end. So no program is over before its critical
     /// path is: what the host learnt complete was complete by then. A gate is over when it is opened, by the host's clock; what is behind
     /// a closed one is not counted. [`Sim::hold`] takes no virtual time.
@@ -408,6 +408,9 @@ impl Driver for Sim {
         let world = &mut *guarded;
         world.called_from(Caller::outermost());
         let host = world.host();
+        if let Some(oracle) = &mut world.oracle {
+            oracle.allocator_tells();
+        }
         let known = |id| world.by_id(id).expect("a note names a stream of this world by its unique number");
         match note {
             Note::Allocated { id, addr, bytes, stream } => {

@@ -1,10 +1,11 @@
 //! How long things take: engines with a rate, and a booking for each operation.
 //!
 //! The simple model: an operation starts when its stream, what it waits for and the host's call are all past, and when
-//! its engine is free; it lasts its bytes over the engine's rate. Everything is known when the operation is submitted,
-//! so no time depends on when the executor runs it. There are three engines a device: compute (kernels, fills
+//! its engine is free; it lasts its bytes over the engine's rate. Everything is known when the operation is submitted, but
+//! behind a closed gate (`late`), so no time depends on when the executor runs it. There are three engines a device: compute (kernels, fills
 //! and copies inside the device, all bound by memory bandwidth, so that two kernels last as long together as one after
-//! the other), copies in, copies out.
+//! the other), copies in, copies out. A copy to another device takes its bytes on the sender's for copies out and on the
+//! receiver's for copies in, and is over when both are.
 //!
 //! One departure: an operation that waits for another stream does not keep the engine from others in the meantime. An
 //! engine remembers the gaps in its bookings (the latest 64) and fills the first that fits.
@@ -43,6 +44,15 @@ impl Engine {
             .unwrap_or(u64::MAX / 4)
             .max(u64::from(bytes > 0))
     }
+}
+
+/// What an operation takes: so long on an engine of its stream's device and, of a copy to another device, on that one's for copies in too.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) engine: Engine,
+    pub(super) nanos: u64,
+    /// The receiver's index.
+    pub(super) into: Option<usize>,
 }
 
 /// When one engine is busy.

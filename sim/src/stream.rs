@@ -11,7 +11,7 @@ use super::call::Call;
 use super::exec::{Action, Points};
 use super::late::End;
 use super::oracle::{StreamKey, StreamLabel};
-use super::rate::Engine;
+use super::rate::{Engine, Load};
 use super::world::{Shared, World, bad_handle};
 use millpond_driver::sync::Arc;
 use millpond_driver::sync::{
@@ -108,14 +108,14 @@ pub(super) struct Booking {
     pub(super) deps: Points,
     /// When what it waits for ends.
     pub(super) ready: End,
-    pub(super) engine: Engine,
-    pub(super) nanos: u64,
+    pub(super) load: Load,
 }
 
 impl Booking {
     /// An operation that waits for nothing and takes this long on an engine.
     pub(super) fn on(engine: Engine, nanos: u64) -> Booking {
-        Booking { deps: Points::new(), ready: End::default(), engine, nanos }
+        let load = Load { engine, nanos, into: None };
+        Booking { deps: Points::new(), ready: End::default(), load }
     }
     /// An operation that takes no time.
     pub(super) fn instant() -> Booking {
@@ -296,17 +296,17 @@ impl World {
             }
         }
         booking.deps.retain(|d| self.done(d.0) < d.1);
-        let (now, Booking { deps, mut ready, engine, nanos }) = (self.host_now, booking);
+        let (now, Booking { deps, mut ready, load }) = (self.host_now, booking);
         let s = self.stream(key);
         let position = s.submitted + 1;
         ready.and(&s.free_at);
         ready.at = ready.at.max(now);
         let gate = if let Action::Gate(gate) = action { Some(gate) } else { None };
         let (finish, end) = if gate.is_none() && ready.is_known() {
-            let finish = self.book(key, engine, (now, ready.at), nanos);
+            let finish = self.book(key, load, now, ready.at);
             (finish, End::at(finish))
         } else {
-            (0, self.put_off.put_off((key, position), gate, ready, (engine, nanos)))
+            (0, self.put_off.put_off((key, position), gate, ready, load))
         };
 
         let (active_at, tick, from) = (self.active.len(), self.hold.now, self.called_from);
@@ -325,16 +325,14 @@ impl World {
     }
 
     /// Books an operation that may begin at `ready`, on its stream's device; returns when it ends.
-    pub(super) fn book(
-        &mut self,
-        key: StreamKey,
-        engine: Engine,
-        (now, ready): (u64, u64),
-        nanos: u64,
-    ) -> u64 {
+    pub(super) fn book(&mut self, key: StreamKey, load: Load, now: u64, ready: u64) -> u64 {
         let device = self.stream(key).device;
+        let mut finish = self.devices[device].engines.book(load.engine, now, ready, load.nanos);
+        if let Some(into) = load.into {
+            // The two need not begin at once: what one is ahead lies on the way.
+            finish = finish.max(self.devices[into].engines.book(Engine::In, now, ready, load.nanos));
+        }
         let device = &mut self.devices[device];
-        let finish = device.engines.book(engine, now, ready, nanos);
         device.last_finish = device.last_finish.max(finish);
         finish
     }

@@ -98,3 +98,26 @@ fn copies_run_between_devices() {
     assert!(sims[0].run_until_idle());
     assert_eq!(sims[1].mismatches().1, 0);
 }
+
+/// Two devices copy to a third at once: its engine for copies in takes the bytes of both, one after the other; each sender's for copies out
+/// those of its own.
+#[test]
+fn copies_between_devices_keep_to_the_receivers_rate() {
+    const BYTES: u64 = 64 * MIB;
+    let lasts = Duration::from_nanos(BYTES * 1000 / 55_500);
+    for (froms, tos, times) in
+        [([0, 1], [2, 2], 2), ([0, 0], [1, 2], 2), ([0, 1], [1, 0], 1), ([0, 1], [1, 2], 1)]
+    {
+        let sims = Sim::devices(3, GIB);
+        let memory: Vec<_> = sims.iter().map(|sim| sim.allocate(2 * BYTES).expect("memory")).collect();
+        let before = sims[0].makespan();
+        for (n, (from, to)) in froms.into_iter().zip(tos).enumerate() {
+            let at = |device: usize| Addr(memory[device].addr().0 + n as u64 * BYTES);
+            let stream = sims[from].stream().expect("a stream");
+            peer(&sims[from], at(to), &sims[to], at(from), BYTES, &stream).expect("queued");
+        }
+        let over = sims[0].makespan().checked_sub(before).expect("time passes");
+        let least = lasts * times;
+        assert!(over >= least && over < least + lasts / 10, "{froms:?} to {tos:?}: {over:?} for {least:?}");
+    }
+}

@@ -49,6 +49,45 @@ fn a_wait_orders_and_its_absence_is_a_race() {
     }
 }
 
+/// The missing edge is told with a call that the program has: the simulator's own, until an allocator has told of something.
+#[test]
+fn a_missing_edge_is_told_by_calls_that_the_program_has() {
+    let race = |sim: &Sim, [s, t]: [&SimStream; 2], at: Addr| {
+        sim.launch(s, write(at)).expect("queued");
+        sim.launch(t, write(at)).expect("queued");
+        sim.violations().last().expect("a race").to_string()
+    };
+    let sim = sim();
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    let (range, pinned) =
+        (sim.allocate(512).expect("memory"), sim.pin(512, HostKind::Cached).expect("pinned"));
+    let said = race(&sim, [&s, &t], range.addr());
+    assert!(said.ends_with(": sim.record(&e, &s0)?; sim.wait(&s1, &e)? in between"), "{said}");
+    launch_anywhere(&sim, &s, Launch::new("work").writes(pinned.addr(), 512)).expect("queued");
+    sim.host_reads(pinned.addr(), 512).expect("told");
+    let said = sim.violations().last().expect("a race").to_string();
+    assert!(said.ends_with("-> the host: sim.synchronize_stream(&s0)? first"), "{said}");
+    // Names that leave less room, and none.
+    for [one, other] in [["producer", "consumer"], ["compute_stream", "a_stream_of_many_copies"]] {
+        let [s, t] = [one, other].map(|name| {
+            let stream = sim.stream().expect("a stream");
+            sim.name_stream(&stream, name).expect("named");
+            stream
+        });
+        let said = race(&sim, [&s, &t], sim.allocate(512).expect("memory").addr());
+        let made = match one {
+            "producer" => ": record(&e, &producer), wait(&consumer, &e)",
+            _ => ": record(&e, &s4), wait(&s5, &e)",
+        };
+        assert!(said.ends_with(made), "{said}");
+    }
+    let gpu = Allocator::new(sim.clone(), Config::default()).expect("an allocator");
+    let stream = gpu.stream().expect("a stream");
+    let block = gpu.alloc(512, &stream).expect("memory");
+    let said = race(&sim, [stream.native(), &s], block.address());
+    assert!(said.contains(": s0.wait_stream(&s6)"), "{said}");
+}
+
 #[test]
 fn order_through_the_legacy_stream_is_for_blocking_streams_only() {
     for blocking in [true, false] {

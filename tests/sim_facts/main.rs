@@ -89,6 +89,11 @@ fn d2d(sim: &Sim, dst: Addr, src: Addr, bytes: u64, stream: &SimStream) -> Drive
     unsafe { sim.copy_d2d(dst, src, bytes, stream) }
 }
 #[allow(unsafe_code, reason = "device memory that is the simulator's")]
+fn peer(sim: &Sim, dst: Addr, to: &Sim, src: Addr, bytes: u64, stream: &SimStream) -> DriverResult<()> {
+    // SAFETY: as for `d2d`.
+    unsafe { sim.copy_peer(dst, to, src, bytes, stream) }
+}
+#[allow(unsafe_code, reason = "device memory that is the simulator's")]
 fn fill(sim: &Sim, dst: Addr, value: u8, bytes: u64, stream: &SimStream) -> DriverResult<()> {
     // SAFETY: as for `d2d`.
     unsafe { sim.fill(dst, value, bytes, stream) }

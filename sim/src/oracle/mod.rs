@@ -137,6 +137,8 @@ impl Names {
 pub struct Oracle {
     order: Order,
     tally: Tally,
+    /// Whether an allocator told of anything.
+    allocator_told: bool,
     ledger: Ledger,
     names: Names,
     recent: VecDeque<Actor>,
@@ -167,6 +169,7 @@ impl Oracle {
         Oracle {
             order: Order::new(strict),
             tally: Tally::default(),
+            allocator_told: false,
             ledger: Ledger::default(),
             names: Names::new(),
             recent: VecDeque::new(),
@@ -425,7 +428,13 @@ impl Oracle {
         stream: Option<StreamKey>,
     ) {
         self.tally.allocations += 1;
+        self.allocator_tells();
         self.judge_allocation(host, id, addr, pieces, stream);
+    }
+
+    /// There is an allocator, whose calls the program has.
+    pub(super) fn allocator_tells(&mut self) {
+        self.allocator_told = true;
     }
 
     /// Of what was handed out last, these bytes are mapped nowhere: whoever touches them is not to blame.
@@ -553,7 +562,7 @@ impl Oracle {
                 _ => return,
             }
         }
-        let mut violation = Violation { blame, ..describe(self) };
+        let mut violation = Violation { blame, allocator_told: self.allocator_told, ..describe(self) };
         self.label(&mut violation);
         self.violations.push(violation);
     }

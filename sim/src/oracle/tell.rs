@@ -22,6 +22,7 @@ impl Violation {
             missing: None,
             unmapped: None,
             streams: Vec::new(),
+            allocator_told: false,
         }
     }
     pub(super) fn at(mut self, place: Place) -> Violation {

@@ -232,6 +232,8 @@ pub struct Violation {
     pub missing: Option<MissingEdge>,
     /// What the streams of all this are called.
     pub streams: Vec<StreamLabel>,
+    /// Whether an allocator had told of something by then: the edge is made by its calls, else by the simulator's own.
+    pub allocator_told: bool,
 }
 
 /// Something was violated. Displays the first few violations, the allocator's before the program's.

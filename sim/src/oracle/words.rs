@@ -103,10 +103,10 @@ impl StreamLabel {
             None => what,
         }
     }
-    /// A variable that may stand for it in a line of the program.
-    fn variable(&self) -> String {
+    /// A variable that may stand for it in a line of the program; the number where there is no room for a name.
+    fn variable(&self, width: usize) -> String {
         match (&self.name, self.kind) {
-            (Some(name), _) if is_variable(name) => name.to_string(),
+            (Some(name), _) if is_variable(name) && name.len() <= width.max(NARROWEST) => name.to_string(),
             (_, StreamKind::LegacyDefault) => "legacy".to_owned(),
             (_, StreamKind::PerThreadDefault) => format!("per_thread_{}", self.of_thread),
             (_, StreamKind::NonBlocking | StreamKind::Blocking) => format!("s{}", self.number),
@@ -159,9 +159,26 @@ impl Violation {
         let label = self.streams.iter().find(|l| l.id == id);
         label.map_or_else(|| id.to_string(), |l| l.words(width))
     }
-    fn variable(&self, id: StreamId) -> String {
+    fn variable(&self, id: StreamId, width: usize) -> String {
         let label = self.streams.iter().find(|l| l.id == id);
-        label.map_or_else(|| format!("s{}", id.0), StreamLabel::variable)
+        label.map_or_else(|| format!("s{}", id.0), |l| l.variable(width))
+    }
+    /// The call that orders a stream, or the host, behind another stream: the allocator's, or the simulator's own.
+    fn ordering_call(&self, from: &str, to: Point, width: usize) -> String {
+        match to {
+            Point::Host { .. } if self.allocator_told => format!("{from}.synchronize()"),
+            Point::Host { .. } => format!("sim.synchronize_stream(&{from})?"),
+            Point::Stream { id, .. } => {
+                let to = self.variable(id, width);
+                if self.allocator_told {
+                    format!("{to}.wait_stream(&{from})")
+                } else if width >= ROOMY[0] {
+                    format!("sim.record(&e, &{from})?; sim.wait(&{to}, &e)?")
+                } else {
+                    format!("record(&e, &{from}), wait(&{to}, &e)")
+                }
+            }
+        }
     }
     /// A point of the order of things. Operations count from 0.
     fn point(&self, point: Point, width: usize) -> String {
@@ -373,7 +390,7 @@ impl Violation {
         let held = self.earlier.as_ref().and_then(|e| e.allocation.as_ref());
         let (from, to) = (self.point(missing.from, width), self.point(missing.to, width));
         let (blame, from_stream) = match missing.from {
-            Point::Stream { id, .. } => (self.blame, self.variable(id)),
+            Point::Stream { id, .. } => (self.blame, self.variable(id, width)),
             Point::Host { .. } => {
                 let calls = "sim.host_publish(mark) there, sim.host_edge(mark) here";
                 return format!("missing edge: {from} -> {to}: {calls}");
@@ -397,13 +414,10 @@ impl Violation {
             && let Point::Stream { id, .. } = missing.to
             && id != home
         {
-            let call = format!("{}.wait_stream(&{})", self.variable(id), self.variable(home));
+            let call = format!("{}.wait_stream(&{})", self.variable(id, width), self.variable(home, width));
             return format!("missing edge: {} -> {to}: {call} once it is made", held.words(width));
         }
-        let call = match missing.to {
-            Point::Stream { id, .. } => format!("{}.wait_stream(&{from_stream})", self.variable(id)),
-            Point::Host { .. } => format!("{from_stream}.synchronize()"),
-        };
+        let call = self.ordering_call(&from_stream, missing.to, width);
         let told = match (blame, self.property) {
             (Blame::Allocator, Property::P4) => {
                 format!("{call} first; report an allocator that did not")
