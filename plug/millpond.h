@@ -123,8 +123,8 @@ millpond_status millpond_create(int device,
                                 millpond_allocator *out);
 
 /*
- Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed, and
- millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
+ Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed (and
+ millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
  fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
  if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
  A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,

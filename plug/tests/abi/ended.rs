@@ -249,3 +249,31 @@ fn a_release_does_not_wait_behind_a_destroy() {
         );
     });
 }
+
+/// PyTorch's tensors outlive its allocator: a stream that uses one then is waited for, as before.
+#[test]
+fn pytorchs_uses_count_after_the_end() {
+    alone("ended::pytorchs_uses_count_after_the_end", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, t, mut number) = (stream(&cuda), stream(&cuda), 0);
+        type Allocator = extern "C" fn(c_int, *const c_void, *mut u32) -> c_int;
+        type Alloc = extern "C" fn(usize, c_int, *mut c_void) -> *mut c_void;
+        type Free = extern "C" fn(*mut c_void, usize, c_int, *mut c_void);
+        assert_eq!(function::<Allocator>("millpond_torch_allocator")(0, null_mut(), &raw mut number), OK);
+        let door = Door(number);
+        for stream in [&s, &t] {
+            door.declare_permanent(stream);
+        }
+        let x = function::<Alloc>("millpond_torch_alloc")(MIB, 0, s.handle().cast());
+        door.destroy();
+        write(&cuda, &t, x, MIB, 1);
+        let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
+        record(x, t.handle().cast());
+        function::<Free>("millpond_torch_free")(x, MIB, 0, s.handle().cast());
+        assert_eq!(function::<extern "C" fn() -> u64>("millpond_torch_untold")(), 0, "{}", last());
+        assert_eq!(door.trimmed(), 0, "t has it still");
+        assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
+        assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
+    });
+}
