@@ -8,6 +8,7 @@
  * capture took what marked freed memory, so that this is held back; counted what it tried
  * (the miss ladder, driver calls); come to know a stream that it names for the first time; and, in a call that takes memory or gives it back
  * (create, alloc, alloc_pinned, trim, set_limit, synchronize, destroy, torch_empty_cache), moved idle memory between streams, or to the device and back.
+ * Where a result goes, a failed create, alloc or alloc_pinned writes 0 or null, unless it is MILLPOND_STATUS_FORKED, and every other call nothing.
  * An allocation of an allocator with scrub=1 whose fill fails was live until then: peaks, and the counts of allocations and frees, have it.
  *
  * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
@@ -115,6 +116,7 @@ extern "C" {
  any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
  `deterministic=1` asks no event whether it is over, so that the same calls have the same answers. What several streams used, and what was freed on
  streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
+ It holds where all allocators of the device are deterministic: they share what is known of streams, and another one's questions tell this one, too.
  A process can have 4096 at one time, ended ones of which memory is alive among them: the next one is BAD_ARGUMENT. How many it makes one after
  the other has no such end. A name is never another's.
  */
@@ -123,8 +125,8 @@ millpond_status millpond_create(int device,
                                 millpond_allocator *out);
 
 /*
- Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed, and
- millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
+ Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed (and
+ millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
  fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
  if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
  A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
@@ -193,8 +195,12 @@ millpond_status millpond_free_after(millpond_allocator allocator,
 
 /*
  Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
+ Of a thread's own default stream that is what is queued before the thread ends: a use is closed there, and what destructors that run later queue, of
+ pthread keys or of thread_local objects, may not be covered.
  */
-millpond_status millpond_record_use(millpond_allocator allocator, void *ptr, void *stream);
+millpond_status millpond_record_use(millpond_allocator allocator,
+                                    void *ptr,
+                                    void *stream);
 
 /*
  Pinned host memory, aligned to 512, from the cache of pinned segments. 0 bytes are a null pointer. May pin more, and wait
@@ -217,9 +223,11 @@ millpond_status millpond_free_pinned(millpond_allocator allocator,
 millpond_status millpond_free_pinned_unknown(millpond_allocator allocator, void *ptr);
 
 /*
- A copy on `stream`, queued by now or before the free, uses the pinned memory.
+ A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use.
  */
-millpond_status millpond_record_pinned_use(millpond_allocator allocator, void *ptr, void *stream);
+millpond_status millpond_record_pinned_use(millpond_allocator allocator,
+                                           void *ptr,
+                                           void *stream);
 
 /*
  The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver

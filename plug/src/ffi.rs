@@ -95,6 +95,7 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 /// any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
 /// `deterministic=1` asks no event whether it is over, so that the same calls have the same answers. What several streams used, and what was freed on
 /// streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
+/// It holds where all allocators of the device are deterministic: they share what is known of streams, and another one's questions tell this one, too.
 /// A process can have 4096 at one time, ended ones of which memory is alive among them: the next one is BAD_ARGUMENT. How many it makes one after
 /// the other has no such end. A name is never another's.
 #[unsafe(no_mangle)]
@@ -112,8 +113,8 @@ pub extern "C" fn millpond_create(
     })
 }
 
-/// Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed, and
-/// millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
+/// Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed (and
+/// millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
 /// fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
 /// if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
@@ -225,6 +226,8 @@ pub extern "C" fn millpond_free_after(
 }
 
 /// Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
+/// Of a thread's own default stream that is what is queued before the thread ends: a use is closed there, and what destructors that run later queue, of
+/// pthread keys or of thread_local objects, may not be covered.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_use(
     allocator: MillpondAllocator,
@@ -264,7 +267,7 @@ pub extern "C" fn millpond_free_pinned_unknown(
     call(|| Door::any(allocator)?.free_pinned(ptr, true))
 }
 
-/// A copy on `stream`, queued by now or before the free, uses the pinned memory.
+/// A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_pinned_use(
     allocator: MillpondAllocator,

@@ -81,7 +81,11 @@ fn lines() -> impl Iterator<Item = &'static Line> {
 #[cold]
 fn first() -> Option<&'static Line> {
     GIVEN_BACK.try_with(|_| ()).ok()?;
-    let free = lines().find(|line| !line.taken.swap(true, Ordering::AcqRel));
+    // A look first: a line that is taken is written by its thread in every call, and to write it here would take it away from there.
+    let is_free = |line: &&'static Line| {
+        !line.taken.load(Ordering::Relaxed) && !line.taken.swap(true, Ordering::AcqRel)
+    };
+    let free = lines().find(is_free);
     let line = free.unwrap_or_else(|| {
         let (turn, taken) = (AtomicU64::new(0), AtomicBool::new(true));
         let line = Box::leak(Box::new(Line { turn, taken, next: core::ptr::null() }));

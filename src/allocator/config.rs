@@ -218,7 +218,8 @@ impl Config {
         self
     }
     /// No reuse that depends on when the device happened to finish: the same calls give the same addresses relative to
-    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes. So that the
+    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes. It holds where every allocator of the
+    /// device's context is deterministic: they share the streams' timelines, and what another one asks is known here, too. So that the
     /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it makes
     /// another one ([`Allocator::stream`](super::Allocator::stream), `adopt`), for two seconds at most. Memory that other streams used
     /// comes back by waits of the device's: a stream that has as much of it in flight as it ever had live, and 2 MiB, waits for the
