@@ -545,12 +545,13 @@ impl<D: Driver> Allocator<D> {
     /// asked, which is looked for first. An event ([`Stream::record`]) is waited for beside one.
     ///
     /// # Errors
-    /// [`Error::Capturing`]: nothing was waited for, and the capture lives. The driver's.
+    /// [`Error::Capturing`]: nothing was waited for, and the capture lives. The driver's; to the question who captures too, with nothing waited
+    /// for.
     pub fn synchronize(&self) -> Result<(), Error> {
         let core = self.core();
         let lines = core.registry.lines();
         if laws::asks_who_captures()
-            && let Some(stream) = core.registry.who_captures(&core.driver, &lines)
+            && let Some(stream) = core.registry.who_captures(&core.driver, &lines)?
         {
             return Err(Error::Capturing { stream: Some(stream) });
         }

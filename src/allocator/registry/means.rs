@@ -77,17 +77,25 @@ impl Means {
 }
 
 impl<D: Driver> Registry<D> {
-    /// The stream of one of these lines that captures, of those that can be asked: a wait for the device would destroy that. A
-    /// question that fails tells nothing.
-    pub(crate) fn who_captures(&self, driver: &D, lines: &[Arc<Line<D>>]) -> Option<StreamId> {
-        let captures = |line: &&Arc<Line<D>>| {
+    /// The stream of one of these lines that captures, of those that can be asked: a wait for the device would destroy that.
+    ///
+    /// # Errors
+    /// The driver's, to a question about a stream that is there: it may capture.
+    pub(crate) fn who_captures(&self, driver: &D, lines: &[Arc<Line<D>>]) -> DriverResult<Option<StreamId>> {
+        for line in lines {
             let Some(native) = line.native().filter(|_| line.is_marked_by_handle(Named::No)) else {
-                return false;
+                continue;
             };
-            let asked = line.foreign.load(Ordering::Relaxed) || driver.may_capture(&native);
-            asked && matches!(self.watch(driver.is_capturing(&native)), Ok(true))
-        };
-        lines.iter().find(captures).map(|line| line.info.id)
+            if !(line.foreign.load(Ordering::Relaxed) || driver.may_capture(&native)) {
+                continue;
+            }
+            match self.watch(driver.is_capturing(&native)) {
+                Ok(true) => return Ok(Some(line.info.id)),
+                Err(e) if !e.is_of_one_stream() => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 }
 

@@ -233,6 +233,26 @@ fn a_capture_on_a_lent_stream_of_ours_lives() {
     all_clean(&sim, gpu);
 }
 
+/// The question whether a stream captures fails: nothing is waited for, and the capture lives.
+#[test]
+fn a_question_that_fails_ends_no_capture() {
+    let sim = late();
+    let gpu = on(&sim, small());
+    let native = sim.stream().unwrap();
+    let t = gpu.adopt(native.clone()).unwrap();
+    sim.begin_capture(&native).unwrap();
+    sim.fail(Call::StreamIsCapturing, 1, DriverErrorKind::Other);
+    let refused = gpu.synchronize().unwrap_err();
+    assert!(
+        matches!(refused, millpond::Error::Driver(ref e) if e.kind == DriverErrorKind::Other),
+        "{refused}"
+    );
+    sim.end_capture(&native).expect("it lives");
+    gpu.synchronize().unwrap();
+    drop((t, native));
+    all_clean(&sim, gpu);
+}
+
 /// The driver fails in the closing marker of a stream while a trim or the end of an allocator serves it: nothing waits for the stream or the device,
 /// which somebody's capture would not survive.
 #[test]
