@@ -514,6 +514,7 @@ impl<D: Driver> Allocator<D> {
     pub fn set_limit(&self, limit: Limit) -> Result<(), Error> {
         let core = self.core();
         let bytes = limit.bytes(core.capacity)?;
+        let turn = core.limits.lock();
         let (before, above) = {
             let mut backing = core.backing.lock();
             let before = core::mem::replace(&mut backing.limit, bytes);
@@ -522,19 +523,14 @@ impl<D: Driver> Allocator<D> {
         if above == 0 {
             return Ok(());
         }
-        let failed = Undo::new(|| {
-            let mut backing = core.backing.lock();
-            // Unless another thread has set one since.
-            if backing.limit == bytes {
-                backing.limit = before;
-            }
-        });
+        let failed = Undo::new(|| core.backing.lock().limit = before);
         let trimmed = core.learn().and_then(|()| core.trim_segments(None, above, &core::cell::Cell::new(0)));
         if laws::takes_limit_back(trimmed.is_err()) {
             drop(failed);
         } else {
             failed.forget();
         }
+        drop(turn);
         core.deliver();
         Ok(trimmed.map(drop)?)
     }

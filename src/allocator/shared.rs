@@ -79,6 +79,8 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) hands: Hands,
     /// One trim at a time: two that gather one segment would each find it incomplete.
     pub(crate) trimmer: Ranked<()>,
+    /// Who sets a limit: one at a time, so that each takes its own back.
+    pub(crate) limits: Mutex<()>,
     owners: AtomicUsize,
     /// Pools with live allocations after the last owner went, and one more while they are counted. Pinned memory is not among
     /// them: what is forgotten of it keeps nothing of the device.
@@ -119,6 +121,7 @@ impl<D: Driver> Core<D> {
             turn: AtomicUsize::new(0),
             hands: Hands::default(),
             trimmer: Ranked::new(Rank::Trimmer, ()),
+            limits: Mutex::new(()),
             owners: AtomicUsize::new(0),
             orphans: AtomicUsize::new(0),
             driver,
