@@ -319,11 +319,9 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut guard = self.pool.lock();
         let state = &mut *guard;
         let entered = self.pool.enter(state, &guest.range, &guest.pending);
-        assert!(entered, "closing: {:?} takes a lend while closed", self.pool);
-        let taken = state
-            .take(&self.want, self.asked, false)
-            .or_else(|| state.take_across(&self.want, self.asked))
-            .expect("a lend holds at least the request");
+        let Some(chunk) = entered else { panic!("closing: {:?} takes a lend while closed", self.pool) };
+        let taken =
+            state.take_brought(&self.want, self.asked, chunk).expect("a lend holds at least the request");
         state.counters.migrations_in += 1;
         self.core.moving.fetch_sub(guest.range.len.bytes(), Ordering::Relaxed);
         if self.core.is_recording() {

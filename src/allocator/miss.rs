@@ -197,13 +197,25 @@ impl<D: Driver> Miss<'_, D> {
         let exact = self.core.config.exact_fit;
         let taken = match state.take(&self.want, self.asked, exact) {
             Some(t) => Some(t),
-            None if exact || !across => None,
-            None => state.take_across(&self.want, self.asked),
+            None if exact => None,
+            None if across => state.take_across(&self.want, self.asked),
+            None => None,
         };
+        let taken = taken.or_else(|| if exact { None } else { self.search_all(state, across) });
         if taken.is_none() {
             self.pool.tighten_longest(state);
         }
         taken
+    }
+
+    /// Whoever is about to say that there is no memory has looked at all that is free, behind any number of near misses.
+    fn search_all(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
+        let own = self.want.kind;
+        let kinds = [own, own.other()].into_iter().take(if across { 2 } else { 1 });
+        let mut kinds = kinds.filter(|_| self.thorough);
+        let found =
+            kinds.find_map(|kind| state.heap.find(&Want { kind, ..self.want }, usize::MAX, |_| true))?;
+        state.take_brought(&self.want, self.asked, found.chunk)
     }
 
     /// Rung 1: learn what is complete, drain what is over.
