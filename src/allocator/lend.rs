@@ -197,17 +197,18 @@ impl<'a, D: Driver> Miss<'a, D> {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
-        let ends = {
-            let state = self.pool.lock();
-            let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
-            if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
-                return Ok(None);
-            }
-            let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
-            state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
-        };
-        if let Err(e) = self.wait_for_all(&ends) {
-            // What was ordered before the refusal stays so.
+        loop {
+            let ends = {
+                let state = self.pool.lock();
+                let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
+                if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
+                    return Ok(None);
+                }
+                let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
+                state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
+            };
+            let Err(e) = self.wait_for_all(&ends) else { break };
+            // Who was refused is passed over from here on, and what was ordered before stays so: the older half of the rest.
             self.unordered(e)?;
         }
         let mut state = self.pool.lock();
