@@ -222,18 +222,18 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// and nobody else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth. What
     /// was looked at is not looked at again, so that a round costs each pool one look of a kind, whoever cannot be waited for.
     fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, LookAt)> + use<'a, D> {
-        let (core, own, needed) = (self.core, self.pool.number, self.needed().0);
+        let (core, own, len) = (self.core, self.pool.number, self.want.len.0);
         let many = core.pools.lock().len() > core.lenders.few;
         let before = Rc::new(RefCell::new(HashSet::new()));
         let looked_at = Rc::clone(&before);
         let first = core::iter::from_fn(move || {
-            let mut next = if many { core.lenders.oldest_of(needed) } else { Vec::new() };
+            let mut next = if many { core.lenders.oldest_of(len) } else { Vec::new() };
             next.retain(|number| before.borrow_mut().insert(*number));
             (!next.is_empty()).then_some(next)
         });
         let first = first.flatten().filter_map(|number| core.pool_numbered(number));
         let may_have = move || {
-            if many { core.pools_numbered(core.lenders.all_of(needed)) } else { core.pool_list() }
+            if many { core.pools_numbered(core.lenders.all_of(len)) } else { core.pool_list() }
         };
         let all = core::iter::once_with(may_have).flatten().map(move |pool| {
             let again = looked_at.borrow().contains(&pool.number);
@@ -247,7 +247,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         kinds.iter().any(|&kind| from.longest_hint(kind) >= self.want.len.0)
     }
 
-    /// What a free range must have: an aligned request may have to skip a front.
+    /// What a range must have to hold the request wherever it begins: an aligned one may have to skip a front.
     fn needed(&self) -> Granules {
         Granules(self.want.len.0.saturating_add(self.want.align.0.saturating_sub(1)))
     }
@@ -341,16 +341,25 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
     /// independent streams still use are left alone.
     fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<'_, D>) -> Option<(Entry, Hand<'a>)> {
-        let mut state = from.lock();
+        let mut guard = from.lock();
+        let state = &mut *guard;
         let steps = if self.thorough { usize::MAX } else { STEPS };
-        let entry = state.in_flight.take_at_least(self.needed(), steps, |entry| {
+        let heap = &state.heap;
+        let fits = |entry: &Entry| {
             let home = Pending { on: from.line.id, epoch: entry.home };
             let at_home = from.number == self.pool.number;
             let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
-            entry.uses.iter().all(|&p| orderable(p)) && (at_home || orderable(home))
-        });
+            let addr = heap.view(ChunkId::from_index(entry.chunk), entry.generation).addr;
+            self.want.fits_at(addr, entry.len)
+                && entry.uses.iter().all(|&p| orderable(p))
+                && (at_home || orderable(home))
+        };
+        // Of those that hold an aligned request only where they lie there may be many that do not: then one that holds it anywhere.
+        let found = state.in_flight.take_at_least(self.want.len, steps, fits);
+        let mut again = || state.in_flight.take_at_least(self.needed(), steps, fits);
+        let entry = found.or_else(|| if self.want.align > Granules(1) { again() } else { None });
         if entry.is_none() {
-            from.tighten_in_flight(&mut state);
+            from.tighten_in_flight(state);
         }
         Some((entry?, self.hand()))
     }
@@ -373,7 +382,11 @@ impl<'a, D: Driver> Miss<'a, D> {
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
         self.pool.publish_longest(state, given.kind, given.free_len);
         self.pool.entered(state, given.kind);
-        Ok(self.search_in(state, true))
+        let taken = self.search_in(state, true);
+        // It may lie behind more near misses than a search comes by.
+        let exact = self.core.config.exact_fit;
+        Ok(taken
+            .or_else(|| if exact { None } else { state.take_brought(&self.want, self.asked, given.free) }))
     }
 
     fn foreign_in_flight(&mut self, from: &Pool<D>, entry: Entry) -> Step {

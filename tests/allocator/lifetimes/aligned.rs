@@ -1,10 +1,11 @@
 //! Aligned requests, for which a long free range may be no use and a short one may: behind more near misses than a search looks at, and
 //! in flight.
 
-use crate::rig::{all_clean, late, on, write};
+use crate::rig::{all_clean, check, late, on, write};
 use millpond::units::{KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Growth, Limit, Stream};
 use millpond_sim::Sim;
+use std::time::Duration;
 
 /// More near misses than a search comes by.
 const MANY: usize = 1300;
@@ -72,4 +73,30 @@ fn an_aligned_request_is_not_refused_for_near_misses() {
     write(&sim, &x, &s);
     drop((x, kept, s));
     all_clean(&sim, gpu);
+}
+
+/// A range in flight that begins at a multiple serves an aligned request of its own length, at home and elsewhere, behind an inserted wait.
+#[test]
+fn a_range_in_flight_serves_where_it_lies() {
+    for (elsewhere, many) in [(false, false), (true, false), (true, true)] {
+        let sim = late();
+        let config = Config::default().limit(Limit::Bytes(64 * MIB)).bounded_wait(Duration::ZERO);
+        let gpu = on(&sim, config);
+        let (s, t, u) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
+        let streams: Vec<_> = (0..if many { 100 } else { 0 }).map(|_| gpu.stream().unwrap()).collect();
+        let x = gpu.alloc(64 * MIB, &s).unwrap();
+        assert_eq!(x.address().0 % (2 * MIB), 0);
+        write(&sim, &x, &s);
+        t.wait_stream(&s).unwrap();
+        x.record_use(&t).unwrap();
+        check(&sim, &x, &t);
+        drop(x);
+        let home = if elsewhere { &u } else { &s };
+        let y = gpu.alloc_aligned(64 * MIB, 2 * MIB, home).expect("behind a wait");
+        write(&sim, &y, home);
+        assert_eq!(y.address().0 % (2 * MIB), 0);
+        assert_eq!(gpu.report().total.counters.host_waits, 0);
+        drop((y, s, t, u, streams));
+        all_clean(&sim, gpu);
+    }
 }
