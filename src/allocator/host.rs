@@ -239,6 +239,12 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     const FAILS_AT_ONCE: bool = true;
     const IS_COUNTED: bool = false;
 
+    /// The request alone is above the limit.
+    fn is_hopeless(&self) -> bool {
+        let limit = self.pool.lock().backing.limit;
+        limit.is_some_and(|limit| self.want.len.bytes() > limit)
+    }
+
     fn climb_once(&mut self, progress: &mut bool) -> Step {
         self.refusal = None;
         self.others_freed();

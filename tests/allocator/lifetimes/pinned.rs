@@ -204,3 +204,25 @@ fn what_is_forgotten_of_pinned_memory_keeps_nothing_of_the_device() {
         }
     }
 }
+
+/// What is above the limit by itself is refused at once: no wait could bring it.
+#[test]
+fn a_pinned_request_above_the_limit_waits_for_nothing() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().pinned_limit(64 * MIB));
+    let s = gpu.stream().unwrap();
+    let p = gpu.alloc_pinned(MIB).unwrap();
+    fill(&sim, &p);
+    let gate = sim.gate(s.native()).unwrap();
+    read(&sim, &p, &s);
+    drop(p);
+    let before = sim.host_time();
+    let refused = gpu.alloc_pinned(65 * MIB).unwrap_err();
+    assert!(refused.to_string().contains("above the limit"), "{refused}");
+    assert_eq!(gpu.report().pinned.unwrap().counters.host_waits, 0);
+    let took = sim.host_time().saturating_sub(before);
+    assert!(took < std::time::Duration::from_millis(100), "{took:?}");
+    gate.open();
+    drop(s);
+    all_clean(&sim, gpu);
+}
