@@ -21,7 +21,7 @@ use super::registry::{QUESTIONS, Registry};
 use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
-use super::waiting::wait_for_some;
+use super::waiting::{Patience, wait_for_some};
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
@@ -31,6 +31,7 @@ use crate::report::PoolReport;
 use crate::sync::{Arc, Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
+use core::time::Duration;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
 /// itself if it is larger, with no rounding to powers of two.
@@ -283,7 +284,9 @@ impl<D: Driver> Miss<'_, D> {
             // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
             questions = usize::MAX;
             core.keeper.sweep();
-            self.refusal = core.registry.mark_all(&core.driver).err();
+            if let Err(e) = core.registry.mark_all(&core.driver) {
+                self.refused(e)?;
+            }
         }
         let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
             let state = &mut core.host.lock().pool;
@@ -298,12 +301,15 @@ impl<D: Driver> Miss<'_, D> {
         }
     }
 
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered.
+    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered. That one stream captures, or is gone,
+    /// says nothing of memory, and is told beside it.
     fn refused(&mut self, error: DriverError) -> Step {
         if error.is_context_lost() {
             return Err(Error::Driver(error));
         }
-        self.refusal = Some(error);
+        let of_one = error.is_of_one_stream();
+        let told = if of_one { &mut self.passed_over } else { &mut self.refusal };
+        *told = Some(error);
         Ok(None)
     }
 
@@ -363,10 +369,15 @@ impl<D: Driver> Miss<'_, D> {
             waiting.retain(|&p| waitable.by_host(p));
             let told = |_| core.host.lock().pool.counters.host_waits += 1;
             let device = (&*core.registry, &core.driver);
-            let done = wait_for_some(device, waiting, enough, &mut self.patience, told, |_, e| {
-                // Nobody can wait for what a capturing stream holds; the others may be done.
-                if e.is_of_one_stream() { Ok(None) } else { Err(e) }
-            })?;
+            let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
+            let done: Result<usize, Error> =
+                wait_for_some(device, waiting, enough, &mut patience, told, |_, e| {
+                    // Nobody can wait for what a capturing stream holds, or what no marker could be made for; the others may be done.
+                    self.refused(e)?;
+                    Ok(None)
+                });
+            self.patience = patience;
+            let done = done?;
             let dropped = core.keeper.drop_all_known();
             let state = &mut core.host.lock().pool;
             let drained = drain(state, &core.registry.seen()) | dropped;
