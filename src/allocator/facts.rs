@@ -3,6 +3,7 @@
 //! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why it fails.
 
 use super::ladder::Climb;
+use super::registry::CONTEXT;
 use super::shared::Core;
 use crate::driver::Driver;
 use crate::error::{Holder, OutOfMemory};
@@ -54,6 +55,7 @@ impl<D: Driver> Core<D> {
         of: Holding,
     ) -> OutOfMemory {
         let pinned_limit = self.host.lock().backing.limit;
+        let stream_of = |&(on, why)| Some((self.registry.line(on).filter(|l| l.id != CONTEXT)?.info.id, why));
         OutOfMemory {
             requested: climb.asked,
             rounded: climb.want.len.bytes(),
@@ -63,6 +65,7 @@ impl<D: Driver> Core<D> {
             tried: climb.tried.clone(),
             driver: climb.refusal.clone(),
             passed_over: climb.passed_over.clone(),
+            passed_over_on: climb.passed_over_on.iter().filter_map(stream_of).collect(),
             trim_would_free: of.idle,
             kept: self.keeper.bytes(),
             holders: largest(of.by_name),

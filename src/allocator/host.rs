@@ -285,7 +285,7 @@ impl<D: Driver> Miss<'_, D> {
             questions = usize::MAX;
             core.keeper.sweep();
             if let Err(e) = core.registry.mark_all(&core.driver) {
-                self.refused(e)?;
+                self.refused(None, e)?;
             }
         }
         let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
@@ -296,20 +296,22 @@ impl<D: Driver> Miss<'_, D> {
         // What was drained before somebody could not be asked serves all the same.
         let taken = self.again(&mut self.pool.lock().pool);
         match (taken, asked) {
-            (None, Err(e)) => self.refused(e),
+            (None, Err(e)) => self.refused(None, e),
             (taken, _) => Ok(taken),
         }
     }
 
     /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered. That one stream captures, or is gone,
     /// says nothing of memory, and is told beside it.
-    fn refused(&mut self, error: DriverError) -> Step {
+    fn refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
         if error.is_context_lost() {
             return Err(Error::Driver(error));
         }
-        let of_one = error.is_of_one_stream();
-        let told = if of_one { &mut self.passed_over } else { &mut self.refusal };
-        *told = Some(error);
+        if error.is_of_one_stream() {
+            self.pass_over(on, error);
+        } else {
+            self.refusal = Some(error);
+        }
         Ok(None)
     }
 
@@ -350,7 +352,7 @@ impl<D: Driver> Miss<'_, D> {
             }
             Err(e) => {
                 host.lock().backing.unclaim(len);
-                self.refused(e)
+                self.refused(None, e)
             }
         }
     }
@@ -371,9 +373,9 @@ impl<D: Driver> Miss<'_, D> {
             let device = (&*core.registry, &core.driver);
             let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
             let done: Result<usize, Error> =
-                wait_for_some(device, waiting, enough, &mut patience, told, |_, e| {
+                wait_for_some(device, waiting, enough, &mut patience, told, |p, e| {
                     // Nobody can wait for what a capturing stream holds, or what no marker could be made for; the others may be done.
-                    self.refused(e)?;
+                    self.refused(Some(p.on), e)?;
                     Ok(None)
                 });
             self.patience = patience;

@@ -269,7 +269,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             Err(e) => {
                 *questions -= 1;
                 // Of a context that is lost the next rung hears.
-                let _ = self.one_refused(e);
+                let _ = self.one_refused(Some(from.line.id), e);
             }
         }
     }
@@ -426,7 +426,10 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here is no refusal of memory: the
     /// next rung is tried. That it captures, or is gone, is said if nothing else serves.
     fn unordered(&mut self, error: DriverError) -> Step {
-        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.one_refused(error) }
+        if error.kind == DriverErrorKind::NotSupported {
+            return Ok(None);
+        }
+        self.one_refused(self.refused_on.last().copied(), error)
     }
 
     /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.

@@ -31,7 +31,7 @@ use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
 use crate::laws;
-use crate::order::Pending;
+use crate::order::{Pending, TimelineId};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
@@ -163,18 +163,18 @@ impl<D: Driver> Miss<'_, D> {
         }
         if error.kind == DriverErrorKind::Capturing {
             // It says nothing of memory, and is told beside it.
-            self.passed_over = Some(error);
+            self.pass_over(None, error);
         } else {
             self.refusal = Some(error);
         }
         Ok(None)
     }
 
-    /// A failed driver call for what one stream holds. Where it says that the stream captures or is gone, others' memory is to be
-    /// had all the same; that is told if there is none.
-    pub(crate) fn one_refused(&mut self, error: DriverError) -> Step {
+    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
+    /// others' memory is to be had all the same; that is told if there is none.
+    pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
         if error.is_of_one_stream() && !error.is_context_lost() {
-            self.passed_over = Some(error);
+            self.pass_over(on, error);
             return Ok(None);
         }
         self.refused(error)
@@ -244,7 +244,7 @@ impl<D: Driver> Miss<'_, D> {
             })
         };
         if let Err(e) = asked {
-            self.one_refused(e)?;
+            self.one_refused(None, e)?;
         }
         if any { Ok(self.again()) } else { Ok(None) }
     }
@@ -293,7 +293,7 @@ impl<D: Driver> Miss<'_, D> {
         let done: Result<usize, Error> =
             wait_for_some((&core.registry, &core.driver), batch, enough, &mut patience, told, |p, e| {
                 // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
-                self.one_refused(e)?;
+                self.one_refused(Some(p.on), e)?;
                 Ok(self.covered_before(p))
             });
         self.patience = patience;

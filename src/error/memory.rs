@@ -3,7 +3,7 @@
 //! The sentence never advises what the request has tried, and tells two states apart that look alike: memory that the program
 //! holds, and memory that is free in runs that are too short. It does not know how the facts were gathered.
 
-use super::DriverError;
+use super::{DriverError, DriverErrorKind};
 use crate::report::{PoolReport, Report, bytes};
 use crate::units::StreamId;
 use core::fmt;
@@ -59,6 +59,8 @@ pub struct OutOfMemory {
     pub driver: Option<DriverError>,
     /// Why memory that is free was passed over, if somebody's capture stood in the way, or a stream that is gone: the last such answer.
     pub passed_over: Option<DriverError>,
+    /// The streams that such answers were of, and why: [`Capturing`](DriverErrorKind::Capturing), or that they are gone.
+    pub passed_over_on: Vec<(StreamId, DriverErrorKind)>,
     /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
     /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
@@ -98,6 +100,7 @@ impl OutOfMemory {
         let in_flight = self.figures().total.in_flight;
         self.hopeless()
             .or_else(|| self.held_back())
+            .or_else(|| self.a_run_passed_over())
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
             .or_else(|| (in_flight >= self.rounded).then(|| self.wait_for_uses()))
@@ -190,6 +193,40 @@ impl OutOfMemory {
             || pool.largest_free >= self.rounded && pool.stream.is_some_and(|s| self.aligned_on.contains(&s))
     }
 
+    /// What would serve could not be had because of streams that nobody can wait for: a wait would end the capture.
+    fn a_run_passed_over(&self) -> Option<String> {
+        let run = self
+            .report
+            .pools
+            .iter()
+            .filter(|_| self.stream.is_some())
+            .find(|p| self.holds(p) && self.passed_over_on.iter().any(|&(on, _)| p.stream == Some(on)));
+        let what = match run {
+            Some(pool) => format!("A run of {} is free on {}", bytes(pool.largest_free), pool.place()),
+            None if self.figures().total.in_flight >= self.rounded => self.freed_under_others(),
+            None => return None,
+        };
+        let on = |captures: bool| -> Vec<String> {
+            let all = self
+                .passed_over_on
+                .iter()
+                .filter(|(_, why)| (*why == DriverErrorKind::Capturing) == captures);
+            all.filter(|(on, _)| run.is_none_or(|pool| pool.stream == Some(*on)))
+                .map(|(on, _)| on.to_string())
+                .collect()
+        };
+        let (captured, gone) = (on(true).join(" and on "), on(false).join(" and "));
+        let not_captured = (!gone.is_empty()).then(|| {
+            format!("{what}, and {gone} cannot be waited for any more: synchronise the allocator while nobody captures a graph, and ask again.")
+        });
+        let captured = (!captured.is_empty()).then(|| {
+            format!(
+                "{what}, and somebody captures a graph there: end the capture on {captured}, and ask again."
+            )
+        });
+        captured.or(not_captured)
+    }
+
     /// A free run would do and could not be had.
     fn a_run_elsewhere(&self) -> Option<String> {
         let stream = self.stream?;
@@ -223,11 +260,15 @@ impl OutOfMemory {
         ))
     }
 
+    fn freed_under_others(&self) -> String {
+        format!("{} were freed while other streams still used them", bytes(self.figures().total.in_flight))
+    }
+
     fn wait_for_uses(&self) -> String {
         let waited = if self.has_tried("wait") { ", also when the bounded wait ended" } else { "" };
         format!(
-            "{} were freed while other streams still used them{waited}: let those streams end their work (synchronise them) before asking, or raise bounded_wait.",
-            bytes(self.figures().total.in_flight)
+            "{}{waited}: let those streams end their work (synchronise them) before asking, or raise bounded_wait.",
+            self.freed_under_others()
         )
     }
 

@@ -5,7 +5,10 @@ mod random;
 use crate::rig;
 use millpond::error::Holder;
 use millpond::units::{GIB, KIB, MIB};
-use millpond::{Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Trim};
+use millpond::{
+    Allocation, Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Stream,
+    Trim,
+};
 use millpond_sim::{Schedule, Sim};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -335,4 +338,43 @@ fn a_request_trims_for_its_alignment_too() {
     let block =
         gpu.alloc_aligned(5 * MIB + KIB, 32 * MIB, &s).expect("as many idle segments as it takes go back");
     assert_eq!(block.address().0 % (32 * MIB), 0);
+}
+
+/// Memory of a stream that captures is had when the capture ends, and nobody is sent to wait for that stream, which would destroy it;
+/// neither for a run that is free there, nor for what it used, nor for a trim of what is free.
+#[test]
+fn a_capture_is_to_be_ended_and_not_waited_for() {
+    let captured = |prepare: &dyn Fn(&Allocator<Sim>, &Stream<Sim>, &Stream<Sim>) -> Vec<Allocation<Sim>>| {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let config = Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact);
+        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        let native = sim.stream().unwrap();
+        let (c, s) = (gpu.adopt(native.clone()).unwrap(), gpu.stream().unwrap());
+        let kept = prepare(&gpu, &c, &s);
+        sim.begin_capture(&native).unwrap();
+        let refused = facts(gpu.alloc(50 * MIB, &s));
+        let advice = refused.advice();
+        let named = format!("end the capture on {}", c.id());
+        assert!(advice.contains(&named), "{advice}");
+        assert_not_advised(
+            &refused,
+            &["wait for that stream", "synchronise them", "and then the request fits"],
+        );
+        assert_eq!(refused.passed_over_on, [(c.id(), DriverErrorKind::Capturing)]);
+        sim.end_capture(&native).expect("it lives");
+        let x = gpu.alloc(50 * MIB, &s).expect("as was said");
+        rig::write(&sim, &x, &s);
+        drop((x, kept));
+        sim.run_until_idle();
+        sim.verdict().unwrap();
+    };
+    captured(&|gpu, c, _| {
+        drop(gpu.alloc(62 * MIB, c).unwrap());
+        vec![gpu.alloc(MIB, c).unwrap()]
+    });
+    captured(&|gpu, c, s| {
+        let x = gpu.alloc(62 * MIB, s).unwrap();
+        x.record_use(c).unwrap();
+        Vec::new()
+    });
 }
