@@ -10,7 +10,7 @@
 //! Cached and write-combined memory never share a segment.
 
 use super::backing::Backing;
-use super::facts::Holding;
+use super::facts::{Holding, in_flight_by_segment};
 use super::hands::Hands;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pinned::PinnedAllocation;
@@ -32,6 +32,7 @@ use crate::sync::{Arc, Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
 use core::time::Duration;
+use hashbrown::HashMap;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
 /// itself if it is larger, with no rounding to powers of two.
@@ -263,7 +264,16 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         let mut holding = Holding::default();
         {
             let state = &self.pool.lock().pool;
-            holding.idle = state.heap.segments().filter(|s| s.free == s.len).map(|s| s.len.bytes()).sum();
+            let mut in_flight = HashMap::new();
+            in_flight_by_segment(state, &mut in_flight);
+            for s in state.heap.segments() {
+                let later = in_flight.get(&s.id).copied().unwrap_or(0);
+                holding.idle += if s.free == s.len { s.len.bytes() } else { 0 };
+                let is_idle_then = u64::from(s.free.0) + later == u64::from(s.len.0);
+                holding.idle_after_uses += if is_idle_then { s.len.bytes() } else { 0 };
+            }
+            holding.serves_after_uses =
+                !state.in_flight.is_empty() && state.heap.will_hold(&self.want, &[self.want.kind]);
             state.add_holders(&mut holding.by_name);
         }
         self.core.out_of_memory(None, self, holding)

@@ -140,7 +140,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     }
 
     fn facts(&self) -> OutOfMemory {
-        self.core.out_of_memory(Some(self.pool.line.info.id), self, self.core.holding(&self.want))
+        self.core.out_of_memory(Some(self.pool.line.info.id), self, self.core.holding(&self.want, self.pool))
     }
 }
 

@@ -64,9 +64,15 @@ pub struct OutOfMemory {
     /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
     /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
+    /// The same once the uses of all that is in flight are over.
+    pub idle_after_uses: u64,
+    /// Whether what is free and what is in flight holds the request then.
+    pub serves_after_uses: bool,
     /// Bytes of [foreign memory](crate::DeviceArray::from_foreign) whose arrays were dropped, and whose owners are kept until the device
     /// is done with it. Ranges of two arrays count twice.
     pub kept: u64,
+    /// Whether pools keep what they took while their streams live ([`Reuse::Never`](crate::Reuse::Never)).
+    pub streams_keep: bool,
     /// What is alive, by name, the most bytes first; at most eight names.
     pub holders: Vec<Holder>,
     /// The limit of pinned host memory, if one is set. That of device memory is in the report.
@@ -97,13 +103,12 @@ impl OutOfMemory {
 
     /// One sentence on what to do, from the facts. It never advises what was [tried](OutOfMemory::tried).
     pub fn advice(&self) -> String {
-        let in_flight = self.figures().total.in_flight;
         self.hopeless()
             .or_else(|| self.held_back())
             .or_else(|| self.a_run_passed_over())
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
-            .or_else(|| (in_flight >= self.rounded).then(|| self.wait_for_uses()))
+            .or_else(|| self.wait_for_uses())
             .or_else(|| self.hopeless_aligned())
             .or_else(|| self.a_run_unaligned())
             .or_else(|| self.kept_for_owners())
@@ -203,7 +208,7 @@ impl OutOfMemory {
             .find(|p| self.holds(p) && self.passed_over_on.iter().any(|&(on, _)| p.stream == Some(on)));
         let what = match run {
             Some(pool) => format!("A run of {} is free on {}", bytes(pool.largest_free), pool.place()),
-            None if self.figures().total.in_flight >= self.rounded => self.freed_under_others(),
+            None if self.serves_after_uses || self.makes_room_after_uses() => self.freed_under_others(),
             None => return None,
         };
         let on = |captures: bool| -> Vec<String> {
@@ -251,7 +256,10 @@ impl OutOfMemory {
 
     /// A free run is long enough, and begins at the wrong address.
     fn a_run_unaligned(&self) -> Option<String> {
-        let pool = self.stream.and(self.report.pools.iter().find(|p| p.largest_free >= self.rounded))?;
+        let stream = self.stream?;
+        // Of pools that would serve it elsewhere in the run.
+        let serves = |p: &PoolReport| !self.streams_keep || p.stream == Some(stream) || p.closed;
+        let pool = self.report.pools.iter().find(|p| serves(p) && p.largest_free >= self.rounded)?;
         Some(format!(
             "A run of {} is free on {} but does not hold this request at its alignment, for which a run may have to be {} long: ask for a smaller alignment, or allocate it earlier.",
             bytes(pool.largest_free),
@@ -264,12 +272,23 @@ impl OutOfMemory {
         format!("{} were freed while other streams still used them", bytes(self.figures().total.in_flight))
     }
 
-    fn wait_for_uses(&self) -> String {
+    /// Whether what is in flight makes room in a trim, when its uses are over.
+    fn makes_room_after_uses(&self) -> bool {
+        self.idle_after_uses > self.trim_would_free && self.fits_with(self.idle_after_uses)
+    }
+
+    fn wait_for_uses(&self) -> Option<String> {
         let waited = if self.has_tried("wait") { ", also when the bounded wait ended" } else { "" };
-        format!(
-            "{}{waited}: let those streams end their work (synchronise them) before asking, or raise bounded_wait.",
-            self.freed_under_others()
-        )
+        let then = if self.serves_after_uses {
+            " (synchronise them) before asking, or raise bounded_wait"
+        } else if !self.makes_room_after_uses() {
+            return None;
+        } else if self.has_tried("trim") {
+            ", and the streams that they were allocated on (synchronise them), before asking"
+        } else {
+            ", and the streams that they were allocated on (synchronise them), and trim() then"
+        };
+        Some(format!("{}{waited}: let those streams end their work{then}.", self.freed_under_others()))
     }
 
     /// The device has no more, and an owner whose memory is in use still may give some back.
