@@ -31,6 +31,8 @@ pub(crate) struct Holding {
     pub(super) idle_after_uses: u64,
     /// Whether a run would serve then.
     pub(super) serves_after_uses: bool,
+    /// Bytes that are free and serve only requests of another kind, whatever is tried: pinned memory's.
+    pub(super) of_other_kind: u64,
 }
 
 /// What is in flight of each segment, in granules.
@@ -83,6 +85,7 @@ impl<D: Driver> Core<D> {
             trim_would_free: of.idle,
             idle_after_uses: of.idle_after_uses,
             serves_after_uses: of.serves_after_uses,
+            free_of_other_kind: of.of_other_kind,
             kept: self.keeper.bytes(),
             streams_keep: self.config.reuse == Reuse::Never,
             holders: largest(of.by_name),
@@ -111,7 +114,7 @@ impl<D: Driver> Core<D> {
             }
         }
         let (idle, idle_after_uses) = self.idle_bytes(&in_flight);
-        Holding { by_name, aligned_on, idle, idle_after_uses, serves_after_uses }
+        Holding { by_name, aligned_on, idle, idle_after_uses, serves_after_uses, of_other_kind: 0 }
     }
 
     /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back; and of those that are but for what

@@ -269,6 +269,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
             for s in state.heap.segments() {
                 let later = in_flight.get(&s.id).copied().unwrap_or(0);
                 holding.idle += if s.free == s.len { s.len.bytes() } else { 0 };
+                holding.of_other_kind += if s.kind == self.want.kind { 0 } else { s.free.bytes() };
                 let is_idle_then = u64::from(s.free.0) + later == u64::from(s.len.0);
                 holding.idle_after_uses += if is_idle_then { s.len.bytes() } else { 0 };
             }

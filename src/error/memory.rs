@@ -68,6 +68,8 @@ pub struct OutOfMemory {
     pub idle_after_uses: u64,
     /// Whether what is free and what is in flight holds the request then.
     pub serves_after_uses: bool,
+    /// Of pinned memory, which is of two [kinds](crate::driver::HostKind): free bytes of the one that was not asked for.
+    pub free_of_other_kind: u64,
     /// Bytes of [foreign memory](crate::DeviceArray::from_foreign) whose arrays were dropped, and whose owners are kept until the device
     /// is done with it. Ranges of two arrays count twice.
     pub kept: u64,
@@ -109,6 +111,7 @@ impl OutOfMemory {
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
             .or_else(|| self.wait_for_uses())
+            .or_else(|| self.of_other_kind())
             .or_else(|| self.hopeless_aligned())
             .or_else(|| self.a_run_unaligned())
             .or_else(|| self.kept_for_owners())
@@ -291,6 +294,17 @@ impl OutOfMemory {
         Some(format!("{}{waited}: let those streams end their work{then}.", self.freed_under_others()))
     }
 
+    /// Cached and write-combined memory share no segment.
+    fn of_other_kind(&self) -> Option<String> {
+        let free = self.free_of_other_kind;
+        (free > 0 && self.fits_with(free)).then(|| {
+            format!(
+                "{} are free in pinned memory of the other kind (cached, write-combined), which does not serve this one: free what is alive in the same segments, and trim() gives them back.",
+                bytes(free)
+            )
+        })
+    }
+
     /// The device has no more, and an owner whose memory is in use still may give some back.
     fn kept_for_owners(&self) -> Option<String> {
         let r = &self.report;
@@ -311,12 +325,13 @@ impl OutOfMemory {
             (Some(limit), None) => limit.saturating_sub(reserved),
             _ => 0,
         };
-        let is_there = t.cached.saturating_add(room) >= self.rounded && t.largest_free < self.rounded;
-        (is_there && t.cached > 0 && t.cached >= t.allocated / 4).then(|| {
+        let cached = t.cached.saturating_sub(self.free_of_other_kind);
+        let is_there = cached.saturating_add(room) >= self.rounded && t.largest_free < self.rounded;
+        (is_there && cached > 0 && cached >= t.allocated / 4).then(|| {
             let left = if room > 0 { format!(", and {} are left under the limit", bytes(room)) } else { String::new() };
             format!(
                 "{} are free in ranges of at most {}{left}: fragmented by what is live between them{}; free some of that, or allocate the large blocks first.",
-                bytes(t.cached),
+                bytes(cached),
                 bytes(t.largest_free),
                 self.largest_part()
             )

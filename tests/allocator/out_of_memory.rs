@@ -3,6 +3,7 @@
 mod random;
 
 use crate::rig;
+use millpond::driver::HostKind;
 use millpond::error::Holder;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{
@@ -427,4 +428,25 @@ fn what_is_in_flight_makes_room_behind_a_trim() {
     let refused = facts(gpu.alloc(5 * MIB, &s));
     assert_not_advised(&refused, &["synchronise", "trim"]);
     drop((x, kept));
+}
+
+/// Pinned memory is of two kinds, and what is free of the one does not serve the other.
+#[test]
+fn pinned_memory_of_the_other_kind_is_told() {
+    let config = Config::default().pinned_limit(64 * MIB).bounded_wait(Duration::from_millis(5));
+    let gpu = Allocator::new(Sim::new(GIB), config).unwrap();
+    let (a, b) = (gpu.alloc_pinned(60 * MIB).unwrap(), gpu.alloc_pinned(MIB).unwrap());
+    drop(a);
+    let refused = facts(gpu.alloc_pinned_as(8 * MIB, HostKind::WriteCombined));
+    assert_eq!((refused.free_of_other_kind, refused.trim_would_free), (63 * MIB, 0));
+    assert_eq!(
+        refused.advice(),
+        "63.0 MiB are free in pinned memory of the other kind (cached, write-combined), which does not serve this one: free what is alive in the same segments, and trim() gives them back."
+    );
+    drop(b);
+    // Nothing is alive: a trim brings it, which is said before all.
+    let refused = facts(gpu.alloc_pinned_as(8 * MIB, HostKind::WriteCombined));
+    assert!(refused.advice().contains("and then the request fits"), "{refused}");
+    gpu.trim(Trim::All).unwrap();
+    drop(gpu.alloc_pinned_as(8 * MIB, HostKind::WriteCombined).expect("as was said"));
 }
