@@ -5,6 +5,7 @@
 //! the entry's stamp is loaded. Whatever fails puts the range back exactly as it was.
 
 use super::bounded::Waitable;
+use super::config::Reuse;
 use super::entry::Range;
 use super::hands::Hand;
 use super::ladder::Step;
@@ -65,26 +66,26 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL }
     }
 
-    /// Where pools keep what they took, rung 2 for what streams took that are gone: without it a program whose streams come and go takes
-    /// ever more.
-    pub(crate) fn lend_of_heir(&mut self) -> Option<Taken> {
-        let (heir, clock) = (self.core.heir.load(Ordering::Relaxed), self.pool.line.clock());
-        self.lend_from(heir, self.kinds(), &clock, &mut { QUESTIONS })
-    }
-
-    /// Whether there may be any such memory.
-    pub(crate) fn has_heir(&self) -> bool {
-        self.core.heir.load(Ordering::Relaxed) != u32::MAX
-    }
-
     /// Rung 2, once growth was refused: a small request takes large segments' space too.
     pub(crate) fn lend_across(&mut self) -> Option<Taken> {
         if self.want.kind == Kind::Small { self.lend_of(&Kind::ALL[1..]) } else { None }
     }
 
+    /// Whether another pool may lend at all. Where pools keep what they took, only those may whose streams are gone: without them a program
+    /// whose streams come and go takes ever more.
+    pub(crate) fn has_lenders(&self) -> bool {
+        self.core.config.reuse != Reuse::Never || !self.core.gone.lock().is_empty()
+    }
+
     fn lend_of(&mut self, kinds: &[Kind]) -> Option<Taken> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
+        if self.core.config.reuse == Reuse::Never {
+            let gone: Vec<u32> = self.core.gone.lock().iter().copied().collect();
+            let (mut gone, mut questions) = (self.core.pools_numbered(gone), QUESTIONS);
+            gone.retain(|from| self.may_have(from, kinds));
+            return gone.into_iter().find_map(|from| self.lend_from(from, kinds, &clock, &mut questions));
+        }
         let Candidates { mut first, more, in_order, to_ask } =
             self.core.lenders.of(kinds, self.want.len.0, self.pool.line.id, &clock);
         // Each climb begins with others, because it does not ask about all of them.
@@ -93,7 +94,9 @@ impl<'a, D: Driver> Miss<'a, D> {
             first.rotate_left(from);
         }
         let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
-        let mut lend = |number, questions: &mut usize| self.lend_from(number, kinds, &clock, questions);
+        let mut lend = |number, questions: &mut usize| {
+            self.lend_from(core.pool_numbered(number)?, kinds, &clock, questions)
+        };
         if let Some(handed) = first.into_iter().find_map(|number| lend(number, &mut questions)) {
             return Some(handed);
         }
@@ -115,16 +118,12 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// The same of this pool, which is asked about while there are `questions`.
     fn lend_from(
         &mut self,
-        number: u32,
+        from: Arc<Pool<D>>,
         kinds: &[Kind],
         clock: &Clock,
         questions: &mut usize,
     ) -> Option<Taken> {
-        if number == self.pool.number {
-            return None;
-        }
-        let from = self.core.pool_numbered(number)?;
-        if !self.may_have(&from, kinds) {
+        if from.number == self.pool.number || !self.may_have(&from, kinds) {
             return None;
         }
         self.learn_of(&from, questions);

@@ -105,10 +105,8 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         let (policy, reuse) = (self.core.config.policy, self.core.config.reuse);
         self.refused_on.clear();
         rung!(self: Poll, self.fold());
-        if reuse != Reuse::Never {
+        if self.has_lenders() {
             rung!(self: Migrate, Step::Ok(self.lend()));
-        } else if self.has_heir() {
-            rung!(self: Migrate, Step::Ok(self.lend_of_heir()));
         }
         if reuse == Reuse::WithWaits && self.core.config.deterministic {
             rung!(self: MigrateWithWait, self.order_older_half());
@@ -116,7 +114,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         rung!(self: Grow, self.grow(policy == Policy::Footprint));
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));
-        if reuse != Reuse::Never && self.want.kind == Kind::Small {
+        if self.want.kind == Kind::Small && self.has_lenders() {
             rung!(self: Migrate, Step::Ok(self.lend_across()));
         }
         if reuse == Reuse::WithWaits {

@@ -244,7 +244,12 @@ impl OutOfMemory {
             format!(
                 "A run of {run} is free on {stream} but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit."
             )
-        } else if self.has_tried("migrate") {
+        } else if pool.closed {
+            format!(
+                "A run of {run} is free on {}, which is gone and whose work on it is not over: ask later, raise bounded_wait, or synchronise the allocator.",
+                pool.place()
+            )
+        } else if self.has_tried("migrate") && !self.streams_keep {
             format!(
                 "A run of {run} is free on {}, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.",
                 pool.place()
