@@ -287,10 +287,11 @@ impl<D: Driver> Core<D> {
         for pool in self.pool_list() {
             let state = pool.lock();
             pending.extend(state.in_flight.uses());
-            let holds = state.heap.stats().held > 0;
+            let last = Pending { on: pool.line.id, epoch: state.heap.latest_stamp() };
             drop(state);
-            if holds {
-                pending.push(Pending { on: pool.line.id, epoch: pool.line.promise() });
+            // Of what is complete there is nothing to mark: its stream may capture.
+            if !self.registry.all_complete(&[last]) {
+                pending.push(Pending { epoch: pool.line.promise(), ..last });
             }
         }
         pending

@@ -309,6 +309,12 @@ impl Heap {
         Granules(ids.map(|id| self.chunks[id].len).max().unwrap_or(0))
     }
 
+    /// The latest stamp of all that is here: what the pool's own stream may still do to any of it. Every record is looked at.
+    pub fn latest_stamp(&self) -> Epoch {
+        let here = self.chunks.all().iter().filter(|chunk| chunk.state.is_some());
+        here.map(|chunk| chunk.stamp).max().unwrap_or(Epoch::COMPLETE)
+    }
+
     /// What is complete among the free ranges of a kind, by a look at `steps` of them, the longest first.
     pub fn ripe(&self, kind: Kind, steps: usize, complete: Epoch) -> Ripe {
         let (mut ripe, mut least, mut left) = (Ripe::default(), Epoch(u64::MAX), steps);

@@ -371,3 +371,25 @@ fn one_stream_that_cannot_be_marked_does_not_let_a_deterministic_allocator_grow(
         all_clean(&sim, gpu);
     }
 }
+
+/// An allocator whose memory is known to be complete waits for nobody at its end: not for the device either, which would end the capture
+/// of a stream that it adopted.
+#[test]
+fn an_end_with_nothing_pending_leaves_the_capture_of_an_adopted_stream_alone() {
+    for declared in [true, false] {
+        let sim = late();
+        let gpu = on(&sim, small());
+        let native = sim.stream().unwrap();
+        let s = gpu.adopt(if declared { native.clone() } else { sim.mortal_stream(&native) }).unwrap();
+        let x = gpu.alloc(MIB, &s).unwrap();
+        write(&sim, &x, &s);
+        drop(x);
+        gpu.synchronize().unwrap();
+        sim.begin_capture(&native).unwrap();
+        drop((s, gpu));
+        let end = sim.end_capture(&native);
+        assert!(end.is_ok(), "declared: {declared}: {end:?}");
+        drop(native);
+        crate::rig::all_back(&sim);
+    }
+}
