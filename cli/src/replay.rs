@@ -194,6 +194,9 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
         bytes(o.peak_reserved_bytes),
         counted(o.foreign_uses, "use on another stream", "uses on other streams"),
     )?;
+    if o.peak_pinned_bytes > 0 {
+        writeln!(out, "pinned      peak {} requested of the host's memory", bytes(o.peak_pinned_bytes))?;
+    }
     if let (Some(ns), Some(ratio)) = (o.makespan_ns, o.makespan_ratio) {
         let ms = ns as f64 / 1e6;
         writeln!(

@@ -24,11 +24,13 @@ pub struct Outcome {
     pub threads: u64,
     /// Uses on another stream than the block's own.
     pub foreign_uses: u64,
-    /// Highest sum of live bytes, as requested, in the order of the trace.
+    /// Highest sum of live bytes of the device's memory, as requested, in the order of the trace.
     pub peak_requested_bytes: u64,
+    /// The same of pinned host memory, which only programs ask for.
+    pub peak_pinned_bytes: u64,
     /// The most that was ever reserved from the device.
     pub peak_reserved_bytes: u64,
-    /// The one over the other, if anything was live and the trace was run to its end in its order.
+    /// The most reserved over the most requested, both of the device's memory, if anything was live and the trace was run to its end in its order.
     pub reserved_over_requested: Option<f64>,
     /// Segments taken from the device.
     pub growths: u64,

@@ -115,7 +115,8 @@ fn run<D: Touch>(
         streams: table.opened,
         threads: numbers.len().max(1) as u64,
         foreign_uses: table.foreign_uses,
-        peak_requested_bytes: table.peak_live,
+        peak_requested_bytes: table.device.peak,
+        peak_pinned_bytes: table.pinned.peak,
         refused: table.refused,
         ..Outcome::default()
     })
@@ -200,8 +201,22 @@ struct Table<D: Touch> {
     opened: u64,
     foreign_uses: u64,
     refused: u64,
-    live: u64,
-    peak_live: u64,
+    device: Live,
+    pinned: Live,
+}
+
+/// Bytes that are alive, as requested.
+#[derive(Default)]
+struct Live {
+    now: u64,
+    peak: u64,
+}
+
+impl Live {
+    fn add(&mut self, bytes: u64) {
+        self.now += bytes;
+        self.peak = self.peak.max(self.now);
+    }
 }
 
 impl<D: Touch> Table<D> {
@@ -215,8 +230,8 @@ impl<D: Touch> Table<D> {
             opened: 0,
             foreign_uses: 0,
             refused: 0,
-            live: 0,
-            peak_live: 0,
+            device: Live::default(),
+            pinned: Live::default(),
         }
     }
 
@@ -242,8 +257,7 @@ impl<D: Touch> Table<D> {
                 {
                     self.allocator.driver().name(id, &number.to_string());
                 }
-                self.live += block.bytes();
-                self.peak_live = self.peak_live.max(self.live);
+                self.live_with(&block.place).add(block.bytes());
                 self.blocks.insert(number, block);
                 Ok(())
             }
@@ -258,8 +272,16 @@ impl<D: Touch> Table<D> {
     /// Takes a block out, if its request was served.
     fn leave(&mut self, number: BlockNo) -> Option<Place<D>> {
         let block = self.blocks.remove(&number)?;
-        self.live -= block.bytes();
+        self.live_with(&block.place).now -= block.bytes();
         Some(block.place)
+    }
+
+    /// What is alive beside a block: the device's memory and the host's are no part of each other.
+    fn live_with(&mut self, place: &Place<D>) -> &mut Live {
+        match place {
+            Place::Device(_) => &mut self.device,
+            Place::Pinned(_) => &mut self.pinned,
+        }
     }
 
     fn step(&mut self, op: Op) -> Result<(), Error> {

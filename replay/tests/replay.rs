@@ -404,6 +404,17 @@ fn a_driver_error_names_its_step() {
     assert!(sim.ledger().is_empty(), "what was alive came back: {:?}", sim.leaks());
 }
 
+/// Pinned memory is the host's: it counts apart, and not in what is compared with what the device gave.
+#[test]
+fn pinned_memory_is_no_part_of_the_ratio() {
+    let run = |text| replay_program(&program(text), Sim::new(GIB), Config::default(), 0).unwrap();
+    let o = run("alloc b0 1MiB on s0\nalloc-pinned b1 100MiB\nfree b1\nalloc-pinned b2 1MiB");
+    assert_eq!((o.peak_requested_bytes, o.peak_pinned_bytes), (1 << 20, 100 << 20));
+    assert_eq!(o.reserved_over_requested, Some(20.0));
+    let o = run("alloc-pinned b1 1MiB");
+    assert_eq!((o.peak_requested_bytes, o.peak_pinned_bytes, o.reserved_over_requested), (0, 1 << 20, None));
+}
+
 fn schedules() -> impl Strategy<Value = (Schedule, u64)> {
     let schedule = prop_oneof![
         Just(Schedule::Latest),
@@ -433,6 +444,8 @@ proptest! {
         let o = replay_program(&program, sim, config, hold);
         let o = o.map_err(|e| TestCaseError::fail(format!("{e}\n{program}")))?;
         prop_assert!(o.is_clean(), "{}{}\n{program}", o.verdict, o.lost);
+        // No more is alive than was reserved.
+        prop_assert!(o.reserved_over_requested.is_none_or(|ratio| ratio >= 1.0), "{:?}\n{program}", o.reserved_over_requested);
     }
 
     /// Whatever a wrong program does, it is never the allocator's fault, and nothing is lost.

@@ -48,7 +48,6 @@ impl<D: Driver> Core<D> {
         let mut closed = self.pool_list();
         closed.retain(|pool| pool.lock().closed);
         let Some((heir, others)) = closed.split_first() else { return };
-        self.heir.store(heir.number, Ordering::Relaxed);
         for pool in others {
             pool.drain();
             let segments: Vec<SegmentId> = pool.lock().heap.segments().map(|s| s.id).collect();
@@ -104,6 +103,12 @@ impl<D: Driver> Core<D> {
                 !empty
             });
             self.peaks.leave(&gone);
+            {
+                let mut closed = self.gone.lock();
+                for pool in &gone {
+                    closed.remove(&pool.number);
+                }
+            }
             // In the hold of the list in which they leave it: whoever adds up finds a pool in the list or here, and in one of them.
             for pool in &gone {
                 let (counters, sizes) = pool.lock().did();
@@ -134,6 +139,8 @@ impl<D: Driver> Core<D> {
             }
             // Before the closing marker is reserved (closing a stream).
             state.closed = true;
+            // In the hold of the lock: whoever takes a closed pool off the list finds it here.
+            self.gone.lock().insert(pool.number);
         }
         point!("closing");
         pool.line.pools.fetch_sub(1, Ordering::AcqRel);

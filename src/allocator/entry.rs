@@ -102,17 +102,17 @@ impl<D: Driver> Pool<D> {
     }
 
     /// A range from another pool, or from the device, enters: facts were checked, `uses` are what it carries. The
-    /// heap merges it with its neighbours. `false` if the pool is closed and the range is not complete.
-    pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> bool {
-        let Some(stamp) = self.entry_stamp(state, uses) else { return false };
-        self.extend(state, range, laws::entered_stamp(stamp, || self.line.marked()));
-        true
+    /// heap merges it with its neighbours, and it is part of the chunk that is returned. `None` if the pool is closed and the range is
+    /// not complete.
+    pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> Option<ChunkId> {
+        let stamp = self.entry_stamp(state, uses)?;
+        self.extend(state, range, laws::entered_stamp(stamp, || self.line.marked()))
     }
 
-    /// A range comes in with this stamp: complete, or returning exactly as it was.
-    pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) {
+    /// A range comes in with this stamp: complete, or returning exactly as it was. Returns the chunk that it is part of then.
+    pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) -> Option<ChunkId> {
         if !laws::comes_in(state.closed, stamp) {
-            return;
+            return None;
         }
         if !state.heap.has_segment(range.segment) {
             state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
@@ -121,5 +121,6 @@ impl<D: Driver> Pool<D> {
         self.publish_longest(state, range.kind, merged.len);
         self.entered(state, range.kind);
         state.note_held();
+        Some(merged.chunk)
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why it fails.
 
+use super::config::Reuse;
 use super::ladder::Climb;
+use super::pool::{Pool, PoolState};
+use super::registry::CONTEXT;
 use super::shared::Core;
-use crate::driver::Driver;
+use crate::driver::{Driver, OwnedRange};
 use crate::error::{Holder, OutOfMemory};
-use crate::heap::Want;
-use crate::units::{GRANULE_BYTES, Granules, StreamId};
+use crate::heap::{ChunkId, Kind, Want};
+use crate::units::{GRANULE_BYTES, Granules, SegmentId, StreamId};
 use hashbrown::HashMap;
 
 /// So many names are told.
@@ -24,6 +27,20 @@ pub(crate) struct Holding {
     pub(super) aligned_on: Vec<StreamId>,
     /// Bytes of segments that are wholly free.
     pub(super) idle: u64,
+    /// The same once the uses of ranges in flight are over.
+    pub(super) idle_after_uses: u64,
+    /// Whether a run would serve then.
+    pub(super) serves_after_uses: bool,
+    /// Bytes that are free and serve only requests of another kind, whatever is tried: pinned memory's.
+    pub(super) of_other_kind: u64,
+}
+
+/// What is in flight of each segment, in granules.
+pub(super) fn in_flight_by_segment(state: &PoolState, all: &mut HashMap<SegmentId, u64>) {
+    for (_, entry) in state.in_flight.behind(None) {
+        let view = state.heap.view(ChunkId::from_index(entry.chunk), entry.generation);
+        *all.entry(view.segment).or_default() += u64::from(view.len.0);
+    }
 }
 
 /// The largest of them.
@@ -54,6 +71,7 @@ impl<D: Driver> Core<D> {
         of: Holding,
     ) -> OutOfMemory {
         let pinned_limit = self.host.lock().backing.limit;
+        let stream_of = |&(on, why)| Some((self.registry.line(on).filter(|l| l.id != CONTEXT)?.info.id, why));
         OutOfMemory {
             requested: climb.asked,
             rounded: climb.want.len.bytes(),
@@ -63,8 +81,13 @@ impl<D: Driver> Core<D> {
             tried: climb.tried.clone(),
             driver: climb.refusal.clone(),
             passed_over: climb.passed_over.clone(),
+            passed_over_on: climb.passed_over_on.iter().filter_map(stream_of).collect(),
             trim_would_free: of.idle,
+            idle_after_uses: of.idle_after_uses,
+            serves_after_uses: of.serves_after_uses,
+            free_of_other_kind: of.of_other_kind,
             kept: self.keeper.bytes(),
+            streams_keep: self.config.reuse == Reuse::Never,
             holders: largest(of.by_name),
             pinned_limit,
             report: self.report(),
@@ -72,11 +95,17 @@ impl<D: Driver> Core<D> {
     }
 
     /// What there is of device memory.
-    pub(crate) fn holding(&self, want: &Want) -> Holding {
+    pub(crate) fn holding(&self, want: &Want, own: &Pool<D>) -> Holding {
         let (mut by_name, mut aligned_on) = (ByName::new(), Vec::new());
+        let (mut in_flight, mut serves_after_uses) = (HashMap::new(), false);
         for pool in self.pool_list() {
             let state = pool.lock();
             state.add_holders(&mut by_name);
+            if !state.in_flight.is_empty() {
+                in_flight_by_segment(&state, &mut in_flight);
+                let lends = self.config.reuse != Reuse::Never || pool.number == own.number || state.closed;
+                serves_after_uses |= lends && state.heap.will_hold(want, &Kind::ALL);
+            }
             let kinds = [want.kind, want.kind.other()];
             // All are looked at, as the round has done that decided.
             let holds = |kind| state.heap.find(&Want { kind, ..*want }, usize::MAX, |_| true).is_some();
@@ -84,22 +113,33 @@ impl<D: Driver> Core<D> {
                 aligned_on.push(pool.line.info.id);
             }
         }
-        Holding { by_name, aligned_on, idle: self.idle_bytes() }
+        let (idle, idle_after_uses) = self.idle_bytes(&in_flight);
+        Holding { by_name, aligned_on, idle, idle_after_uses, serves_after_uses, of_other_kind: 0 }
     }
 
-    /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back.
-    fn idle_bytes(&self) -> u64 {
+    /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back; and of those that are but for what
+    /// is in flight.
+    fn idle_bytes(&self, in_flight: &HashMap<SegmentId, u64>) -> (u64, u64) {
         let pools = self.pool_list();
-        let mut free = Self::free_by_segment(&pools);
+        let mut free: HashMap<SegmentId, u64> =
+            Self::free_by_segment(&pools).into_iter().map(|(id, (free, _))| (id, free)).collect();
+        for &id in in_flight.keys() {
+            free.entry(id).or_default();
+        }
         for pool in &pools {
             // A segment with any of it is none that a trim could take.
-            pool.for_free_held_back(|segment, _| drop(free.remove(&segment)));
+            pool.for_free_held_back(|segment, _| {
+                free.remove(&segment);
+            });
         }
         let backing = self.backing.lock();
-        let lengths = free.into_iter().filter_map(|(id, (free, _))| {
-            let length = backing.segments.get(&id)?.bytes();
-            (free * GRANULE_BYTES == length).then_some(length)
-        });
-        lengths.sum()
+        let (mut now, mut then) = (0, 0);
+        for (id, free) in free {
+            let Some(length) = backing.segments.get(&id).map(OwnedRange::bytes) else { continue };
+            let later = in_flight.get(&id).copied().unwrap_or(0);
+            now += if free * GRANULE_BYTES == length { length } else { 0 };
+            then += if (free + later) * GRANULE_BYTES == length { length } else { 0 };
+        }
+        (now, then)
     }
 }

@@ -74,8 +74,9 @@ impl<D: Driver> Miss<'_, D> {
         let state = &mut *guard;
         // Fresh from the device: nothing is pending, stamp 0.
         let entered = self.pool.enter(state, &whole, &[]);
-        assert!(entered, "closing: {:?} grows while closed", self.pool);
-        let taken = state.take(&self.want, self.asked, false).expect("a new segment holds the request");
+        let Some(chunk) = entered else { panic!("closing: {:?} grows while closed", self.pool) };
+        let taken =
+            state.take_brought(&self.want, self.asked, chunk).expect("a new segment holds the request");
         if core.is_recording() {
             // Before others can take from the segment and tell of it.
             core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: self.pool.line.info.id });

@@ -10,7 +10,7 @@
 //! Cached and write-combined memory never share a segment.
 
 use super::backing::Backing;
-use super::facts::Holding;
+use super::facts::{Holding, in_flight_by_segment};
 use super::hands::Hands;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pinned::PinnedAllocation;
@@ -21,7 +21,7 @@ use super::registry::{QUESTIONS, Registry};
 use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
-use super::waiting::wait_for_some;
+use super::waiting::{Patience, wait_for_some};
 use crate::driver::{Driver, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
@@ -31,6 +31,8 @@ use crate::report::PoolReport;
 use crate::sync::{Arc, Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
+use core::time::Duration;
+use hashbrown::HashMap;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
 /// itself if it is larger, with no rounding to powers of two.
@@ -239,6 +241,12 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     const FAILS_AT_ONCE: bool = true;
     const IS_COUNTED: bool = false;
 
+    /// The request alone is above the limit.
+    fn is_hopeless(&self) -> bool {
+        let limit = self.pool.lock().backing.limit;
+        limit.is_some_and(|limit| self.want.len.bytes() > limit)
+    }
+
     fn climb_once(&mut self, progress: &mut bool) -> Step {
         self.refusal = None;
         self.others_freed();
@@ -256,7 +264,17 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         let mut holding = Holding::default();
         {
             let state = &self.pool.lock().pool;
-            holding.idle = state.heap.segments().filter(|s| s.free == s.len).map(|s| s.len.bytes()).sum();
+            let mut in_flight = HashMap::new();
+            in_flight_by_segment(state, &mut in_flight);
+            for s in state.heap.segments() {
+                let later = in_flight.get(&s.id).copied().unwrap_or(0);
+                holding.idle += if s.free == s.len { s.len.bytes() } else { 0 };
+                holding.of_other_kind += if s.kind == self.want.kind { 0 } else { s.free.bytes() };
+                let is_idle_then = u64::from(s.free.0) + later == u64::from(s.len.0);
+                holding.idle_after_uses += if is_idle_then { s.len.bytes() } else { 0 };
+            }
+            holding.serves_after_uses =
+                !state.in_flight.is_empty() && state.heap.will_hold(&self.want, &[self.want.kind]);
             state.add_holders(&mut holding.by_name);
         }
         self.core.out_of_memory(None, self, holding)
@@ -277,7 +295,9 @@ impl<D: Driver> Miss<'_, D> {
             // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
             questions = usize::MAX;
             core.keeper.sweep();
-            self.refusal = core.registry.mark_all(&core.driver).err();
+            if let Err(e) = core.registry.mark_all(&core.driver) {
+                self.refused(None, e)?;
+            }
         }
         let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
             let state = &mut core.host.lock().pool;
@@ -287,17 +307,22 @@ impl<D: Driver> Miss<'_, D> {
         // What was drained before somebody could not be asked serves all the same.
         let taken = self.again(&mut self.pool.lock().pool);
         match (taken, asked) {
-            (None, Err(e)) => self.refused(e),
+            (None, Err(e)) => self.refused(None, e),
             (taken, _) => Ok(taken),
         }
     }
 
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered.
-    fn refused(&mut self, error: DriverError) -> Step {
+    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered. That one stream captures, or is gone,
+    /// says nothing of memory, and is told beside it.
+    fn refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
         if error.is_context_lost() {
             return Err(Error::Driver(error));
         }
-        self.refusal = Some(error);
+        if error.is_of_one_stream() {
+            self.pass_over(on, error);
+        } else {
+            self.refusal = Some(error);
+        }
         Ok(None)
     }
 
@@ -338,7 +363,7 @@ impl<D: Driver> Miss<'_, D> {
             }
             Err(e) => {
                 host.lock().backing.unclaim(len);
-                self.refused(e)
+                self.refused(None, e)
             }
         }
     }
@@ -357,10 +382,15 @@ impl<D: Driver> Miss<'_, D> {
             waiting.retain(|&p| waitable.by_host(p));
             let told = |_| core.host.lock().pool.counters.host_waits += 1;
             let device = (&*core.registry, &core.driver);
-            let done = wait_for_some(device, waiting, enough, &mut self.patience, told, |_, e| {
-                // Nobody can wait for what a capturing stream holds; the others may be done.
-                if e.is_of_one_stream() { Ok(None) } else { Err(e) }
-            })?;
+            let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
+            let done: Result<usize, Error> =
+                wait_for_some(device, waiting, enough, &mut patience, told, |p, e| {
+                    // Nobody can wait for what a capturing stream holds, or what no marker could be made for; the others may be done.
+                    self.refused(Some(p.on), e)?;
+                    Ok(None)
+                });
+            self.patience = patience;
+            let done = done?;
             let dropped = core.keeper.drop_all_known();
             let state = &mut core.host.lock().pool;
             let drained = drain(state, &core.registry.seen()) | dropped;

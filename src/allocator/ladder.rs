@@ -12,7 +12,7 @@ use super::hands::{Hand, Hands};
 use super::shared::Core;
 use super::waiting::Patience;
 use crate::driver::Driver;
-use crate::error::{DriverError, Error, OutOfMemory};
+use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Taken, Want};
 use crate::order::{Pending, TimelineId};
 use crate::report::{self, Ladder};
@@ -99,6 +99,8 @@ pub(crate) struct Climb<'a, D: Driver, P> {
     pub(crate) refused_on: SmallVec<[TimelineId; 4]>,
     /// Why memory was passed over that a stream holds: somebody captures on it, or it is gone.
     pub(super) passed_over: Option<DriverError>,
+    /// The timelines that such answers were of, where that is known.
+    pub(super) passed_over_on: SmallVec<[(TimelineId, DriverErrorKind); 4]>,
     /// This round decides whether there is no memory: all is looked at.
     pub(crate) thorough: bool,
 }
@@ -165,8 +167,18 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
             refusal: None,
             refused_on: SmallVec::new(),
             passed_over: None,
+            passed_over_on: SmallVec::new(),
             thorough: false,
         }
+    }
+
+    /// What this timeline holds is passed over, for such a reason; the timeline may not be known.
+    pub(super) fn pass_over(&mut self, on: Option<TimelineId>, why: DriverError) {
+        if let Some(on) = on {
+            self.passed_over_on.retain(|of| of.0 != on);
+            self.passed_over_on.push((on, why.kind));
+        }
+        self.passed_over = Some(why);
     }
 
     /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.
@@ -201,6 +213,7 @@ where
             self.callbacks += 1;
             // What stood in the way may not any more.
             self.passed_over = None;
+            self.passed_over_on.clear();
         }
         let other = self.refusal.take_if(|e| !e.is_out_of_memory());
         Err(other.map_or_else(|| self.facts().into(), Error::Driver))

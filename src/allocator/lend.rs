@@ -5,6 +5,7 @@
 //! the entry's stamp is loaded. Whatever fails puts the range back exactly as it was.
 
 use super::bounded::Waitable;
+use super::config::Reuse;
 use super::entry::Range;
 use super::hands::Hand;
 use super::ladder::Step;
@@ -65,26 +66,26 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL }
     }
 
-    /// Where pools keep what they took, rung 2 for what streams took that are gone: without it a program whose streams come and go takes
-    /// ever more.
-    pub(crate) fn lend_of_heir(&mut self) -> Option<Taken> {
-        let (heir, clock) = (self.core.heir.load(Ordering::Relaxed), self.pool.line.clock());
-        self.lend_from(heir, self.kinds(), &clock, &mut { QUESTIONS })
-    }
-
-    /// Whether there may be any such memory.
-    pub(crate) fn has_heir(&self) -> bool {
-        self.core.heir.load(Ordering::Relaxed) != u32::MAX
-    }
-
     /// Rung 2, once growth was refused: a small request takes large segments' space too.
     pub(crate) fn lend_across(&mut self) -> Option<Taken> {
         if self.want.kind == Kind::Small { self.lend_of(&Kind::ALL[1..]) } else { None }
     }
 
+    /// Whether another pool may lend at all. Where pools keep what they took, only those may whose streams are gone: without them a program
+    /// whose streams come and go takes ever more.
+    pub(crate) fn has_lenders(&self) -> bool {
+        self.core.config.reuse != Reuse::Never || !self.core.gone.lock().is_empty()
+    }
+
     fn lend_of(&mut self, kinds: &[Kind]) -> Option<Taken> {
         // Our clock as it was before we look: what was ordered then still is.
         let clock = self.pool.line.clock();
+        if self.core.config.reuse == Reuse::Never {
+            let gone: Vec<u32> = self.core.gone.lock().iter().copied().collect();
+            let (mut gone, mut questions) = (self.core.pools_numbered(gone), QUESTIONS);
+            gone.retain(|from| self.may_have(from, kinds));
+            return gone.into_iter().find_map(|from| self.lend_from(from, kinds, &clock, &mut questions));
+        }
         let Candidates { mut first, more, in_order, to_ask } =
             self.core.lenders.of(kinds, self.want.len.0, self.pool.line.id, &clock);
         // Each climb begins with others, because it does not ask about all of them.
@@ -93,7 +94,9 @@ impl<'a, D: Driver> Miss<'a, D> {
             first.rotate_left(from);
         }
         let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
-        let mut lend = |number, questions: &mut usize| self.lend_from(number, kinds, &clock, questions);
+        let mut lend = |number, questions: &mut usize| {
+            self.lend_from(core.pool_numbered(number)?, kinds, &clock, questions)
+        };
         if let Some(handed) = first.into_iter().find_map(|number| lend(number, &mut questions)) {
             return Some(handed);
         }
@@ -115,16 +118,12 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// The same of this pool, which is asked about while there are `questions`.
     fn lend_from(
         &mut self,
-        number: u32,
+        from: Arc<Pool<D>>,
         kinds: &[Kind],
         clock: &Clock,
         questions: &mut usize,
     ) -> Option<Taken> {
-        if number == self.pool.number {
-            return None;
-        }
-        let from = self.core.pool_numbered(number)?;
-        if !self.may_have(&from, kinds) {
+        if from.number == self.pool.number || !self.may_have(&from, kinds) {
             return None;
         }
         self.learn_of(&from, questions);
@@ -197,17 +196,18 @@ impl<'a, D: Driver> Miss<'a, D> {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
-        let ends = {
-            let state = self.pool.lock();
-            let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
-            if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
-                return Ok(None);
-            }
-            let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
-            state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
-        };
-        if let Err(e) = self.wait_for_all(&ends) {
-            // What was ordered before the refusal stays so.
+        loop {
+            let ends = {
+                let state = self.pool.lock();
+                let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
+                if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
+                    return Ok(None);
+                }
+                let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
+                state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
+            };
+            let Err(e) = self.wait_for_all(&ends) else { break };
+            // Who was refused is passed over from here on, and what was ordered before stays so: the older half of the rest.
             self.unordered(e)?;
         }
         let mut state = self.pool.lock();
@@ -221,18 +221,18 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// and nobody else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth. What
     /// was looked at is not looked at again, so that a round costs each pool one look of a kind, whoever cannot be waited for.
     fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, LookAt)> + use<'a, D> {
-        let (core, own, needed) = (self.core, self.pool.number, self.needed().0);
+        let (core, own, len) = (self.core, self.pool.number, self.want.len.0);
         let many = core.pools.lock().len() > core.lenders.few;
         let before = Rc::new(RefCell::new(HashSet::new()));
         let looked_at = Rc::clone(&before);
         let first = core::iter::from_fn(move || {
-            let mut next = if many { core.lenders.oldest_of(needed) } else { Vec::new() };
+            let mut next = if many { core.lenders.oldest_of(len) } else { Vec::new() };
             next.retain(|number| before.borrow_mut().insert(*number));
             (!next.is_empty()).then_some(next)
         });
         let first = first.flatten().filter_map(|number| core.pool_numbered(number));
         let may_have = move || {
-            if many { core.pools_numbered(core.lenders.all_of(needed)) } else { core.pool_list() }
+            if many { core.pools_numbered(core.lenders.all_of(len)) } else { core.pool_list() }
         };
         let all = core::iter::once_with(may_have).flatten().map(move |pool| {
             let again = looked_at.borrow().contains(&pool.number);
@@ -246,7 +246,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         kinds.iter().any(|&kind| from.longest_hint(kind) >= self.want.len.0)
     }
 
-    /// What a free range must have: an aligned request may have to skip a front.
+    /// What a range must have to hold the request wherever it begins: an aligned one may have to skip a front.
     fn needed(&self) -> Granules {
         Granules(self.want.len.0.saturating_add(self.want.align.0.saturating_sub(1)))
     }
@@ -268,7 +268,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             Err(e) => {
                 *questions -= 1;
                 // Of a context that is lost the next rung hears.
-                let _ = self.one_refused(e);
+                let _ = self.one_refused(Some(from.line.id), e);
             }
         }
     }
@@ -319,11 +319,9 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut guard = self.pool.lock();
         let state = &mut *guard;
         let entered = self.pool.enter(state, &guest.range, &guest.pending);
-        assert!(entered, "closing: {:?} takes a lend while closed", self.pool);
-        let taken = state
-            .take(&self.want, self.asked, false)
-            .or_else(|| state.take_across(&self.want, self.asked))
-            .expect("a lend holds at least the request");
+        let Some(chunk) = entered else { panic!("closing: {:?} takes a lend while closed", self.pool) };
+        let taken =
+            state.take_brought(&self.want, self.asked, chunk).expect("a lend holds at least the request");
         state.counters.migrations_in += 1;
         self.core.moving.fetch_sub(guest.range.len.bytes(), Ordering::Relaxed);
         if self.core.is_recording() {
@@ -342,16 +340,25 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
     /// independent streams still use are left alone.
     fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<'_, D>) -> Option<(Entry, Hand<'a>)> {
-        let mut state = from.lock();
+        let mut guard = from.lock();
+        let state = &mut *guard;
         let steps = if self.thorough { usize::MAX } else { STEPS };
-        let entry = state.in_flight.take_at_least(self.needed(), steps, |entry| {
+        let heap = &state.heap;
+        let fits = |entry: &Entry| {
             let home = Pending { on: from.line.id, epoch: entry.home };
             let at_home = from.number == self.pool.number;
             let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
-            entry.uses.iter().all(|&p| orderable(p)) && (at_home || orderable(home))
-        });
+            let addr = heap.view(ChunkId::from_index(entry.chunk), entry.generation).addr;
+            self.want.fits_at(addr, entry.len)
+                && entry.uses.iter().all(|&p| orderable(p))
+                && (at_home || orderable(home))
+        };
+        // Of those that hold an aligned request only where they lie there may be many that do not: then one that holds it anywhere.
+        let found = state.in_flight.take_at_least(self.want.len, steps, fits);
+        let mut again = || state.in_flight.take_at_least(self.needed(), steps, fits);
+        let entry = found.or_else(|| if self.want.align > Granules(1) { again() } else { None });
         if entry.is_none() {
-            from.tighten_in_flight(&mut state);
+            from.tighten_in_flight(state);
         }
         Some((entry?, self.hand()))
     }
@@ -374,7 +381,11 @@ impl<'a, D: Driver> Miss<'a, D> {
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
         self.pool.publish_longest(state, given.kind, given.free_len);
         self.pool.entered(state, given.kind);
-        Ok(self.search_in(state, true))
+        let taken = self.search_in(state, true);
+        // It may lie behind more near misses than a search comes by.
+        let exact = self.core.config.exact_fit;
+        Ok(taken
+            .or_else(|| if exact { None } else { state.take_brought(&self.want, self.asked, given.free) }))
     }
 
     fn foreign_in_flight(&mut self, from: &Pool<D>, entry: Entry) -> Step {
@@ -414,7 +425,10 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here is no refusal of memory: the
     /// next rung is tried. That it captures, or is gone, is said if nothing else serves.
     fn unordered(&mut self, error: DriverError) -> Step {
-        if error.kind == DriverErrorKind::NotSupported { Ok(None) } else { self.one_refused(error) }
+        if error.kind == DriverErrorKind::NotSupported {
+            return Ok(None);
+        }
+        self.one_refused(self.refused_on.last().copied(), error)
     }
 
     /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.

@@ -31,7 +31,7 @@ use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
 use crate::laws;
-use crate::order::Pending;
+use crate::order::{Pending, TimelineId};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
@@ -105,10 +105,8 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         let (policy, reuse) = (self.core.config.policy, self.core.config.reuse);
         self.refused_on.clear();
         rung!(self: Poll, self.fold());
-        if reuse != Reuse::Never {
+        if self.has_lenders() {
             rung!(self: Migrate, Step::Ok(self.lend()));
-        } else if self.has_heir() {
-            rung!(self: Migrate, Step::Ok(self.lend_of_heir()));
         }
         if reuse == Reuse::WithWaits && self.core.config.deterministic {
             rung!(self: MigrateWithWait, self.order_older_half());
@@ -116,7 +114,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         rung!(self: Grow, self.grow(policy == Policy::Footprint));
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));
-        if reuse != Reuse::Never && self.want.kind == Kind::Small {
+        if self.want.kind == Kind::Small && self.has_lenders() {
             rung!(self: Migrate, Step::Ok(self.lend_across()));
         }
         if reuse == Reuse::WithWaits {
@@ -140,7 +138,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     }
 
     fn facts(&self) -> OutOfMemory {
-        self.core.out_of_memory(Some(self.pool.line.info.id), self, self.core.holding(&self.want))
+        self.core.out_of_memory(Some(self.pool.line.info.id), self, self.core.holding(&self.want, self.pool))
     }
 }
 
@@ -170,18 +168,18 @@ impl<D: Driver> Miss<'_, D> {
         }
         if error.kind == DriverErrorKind::Capturing {
             // It says nothing of memory, and is told beside it.
-            self.passed_over = Some(error);
+            self.pass_over(None, error);
         } else {
             self.refusal = Some(error);
         }
         Ok(None)
     }
 
-    /// A failed driver call for what one stream holds. Where it says that the stream captures or is gone, others' memory is to be
-    /// had all the same; that is told if there is none.
-    pub(crate) fn one_refused(&mut self, error: DriverError) -> Step {
+    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
+    /// others' memory is to be had all the same; that is told if there is none.
+    pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
         if error.is_of_one_stream() && !error.is_context_lost() {
-            self.passed_over = Some(error);
+            self.pass_over(on, error);
             return Ok(None);
         }
         self.refused(error)
@@ -204,13 +202,25 @@ impl<D: Driver> Miss<'_, D> {
         let exact = self.core.config.exact_fit;
         let taken = match state.take(&self.want, self.asked, exact) {
             Some(t) => Some(t),
-            None if exact || !across => None,
-            None => state.take_across(&self.want, self.asked),
+            None if exact => None,
+            None if across => state.take_across(&self.want, self.asked),
+            None => None,
         };
+        let taken = taken.or_else(|| if exact { None } else { self.search_all(state, across) });
         if taken.is_none() {
             self.pool.tighten_longest(state);
         }
         taken
+    }
+
+    /// Whoever is about to say that there is no memory has looked at all that is free, behind any number of near misses.
+    fn search_all(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
+        let own = self.want.kind;
+        let kinds = [own, own.other()].into_iter().take(if across { 2 } else { 1 });
+        let mut kinds = kinds.filter(|_| self.thorough);
+        let found =
+            kinds.find_map(|kind| state.heap.find(&Want { kind, ..self.want }, usize::MAX, |_| true))?;
+        state.take_brought(&self.want, self.asked, found.chunk)
     }
 
     /// Rung 1: learn what is complete, drain what is over.
@@ -239,7 +249,7 @@ impl<D: Driver> Miss<'_, D> {
             })
         };
         if let Err(e) = asked {
-            self.one_refused(e)?;
+            self.one_refused(None, e)?;
         }
         if any { Ok(self.again()) } else { Ok(None) }
     }
@@ -288,7 +298,7 @@ impl<D: Driver> Miss<'_, D> {
         let done: Result<usize, Error> =
             wait_for_some((&core.registry, &core.driver), batch, enough, &mut patience, told, |p, e| {
                 // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
-                self.one_refused(e)?;
+                self.one_refused(Some(p.on), e)?;
                 Ok(self.covered_before(p))
             });
         self.patience = patience;

@@ -243,6 +243,18 @@ impl PoolState {
         Some(taken)
     }
 
+    /// As [`PoolState::take`], for a miss that has brought this free chunk, or found it: it serves, of whichever kind it is, and however
+    /// many near misses an aligned request comes by before it.
+    pub(crate) fn take_brought(&mut self, want: &Want, asked: u64, brought: ChunkId) -> Option<Taken> {
+        if let Some(taken) = self.take(want, asked, false) {
+            return Some(taken);
+        }
+        let taken = self.heap.take_of(brought, want, asked)?;
+        self.count_size(want.len);
+        self.missed += 1;
+        Some(taken)
+    }
+
     /// A range leaves ([`Heap::cut`]). A segment of which nothing is left is forgotten: with all streams' memory passing through
     /// all pools, each would come to know every segment.
     pub(crate) fn cut(&mut self, chunk: ChunkId, offset: Granules, len: Granules) -> Cut {

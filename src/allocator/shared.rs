@@ -19,11 +19,12 @@ use crate::driver::{Driver, OwnedRange};
 use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
-use crate::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use crate::sync::atomic::{AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
 use crate::units::DeviceId;
 use core::time::Duration;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
@@ -71,8 +72,8 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) moving: AtomicU64,
     /// A new pool that makes the list longer than this sweeps it.
     pub(super) sweep_above: AtomicUsize,
-    /// The number of the pool in which the complete memory of closed ones was gathered; none has the greatest.
-    pub(super) heir: AtomicU32,
+    /// The numbers of pools that are closed: some of them may have left the list.
+    pub(super) gone: Mutex<BTreeSet<u32>>,
     /// Where the next search through the pools of many streams begins.
     pub(super) turn: AtomicUsize,
     /// Who holds any such bytes.
@@ -117,7 +118,7 @@ impl<D: Driver> Core<D> {
             peaks: Peaks::new(),
             moving: AtomicU64::new(0),
             sweep_above: AtomicUsize::new(super::closed::SWEEP_LEAST),
-            heir: AtomicU32::new(u32::MAX),
+            gone: Mutex::new(BTreeSet::new()),
             turn: AtomicUsize::new(0),
             hands: Hands::default(),
             trimmer: Ranked::new(Rank::Trimmer, ()),
@@ -289,10 +290,11 @@ impl<D: Driver> Core<D> {
         for pool in self.pool_list() {
             let state = pool.lock();
             pending.extend(state.in_flight.uses());
-            let holds = state.heap.stats().held > 0;
+            let last = Pending { on: pool.line.id, epoch: state.heap.latest_stamp() };
             drop(state);
-            if holds {
-                pending.push(Pending { on: pool.line.id, epoch: pool.line.promise() });
+            // Of what is complete there is nothing to mark: its stream may capture.
+            if !self.registry.all_complete(&[last]) {
+                pending.push(Pending { epoch: pool.line.promise(), ..last });
             }
         }
         pending

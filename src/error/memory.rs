@@ -3,7 +3,7 @@
 //! The sentence never advises what the request has tried, and tells two states apart that look alike: memory that the program
 //! holds, and memory that is free in runs that are too short. It does not know how the facts were gathered.
 
-use super::DriverError;
+use super::{DriverError, DriverErrorKind};
 use crate::report::{PoolReport, Report, bytes};
 use crate::units::StreamId;
 use core::fmt;
@@ -59,12 +59,22 @@ pub struct OutOfMemory {
     pub driver: Option<DriverError>,
     /// Why memory that is free was passed over, if somebody's capture stood in the way, or a stream that is gone: the last such answer.
     pub passed_over: Option<DriverError>,
+    /// The streams that such answers were of, and why: [`Capturing`](DriverErrorKind::Capturing), or that they are gone.
+    pub passed_over_on: Vec<(StreamId, DriverErrorKind)>,
     /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
     /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
+    /// The same once the uses of all that is in flight are over.
+    pub idle_after_uses: u64,
+    /// Whether what is free and what is in flight holds the request then.
+    pub serves_after_uses: bool,
+    /// Of pinned memory, which is of two [kinds](crate::driver::HostKind): free bytes of the one that was not asked for.
+    pub free_of_other_kind: u64,
     /// Bytes of [foreign memory](crate::DeviceArray::from_foreign) whose arrays were dropped, and whose owners are kept until the device
     /// is done with it. Ranges of two arrays count twice.
     pub kept: u64,
+    /// Whether pools keep what they took while their streams live ([`Reuse::Never`](crate::Reuse::Never)).
+    pub streams_keep: bool,
     /// What is alive, by name, the most bytes first; at most eight names.
     pub holders: Vec<Holder>,
     /// The limit of pinned host memory, if one is set. That of device memory is in the report.
@@ -95,12 +105,13 @@ impl OutOfMemory {
 
     /// One sentence on what to do, from the facts. It never advises what was [tried](OutOfMemory::tried).
     pub fn advice(&self) -> String {
-        let in_flight = self.figures().total.in_flight;
         self.hopeless()
             .or_else(|| self.held_back())
+            .or_else(|| self.a_run_passed_over())
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
-            .or_else(|| (in_flight >= self.rounded).then(|| self.wait_for_uses()))
+            .or_else(|| self.wait_for_uses())
+            .or_else(|| self.of_other_kind())
             .or_else(|| self.hopeless_aligned())
             .or_else(|| self.a_run_unaligned())
             .or_else(|| self.kept_for_owners())
@@ -190,6 +201,40 @@ impl OutOfMemory {
             || pool.largest_free >= self.rounded && pool.stream.is_some_and(|s| self.aligned_on.contains(&s))
     }
 
+    /// What would serve could not be had because of streams that nobody can wait for: a wait would end the capture.
+    fn a_run_passed_over(&self) -> Option<String> {
+        let run = self
+            .report
+            .pools
+            .iter()
+            .filter(|_| self.stream.is_some())
+            .find(|p| self.holds(p) && self.passed_over_on.iter().any(|&(on, _)| p.stream == Some(on)));
+        let what = match run {
+            Some(pool) => format!("A run of {} is free on {}", bytes(pool.largest_free), pool.place()),
+            None if self.serves_after_uses || self.makes_room_after_uses() => self.freed_under_others(),
+            None => return None,
+        };
+        let on = |captures: bool| -> Vec<String> {
+            let all = self
+                .passed_over_on
+                .iter()
+                .filter(|(_, why)| (*why == DriverErrorKind::Capturing) == captures);
+            all.filter(|(on, _)| run.is_none_or(|pool| pool.stream == Some(*on)))
+                .map(|(on, _)| on.to_string())
+                .collect()
+        };
+        let (captured, gone) = (on(true).join(" and on "), on(false).join(" and "));
+        let not_captured = (!gone.is_empty()).then(|| {
+            format!("{what}, and {gone} cannot be waited for any more: synchronise the allocator while nobody captures a graph, and ask again.")
+        });
+        let captured = (!captured.is_empty()).then(|| {
+            format!(
+                "{what}, and somebody captures a graph there: end the capture on {captured}, and ask again."
+            )
+        });
+        captured.or(not_captured)
+    }
+
     /// A free run would do and could not be had.
     fn a_run_elsewhere(&self) -> Option<String> {
         let stream = self.stream?;
@@ -199,7 +244,12 @@ impl OutOfMemory {
             format!(
                 "A run of {run} is free on {stream} but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit."
             )
-        } else if self.has_tried("migrate") {
+        } else if pool.closed {
+            format!(
+                "A run of {run} is free on {}, which is gone and whose work on it is not over: ask later, raise bounded_wait, or synchronise the allocator.",
+                pool.place()
+            )
+        } else if self.has_tried("migrate") && !self.streams_keep {
             format!(
                 "A run of {run} is free on {}, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.",
                 pool.place()
@@ -214,7 +264,10 @@ impl OutOfMemory {
 
     /// A free run is long enough, and begins at the wrong address.
     fn a_run_unaligned(&self) -> Option<String> {
-        let pool = self.stream.and(self.report.pools.iter().find(|p| p.largest_free >= self.rounded))?;
+        let stream = self.stream?;
+        // Of pools that would serve it elsewhere in the run.
+        let serves = |p: &PoolReport| !self.streams_keep || p.stream == Some(stream) || p.closed;
+        let pool = self.report.pools.iter().find(|p| serves(p) && p.largest_free >= self.rounded)?;
         Some(format!(
             "A run of {} is free on {} but does not hold this request at its alignment, for which a run may have to be {} long: ask for a smaller alignment, or allocate it earlier.",
             bytes(pool.largest_free),
@@ -223,12 +276,38 @@ impl OutOfMemory {
         ))
     }
 
-    fn wait_for_uses(&self) -> String {
+    fn freed_under_others(&self) -> String {
+        format!("{} were freed while other streams still used them", bytes(self.figures().total.in_flight))
+    }
+
+    /// Whether what is in flight makes room in a trim, when its uses are over.
+    fn makes_room_after_uses(&self) -> bool {
+        self.idle_after_uses > self.trim_would_free && self.fits_with(self.idle_after_uses)
+    }
+
+    fn wait_for_uses(&self) -> Option<String> {
         let waited = if self.has_tried("wait") { ", also when the bounded wait ended" } else { "" };
-        format!(
-            "{} were freed while other streams still used them{waited}: let those streams end their work (synchronise them) before asking, or raise bounded_wait.",
-            bytes(self.figures().total.in_flight)
-        )
+        let then = if self.serves_after_uses {
+            " (synchronise them) before asking, or raise bounded_wait"
+        } else if !self.makes_room_after_uses() {
+            return None;
+        } else if self.has_tried("trim") {
+            ", and the streams that they were allocated on (synchronise them), before asking"
+        } else {
+            ", and the streams that they were allocated on (synchronise them), and trim() then"
+        };
+        Some(format!("{}{waited}: let those streams end their work{then}.", self.freed_under_others()))
+    }
+
+    /// Cached and write-combined memory share no segment.
+    fn of_other_kind(&self) -> Option<String> {
+        let free = self.free_of_other_kind;
+        (free > 0 && self.fits_with(free)).then(|| {
+            format!(
+                "{} are free in pinned memory of the other kind (cached, write-combined), which does not serve this one: free what is alive in the same segments, and trim() gives them back.",
+                bytes(free)
+            )
+        })
     }
 
     /// The device has no more, and an owner whose memory is in use still may give some back.
@@ -251,12 +330,13 @@ impl OutOfMemory {
             (Some(limit), None) => limit.saturating_sub(reserved),
             _ => 0,
         };
-        let is_there = t.cached.saturating_add(room) >= self.rounded && t.largest_free < self.rounded;
-        (is_there && t.cached > 0 && t.cached >= t.allocated / 4).then(|| {
+        let cached = t.cached.saturating_sub(self.free_of_other_kind);
+        let is_there = cached.saturating_add(room) >= self.rounded && t.largest_free < self.rounded;
+        (is_there && cached > 0 && cached >= t.allocated / 4).then(|| {
             let left = if room > 0 { format!(", and {} are left under the limit", bytes(room)) } else { String::new() };
             format!(
                 "{} are free in ranges of at most {}{left}: fragmented by what is live between them{}; free some of that, or allocate the large blocks first.",
-                bytes(t.cached),
+                bytes(cached),
                 bytes(t.largest_free),
                 self.largest_part()
             )

@@ -160,7 +160,7 @@ impl Sought<'_> {
         if self.align == 1 { 0 } else { self.segments.skip(chunk, self.align) }
     }
     #[inline]
-    fn fits(&self, chunk: &Chunk) -> bool {
+    pub(super) fn fits(&self, chunk: &Chunk) -> bool {
         chunk.len >= self.len && (self.align == 1 || chunk.len - self.len >= self.skip(chunk))
     }
 }

@@ -70,6 +70,25 @@ impl Heap {
         Some(self.hand_out(id, asked).taken())
     }
 
+    /// Hands out `want` from this free chunk, of whichever kind, or nothing if it does not fit there: for who has brought the chunk, or
+    /// found it, and need not come by near misses once more.
+    ///
+    /// # Panics
+    /// As [`Heap::take`], and H4, when the chunk is not free.
+    #[cold]
+    #[inline(never)]
+    pub fn take_of(&mut self, chunk: ChunkId, want: &Want, asked: u64) -> Option<Taken> {
+        assert_holds(want.len, asked);
+        let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free));
+        let Some(free) = free else { super::broken("H4", format_args!("{chunk} is taken from but is not free")) };
+        let kind = self.segments[free.segment].kind;
+        if !want.sought(kind, &self.segments).fits(free) {
+            return None;
+        }
+        let id = self.carve(kind, chunk.0, want);
+        Some(self.hand_out(id, asked).taken())
+    }
+
     /// As [`Heap::take`], at any address: the fast path.
     #[inline]
     pub fn take_plain(&mut self, request: Request, kind: Kind) -> Option<Packed> {

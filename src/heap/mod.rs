@@ -159,6 +159,12 @@ impl Want {
         Want { len, align: Granules(1), kind }
     }
 
+    /// Whether a range of `len` at this address holds it: an alignment may skip a front.
+    pub const fn fits_at(&self, addr: Addr, len: Granules) -> bool {
+        let skip = (addr.0 / GRANULE_BYTES).wrapping_neg() & (self.align.0 as u64 - 1);
+        len.0 as u64 >= self.len.0 as u64 + skip
+    }
+
     /// The bytes of a range that holds it wherever that begins: an alignment may skip a front.
     pub const fn bytes_anywhere(&self) -> u64 {
         self.len.bytes() + self.align.bytes().saturating_sub(Granules(1).bytes())

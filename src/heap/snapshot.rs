@@ -5,7 +5,7 @@
 
 use super::bins::Bin;
 use super::chunk::{Chunk, ChunkState};
-use super::{Heap, Kind};
+use super::{Heap, Kind, Want};
 use crate::report::Histogram;
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use smallvec::SmallVec;
@@ -309,6 +309,12 @@ impl Heap {
         Granules(ids.map(|id| self.chunks[id].len).max().unwrap_or(0))
     }
 
+    /// The latest stamp of all that is here: what the pool's own stream may still do to any of it. Every record is looked at.
+    pub fn latest_stamp(&self) -> Epoch {
+        let here = self.chunks.all().iter().filter(|chunk| chunk.state.is_some());
+        here.map(|chunk| chunk.stamp).max().unwrap_or(Epoch::COMPLETE)
+    }
+
     /// What is complete among the free ranges of a kind, by a look at `steps` of them, the longest first.
     pub fn ripe(&self, kind: Kind, steps: usize, complete: Epoch) -> Ripe {
         let (mut ripe, mut least, mut left) = (Ripe::default(), Epoch(u64::MAX), steps);
@@ -334,6 +340,24 @@ impl Heap {
             end = bin;
         }
         ripe
+    }
+
+    /// Whether ranges side by side that are free or in flight hold `want`, of one of these kinds: once the uses of the latter are over,
+    /// and they have merged.
+    pub fn will_hold(&self, want: &Want, kinds: &[Kind]) -> bool {
+        let of_kinds = self.segments.iter().filter(|s| kinds.contains(&s.kind));
+        of_kinds.into_iter().any(|s| {
+            let (mut from, mut len) = (Granules::ZERO, Granules::ZERO);
+            self.chunks.around(s.edge).any(|id| {
+                let chunk = &self.chunks[id];
+                if chunk.is(ChunkState::Free) || chunk.is(ChunkState::InFlight) {
+                    len.0 += chunk.len;
+                } else {
+                    (from, len) = (Granules(chunk.offset() + chunk.len), Granules::ZERO);
+                }
+                want.fits_at(s.base.offset(from), len)
+            })
+        })
     }
 
     /// A copy of everything, range by range.

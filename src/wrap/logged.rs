@@ -1,19 +1,23 @@
 //! A log of what passes by.
 //!
 //! A free happens in a drop, where no user code may run (O9): it is kept, and told by the next call that is no drop. So
-//! the log is in order, and a sink may be slow, call the allocator, or panic.
+//! the log is in order, and a sink may be slow, call the allocator, or panic. Of more calls than there is room for the oldest are lost,
+//! which is told where they would have stood.
 
 use super::passed_on;
 use crate::allocator::recorder::Recorder;
 use crate::allocator::{Limit, Trimmed};
 use crate::erased::{AnyAllocation, AnyStream, Facts, GpuAlloc, Watcher};
 use crate::error::Error;
+use crate::sync::Ordering;
+use crate::sync::plain::AtomicU64;
 use crate::units::StreamId;
 use core::fmt;
 use std::sync::Arc;
 
 /// An allocator that tells a closure of each call, with its number, in order. Frees and uses, which happen on handles, are
-/// told by the next call on this allocator, or by [`Logged::tell`]; those behind the last of these are not told.
+/// told by the next call on this allocator, or by [`Logged::tell`]; those behind the last of these are not told. 65,536 are kept until
+/// then: of more the oldest are lost, and [`Call::Lost`] says how many.
 pub struct Logged {
     inner: Arc<dyn GpuAlloc>,
     log: Arc<Log>,
@@ -21,6 +25,8 @@ pub struct Logged {
 
 struct Log {
     kept: Recorder<Call>,
+    /// The number of the next call to be told. One thread at a time delivers.
+    next: AtomicU64,
     sink: Box<Sink>,
 }
 
@@ -56,6 +62,8 @@ pub enum Call {
     Limited(Limit),
     /// The host waited for the device.
     Synchronized,
+    /// So many calls are not told, this one's number on: more were kept than there was room for.
+    Lost(u64),
 }
 
 impl fmt::Display for Call {
@@ -76,6 +84,7 @@ impl fmt::Display for Call {
             Call::Trimmed(None) => f.write_str("trim failed"),
             Call::Limited(limit) => write!(f, "limit {limit:?}"),
             Call::Synchronized => f.write_str("synchronized"),
+            Call::Lost(calls) => write!(f, "lost {calls} calls: too many were kept before they were told"),
         }
     }
 }
@@ -95,11 +104,26 @@ impl Watcher for Entry {
 impl Logged {
     /// Tells `sink` of each call.
     pub fn new(inner: Arc<dyn GpuAlloc>, sink: impl Fn(u64, &Call) + Send + Sync + 'static) -> Logged {
-        Logged { inner, log: Arc::new(Log { kept: Recorder::new(), sink: Box::new(sink) }) }
+        Logged {
+            inner,
+            log: Arc::new(Log { kept: Recorder::new(), next: AtomicU64::new(0), sink: Box::new(sink) }),
+        }
     }
     /// Tells what is kept now.
     pub fn tell(&self) {
-        self.log.kept.deliver(&*self.log.sink);
+        let log = &*self.log;
+        log.kept.deliver(|number, call| {
+            // Before the sink, which may panic: it loses this call then, and none is lost otherwise.
+            let next = log.next.swap(number + 1, Ordering::Relaxed);
+            if next < number {
+                (log.sink)(next, &Call::Lost(number - next));
+            }
+            (log.sink)(number, call);
+        });
+    }
+    /// How many calls nobody was or will be told of, because more were kept than there was room for.
+    pub fn lost(&self) -> u64 {
+        self.log.kept.lost()
     }
 
     fn told<T>(&self, outcome: T, call: impl FnOnce(&T) -> Call) -> T {

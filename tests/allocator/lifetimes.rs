@@ -4,6 +4,7 @@
 #![allow(clippy::many_single_char_names, reason = "streams a, b, c and blocks x, y, z, as in the traces")]
 
 mod adoption;
+mod aligned;
 mod bounds;
 mod callbacks;
 mod captures;

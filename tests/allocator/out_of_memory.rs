@@ -3,9 +3,13 @@
 mod random;
 
 use crate::rig;
+use millpond::driver::HostKind;
 use millpond::error::Holder;
 use millpond::units::{GIB, KIB, MIB};
-use millpond::{Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Trim};
+use millpond::{
+    Allocation, Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Stream,
+    Trim,
+};
 use millpond_sim::{Schedule, Sim};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -185,7 +189,14 @@ fn advice_follows_from_the_facts() {
                 f.aligned_on.push(t.id());
             }),
             with(&|f| f.needed = 65 * MIB),
-            with(&|f| f.report.total.in_flight = 60 * MIB),
+            with(&|f| {
+                f.report.total.in_flight = 60 * MIB;
+                f.serves_after_uses = true;
+            }),
+            with(&|f| {
+                f.report.total.in_flight = 60 * MIB;
+                f.idle_after_uses = 60 * MIB;
+            }),
             with(&|f| f.report.total.cached = 60 * MIB),
             with(&|f| f.report.total.cached = 50 * MIB),
             with(&|f| f.report.limit = None),
@@ -216,6 +227,7 @@ fn advice_follows_from_the_facts() {
         A run of 60.0 MiB is free on stream T, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.
         No free range holds the request at its alignment, and fresh memory that does wherever it begins is 65.0 MiB, above the limit of 64.0 MiB: ask for a smaller alignment or raise the limit (set_limit, MILLPOND_LIMIT).
         60.0 MiB were freed while other streams still used them, also when the bounded wait ended: let those streams end their work (synchronise them) before asking, or raise bounded_wait.
+        60.0 MiB were freed while other streams still used them, also when the bounded wait ended: let those streams end their work, and the streams that they were allocated on (synchronise them), and trim() then.
         60.0 MiB are free in ranges of at most 19.0 MiB, and 14.0 MiB are left under the limit: fragmented by what is live between them, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name); free some of that, or allocate the large blocks first.
         50.0 MiB are free in ranges of at most 19.0 MiB, and 14.0 MiB are left under the limit: fragmented by what is live between them, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name); free some of that, or allocate the large blocks first.
         31.0 MiB are live, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name): free something, or use a smaller batch.
@@ -335,4 +347,106 @@ fn a_request_trims_for_its_alignment_too() {
     let block =
         gpu.alloc_aligned(5 * MIB + KIB, 32 * MIB, &s).expect("as many idle segments as it takes go back");
     assert_eq!(block.address().0 % (32 * MIB), 0);
+}
+
+/// Memory of a stream that captures is had when the capture ends, and nobody is sent to wait for that stream, which would destroy it;
+/// neither for a run that is free there, nor for what it used, nor for a trim of what is free.
+#[test]
+fn a_capture_is_to_be_ended_and_not_waited_for() {
+    let captured = |prepare: &dyn Fn(&Allocator<Sim>, &Stream<Sim>, &Stream<Sim>) -> Vec<Allocation<Sim>>| {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let config = Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact);
+        let gpu = Allocator::new(sim.clone(), config).unwrap();
+        let native = sim.stream().unwrap();
+        let (c, s) = (gpu.adopt(native.clone()).unwrap(), gpu.stream().unwrap());
+        let kept = prepare(&gpu, &c, &s);
+        sim.begin_capture(&native).unwrap();
+        let refused = facts(gpu.alloc(50 * MIB, &s));
+        let advice = refused.advice();
+        let named = format!("end the capture on {}", c.id());
+        assert!(advice.contains(&named), "{advice}");
+        assert_not_advised(
+            &refused,
+            &["wait for that stream", "synchronise them", "and then the request fits"],
+        );
+        assert_eq!(refused.passed_over_on, [(c.id(), DriverErrorKind::Capturing)]);
+        sim.end_capture(&native).expect("it lives");
+        let x = gpu.alloc(50 * MIB, &s).expect("as was said");
+        rig::write(&sim, &x, &s);
+        drop((x, kept));
+        sim.run_until_idle();
+        sim.verdict().unwrap();
+    };
+    captured(&|gpu, c, _| {
+        drop(gpu.alloc(62 * MIB, c).unwrap());
+        vec![gpu.alloc(MIB, c).unwrap()]
+    });
+    captured(&|gpu, c, s| {
+        let x = gpu.alloc(62 * MIB, s).unwrap();
+        x.record_use(c).unwrap();
+        Vec::new()
+    });
+}
+
+/// Segments that lie in flight go back in a trim when their users have ended their work: where that makes room it is what is advised, and
+/// not to free what is alive.
+#[test]
+fn what_is_in_flight_makes_room_behind_a_trim() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(64 * MIB));
+    let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::ZERO)).unwrap();
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let x = gpu.alloc_named(2 * MIB, "x", &s).unwrap();
+    let a = gpu.alloc(60 * MIB, &s).unwrap();
+    a.record_use(&t).unwrap();
+    rig::write(&sim, &a, &t);
+    drop(a);
+    let refused = facts(gpu.alloc(61 * MIB, &s));
+    assert_not_advised(&refused, &["free something", "raise bounded_wait"]);
+    let advice = refused.advice();
+    assert!(advice.contains("synchronise") && advice.contains("trim()"), "{advice}");
+    (t.synchronize().unwrap(), s.synchronize().unwrap());
+    gpu.trim(Trim::All).unwrap();
+    drop(gpu.alloc(61 * MIB, &s).expect("as was said"));
+    // In pieces that are too short, in one segment with what is alive, neither brings anything.
+    let gpu = Allocator::new(
+        sim.clone(),
+        Config::default().limit(Limit::Bytes(20 * MIB)).bounded_wait(Duration::ZERO),
+    )
+    .unwrap();
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let blocks: Vec<_> = (0..20).map(|_| gpu.alloc(MIB, &s).unwrap()).collect();
+    let mut kept = Vec::new();
+    for (n, block) in blocks.into_iter().enumerate() {
+        if n % 2 == 0 {
+            kept.push(block);
+        } else {
+            block.record_use(&t).unwrap();
+            rig::write(&sim, &block, &t);
+        }
+    }
+    let refused = facts(gpu.alloc(5 * MIB, &s));
+    assert_not_advised(&refused, &["synchronise", "trim"]);
+    drop((x, kept));
+}
+
+/// Pinned memory is of two kinds, and what is free of the one does not serve the other.
+#[test]
+fn pinned_memory_of_the_other_kind_is_told() {
+    let config = Config::default().pinned_limit(64 * MIB).bounded_wait(Duration::from_millis(5));
+    let gpu = Allocator::new(Sim::new(GIB), config).unwrap();
+    let (a, b) = (gpu.alloc_pinned(60 * MIB).unwrap(), gpu.alloc_pinned(MIB).unwrap());
+    drop(a);
+    let refused = facts(gpu.alloc_pinned_as(8 * MIB, HostKind::WriteCombined));
+    assert_eq!((refused.free_of_other_kind, refused.trim_would_free), (63 * MIB, 0));
+    assert_eq!(
+        refused.advice(),
+        "63.0 MiB are free in pinned memory of the other kind (cached, write-combined), which does not serve this one: free what is alive in the same segments, and trim() gives them back."
+    );
+    drop(b);
+    // Nothing is alive: a trim brings it, which is said before all.
+    let refused = facts(gpu.alloc_pinned_as(8 * MIB, HostKind::WriteCombined));
+    assert!(refused.advice().contains("and then the request fits"), "{refused}");
+    gpu.trim(Trim::All).unwrap();
+    drop(gpu.alloc_pinned_as(8 * MIB, HostKind::WriteCombined).expect("as was said"));
 }

@@ -364,3 +364,28 @@ fn c03_the_allocator_of_a_scope() {
     drop((kept, training, any, gpu));
     clean(&sim);
 }
+
+/// Frees beyond what a log keeps are lost, and the log says how many.
+#[test]
+fn a_log_says_what_it_lost() {
+    let (sim, gpu, any) = device(Config::default());
+    let told = Arc::new(Mutex::new(Vec::<(u64, Call)>::new()));
+    let sink = Arc::clone(&told);
+    let logged = Logged::new(any, move |number, call| sink.lock().unwrap().push((number, call.clone())));
+    let s = logged.stream().unwrap();
+    let blocks: Vec<_> = (0..70_000).map(|_| logged.alloc(KIB, &s).unwrap()).collect();
+    assert_eq!(logged.lost(), 0);
+    drop(blocks);
+    let lost = 70_000 - 65_536;
+    assert_eq!(logged.lost(), lost);
+    logged.synchronize().unwrap();
+    let told = std::mem::take(&mut *told.lock().unwrap());
+    // The push of the call that tells takes one more's place.
+    assert_eq!(told[70_000], (70_000, Call::Lost(lost + 1)));
+    assert_eq!(told[70_000].1.to_string(), "lost 4465 calls: too many were kept before they were told");
+    assert_eq!(told[70_001].0, 70_000 + lost + 1);
+    assert_eq!(told.last(), Some(&(140_000, Call::Synchronized)));
+    assert_eq!((told.len(), logged.lost()), (70_001 + 65_536, lost + 1));
+    drop((s, logged, gpu));
+    clean(&sim);
+}

@@ -446,3 +446,65 @@ fn a_stream_that_is_to_last_after_all_holds_nothing_back() {
     drop((y, t, s, lasting, native));
     all_clean(&sim, gpu);
 }
+
+/// A deterministic allocator waits on the device for the older half of what others used, whatever one of them is at that cannot be waited
+/// for: memory does not grow with what was ever freed.
+#[test]
+fn one_stream_that_cannot_be_marked_does_not_let_a_deterministic_allocator_grow() {
+    for gone in [false, true] {
+        let sim = late();
+        let gpu = on(&sim, Config::default().deterministic(true));
+        // The first that is asked.
+        let native = sim.stream().unwrap();
+        let c = gpu.adopt(native.clone()).unwrap();
+        let (t, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let x = gpu.alloc(64 << 10, &s).unwrap();
+        x.record_use(&c).unwrap();
+        drop(x);
+        if gone {
+            sim.destroy_stream(&native).unwrap();
+        } else {
+            sim.begin_capture(&native).unwrap();
+        }
+        let mut reserved = 0;
+        for round in 0..3000 {
+            let x = gpu.alloc(64 << 10, &s).unwrap();
+            write(&sim, &x, &s);
+            t.wait_stream(&s).unwrap();
+            x.record_use(&t).unwrap();
+            check(&sim, &x, &t);
+            drop(x);
+            if round == 300 {
+                reserved = gpu.report().reserved;
+            }
+        }
+        assert_eq!(gpu.report().reserved, reserved, "gone: {gone}");
+        if !gone {
+            sim.end_capture(&native).expect("it lives");
+        }
+        drop((c, s, t, native));
+        all_clean(&sim, gpu);
+    }
+}
+
+/// An allocator whose memory is known to be complete waits for nobody at its end: not for the device either, which would end the capture
+/// of a stream that it adopted.
+#[test]
+fn an_end_with_nothing_pending_leaves_the_capture_of_an_adopted_stream_alone() {
+    for declared in [true, false] {
+        let sim = late();
+        let gpu = on(&sim, small());
+        let native = sim.stream().unwrap();
+        let s = gpu.adopt(if declared { native.clone() } else { sim.mortal_stream(&native) }).unwrap();
+        let x = gpu.alloc(MIB, &s).unwrap();
+        write(&sim, &x, &s);
+        drop(x);
+        gpu.synchronize().unwrap();
+        sim.begin_capture(&native).unwrap();
+        drop((s, gpu));
+        let end = sim.end_capture(&native);
+        assert!(end.is_ok(), "declared: {declared}: {end:?}");
+        drop(native);
+        crate::rig::all_back(&sim);
+    }
+}

@@ -308,3 +308,29 @@ fn scrubbing_is_a_choice() {
     let wrong = from("yes").unwrap_err().to_string();
     assert!(wrong.contains("MILLPOND_SCRUB") && wrong.contains("yes") && wrong.contains("0 or 1"), "{wrong}");
 }
+
+/// Where pools keep what they took, what streams took that are gone serves others as it is complete, at the limit too, of whatever kind.
+#[test]
+fn what_streams_took_that_are_gone_serves_others() {
+    for (bytes, pending) in [(20 * MIB, false), (20 * MIB, true), (1000, false), (1000, true)] {
+        let sim = late();
+        let gpu = on(&sim, Config::default().reuse(Reuse::Never).limit(Limit::Bytes(20 * MIB)));
+        let (a, b, c) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
+        let x = gpu.alloc(20 * MIB, &a).unwrap();
+        write(&sim, &x, &a);
+        drop(x);
+        gpu.synchronize().unwrap();
+        assert!(gpu.alloc(bytes, &b).is_err(), "its stream lives");
+        if pending {
+            let x = gpu.alloc(20 * MIB, &a).unwrap();
+            write(&sim, &x, &a);
+        }
+        drop(a);
+        let y = gpu.alloc(bytes, &b).expect("its stream is gone");
+        write(&sim, &y, &b);
+        let refused = gpu.alloc(20 * MIB, &c).unwrap_err();
+        assert!(!refused.to_string().contains("wait for that stream"), "{refused}");
+        drop((y, b, c));
+        all_clean(&sim, gpu);
+    }
+}

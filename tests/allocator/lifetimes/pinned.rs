@@ -2,8 +2,8 @@
 
 use crate::rig::{all_clean, late, on};
 use millpond::units::MIB;
-use millpond::{Allocator, Config, Error, OutOfMemory, PinnedAllocation, Stream, Trim};
-use millpond_sim::{Launch, Sim};
+use millpond::{Allocator, Config, DriverErrorKind, Error, OutOfMemory, PinnedAllocation, Stream, Trim};
+use millpond_sim::{Call, Launch, Sim};
 use std::sync::{Arc, Mutex};
 
 /// Work on a stream that reads pinned memory, recorded.
@@ -203,4 +203,65 @@ fn what_is_forgotten_of_pinned_memory_keeps_nothing_of_the_device() {
             assert!(sim.ledger().is_empty(), "{:?}", sim.ledger());
         }
     }
+}
+
+/// What is above the limit by itself is refused at once: no wait could bring it.
+#[test]
+fn a_pinned_request_above_the_limit_waits_for_nothing() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().pinned_limit(64 * MIB));
+    let s = gpu.stream().unwrap();
+    let p = gpu.alloc_pinned(MIB).unwrap();
+    fill(&sim, &p);
+    let gate = sim.gate(s.native()).unwrap();
+    read(&sim, &p, &s);
+    drop(p);
+    let before = sim.host_time();
+    let refused = gpu.alloc_pinned(65 * MIB).unwrap_err();
+    assert!(refused.to_string().contains("above the limit"), "{refused}");
+    assert_eq!(gpu.report().pinned.unwrap().counters.host_waits, 0);
+    let took = sim.host_time().saturating_sub(before);
+    assert!(took < std::time::Duration::from_millis(100), "{took:?}");
+    gate.open();
+    drop(s);
+    all_clean(&sim, gpu);
+}
+
+/// A driver that has no memory for an event leaves a request out of memory, for which the callback is asked and facts are told.
+#[test]
+fn a_marker_that_finds_no_memory_is_out_of_memory() {
+    let sim = late();
+    let asked = Arc::new(Mutex::new(0));
+    let told = Arc::clone(&asked);
+    let config = Config::default().pinned_limit(64 * MIB).on_out_of_memory(move |_| {
+        *told.lock().unwrap() += 1;
+        false
+    });
+    let gpu = on(&sim, config);
+    let s = gpu.stream().unwrap();
+    let p = gpu.alloc_pinned(64 * MIB).unwrap();
+    fill(&sim, &p);
+    read(&sim, &p, &s);
+    drop(p);
+    for nth in 1..10 {
+        sim.fail(Call::EventCreate, nth, DriverErrorKind::OutOfMemory);
+    }
+    let refused = gpu.alloc_pinned(64 * MIB).unwrap_err();
+    let facts = refused.out_of_memory().unwrap_or_else(|| panic!("{refused}"));
+    assert_eq!((facts.requested, *asked.lock().unwrap()), (64 * MIB, 1));
+    assert!(facts.driver.is_some() && facts.tried.contains(&"wait"), "{refused}");
+    sim.clear_faults();
+    drop(gpu.alloc_pinned(64 * MIB).expect("behind the wait"));
+    // A stream that captures is no reason either: what it holds is passed over, and told.
+    let p = gpu.alloc_pinned(64 * MIB).unwrap();
+    read(&sim, &p, &s);
+    drop(p);
+    sim.begin_capture(s.native()).unwrap();
+    let refused = gpu.alloc_pinned(64 * MIB).unwrap_err();
+    let facts = refused.out_of_memory().unwrap_or_else(|| panic!("{refused}"));
+    assert!(facts.passed_over.is_some(), "{refused}");
+    sim.end_capture(s.native()).expect("it lives");
+    drop(gpu.alloc_pinned(64 * MIB).expect("behind the wait"));
+    drop(s);
+    all_clean(&sim, gpu);
 }
