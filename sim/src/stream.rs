@@ -183,6 +183,11 @@ impl World {
         StreamId(self.made.binary_search(&key).map_or(u64::MAX, |n| n as u64))
     }
 
+    /// A stream in an error, whatever its device.
+    pub(super) fn called(&self, key: StreamKey) -> String {
+        StreamLabel { device: None, ..self.label(key) }.words(40)
+    }
+
     /// What a person calls a stream.
     pub(super) fn label(&self, key: StreamKey) -> StreamLabel {
         let s = self.stream(key);
@@ -251,7 +256,10 @@ impl World {
         let (found, here) = (self.devices[s.device].id, self.devices[sim.index()].id);
         Err(bad_handle(
             call,
-            format!("{} is on {found}, the call is for {here}: use a stream of that device", s.id),
+            format!(
+                "{} is on {found}, the call is for {here}: use a stream of that device",
+                self.called(key)
+            ),
         ))
     }
 
