@@ -48,6 +48,7 @@ pub(super) struct Op {
 }
 
 /// One stream.
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) id: StreamId,

@@ -104,15 +104,15 @@ fn a_stream_that_is_destroyed_in_its_capture() {
         sim.begin_capture(&from).expect("a capture");
         sim.record(&event, &from).expect("recorded");
         sim.wait(&joined, &event).expect("joined");
-        if !origin {
-            sim.destroy_stream(&joined).expect("destroyed");
-            let captured = sim.end_capture(&from).expect("the capture survived");
-            assert_eq!(captured.streams, 2);
-        } else {
+        if origin {
             sim.destroy_stream(&from).expect("destroyed");
             assert!(!sim.is_capturing(&joined).expect("asked"));
             sim.launch(&joined, touch_nothing()).expect("run, not recorded");
             sim.synchronize_device().expect("nobody captures");
+        } else {
+            sim.destroy_stream(&joined).expect("destroyed");
+            let captured = sim.end_capture(&from).expect("the capture survived");
+            assert_eq!(captured.streams, 2);
         }
     }
 }
