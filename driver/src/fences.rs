@@ -34,6 +34,17 @@ pub struct StreamInfo {
     pub mortal: bool,
 }
 
+/// What a person calls the stream: `stream 7`, or by its kind where the program did not make it.
+impl fmt::Display for StreamInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            StreamKind::NonBlocking | StreamKind::Blocking => self.id.fmt(f),
+            StreamKind::LegacyDefault => f.write_str("the default stream"),
+            StreamKind::PerThreadDefault => write!(f, "per-thread default {}", self.id),
+        }
+    }
+}
+
 /// How to make a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct StreamOptions {

@@ -120,13 +120,13 @@ fn nanos(limit: Duration) -> u64 {
 pub(super) fn must_reach(world: &RefCell<World>, goals: Points, call: Call) -> DriverResult<()> {
     exec::reach(world, goals).map_err(|stuck| {
         let mut world = world.borrow_mut();
-        let (id, device) = (world.stream(stuck.stream).id, world.stream(stuck.stream).device);
+        let (called, device) = (world.called(stuck.stream), world.stream(stuck.stream).device);
         world.devices[device].endless_waits += 1;
         DriverError::new(
             call.name(),
             999,
             DriverErrorKind::Other,
-            format!("would wait for ever for {id}: {}; open it or let it run first", stuck.why),
+            format!("would wait for ever for {called}: {}; open it or let it run first", stuck.why),
         )
     })
 }

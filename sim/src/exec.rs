@@ -256,13 +256,11 @@ pub(super) struct KeptPanic(Option<Box<dyn Any + Send>>);
 impl KeptPanic {
     /// Keeps a panic, or gives it back where there is one.
     fn keep(&mut self, panic: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
-        match self.0 {
-            Some(_) => Some(panic),
-            None => {
-                self.0 = Some(panic);
-                None
-            }
+        if self.0.is_some() {
+            return Some(panic);
         }
+        self.0 = Some(panic);
+        None
     }
 }
 

@@ -48,6 +48,7 @@ pub(super) struct Op {
 }
 
 /// One stream.
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "what a driver knows of a stream, each by itself")]
 pub(super) struct StreamState {
@@ -184,6 +185,11 @@ impl World {
         StreamId(self.made.binary_search(&key).map_or(u64::MAX, |n| n as u64))
     }
 
+    /// A stream in an error, whatever its device.
+    pub(super) fn called(&self, key: StreamKey) -> String {
+        StreamLabel { device: None, ..self.label(key) }.words(40)
+    }
+
     /// What a person calls a stream.
     pub(super) fn label(&self, key: StreamKey) -> StreamLabel {
         let s = self.stream(key);
@@ -252,7 +258,10 @@ impl World {
         let (found, here) = (self.devices[s.device].id, self.devices[sim.index()].id);
         Err(bad_handle(
             call,
-            format!("{} is on {found}, the call is for {here}: use a stream of that device", s.id),
+            format!(
+                "{} is on {found}, the call is for {here}: use a stream of that device",
+                self.called(key)
+            ),
         ))
     }
 

@@ -279,8 +279,8 @@ impl<D: Driver> Line<D> {
             return Ok(());
         }
         let message = format!(
-            "{} is the default stream of another thread, whose handle means this thread's own here: only its own thread can use it; adopt this thread's own instead, or pass an event of that one",
-            self.info.id
+            "{} is that of another thread, and its handle means this thread's own here: only its own thread can use it; adopt this thread's own instead, or pass an event of that one",
+            self.info
         );
         Err(DriverError::new(call, 400, DriverErrorKind::InvalidHandle, message))
     }

@@ -237,12 +237,12 @@ impl OutOfMemory {
 
     /// A free run would do and could not be had.
     fn a_run_elsewhere(&self) -> Option<String> {
-        let stream = self.stream?;
-        let pool = self.report.pools.iter().find(|p| self.holds(p))?;
+        let pool = self.stream.and(self.report.pools.iter().find(|p| self.holds(p)))?;
         let run = bytes(pool.largest_free);
-        Some(if pool.stream == Some(stream) {
+        Some(if pool.stream == self.stream {
             format!(
-                "A run of {run} is free on {stream} but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit."
+                "A run of {run} is free on {} but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit.",
+                pool.place()
             )
         } else if pool.closed {
             format!(
@@ -413,7 +413,11 @@ impl fmt::Display for OutOfMemory {
         let Figures { limit, reserved, total: t } = self.figures();
         write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.requested), bytes(self.rounded))?;
         match self.stream {
-            Some(s) => write!(f, " on {s} of {}", self.report.device)?,
+            Some(s) => {
+                let pool = self.report.pools.iter().find(|p| p.stream == self.stream);
+                let place = pool.map_or_else(|| s.to_string(), PoolReport::place);
+                write!(f, " on {place} of {}", self.report.device)?;
+            }
             None => write!(f, " of pinned host memory")?,
         }
         write!(

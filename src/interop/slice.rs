@@ -117,7 +117,7 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     let kept = kept(guest, || {
         let native = line.native().expect("an allocation's stream is held");
         let alias = native.cudarc().or_else(|_| default_of(cuda));
-        let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info.id));
+        let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info));
         (stream, cuda)
     });
     kept.stream.as_ref().expect("it is there until the end")

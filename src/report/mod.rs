@@ -134,13 +134,25 @@ pub struct PoolReport {
     pub sizes: Histogram,
 }
 
+/// The names of pools on default streams.
+pub(crate) const DEFAULT: &str = "default";
+pub(crate) const PER_THREAD_DEFAULT: &str = "per-thread default";
+
+/// A name with line ends or escapes must not break a table or the terminal.
+fn printable(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).collect()
+}
+
 impl PoolReport {
     /// The stream in words, or what there is in place of one.
     pub(crate) fn place(&self) -> String {
         match (self.stream, &self.name) {
-            (Some(stream), _) => stream.to_string(),
-            // A name with line ends or escapes must not break a table or the terminal.
-            (None, Some(name)) => name.chars().filter(|c| !c.is_control()).collect(),
+            (Some(stream), None) => stream.to_string(),
+            // As `StreamInfo` and verdicts have it.
+            (Some(_), Some(name)) if name == DEFAULT => "the default stream".into(),
+            (Some(stream), Some(name)) if name == PER_THREAD_DEFAULT => format!("{name} {stream}"),
+            (Some(stream), Some(name)) => format!("{stream} ({})", printable(name)),
+            (None, Some(name)) => printable(name),
             (None, None) => "all streams".into(),
         }
     }

@@ -47,10 +47,6 @@ fn part(x: f64) -> String {
 
 fn pool_name(pool: &PoolReport) -> String {
     let mut name = pool.place();
-    if let (Some(_), Some(n)) = (pool.stream, &pool.name) {
-        // A name with line ends or escapes must not break the table or the terminal.
-        name = format!("{name} ({})", n.chars().filter(|c| !c.is_control()).collect::<String>());
-    }
     if pool.closed {
         name += " closed";
     }

@@ -85,8 +85,8 @@ impl Path {
     }
     fn settle(&mut self, number: usize) {
         let Operation { after, asked, nanos, closed, .. } = &self.operations[number];
-        let overs = after.iter().map(|&o| self.operations[o].over);
-        let ready = overs.fold(Some(*asked), |ready, over| Some(ready?.max(over?)));
+        let ready =
+            after.iter().try_fold(*asked, |ready, &o| self.operations[o].over.map(|over| over.max(ready)));
         self.operations[number].over = ready.filter(|_| !closed).map(|ready| ready + nanos);
     }
     fn gate(&mut self, stream: usize) -> usize {
@@ -100,7 +100,9 @@ impl Path {
         (self.operations[gate].closed, self.operations[gate].asked) = (false, host);
         let late: Vec<usize> =
             (gate..self.operations.len()).filter(|&o| self.operations[o].over.is_none()).collect();
-        late.iter().for_each(|&o| self.settle(o));
+        for &o in &late {
+            self.settle(o);
+        }
         late.iter().filter(|&&o| self.operations[o].over.is_some()).count() as u64
     }
     fn over(&self, operation: usize) -> Option<u64> {

@@ -10,15 +10,15 @@ use crate::driver::{Driver, StreamKind};
 use crate::heap::{ChunkId, Heap};
 use crate::laws::cost;
 use crate::order::{InFlight, Pending};
-use crate::report::{Counters, Histogram, PoolReport};
+use crate::report::{Counters, DEFAULT, Histogram, PER_THREAD_DEFAULT, PoolReport};
 use crate::sync::Arc;
 use crate::units::{AllocationId, Epoch, Granules, SegmentId, StreamId};
 
 /// What a stream is called that the program did not make: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
     match kind {
-        StreamKind::LegacyDefault => Some("default".to_owned()),
-        StreamKind::PerThreadDefault => Some("per-thread default".to_owned()),
+        StreamKind::LegacyDefault => Some(DEFAULT.to_owned()),
+        StreamKind::PerThreadDefault => Some(PER_THREAD_DEFAULT.to_owned()),
         StreamKind::NonBlocking | StreamKind::Blocking => None,
     }
 }

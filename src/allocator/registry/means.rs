@@ -101,7 +101,7 @@ impl<D: Driver> Registry<D> {
 
 /// An event recorded on a capturing stream becomes a part of the graph and says nothing of the work before: no marker.
 fn captured<D: Driver>(line: &Line<D>) -> DriverError {
-    let message = format!("{} is capturing a graph: its work can be marked after the capture", line.info.id);
+    let message = format!("{} is capturing a graph: its work can be marked after the capture", line.info);
     DriverError::new("record", 900, DriverErrorKind::Capturing, message)
 }
 
@@ -112,7 +112,7 @@ pub(super) fn held_back<D: Driver>(line: &Line<D>) -> DriverError {
     } else {
         format!(
             "{} is marked only in calls that name it, or on its own thread: what it holds is held back until it is named again or the program synchronises",
-            line.info.id
+            line.info
         )
     };
     DriverError::new("record", 801, DriverErrorKind::NotSupported, what)

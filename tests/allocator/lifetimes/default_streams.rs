@@ -275,7 +275,9 @@ fn a_reference_is_its_adopters_not_its_makers() {
     let before = mine.record().unwrap();
     write(&sim, &block, &mine);
     s.wait(&before).unwrap();
-    others.iter().for_each(|other| s.wait_stream(other).unwrap());
+    for other in &others {
+        s.wait_stream(other).unwrap();
+    }
     drop(block);
     // Behind all but the last write.
     let next = gpu.alloc(4 * MIB, &s).unwrap();

@@ -65,6 +65,35 @@ fn default_streams_are_told_by_name() {
     all_clean(&sim, gpu);
 }
 
+/// One stream has one name, whoever speaks of it: reports, errors and their advice, the device, verdicts.
+#[test]
+fn default_streams_are_called_the_same_everywhere() {
+    let sim = Sim::new(64 * MIB);
+    let gpu = on(&sim, Config::default().growth(Growth::Exact));
+    let (d, p) = (gpu.adopt(sim.legacy_stream()).unwrap(), gpu.adopt(sim.per_thread_stream()).unwrap());
+    let (x, y) = (gpu.alloc(MIB, &d).unwrap(), gpu.alloc(MIB, &p).unwrap());
+    let mine = format!("per-thread default stream {}", p.id().0);
+    let report = gpu.report().to_string();
+    assert!(report.contains("the default stream ") && report.contains(&mine), "{report}");
+    let full = gpu.alloc(65 * MIB, &d).unwrap_err().to_string();
+    assert!(full.contains("on the default stream of device 0;"), "{full}");
+    assert!(full.contains("by stream: the default stream 1.00 MiB") && full.contains(&mine), "{full}");
+    let elsewhere = std::thread::scope(|threads| threads.spawn(|| p.record().unwrap_err()).join().unwrap());
+    assert!(elsewhere.to_string().contains(&mine), "{elsewhere}");
+    let gate = sim.gate(d.native()).unwrap();
+    let stuck = d.synchronize().unwrap_err().to_string();
+    assert!(stuck.contains("would wait for ever for the default stream: "), "{stuck}");
+    gate.open();
+    for said in [report, full, stuck] {
+        assert!(!said.contains(&format!("{}", d.id())) && !said.contains("default)"), "{said}");
+    }
+    sim.launch(d.native(), Launch::new("use").writes(y.address(), 512)).unwrap();
+    sim.launch(gpu.stream().unwrap().native(), Launch::new("use").writes(y.address(), 512)).unwrap();
+    let race = sim.violations().last().unwrap().to_string();
+    assert!(race.contains("of the default stream"), "{race}");
+    drop((x, y, d, p));
+}
+
 /// The last of an allocator is an allocation, and a panic drops it: its memory goes back all the same.
 #[test]
 fn a_panic_that_drops_the_last_allocation_loses_nothing() {
