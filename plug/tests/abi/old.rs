@@ -1,6 +1,7 @@
-//! A driver without stream ids, as before CUDA 12: a stream is known by its handle, and only if it was declared permanent.
+//! Drivers that lack a function. Without stream ids, as before CUDA 12, a stream is known by its handle, and only if it was declared permanent.
+//! Without an event of the whole context, as before CUDA 12.5, what was freed by nobody knows whom is known to be over by a wait alone.
 
-use super::{CAPTURING, Door, MIB, OK, alone_on, bind, function, function_of_driver, last};
+use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone_on, bind, function, function_of_driver, last};
 use super::{program, read, stream, write};
 use cudarc::driver::sys;
 use pond::cuda::{Cuda, GpuStream};
@@ -15,11 +16,11 @@ const DRIVER: c_int = 8;
 const PER_THREAD: usize = 2;
 
 /// The stand-in without that one function: its name is spoilt where the loader looks it up.
-fn without_ids(whole: PathBuf, test: &str) -> PathBuf {
+fn without(name: &str, whole: PathBuf, test: &str) -> PathBuf {
     let mut bytes = std::fs::read(whole).expect("the stand-in");
-    let name = b"\0cuStreamGetId\0";
+    let name = format!("\0{name}\0").into_bytes();
     let places: Vec<usize> =
-        (0..bytes.len() - name.len()).filter(|&at| bytes[at..].starts_with(name)).collect();
+        (0..bytes.len() - name.len()).filter(|&at| bytes[at..].starts_with(&name)).collect();
     assert!(!places.is_empty(), "the stand-in has no such function");
     for at in places {
         bytes[at + 1] = b'x';
@@ -33,7 +34,7 @@ fn without_ids(whole: PathBuf, test: &str) -> PathBuf {
 fn alone_without_ids(test: &str, body: impl FnOnce(&super::Fake)) {
     alone_on(
         test,
-        |whole| without_ids(whole, test),
+        |whole| without("cuStreamGetId", whole, test),
         |fake| {
             assert!(!program().has_stream_ids());
             body(fake);
@@ -175,5 +176,41 @@ fn default_streams_of_threads_are_told_apart() {
         }
         door.destroy();
         assert_eq!(fake.verdict(), None);
+    });
+}
+
+/// No request waits for the whole device in its place, whether captures are expected or not: it comes back at a synchronise. A capture beside all other
+/// calls lives.
+#[test]
+fn what_nobody_knows_whom_freed_comes_back_at_a_synchronise_without_events_of_the_context() {
+    let test = "old::what_nobody_knows_whom_freed_comes_back_at_a_synchronise_without_events_of_the_context";
+    let made = |whole| without("cuCtxRecordEvent", whole, test);
+    alone_on(test, made, |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let begin =
+            function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
+        let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
+            "cuStreamEndCapture",
+        );
+        for captures in ["none", "expected"] {
+            let options = format!("limit=2MiB,growth=exact,wait_ms=5,captures={captures}");
+            let (s, t, u, door) = (stream(&cuda), stream(&cuda), stream(&cuda), Door::new(&options));
+            let (x, mut graph) = (door.alloc(BYTES, &s), null_mut());
+            written_and_read(&cuda, x, &s, &t);
+            assert_eq!(begin(u.handle(), 2), 0);
+            let synchronised = fake.calls("cuCtxSynchronize");
+            assert_eq!([door.free_unknown(x), door.trim()], [OK; 2]);
+            assert_eq!(door.try_alloc(BYTES, &s).err(), Some(OUT_OF_MEMORY), "it is nobody's");
+            assert_eq!(end(u.handle(), &raw mut graph), 0, "it lives");
+            assert_eq!((fake.calls("cuCtxRecordEvent"), fake.calls("cuCtxSynchronize")), (0, synchronised));
+            assert_eq!((door.one("millpond_synchronize"), door.held_back()), (OK, 0));
+            let y = door.alloc(BYTES, &t);
+            assert_eq!(y, x, "the same bytes, or nothing is shown");
+            write(&cuda, &t, y, BYTES, 2);
+            assert_eq!(door.free(y), OK);
+            door.destroy();
+            assert_eq!(fake.verdict(), None);
+        }
     });
 }

@@ -13,22 +13,23 @@ use std::ffi::CStr;
 const KEPT: &[&CStr] =
     &[c"cuModuleUnload", c"cuStreamDestroy_v2", c"cuEventDestroy_v2", c"cuDevicePrimaryCtxRelease_v2"];
 
-/// Calls that wait for the device, or may: no free makes one, whether its allocator has ended or not.
-const WAITING: [&CStr; 6] = [
-    c"cuMemFree_v2",
-    c"cuMemFreeHost",
-    c"cuMemHostUnregister",
-    c"cuCtxSynchronize",
-    c"cuStreamSynchronize",
-    c"cuEventSynchronize",
-];
+/// Calls that wait for the device or a stream: no free makes one, no use and no release, whether the allocator has ended or not.
+const WAITING: [&CStr; 3] = [c"cuCtxSynchronize", c"cuStreamSynchronize", c"cuEventSynchronize"];
+/// Calls that give memory back, in which the driver may wait: of those a release alone makes some.
+const GIVING: [&CStr; 3] = [c"cuMemFree_v2", c"cuMemFreeHost", c"cuMemHostUnregister"];
 
 /// A steady program looks at all that there is behind one in so many calls, prime so that each call of a round has its turn: it makes the
 /// same ones in each, and reports were nine tenths of its time.
 const STEADY_LOOKS: u64 = 31;
 
-fn waits() -> [u64; WAITING.len()] {
-    WAITING.map(|name| driver::calls(name.as_ptr()))
+/// How often what this call may not do was done; none if it may do all.
+fn waits(words: &str) -> Option<Vec<u64>> {
+    const WAIT_FOR_NOTHING: [&str; 4] =
+        ["millpond_free", "millpond_torch_free", "millpond_record_", "millpond_torch_record_"];
+    let releases = words.starts_with("millpond_release");
+    let gives = (!releases).then_some(GIVING).into_iter().flatten();
+    (releases || WAIT_FOR_NOTHING.iter().any(|call| words.starts_with(call)))
+        .then(|| WAITING.into_iter().chain(gives).map(|name| driver::calls(name.as_ptr())).collect())
 }
 
 impl World {
@@ -92,15 +93,15 @@ impl World {
     /// Makes one call, the `fault`th driver call of which fails.
     pub(super) fn call(&mut self, fault: Fault, words: &str, call: impl FnOnce() -> Status) -> Status {
         say!(self, "{words};");
-        let frees = words.starts_with("millpond_free") || words.starts_with("millpond_torch_free");
         // Others call meanwhile, where there are some; and a soak counts by itself, round after round.
-        let looks = frees && !self.steady && self.mail.is_none();
-        let before = looks.then(waits);
+        let looks = !self.steady && self.mail.is_none();
+        let waits = || if looks { waits(words) } else { None };
+        let before = waits();
         let seen = self.seen();
         World::arm_here(fault);
         let status = crate::inside(call);
         let struck = self.disarm_here(fault);
-        assert_eq!(looks.then(waits), before, "{words} calls what may wait: {WAITING:?}");
+        assert_eq!(waits(), before, "{words} calls what may wait: {WAITING:?}, {GIVING:?}");
         if status != Status::Ok || !struck.is_empty() {
             say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
         }
