@@ -66,6 +66,8 @@ class _Known:
         self._lost, self._quieted = 0, 0
         # A stream cannot be named from here, ever.
         self.nameless = False
+        # By handle, the ids of the objects that have it. One whose finalizer was cut short stays, and its id may be another's: its handle
+        # is named once too often then, and no other one's too rarely.
         self._handles = {}
         self._list = None
         self._thread = None
@@ -79,7 +81,7 @@ class _Known:
 
     def note(self, stream, pointer):
         """The stream is current, or is about to be."""
-        if pointer in _LEGACY or self._handles.get(id(stream)) == pointer:
+        if pointer in _LEGACY or id(stream) in self._handles.get(pointer, ()):
             return
         with _naming_streams:
             if pointer == _PER_THREAD:
@@ -87,7 +89,7 @@ class _Known:
                 self.nameless = self.nameless or self._thread not in (None, thread)
                 self._thread = thread
             else:
-                self._handles[id(stream)] = pointer
+                self._handles.setdefault(pointer, set()).add(id(stream))
             self._list = None
 
     def naming(self, free):
@@ -105,7 +107,7 @@ class _Known:
         if self.lost or self.nameless or self._thread not in (None, _this_thread()):
             return None
         if self._list is None:
-            handles = {0, *self._handles.values()}
+            handles = {0, *self._handles}
             if self._thread is not None:
                 handles.add(_PER_THREAD)
             if self.join is not None:
@@ -122,14 +124,20 @@ class _Known:
                 self._end(stream, finish)
 
     def _end(self, stream, finish):
+        """In this order, so that an interrupt leaves a name too many, and never one of a stream that is gone."""
+        waited = False
         try:
             self._wait_for(stream)
-        except BaseException as why:  # It captures, the driver fails, or somebody interrupts: nobody can say when its work is done.
-            self._lost += 1
-            if not isinstance(why, Exception):
-                raise
+            waited = True
+        except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
+            pass
         finally:
-            self._handles.pop(id(stream), None)
+            if not waited:
+                self._lost += 1
+            objects = self._handles.get(stream.ptr, set())
+            objects.discard(id(stream))
+            if not objects:
+                self._handles.pop(stream.ptr, None)
             self._list = None
             finish(stream)
 
@@ -162,7 +170,7 @@ class _Known:
 
     def has(self, stream):
         """Whether it was current once."""
-        return id(stream) in self._handles
+        return id(stream) in self._handles.get(stream.ptr, ())
 
 
 _known = {}
