@@ -68,8 +68,9 @@ class _Known:
         self.nameless = False
         # By handle, the ids of the objects that have it. One whose finalizer was cut short stays, and its id may be another's: its handle
         # is named once too often then, and no other one's too rarely.
-        self._handles = {}
-        self._list = None
+        self._handles = {0: ()}
+        # The handles as they were, and as C has them.
+        self._list = (), None
         self._thread = None
         self._naming = 0
         self._late = []
@@ -88,9 +89,9 @@ class _Known:
                 thread = _this_thread()
                 self.nameless = self.nameless or self._thread not in (None, thread)
                 self._thread = thread
+                self._handles[_PER_THREAD] = ()
             else:
                 self._handles.setdefault(pointer, set()).add(id(stream))
-            self._list = None
 
     def naming(self, free):
         """Runs `free` with the streams' handles as C has them, or None if they are not enough. All are alive until it returns."""
@@ -106,14 +107,13 @@ class _Known:
     def _names(self):
         if self.lost or self.nameless or self._thread not in (None, _this_thread()):
             return None
-        if self._list is None:
-            handles = {0, *self._handles}
-            if self._thread is not None:
-                handles.add(_PER_THREAD)
-            if self.join is not None:
-                handles.add(self.join.ptr)
-            self._list = (ctypes.c_void_p * len(handles))(*handles)
-        return self._list
+        # A finalizer or a signal's handler may note one, or end one, between any two lines.
+        handles = tuple(self._handles)
+        listed, names = self._list
+        if handles != listed:
+            names = (ctypes.c_void_p * len(handles))(*handles)
+            self._list = handles, names
+        return names
 
     def end(self, stream, finish):
         """A stream's finalizer: `finish` destroys it."""
@@ -138,7 +138,6 @@ class _Known:
             objects.discard(id(stream))
             if not objects:
                 self._handles.pop(stream.ptr, None)
-            self._list = None
             finish(stream)
 
     def _wait_for(self, stream):
@@ -152,6 +151,7 @@ class _Known:
                 made = cupy.cuda.Stream(non_blocking=True)
                 # The collector may have ended another stream meanwhile, which waits in one that it made.
                 if self.join is None:
+                    self._handles[made.ptr] = ()
                     self.join = made
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)

@@ -872,8 +872,8 @@ class TestDoor(Test):
             (stream,) = self.streams(1)
             x = self.empty(stream, 512)
             del stream, x
-        self.assertEqual(known._handles, {})
         # The null stream, and the one that stands for all that ended.
+        self.assertEqual(set(known._handles), {0, known.join.ptr})
         self.assertEqual(known.naming(len), 2)
         self.assertIsNone(stand_in.verdict())
 
@@ -893,6 +893,29 @@ class TestDoor(Test):
         del x
         unknown.assert_not_called()
         self.assertEqual(self.pool.used_bytes(), 0)
+
+    @alone()
+    def test_a_stream_that_becomes_current_while_the_names_are_listed(self):
+        """By a finalizer that the collector runs there, or a signal's handler."""
+        self.make(options={})
+        known = self.door._known_of(0)
+        one, two = self.streams()
+
+        class Lists(ctypes.Array):
+            _type_, _length_ = ctypes.c_void_p, 2
+
+            def __init__(self, *handles):
+                with two:
+                    pass
+                super().__init__(*handles)
+
+        class Handle:
+            def __mul__(self, length):
+                return Lists if length == 2 else ctypes.c_void_p * length
+
+        with one, mock.patch.object(self.door, "ctypes", SimpleNamespace(c_void_p=Handle())):
+            self.assertEqual(known.naming(set), {None, one.ptr})
+        self.assertEqual(known.naming(set), {None, one.ptr, two.ptr})
 
     @alone()
     def test_an_external_stream_that_is_gone(self):
