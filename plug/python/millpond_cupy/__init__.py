@@ -30,6 +30,7 @@ thread one on a blocking stream while the legacy default stream is in use, it ma
 
 import collections
 import ctypes
+import itertools
 import os
 import sys
 import threading
@@ -144,9 +145,9 @@ class _Known:
         if stream.is_capturing():
             raise RuntimeError("its work is a graph's")
         before = cupy.cuda.runtime.getDevice()
-        if before != self.device:
-            cupy.cuda.runtime.setDevice(self.device)
         try:
+            if before != self.device:
+                cupy.cuda.runtime.setDevice(self.device)
             if self.join is None:
                 made = cupy.cuda.Stream(non_blocking=True)
                 # The collector may have ended another stream meanwhile, which waits in one that it made.
@@ -361,19 +362,22 @@ def _default_is_per_thread():
 
 
 class _Owner:
-    """Ends an allocation when CuPy has forgotten it."""
+    """Ends an allocation when CuPy has forgotten it. It is made before: the library writes the address into `cell`."""
 
-    __slots__ = ("_free", "pointer")
+    __slots__ = ("_dropped", "_frees", "cell")
 
-    def __init__(self, free, pointer):
-        self._free = free
-        self.pointer = pointer
+    def __init__(self, frees):
+        self._frees = frees
+        self.cell = ctypes.c_void_p()
+        self._dropped = millpond._Dropped(frees.waiting.append, self.cell)
 
     def __del__(self, _exiting=sys.is_finalizing):
-        if not _exiting():
+        # An interrupt may cut this short where it begins: it waits to be freed all the same, by the next call.
+        if not _exiting() and not _child:
             try:
-                self._free(self.pointer)
-            except Exception:  # In a forked child, or behind the end of everything: nobody is there to be told.
+                self._dropped = None
+                self._frees.again()
+            except Exception:  # What waits does so still, and nobody is there to be told.
                 pass
 
 
@@ -382,16 +386,16 @@ class _Pinned(_Owner):
 
     __slots__ = ("size",)
 
-    def __init__(self, free, pointer, size):
-        super().__init__(free, pointer)
+    def __init__(self, frees, size):
+        super().__init__(frees)
         self.size = size
 
     @property
     def ptr(self):
-        return self.pointer
+        return self.cell.value or 0
 
     def __int__(self):
-        return self.pointer
+        return self.ptr
 
 
 class _Allocator(millpond.Allocator):
@@ -403,7 +407,7 @@ class _Allocator(millpond.Allocator):
 
     def synchronize(self):
         # One that has ended may owe nothing, and not wait.
-        if self._known is None or not self._owned:
+        if self._known is None or not self._made:
             super().synchronize()
         else:
             self._known.quiet(super().synchronize)
@@ -411,42 +415,110 @@ class _Allocator(millpond.Allocator):
     synchronize.__doc__ = millpond.Allocator.synchronize.__doc__
 
 
-class _Frees:
-    """How a pool's memory of a device is freed."""
+_CAPTURING = next(code for code, error in millpond._ERRORS.items() if error is millpond.CapturingError)
+# Of pools that nobody has any more, what waits for the ends of captures.
+_left = {}
 
-    def __init__(self, allocator, uses, known):
-        self.allocator, self.known = allocator, known
+
+class _Frees:
+    """Arrays, or pinned buffers, of a pool that nobody has any more: `after` frees one behind streams that are named, `plain` as it is.
+
+    Signals interrupt only where something is called. So one is taken, and what the library answers is kept, by the call that does it:
+    nothing that was not freed is forgotten, and nothing is freed twice.
+    """
+
+    def __init__(self, allocator, plain, known, after):
+        self.allocator, self.plain, self.known, self.after = allocator, plain, known, after
+        # The cells that have the addresses.
         self.waiting = collections.deque()
-        self.device = allocator.free if uses == "own" else allocator.free_unknown if uses == "any" else self._device
-        self.pinned = self._pinned if uses == "known" else allocator.free_pinned_unknown
         self._declared = None
 
-    def _device(self, pointer):
-        self._try(self._after, pointer)
-        self.again()
-
-    def _pinned(self, pointer):
-        self._try(self._pinned_after, pointer)
-        self.again()
-
-    def _try(self, free, pointer, put=collections.deque.append):
-        """Whether it is freed. Not while a stream captures, whose capture would end by it: it waits then."""
-        try:
-            free(pointer)
-            return True
-        except millpond.CapturingError:
-            put(self.waiting, (free, pointer))
-            return False
+    def __del__(self, _exiting=sys.is_finalizing):
+        if self.waiting and not _exiting():
+            _left[self] = True
 
     def again(self):
-        """Frees what waits for the ends of captures, as far as they have ended."""
-        while self.waiting:
-            try:
-                free, pointer = self.waiting.popleft()
-            except IndexError:  # Another thread was here.
+        """Frees what waits, as far as no stream captures whose capture would end by it."""
+        taken = codes = ()
+        try:
+            while self.waiting:
+                taken, codes = [], []
+                try:
+                    taken += map(collections.deque.popleft, (self.waiting,))
+                except IndexError:  # Another thread was here.
+                    return
+                self._free(taken[0], codes)
+                if codes[-1] == _CAPTURING:
+                    return
+                # Refused for another reason, as in a forked child: nobody is there to be told.
+                taken = ()
+        finally:
+            if taken and 0 not in codes:
+                self.waiting.appendleft(taken[0])
+
+    def _free(self, cell, codes):
+        if not cell:  # It was never had.
+            codes.append(0)
+        elif self.known is None:
+            self._plainly(cell, codes)
+        else:
+            self.known.naming(lambda names: self._behind(cell, names, codes))
+
+    def _behind(self, cell, names, codes):
+        if names is not None:
+            refused = self._declare()
+            if refused:
+                codes.append(refused)
+            else:
+                self.after(self.allocator._number, cell, names, codes)
+            if codes[-1] in (0, _CAPTURING):
                 return
-            if not self._try(free, pointer, collections.deque.appendleft):
-                return
+        # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
+        self._plainly(cell, codes)
+
+    def _plainly(self, cell, codes):
+        codes += itertools.starmap(self.plain, ((self.allocator._number, cell),))
+
+    def _declare(self):
+        """The stream that stands for those that ended is never destroyed."""
+        join = self.known.join
+        if join is self._declared:
+            return 0
+        code = millpond._lib.millpond_declare_permanent(self.allocator._number, join.ptr)
+        if not code:
+            self._declared = join
+        return code
+
+
+def _array_after(number, cell, names, codes):
+    codes += itertools.starmap(millpond._lib.millpond_free_after, ((number, cell, names, len(names)),))
+
+
+def _pinned_after(number, cell, names, codes):
+    for handle in names:
+        code = millpond._lib.millpond_record_pinned_use(number, cell, handle)
+        if code:
+            codes.append(code)
+            return
+    codes += itertools.starmap(millpond._lib.millpond_free_pinned, ((number, cell),))
+
+
+class _Device:
+    """A pool's memory of a device."""
+
+    def __init__(self, allocator, uses, known):
+        self.allocator = allocator
+        lib = millpond._lib
+        self.arrays = _Frees(allocator, lib.millpond_free if uses == "own" else lib.millpond_free_unknown, known, _array_after)
+        self.pinned = _Frees(allocator, lib.millpond_free_pinned_unknown, known, _pinned_after)
+
+    def again(self):
+        """Frees what waits, of pools that are gone too."""
+        for frees in (self.arrays, self.pinned, *_left):
+            if frees.waiting:
+                frees.again()
+            if frees in _left and not frees.waiting:
+                _left.pop(frees, None)
 
     def held_back(self, *kinds):
         """Bytes that nobody but a wait for the device can show to be idle: of the device ("total"), pinned ("pinned")."""
@@ -465,43 +537,6 @@ class _Frees:
             except millpond.CapturingError:  # Another library's capture, or one of a thread that has ended.
                 return False
         return True
-
-    def _declare(self):
-        """The stream that stands for those that ended is never destroyed."""
-        join = self.known.join
-        if join is not self._declared:
-            self.allocator.declare_permanent(join.ptr)
-            self._declared = join
-
-    def _after(self, pointer):
-        def free(handles):
-            if handles is not None:
-                try:
-                    self._declare()
-                    return self.allocator._free_after(pointer, handles)
-                except millpond.CapturingError:
-                    raise
-                except millpond.Error:  # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
-                    pass
-            return self.allocator.free_unknown(pointer)
-
-        return self.known.naming(free)
-
-    def _pinned_after(self, pointer):
-        def free(handles):
-            if handles is not None:
-                try:
-                    self._declare()
-                    for handle in handles:
-                        self.allocator.record_pinned_use(pointer, handle or 0)
-                    return self.allocator.free_pinned(pointer)
-                except millpond.CapturingError:
-                    raise
-                except millpond.Error:
-                    pass
-            return self.allocator.free_pinned_unknown(pointer)
-
-        return self.known.naming(free)
 
 
 class MemoryPool:
@@ -522,7 +557,7 @@ class MemoryPool:
         self._may_synchronize = may_synchronize
         self._watched = uses == "known"
         self._options = options
-        self._frees = {}
+        self._devices = {}
         if not _watch_captures() and may_synchronize:
             raise RuntimeError("the captures of this CuPy cannot be watched, and a wait for the device would end them: leave may_synchronize out")
         if self._watched:
@@ -531,29 +566,27 @@ class MemoryPool:
             _note(cupy.cuda.get_current_stream())
 
     def _of(self, device):
-        found = self._frees.get(device)
+        found = self._devices.get(device)
         if found is None:
             with _making:
-                found = self._frees.get(device)
+                found = self._devices.get(device)
                 if found is None:
                     known = _known_of(device) if self._watched else None
                     if known and self._lost:
                         known.nameless = True
                     made = _Allocator(device, known, **self._options)
-                    found = self._frees[device] = _Frees(made, self._uses, known)
+                    found = self._devices[device] = _Device(made, self._uses, known)
         return found
 
-    def _here(self):
-        found = self._of(cupy.cuda.runtime.getDevice())
-        if found.waiting:
-            found.again()
+    def _here(self, device=None):
+        found = self._of(cupy.cuda.runtime.getDevice() if device is None else device)
+        found.again()
         return found
 
     def allocator(self, device=None):
         """millpond's own view of a device's allocator: a number, "cuda:0" or a cupy.cuda.Device. Its `synchronize()` has again what is
         held back, and its `close()` and `destroy()` end it: the three wait for the device and end graph captures."""
-        device = cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)
-        return self._of(device).allocator
+        return self._here(cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)).allocator
 
     def malloc(self, size):
         """A cupy.cuda.MemoryPointer, for the current stream of the current device."""
@@ -564,25 +597,26 @@ class MemoryPool:
         stream = cupy.cuda.get_current_stream()
         if self._watched:
             _note(stream)
+        owner = _Owner(here.arrays)
         try:
-            pointer = self._again(here, "total", lambda: allocator.alloc(size, stream.ptr))
+            self._again(here, "total", lambda: allocator._alloc(size, stream.ptr, owner.cell))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["reserved"], stats.get("limit") or 0)
             raise self._with_advice(refused, here, "total") from why
-        if not pointer:
+        if not owner.cell:
             return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
-        owner = _Owner(here.device, pointer)
-        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, size, owner, device), 0)
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.cell.value, size, owner, device), 0)
 
     def _again(self, here, kind, request):
         """With `may_synchronize`, a request that is out of memory is made once more if something was held back."""
         try:
-            return request()
+            request()
+            return
         except millpond.OutOfMemoryError:
             if not self._may_synchronize or not here.synchronize(kind):
                 raise
-        return request()
+        request()
 
     def _with_advice(self, refused, here, kind):
         """The error, which says how much is held back and what releases it."""
@@ -600,16 +634,18 @@ class MemoryPool:
         it; with "own" as with "any"."""
         here = self._here()
         size = millpond._bytes(size)
+        owner = _Pinned(here.pinned, size)
         try:
-            pointer = self._again(here, "pinned", lambda: here.allocator.alloc_pinned(size))
+            self._again(here, "pinned", lambda: here.allocator._alloc_pinned(size, owner.cell))
         except millpond.OutOfMemoryError as why:
             self._with_advice(why, here, "pinned")
             raise
-        return cupy.cuda.PinnedMemoryPointer(_Pinned(here.pinned, pointer, size), 0)
+        return cupy.cuda.PinnedMemoryPointer(owner, 0)
 
     def held_frees(self):
         """How many freed arrays and pinned buffers of the current device wait for the end of a capture."""
-        return len(self._of(cupy.cuda.runtime.getDevice()).waiting)
+        here = self._of(cupy.cuda.runtime.getDevice())
+        return len(here.arrays.waiting) + len(here.pinned.waiting)
 
     def record_use(self, array, stream=None):
         """Work on the stream (the current one) uses the array: its bytes come back behind that."""

@@ -289,6 +289,26 @@ class TestCaptures(Test):
         self.assertIsNone(stand_in.verdict())
 
     @alone()
+    def test_what_waits_outlives_its_pool(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        number = self.pool.allocator()._number
+        self.pool = self.door.MemoryPool()
+        self.cupy.cuda.allocators.clear()
+        with two:
+            two.begin_capture()
+            del x
+            self.assertIsNotNone(two.end_capture(), "it lives")
+        former = millpond.Allocator._named(number)
+        self.assertEqual(former.stats()["total"]["live"], 1)
+        self.pool.free_all_blocks()
+        self.assertEqual(former.stats()["total"]["live"], 0)
+        self.assertEqual(self.door._left, {})
+        with self.assertRaises(millpond.UnknownAllocatorError):
+            former.alloc(0)
+
+    @alone()
     def test_what_is_held_back_waits_for_the_end_of_a_capture(self):
         for uses in ("any", "own"):
             with self.subTest(uses):
@@ -351,17 +371,18 @@ class TestCaptures(Test):
             stream.begin_capture()
 
         begun = threading.Thread(target=begins, daemon=True)
-        free = self.pool.allocator(1)._free_after
+        arrays = self.pool._devices[1].arrays
+        free = arrays.after
 
-        def drops_another(pointer, handles):
+        def drops_another(*what):
             nonlocal x
             begun.start()
             # Until it has what it takes before it waits for this free.
             begun.join(0.2)
             del x
-            free(pointer, handles)
+            free(*what)
 
-        self.pool.allocator(1)._free_after = drops_another
+        arrays.after = drops_another
 
         def drops():
             nonlocal y
@@ -888,8 +909,7 @@ class TestDoor(Test):
         self.assertIn(handle, known.naming(list))
         del two
         self.assertNotIn(handle, known.naming(list))
-        unknown = mock.Mock(side_effect=self.pool.allocator().free_unknown)
-        self.pool.allocator().free_unknown = unknown
+        unknown = self.pool._devices[0].arrays.plain = mock.Mock()
         del x
         unknown.assert_not_called()
         self.assertEqual(self.pool.used_bytes(), 0)
@@ -977,15 +997,16 @@ class TestDoor(Test):
         with two:
             pass
         handle, destroyed = two.ptr, stand_in.calls("cuStreamDestroy_v2")
-        free, seen = self.pool.allocator()._free_after, []
+        arrays, seen = self.pool._devices[0].arrays, []
+        free = arrays.after
 
-        def ends_one(pointer, handles):
+        def ends_one(number, cell, names, codes):
             nonlocal two
             del two
-            seen.append((handle in list(handles), stand_in.calls("cuStreamDestroy_v2")))
-            free(pointer, handles)
+            seen.append((handle in list(names), stand_in.calls("cuStreamDestroy_v2")))
+            free(number, cell, names, codes)
 
-        self.pool.allocator()._free_after = ends_one
+        arrays.after = ends_one
         del x
         self.assertEqual(seen, [(True, destroyed)])
         self.assertEqual(stand_in.calls("cuStreamDestroy_v2"), destroyed + 1)
