@@ -24,8 +24,8 @@ ended and could not be waited for, because it captured or the driver failed, eve
 captures. No other call of the pool does that unless it is asked for: a request that does not fit raises out of memory and says how much is held back,
 and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two synchronize the device by themselves when something
 is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
-seen then, and are ended. And where a library begins a capture otherwise than by CuPy on a stream that a call of the pool names just then, or any
-thread one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
+seen then, and are ended. And where a library begins a capture, or has a stream wait for an event of one, otherwise than by CuPy on a stream that a call
+of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
 import collections
@@ -306,11 +306,20 @@ def _finish(there):
     return hooked
 
 
+def _joins(there):
+    def hooked(self, *arguments, **named):
+        # The event may be a capture's, which the stream is drawn into: as where one begins.
+        with _naming_streams:
+            return there(self, *arguments, **named)
+
+    return hooked
+
+
 def _watch_captures():
     """Whether CuPy's captures can be seen from now on."""
     try:
         for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
-            for name, made in (("begin_capture", _begin), ("end_capture", _finish)):
+            for name, made in (("begin_capture", _begin), ("wait_event", _joins), ("end_capture", _finish)):
                 _hook(next(c for c in kind.__mro__ if name in vars(c)), name, made)
     except (AttributeError, StopIteration, TypeError):
         return False

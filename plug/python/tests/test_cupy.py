@@ -337,21 +337,39 @@ class TestCaptures(Test):
         del y
         return self.pool
 
-    @alone()
-    def test_no_capture_begins_while_a_free_names_streams(self):
-        self.make()
-        one, two = self.streams()
-        self.empty(one)
+    def beside_a_free(self, does):
+        """What a capture comes by waits for a free that may be about to ask who a stream is."""
         (known,) = self.door._known.values()
         inside, over = threading.Event(), threading.Event()
         free = threading.Thread(target=known.naming, args=(lambda _: (inside.set(), over.wait(30)),))
         free.start()
         self.assertTrue(inside.wait(30))
         threading.Timer(0.2, over.set).start()
-        two.begin_capture()
-        self.assertTrue(over.is_set(), "it began though a free may be about to ask who the stream is")
+        does()
+        self.assertTrue(over.is_set(), "it did not wait")
         free.join()
+
+    @alone()
+    def test_no_capture_begins_while_a_free_names_streams(self):
+        self.make()
+        one, two = self.streams()
+        self.empty(one)
+        self.beside_a_free(two.begin_capture)
         self.assertIsNotNone(two.end_capture())
+
+    @alone()
+    def test_no_capture_spreads_while_a_free_names_streams(self):
+        cuda = self.make()
+        one, two = self.streams()
+        self.empty(one)
+        event, back = cuda.Event(), cuda.Event()
+        one.begin_capture()
+        event.record(one)
+        self.beside_a_free(lambda: two.wait_event(event))
+        self.assertTrue(two.is_capturing())
+        back.record(two)
+        one.wait_event(back)
+        self.assertIsNotNone(one.end_capture())
 
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_free_inside_another_devices_free_beside_the_begin_of_a_capture(self):
