@@ -6,13 +6,15 @@ its device: no annotation is needed. `uses` says what a free waits for:
 
     "known"  (the default) all streams that were ever current, the null stream among them, and those that ended since
     "own"    the array's own stream, and what `record_use` was told: for programs that keep to one stream, or say it all
-    "any"    everything that the device holds, whoever queued it: it serves again when the device was synchronized, as below
+    "any"    everything that the array's device holds, whoever queued it: it serves again when the device was synchronized, as below
 
 What "known" does not see: work on a stream that was never current, such as a launch by another library on an array that it
 was given, or a copy with `stream=` of a stream that was never used otherwise. Say `pool.record_use(array, stream)` before the array is
-dropped. Nor does it see streams that other threads made current before the pool was made and on which they allocate nothing
-afterwards. The stream of an ExternalStream must live as long as that object. Per-thread default streams cannot be named by another
-thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
+dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
+made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
+waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
+made current before the pool was made and on which they allocate nothing afterwards. The stream of an ExternalStream must live as long as that
+object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
 
 While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
 pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
@@ -128,7 +130,7 @@ class _Known:
         """In this order, so that an interrupt leaves a name too many, and never one of a stream that is gone."""
         waited = False
         try:
-            self._wait_for(stream)
+            self._wait_for(stream, self.device)
             waited = True
         except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
             pass
@@ -141,25 +143,30 @@ class _Known:
                 self._handles.pop(stream.ptr, None)
             finish(stream)
 
-    def _wait_for(self, stream):
+    def _wait_for(self, stream, device):
         if stream.is_capturing():
-            raise RuntimeError("its work is a graph's")
+            raise millpond.CapturingError("the stream captures a graph: nobody can wait for its work")
         before = cupy.cuda.runtime.getDevice()
         try:
-            if before != self.device:
-                cupy.cuda.runtime.setDevice(self.device)
+            cupy.cuda.runtime.setDevice(self.device)
             if self.join is None:
                 made = cupy.cuda.Stream(non_blocking=True)
                 # The collector may have ended another stream meanwhile, which waits in one that it made.
                 if self.join is None:
                     self._handles[made.ptr] = ()
                     self.join = made
+            cupy.cuda.runtime.setDevice(device)
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             self.join.wait_event(event)
         finally:
-            if before != self.device:
-                cupy.cuda.runtime.setDevice(before)
+            cupy.cuda.runtime.setDevice(before)
+
+    def stands_for(self, stream, device):
+        """A stream of this device that waits for all that another one's holds."""
+        with _naming_streams:
+            self._wait_for(stream, device)
+            return self.join.ptr
 
     def quiet(self, synchronize):
         """Waits for the device: streams that were lost before have nothing left that may use an array."""
@@ -403,6 +410,10 @@ class _Pinned(_Owner):
     def ptr(self):
         return self.cell.value or 0
 
+    @property
+    def allocator(self):
+        return self._frees.allocator
+
     def __int__(self):
         return self.ptr
 
@@ -411,7 +422,7 @@ class _Allocator(millpond.Allocator):
     """A pool's, of a device whose streams may be watched."""
 
     def __init__(self, device, known, **options):
-        self._known = known
+        self.device, self._known = device, known
         super().__init__(device, **options)
 
     def synchronize(self):
@@ -657,10 +668,22 @@ class MemoryPool:
         return len(here.arrays.waiting) + len(here.pinned.waiting)
 
     def record_use(self, array, stream=None):
-        """Work on the stream (the current one) uses the array: its bytes come back behind that."""
+        """Work on the stream (the current one) uses the array, or the pinned memory as malloc_pinned gives it, whose bytes come back behind
+        that. If the stream is another device's, behind what it holds by now: say it after the work is queued."""
         stream = cupy.cuda.get_current_stream() if stream is None else stream
-        base = array.base if array.base is not None else array
-        self.allocator(array.device.id).record_use(base.data.mem.ptr, stream.ptr)
+        memory = getattr(array, "mem", None)
+        if isinstance(memory, _Pinned):
+            allocator = memory.allocator
+            use = allocator.record_pinned_use
+        else:
+            memory = (array if array.base is None else array.base).data.mem
+            allocator = self.allocator(array.device.id)
+            use = allocator.record_use
+        handle, device = stream.ptr, _device_of(stream)
+        if device != allocator.device:
+            handle = _known_of(allocator.device).stands_for(stream, device)
+            allocator.declare_permanent(handle)
+        use(memory.ptr, handle)
 
     def used_bytes(self):
         """Bytes of live arrays on the current device, rounded."""

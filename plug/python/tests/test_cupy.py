@@ -175,6 +175,53 @@ class TestOrder(Test):
         self.next_owner_writes(one, former)
         self.assertIsNone(stand_in.verdict())
 
+    def used_on_another_device(self, uses, told, null):
+        """An array and pinned memory that a stream of device 1 uses."""
+        cuda = self.make(uses, WAITS, devices=2)
+        (one,) = self.streams(1)
+        x, pinned, had = self.empty(one), self.pool.malloc_pinned(MIB), cuda.Event()
+        had.record(one)
+        cuda.runtime.setDevice(1)
+        stand_in.bind(1)
+        there = cuda.Stream.null if null else cuda.Stream(non_blocking=True)
+        there.wait_event(had)
+        with there:
+            write(there.ptr, x.mem.ptr, SIZE)
+            copy = "cuMemcpyHtoDAsync_v2"
+            stand_in.call(copy, ctypes.c_uint64(x.mem.ptr), ctypes.c_void_p(pinned.mem.ptr), ctypes.c_size_t(MIB), ctypes.c_void_p(there.ptr))
+            if told:
+                self.pool.record_use(SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0)))
+                with mock.patch.object(self.pool.allocator(0), "record_pinned_use") as use:
+                    self.pool.record_use(pinned, there)
+                use.assert_called_once_with(pinned.mem.ptr, self.door._known_of(0).join.ptr)
+        self.assertEqual(cuda.runtime.getDevice(), 1)
+        cuda.runtime.setDevice(0)
+        stand_in.bind(0)
+        former = x.mem.ptr
+        del x, pinned
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_that_is_told(self):
+        self.assertIsNone(self.used_on_another_device("known", True, False))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_s_null_stream_that_is_told(self):
+        self.assertIsNone(self.used_on_another_device("known", True, True))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_that_is_told_with_own(self):
+        self.assertIsNone(self.used_on_another_device("own", True, False))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_that_is_told_with_any(self):
+        self.assertIsNone(self.used_on_another_device("any", True, False))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_must_be_told(self):
+        self.assertIsNotNone(self.used_on_another_device("known", False, False))
+
     def on_the_null_stream(self, uses):
         """The null stream is current from the beginning; the array's own does not wait for it by itself."""
         cuda = self.make(uses)
