@@ -23,6 +23,7 @@ import sys
 
 __all__ = [
     "Allocator",
+    "BadArgumentError",
     "CapturingError",
     "DriverError",
     "Error",
@@ -54,6 +55,10 @@ class WrongAllocatorError(Error, ValueError):
     """The allocation, or the stream, is another allocator's or on another device."""
 
 
+class BadArgumentError(Error, ValueError):
+    """An absurd size, an option that is none, one allocator too many, or a stream that was declared permanent and is gone."""
+
+
 class UnknownAllocatorError(Error):
     """The allocator was destroyed."""
 
@@ -78,7 +83,7 @@ _ERRORS = {
     1: OutOfMemoryError,
     2: UnknownPointerError,
     3: WrongAllocatorError,
-    4: ValueError,
+    4: BadArgumentError,
     5: UnknownAllocatorError,
     6: CapturingError,
     7: NoDeviceError,
@@ -289,7 +294,7 @@ class Allocator:
     ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms, captures
     ("expected", "none": nobody captures graphs but on streams that were declared permanent). What is not said comes from the
     environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next
-    one is a ValueError: make one a device and keep it, not one a task.
+    one is a BadArgumentError: make one a device and keep it, not one a task.
 
     It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. The
     first two wait for the device, which ends graph captures of streams that were not declared permanent, and give back what nobody

@@ -451,6 +451,8 @@ class _Frees:
         self.allocator, self.plain, self.known, self.after = allocator, plain, known, after
         # The cells that have the addresses.
         self.waiting = collections.deque()
+        # So many were refused, and nobody was there to be told.
+        self.lost = 0
         self._declared = None
 
     def __del__(self, _exiting=sys.is_finalizing):
@@ -470,7 +472,7 @@ class _Frees:
                 self._free(taken[0], codes)
                 if codes[-1] == _CAPTURING:
                     return
-                # Refused for another reason, as in a forked child: nobody is there to be told.
+                self.lost += 0 not in codes
                 taken = ()
         finally:
             if taken and 0 not in codes:
@@ -667,6 +669,11 @@ class MemoryPool:
         here = self._of(cupy.cuda.runtime.getDevice())
         return len(here.arrays.waiting) + len(here.pinned.waiting)
 
+    def lost_frees(self):
+        """How many frees of arrays and pinned buffers of the current device were refused: freed by hand before, or the driver failed."""
+        here = self._here()
+        return here.arrays.lost + here.pinned.lost
+
     def record_use(self, array, stream=None):
         """Work on the stream (the current one) uses the array, or the pinned memory as malloc_pinned gives it, whose bytes come back behind
         that. If the stream is another device's, behind what it holds by now: say it after the work is queued."""
@@ -733,7 +740,8 @@ class MemoryPool:
 
     def report(self):
         """What the current device's pools hold, for people."""
-        return self.allocator().report()
+        lost = self.lost_frees()
+        return self.allocator().report() + (f"\nrefused frees: {lost}, whose memory stays as it is\n" if lost else "")
 
 
 def install(uses="known", pinned=True, *, may_synchronize=False, **options):

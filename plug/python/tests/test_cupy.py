@@ -1036,6 +1036,36 @@ class TestDoor(Test):
         allocator.synchronize()
         self.assertEqual(self.pool.total_bytes(), 0)
 
+    @alone()
+    def test_a_stream_in_place_of_those_that_ended_that_cannot_be_declared(self):
+        """Its handle was a declared stream's, which is gone against the rule: frees are by nobody knows whom."""
+        cuda = self.make(options={})
+        (one,) = self.streams(1)
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        handle, known = stand_in.stream(), self.door._known_of(0)
+        self.pool.allocator().declare_permanent(handle)
+        stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
+        with mock.patch.object(known, "join", cuda.ExternalStream(stand_in.stream())):
+            self.assertEqual(known.join.ptr, handle, "the handle comes back")
+            with self.assertRaises(millpond.Error) as refused:
+                self.pool.allocator().declare_permanent(handle)
+            self.assertIsInstance(refused.exception, ValueError)
+            del x, pinned
+        stats = self.pool.allocator().stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"]), (0, 0))
+
+    @alone()
+    def test_a_free_that_is_refused_is_counted(self):
+        for uses in ("known", "any", "own"):
+            self.make(uses, {})
+            x, pinned = self.pool.malloc(512), self.pool.malloc_pinned(512)
+            self.assertNotIn("refused frees", self.pool.report())
+            self.pool.allocator().free(x.mem.ptr)
+            self.pool.allocator().free_pinned(pinned.mem.ptr)
+            del x, pinned
+            self.assertEqual((self.pool.lost_frees(), self.pool.held_frees()), (2, 0))
+            self.assertIn("refused frees: 2", self.pool.report())
+
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_stream_of_another_device_is_current(self):
         """It cannot be a user that a free of this device names: who used what is nobody knows whom."""
