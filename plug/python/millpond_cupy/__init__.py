@@ -548,8 +548,9 @@ class _Device:
         return sum(stats[kind]["held_back"] for kind in kinds if stats[kind])
 
     def synchronize(self, *kinds):
-        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures."""
-        if not self.held_back(*kinds):
+        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures. Not for a finalizer that the
+        collector runs inside a free: who begins a capture waits for that free, and has what this would wait for."""
+        if _naming_streams._is_owned() or not self.held_back(*kinds):
             return False
         with _beginning:
             if _captures():

@@ -464,6 +464,48 @@ class TestCaptures(Test):
         self.assertIsNotNone(stream.end_capture())
 
     @alone()
+    def test_a_request_inside_a_free_beside_the_begin_of_a_capture(self):
+        """A finalizer asks for memory that only a wait for the device would bring, while another thread begins a capture."""
+        self.make(options=WAITS)
+        one, two = self.streams()
+        x, allocator = self.empty(one, 512), self.pool.allocator()
+        allocator.free_unknown(allocator.alloc(MIB, one.ptr))
+        self.assertEqual(allocator.stats()["total"]["held_back"], MIB)
+
+        def begins():
+            stand_in.bind()
+            two.begin_capture()
+
+        begun = threading.Thread(target=begins, daemon=True)
+        arrays, refused = self.pool._devices[0].arrays, []
+        free = arrays.after
+
+        def asks(*what):
+            begun.start()
+            # Until it has what it takes before it waits for this free.
+            begun.join(0.2)
+            try:
+                self.pool.malloc(SIZE)
+            except MemoryError as why:
+                refused.append(why)
+            free(*what)
+
+        arrays.after = asks
+
+        def drops():
+            nonlocal x
+            stand_in.bind()
+            del x
+
+        other = threading.Thread(target=drops, daemon=True)
+        other.start()
+        other.join(10)
+        self.assertFalse(other.is_alive(), "the free waits for the capture, which waits for the free")
+        begun.join(30)
+        self.assertIsNotNone(two.end_capture(), "it lives")
+        self.assertRegex(str(refused), "held back")
+
+    @alone()
     def test_a_trim_looks_again(self):
         self.make()
         one, two = self.streams()
