@@ -312,9 +312,11 @@ void *millpond_torch_alloc(size_t size, int device, void *stream);
 void millpond_torch_free(void *ptr, size_t _size, int device, void *stream);
 
 /*
- PyTorch's `record_stream`.
+ PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
+ means the one of the pointer's device.
  */
-void millpond_torch_record_stream(void *ptr, void *stream);
+void millpond_torch_record_stream(void *ptr,
+                                  void *stream);
 
 /*
  PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does.

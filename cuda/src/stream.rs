@@ -516,6 +516,18 @@ impl Cuda {
         }
     }
 
+    /// Whether a raw stream captures, or is as good as captured: the legacy default stream where a blocking one does.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// As for [`Cuda::raw_id`].
+    pub unsafe fn raw_captures(&self, handle: CUstream) -> DriverResult<bool> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.device.captures(handle) }
+    }
+
     /// Who a raw stream is: two calls of the driver, whether it captures and its id.
     ///
     /// # Errors

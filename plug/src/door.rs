@@ -32,7 +32,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Limit, RawAllocation, Stream};
+use pond::{Allocation, Allocator, Event, Limit, RawAllocation, Stream};
 use std::sync::Arc;
 
 /// So many allocators at one time, with ended ones of which something is left: a number names one for ever, so that a call that comes late, for one
@@ -63,6 +63,8 @@ pub(crate) struct Door {
     lasting: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
+    /// A stream of our own, which stands for other devices'.
+    waits: Mutex<Option<Stream<Cuda>>>,
     pinned: Pinned,
 }
 
@@ -157,6 +159,7 @@ impl Door {
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
         let (closed, owes) = (AtomicBool::new(false), AtomicBool::new(false));
+        let waits = Mutex::new(None);
         let (brought, lasting) = (AtomicBool::new(false), AtomicBool::new(false));
         let door = DOORS.put(|number| {
             Door::hold_context(gpu.driver(), device);
@@ -166,7 +169,19 @@ impl Door {
             } else {
                 gpu.driver().promise_no_captures();
             }
-            Box::new(Door { number, device, gpu, closed, brought, owes, lasting, permanent, lanes, pinned })
+            Box::new(Door {
+                number,
+                device,
+                gpu,
+                closed,
+                brought,
+                owes,
+                lasting,
+                permanent,
+                lanes,
+                waits,
+                pinned,
+            })
         });
         door.ok_or_else(Door::too_many)
     }
@@ -645,6 +660,18 @@ impl Door {
         let (mut hold, tag) = self.hold(ptr)?;
         hold.set_tag(tag.unknown().word());
         Ok(())
+    }
+
+    /// What is behind an event of another device's stream uses the bytes.
+    pub(crate) fn use_behind(&self, ptr: *mut c_void, event: &Event<Cuda>) -> Result<(), Failure> {
+        let (hold, _) = self.hold(ptr)?;
+        let mut waits = self.waits.lock();
+        let stream = match &mut *waits {
+            Some(stream) => stream,
+            none => none.insert(self.gpu.stream()?),
+        };
+        stream.wait(event)?;
+        Ok(peek(ptr.addr() as u64, hold.entry()).record_use(stream)?)
     }
 
     /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.

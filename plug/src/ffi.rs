@@ -207,14 +207,14 @@ pub extern "C" fn millpond_free_after(
         if ptr.is_null() {
             return Ok(());
         }
-        // Whoever captures is found before a use is recorded anywhere.
+        // Whoever captures is found before a use is recorded anywhere, and before any stream is asked who it is: one that another's capture
+        // draws in meanwhile would lose it by that.
         for stream in streams {
             // SAFETY: alive, by the header.
-            match unsafe { door.gpu().driver().raw_id(stream.cast()) } {
-                Ok(_) => {}
-                // A driver without ids: each stream is known by its handle.
-                Err(e) if e.kind == pond::DriverErrorKind::NotSupported => {}
-                Err(e) => return Err(e.into()),
+            if unsafe { door.gpu().driver().raw_captures(stream.cast())? } {
+                let message =
+                    format!("the stream {stream:p} is capturing a graph: free it again when that is over");
+                return Err(Failure::new(Status::Capturing, message));
             }
         }
         let most = if planted!(DoorFreeAfterOne) { 1 } else { n };

@@ -12,8 +12,9 @@ use crate::ffi::{MillpondAllocator, place, put, text};
 use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
 use crate::throw::throw;
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 /// So many devices at most.
@@ -22,6 +23,10 @@ static OF_DEVICE: [OnceLock<&'static Door>; DEVICES] = [const { OnceLock::new() 
 static OPENING: Mutex<()> = Mutex::new(());
 /// Frees and uses of pointers that are none of ours, and of streams that could not be asked.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
+/// By address, uses of live memory on streams of other devices: the allocators there and the handles. PyTorch destroys no stream.
+static ELSEWHERE: Mutex<BTreeMap<usize, Vec<(&Door, usize)>>> = Mutex::new(BTreeMap::new());
+/// There was one ever: a free looks there then.
+static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
 
 fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
     let slot = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
@@ -108,6 +113,9 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
         }
         // A device without an allocator has no allocation either.
         let door = *slot.get().ok_or_else(|| foreign(ptr))?;
+        if IS_ELSEWHERE.load(Ordering::Acquire) {
+            untold(call(|| behind_elsewhere(door, ptr)));
+        }
         door.free_on(ptr, stream.addr()).or_else(|e| match e.status {
             Status::UnknownPointer => Err(e),
             // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
@@ -117,17 +125,50 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
     }));
 }
 
-/// PyTorch's `record_stream`.
+/// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
+/// means the one of the pointer's device.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     untold(call(|| {
         let door = owner(ptr)?;
         door.record_use(ptr, stream.addr()).or_else(|e| match e.status {
-            Status::UnknownPointer | Status::WrongAllocator => Err(e),
+            Status::UnknownPointer => Err(e),
+            Status::WrongAllocator => use_elsewhere(door, ptr, stream.addr(), e),
             _ if planted!(DoorRecordLost) => Ok(()),
             _ => door.use_unknown(ptr),
         })
     }));
+}
+
+/// The stream is another device's: the free will be behind what it holds then.
+#[cold]
+fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
+    let others = OF_DEVICE.iter().filter_map(OnceLock::get).filter(|other| !core::ptr::eq(**other, door));
+    let Some(other) = others.copied().find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
+        door.use_unknown(ptr)?;
+        return Err(why);
+    };
+    let mut all = ELSEWHERE.lock();
+    let uses = all.entry(ptr.addr()).or_default();
+    if !uses.iter().any(|&(_, there)| there == handle) {
+        uses.push((other, handle));
+    }
+    IS_ELSEWHERE.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Records uses on other devices as uses of a stream of our own, which waits for what they hold.
+#[cold]
+fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
+    let uses = ELSEWHERE.lock().remove(&ptr.addr()).unwrap_or_default();
+    uses.into_iter().try_for_each(|(other, handle)| {
+        let event = other.on(handle, |lane| Ok(lane.stream().record()?));
+        // A stream that captures, or a driver that fails.
+        event.and_then(|event| door.use_behind(ptr, &event)).or_else(|e| {
+            door.use_unknown(ptr)?;
+            Err(e)
+        })
+    })
 }
 
 /// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does.

@@ -13,6 +13,7 @@ GPU are started by "spawn" or "forkserver".
 """
 
 import ctypes
+import functools
 import glob
 import json
 import numbers
@@ -22,6 +23,7 @@ import sys
 
 __all__ = [
     "Allocator",
+    "BadArgumentError",
     "CapturingError",
     "DriverError",
     "Error",
@@ -53,6 +55,10 @@ class WrongAllocatorError(Error, ValueError):
     """The allocation, or the stream, is another allocator's or on another device."""
 
 
+class BadArgumentError(Error, ValueError):
+    """An absurd size, an option that is none, one allocator too many, or a stream that was declared permanent and is gone."""
+
+
 class UnknownAllocatorError(Error):
     """The allocator was destroyed."""
 
@@ -77,7 +83,7 @@ _ERRORS = {
     1: OutOfMemoryError,
     2: UnknownPointerError,
     3: WrongAllocatorError,
-    4: ValueError,
+    4: BadArgumentError,
     5: UnknownAllocatorError,
     6: CapturingError,
     7: NoDeviceError,
@@ -261,6 +267,26 @@ def _words(options):
     return ",".join(said).encode()
 
 
+class _Dropped(functools.partial):
+    """Calls what it is made of when nobody has it any more: by the interpreter's own code alone, which no signal interrupts."""
+
+    __del__ = functools.partial.__call__
+
+
+# The numbers of allocators that nobody has any more: an interrupt may have cut the finalizer short that ends one.
+_dropped = []
+
+
+def _end_dropped():
+    try:
+        while True:
+            number = _dropped.pop()
+            if number:
+                _lib.millpond_release(number)
+    except IndexError:  # There is none, or none any more.
+        pass
+
+
 class Allocator:
     """An allocator on a device: its number, or "cuda:0".
 
@@ -268,7 +294,7 @@ class Allocator:
     ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms, captures
     ("expected", "none": nobody captures graphs but on streams that were declared permanent). What is not said comes from the
     environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next
-    one is a ValueError: make one a device and keep it, not one a task.
+    one is a BadArgumentError: make one a device and keep it, not one a task.
 
     It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. The
     first two wait for the device, which ends graph captures of streams that were not declared permanent, and give back what nobody
@@ -283,22 +309,25 @@ class Allocator:
     """
 
     _number = 0
-    _owned = False
+    # Where the library writes the number: who is interrupted on the way back from there has it still. None if it is not this object's to end.
+    _made = None
 
     def __init__(self, device=0, **options):
-        number = ctypes.c_uint32()
-        _must(_lib.millpond_create(_device(device), _words(options), ctypes.byref(number)))
+        device, options = _device(device), _words(options)
+        _end_dropped()
+        self._made = number = ctypes.c_uint32()
+        self._last = _Dropped(_dropped.append, number)
+        _must(_lib.millpond_create(device, options, ctypes.byref(number)))
         self._number = number.value
-        self._owned = True
 
     def close(self):
         """As destroy, and nothing if it was done: waits for the device, which ends captures of streams that were not declared. An
         allocator that PyTorch uses is let go, and not ended."""
-        if self._owned:
+        if self._made:
             try:
                 self.destroy()
             except UnknownAllocatorError:
-                self._owned = False
+                self._made = None
 
     def __enter__(self):
         return self
@@ -308,8 +337,9 @@ class Allocator:
 
     def __del__(self, _ending=sys.is_finalizing):
         """As release: somebody may capture a graph just now."""
-        if self._owned and not _ending():
+        if self._made and not _ending():
             try:
+                self._number = self._made.value
                 self.release()
             except Exception:  # Nobody is there to be told.
                 pass
@@ -326,8 +356,11 @@ class Allocator:
     def alloc(self, size, stream=0):
         """The address of so many bytes, for work queued on the stream from now on; 0 for none."""
         pointer = ctypes.c_void_p()
-        _must(_lib.millpond_alloc(self._number, _bytes(size), _stream(stream), ctypes.byref(pointer)))
+        self._alloc(_bytes(size), _stream(stream), pointer)
         return pointer.value or 0
+
+    def _alloc(self, size, stream, pointer):
+        _must(_lib.millpond_alloc(self._number, size, stream, ctypes.byref(pointer)))
 
     def free(self, pointer):
         """Gives an allocation back, in the order of its own stream and of all recorded uses."""
@@ -345,10 +378,7 @@ class Allocator:
         """As free, and behind what each of the streams holds: when it is known who may have used it, but not who did. All of
         them are alive. Frees nothing if one of them captures a graph."""
         handles = [_stream(s) for s in streams]
-        self._free_after(_pointer(pointer), (ctypes.c_void_p * len(handles))(*handles))
-
-    def _free_after(self, pointer, handles):
-        _must(_lib.millpond_free_after(self._number, pointer, handles, len(handles)))
+        _must(_lib.millpond_free_after(self._number, _pointer(pointer), (ctypes.c_void_p * len(handles))(*handles), len(handles)))
 
     def record_use(self, pointer, stream):
         """Work on the stream, queued by now or before the free, uses the allocation."""
@@ -357,8 +387,11 @@ class Allocator:
     def alloc_pinned(self, size):
         """The address of pinned host memory; 0 for no bytes."""
         pointer = ctypes.c_void_p()
-        _must(_lib.millpond_alloc_pinned(self._number, _bytes(size), ctypes.byref(pointer)))
+        self._alloc_pinned(_bytes(size), pointer)
         return pointer.value or 0
+
+    def _alloc_pinned(self, size, pointer):
+        _must(_lib.millpond_alloc_pinned(self._number, size, ctypes.byref(pointer)))
 
     def free_pinned(self, pointer):
         """Frees pinned memory: it is handed out again when every recorded use is complete."""
@@ -411,14 +444,14 @@ class Allocator:
         later trim or synchronize, of this one too. As synchronize, it ends captures of
         streams that were not declared permanent."""
         _must(_lib.millpond_destroy(self._number))
-        self._owned = False
+        self._made = None
 
     def release(self):
         """As destroy, and waits for no stream and ends no capture. What is complete goes back to the device; the rest at the next create,
         trim, synchronize or end of any allocator, and what is held back, and all of a deterministic one, at the next
         synchronize or destroy of one of the same device."""
         _must(_lib.millpond_release(self._number))
-        self._owned = False
+        self._made = None
 
     def stats(self):
         """What the pools hold, as a dictionary."""

@@ -6,13 +6,15 @@ its device: no annotation is needed. `uses` says what a free waits for:
 
     "known"  (the default) all streams that were ever current, the null stream among them, and those that ended since
     "own"    the array's own stream, and what `record_use` was told: for programs that keep to one stream, or say it all
-    "any"    everything that the device holds, whoever queued it: it serves again when the device was synchronized, as below
+    "any"    everything that the array's device holds, whoever queued it: it serves again when the device was synchronized, as below
 
 What "known" does not see: work on a stream that was never current, such as a launch by another library on an array that it
 was given, or a copy with `stream=` of a stream that was never used otherwise. Say `pool.record_use(array, stream)` before the array is
-dropped. Nor does it see streams that other threads made current before the pool was made and on which they allocate nothing
-afterwards. The stream of an ExternalStream must live as long as that object. Per-thread default streams cannot be named by another
-thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
+dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
+made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
+waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
+made current before the pool was made and on which they allocate nothing afterwards. The stream of an ExternalStream must live as long as that
+object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
 
 While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
 pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
@@ -24,12 +26,13 @@ ended and could not be waited for, because it captured or the driver failed, eve
 captures. No other call of the pool does that unless it is asked for: a request that does not fit raises out of memory and says how much is held back,
 and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two synchronize the device by themselves when something
 is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
-seen then, and are ended. And where a library begins a capture otherwise than by CuPy on a stream that a call of the pool names just then, or any
-thread one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
+seen then, and are ended. And where a library begins a capture, or has a stream wait for an event of one, otherwise than by CuPy on a stream that a call
+of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
 import collections
 import ctypes
+import itertools
 import os
 import sys
 import threading
@@ -66,8 +69,11 @@ class _Known:
         self._lost, self._quieted = 0, 0
         # A stream cannot be named from here, ever.
         self.nameless = False
-        self._handles = {}
-        self._list = None
+        # By handle, the ids of the objects that have it. One whose finalizer was cut short stays, and its id may be another's: its handle
+        # is named once too often then, and no other one's too rarely.
+        self._handles = {0: ()}
+        # The handles as they were, and as C has them.
+        self._list = (), None
         self._thread = None
         self._naming = 0
         self._late = []
@@ -79,16 +85,16 @@ class _Known:
 
     def note(self, stream, pointer):
         """The stream is current, or is about to be."""
-        if pointer in _LEGACY or self._handles.get(id(stream)) == pointer:
+        if pointer in _LEGACY or id(stream) in self._handles.get(pointer, ()):
             return
         with _naming_streams:
             if pointer == _PER_THREAD:
                 thread = _this_thread()
                 self.nameless = self.nameless or self._thread not in (None, thread)
                 self._thread = thread
+                self._handles[_PER_THREAD] = ()
             else:
-                self._handles[id(stream)] = pointer
-            self._list = None
+                self._handles.setdefault(pointer, set()).add(id(stream))
 
     def naming(self, free):
         """Runs `free` with the streams' handles as C has them, or None if they are not enough. All are alive until it returns."""
@@ -104,14 +110,13 @@ class _Known:
     def _names(self):
         if self.lost or self.nameless or self._thread not in (None, _this_thread()):
             return None
-        if self._list is None:
-            handles = {0, *self._handles.values()}
-            if self._thread is not None:
-                handles.add(_PER_THREAD)
-            if self.join is not None:
-                handles.add(self.join.ptr)
-            self._list = (ctypes.c_void_p * len(handles))(*handles)
-        return self._list
+        # A finalizer or a signal's handler may note one, or end one, between any two lines.
+        handles = tuple(self._handles)
+        listed, names = self._list
+        if handles != listed:
+            names = (ctypes.c_void_p * len(handles))(*handles)
+            self._list = handles, names
+        return names
 
     def end(self, stream, finish):
         """A stream's finalizer: `finish` destroys it."""
@@ -122,35 +127,46 @@ class _Known:
                 self._end(stream, finish)
 
     def _end(self, stream, finish):
+        """In this order, so that an interrupt leaves a name too many, and never one of a stream that is gone."""
+        waited = False
         try:
-            self._wait_for(stream)
-        except BaseException as why:  # It captures, the driver fails, or somebody interrupts: nobody can say when its work is done.
-            self._lost += 1
-            if not isinstance(why, Exception):
-                raise
+            self._wait_for(stream, self.device)
+            waited = True
+        except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
+            pass
         finally:
-            self._handles.pop(id(stream), None)
-            self._list = None
+            if not waited:
+                self._lost += 1
+            objects = self._handles.get(stream.ptr, set())
+            objects.discard(id(stream))
+            if not objects:
+                self._handles.pop(stream.ptr, None)
             finish(stream)
 
-    def _wait_for(self, stream):
+    def _wait_for(self, stream, device):
         if stream.is_capturing():
-            raise RuntimeError("its work is a graph's")
+            raise millpond.CapturingError("the stream captures a graph: nobody can wait for its work")
         before = cupy.cuda.runtime.getDevice()
-        if before != self.device:
-            cupy.cuda.runtime.setDevice(self.device)
         try:
+            cupy.cuda.runtime.setDevice(self.device)
             if self.join is None:
                 made = cupy.cuda.Stream(non_blocking=True)
                 # The collector may have ended another stream meanwhile, which waits in one that it made.
                 if self.join is None:
+                    self._handles[made.ptr] = ()
                     self.join = made
+            cupy.cuda.runtime.setDevice(device)
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             self.join.wait_event(event)
         finally:
-            if before != self.device:
-                cupy.cuda.runtime.setDevice(before)
+            cupy.cuda.runtime.setDevice(before)
+
+    def stands_for(self, stream, device):
+        """A stream of this device that waits for all that another one's holds."""
+        with _naming_streams:
+            self._wait_for(stream, device)
+            return self.join.ptr
 
     def quiet(self, synchronize):
         """Waits for the device: streams that were lost before have nothing left that may use an array."""
@@ -162,7 +178,7 @@ class _Known:
 
     def has(self, stream):
         """Whether it was current once."""
-        return id(stream) in self._handles
+        return id(stream) in self._handles.get(stream.ptr, ())
 
 
 _known = {}
@@ -297,11 +313,20 @@ def _finish(there):
     return hooked
 
 
+def _joins(there):
+    def hooked(self, *arguments, **named):
+        # The event may be a capture's, which the stream is drawn into: as where one begins.
+        with _naming_streams:
+            return there(self, *arguments, **named)
+
+    return hooked
+
+
 def _watch_captures():
     """Whether CuPy's captures can be seen from now on."""
     try:
         for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
-            for name, made in (("begin_capture", _begin), ("end_capture", _finish)):
+            for name, made in (("begin_capture", _begin), ("wait_event", _joins), ("end_capture", _finish)):
                 _hook(next(c for c in kind.__mro__ if name in vars(c)), name, made)
     except (AttributeError, StopIteration, TypeError):
         return False
@@ -353,19 +378,22 @@ def _default_is_per_thread():
 
 
 class _Owner:
-    """Ends an allocation when CuPy has forgotten it."""
+    """Ends an allocation when CuPy has forgotten it. It is made before: the library writes the address into `cell`."""
 
-    __slots__ = ("_free", "pointer")
+    __slots__ = ("_dropped", "_frees", "cell")
 
-    def __init__(self, free, pointer):
-        self._free = free
-        self.pointer = pointer
+    def __init__(self, frees):
+        self._frees = frees
+        self.cell = ctypes.c_void_p()
+        self._dropped = millpond._Dropped(frees.waiting.append, self.cell)
 
     def __del__(self, _exiting=sys.is_finalizing):
-        if not _exiting():
+        # An interrupt may cut this short where it begins: it waits to be freed all the same, by the next call.
+        if not _exiting() and not _child:
             try:
-                self._free(self.pointer)
-            except Exception:  # In a forked child, or behind the end of everything: nobody is there to be told.
+                self._dropped = None
+                self._frees.again()
+            except Exception:  # What waits does so still, and nobody is there to be told.
                 pass
 
 
@@ -374,28 +402,32 @@ class _Pinned(_Owner):
 
     __slots__ = ("size",)
 
-    def __init__(self, free, pointer, size):
-        super().__init__(free, pointer)
+    def __init__(self, frees, size):
+        super().__init__(frees)
         self.size = size
 
     @property
     def ptr(self):
-        return self.pointer
+        return self.cell.value or 0
+
+    @property
+    def allocator(self):
+        return self._frees.allocator
 
     def __int__(self):
-        return self.pointer
+        return self.ptr
 
 
 class _Allocator(millpond.Allocator):
     """A pool's, of a device whose streams may be watched."""
 
     def __init__(self, device, known, **options):
-        self._known = known
+        self.device, self._known = device, known
         super().__init__(device, **options)
 
     def synchronize(self):
         # One that has ended may owe nothing, and not wait.
-        if self._known is None or not self._owned:
+        if self._known is None or not self._made:
             super().synchronize()
         else:
             self._known.quiet(super().synchronize)
@@ -403,42 +435,112 @@ class _Allocator(millpond.Allocator):
     synchronize.__doc__ = millpond.Allocator.synchronize.__doc__
 
 
-class _Frees:
-    """How a pool's memory of a device is freed."""
+_CAPTURING = next(code for code, error in millpond._ERRORS.items() if error is millpond.CapturingError)
+# Of pools that nobody has any more, what waits for the ends of captures.
+_left = {}
 
-    def __init__(self, allocator, uses, known):
-        self.allocator, self.known = allocator, known
+
+class _Frees:
+    """Arrays, or pinned buffers, of a pool that nobody has any more: `after` frees one behind streams that are named, `plain` as it is.
+
+    Signals interrupt only where something is called. So one is taken, and what the library answers is kept, by the call that does it:
+    nothing that was not freed is forgotten, and nothing is freed twice.
+    """
+
+    def __init__(self, allocator, plain, known, after):
+        self.allocator, self.plain, self.known, self.after = allocator, plain, known, after
+        # The cells that have the addresses.
         self.waiting = collections.deque()
-        self.device = allocator.free if uses == "own" else allocator.free_unknown if uses == "any" else self._device
-        self.pinned = self._pinned if uses == "known" else allocator.free_pinned_unknown
+        # So many were refused, and nobody was there to be told.
+        self.lost = 0
         self._declared = None
 
-    def _device(self, pointer):
-        self._try(self._after, pointer)
-        self.again()
-
-    def _pinned(self, pointer):
-        self._try(self._pinned_after, pointer)
-        self.again()
-
-    def _try(self, free, pointer, put=collections.deque.append):
-        """Whether it is freed. Not while a stream captures, whose capture would end by it: it waits then."""
-        try:
-            free(pointer)
-            return True
-        except millpond.CapturingError:
-            put(self.waiting, (free, pointer))
-            return False
+    def __del__(self, _exiting=sys.is_finalizing):
+        if self.waiting and not _exiting():
+            _left[self] = True
 
     def again(self):
-        """Frees what waits for the ends of captures, as far as they have ended."""
-        while self.waiting:
-            try:
-                free, pointer = self.waiting.popleft()
-            except IndexError:  # Another thread was here.
+        """Frees what waits, as far as no stream captures whose capture would end by it."""
+        taken = codes = ()
+        try:
+            while self.waiting:
+                taken, codes = [], []
+                try:
+                    taken += map(collections.deque.popleft, (self.waiting,))
+                except IndexError:  # Another thread was here.
+                    return
+                self._free(taken[0], codes)
+                if codes[-1] == _CAPTURING:
+                    return
+                self.lost += 0 not in codes
+                taken = ()
+        finally:
+            if taken and 0 not in codes:
+                self.waiting.appendleft(taken[0])
+
+    def _free(self, cell, codes):
+        if not cell:  # It was never had.
+            codes.append(0)
+        elif self.known is None:
+            self._plainly(cell, codes)
+        else:
+            self.known.naming(lambda names: self._behind(cell, names, codes))
+
+    def _behind(self, cell, names, codes):
+        if names is not None:
+            refused = self._declare()
+            if refused:
+                codes.append(refused)
+            else:
+                self.after(self.allocator._number, cell, names, codes)
+            if codes[-1] in (0, _CAPTURING):
                 return
-            if not self._try(free, pointer, collections.deque.appendleft):
-                return
+        # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
+        self._plainly(cell, codes)
+
+    def _plainly(self, cell, codes):
+        codes += itertools.starmap(self.plain, ((self.allocator._number, cell),))
+
+    def _declare(self):
+        """The stream that stands for those that ended is never destroyed."""
+        join = self.known.join
+        if join is self._declared:
+            return 0
+        code = millpond._lib.millpond_declare_permanent(self.allocator._number, join.ptr)
+        if not code:
+            self._declared = join
+        return code
+
+
+def _array_after(number, cell, names, codes):
+    codes += itertools.starmap(millpond._lib.millpond_free_after, ((number, cell, names, len(names)),))
+
+
+def _pinned_after(number, cell, names, codes):
+    for handle in names:
+        code = millpond._lib.millpond_record_pinned_use(number, cell, handle)
+        if code:
+            codes.append(code)
+            return
+    codes += itertools.starmap(millpond._lib.millpond_free_pinned, ((number, cell),))
+
+
+class _Device:
+    """A pool's memory of a device."""
+
+    def __init__(self, allocator, uses, known):
+        self.allocator = allocator
+        lib = millpond._lib
+        self.arrays = _Frees(allocator, lib.millpond_free if uses == "own" else lib.millpond_free_unknown, known, _array_after)
+        self.pinned = _Frees(allocator, lib.millpond_free_pinned_unknown, known, _pinned_after)
+
+    def again(self):
+        """Frees what waits, of pools that are gone too."""
+        for frees in (self.arrays, self.pinned, *_left):
+            if frees.waiting:
+                frees.again()
+            if frees in _left and not frees.waiting:
+                _left.pop(frees, None)
 
     def held_back(self, *kinds):
         """Bytes that nobody but a wait for the device can show to be idle: of the device ("total"), pinned ("pinned")."""
@@ -446,8 +548,9 @@ class _Frees:
         return sum(stats[kind]["held_back"] for kind in kinds if stats[kind])
 
     def synchronize(self, *kinds):
-        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures."""
-        if not self.held_back(*kinds):
+        """Whether memory that was held back serves again: waits for the device, unless a stream of CuPy's captures. Not for a finalizer that the
+        collector runs inside a free: who begins a capture waits for that free, and has what this would wait for."""
+        if _naming_streams._is_owned() or not self.held_back(*kinds):
             return False
         with _beginning:
             if _captures():
@@ -457,43 +560,6 @@ class _Frees:
             except millpond.CapturingError:  # Another library's capture, or one of a thread that has ended.
                 return False
         return True
-
-    def _declare(self):
-        """The stream that stands for those that ended is never destroyed."""
-        join = self.known.join
-        if join is not self._declared:
-            self.allocator.declare_permanent(join.ptr)
-            self._declared = join
-
-    def _after(self, pointer):
-        def free(handles):
-            if handles is not None:
-                try:
-                    self._declare()
-                    return self.allocator._free_after(pointer, handles)
-                except millpond.CapturingError:
-                    raise
-                except millpond.Error:  # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
-                    pass
-            return self.allocator.free_unknown(pointer)
-
-        return self.known.naming(free)
-
-    def _pinned_after(self, pointer):
-        def free(handles):
-            if handles is not None:
-                try:
-                    self._declare()
-                    for handle in handles:
-                        self.allocator.record_pinned_use(pointer, handle or 0)
-                    return self.allocator.free_pinned(pointer)
-                except millpond.CapturingError:
-                    raise
-                except millpond.Error:
-                    pass
-            return self.allocator.free_pinned_unknown(pointer)
-
-        return self.known.naming(free)
 
 
 class MemoryPool:
@@ -514,7 +580,7 @@ class MemoryPool:
         self._may_synchronize = may_synchronize
         self._watched = uses == "known"
         self._options = options
-        self._frees = {}
+        self._devices = {}
         if not _watch_captures() and may_synchronize:
             raise RuntimeError("the captures of this CuPy cannot be watched, and a wait for the device would end them: leave may_synchronize out")
         if self._watched:
@@ -523,29 +589,27 @@ class MemoryPool:
             _note(cupy.cuda.get_current_stream())
 
     def _of(self, device):
-        found = self._frees.get(device)
+        found = self._devices.get(device)
         if found is None:
             with _making:
-                found = self._frees.get(device)
+                found = self._devices.get(device)
                 if found is None:
                     known = _known_of(device) if self._watched else None
                     if known and self._lost:
                         known.nameless = True
                     made = _Allocator(device, known, **self._options)
-                    found = self._frees[device] = _Frees(made, self._uses, known)
+                    found = self._devices[device] = _Device(made, self._uses, known)
         return found
 
-    def _here(self):
-        found = self._of(cupy.cuda.runtime.getDevice())
-        if found.waiting:
-            found.again()
+    def _here(self, device=None):
+        found = self._of(cupy.cuda.runtime.getDevice() if device is None else device)
+        found.again()
         return found
 
     def allocator(self, device=None):
         """millpond's own view of a device's allocator: a number, "cuda:0" or a cupy.cuda.Device. Its `synchronize()` has again what is
         held back, and its `close()` and `destroy()` end it: the three wait for the device and end graph captures."""
-        device = cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)
-        return self._of(device).allocator
+        return self._here(cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)).allocator
 
     def malloc(self, size):
         """A cupy.cuda.MemoryPointer, for the current stream of the current device."""
@@ -556,25 +620,26 @@ class MemoryPool:
         stream = cupy.cuda.get_current_stream()
         if self._watched:
             _note(stream)
+        owner = _Owner(here.arrays)
         try:
-            pointer = self._again(here, "total", lambda: allocator.alloc(size, stream.ptr))
+            self._again(here, "total", lambda: allocator._alloc(size, stream.ptr, owner.cell))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["reserved"], stats.get("limit") or 0)
             raise self._with_advice(refused, here, "total") from why
-        if not pointer:
+        if not owner.cell:
             return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(0, 0, None, device), 0)
-        owner = _Owner(here.device, pointer)
-        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(pointer, size, owner, device), 0)
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.cell.value, size, owner, device), 0)
 
     def _again(self, here, kind, request):
         """With `may_synchronize`, a request that is out of memory is made once more if something was held back."""
         try:
-            return request()
+            request()
+            return
         except millpond.OutOfMemoryError:
             if not self._may_synchronize or not here.synchronize(kind):
                 raise
-        return request()
+        request()
 
     def _with_advice(self, refused, here, kind):
         """The error, which says how much is held back and what releases it."""
@@ -592,22 +657,41 @@ class MemoryPool:
         it; with "own" as with "any"."""
         here = self._here()
         size = millpond._bytes(size)
+        owner = _Pinned(here.pinned, size)
         try:
-            pointer = self._again(here, "pinned", lambda: here.allocator.alloc_pinned(size))
+            self._again(here, "pinned", lambda: here.allocator._alloc_pinned(size, owner.cell))
         except millpond.OutOfMemoryError as why:
             self._with_advice(why, here, "pinned")
             raise
-        return cupy.cuda.PinnedMemoryPointer(_Pinned(here.pinned, pointer, size), 0)
+        return cupy.cuda.PinnedMemoryPointer(owner, 0)
 
     def held_frees(self):
         """How many freed arrays and pinned buffers of the current device wait for the end of a capture."""
-        return len(self._of(cupy.cuda.runtime.getDevice()).waiting)
+        here = self._of(cupy.cuda.runtime.getDevice())
+        return len(here.arrays.waiting) + len(here.pinned.waiting)
+
+    def lost_frees(self):
+        """How many frees of arrays and pinned buffers of the current device were refused: freed by hand before, or the driver failed."""
+        here = self._here()
+        return here.arrays.lost + here.pinned.lost
 
     def record_use(self, array, stream=None):
-        """Work on the stream (the current one) uses the array: its bytes come back behind that."""
+        """Work on the stream (the current one) uses the array, or the pinned memory as malloc_pinned gives it, whose bytes come back behind
+        that. If the stream is another device's, behind what it holds by now: say it after the work is queued."""
         stream = cupy.cuda.get_current_stream() if stream is None else stream
-        base = array.base if array.base is not None else array
-        self.allocator(array.device.id).record_use(base.data.mem.ptr, stream.ptr)
+        memory = getattr(array, "mem", None)
+        if isinstance(memory, _Pinned):
+            allocator = memory.allocator
+            use = allocator.record_pinned_use
+        else:
+            memory = (array if array.base is None else array.base).data.mem
+            allocator = self.allocator(array.device.id)
+            use = allocator.record_use
+        handle, device = stream.ptr, _device_of(stream)
+        if device != allocator.device:
+            handle = _known_of(allocator.device).stands_for(stream, device)
+            allocator.declare_permanent(handle)
+        use(memory.ptr, handle)
 
     def used_bytes(self):
         """Bytes of live arrays on the current device, rounded."""
@@ -657,7 +741,8 @@ class MemoryPool:
 
     def report(self):
         """What the current device's pools hold, for people."""
-        return self.allocator().report()
+        lost = self.lost_frees()
+        return self.allocator().report() + (f"\nrefused frees: {lost}, whose memory stays as it is\n" if lost else "")
 
 
 def install(uses="known", pinned=True, *, may_synchronize=False, **options):

@@ -1,7 +1,8 @@
 """PyTorch on millpond: `import millpond_torch; millpond_torch.install()`, before anything is allocated on a GPU.
 
 Everything that PyTorch asks of an allocator goes to millpond from there on: record_stream, empty_cache,
-set_per_process_memory_fraction and base addresses included. An allocation that fails raises torch.OutOfMemoryError with
+set_per_process_memory_fraction and base addresses included. `record_stream` takes a stream of another device: but a default stream's handle
+is the same on every device, and means the one of the tensor's. An allocation that fails raises torch.OutOfMemoryError with
 millpond's report in it. A device is a number, "cuda:0" or a torch.device, and the current one if it is not said.
 
 torch.cuda.empty_cache() waits for the device, of each that has an allocator, and then gives everything back that is not in use. That ends graph captures

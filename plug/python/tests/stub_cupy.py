@@ -2,6 +2,7 @@
 current stream of a thread and device behave as CuPy's do; memory is only addresses."""
 
 import ctypes
+import functools
 import sys
 import threading
 import types
@@ -99,9 +100,6 @@ def make(devices=1, per_thread=False):
         def __init__(self, size, total, limit=0):
             super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes, limit set to: {limit:,} bytes).")
 
-    def set_device(device):
-        thread.device = device
-
     Stream.null, Stream.ptds = Stream(null=True), Stream(ptds=True)
     default.append(Stream.ptds if per_thread else Stream.null)
     cuda = types.SimpleNamespace(
@@ -112,7 +110,12 @@ def make(devices=1, per_thread=False):
         UnownedMemory=namedtuple("UnownedMemory", "ptr size owner device_id"),
         PinnedMemoryPointer=namedtuple("PinnedMemoryPointer", "mem offset"),
         memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
-        runtime=types.SimpleNamespace(getDevice=lambda: thread.device, setDevice=set_device, getDeviceCount=lambda: devices),
+        # Without a line of Python, where a signal's handler might run: CuPy's have none.
+        runtime=types.SimpleNamespace(
+            getDevice=functools.partial(getattr, thread, "device"),
+            setDevice=functools.partial(setattr, thread, "device"),
+            getDeviceCount=lambda: devices,
+        ),
         get_current_stream=lambda: thread.current.get(thread.device, default[0]),
         allocators=[],
     )

@@ -175,6 +175,53 @@ class TestOrder(Test):
         self.next_owner_writes(one, former)
         self.assertIsNone(stand_in.verdict())
 
+    def used_on_another_device(self, uses, told, null):
+        """An array and pinned memory that a stream of device 1 uses."""
+        cuda = self.make(uses, WAITS, devices=2)
+        (one,) = self.streams(1)
+        x, pinned, had = self.empty(one), self.pool.malloc_pinned(MIB), cuda.Event()
+        had.record(one)
+        cuda.runtime.setDevice(1)
+        stand_in.bind(1)
+        there = cuda.Stream.null if null else cuda.Stream(non_blocking=True)
+        there.wait_event(had)
+        with there:
+            write(there.ptr, x.mem.ptr, SIZE)
+            copy = "cuMemcpyHtoDAsync_v2"
+            stand_in.call(copy, ctypes.c_uint64(x.mem.ptr), ctypes.c_void_p(pinned.mem.ptr), ctypes.c_size_t(MIB), ctypes.c_void_p(there.ptr))
+            if told:
+                self.pool.record_use(SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0)))
+                with mock.patch.object(self.pool.allocator(0), "record_pinned_use") as use:
+                    self.pool.record_use(pinned, there)
+                use.assert_called_once_with(pinned.mem.ptr, self.door._known_of(0).join.ptr)
+        self.assertEqual(cuda.runtime.getDevice(), 1)
+        cuda.runtime.setDevice(0)
+        stand_in.bind(0)
+        former = x.mem.ptr
+        del x, pinned
+        self.next_owner_writes(one, former)
+        return stand_in.verdict()
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_that_is_told(self):
+        self.assertIsNone(self.used_on_another_device("known", True, False))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_s_null_stream_that_is_told(self):
+        self.assertIsNone(self.used_on_another_device("known", True, True))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_that_is_told_with_own(self):
+        self.assertIsNone(self.used_on_another_device("own", True, False))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_that_is_told_with_any(self):
+        self.assertIsNone(self.used_on_another_device("any", True, False))
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_on_another_device_must_be_told(self):
+        self.assertIsNotNone(self.used_on_another_device("known", False, False))
+
     def on_the_null_stream(self, uses):
         """The null stream is current from the beginning; the array's own does not wait for it by itself."""
         cuda = self.make(uses)
@@ -289,6 +336,26 @@ class TestCaptures(Test):
         self.assertIsNone(stand_in.verdict())
 
     @alone()
+    def test_what_waits_outlives_its_pool(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        number = self.pool.allocator()._number
+        self.pool = self.door.MemoryPool()
+        self.cupy.cuda.allocators.clear()
+        with two:
+            two.begin_capture()
+            del x
+            self.assertIsNotNone(two.end_capture(), "it lives")
+        former = millpond.Allocator._named(number)
+        self.assertEqual(former.stats()["total"]["live"], 1)
+        self.pool.free_all_blocks()
+        self.assertEqual(former.stats()["total"]["live"], 0)
+        self.assertEqual(self.door._left, {})
+        with self.assertRaises(millpond.UnknownAllocatorError):
+            former.alloc(0)
+
+    @alone()
     def test_what_is_held_back_waits_for_the_end_of_a_capture(self):
         for uses in ("any", "own"):
             with self.subTest(uses):
@@ -317,21 +384,39 @@ class TestCaptures(Test):
         del y
         return self.pool
 
-    @alone()
-    def test_no_capture_begins_while_a_free_names_streams(self):
-        self.make()
-        one, two = self.streams()
-        self.empty(one)
+    def beside_a_free(self, does):
+        """What a capture comes by waits for a free that may be about to ask who a stream is."""
         (known,) = self.door._known.values()
         inside, over = threading.Event(), threading.Event()
         free = threading.Thread(target=known.naming, args=(lambda _: (inside.set(), over.wait(30)),))
         free.start()
         self.assertTrue(inside.wait(30))
         threading.Timer(0.2, over.set).start()
-        two.begin_capture()
-        self.assertTrue(over.is_set(), "it began though a free may be about to ask who the stream is")
+        does()
+        self.assertTrue(over.is_set(), "it did not wait")
         free.join()
+
+    @alone()
+    def test_no_capture_begins_while_a_free_names_streams(self):
+        self.make()
+        one, two = self.streams()
+        self.empty(one)
+        self.beside_a_free(two.begin_capture)
         self.assertIsNotNone(two.end_capture())
+
+    @alone()
+    def test_no_capture_spreads_while_a_free_names_streams(self):
+        cuda = self.make()
+        one, two = self.streams()
+        self.empty(one)
+        event, back = cuda.Event(), cuda.Event()
+        one.begin_capture()
+        event.record(one)
+        self.beside_a_free(lambda: two.wait_event(event))
+        self.assertTrue(two.is_capturing())
+        back.record(two)
+        one.wait_event(back)
+        self.assertIsNotNone(one.end_capture())
 
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_free_inside_another_devices_free_beside_the_begin_of_a_capture(self):
@@ -351,17 +436,18 @@ class TestCaptures(Test):
             stream.begin_capture()
 
         begun = threading.Thread(target=begins, daemon=True)
-        free = self.pool.allocator(1)._free_after
+        arrays = self.pool._devices[1].arrays
+        free = arrays.after
 
-        def drops_another(pointer, handles):
+        def drops_another(*what):
             nonlocal x
             begun.start()
             # Until it has what it takes before it waits for this free.
             begun.join(0.2)
             del x
-            free(pointer, handles)
+            free(*what)
 
-        self.pool.allocator(1)._free_after = drops_another
+        arrays.after = drops_another
 
         def drops():
             nonlocal y
@@ -376,6 +462,48 @@ class TestCaptures(Test):
         self.assertFalse(begun.is_alive())
         stand_in.bind(0)
         self.assertIsNotNone(stream.end_capture())
+
+    @alone()
+    def test_a_request_inside_a_free_beside_the_begin_of_a_capture(self):
+        """A finalizer asks for memory that only a wait for the device would bring, while another thread begins a capture."""
+        self.make(options=WAITS)
+        one, two = self.streams()
+        x, allocator = self.empty(one, 512), self.pool.allocator()
+        allocator.free_unknown(allocator.alloc(MIB, one.ptr))
+        self.assertEqual(allocator.stats()["total"]["held_back"], MIB)
+
+        def begins():
+            stand_in.bind()
+            two.begin_capture()
+
+        begun = threading.Thread(target=begins, daemon=True)
+        arrays, refused = self.pool._devices[0].arrays, []
+        free = arrays.after
+
+        def asks(*what):
+            begun.start()
+            # Until it has what it takes before it waits for this free.
+            begun.join(0.2)
+            try:
+                self.pool.malloc(SIZE)
+            except MemoryError as why:
+                refused.append(why)
+            free(*what)
+
+        arrays.after = asks
+
+        def drops():
+            nonlocal x
+            stand_in.bind()
+            del x
+
+        other = threading.Thread(target=drops, daemon=True)
+        other.start()
+        other.join(10)
+        self.assertFalse(other.is_alive(), "the free waits for the capture, which waits for the free")
+        begun.join(30)
+        self.assertIsNotNone(two.end_capture(), "it lives")
+        self.assertRegex(str(refused), "held back")
 
     @alone()
     def test_a_trim_looks_again(self):
@@ -484,6 +612,31 @@ class TestCaptures(Test):
         self.assertTrue(known.lost)
         self.assertFalse(known.has(one))
         del x
+
+    @alone()
+    def test_a_finalizer_that_is_cut_short(self):
+        """Another stream's object comes to lie in the place of the one that is gone, whose work is pending."""
+        cuda = self.make()
+        one, two, three = self.streams(3)
+        x = self.empty(one)
+        order(one.ptr, two.ptr)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        handle, place = two.ptr, id(two)
+        with mock.patch.object(cuda.Stream, "__del__", lambda stream: None):  # As an interrupt where it begins.
+            del two
+        made = [cuda.ExternalStream(three.ptr) for _ in range(100)]
+        other = next(s for s in made if id(s) == place)
+        del made
+        with other:
+            pass
+        self.assertLessEqual({handle, three.ptr}, set(self.door._known_of(0).naming(list)))
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        self.assertIsNone(stand_in.verdict())
+        del other
+        self.assertNotIn(three.ptr, self.door._known_of(0).naming(list))
 
     @alone()
     def test_a_stream_that_was_lost_is_so_until_the_device_was_quiet(self):
@@ -847,8 +1000,8 @@ class TestDoor(Test):
             (stream,) = self.streams(1)
             x = self.empty(stream, 512)
             del stream, x
-        self.assertEqual(known._handles, {})
         # The null stream, and the one that stands for all that ended.
+        self.assertEqual(set(known._handles), {0, known.join.ptr})
         self.assertEqual(known.naming(len), 2)
         self.assertIsNone(stand_in.verdict())
 
@@ -863,11 +1016,33 @@ class TestDoor(Test):
         self.assertIn(handle, known.naming(list))
         del two
         self.assertNotIn(handle, known.naming(list))
-        unknown = mock.Mock(side_effect=self.pool.allocator().free_unknown)
-        self.pool.allocator().free_unknown = unknown
+        unknown = self.pool._devices[0].arrays.plain = mock.Mock()
         del x
         unknown.assert_not_called()
         self.assertEqual(self.pool.used_bytes(), 0)
+
+    @alone()
+    def test_a_stream_that_becomes_current_while_the_names_are_listed(self):
+        """By a finalizer that the collector runs there, or a signal's handler."""
+        self.make(options={})
+        known = self.door._known_of(0)
+        one, two = self.streams()
+
+        class Lists(ctypes.Array):
+            _type_, _length_ = ctypes.c_void_p, 2
+
+            def __init__(self, *handles):
+                with two:
+                    pass
+                super().__init__(*handles)
+
+        class Handle:
+            def __mul__(self, length):
+                return Lists if length == 2 else ctypes.c_void_p * length
+
+        with one, mock.patch.object(self.door, "ctypes", SimpleNamespace(c_void_p=Handle())):
+            self.assertEqual(known.naming(set), {None, one.ptr})
+        self.assertEqual(known.naming(set), {None, one.ptr, two.ptr})
 
     @alone()
     def test_an_external_stream_that_is_gone(self):
@@ -903,6 +1078,36 @@ class TestDoor(Test):
         allocator.synchronize()
         self.assertEqual(self.pool.total_bytes(), 0)
 
+    @alone()
+    def test_a_stream_in_place_of_those_that_ended_that_cannot_be_declared(self):
+        """Its handle was a declared stream's, which is gone against the rule: frees are by nobody knows whom."""
+        cuda = self.make(options={})
+        (one,) = self.streams(1)
+        x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
+        handle, known = stand_in.stream(), self.door._known_of(0)
+        self.pool.allocator().declare_permanent(handle)
+        stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
+        with mock.patch.object(known, "join", cuda.ExternalStream(stand_in.stream())):
+            self.assertEqual(known.join.ptr, handle, "the handle comes back")
+            with self.assertRaises(millpond.Error) as refused:
+                self.pool.allocator().declare_permanent(handle)
+            self.assertIsInstance(refused.exception, ValueError)
+            del x, pinned
+        stats = self.pool.allocator().stats()
+        self.assertEqual((stats["total"]["live"], stats["pinned"]["live"]), (0, 0))
+
+    @alone()
+    def test_a_free_that_is_refused_is_counted(self):
+        for uses in ("known", "any", "own"):
+            self.make(uses, {})
+            x, pinned = self.pool.malloc(512), self.pool.malloc_pinned(512)
+            self.assertNotIn("refused frees", self.pool.report())
+            self.pool.allocator().free(x.mem.ptr)
+            self.pool.allocator().free_pinned(pinned.mem.ptr)
+            del x, pinned
+            self.assertEqual((self.pool.lost_frees(), self.pool.held_frees()), (2, 0))
+            self.assertIn("refused frees: 2", self.pool.report())
+
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_stream_of_another_device_is_current(self):
         """It cannot be a user that a free of this device names: who used what is nobody knows whom."""
@@ -929,19 +1134,20 @@ class TestDoor(Test):
         with two:
             pass
         handle, destroyed = two.ptr, stand_in.calls("cuStreamDestroy_v2")
-        free, seen = self.pool.allocator()._free_after, []
+        arrays, seen = self.pool._devices[0].arrays, []
+        free = arrays.after
 
-        def ends_one(pointer, handles):
+        def ends_one(number, cell, names, codes):
             nonlocal two
             del two
-            seen.append((handle in list(handles), stand_in.calls("cuStreamDestroy_v2")))
-            free(pointer, handles)
+            seen.append((handle in list(names), stand_in.calls("cuStreamDestroy_v2")))
+            free(number, cell, names, codes)
 
-        self.pool.allocator()._free_after = ends_one
+        arrays.after = ends_one
         del x
         self.assertEqual(seen, [(True, destroyed)])
         self.assertEqual(stand_in.calls("cuStreamDestroy_v2"), destroyed + 1)
-        self.assertNotIn(handle, known._handles.values())
+        self.assertNotIn(handle, known._handles)
 
     @alone()
     def test_threads_with_streams_that_come_and_go(self):

@@ -100,6 +100,26 @@ fn somebodys_capture_lives_beside_every_call() {
     });
 }
 
+/// One that is drawn into another's capture right behind the question whether it captures, while the others are asked.
+#[test]
+fn a_stream_that_captures_while_a_free_asks_the_others_lives() {
+    alone("captures::a_stream_that_captures_while_a_free_asks_the_others_lives", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new("limit=64MiB"));
+        let x = door.alloc(4096, &s);
+        type After = extern "C" fn(u32, *mut c_void, *const sys::CUstream, usize) -> c_int;
+        let (free_after, names) = (function::<After>("millpond_free_after"), [t.handle(), s.handle()]);
+        let behind = function_of_driver::<extern "C" fn(u64, u64)>("millpond_fake_capture_behind");
+        behind(1, t.handle().addr() as u64);
+        assert_eq!(free_after(door.0, x, names.as_ptr(), names.len()), CAPTURING);
+        assert!(end(&t), "the capture was destroyed");
+        assert_eq!(free_after(door.0, x, names.as_ptr(), names.len()), OK);
+        door.destroy();
+        assert_eq!(fake.verdict(), None);
+    });
+}
+
 /// Has somebody capture on a stream for as long as each of the next records of this kind.
 fn around(records: &CStr, s: &GpuStream) {
     let around = function_of_driver::<extern "C" fn(*const c_char, u64, u64)>("millpond_fake_capture_around");

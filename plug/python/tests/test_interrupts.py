@@ -1,0 +1,175 @@
+"""Ctrl-C at every place where the interpreter looks for it: nothing is lost, nothing is freed twice, and nothing named too little."""
+
+import _thread
+import dis
+import sys
+import threading
+import unittest
+from unittest import mock
+
+import millpond
+import stand_in
+from stand_in import MIB, alone, order, write
+from test_cupy import SIZE, WAITS, Test
+
+
+class _Trip:
+    """An operator sends it: no line of Python more that it might fall into."""
+
+    __neg__ = _thread.interrupt_main
+
+
+# What looks for signals; in older interpreters any instruction may.
+_LOOKS = [code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD"))] if "RESUME" in dis.opmap else dis.opmap.values()
+
+
+def every_interrupt(program, behind):
+    """Runs `program`, and `behind`, once for each place in the packages where the first run looks for signals, with one that comes there.
+    How many there are."""
+    trip, ran, at = _Trip(), 0, 0
+
+    def trace(frame, event, arg):
+        nonlocal ran
+        if "millpond" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" or event == "opcode" and frame.f_code.co_code[frame.f_lasti] in _LOOKS:
+            ran += 1
+            if ran == at:
+                sys.settrace(None)
+                -trip
+        return trace
+
+    # What falls into a finalizer is told, and goes no further.
+    with mock.patch.object(sys, "unraisablehook", lambda told: told.exc_type is KeyboardInterrupt or sys.__unraisablehook__(told)):
+        while ran >= at:
+            at += 1
+            ran = 0
+            try:
+                sys.settrace(trace)
+                program()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            behind()
+    return at - 1
+
+
+class TestInterrupts(Test):
+    def every(self, program):
+        """None is lost: and the bytes are the next owner's behind all that used them."""
+        door, pool, allocator = self.door, self.pool, self.pool.allocator()
+        known, device = door._known_of(0), self.cupy.cuda.runtime.getDevice()
+
+        def behind():
+            if self.one.is_capturing():
+                self.one.end_capture()
+            self.assertEqual(self.cupy.cuda.runtime.getDevice(), device)
+            self.assertEqual((pool.used_bytes(), pool.held_frees(), known._naming), (0, 0, 0))
+            self.assertEqual((allocator.stats()["pinned"] or {"live": 0})["live"], 0)
+            free = []
+            thread = threading.Thread(target=lambda: free.append([lock.acquire(timeout=10) and (lock.release() or 1) for lock in (door._naming_streams, door._beginning)]))
+            thread.start()
+            thread.join()
+            self.assertEqual(free, [[1, 1]], "a lock is held")
+            x = self.empty(self.one)
+            write(self.one.ptr, x.mem.ptr, SIZE, 3)
+            del x
+            self.assertIsNone(stand_in.verdict())
+            # What is held back, and a stream that was lost, are had again.
+            allocator.synchronize()
+            self.assertIsNotNone(known.naming(lambda names: names))
+
+        return every_interrupt(program, behind)
+
+    def make(self, *arguments, **named):
+        super().make(*arguments, **named)
+        (self.one,) = self.streams(1)
+
+    @alone()
+    def test_arrays_and_pinned_memory(self):
+        self.make(options=WAITS)
+
+        def program():
+            x, pinned = self.empty(self.one), self.pool.malloc_pinned(512)
+            write(self.one.ptr, x.mem.ptr, SIZE)
+            del pinned, x
+
+        self.assertGreater(self.every(program), 100)
+
+    @alone()
+    def test_own_and_any(self):
+        for uses in ("own", "any"):
+            self.make(uses, WAITS)
+
+            def program():
+                x, pinned = self.empty(self.one), self.pool.malloc_pinned(512)
+                write(self.one.ptr, x.mem.ptr, SIZE)
+                del pinned, x
+
+            self.assertGreater(self.every(program), 50)
+            self.pool.allocator().close()
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_streams_that_end(self):
+        """On another device than the current one."""
+        self.make(options=WAITS, devices=2)
+
+        def program():
+            (two,) = self.streams(1)
+            x = self.empty(self.one)
+            order(self.one.ptr, two.ptr)
+            with two:
+                write(two.ptr, x.mem.ptr, SIZE)
+            self.cupy.cuda.runtime.setDevice(1)
+            try:
+                del two
+            finally:
+                self.cupy.cuda.runtime.setDevice(0)
+            del x
+
+        self.assertGreater(self.every(program), 100)
+
+    @alone()
+    def test_what_waits_for_a_capture(self):
+        self.make(options=WAITS)
+
+        def program():
+            x, two = self.empty(self.one), self.streams(1)[0]
+            order(self.one.ptr, two.ptr)
+            with two:
+                write(two.ptr, x.mem.ptr, SIZE)
+            with self.one:
+                stand_in.begin_capture(self.one.ptr)
+                try:
+                    del x
+                finally:
+                    stand_in.end_capture(self.one.ptr)
+            self.pool.free_all_blocks()
+
+        self.assertGreater(self.every(program), 100)
+
+    @alone()
+    def test_allocators(self):
+        last = 0
+
+        def program():
+            with millpond.Allocator() as gpu:
+                gpu.free(gpu.alloc(MIB))
+            millpond.Allocator()
+
+        def behind():
+            nonlocal last
+            gpu = millpond.Allocator()
+            for number in range(last + 1, gpu._number):
+                with self.assertRaises(millpond.UnknownAllocatorError, msg="it was never ended"):
+                    millpond.Allocator._named(number).alloc(0)
+            last = gpu._number
+            gpu.close()
+
+        self.assertGreater(every_interrupt(program, behind), 20)
+
+
+if __name__ == "__main__":
+    unittest.main()
