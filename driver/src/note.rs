@@ -80,6 +80,24 @@ pub enum Note {
         /// Who queues it.
         by: QueuedBy,
     },
+    /// A guard ended that was told of as an operation: what the stream is given later is not under it.
+    GuardEnded {
+        /// Which allocation.
+        id: AllocationId,
+        /// The stream that the guard was for.
+        stream: StreamId,
+        /// What it was to do.
+        used: RangeUse,
+    },
+    /// As [`Note::GuardEnded`], of an array in memory of others.
+    GuardEndedAt {
+        /// Any byte of it.
+        addr: Addr,
+        /// The stream that the guard was for.
+        stream: StreamId,
+        /// What it was to do.
+        used: RangeUse,
+    },
     /// Bytes came back. Told before the pool is locked.
     Freed {
         /// Which allocation.
@@ -92,8 +110,10 @@ pub enum Note {
 /// Who queues the operation that a stream was ordered for ([`Note::Operation`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueuedBy {
-    /// The library, or somebody under a guard or borrow of the library's: it knows the operation from then on.
+    /// The library, or somebody under a borrow of the library's: it knows the operation from then on.
     Library,
+    /// Whoever holds a guard of the library's: it knows every operation on the stream from then on, until the guard [ends](Note::GuardEnded).
+    Guard,
     /// The program: one operation or several, of which the library knows nothing but what [`Note::Used`] tells it.
     Program,
 }

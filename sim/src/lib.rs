@@ -477,6 +477,18 @@ impl Driver for Sim {
                     oracle.operation_comes_at(addr, stream, kind_of(used), by);
                 }
             }
+            Note::GuardEnded { id, stream, used } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.guard_ended(id, stream, kind_of(used));
+                }
+            }
+            Note::GuardEndedAt { addr, stream, used } => {
+                let stream = known(stream);
+                if let Some(oracle) = &mut world.oracle {
+                    oracle.guard_ended_at(addr, stream, kind_of(used));
+                }
+            }
             Note::Freed { id, unknown } => {
                 if let Some(oracle) = &mut world.oracle {
                     oracle.freed(host, id, unknown);

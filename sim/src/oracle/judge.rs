@@ -28,7 +28,6 @@ use super::order::Order;
 use super::shadow::{Access, Owner};
 use super::verdict::{Blame, Fault, Place, Property, Side, Violation};
 use super::{AccessKind, Actor, HostKey, MapKey, Oracle, PhysKey, Space, StreamKey};
-use millpond_driver::QueuedBy;
 use millpond_driver::units::{Addr, AllocationId};
 use smallvec::SmallVec;
 
@@ -175,7 +174,7 @@ impl Oracle {
                 }
                 lawful
             });
-            let librarys = ordered_at.is_some_and(|(_, by)| by == QueuedBy::Library);
+            let librarys = ordered_at.is_some_and(|(_, librarys)| librarys);
             let (at, what, from) = (actor.at, actor.what, actor.from);
             let new = Access { at, what, from, id: owner, kind, unrecorded: false, librarys, number };
             cell.add(new, |at| order.known_before(at, &actor.stamp));
@@ -295,6 +294,7 @@ impl Oracle {
             nowhere: SmallVec::new(),
             admitted: SmallVec::new(),
             operations: SmallVec::new(),
+            guards: SmallVec::new(),
         };
         let mut overlap = self.ledger.live.contains_key(&id).then_some(id);
         let mut missing = None;

@@ -78,6 +78,8 @@ pub(super) struct Live {
     pub(super) admitted: SmallVec<[StreamKey; 2]>,
     /// Operations that the library said it was about to queue, the latest of each stream.
     pub(super) operations: SmallVec<[Expected; 2]>,
+    /// Guards that are held, or were forgotten: one a stream and kind, the last, and how many there are.
+    pub(super) guards: SmallVec<[(Expected, u32); 1]>,
 }
 
 /// Memory of others: of what was done before, the library knows what is in a stamp of the stream that it was brought in on, and
@@ -123,6 +125,13 @@ impl Live {
         ordered_at: u64,
     ) {
         let new = Expected { stream, kind, by, behind, ordered_at, came: None };
+        if by == QueuedBy::Guard {
+            match self.guards.iter_mut().find(|(g, _)| g.stream == stream && g.kind == kind) {
+                Some((g, held)) => (g.ordered_at, *held) = (ordered_at, *held + 1),
+                None => self.guards.push((new, 1)),
+            }
+            return;
+        }
         match self.operations.iter_mut().find(|e| e.stream == stream) {
             // One operation may both read and write it: two notes before it comes.
             Some(e) if e.came.is_none() && e.ordered_at == ordered_at && e.by == by => {
@@ -132,14 +141,30 @@ impl Live {
             None => self.operations.push(new),
         }
     }
+    pub(super) fn guard_ended(&mut self, stream: StreamKey, kind: AccessKind) {
+        if let Some((_, held)) = self.guards.iter_mut().find(|(g, _)| g.stream == stream && g.kind == kind) {
+            *held -= 1;
+        }
+        self.guards.retain(|(_, held)| *held > 0);
+    }
     /// If the library said that it had ordered what does this access: how many operations there were then, which it undertook to order
-    /// this one behind, and who queues it. Of its own operations that is the first that touches the allocation on that stream
-    /// since it said so, of the program's every one.
-    pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<(u64, QueuedBy)> {
+    /// this one behind, and whether it knows the operation. Of its own operations that is the first that touches the allocation on that stream
+    /// since it said so, of the program's and those under a guard every one; of several words the last.
+    pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<(u64, bool)> {
         let stream = at.line.split().ok()?;
-        let e = self.operations.iter_mut().find(|e| e.stream == stream && at.tick > e.behind)?;
-        let is_meant = e.by == QueuedBy::Program || *e.came.get_or_insert(at.tick) == at.tick;
-        (is_meant && kind <= e.kind).then_some((e.ordered_at, e.by))
+        let queued = self.operations.iter_mut().find(|e| e.stream == stream && at.tick > e.behind);
+        let queued = queued.and_then(|e| {
+            let is_meant = e.by == QueuedBy::Program || *e.came.get_or_insert(at.tick) == at.tick;
+            (is_meant && kind <= e.kind).then_some((e.ordered_at, e.by == QueuedBy::Library))
+        });
+        let guards = self.guards.iter().map(|(g, _)| g);
+        let guarded = guards.filter(|g| g.stream == stream && at.tick > g.behind && kind <= g.kind);
+        let guarded = guarded.map(|g| g.ordered_at).max();
+        match (queued, guarded) {
+            (queued, None) => queued,
+            (None, Some(then)) => Some((then, true)),
+            (Some((queued, _)), Some(then)) => Some((queued.max(then), true)),
+        }
     }
     /// The library knows it as memory of others from here on.
     pub(super) fn bring_in(&mut self, stream: StreamKey, past: Stamp, behind: u64) {
@@ -148,6 +173,7 @@ impl Live {
         let mut told = std::mem::take(&mut self.used);
         told.extend(self.brought_in.take().into_iter().flat_map(|b| b.told));
         self.operations.clear();
+        self.guards.clear();
         self.brought_in = Some(BroughtIn { past, behind, undertaken, told });
     }
     /// Whether the library knew of an access when it ordered a later one; `before` says whether it happened before a stamp.

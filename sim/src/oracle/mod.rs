@@ -499,6 +499,20 @@ impl Oracle {
         }
     }
 
+    /// A guard that was told of as an operation of [`QueuedBy::Guard`] ended.
+    pub fn guard_ended(&mut self, id: AllocationId, stream: StreamKey, kind: AccessKind) {
+        if let Some(live) = self.ledger.live.get_mut(&id) {
+            live.guard_ended(stream, kind);
+        }
+    }
+
+    /// As [`Oracle::guard_ended`], of whatever allocation lives at an address; nothing where none does.
+    pub fn guard_ended_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind) {
+        if let Some(id) = self.ledger.live_at(addr) {
+            self.guard_ended(id, stream, kind);
+        }
+    }
+
     /// As [`Oracle::operation_comes`], of whatever allocation lives at an address; nothing where none does.
     pub fn operation_comes_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind, by: QueuedBy) {
         if let Some(id) = self.ledger.live_at(addr) {

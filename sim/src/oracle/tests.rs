@@ -9,6 +9,7 @@
 mod blame;
 mod counts;
 mod edges;
+mod guards;
 mod lawful;
 mod model;
 mod unlawful;
@@ -86,6 +87,10 @@ impl Bench {
     /// The library says that it has ordered a stream for what the program is about to queue.
     fn is_ordered(&mut self, id: AllocationId, stream: u32, kind: AccessKind) {
         self.oracle.operation_comes(id, StreamKey(stream), kind, QueuedBy::Program);
+    }
+    /// A guard of the library's begins.
+    fn guard(&mut self, id: AllocationId, stream: u32, kind: AccessKind) {
+        self.oracle.operation_comes(id, StreamKey(stream), kind, QueuedBy::Guard);
     }
     fn submit(&mut self, stream: u32) -> OpKey {
         self.oracle.submit(HOST, StreamKey(stream), "kernel")

@@ -20,9 +20,22 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
+    /// Tells a checking device that a guard ended, told of by [`Tracked::note_operation`].
+    pub(super) fn note_guard_ended(&self, driver: &D, stream: StreamId, access: Access) {
+        let used = range_use(access);
+        match &self.bytes {
+            Bytes::Ours(allocation) => {
+                if let Some(id) = allocation.id() {
+                    driver.note(Note::GuardEnded { id, stream, used });
+                }
+            }
+            Bytes::Theirs(memory) => driver.note(Note::GuardEndedAt { addr: memory.addr, stream, used }),
+        }
+    }
+
     /// Tells a checking device that the library has ordered what this stream is given next, and who queues it.
     pub(crate) fn note_operation(&self, driver: &D, stream: StreamId, access: Access, by: QueuedBy) {
-        let used = if access == Access::Read { RangeUse::Read } else { RangeUse::ReadWrite };
+        let used = range_use(access);
         match &self.bytes {
             Bytes::Ours(allocation) => {
                 if let Some(id) = allocation.id() {
@@ -32,4 +45,8 @@ impl<D: Driver> Tracked<D> {
             Bytes::Theirs(memory) => driver.note(Note::OperationAt { addr: memory.addr, stream, used, by }),
         }
     }
+}
+
+fn range_use(access: Access) -> RangeUse {
+    if access == Access::Read { RangeUse::Read } else { RangeUse::ReadWrite }
 }

@@ -27,7 +27,7 @@ impl<'a, D: Driver> Opened<'a, D> {
     /// # Errors
     /// As [`order_behind`]: nothing is open then.
     pub(crate) fn new(stream: &'a Stream<D>, touch: Touch<'a, D>) -> Result<Opened<'a, D>, Error> {
-        order_behind(stream, &[touch], QueuedBy::Library)?;
+        order_behind(stream, &[touch], QueuedBy::Guard)?;
         let (of, line) = (touch.of, stream.line());
         let operation = match of.holder() {
             Some(holder) if holder.home().id != line.id => {
@@ -56,6 +56,7 @@ impl<D: Driver> Drop for Opened<'_, D> {
     /// The operation was queued, or will not be.
     fn drop(&mut self) {
         let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
+        of.note_guard_ended(self.stream.driver(), self.stream.id(), intent.access());
         if laws::guard_ends_at_once() && !of.is_home(line) {
             return;
         }

@@ -60,6 +60,12 @@ enum Call {
         kind: AccessKind,
         by: QueuedBy,
     },
+    /// A guard ends, if one of this kind is held.
+    EndGuard {
+        nth: usize,
+        stream: usize,
+        kind: AccessKind,
+    },
     /// `polite`: the host waits for all that touched the allocation.
     Cpu {
         nth: usize,
@@ -100,6 +106,7 @@ enum By {
 }
 
 fn call() -> impl Strategy<Value = Call> {
+    let who = prop_oneof![Just(QueuedBy::Library), Just(QueuedBy::Program), Just(QueuedBy::Guard)];
     let s = || 0..STREAMS.len();
     let kind = || prop_oneof![Just(Read), Just(Write)];
     let by = prop_oneof![1 => Just(By::Kernel), 1 => Just(By::HostFunction)];
@@ -113,8 +120,9 @@ fn call() -> impl Strategy<Value = Call> {
         4 => (0..5_usize, s()).prop_map(|(nth, stream)| Call::Used { nth, stream }),
         10 => (s(), by, ranges, prop::bool::weighted(0.97), any::<bool>())
             .prop_map(|(stream, by, ranges, polite, known)| Call::Operate { stream, by, ranges, polite, known }),
-        2 => (0..5_usize, s(), kind(), prop_oneof![Just(QueuedBy::Library), Just(QueuedBy::Program)])
+        3 => (0..5_usize, s(), kind(), who)
             .prop_map(|(nth, stream, kind, by)| Call::Announce { nth, stream, kind, by }),
+        1 => (0..5_usize, s(), kind()).prop_map(|(nth, stream, kind)| Call::EndGuard { nth, stream, kind }),
         2 => (0..5_usize, kind(), prop::bool::weighted(0.98))
             .prop_map(|(nth, kind, polite)| Call::Cpu { nth, kind, polite }),
         1 => s().prop_map(|stream| Call::Submit { stream }),
@@ -143,6 +151,7 @@ trait Told {
     fn free(&mut self, id: AllocationId, unknown: bool);
     fn used(&mut self, id: AllocationId, stream: usize);
     fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy);
+    fn end_guard(&mut self, id: AllocationId, stream: usize, kind: AccessKind);
     fn operate(&mut self, stream: usize, by: By, ranges: &[Range]);
     fn cpu(&mut self, kind: AccessKind, offset: u64, bytes: u64);
     fn record(&mut self, event: usize, stream: usize);
@@ -177,6 +186,9 @@ impl Told for Bench {
     }
     fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy) {
         self.oracle.operation_comes(id, key(stream), kind, by);
+    }
+    fn end_guard(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+        self.oracle.guard_ended(id, key(stream), kind);
     }
     fn operate(&mut self, stream: usize, _: By, ranges: &[Range]) {
         let op = self.submit(STREAMS[stream]);
@@ -260,6 +272,10 @@ impl Told for OnSim {
     fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy) {
         let used = if kind == Read { RangeUse::Read } else { RangeUse::ReadWrite };
         self.sim.note(Note::Operation { id, stream: self.ids[stream], used, by });
+    }
+    fn end_guard(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+        let used = if kind == Read { RangeUse::Read } else { RangeUse::ReadWrite };
+        self.sim.note(Note::GuardEnded { id, stream: self.ids[stream], used });
     }
     fn operate(&mut self, stream: usize, by: By, ranges: &[Range]) {
         let all = ranges.iter().map(|r| (self.at(r.space, r.offset), r.bytes, r.kind, r.id));
@@ -388,6 +404,12 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Wrong {
             if let Some(owned) = alive(n, nth) {
                 b.announce(owned.id, stream, kind, by);
                 n.announce(owned.id, stream, kind, by);
+            }
+        }
+        Call::EndGuard { nth, stream, kind } => {
+            if let Some(owned) = alive(n, nth) {
+                b.end_guard(owned.id, stream, kind);
+                n.end_guard(owned.id, stream, kind);
             }
         }
         Call::Cpu { nth, kind, polite } => {

@@ -117,7 +117,7 @@ impl Naive {
         &self,
         before: Ops,
         range: &Range,
-        announced: Option<(u32, QueuedBy)>,
+        announced: Option<(u32, bool)>,
         wrong: &mut Wrong,
     ) {
         let Range { id, space, offset, bytes, kind } = *range;
@@ -143,15 +143,34 @@ impl Naive {
     }
     /// A word about the same moment takes the place of what was said of the other party.
     pub(super) fn announce(&mut self, id: AllocationId, stream: usize, kind: AccessKind, by: QueuedBy) {
-        self.announced.retain(|a| (a.stream, a.id, a.ops) != (stream, id, self.ops) || a.by == by);
+        let other = |a: &Announced| (a.stream, a.id, a.ops) != (stream, id, self.ops) || a.by == by;
+        self.announced.retain(|a| by == QueuedBy::Guard || a.by == QueuedBy::Guard || other(a));
         self.announced.push(Announced { id, stream, kind, by, ops: self.ops });
     }
+    /// Of several guards of one kind those that began last stay.
+    pub(super) fn end_guard(&mut self, id: AllocationId, stream: usize, kind: AccessKind) {
+        let is_one =
+            |a: &Announced| a.by == QueuedBy::Guard && (a.id, a.stream) == (id, stream) && a.kind == kind;
+        if let Some(first) = self.announced.iter().position(is_one) {
+            self.announced.remove(first);
+        }
+    }
     /// Whether the library said that it had ordered what does this next on a stream: when there were how many operations, and who queues
-    /// it. What it said last counts. That may be both, that an operation reads and that it writes; one that writes also reads.
-    pub(super) fn announced(&self, stream: usize, range: &Range) -> Option<(u32, QueuedBy)> {
-        let said = || self.announced.iter().filter(|a| (a.stream, a.id) == (stream, range.id));
-        let last = said().map(|a| a.ops).max()?;
-        said().find(|a| a.ops == last && (a.kind == Write || range.kind == Read)).map(|a| (last, a.by))
+    /// it: whether it knows the operation. What it said last counts. That may be both, that an operation reads and that it writes; one that writes also reads.
+    pub(super) fn announced(&self, stream: usize, range: &Range) -> Option<(u32, bool)> {
+        let allows = |a: &&Announced| a.kind == Write || range.kind == Read;
+        let of_guards = |guards: bool| {
+            let said = self.announced.iter().filter(|a| (a.stream, a.id) == (stream, range.id));
+            said.filter(move |a| guards == (a.by == QueuedBy::Guard))
+        };
+        let guarded = of_guards(true).filter(allows).map(|a| a.ops).max();
+        let last = of_guards(false).map(|a| a.ops).max();
+        let queued = last.and_then(|last| of_guards(false).filter(allows).find(|a| a.ops == last));
+        let queued = queued.map(|a| (a.ops, a.by == QueuedBy::Library));
+        match (queued, guarded) {
+            (queued, None) => queued,
+            (queued, Some(then)) => Some((queued.map_or(then, |(ops, _)| ops.max(then)), true)),
+        }
     }
     /// All ranges of an operation are judged by what was before it, and none by another of the same.
     pub(super) fn operate(&mut self, stream: usize, ranges: &[Range]) -> Wrong {
@@ -166,7 +185,7 @@ impl Naive {
         }
         for (range, announced) in ranges.iter().zip(announced) {
             let Range { id, space, offset, bytes, kind } = *range;
-            let known = announced.is_some_and(|(_, by)| by == QueuedBy::Library);
+            let known = announced.is_some_and(|(_, known)| known);
             for byte in offset..offset + bytes {
                 self.past.push(Past { op, before, stream, id, kind, space, byte, told: true, known });
             }
