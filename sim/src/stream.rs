@@ -50,7 +50,6 @@ pub(super) struct Op {
 /// One stream.
 #[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "what a driver knows of a stream, each by itself")]
 pub(super) struct StreamState {
     pub(super) id: StreamId,
     /// What the program calls it.
