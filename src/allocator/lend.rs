@@ -84,7 +84,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             let gone: Vec<u32> = self.core.gone.lock().iter().copied().collect();
             let (mut gone, mut questions) = (self.core.pools_numbered(gone), QUESTIONS);
             gone.retain(|from| self.may_have(from, kinds));
-            return gone.into_iter().find_map(|from| self.lend_from(from, kinds, &clock, &mut questions));
+            return gone.iter().find_map(|from| self.lend_from(from, kinds, &clock, &mut questions));
         }
         let Candidates { mut first, more, in_order, to_ask } =
             self.core.lenders.of(kinds, self.want.len.0, self.pool.line.id, &clock);
@@ -95,7 +95,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
         let mut lend = |number, questions: &mut usize| {
-            self.lend_from(core.pool_numbered(number)?, kinds, &clock, questions)
+            self.lend_from(&*core.pool_numbered(number)?, kinds, &clock, questions)
         };
         if let Some(handed) = first.into_iter().find_map(|number| lend(number, &mut questions)) {
             return Some(handed);
@@ -118,23 +118,23 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// The same of this pool, which is asked about while there are `questions`.
     fn lend_from(
         &mut self,
-        from: Arc<Pool<D>>,
+        from: &Pool<D>,
         kinds: &[Kind],
         clock: &Clock,
         questions: &mut usize,
     ) -> Option<Taken> {
-        if from.number == self.pool.number || !self.may_have(&from, kinds) {
+        if from.number == self.pool.number || !self.may_have(from, kinds) {
             return None;
         }
-        self.learn_of(&from, questions);
+        self.learn_of(from, questions);
         let to = self.pool.line.id;
         let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
             laws::may_lend(is_ordered(to, clock, seen, Pending { on: from.line.id, epoch }))
         };
-        let (cut, _hand) = self.cut_free(&from, kinds, accept)?;
+        let (cut, _hand) = self.cut_free(from, kinds, accept)?;
         let stamp = Pending { on: from.line.id, epoch: cut.stamp };
         let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
-        Some(self.settle(&from, &guest))
+        Some(self.settle(from, &guest))
     }
 
     /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges

@@ -349,11 +349,14 @@ fn a_request_trims_for_its_alignment_too() {
     assert_eq!(block.address().0 % (32 * MIB), 0);
 }
 
+/// What is done with the stream that captures then, and another one, before; and what of it stays.
+type Prepare = fn(&Allocator<Sim>, &Stream<Sim>, &Stream<Sim>) -> Vec<Allocation<Sim>>;
+
 /// Memory of a stream that captures is had when the capture ends, and nobody is sent to wait for that stream, which would destroy it;
 /// neither for a run that is free there, nor for what it used, nor for a trim of what is free.
 #[test]
 fn a_capture_is_to_be_ended_and_not_waited_for() {
-    let captured = |prepare: &dyn Fn(&Allocator<Sim>, &Stream<Sim>, &Stream<Sim>) -> Vec<Allocation<Sim>>| {
+    let captured = |prepare: Prepare| {
         let sim = Sim::new(GIB).schedule(Schedule::Latest);
         let config = Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact);
         let gpu = Allocator::new(sim.clone(), config).unwrap();
@@ -377,11 +380,11 @@ fn a_capture_is_to_be_ended_and_not_waited_for() {
         sim.run_until_idle();
         sim.verdict().unwrap();
     };
-    captured(&|gpu, c, _| {
+    captured(|gpu, c, _| {
         drop(gpu.alloc(62 * MIB, c).unwrap());
         vec![gpu.alloc(MIB, c).unwrap()]
     });
-    captured(&|gpu, c, s| {
+    captured(|gpu, c, s| {
         let x = gpu.alloc(62 * MIB, s).unwrap();
         x.record_use(c).unwrap();
         Vec::new()
@@ -405,7 +408,8 @@ fn what_is_in_flight_makes_room_behind_a_trim() {
     assert_not_advised(&refused, &["free something", "raise bounded_wait"]);
     let advice = refused.advice();
     assert!(advice.contains("synchronise") && advice.contains("trim()"), "{advice}");
-    (t.synchronize().unwrap(), s.synchronize().unwrap());
+    t.synchronize().unwrap();
+    s.synchronize().unwrap();
     gpu.trim(Trim::All).unwrap();
     drop(gpu.alloc(61 * MIB, &s).expect("as was said"));
     // In pieces that are too short, in one segment with what is alive, neither brings anything.

@@ -264,6 +264,10 @@ const CALLERS: &[Breach] = &[
         let (mut heap, [t]) = taken();
         heap.cut(t.chunk, Granules(0), Granules(16));
     }),
+    ("H4", "chunk 3 is taken from but is not free", || {
+        let (mut heap, [t]) = taken();
+        heap.take_of(t.chunk, &Want::new(Granules(1), Kind::Large), 1);
+    }),
     ("H6", "segment 8 at 0x100001 of 1 granules does not consist of whole granules", || {
         Heap::new().add_segment(SegmentId(8), Addr(0x10_0001), Granules(1), Kind::Small);
     }),

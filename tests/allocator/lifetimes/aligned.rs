@@ -17,10 +17,10 @@ const FAR: u64 = 64 * MIB;
 /// longer, which a search comes by first. Returns those that begin at one.
 fn near_misses(gpu: &Allocator<Sim>, s: &Stream<Sim>) -> Vec<Allocation<Sim>> {
     let blocks = (0..MANY).map(|_| gpu.alloc(LEN, s).unwrap());
-    let (mut kept, near): (Vec<_>, Vec<_>) = blocks.partition(|x| x.address().0 % FAR == 0);
+    let (mut kept, near): (Vec<_>, Vec<_>) = blocks.partition(|x| x.address().0.is_multiple_of(FAR));
     let odd = loop {
         let x = gpu.alloc(600 * KIB, s).unwrap();
-        if x.address().0 % FAR != 0 {
+        if !x.address().0.is_multiple_of(FAR) {
             break x;
         }
         kept.push(x);
