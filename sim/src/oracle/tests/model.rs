@@ -344,6 +344,7 @@ fn see(b: &mut impl Told, n: &mut Naive, stream: usize) {
 }
 
 /// Makes a call on both sides: what is wrong with it.
+#[allow(clippy::too_many_lines, reason = "an arm a call")]
 fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Wrong {
     let alive = |n: &Naive, nth: usize| n.live.get(nth).cloned();
     match *call {
