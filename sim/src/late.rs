@@ -4,11 +4,10 @@
 //! with, and gets its time when the last gate before it opens, in the order of submission. What takes its time from it meanwhile, an event or
 //! an operation behind it, names it by number. Without gates nothing here is ever asked for.
 //!
-//! It does not know streams' order, nor when anything runs.
+//! It does not know streams, events or engines, nor when anything runs.
 
 use super::oracle::StreamKey;
 use super::rate::Load;
-use super::world::World;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -36,7 +35,8 @@ impl End {
             }
         }
     }
-    fn learn(&mut self, ends: &HashMap<u64, u64>) {
+    /// Those operations end then, by number.
+    pub(super) fn learn(&mut self, ends: &HashMap<u64, u64>) {
         let at = &mut self.at;
         self.behind.retain(|number| match ends.get(number) {
             Some(&end) => {
@@ -50,14 +50,14 @@ impl End {
 
 /// An operation that was put off.
 #[derive(Debug)]
-struct Late {
+pub(super) struct Late {
     number: u64,
-    stream: StreamKey,
-    position: u64,
+    pub(super) stream: StreamKey,
+    pub(super) position: u64,
     /// If it is one that is closed.
     gate: Option<u32>,
-    ready: End,
-    load: Load,
+    pub(super) ready: End,
+    pub(super) load: Load,
 }
 
 /// The operations that were put off, oldest first.
@@ -82,36 +82,27 @@ impl PutOff {
         self.left.push(Late { number, stream, position, gate, ready, load });
         end
     }
-}
-
-impl World {
-    /// A gate is open: it is over by now, and what was only behind it has its time.
-    pub(super) fn opened(&mut self, gate: u32) {
-        self.gates[gate as usize] = true;
-        // Inside a host function it is that function's time.
-        let now = if self.callbacks > 0 { self.host_now.max(self.runs_at) } else { self.host_now };
+    /// A gate is over by now: what was only behind it is booked, in the order of submission, by `book`, which says when it ends. Returns
+    /// these ends, by number.
+    pub(super) fn opened(
+        &mut self,
+        gate: u32,
+        now: u64,
+        mut book: impl FnMut(&Late) -> u64,
+    ) -> HashMap<u64, u64> {
         let mut ends = HashMap::new();
-        for mut op in std::mem::take(&mut self.put_off.left) {
+        self.left.retain_mut(|op| {
             op.ready.learn(&ends);
             if op.gate == Some(gate) {
                 op.gate = None;
                 op.ready.at = op.ready.at.max(now);
             }
-            if op.gate.is_some() || !op.ready.is_known() {
-                self.put_off.left.push(op);
-                continue;
+            let waits = op.gate.is_some() || !op.ready.is_known();
+            if !waits {
+                ends.insert(op.number, book(op));
             }
-            let host_now = self.host_now;
-            let end = self.book(op.stream, op.load, host_now, op.ready.at);
-            ends.insert(op.number, end);
-            // It has not run, so its stream is there.
-            let stream = self.stream_mut(op.stream);
-            stream.free_at.learn(&ends);
-            let place = op.position - stream.done - 1 - u64::from(stream.running);
-            stream.queue[place as usize].finish = end;
-        }
-        if !ends.is_empty() {
-            self.events.values_mut().for_each(|event| event.finish.learn(&ends));
-        }
+            waits
+        });
+        ends
     }
 }

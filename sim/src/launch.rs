@@ -225,6 +225,34 @@ impl World {
     }
 }
 
+impl World {
+    /// A gate is open: it is over by now, and what was only behind it has its time.
+    fn opened(&mut self, gate: u32) {
+        self.gates[gate as usize] = true;
+        let host_now = self.host_now;
+        // Inside a host function it is that function's time.
+        let now = if self.callbacks > 0 { host_now.max(self.runs_at) } else { host_now };
+        let mut put_off = std::mem::take(&mut self.put_off);
+        let mut streams = SmallVec::<[StreamKey; 4]>::new();
+        let ends = put_off.opened(gate, now, |op| {
+            let end = self.book(op.stream, op.load, host_now, op.ready.at);
+            // It has not run, so its stream is there.
+            let stream = self.stream_mut(op.stream);
+            let place = op.position - stream.done - 1 - u64::from(stream.running);
+            stream.queue[place as usize].finish = end;
+            streams.push(op.stream);
+            end
+        });
+        self.put_off = put_off;
+        for key in streams {
+            self.stream_mut(key).free_at.learn(&ends);
+        }
+        if !ends.is_empty() {
+            self.events.values_mut().for_each(|event| event.finish.learn(&ends));
+        }
+    }
+}
+
 impl Sim {
     /// Launches a kernel on a stream. The declared ranges are judged now; the body runs when the executor says so.
     ///

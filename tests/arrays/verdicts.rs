@@ -146,7 +146,7 @@ fn a_cpu_that_looks_too_early() -> (String, String) {
         "1 ordering violation in 4 accesses, the program's
 1. Race, the program's fault: the CPU reads 512 B and `copy to pinned memory` writes it, in no order
    where: tests/arrays/verdicts.rs:{look} (the host) against tests/arrays/verdicts.rs:{copy} (operation 1 of stream 0)
-   missing edge: operation 1 of stream 0 -> the host: s0.synchronize() first"
+   missing edge: operation 1 of stream 0 -> the host: sim.synchronize_stream(&s0)? first"
     );
     (text, expected)
 }
