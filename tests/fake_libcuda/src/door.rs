@@ -134,8 +134,9 @@ pub(crate) fn plant_before_here(name: String, what: extern "C" fn()) {
 }
 
 fn run_before(name: &str) {
-    let due = BEFORE_HERE.with_borrow_mut(|before| before.take_if(|(of, _)| of == name));
-    if let Some((_, what)) = due {
+    // Behind the thread's own values a destructor may call still.
+    let due = BEFORE_HERE.try_with(|before| before.borrow_mut().take_if(|(of, _)| of == name));
+    if let Ok(Some((_, what))) = due {
         what();
     }
 }
