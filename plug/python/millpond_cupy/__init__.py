@@ -13,7 +13,7 @@ was given, or a copy with `stream=` of a stream that was never used otherwise. S
 dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
 made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
 waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
-made current before the pool was made and on which they allocate nothing afterwards. The stream of an ExternalStream must live as long as that
+made current before the pool was made, until they allocate there or leave a `with` block inside which another one was. The stream of an ExternalStream must live as long as that
 object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
 
 While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
@@ -261,10 +261,10 @@ def _known_of(device):
     return _known.get(device) or _known.setdefault(device, _Known(device))
 
 
-def _note(stream):
+def _note(stream, device=None):
     pointer = stream.ptr
     if pointer not in _LEGACY:
-        _known_of(_device_of(stream)).note(stream, pointer)
+        _known_of(_device_of(stream) if device is None else device).note(stream, pointer)
 
 
 def _hook(holder, name, made):
@@ -281,6 +281,17 @@ def _current(there):
     def hooked(self, *arguments, **named):
         _note(self)
         return there(self, *arguments, **named)
+
+    return hooked
+
+
+def _current_again(there):
+    def hooked(self, *arguments, **named):
+        result = there(self, *arguments, **named)
+        # It may have been current since before there was a pool.
+        device = _device_of(self)
+        _note(cupy.cuda.get_current_stream(device), device)
+        return result
 
     return hooked
 
@@ -352,10 +363,9 @@ def _watch():
     """Hooks CuPy's streams."""
     try:
         for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
-            for name in ("use", "__enter__"):
+            for name, made in (("use", _current), ("__enter__", _current), ("__exit__", _current_again)):
                 # Where it is defined, so that other subclasses have it too.
-                holder = next(c for c in kind.__mro__ if name in vars(c))
-                _hook(holder, name, _current)
+                _hook(next(c for c in kind.__mro__ if name in vars(c)), name, made)
             _hook(kind, "__del__", _ending)
     except (AttributeError, StopIteration, TypeError) as why:
         raise RuntimeError(f"the streams of this CuPy cannot be watched ({why}): say uses='any', or 'own'") from why
@@ -586,7 +596,8 @@ class MemoryPool:
         if self._watched:
             _watch()
             self._lost = _default_is_per_thread()
-            _note(cupy.cuda.get_current_stream())
+            for device in range(cupy.cuda.runtime.getDeviceCount()):
+                _note(cupy.cuda.get_current_stream(device), device)
 
     def _of(self, device):
         found = self._devices.get(device)

@@ -116,7 +116,7 @@ def make(devices=1, per_thread=False):
             setDevice=functools.partial(setattr, thread, "device"),
             getDeviceCount=lambda: devices,
         ),
-        get_current_stream=lambda: thread.current.get(thread.device, default[0]),
+        get_current_stream=lambda device=-1: thread.current.get(thread.device if device < 0 else device, default[0]),
         allocators=[],
     )
     cuda.set_allocator = cuda.allocators.append

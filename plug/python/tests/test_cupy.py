@@ -128,6 +128,35 @@ class TestOrder(Test):
         self.next_owner_writes(one, former)
         self.assertIsNone(stand_in.verdict())
 
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_streams_that_were_current_before(self):
+        """Of another device; and of another thread, when one inside ends."""
+        self.cupy, self.door = stub_cupy.install(devices=2)
+        cuda = self.cupy.cuda
+        (one,), made = self.streams(1), []
+
+        cuda.runtime.setDevice(1)
+        there = cuda.Stream(non_blocking=True).use()
+        cuda.runtime.setDevice(0)
+        within, begin, over = cuda.Stream(non_blocking=True), threading.Event(), threading.Event()
+
+        def before():
+            with within:
+                begin.set()
+                over.wait(30)
+                with one:
+                    pass
+                made.append(within.ptr in self.door._known_of(0).naming(list))
+
+        thread = threading.Thread(target=before)
+        thread.start()
+        begin.wait(30)
+        self.pool = self.door.install()
+        self.assertIn(there.ptr, self.door._known_of(1).naming(list))
+        over.set()
+        thread.join()
+        self.assertEqual(made, [True])
+
     def external(self, enter):
         self.make()
         (one,) = self.streams(1)
