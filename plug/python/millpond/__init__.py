@@ -94,7 +94,11 @@ _ERRORS = {
 
 
 def library_path():
-    """Where the C library is: named by MILLPOND_LIBRARY, or in this package."""
+    """Where the C library is that was opened at the import: named by MILLPOND_LIBRARY then, or in this package."""
+    return _path
+
+
+def _find():
     named = os.environ.get("MILLPOND_LIBRARY")
     if named:
         return named
@@ -116,9 +120,12 @@ def _not_loaded(path, why):
 
 
 def _open():
-    path = library_path()
+    """The library, and where it is, whatever becomes of the variable and of the working directory."""
+    path = _find()
+    # A name alone is the loader's to find.
+    path = os.path.abspath(path) if os.sep in path else path
     try:
-        return _declared(ctypes.CDLL(path))
+        return _declared(ctypes.CDLL(path)), path
     except OSError as why:
         raise _not_loaded(path, why) from why
     except AttributeError as why:
@@ -161,7 +168,7 @@ def _declared(lib):
     return lib
 
 
-_lib = _open()
+_lib, _path = _open()
 
 
 def version():
