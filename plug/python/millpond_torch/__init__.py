@@ -29,6 +29,8 @@ _installed = None
 # By device: what its allocator was made with. The library keeps one a device, for the life of the process.
 _made = {}
 _pluggable = False
+# What PyTorch was given: its pools hold an allocator by address alone.
+_given = []
 _lock = threading.Lock()
 
 
@@ -90,6 +92,7 @@ def _make_pluggable():
             raise RuntimeError(
                 "this PyTorch has no set_record_stream_fn: tensors that several streams use would be reused too early"
             )
+    _given.append((made, inner))
     return made
 
 

@@ -2,11 +2,13 @@
 is switched; and what is switched works."""
 
 import ctypes
+import gc
 import os
 import signal
 import threading
 import unittest
 import warnings
+import weakref
 from unittest import mock
 
 import millpond
@@ -161,6 +163,16 @@ class Test(unittest.TestCase):
         opened = os.path.abspath(os.environ["MILLPOND_LIBRARY"]) if "MILLPOND_LIBRARY" in os.environ else millpond.library_path()
         with mock.patch.dict(os.environ, MILLPOND_LIBRARY="/nowhere/libmillpond.so"):
             self.assertEqual(door.install(limit="64MiB").names[0], opened)
+
+    @alone()
+    def test_what_pytorch_was_given_lives_on(self):
+        """Its pools of memory hold it by address alone."""
+        torch, door = stub_torch.install()
+        made = door.pluggable()
+        gone = weakref.ref(made), weakref.ref(made.inner)
+        del made
+        gc.collect()
+        self.assertTrue(all(of() for of in gone))
 
     def test_a_library_in_the_working_directory(self):
         folder, name = os.path.split(millpond.library_path())
