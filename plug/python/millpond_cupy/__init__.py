@@ -23,15 +23,17 @@ the stream it was made on, from when it is dropped: nobody can mark a stream tha
 ended and could not be waited for, because it captured or the driver failed, every free is as with "any" until the device was synchronized once.
 
 `pool.allocator().synchronize()` has all of it again: it waits for the device, which ends graph captures in progress, so it is called when nobody
-captures. No other call of the pool does that unless it is asked for: a request that does not fit raises out of memory and says how much is held back,
-and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two synchronize the device by themselves when something
-is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
+captures. No other call of the pool does that unless it is asked for: a request that does not fit, and not when Python's collector has run either, raises
+out of memory and says how much is held back, and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two
+synchronize the device by themselves when something is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
 seen then, and are ended. And where a library begins a capture, or has a stream wait for an event of one, otherwise than by CuPy on a stream that a call
-of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
+of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit
+nothing is freed: the driver takes everything.
 """
 
 import collections
 import ctypes
+import gc
 import itertools
 import os
 import sys
@@ -643,10 +645,17 @@ class MemoryPool:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.cell.value, size, owner, device), 0)
 
     def _again(self, here, kind, request):
-        """With `may_synchronize`, a request that is out of memory is made once more if something was held back."""
+        """A request that is out of memory is made once more when the collector has run, as CuPy's own pool does it, and with `may_synchronize` once
+        more if something was held back."""
         try:
-            request()
-            return
+            return request()
+        except millpond.OutOfMemoryError:
+            # Other finalizers on other threads may wait for the lock.
+            if _naming_streams._is_owned():
+                raise
+        gc.collect()
+        try:
+            return request()
         except millpond.OutOfMemoryError:
             if not self._may_synchronize or not here.synchronize(kind):
                 raise

@@ -1000,6 +1000,17 @@ class TestDoor(Test):
         with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError):
             self.pool.malloc(SIZE + 1)
 
+    @alone(MILLPOND_PINNED_LIMIT="2MiB")
+    def test_a_request_has_what_the_collector_brings(self):
+        self.make(options=WAITS)
+        (one,) = self.streams(1)
+        gc.disable()
+        for ask in (lambda: self.empty(one), lambda: self.pool.malloc_pinned(SIZE)):
+            cycle = [ask()]
+            cycle.append(cycle)
+            del cycle
+            self.assertTrue(ask())
+
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_two_devices(self):
         cuda = self.make(devices=2)
