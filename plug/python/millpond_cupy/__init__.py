@@ -252,7 +252,7 @@ def _captures():
 def _capture_begun(stream):
     """It is remembered for as long as it is there; one of somebody else's handle until its capture ends, since that is no stream's end."""
     handle = stream.ptr
-    if isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())):
+    if isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())) or getattr(stream, "_foreign_stream_ref", None) is not None:
         _captured[handle] = lambda: stream
     else:
         # The handle may be another one's by then.

@@ -588,6 +588,20 @@ class TestCaptures(Test):
         self.assertEqual(self.door._captured, {})
 
     @alone()
+    def test_a_capture_by_a_stream_from_another_library(self):
+        cuda = self.make("any", WAITS)
+        (one,) = self.streams(1)
+        x = self.empty(one)
+        foreign = SimpleNamespace(handle=stand_in.stream())
+        foreign.__cuda_stream__ = lambda: (0, foreign.handle)
+        cuda.Stream.from_external(foreign).begin_capture()
+        del x
+        self.assertTrue(self.door._captures(), "the object that began it is gone")
+        self.pool.free_all_blocks()
+        cuda.Stream.from_external(foreign).end_capture()
+        self.assertFalse(self.door._captures())
+
+    @alone()
     def test_a_lost_stream_is_forgotten_by_one_of_two_waits(self):
         """Two threads wait for the device at once, and the next lost stream is one."""
         self.make()
