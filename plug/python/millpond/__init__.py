@@ -340,7 +340,10 @@ class Allocator:
         return self
 
     def __exit__(self, *_):
-        self.close()
+        try:
+            self.close()
+        except ForkedError:  # The parent's, and it ends there. A child leaves the block by whatever it leaves it.
+            self._made = None
 
     def __del__(self, _ending=sys.is_finalizing):
         """As release: somebody may capture a graph just now."""
