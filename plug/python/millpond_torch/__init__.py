@@ -132,7 +132,7 @@ def _allocator_of(device, words):
     """The number of a device's allocator, made with these options unless a call before this one has made it with them."""
     number = ctypes.c_uint32()
     options = None if _made.get(device) == words else words
-    millpond._must(millpond._lib.millpond_torch_allocator(device, options, ctypes.byref(number)))
+    millpond._must(millpond._lib.millpond_torch_allocator, device, options, ctypes.byref(number))
     _made[device] = words
     return number.value
 
@@ -144,7 +144,7 @@ def _declare_streams(device, number):
             stream = torch.cuda.Stream(device, priority=priority).cuda_stream
             if stream not in seen:
                 seen.add(stream)
-                millpond._must(millpond._lib.millpond_declare_permanent(number, stream))
+                millpond._must(millpond._lib.millpond_declare_permanent, number, stream)
 
 
 def _number(device):
@@ -158,7 +158,7 @@ def allocator(device=None):
     if not _pluggable:
         raise RuntimeError("PyTorch does not use millpond yet: call millpond_torch.install() first")
     number = ctypes.c_uint32()
-    millpond._must(millpond._lib.millpond_torch_allocator(_number(device), None, ctypes.byref(number)))
+    millpond._must(millpond._lib.millpond_torch_allocator, _number(device), None, ctypes.byref(number))
     return millpond.Allocator._named(number.value)
 
 
