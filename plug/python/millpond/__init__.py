@@ -369,7 +369,8 @@ class Allocator:
         return self
 
     def alloc(self, size, stream=0):
-        """The address of so many bytes, for work queued on the stream from now on; 0 for none."""
+        """The address of so many bytes, for work queued on the stream from now on; 0 for none. Refused while the stream captures a graph: allocate
+        before what the graph uses, and keep it as long as the graph."""
         pointer = ctypes.c_void_p()
         self._alloc(_bytes(size), _stream(stream), pointer)
         return pointer.value or 0

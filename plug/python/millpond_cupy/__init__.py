@@ -16,7 +16,8 @@ waited for all streams of all devices would let each device's memory wait for th
 made current before the pool was made, until they allocate there or leave a `with` block inside which another one was. The stream of an ExternalStream must live as long as that
 object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
 
-While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
+An array cannot be made on a stream that captures a graph: millpond.CapturingError. Make before the capture what the graph uses, and keep it as
+long as the graph. While a stream that is known captures, freed arrays stay where they are and are freed by the next call to the
 pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
 with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. So is an array that outlives
 the stream it was made on, from when it is dropped: nobody can mark a stream that has ended. And behind a stream that

@@ -1,9 +1,13 @@
 """PyTorch on millpond: `import millpond_torch; millpond_torch.install()`, before anything is allocated on a GPU.
 
 Everything that PyTorch asks of an allocator goes to millpond from there on: record_stream, empty_cache,
-set_per_process_memory_fraction and base addresses included. `record_stream` takes a stream of another device: but a default stream's handle
-is the same on every device, and means the one of the tensor's. An allocation that fails raises torch.OutOfMemoryError with
-millpond's report in it. A device is a number, "cuda:0" or a torch.device, and the current one if it is not said.
+set_per_process_memory_fraction and base addresses included. `record_stream` takes a stream of another device: but a default stream's
+handle is the same on every device, and means the one of the tensor's. A device is a number, "cuda:0" or a torch.device, and the current
+one if it is not said.
+
+An allocation that finds no memory raises torch.OutOfMemoryError with millpond's report in it; one that is refused for another reason
+raises a RuntimeError. On a stream that captures a graph all are: allocate before the capture what the graph uses, and keep it as long
+as the graph.
 
 torch.cuda.empty_cache() waits for the device, of each that has an allocator, and then gives everything back that is not in use. That ends graph captures
 of streams that are not PyTorch's; where one of PyTorch's captures, it is refused and counted in memory_stats()["untold_failures"], and nothing ends.

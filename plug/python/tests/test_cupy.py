@@ -413,6 +413,17 @@ class TestCaptures(Test):
         del y
         return self.pool
 
+    @alone()
+    def test_an_array_on_a_stream_that_captures_is_refused(self):
+        self.make()
+        (one,) = self.streams(1)
+        with one:
+            one.begin_capture()
+            with self.assertRaises(millpond.CapturingError):
+                self.pool.malloc(512)
+            self.assertIsNotNone(one.end_capture(), "it lives")
+            self.assertTrue(self.pool.malloc(512).mem.ptr)
+
     def beside_a_free(self, does):
         """What a capture comes by waits for a free that may be about to ask who a stream is."""
         (known,) = self.door._known.values()
