@@ -302,9 +302,12 @@ millpond_status millpond_torch_allocator(int device,
                                          millpond_allocator *out);
 
 /*
- PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report.
+ PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report; and where it is refused for another reason,
+ as on a stream that captures a graph, c10::Error, or std::runtime_error.
  */
-void *millpond_torch_alloc(size_t size, int device, void *stream);
+void *millpond_torch_alloc(size_t size,
+                           int device,
+                           void *stream);
 
 /*
  PyTorch's `free`, on the stream of the allocation.

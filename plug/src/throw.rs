@@ -1,10 +1,10 @@
-//! An exception that PyTorch knows as out of memory, with our words in it.
+//! An exception that PyTorch knows as out of memory, or as an error of another kind, with our words in it.
 //!
 //! It cannot be made in Rust as such: it is a C++ object of a class of PyTorch's. But a class is a constructor, a table of
 //! virtual functions and a description, and those are found by name in the libraries that the process has loaded. The object
-//! is made by the constructor of its base `c10::Error(SourceLocation, std::string)`, and given the table and the description
-//! of `c10::OutOfMemoryError`, which adds nothing to it. Nothing of PyTorch is needed to build this; where it is not
-//! loaded, or made otherwise one day, `std::bad_alloc` is thrown, and where there is no C++ at all, null is the answer.
+//! is made by the constructor of `c10::Error(SourceLocation, std::string)`, which is the one of any other kind. Out of memory is given the table and
+//! the description of `c10::OutOfMemoryError`, a class of that one which adds nothing to it. Nothing of PyTorch is needed to build this; where it is not
+//! loaded, or made otherwise one day, `std::bad_alloc` or `std::runtime_error` is thrown, and where there is no C++ at all, null is the answer.
 
 #![allow(unsafe_code, reason = "C++ by hand")]
 
@@ -42,11 +42,14 @@ struct Cpp {
     throw: unsafe extern "C-unwind" fn(*mut c_void, *const c_void, Option<Destructor>) -> !,
     new: unsafe extern "C-unwind" fn(usize) -> *mut c_void,
     bad_alloc: unsafe extern "C-unwind" fn() -> !,
+    /// Not every library of C++ has it.
+    runtime_error: Option<unsafe extern "C-unwind" fn(*const c_char) -> !>,
 }
 
 struct Torch {
     construct: Constructor,
-    table: *const usize,
+    /// If it is not the constructor's own.
+    table: Option<*const usize>,
     description: *const c_void,
     destroy: Option<Destructor>,
 }
@@ -83,12 +86,13 @@ fn cpp() -> Option<Cpp> {
         // As PyTorch's `operator delete` is found, which is its partner: the program's own, if it has replaced both.
         new: symbol(&[Library::this()], c"_Znwm").or_else(|| symbol(&libraries, c"_Znwm"))?,
         bad_alloc: symbol(&libraries, c"_ZSt17__throw_bad_allocv")?,
+        runtime_error: symbol(&libraries, c"_ZSt21__throw_runtime_errorPKc"),
     };
     stay(libraries);
     Some(found)
 }
 
-fn torch() -> Option<Torch> {
+fn torch(out_of_memory: bool) -> Option<Torch> {
     let libraries: Vec<Library> = ["libc10.so", "libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so"]
         .into_iter()
         .filter_map(loaded)
@@ -96,22 +100,37 @@ fn torch() -> Option<Torch> {
     let constructor =
         c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
     let base = c"_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
-    let found = Torch {
-        construct: symbol(&libraries, constructor).or_else(|| symbol(&libraries, base))?,
-        table: symbol(&libraries, c"_ZTVN3c1016OutOfMemoryErrorE")?,
-        description: symbol(&libraries, c"_ZTIN3c1016OutOfMemoryErrorE")?,
-        destroy: symbol(&libraries, c"_ZN3c1016OutOfMemoryErrorD1Ev"),
+    let construct = symbol(&libraries, constructor).or_else(|| symbol(&libraries, base))?;
+    let found = if out_of_memory {
+        Torch {
+            construct,
+            table: Some(symbol(&libraries, c"_ZTVN3c1016OutOfMemoryErrorE")?),
+            description: symbol(&libraries, c"_ZTIN3c1016OutOfMemoryErrorE")?,
+            destroy: symbol(&libraries, c"_ZN3c1016OutOfMemoryErrorD1Ev"),
+        }
+    } else {
+        Torch {
+            construct,
+            table: None,
+            description: symbol(&libraries, c"_ZTIN3c105ErrorE")?,
+            destroy: symbol(&libraries, c"_ZN3c105ErrorD1Ev"),
+        }
     };
     stay(libraries);
     Some(found)
 }
 
-/// Throws out of memory with these words. Returns only where there is no C++.
-pub(crate) fn throw(words: *const c_char) {
+/// Throws out of memory, or another kind of error, with these words. Returns only where there is no C++.
+pub(crate) fn throw(words: *const c_char, out_of_memory: bool) {
     let Some(cpp) = cpp() else { return };
-    let Some(torch) = torch() else {
-        // SAFETY: it throws, and every frame up to the caller lets it pass.
-        unsafe { (cpp.bad_alloc)() }
+    let Some(torch) = torch(out_of_memory) else {
+        // SAFETY: it throws, and every frame up to the caller lets it pass; the words are copied.
+        unsafe {
+            match cpp.runtime_error {
+                Some(throw) if !out_of_memory => throw(words),
+                _ => (cpp.bad_alloc)(),
+            }
+        }
     };
     // SAFETY: an object of the class is made as its own constructor makes one, in room that is larger than it; the text lies
     // in memory that its destructor gives back; every frame up to the caller lets the exception pass.
@@ -127,7 +146,9 @@ pub(crate) fn throw(words: *const c_char) {
         let at = Location { function: c"millpond_torch_alloc".as_ptr(), file: c"millpond".as_ptr(), line: 0 };
         (torch.construct)(object, at, &raw mut text);
         // What the constructor left of the text: a short one inside itself, which needs no end.
-        object.cast::<*const usize>().write(torch.table.add(2));
+        if let Some(table) = torch.table {
+            object.cast::<*const usize>().write(table.add(2));
+        }
         (cpp.throw)(object, torch.description, torch.destroy)
     }
 }

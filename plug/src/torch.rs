@@ -1,7 +1,7 @@
 //! PyTorch's pair of functions and its hooks, over one allocator a device.
 //!
 //! PyTorch takes no for an answer badly: a null pointer becomes a null tensor, and a free cannot fail. So an allocation that
-//! fails throws what PyTorch knows as out of memory, and a free that cannot be ordered is ordered behind everything. What
+//! fails throws what PyTorch knows as out of memory, or as an error of another kind, and a free that cannot be ordered is ordered behind everything. What
 //! went wrong without anybody to tell is counted.
 
 #![allow(unsafe_code, reason = "functions for C: exported by name, and pointers are as the caller promises")]
@@ -84,7 +84,8 @@ pub extern "C" fn millpond_torch_allocator(
     })
 }
 
-/// PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report.
+/// PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report; and where it is refused for another reason,
+/// as on a stream that captures a graph, c10::Error, or std::runtime_error.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn millpond_torch_alloc(
     size: usize,
@@ -98,7 +99,7 @@ pub extern "C-unwind" fn millpond_torch_alloc(
     });
     if status != Status::Ok {
         // Nothing here is left to drop: a foreign exception passes through.
-        throw(last());
+        throw(last(), status == Status::OutOfMemory);
     }
     ptr
 }

@@ -280,7 +280,11 @@ fn a_failed_allocation_throws_what_pytorch_knows() {
     };
     let room = Room::new("cpp");
     let plain = compile(&cxx, &room, "plain.cpp", &["-std=c++17", "-lmillpond", "-ldl"]);
-    assert!(run(&plain, &room, &driver).contains("caught bad_alloc"));
+    let said = run(&plain, &room, &driver);
+    assert!(
+        said.contains("caught bad_alloc") && said.contains("caught runtime_error: 99 is no device"),
+        "{said}"
+    );
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut library = Command::new(&cxx);
     library
@@ -296,4 +300,5 @@ fn a_failed_allocation_throws_what_pytorch_knows() {
         said.contains("caught c10::OutOfMemoryError") && said.contains("above the limit of 64.0 MiB"),
         "{said}"
     );
+    assert!(said.contains("caught c10::Error: 99 is no device"), "{said}");
 }

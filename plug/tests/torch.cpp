@@ -19,6 +19,15 @@ int main() {
       if (!e.is_whole()) return 2;
       if (round == 0) std::printf("caught c10::OutOfMemoryError: %s\n", e.what());
     }
+    try {
+      millpond_torch_alloc(1 << 20, 99, nullptr);
+      return 3;
+    } catch (const c10::OutOfMemoryError &) {
+      return 4;
+    } catch (const c10::Error &e) {
+      if (!e.is_whole()) return 5;
+      if (round == 0) std::printf("caught c10::Error: %s\n", e.what());
+    }
   }
   return 0;
 }

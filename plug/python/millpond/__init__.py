@@ -15,6 +15,7 @@ GPU are started by "spawn" or "forkserver".
 import ctypes
 import functools
 import glob
+import itertools
 import json
 import numbers
 import operator
@@ -94,7 +95,11 @@ _ERRORS = {
 
 
 def library_path():
-    """Where the C library is: named by MILLPOND_LIBRARY, or in this package."""
+    """Where the C library is that was opened at the import: named by MILLPOND_LIBRARY then, or in this package."""
+    return _path
+
+
+def _find():
     named = os.environ.get("MILLPOND_LIBRARY")
     if named:
         return named
@@ -116,9 +121,12 @@ def _not_loaded(path, why):
 
 
 def _open():
-    path = library_path()
+    """The library, and where it is, whatever becomes of the variable and of the working directory."""
+    path = _find()
+    # A name alone is the loader's to find.
+    path = os.path.abspath(path) if os.sep in path else path
     try:
-        return _declared(ctypes.CDLL(path))
+        return _declared(ctypes.CDLL(path)), path
     except OSError as why:
         raise _not_loaded(path, why) from why
     except AttributeError as why:
@@ -161,7 +169,7 @@ def _declared(lib):
     return lib
 
 
-_lib = _open()
+_lib, _path = _open()
 
 
 def version():
@@ -172,9 +180,13 @@ def version():
 __version__ = version()
 
 
-def _must(code):
-    if code:
-        raise _ERRORS.get(code, Error)(_lib.millpond_last_error().decode(errors="replace"))
+def _must(function, *arguments):
+    """Calls the library, and raises what it refuses. The loop's own step calls it, behind which no signal's handler and no finalizer comes that
+    might call for something else, and be refused: so the words are this call's."""
+    for code in itertools.starmap(function, (arguments,)):
+        if code:
+            words = _lib.millpond_last_error()
+            raise _ERRORS.get(code, Error)(words.decode(errors="replace"))
 
 
 _WORD = (1 << 8 * ctypes.sizeof(ctypes.c_size_t)) - 1
@@ -317,7 +329,7 @@ class Allocator:
         _end_dropped()
         self._made = number = ctypes.c_uint32()
         self._last = _Dropped(_dropped.append, number)
-        _must(_lib.millpond_create(device, options, ctypes.byref(number)))
+        _must(_lib.millpond_create, device, options, ctypes.byref(number))
         self._number = number.value
 
     def close(self):
@@ -333,7 +345,10 @@ class Allocator:
         return self
 
     def __exit__(self, *_):
-        self.close()
+        try:
+            self.close()
+        except ForkedError:  # The parent's, and it ends there. A child leaves the block by whatever it leaves it.
+            self._made = None
 
     def __del__(self, _ending=sys.is_finalizing):
         """As release: somebody may capture a graph just now."""
@@ -354,35 +369,36 @@ class Allocator:
         return self
 
     def alloc(self, size, stream=0):
-        """The address of so many bytes, for work queued on the stream from now on; 0 for none."""
+        """The address of so many bytes, for work queued on the stream from now on; 0 for none. Refused while the stream captures a graph: allocate
+        before what the graph uses, and keep it as long as the graph."""
         pointer = ctypes.c_void_p()
         self._alloc(_bytes(size), _stream(stream), pointer)
         return pointer.value or 0
 
     def _alloc(self, size, stream, pointer):
-        _must(_lib.millpond_alloc(self._number, size, stream, ctypes.byref(pointer)))
+        _must(_lib.millpond_alloc, self._number, size, stream, ctypes.byref(pointer))
 
     def free(self, pointer):
         """Gives an allocation back, in the order of its own stream and of all recorded uses."""
-        _must(_lib.millpond_free(self._number, _pointer(pointer)))
+        _must(_lib.millpond_free, self._number, _pointer(pointer))
 
     def free_on(self, pointer, stream):
         """As free, and behind what the stream holds."""
-        _must(_lib.millpond_free_on(self._number, _pointer(pointer), _stream(stream)))
+        _must(_lib.millpond_free_on, self._number, _pointer(pointer), _stream(stream))
 
     def free_unknown(self, pointer):
         """As free, and behind everything that any stream of the device holds."""
-        _must(_lib.millpond_free_unknown(self._number, _pointer(pointer)))
+        _must(_lib.millpond_free_unknown, self._number, _pointer(pointer))
 
     def free_after(self, pointer, streams):
         """As free, and behind what each of the streams holds: when it is known who may have used it, but not who did. All of
         them are alive. Frees nothing if one of them captures a graph."""
         handles = [_stream(s) for s in streams]
-        _must(_lib.millpond_free_after(self._number, _pointer(pointer), (ctypes.c_void_p * len(handles))(*handles), len(handles)))
+        _must(_lib.millpond_free_after, self._number, _pointer(pointer), (ctypes.c_void_p * len(handles))(*handles), len(handles))
 
     def record_use(self, pointer, stream):
         """Work on the stream, queued by now or before the free, uses the allocation."""
-        _must(_lib.millpond_record_use(self._number, _pointer(pointer), _stream(stream)))
+        _must(_lib.millpond_record_use, self._number, _pointer(pointer), _stream(stream))
 
     def alloc_pinned(self, size):
         """The address of pinned host memory; 0 for no bytes."""
@@ -391,35 +407,35 @@ class Allocator:
         return pointer.value or 0
 
     def _alloc_pinned(self, size, pointer):
-        _must(_lib.millpond_alloc_pinned(self._number, size, ctypes.byref(pointer)))
+        _must(_lib.millpond_alloc_pinned, self._number, size, ctypes.byref(pointer))
 
     def free_pinned(self, pointer):
         """Frees pinned memory: it is handed out again when every recorded use is complete."""
-        _must(_lib.millpond_free_pinned(self._number, _pointer(pointer)))
+        _must(_lib.millpond_free_pinned, self._number, _pointer(pointer))
 
     def free_pinned_unknown(self, pointer):
         """As free_pinned, and when everything that any stream of the device holds is complete."""
-        _must(_lib.millpond_free_pinned_unknown(self._number, _pointer(pointer)))
+        _must(_lib.millpond_free_pinned_unknown, self._number, _pointer(pointer))
 
     def record_pinned_use(self, pointer, stream):
         """A copy on the stream, queued by now or before the free, uses the pinned memory."""
-        _must(_lib.millpond_record_pinned_use(self._number, _pointer(pointer), _stream(stream)))
+        _must(_lib.millpond_record_pinned_use, self._number, _pointer(pointer), _stream(stream))
 
     def declare_permanent(self, stream):
         """The stream is never destroyed while the process lives: no call asks the driver who it is."""
-        _must(_lib.millpond_declare_permanent(self._number, _stream(stream)))
+        _must(_lib.millpond_declare_permanent, self._number, _stream(stream))
 
     def find(self, pointer):
         """The live allocation that an address lies in: where it begins, and its length. Slow."""
         begin, size = ctypes.c_void_p(), ctypes.c_size_t()
-        _must(_lib.millpond_find(self._number, _pointer(pointer), ctypes.byref(begin), ctypes.byref(size)))
+        _must(_lib.millpond_find, self._number, _pointer(pointer), ctypes.byref(begin), ctypes.byref(size))
         return begin.value, size.value
 
     def trim(self):
         """Gives idle memory back to the device: how many bytes. May wait for the device. Of an allocator that has ended, what was freed
         since, as far as it is complete."""
         freed = ctypes.c_size_t()
-        _must(_lib.millpond_trim(self._number, ctypes.byref(freed)))
+        _must(_lib.millpond_trim, self._number, ctypes.byref(freed))
         return freed.value
 
     def set_limit(self, limit):
@@ -427,30 +443,30 @@ class Allocator:
         words = _limit(limit)
         if "\0" in words:
             raise ValueError(f"the limit is {words!r}: it has no zero bytes")
-        _must(_lib.millpond_set_limit(self._number, words.encode()))
+        _must(_lib.millpond_set_limit, self._number, words.encode())
 
     def synchronize(self):
         """Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph in
         the context: the driver refuses then, and the capture is lost; one of a stream that was declared permanent is looked for
         first, and lives. Of an allocator that has ended, all that was freed since goes back to the device."""
-        _must(_lib.millpond_synchronize(self._number))
+        _must(_lib.millpond_synchronize, self._number)
 
     def reset_peaks(self):
         """Sets the peaks of the report to the present values."""
-        _must(_lib.millpond_reset_peaks(self._number))
+        _must(_lib.millpond_reset_peaks, self._number)
 
     def destroy(self):
         """Waits for the device and gives back what nobody has. What is alive can still be freed, which never waits, and goes back at a
         later trim or synchronize, of this one too. As synchronize, it ends captures of
         streams that were not declared permanent."""
-        _must(_lib.millpond_destroy(self._number))
+        _must(_lib.millpond_destroy, self._number)
         self._made = None
 
     def release(self):
         """As destroy, and waits for no stream and ends no capture. What is complete goes back to the device; the rest at the next create,
         trim, synchronize or end of any allocator, and what is held back, and all of a deterministic one, at the next
         synchronize or destroy of one of the same device."""
-        _must(_lib.millpond_release(self._number))
+        _must(_lib.millpond_release, self._number)
         self._made = None
 
     def stats(self):
@@ -463,11 +479,11 @@ class Allocator:
 
     def _text(self, function):
         needed = ctypes.c_size_t()
-        _must(function(self._number, None, 0, ctypes.byref(needed)))
+        _must(function, self._number, None, 0, ctypes.byref(needed))
         while True:
             room = needed.value + 64
             text = ctypes.create_string_buffer(room)
-            _must(function(self._number, text, room, ctypes.byref(needed)))
+            _must(function, self._number, text, room, ctypes.byref(needed))
             if needed.value <= room:
                 return text.value.decode()
 

@@ -13,25 +13,28 @@ was given, or a copy with `stream=` of a stream that was never used otherwise. S
 dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
 made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
 waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
-made current before the pool was made and on which they allocate nothing afterwards. The stream of an ExternalStream must live as long as that
+made current before the pool was made, until they allocate there or leave a `with` block inside which another one was. The stream of an ExternalStream must live as long as that
 object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
 
-While a stream that is known captures a graph, freed arrays stay where they are and are freed by the next call to the
+An array cannot be made on a stream that captures a graph: millpond.CapturingError. Make before the capture what the graph uses, and keep it as
+long as the graph. While a stream that is known captures, freed arrays stay where they are and are freed by the next call to the
 pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
 with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. So is an array that outlives
 the stream it was made on, from when it is dropped: nobody can mark a stream that has ended. And behind a stream that
 ended and could not be waited for, because it captured or the driver failed, every free is as with "any" until the device was synchronized once.
 
 `pool.allocator().synchronize()` has all of it again: it waits for the device, which ends graph captures in progress, so it is called when nobody
-captures. No other call of the pool does that unless it is asked for: a request that does not fit raises out of memory and says how much is held back,
-and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two synchronize the device by themselves when something
-is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
+captures. No other call of the pool does that unless it is asked for: a request that does not fit, and not when Python's collector has run either, raises
+out of memory and says how much is held back, and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two
+synchronize the device by themselves when something is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
 seen then, and are ended. And where a library begins a capture, or has a stream wait for an event of one, otherwise than by CuPy on a stream that a call
-of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
+of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit
+nothing is freed: the driver takes everything.
 """
 
 import collections
 import ctypes
+import gc
 import itertools
 import os
 import sys
@@ -250,7 +253,7 @@ def _captures():
 def _capture_begun(stream):
     """It is remembered for as long as it is there; one of somebody else's handle until its capture ends, since that is no stream's end."""
     handle = stream.ptr
-    if isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())):
+    if isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())) or getattr(stream, "_foreign_stream_ref", None) is not None:
         _captured[handle] = lambda: stream
     else:
         # The handle may be another one's by then.
@@ -261,10 +264,10 @@ def _known_of(device):
     return _known.get(device) or _known.setdefault(device, _Known(device))
 
 
-def _note(stream):
+def _note(stream, device=None):
     pointer = stream.ptr
     if pointer not in _LEGACY:
-        _known_of(_device_of(stream)).note(stream, pointer)
+        _known_of(_device_of(stream) if device is None else device).note(stream, pointer)
 
 
 def _hook(holder, name, made):
@@ -281,6 +284,17 @@ def _current(there):
     def hooked(self, *arguments, **named):
         _note(self)
         return there(self, *arguments, **named)
+
+    return hooked
+
+
+def _current_again(there):
+    def hooked(self, *arguments, **named):
+        result = there(self, *arguments, **named)
+        # It may have been current since before there was a pool.
+        device = _device_of(self)
+        _note(cupy.cuda.get_current_stream(device), device)
+        return result
 
     return hooked
 
@@ -352,10 +366,9 @@ def _watch():
     """Hooks CuPy's streams."""
     try:
         for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
-            for name in ("use", "__enter__"):
+            for name, made in (("use", _current), ("__enter__", _current), ("__exit__", _current_again)):
                 # Where it is defined, so that other subclasses have it too.
-                holder = next(c for c in kind.__mro__ if name in vars(c))
-                _hook(holder, name, _current)
+                _hook(next(c for c in kind.__mro__ if name in vars(c)), name, made)
             _hook(kind, "__del__", _ending)
     except (AttributeError, StopIteration, TypeError) as why:
         raise RuntimeError(f"the streams of this CuPy cannot be watched ({why}): say uses='any', or 'own'") from why
@@ -586,7 +599,8 @@ class MemoryPool:
         if self._watched:
             _watch()
             self._lost = _default_is_per_thread()
-            _note(cupy.cuda.get_current_stream())
+            for device in range(cupy.cuda.runtime.getDeviceCount()):
+                _note(cupy.cuda.get_current_stream(device), device)
 
     def _of(self, device):
         found = self._devices.get(device)
@@ -632,10 +646,17 @@ class MemoryPool:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.cell.value, size, owner, device), 0)
 
     def _again(self, here, kind, request):
-        """With `may_synchronize`, a request that is out of memory is made once more if something was held back."""
+        """A request that is out of memory is made once more when the collector has run, as CuPy's own pool does it, and with `may_synchronize` once
+        more if something was held back."""
         try:
-            request()
-            return
+            return request()
+        except millpond.OutOfMemoryError:
+            # Other finalizers on other threads may wait for the lock.
+            if _naming_streams._is_owned():
+                raise
+        gc.collect()
+        try:
+            return request()
         except millpond.OutOfMemoryError:
             if not self._may_synchronize or not here.synchronize(kind):
                 raise

@@ -1,9 +1,13 @@
 """PyTorch on millpond: `import millpond_torch; millpond_torch.install()`, before anything is allocated on a GPU.
 
 Everything that PyTorch asks of an allocator goes to millpond from there on: record_stream, empty_cache,
-set_per_process_memory_fraction and base addresses included. `record_stream` takes a stream of another device: but a default stream's handle
-is the same on every device, and means the one of the tensor's. An allocation that fails raises torch.OutOfMemoryError with
-millpond's report in it. A device is a number, "cuda:0" or a torch.device, and the current one if it is not said.
+set_per_process_memory_fraction and base addresses included. `record_stream` takes a stream of another device: but a default stream's
+handle is the same on every device, and means the one of the tensor's. A device is a number, "cuda:0" or a torch.device, and the current
+one if it is not said.
+
+An allocation that finds no memory raises torch.OutOfMemoryError with millpond's report in it; one that is refused for another reason
+raises a RuntimeError. On a stream that captures a graph all are: allocate before the capture what the graph uses, and keep it as long
+as the graph.
 
 torch.cuda.empty_cache() waits for the device, of each that has an allocator, and then gives everything back that is not in use. That ends graph captures
 of streams that are not PyTorch's; where one of PyTorch's captures, it is refused and counted in memory_stats()["untold_failures"], and nothing ends.
@@ -29,6 +33,8 @@ _installed = None
 # By device: what its allocator was made with. The library keeps one a device, for the life of the process.
 _made = {}
 _pluggable = False
+# What PyTorch was given: its pools hold an allocator by address alone.
+_given = []
 _lock = threading.Lock()
 
 
@@ -90,6 +96,7 @@ def _make_pluggable():
             raise RuntimeError(
                 "this PyTorch has no set_record_stream_fn: tensors that several streams use would be reused too early"
             )
+    _given.append((made, inner))
     return made
 
 
@@ -129,7 +136,7 @@ def _allocator_of(device, words):
     """The number of a device's allocator, made with these options unless a call before this one has made it with them."""
     number = ctypes.c_uint32()
     options = None if _made.get(device) == words else words
-    millpond._must(millpond._lib.millpond_torch_allocator(device, options, ctypes.byref(number)))
+    millpond._must(millpond._lib.millpond_torch_allocator, device, options, ctypes.byref(number))
     _made[device] = words
     return number.value
 
@@ -141,7 +148,7 @@ def _declare_streams(device, number):
             stream = torch.cuda.Stream(device, priority=priority).cuda_stream
             if stream not in seen:
                 seen.add(stream)
-                millpond._must(millpond._lib.millpond_declare_permanent(number, stream))
+                millpond._must(millpond._lib.millpond_declare_permanent, number, stream)
 
 
 def _number(device):
@@ -155,7 +162,7 @@ def allocator(device=None):
     if not _pluggable:
         raise RuntimeError("PyTorch does not use millpond yet: call millpond_torch.install() first")
     number = ctypes.c_uint32()
-    millpond._must(millpond._lib.millpond_torch_allocator(_number(device), None, ctypes.byref(number)))
+    millpond._must(millpond._lib.millpond_torch_allocator, _number(device), None, ctypes.byref(number))
     return millpond.Allocator._named(number.value)
 
 

@@ -76,9 +76,19 @@ def make(devices=1, per_thread=False):
                 stand_in.bind(thread.device)
                 super().__init__(stand_in.stream(int(non_blocking)), thread.device)
 
+            self._foreign_stream_ref = None
+
         def __del__(self, ending=sys.is_finalizing):
-            if not ending() and getattr(self, "ptr", 0) not in (0, 1, 2):
+            if not ending() and getattr(self, "ptr", 0) not in (0, 1, 2) and self._foreign_stream_ref is None:
                 stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(self.ptr))
+
+        @classmethod
+        def from_external(cls, foreign):
+            # As CuPy 14 has it.
+            made = cls.__new__(cls)
+            _BaseStream.__init__(made, foreign.__cuda_stream__()[1], thread.device)
+            made._foreign_stream_ref = foreign
+            return made
 
     class ExternalStream(_BaseStream):
         def __init__(self, ptr, device_id=-1):
@@ -116,7 +126,7 @@ def make(devices=1, per_thread=False):
             setDevice=functools.partial(setattr, thread, "device"),
             getDeviceCount=lambda: devices,
         ),
-        get_current_stream=lambda: thread.current.get(thread.device, default[0]),
+        get_current_stream=lambda device=-1: thread.current.get(thread.device if device < 0 else device, default[0]),
         allocators=[],
     )
     cuda.set_allocator = cuda.allocators.append

@@ -21,9 +21,10 @@ def make(devices=1, cuda="12.8", hooks=HOOKS, pluggable=True, initialized=False)
     class CUDAPluggableAllocator:
         def __init__(self, path, alloc, free):
             self.names = path, alloc, free
+            self.inner = Inner()
 
         def allocator(self):
-            return Inner()
+            return self.inner
 
     def change_current_allocator(allocator):
         if told.initialized or told.current:

@@ -128,6 +128,35 @@ class TestOrder(Test):
         self.next_owner_writes(one, former)
         self.assertIsNone(stand_in.verdict())
 
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_streams_that_were_current_before(self):
+        """Of another device; and of another thread, when one inside ends."""
+        self.cupy, self.door = stub_cupy.install(devices=2)
+        cuda = self.cupy.cuda
+        (one,), made = self.streams(1), []
+
+        cuda.runtime.setDevice(1)
+        there = cuda.Stream(non_blocking=True).use()
+        cuda.runtime.setDevice(0)
+        within, begin, over = cuda.Stream(non_blocking=True), threading.Event(), threading.Event()
+
+        def before():
+            with within:
+                begin.set()
+                over.wait(30)
+                with one:
+                    pass
+                made.append(within.ptr in self.door._known_of(0).naming(list))
+
+        thread = threading.Thread(target=before)
+        thread.start()
+        begin.wait(30)
+        self.pool = self.door.install()
+        self.assertIn(there.ptr, self.door._known_of(1).naming(list))
+        over.set()
+        thread.join()
+        self.assertEqual(made, [True])
+
     def external(self, enter):
         self.make()
         (one,) = self.streams(1)
@@ -384,6 +413,17 @@ class TestCaptures(Test):
         del y
         return self.pool
 
+    @alone()
+    def test_an_array_on_a_stream_that_captures_is_refused(self):
+        self.make()
+        (one,) = self.streams(1)
+        with one:
+            one.begin_capture()
+            with self.assertRaises(millpond.CapturingError):
+                self.pool.malloc(512)
+            self.assertIsNotNone(one.end_capture(), "it lives")
+            self.assertTrue(self.pool.malloc(512).mem.ptr)
+
     def beside_a_free(self, does):
         """What a capture comes by waits for a free that may be about to ask who a stream is."""
         (known,) = self.door._known.values()
@@ -557,6 +597,20 @@ class TestCaptures(Test):
         with self.assertRaises(RuntimeError):
             cuda.Stream.null.begin_capture()
         self.assertEqual(self.door._captured, {})
+
+    @alone()
+    def test_a_capture_by_a_stream_from_another_library(self):
+        cuda = self.make("any", WAITS)
+        (one,) = self.streams(1)
+        x = self.empty(one)
+        foreign = SimpleNamespace(handle=stand_in.stream())
+        foreign.__cuda_stream__ = lambda: (0, foreign.handle)
+        cuda.Stream.from_external(foreign).begin_capture()
+        del x
+        self.assertTrue(self.door._captures(), "the object that began it is gone")
+        self.pool.free_all_blocks()
+        cuda.Stream.from_external(foreign).end_capture()
+        self.assertFalse(self.door._captures())
 
     @alone()
     def test_a_lost_stream_is_forgotten_by_one_of_two_waits(self):
@@ -970,6 +1024,17 @@ class TestDoor(Test):
         self.assertEqual(self.pool.malloc(0).mem.ptr, 0)
         with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError):
             self.pool.malloc(SIZE + 1)
+
+    @alone(MILLPOND_PINNED_LIMIT="2MiB")
+    def test_a_request_has_what_the_collector_brings(self):
+        self.make(options=WAITS)
+        (one,) = self.streams(1)
+        gc.disable()
+        for ask in (lambda: self.empty(one), lambda: self.pool.malloc_pinned(SIZE)):
+            cycle = [ask()]
+            cycle.append(cycle)
+            del cycle
+            self.assertTrue(ask())
 
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_two_devices(self):

@@ -2,6 +2,7 @@
 
 import _thread
 import dis
+import signal
 import sys
 import threading
 import unittest
@@ -169,6 +170,24 @@ class TestInterrupts(Test):
             gpu.close()
 
         self.assertGreater(every_interrupt(program, behind), 20)
+
+    @alone()
+    def test_the_words_of_a_refusal(self):
+        """A handler's own call is refused right behind the one that it falls into, as a finalizer's may be."""
+        gpu, said = millpond.Allocator(), []
+
+        def handler(*_):
+            with self.assertRaises(millpond.UnknownPointerError):
+                gpu.free(12345)
+
+        def program():
+            with self.assertRaises(millpond.OutOfMemoryError) as refused:
+                gpu.alloc(1 << 40)
+            said.append(str(refused.exception))
+
+        signal.signal(signal.SIGINT, handler)
+        self.assertGreater(every_interrupt(program, lambda: None), 5)
+        self.assertEqual([words for words in said if "out of memory: asked for" not in words], [])
 
 
 if __name__ == "__main__":

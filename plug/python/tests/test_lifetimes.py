@@ -389,6 +389,20 @@ class TestFork(unittest.TestCase):
         return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
     @alone()
+    def test_a_child_that_leaves_a_block(self):
+        """By what it leaves it: an exit stays one."""
+
+        def leaves():
+            with self.assertRaises(SystemExit), gpu:
+                sys.exit(3)
+            with gpu:
+                pass
+
+        with millpond.Allocator() as gpu:
+            self.assertEqual(self.child(leaves), 0)
+            self.assertFalse(ended(gpu._number))
+
+    @alone()
     def test_a_child_is_told_and_touches_nothing(self):
         gpu = millpond.Allocator()
         stand_in.bind()

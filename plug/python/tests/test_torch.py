@@ -2,11 +2,14 @@
 is switched; and what is switched works."""
 
 import ctypes
+import gc
 import os
 import signal
 import threading
 import unittest
 import warnings
+import weakref
+from unittest import mock
 
 import millpond
 import stand_in
@@ -151,6 +154,31 @@ class Test(unittest.TestCase):
             view.free(view.alloc(1))
         del view
         door.trim()
+
+
+    @alone()
+    def test_the_library_is_the_one_that_was_opened(self):
+        """PyTorch would open another one beside it, with allocators of its own."""
+        torch, door = stub_torch.install()
+        opened = os.path.abspath(os.environ["MILLPOND_LIBRARY"]) if "MILLPOND_LIBRARY" in os.environ else millpond.library_path()
+        with mock.patch.dict(os.environ, MILLPOND_LIBRARY="/nowhere/libmillpond.so"):
+            self.assertEqual(door.install(limit="64MiB").names[0], opened)
+
+    @alone()
+    def test_what_pytorch_was_given_lives_on(self):
+        """Its pools of memory hold it by address alone."""
+        torch, door = stub_torch.install()
+        made = door.pluggable()
+        gone = weakref.ref(made), weakref.ref(made.inner)
+        del made
+        gc.collect()
+        self.assertTrue(all(of() for of in gone))
+
+    def test_a_library_in_the_working_directory(self):
+        folder, name = os.path.split(millpond.library_path())
+        program = "import os, sys; os.chdir(sys.argv[1]); import millpond; os.chdir('/'); print(millpond.library_path())"
+        done = stand_in.run(["-c", program, folder], MILLPOND_LIBRARY=os.path.join(".", name), PYTHONPATH=os.path.dirname(os.path.dirname(millpond.__file__)))
+        self.assertEqual((done.stdout.strip(), done.stderr), (os.path.join(folder, name), ""))
 
 
 def functions(made):
