@@ -79,6 +79,12 @@ impl<D: Driver> HostPool<D> {
         watch.set(Watch::ORPHAN);
     }
 
+    /// Whether something is pinned and nothing of it is live.
+    pub(crate) fn is_idle(&self) -> bool {
+        let host = self.lock();
+        host.pool.heap.live() == 0 && !host.backing.segments.is_empty()
+    }
+
     /// What is complete comes back.
     pub(crate) fn drain(&self, registry: &Registry<D>) {
         drain(&mut self.lock().pool, &registry.seen());

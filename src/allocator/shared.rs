@@ -223,6 +223,10 @@ impl<D: Driver> Core<D> {
         }
         self.host.abandon();
         self.orphan_done();
+        // Device memory is live, or its last handle goes on another thread now.
+        if self.host.is_idle() {
+            self.pinned_done();
+        }
         resume(closed.err());
     }
 

@@ -110,6 +110,22 @@ fn a_callback_that_trims_makes_room_for_a_long_pinned_segment() {
     all_clean(&sim, gpu);
 }
 
+/// What is pinned goes back with the allocator's last owner, though device memory of its lives on.
+#[test]
+fn idle_pinned_memory_goes_with_the_last_owner() {
+    let sim = late();
+    let gpu = on(&sim, Config::default());
+    let s = gpu.stream().unwrap();
+    let stays = gpu.alloc(MIB, &s).unwrap();
+    drop(gpu.alloc_pinned(MIB).unwrap());
+    assert!(sim.ledger().bytes_pinned > 0);
+    drop((s, gpu));
+    assert_eq!(sim.ledger().bytes_pinned, 0);
+    drop(stays);
+    assert_eq!(sim.ledger().bytes_taken, 0);
+    sim.verdict().unwrap();
+}
+
 /// A trim unpins what is idle and complete, and nothing else.
 #[test]
 fn trim_unpins_what_is_complete() {
