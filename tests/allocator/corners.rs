@@ -425,6 +425,40 @@ fn a_trim_passes_on_that_the_context_could_not_be_marked() {
     all_clean(&sim, gpu);
 }
 
+/// What a trim could give back once all is complete: whole segments, of device and pinned memory, and none in which something is alive.
+#[test]
+fn segments_in_which_nothing_is_alive_are_told() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().growth(Growth::Exact));
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let (x, y, z) =
+        (gpu.alloc(4 * MIB, &s).unwrap(), gpu.alloc(2 * MIB, &t).unwrap(), gpu.alloc(8 * MIB, &s).unwrap());
+    let (p, q) = (gpu.alloc_pinned(MIB).unwrap(), gpu.alloc_pinned(2 * MIB).unwrap());
+    let taken = || {
+        let report = gpu.report();
+        report.reserved + report.pinned.map_or(0, |p| p.reserved)
+    };
+    let pinned = taken() - 14 * MIB;
+    assert_eq!(gpu.unused_segment_bytes(), 0);
+    write(&sim, &z, &s);
+    drop((x, p));
+    assert_eq!(gpu.unused_segment_bytes(), 4 * MIB, "the pinned ones share a segment");
+    drop(q);
+    assert_eq!(gpu.unused_segment_bytes(), 4 * MIB + pinned);
+    // Half a segment is none.
+    drop(z);
+    let half = gpu.alloc(6 * MIB, &s).unwrap();
+    assert_eq!(gpu.unused_segment_bytes(), 4 * MIB + pinned);
+    half.record_use(&t).unwrap();
+    drop(half);
+    assert_eq!(gpu.unused_segment_bytes(), 12 * MIB + pinned, "pending or not");
+    gpu.synchronize().unwrap();
+    let trimmed = gpu.trim(Trim::All).unwrap().bytes;
+    assert_eq!((trimmed, gpu.unused_segment_bytes(), taken()), (12 * MIB + pinned, 0, 2 * MIB));
+    drop((y, s, t));
+    all_clean(&sim, gpu);
+}
+
 /// A wait of no time at all waits for nobody, whatever is pending.
 #[test]
 fn a_nanosecond_is_soon_over() {

@@ -68,7 +68,8 @@ fn against_the_model(gpu: &Allocator<Sim>) {
 /// What every program must leave behind, whatever it was.
 fn at_rest(sim: &Sim, gpu: Allocator<Sim>) {
     gpu.synchronize().unwrap();
-    gpu.trim(Trim::All).unwrap();
+    let unused = gpu.unused_segment_bytes();
+    assert_eq!((gpu.trim(Trim::All).unwrap().bytes, gpu.unused_segment_bytes()), (unused, 0));
     against_the_model(&gpu);
     assert_eq!(gpu.report().reserved, 0, "all is free and complete, and something cannot be given back");
     drop(gpu);

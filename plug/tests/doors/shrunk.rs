@@ -26,4 +26,12 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         TorchUse 0 0 110 0 0
         Limit 1 31 1 0 1",
     ),
+    (
+        "the model let no `millpond_create` that fails take back what was in flight of an ended allocator, to a stream that nobody marks",
+        "schedule 0 rounds 0 quiet
+        Alloc 0 0 0 0 0
+        Create 0 0 14 0 6:999
+        FreeUnknown 0 0 0 3 0
+        Create 0 0 14 0 7:999",
+    ),
 ];

@@ -278,8 +278,9 @@ const MOVING: [&str; 9] = [
     "_destroy",
     "_cache",
 ];
-/// Those of them that move memory to other streams, by which it may be held back.
-const HOLDING: [&str; 4] = ["_alloc", "_trim", "_limit", "_fraction"];
+/// Those of them that move memory to other streams, or take what was in flight back to a stream that nobody has marked since, as a create does for ended
+/// allocators: by which it may be held back.
+const HOLDING: [&str; 5] = ["_alloc", "_create", "_trim", "_limit", "_fraction"];
 
 #[cfg(test)]
 mod tests {
