@@ -72,9 +72,9 @@ class _Known:
         self._lost, self._quieted = 0, 0
         # A stream cannot be named from here, ever.
         self.nameless = False
-        # By handle, the ids of the objects that have it. One whose finalizer was cut short stays, and its id may be another's: its handle
-        # is named once too often then, and no other one's too rarely.
-        self._handles = {0: ()}
+        # By handle, the ids of the objects that have it; None of what never ends. One whose finalizer was cut short stays, and its id may be
+        # another's: its handle is named once too often then, and no other one's too rarely.
+        self._handles = {0: None}
         # The handles as they were, and as C has them.
         self._list = (), None
         self._thread = None
@@ -88,16 +88,16 @@ class _Known:
 
     def note(self, stream, pointer):
         """The stream is current, or is about to be."""
-        if pointer in _LEGACY or id(stream) in self._handles.get(pointer, ()):
+        if pointer in _LEGACY or id(stream) in (self._handles.get(pointer) or ()):
             return
         with _naming_streams:
             if pointer == _PER_THREAD:
                 thread = _this_thread()
                 self.nameless = self.nameless or self._thread not in (None, thread)
                 self._thread = thread
-                self._handles[_PER_THREAD] = ()
+                self._handles[_PER_THREAD] = None
             else:
-                self._handles.setdefault(pointer, set()).add(id(stream))
+                self._handles.setdefault(pointer, {id(stream)}).add(id(stream))
 
     def naming(self, free):
         """Runs `free` with the streams' handles as C has them, or None if they are not enough. All are alive until it returns."""
@@ -140,9 +140,10 @@ class _Known:
         finally:
             if not waited:
                 self._lost += 1
-            objects = self._handles.get(stream.ptr, set())
+            objects = self._handles.get(stream.ptr) or set()
             objects.discard(id(stream))
-            if not objects:
+            # Who ends a stream of CuPy's own ends it for all.
+            if not objects or not _is_foreign(stream):
                 self._handles.pop(stream.ptr, None)
             finish(stream)
 
@@ -156,7 +157,7 @@ class _Known:
                 made = cupy.cuda.Stream(non_blocking=True)
                 # The collector may have ended another stream meanwhile, which waits in one that it made.
                 if self.join is None:
-                    self._handles[made.ptr] = ()
+                    self._handles[made.ptr] = None
                     self.join = made
             cupy.cuda.runtime.setDevice(device)
             event = cupy.cuda.Event(disable_timing=True)
@@ -181,7 +182,8 @@ class _Known:
 
     def has(self, stream):
         """Whether it was current once."""
-        return id(stream) in self._handles.get(stream.ptr, ())
+        objects = self._handles.get(getattr(stream, "ptr", None))
+        return objects is not None and (id(stream) in objects or not _is_foreign(stream))
 
 
 _known = {}
@@ -250,10 +252,15 @@ def _captures():
     return bool(here.streams) or any(stream is not None and stream.is_capturing() for stream in streams)
 
 
+def _is_foreign(stream):
+    """Whether the object's end is not the stream's."""
+    return isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())) or getattr(stream, "_foreign_stream_ref", None) is not None
+
+
 def _capture_begun(stream):
     """It is remembered for as long as it is there; one of somebody else's handle until its capture ends, since that is no stream's end."""
     handle = stream.ptr
-    if isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())) or getattr(stream, "_foreign_stream_ref", None) is not None:
+    if _is_foreign(stream):
         _captured[handle] = lambda: stream
     else:
         # The handle may be another one's by then.
@@ -288,13 +295,16 @@ def _current(there):
     return hooked
 
 
-def _current_again(there):
-    def hooked(self, *arguments, **named):
-        result = there(self, *arguments, **named)
-        # It may have been current since before there was a pool.
+def _entered(there):
+    def hooked(self):
+        # What was current is so again behind the block, and may have been since before there was a pool. Not by a hook of __exit__, which an
+        # interrupt could cut short before it leaves the block.
         device = _device_of(self)
         _note(cupy.cuda.get_current_stream(device), device)
-        return result
+        _note(self)
+        # By the loop's own step: behind a call an interrupt would leave the block entered, and nobody to leave it.
+        for entered in map(there, (self,)):
+            return entered
 
     return hooked
 
@@ -366,7 +376,7 @@ def _watch():
     """Hooks CuPy's streams."""
     try:
         for kind in filter(None, (cupy.cuda.Stream, getattr(cupy.cuda, "ExternalStream", None))):
-            for name, made in (("use", _current), ("__enter__", _current), ("__exit__", _current_again)):
+            for name, made in (("use", _current), ("__enter__", _entered)):
                 # Where it is defined, so that other subclasses have it too.
                 _hook(next(c for c in kind.__mro__ if name in vars(c)), name, made)
             _hook(kind, "__del__", _ending)

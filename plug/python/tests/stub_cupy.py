@@ -69,6 +69,8 @@ def make(devices=1, per_thread=False):
             return stand_in.end_capture(self.ptr)
 
     class Stream(_BaseStream):
+        _foreign_stream_ref = None
+
         def __init__(self, null=False, non_blocking=False, ptds=False):
             if null or ptds:
                 super().__init__(2 if ptds else 0, -1)
@@ -76,7 +78,6 @@ def make(devices=1, per_thread=False):
                 stand_in.bind(thread.device)
                 super().__init__(stand_in.stream(int(non_blocking)), thread.device)
 
-            self._foreign_stream_ref = None
 
         def __del__(self, ending=sys.is_finalizing):
             if not ending() and getattr(self, "ptr", 0) not in (0, 1, 2) and self._foreign_stream_ref is None:

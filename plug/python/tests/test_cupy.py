@@ -693,6 +693,25 @@ class TestCaptures(Test):
         self.assertNotIn(three.ptr, self.door._known_of(0).naming(list))
 
     @alone()
+    def test_a_stream_s_end_is_its_end_for_all_objects(self):
+        """Also for one whose own end was cut short, and where the stream's own object was never seen current."""
+        cuda = self.make()
+        for seen in (True, False):
+            (two,) = self.streams(1)
+            handle, known = two.ptr, self.door._known_of(0)
+            other = cuda.ExternalStream(handle)
+            with other:
+                pass
+            if seen:
+                with two:
+                    pass
+            with mock.patch.object(cuda.ExternalStream, "__del__", lambda stream: None):
+                del other
+            self.assertIn(handle, known.naming(list))
+            del two
+            self.assertNotIn(handle, known.naming(list), "it is gone")
+
+    @alone()
     def test_a_stream_that_was_lost_is_so_until_the_device_was_quiet(self):
         self.make(options=WAITS)
         known = self.door._known_of(0)

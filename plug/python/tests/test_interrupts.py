@@ -24,10 +24,9 @@ class _Trip:
 _LOOKS = [code for name, code in dis.opmap.items() if name.startswith(("CALL", "JUMP_BACKWARD"))] if "RESUME" in dis.opmap else dis.opmap.values()
 
 
-def every_interrupt(program, behind):
-    """Runs `program`, and `behind`, once for each place in the packages where the first run looks for signals, with one that comes there.
-    How many there are."""
-    trip, ran, at = _Trip(), 0, 0
+def interrupted(program, at):
+    """Runs a program with a signal at the nth place in the packages where it looks for signals. How many it came to."""
+    trip, ran = _Trip(), 0
 
     def trace(frame, event, arg):
         nonlocal ran
@@ -43,17 +42,23 @@ def every_interrupt(program, behind):
 
     # What falls into a finalizer is told, and goes no further.
     with mock.patch.object(sys, "unraisablehook", lambda told: told.exc_type is KeyboardInterrupt or sys.__unraisablehook__(told)):
-        while ran >= at:
-            at += 1
-            ran = 0
-            try:
-                sys.settrace(trace)
-                program()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(None)
-            behind()
+        try:
+            sys.settrace(trace)
+            program()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+    return ran
+
+
+def every_interrupt(program, behind):
+    """Runs `program`, and `behind`, once with a signal at each such place. How many there are."""
+    at = 1
+    while interrupted(program, at) >= at:
+        behind()
+        at += 1
+    behind()
     return at - 1
 
 
@@ -131,6 +136,20 @@ class TestInterrupts(Test):
             del x
 
         self.assertGreater(self.every(program), 100)
+
+    @alone()
+    def test_blocks_are_left(self):
+        """A stream is current behind no block that it was entered in."""
+        self.make(options=WAITS)
+
+        def program():
+            with self.one, self.streams(1)[0]:
+                pass
+
+        def behind():
+            self.assertIs(self.cupy.cuda.get_current_stream(), self.cupy.cuda.Stream.null)
+
+        self.assertGreater(every_interrupt(program, behind), 20)
 
     @alone()
     def test_what_waits_for_a_capture(self):
