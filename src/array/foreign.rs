@@ -52,7 +52,9 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// array, on whatever stream, and everything that `stream` was given until then is *complete*: at once if that is
     /// known, else by a later call that may speak to the driver: an operation, a recorded use, another array in foreign memory,
     /// a request that the cache does not serve, a trim, or a wait of the host's for the device, for the stream or for an event of it, in which
-    /// completion is learnt. So `owner` may give the memory to anybody. Its drop runs in that call, with no lock of the allocator's held; if
+    /// completion is learnt. So `owner` may give the memory to anybody. Its drop runs in that call, with no lock of the allocator's held, and takes
+    /// what it takes: one that gives plain memory back to the driver waits for every kernel on the device, and so does then the call, a request
+    /// whatever its [`bounded_wait`](crate::Config::bounded_wait). If
     /// completion cannot be proved, it is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
     ///
     /// ```
