@@ -13,8 +13,9 @@ was given, or a copy with `stream=` of a stream that was never used otherwise. S
 dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
 made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
 waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
-made current before the pool was made, until they allocate there or leave a `with` block inside which another one was. The stream of an ExternalStream must live as long as that
-object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are CuPy's default, every free is as with "any".
+made current before the pool was made, until these allocate or enter a `with` block of another stream there. The stream of an ExternalStream must
+live as long as that object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are
+CuPy's default, every free is as with "any".
 
 An array cannot be made on a stream that captures a graph: millpond.CapturingError. Make before the capture what the graph uses, and keep it as
 long as the graph. While a stream that is known captures, freed arrays stay where they are and are freed by the next call to the

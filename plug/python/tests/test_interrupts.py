@@ -75,10 +75,16 @@ class TestInterrupts(Test):
             self.assertEqual((pool.used_bytes(), pool.held_frees(), known._naming), (0, 0, 0))
             self.assertEqual((allocator.stats()["pinned"] or {"live": 0})["live"], 0)
             free = []
-            thread = threading.Thread(target=lambda: free.append([lock.acquire(timeout=10) and (lock.release() or 1) for lock in (door._naming_streams, door._beginning)]))
+
+            def takes():
+                for lock in (door._naming_streams, door._beginning):
+                    free.append(lock.acquire(timeout=10))
+                    lock.release()
+
+            thread = threading.Thread(target=takes)
             thread.start()
             thread.join()
-            self.assertEqual(free, [[1, 1]], "a lock is held")
+            self.assertEqual(free, [True, True], "a lock is held")
             x = self.empty(self.one)
             write(self.one.ptr, x.mem.ptr, SIZE, 3)
             del x
