@@ -43,4 +43,14 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         FreeOn 0 0 38 0 0
         Destroy 0 5 0 19 0",
     ),
+    (
+        "a trim of an ended allocator gave back more than it said, what its own unpinning had waited for",
+        "schedule 1 rounds 0
+        Alloc 0 0 3 0 0
+        FreeAfter 0 0 131 0 0
+        Pin 0 4 0 0 0
+        Destroy 0 104 0 3 0
+        PinFree 0 0 54 0 0
+        Trim 0 0 0 0 0",
+    ),
 ];
