@@ -141,7 +141,7 @@ millpond_status millpond_destroy(millpond_allocator allocator);
 
 /*
  As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
- just now. What is complete goes back to the device, where the driver may wait in its frees; the rest is owed as what is freed after a
+ just now. What is complete goes back to the device, where the driver may wait in its frees, and with scrub=1 behind the overwriting; the rest is owed as what is freed after a
  destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize of this one, or that or
  millpond_destroy of another one of the same device, gives it back. Beside a millpond_destroy that waits on another thread it ends the allocator at once,
  and the destroy answers UNKNOWN_ALLOCATOR when it has waited.

@@ -184,7 +184,12 @@ impl Door {
         }
         // Its own first, which is counted.
         let own = if self.has_ended() { Some(self.pay()?) } else { None };
+        // The driver's frees may have waited for what it owes still: that is a later call's, which counts it, too.
+        let owes = own.is_some() && self.owes.swap(false, Ordering::AcqRel);
         Door::settle(planted!(DoorTrimWaits).then_some(self.device));
+        if owes {
+            self.owe();
+        }
         match own {
             Some(bytes) => Ok(bytes),
             None => Ok(self.gpu.trim(Trim::All)?.bytes),

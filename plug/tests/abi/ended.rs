@@ -16,6 +16,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// `MILLPOND_STATUS_DRIVER`.
 const DRIVER: c_int = 8;
 
+type TorchAllocator = extern "C" fn(c_int, *const c_void, *mut u32) -> c_int;
+type TorchAlloc = extern "C" fn(usize, c_int, *mut c_void) -> *mut c_void;
+type TorchFree = extern "C" fn(*mut c_void, usize, c_int, *mut c_void);
+type Find = extern "C" fn(u32, *const c_void, *mut *mut c_void, *mut usize) -> c_int;
+type Trim = extern "C" fn(u32, *mut usize) -> c_int;
+type Text = extern "C" fn(u32, *mut c_void, usize, *mut usize) -> c_int;
+type Alloc = extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int;
+type Pinned = extern "C" fn(u32, usize, *mut *mut c_void) -> c_int;
+
 /// Whatever waits for the device, the driver's own frees among it.
 const WAITS: [&str; 5] =
     ["cuMemFree_v2", "cuMemFreeHost", "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"];
@@ -259,20 +268,20 @@ fn pytorchs_uses_count_after_the_end() {
         let cuda = program();
         bind(&cuda);
         let (s, t, mut number) = (stream(&cuda), stream(&cuda), 0);
-        type Allocator = extern "C" fn(c_int, *const c_void, *mut u32) -> c_int;
-        type Alloc = extern "C" fn(usize, c_int, *mut c_void) -> *mut c_void;
-        type Free = extern "C" fn(*mut c_void, usize, c_int, *mut c_void);
-        assert_eq!(function::<Allocator>("millpond_torch_allocator")(0, null_mut(), &raw mut number), OK);
+        assert_eq!(
+            function::<TorchAllocator>("millpond_torch_allocator")(0, null_mut(), &raw mut number),
+            OK
+        );
         let door = Door(number);
         for stream in [&s, &t] {
             door.declare_permanent(stream);
         }
-        let x = function::<Alloc>("millpond_torch_alloc")(MIB, 0, s.handle().cast());
+        let x = function::<TorchAlloc>("millpond_torch_alloc")(MIB, 0, s.handle().cast());
         door.destroy();
         write(&cuda, &t, x, MIB, 1);
         let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
         record(x, t.handle().cast());
-        function::<Free>("millpond_torch_free")(x, MIB, 0, s.handle().cast());
+        function::<TorchFree>("millpond_torch_free")(x, MIB, 0, s.handle().cast());
         assert_eq!(function::<extern "C" fn() -> u64>("millpond_torch_untold")(), 0, "{}", last());
         assert_eq!(door.trimmed(), 0, "t has it still");
         assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
@@ -288,20 +297,14 @@ fn a_failure_leaves_the_places_of_results_as_the_header_says() {
         let (s, door) = (stream(&cuda), Door::new("limit=2MiB,growth=exact"));
         let (mut number, mut at, mut bytes) = (99, std::ptr::dangling_mut(), 77);
         let before = (at, bytes);
-        type Find = extern "C" fn(u32, *const c_void, *mut *mut c_void, *mut usize) -> c_int;
-        type Trim = extern "C" fn(u32, *mut usize) -> c_int;
-        type Text = extern "C" fn(u32, *mut c_void, usize, *mut usize) -> c_int;
-        type Allocator = extern "C" fn(c_int, *const c_void, *mut u32) -> c_int;
         let codes = [
             function::<Find>("millpond_find")(door.0, null_mut(), &raw mut at, &raw mut bytes),
             function::<Trim>("millpond_trim")(4000, &raw mut bytes),
             function::<Text>("millpond_stats_json")(4000, null_mut(), 0, &raw mut bytes),
-            function::<Allocator>("millpond_torch_allocator")(-1, null_mut(), &raw mut number),
+            function::<TorchAllocator>("millpond_torch_allocator")(-1, null_mut(), &raw mut number),
         ];
         assert!(!codes.contains(&OK), "{codes:?}");
         assert_eq!(((at, bytes), number), (before, 99));
-        type Alloc = extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int;
-        type Pinned = extern "C" fn(u32, usize, *mut *mut c_void) -> c_int;
         let refused = function::<Alloc>("millpond_alloc")(door.0, 3 * MIB, s.handle().cast(), &raw mut at);
         assert_eq!((refused, at), (super::OUT_OF_MEMORY, null_mut()));
         at = before.0;

@@ -22,12 +22,15 @@ const GIVING: [&CStr; 3] = [c"cuMemFree_v2", c"cuMemFreeHost", c"cuMemHostUnregi
 /// same ones in each, and reports were nine tenths of its time.
 const STEADY_LOOKS: u64 = 31;
 
-/// How often what this call may not do was done; none if it may do all.
-fn waits(words: &str) -> Option<Vec<u64>> {
+/// How often what this call may not do was done; none if it may do all. A release that overwrites what goes back waits for that, on a stream of its own.
+fn waits(words: &str, scrubs: bool) -> Option<Vec<u64>> {
     const WAIT_FOR_NOTHING: [&str; 4] =
         ["millpond_free", "millpond_torch_free", "millpond_record_", "millpond_torch_record_"];
     let releases = words.starts_with("millpond_release");
     let gives = (!releases).then_some(GIVING).into_iter().flatten();
+    if releases && scrubs {
+        return Some(vec![driver::calls(WAITING[0].as_ptr()), driver::calls(WAITING[2].as_ptr())]);
+    }
     (releases || WAIT_FOR_NOTHING.iter().any(|call| words.starts_with(call)))
         .then(|| WAITING.into_iter().chain(gives).map(|name| driver::calls(name.as_ptr())).collect())
 }
@@ -95,7 +98,8 @@ impl World {
         say!(self, "{words};");
         // Others call meanwhile, where there are some; and a soak counts by itself, round after round.
         let looks = !self.steady && self.mail.is_none();
-        let waits = || if looks { waits(words) } else { None };
+        let scrubs = self.ending.is_some_and(|door| self.doors[door].scrubs);
+        let waits = || if looks { waits(words, scrubs) } else { None };
         let before = waits();
         let seen = self.seen();
         World::arm_here(fault);

@@ -34,4 +34,23 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         FreeUnknown 0 0 0 3 0
         Create 0 0 14 0 7:999",
     ),
+    (
+        "the judge took the wait for what a release overwrites for one for a stream of the program's",
+        "schedule 0 rounds 0 quiet
+        Create 0 121 152 0 0
+        Permanent 0 0 190 0 0
+        Alloc 0 1 1 0 0
+        FreeOn 0 0 38 0 0
+        Destroy 0 5 0 19 0",
+    ),
+    (
+        "a trim of an ended allocator gave back more than it said, what its own unpinning had waited for",
+        "schedule 1 rounds 0
+        Alloc 0 0 3 0 0
+        FreeAfter 0 0 131 0 0
+        Pin 0 4 0 0 0
+        Destroy 0 104 0 3 0
+        PinFree 0 0 54 0 0
+        Trim 0 0 0 0 0",
+    ),
 ];
