@@ -1,7 +1,5 @@
 //! Somebody's capture beside the C interface: whatever is done on other streams, declared or not, it lives.
 
-#![allow(clippy::items_after_statements, reason = "a function's type stands where it is looked up")]
-
 use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone, bind, function, function_of_driver};
 use super::{program, stream, write};
 use cudarc::driver::sys;

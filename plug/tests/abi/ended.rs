@@ -1,8 +1,6 @@
 //! What is left of an allocator that has ended: memory that was alive is freed with its work pending, by a program that has no other
 //! allocator. No free waits; a trim or a synchronize of the ended one gives the memory back.
 
-#![allow(clippy::items_after_statements, reason = "a function's type stands where it is looked up")]
-
 use super::{
     Door, MIB, OK, Three, Two, UNKNOWN_ALLOCATOR, alone, bind, function, function_of_driver, last, program,
     stream, write,
