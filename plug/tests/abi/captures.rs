@@ -100,6 +100,8 @@ fn somebodys_capture_lives_beside_every_call() {
     });
 }
 
+type After = extern "C" fn(u32, *mut c_void, *const sys::CUstream, usize) -> c_int;
+
 /// One that is drawn into another's capture right behind the question whether it captures, while the others are asked.
 #[test]
 fn a_stream_that_captures_while_a_free_asks_the_others_lives() {
@@ -108,7 +110,6 @@ fn a_stream_that_captures_while_a_free_asks_the_others_lives() {
         bind(&cuda);
         let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new("limit=64MiB"));
         let x = door.alloc(4096, &s);
-        type After = extern "C" fn(u32, *mut c_void, *const sys::CUstream, usize) -> c_int;
         let (free_after, names) = (function::<After>("millpond_free_after"), [t.handle(), s.handle()]);
         let behind = function_of_driver::<extern "C" fn(u64, u64)>("millpond_fake_capture_behind");
         behind(1, t.handle().addr() as u64);
