@@ -112,10 +112,10 @@ impl<D: Driver> Line<D> {
         let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let state = self.state.lock();
         let is_last = |native| {
-            let last = || self.is_nobodys(driver, native);
+            let last = || !comes_back && self.is_nobodys(driver, native);
             if declared { laws::is_last_declared(last) } else { laws::is_last_user(last) }
         };
-        let over = !comes_back && state.native.as_ref().is_some_and(is_last);
+        let over = state.native.as_ref().is_some_and(is_last);
         over.then(|| self.stamp())
     }
     /// Only calls that name its stream mark it, or its own thread's.
