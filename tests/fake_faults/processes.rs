@@ -133,7 +133,8 @@ fn cudarcs_calls_know_who_is_held(cuda: &Cuda, theirs: &Arc<CudaContext>, marked
     let (held, unknown) = (theirs.new_stream().expect("a stream"), theirs.new_stream().expect("a stream"));
     let adopted = gpu.adopt(cuda.adopt(Arc::clone(&held)).expect("adopted")).expect("a pool");
     let alias = home.cudarc().expect("its alias");
-    for (stream, marks, whose) in [(&alias, 0, "ours"), (&held, 0, "adopted"), (&unknown, 1, "nobody's")] {
+    let uses = [(&alias, 0, "ours"), (&held, 0, "adopted"), (&unknown, 1, "nobody's")];
+    for ((stream, marks, whose), bytes) in uses.into_iter().zip([20 * MIB, 40 * MIB, 80 * MIB]) {
         let (x, mut y) = (
             gpu.zeros::<u32>(1000, &home).expect("an array"),
             gpu.uninit::<u32>(1000, &home).expect("an array"),
@@ -141,7 +142,8 @@ fn cudarcs_calls_know_who_is_held(cuda: &Cuda, theirs: &Arc<CudaContext>, marked
         let before = marked();
         stream.memcpy_dtod(&x, &mut y).expect("copied");
         drop((x, y));
-        drop(gpu.alloc(MIB, &home).expect("memory"));
+        // More than is cached, which would be had with no driver call.
+        drop(gpu.alloc(bytes, &home).expect("memory"));
         assert_eq!((marked() - before).min(1), marks, "a stream that is {whose}");
     }
     drop((alias, held, unknown, adopted, home, gpu));
