@@ -494,8 +494,8 @@ impl Run<'_> {
             }
             2 => {
                 millpond_torch_record_stream(ptr, stream.handle);
-                // A stream that cannot be asked is taken for nobody knows whom; one that is elsewhere is a mistake. An ended
-                // allocator's blocks are used, too.
+                // A stream that cannot be asked is taken for nobody knows whom; one of a device where PyTorch has no allocator is a mistake. An
+                // ended allocator's blocks are used, too.
                 let told = block.is_some_and(|b| {
                     let door = self.world.doors[self.live[b].door];
                     !stream.alive || stream.device.is_none_or(|d| d == door.device)

@@ -144,8 +144,11 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
 /// The stream is another device's: the free will be behind what it holds then.
 #[cold]
 fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
-    let others = OF_DEVICE.iter().filter_map(OnceLock::get).filter(|other| !core::ptr::eq(**other, door));
-    let Some(other) = others.copied().find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
+    // Only PyTorch's own memory is freed where the use is looked for.
+    let doors = || OF_DEVICE.iter().filter_map(OnceLock::get).copied();
+    let is_pytorchs = doors().any(|of| core::ptr::eq(of, door));
+    let mut others = doors().filter(|other| is_pytorchs && !core::ptr::eq(*other, door));
+    let Some(other) = others.find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
         door.use_unknown(ptr)?;
         return Err(why);
     };
@@ -161,6 +164,10 @@ fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> 
 /// Records uses on other devices as uses of a stream of our own, which waits for what they hold.
 #[cold]
 fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
+    // The free refuses what is another allocator's: its uses stay.
+    if !owner(ptr).is_ok_and(|of| core::ptr::eq(of, door)) {
+        return Ok(());
+    }
     let uses = ELSEWHERE.lock().remove(&ptr.addr()).unwrap_or_default();
     uses.into_iter().try_for_each(|(other, handle)| {
         let event = other.on(handle, |lane| Ok(lane.stream().record()?));

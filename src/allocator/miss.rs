@@ -149,6 +149,8 @@ impl<D: Driver> Miss<'_, D> {
         }
         // What lies free in small segments is cached for a large request too, though a hit does not look there: with no driver call.
         if self.want.kind == Kind::Large
+            && self.pool.longest_hint(Kind::Small) >= self.want.len.0
+            && !self.is_hopeless()
             && let Some(taken) = self.search(true)
         {
             self.count(Rung::Poll, true);
