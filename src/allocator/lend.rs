@@ -94,8 +94,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             first.rotate_left(from);
         }
         let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
-        // Another thread may have news of a pool in hand that stands aside: before there is said to be no memory, all are looked at.
-        let all = if self.thorough { core.lenders.all_of(self.want.len.0) } else { Vec::new() };
+        let (thorough, len) = (self.thorough, self.want.len.0);
         let mut lend = |number, questions: &mut usize| {
             self.lend_from(&*core.pool_numbered(number)?, kinds, &clock, questions)
         };
@@ -114,7 +113,10 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
         }
         let handed = in_order.into_iter().find_map(|number| lend(number, &mut questions));
-        handed.or_else(|| to_ask.into_iter().chain(all).find_map(|number| lend(number, &mut asked)))
+        let handed = handed.or_else(|| to_ask.into_iter().find_map(|number| lend(number, &mut asked)));
+        // Another thread may have news of a pool in hand that stands aside: before there is said to be no memory, all are looked at.
+        let all = || if thorough { core.lenders.all_of(len) } else { Vec::new() };
+        handed.or_else(|| all().into_iter().find_map(|number| lend(number, &mut asked)))
     }
 
     /// The same of this pool, which is asked about while there are `questions`.

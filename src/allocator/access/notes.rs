@@ -5,45 +5,39 @@
 use super::{Bytes, Tracked};
 use crate::driver::{Driver, Note, QueuedBy, RangeUse};
 use crate::order::Access;
-use crate::units::StreamId;
+use crate::units::{Addr, AllocationId, StreamId};
 
 impl<D: Driver> Tracked<D> {
-    /// Tells a checking device that this stream uses it: up to now, or from here on.
-    pub(super) fn note_used(&self, driver: &D, stream: StreamId, so_far: bool) {
+    /// Tells a checking device something of it.
+    fn note(&self, driver: &D, ours: impl FnOnce(AllocationId) -> Note, theirs: impl FnOnce(Addr) -> Note) {
         match &self.bytes {
             Bytes::Ours(allocation) => {
                 if let Some(id) = allocation.id() {
-                    driver.note(Note::Used { id, stream, so_far });
+                    driver.note(ours(id));
                 }
             }
-            Bytes::Theirs(memory) => driver.note(Note::UsedAt { addr: memory.addr, stream, so_far }),
+            Bytes::Theirs(memory) => driver.note(theirs(memory.addr)),
         }
+    }
+
+    /// Tells a checking device that this stream uses it: up to now, or from here on.
+    pub(super) fn note_used(&self, driver: &D, stream: StreamId, so_far: bool) {
+        let ours = |id| Note::Used { id, stream, so_far };
+        self.note(driver, ours, |addr| Note::UsedAt { addr, stream, so_far });
     }
 
     /// Tells a checking device that a guard ended, told of by [`Tracked::note_operation`].
     pub(super) fn note_guard_ended(&self, driver: &D, stream: StreamId, access: Access) {
         let used = range_use(access);
-        match &self.bytes {
-            Bytes::Ours(allocation) => {
-                if let Some(id) = allocation.id() {
-                    driver.note(Note::GuardEnded { id, stream, used });
-                }
-            }
-            Bytes::Theirs(memory) => driver.note(Note::GuardEndedAt { addr: memory.addr, stream, used }),
-        }
+        let ours = |id| Note::GuardEnded { id, stream, used };
+        self.note(driver, ours, |addr| Note::GuardEndedAt { addr, stream, used });
     }
 
     /// Tells a checking device that the library has ordered what this stream is given next, and who queues it.
     pub(crate) fn note_operation(&self, driver: &D, stream: StreamId, access: Access, by: QueuedBy) {
         let used = range_use(access);
-        match &self.bytes {
-            Bytes::Ours(allocation) => {
-                if let Some(id) = allocation.id() {
-                    driver.note(Note::Operation { id, stream, used, by });
-                }
-            }
-            Bytes::Theirs(memory) => driver.note(Note::OperationAt { addr: memory.addr, stream, used, by }),
-        }
+        let ours = |id| Note::Operation { id, stream, used, by };
+        self.note(driver, ours, |addr| Note::OperationAt { addr, stream, used, by });
     }
 }
 
