@@ -40,6 +40,8 @@ def interrupted(program, at):
                 -trip
         return trace
 
+    # Not what a shell that ran this in the background left, by which nothing is interrupted.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     # What falls into a finalizer is told, and goes no further.
     with mock.patch.object(sys, "unraisablehook", lambda told: told.exc_type is KeyboardInterrupt or sys.__unraisablehook__(told)):
         try:
@@ -49,6 +51,7 @@ def interrupted(program, at):
             pass
         finally:
             sys.settrace(None)
+            signal.signal(signal.SIGINT, before)
     return ran
 
 

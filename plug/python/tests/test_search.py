@@ -311,9 +311,7 @@ class TestSearch(unittest.TestCase):
                 Program(seed, plant).run()
             except (AssertionError, RuntimeError):
                 return
-        # It shows where an object comes to lie in the place of one that is gone, which is the interpreter's affair.
-        if plant is not _finalizer_cut_short:
-            self.fail("it is not found")
+        self.fail("it is not found")
 
 
 def _finds(plant):
