@@ -26,6 +26,9 @@ pub(crate) struct Foreign<D: Driver> {
     keeper: Arc<Keeper<D>>,
     /// The stream it was brought in on. It is held open, as by a use until the drop.
     pub(super) home: Arc<Line<D>>,
+    /// A reference to that stream, because an array in it gives the stream out again (cudarc's `stream()`): as long as it may, the stream is
+    /// not nobody's, and a use of it is not over.
+    native: Mutex<Option<D::Stream>>,
     pub(super) uses: Mutex<Uses>,
     /// As a pool's: what another room keeps with it.
     #[cfg(feature = "cuda")]
@@ -47,6 +50,7 @@ impl<D: Driver> Foreign<D> {
             registry: Arc::clone(stream.registry()),
             keeper: Arc::clone(stream.keeper()),
             home,
+            native: Mutex::new(Some(stream.native().clone())),
             uses: Mutex::new(Uses::default()),
             #[cfg(feature = "cuda")]
             guest: super::pool::Guest::new(),
@@ -111,6 +115,8 @@ impl<D: Driver> Drop for Foreign<D> {
         for line in uses.open_on().filter_map(|on| self.registry.line(on)) {
             close_open(&self.registry, &line);
         }
+        // Not the last reference: the line has its own until it closes.
+        drop(self.native.lock().take());
         close_open(&self.registry, &self.home);
         self.keeper.keep(Until::Uses(pending), self.bytes, owner);
     }

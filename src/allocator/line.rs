@@ -109,8 +109,9 @@ impl<D: Driver> Line<D> {
     /// operation's.
     pub(crate) fn last_stamp(&self, driver: &D, declared: bool) -> Option<Epoch> {
         // The default stream of a thread that has ended is nobody's, whoever is given it.
-        let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let state = self.state.lock();
+        // In the hold in which it becomes nobody's, in which no pool is opened either: before it, one that was opened since would be missed.
+        let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let is_last = |native| {
             let last = || !comes_back && self.is_nobodys(driver, native);
             if declared { laws::is_last_declared(last) } else { laws::is_last_user(last) }

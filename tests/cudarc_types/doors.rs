@@ -4,7 +4,8 @@
 use super::*;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult};
-use millpond::Error;
+use millpond::array::ForeignMemory;
+use millpond::{DeviceArray, Error};
 
 const FLAGS: CUgraphInstantiate_flags =
     CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -585,4 +586,44 @@ fn a_refused_read_of_a_part_ends_no_write_of_another() {
         gpu.synchronize().expect("nobody captures");
     }
     rig.clean_but_for_errors();
+}
+
+/// An array in foreign memory gives its stream out again, so a declared use of that stream goes on: it was taken for nobody's, the use for
+/// over at a marker that came before the work, and the bytes had their next owner under it.
+#[test]
+fn work_on_a_stream_that_foreign_memory_gave_out_again_is_waited_for() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let library = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let user = gpu.stream().expect("a stream");
+        let block = library.alloc(BYTES, &library.stream().expect("a stream")).expect("a block");
+        let memory = ForeignMemory { address: block.address(), bytes: BYTES, device: gpu.device() };
+        #[allow(unsafe_code, reason = "a block of the library's, which is the owner")]
+        // SAFETY: the block lives as long as its owner, and nobody else uses it.
+        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, WORDS, &user, block) };
+        let mut foreign = made.map_err(|(_, e)| e).expect("an array");
+        let x = sevens(&gpu, &home);
+        user.wait_stream(&home).expect("behind the copy");
+        x.record_use(&user).expect("declared");
+        drop(user);
+        let others: Vec<_> = (0..12).map(|_| gpu.stream().expect("a stream")).collect();
+        for other in &others {
+            x.record_use(other).expect("declared");
+        }
+        // A marker there, which the work below is not behind.
+        foreign.fill_bytes(1, &home).expect("filled");
+        let again = std::sync::Arc::clone(DeviceSlice::stream(&foreign));
+        let freed_at = x.address().0;
+        #[allow(unsafe_code, reason = "the declared use")]
+        // SAFETY: the range is x's, whose use by this stream is declared.
+        unsafe {
+            cudarc::driver::result::memset_d8_async(freed_at, 5, BYTES as usize, again.cu_stream())
+                .expect("queued");
+        }
+        drop(x);
+        drop(next_owner(&gpu, &home, freed_at));
+    }
+    rig.clean();
 }
