@@ -13,6 +13,7 @@ mod captured;
 mod completion;
 #[cfg(feature = "cuda")]
 pub(crate) mod entered;
+mod errands;
 mod means;
 
 use super::events::{EventPool, SharedEvent};
@@ -30,10 +31,10 @@ use crate::units::{Epoch, StreamId};
 use completion::Outstanding;
 pub(crate) use completion::QUESTIONS;
 use core::time::Duration;
+use errands::{Errands, Listed};
 use hashbrown::HashMap;
 pub(crate) use means::Named;
 use means::{Means, held_back};
-use smallvec::SmallVec;
 
 /// How long a request waits for somebody else's last marker of a stream. Making one takes microseconds; if it cannot be recorded,
 /// its maker may wait for the whole stream.
@@ -46,41 +47,6 @@ struct Reserved<D: Driver> {
     native: Option<D::Stream>,
     means: Means,
     named: Named,
-}
-
-/// Errands under way: those that a panic out of a driver call leaves go back to the registry's list.
-struct Errands<'a, D: Driver> {
-    registry: &'a Registry<D>,
-    now: Option<Arc<Line<D>>>,
-    /// The last one is next.
-    left: SmallVec<[Arc<Line<D>>; 8]>,
-    /// Those that failed before and are not tried this time.
-    put_off: Vec<Arc<Line<D>>>,
-    /// The one of them that was tried, and failed again: the next call's last.
-    failed: Option<Arc<Line<D>>>,
-}
-
-impl<D: Driver> Errands<'_, D> {
-    fn next(&mut self) -> bool {
-        self.now = self.left.pop();
-        self.now.is_some()
-    }
-}
-
-impl<D: Driver> Drop for Errands<'_, D> {
-    fn drop(&mut self) {
-        // These are marked as listed.
-        if !self.left.is_empty() || !self.put_off.is_empty() {
-            self.registry.errands.lock().extend(self.left.drain(..).rev().chain(self.put_off.drain(..)));
-            self.registry.errand.swap(true, Ordering::AcqRel);
-        }
-        if let Some(now) = self.now.take() {
-            self.registry.raise_errand(&now);
-        }
-        if let Some(failed) = self.failed.take() {
-            self.registry.raise_errand(&failed);
-        }
-    }
 }
 
 /// A close under way. Its end leaves the line no longer closing, and with its stream if that is still here.
@@ -106,8 +72,8 @@ pub(crate) struct Registry<D: Driver> {
     outstanding: Outstanding,
     #[cfg(feature = "cuda")]
     attach_above: entered::AttachAbove,
-    /// Timelines whose due or closable flag went up since the last call that served them, each once ([`Line::errand`]).
-    errands: Ranked<Vec<Arc<Line<D>>>>,
+    /// Timelines whose due or closable flag went up and that no call has served since.
+    errands: Ranked<Listed<D>>,
     /// Whether there are any.
     errand: AtomicBool,
     lost: AtomicBool,
@@ -163,7 +129,7 @@ impl<D: Driver> Registry<D> {
             outstanding: Outstanding::default(),
             #[cfg(feature = "cuda")]
             attach_above: entered::AttachAbove::default(),
-            errands: Ranked::new(Rank::Leaf, Vec::new()),
+            errands: Ranked::new(Rank::Leaf, Listed::default()),
             errand: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             independents: AtomicU32::new(0),
@@ -482,7 +448,7 @@ impl<D: Driver> Registry<D> {
         // Not a store: of two who raise it, whoever serves has to see what both did before, and a store by the second would
         // hide the first.
         if !line.errand.swap(true, Ordering::AcqRel) {
-            self.errands.lock().push(Arc::clone(line));
+            self.errands.lock().put(line);
         }
         self.errand.swap(true, Ordering::AcqRel);
     }
@@ -507,22 +473,15 @@ impl<D: Driver> Registry<D> {
         {
             return;
         }
-        let left: SmallVec<[Arc<Line<D>>; 8]> = self.errands.lock().drain(..).rev().collect();
-        let mut errands = Errands { registry: self, now: None, left, put_off: Vec::new(), failed: None };
-        while errands.next() {
-            let Some(line) = &errands.now else { break };
-            let failed_before = line.failing.load(Ordering::Relaxed);
-            if failed_before && errands.failed.is_some() {
-                errands.put_off.extend(errands.now.take());
-                continue;
-            }
+        let mut errands = Errands::of(self);
+        while let Some(line) = errands.next() {
             // Down before the flags are looked at: what is raised from here on is an errand of its own.
             line.errand.swap(false, Ordering::AcqRel);
             // Who cannot be marked here is served by the next call that names it.
             let mut fails = false;
-            if line.is_due() && Means::of(driver, line, Named::No) != Means::Nothing {
-                if self.make_marker(driver, line).is_ok() {
-                    self.learn_of(driver, line);
+            if line.is_due() && Means::of(driver, &line, Named::No) != Means::Nothing {
+                if self.make_marker(driver, &line).is_ok() {
+                    self.learn_of(driver, &line);
                 } else {
                     if laws::failed_is_served() {
                         line.published.fetch_max(line.due.load(Ordering::Acquire), Ordering::AcqRel);
@@ -530,12 +489,10 @@ impl<D: Driver> Registry<D> {
                     fails = true;
                 }
             }
-            fails |= line.is_idle() && self.close(driver, line, may_wait).is_err();
+            fails |= line.is_idle() && self.close(driver, &line, may_wait).is_err();
             line.failing.store(fails, Ordering::Relaxed);
-            if fails && failed_before {
-                errands.failed = Some(Arc::clone(line));
-            } else if fails {
-                self.raise_errand(line);
+            if fails {
+                self.raise_errand(&line);
             }
         }
     }

@@ -287,13 +287,15 @@ fn streams_that_capture_cost_others_no_more_the_more_they_are() {
         let sim = late();
         let gpu = on(&sim, Config::default());
         let s = gpu.stream().unwrap();
+        let mut used = Vec::new();
         let (natives, streams): (Vec<_>, Vec<_>) = (0..n)
             .map(|_| {
                 let native = sim.stream().unwrap();
                 let t = gpu.adopt(native.clone()).unwrap();
-                // As many as make a marker due.
                 for _ in 0..16 {
-                    gpu.alloc(512, &s).unwrap().record_use(&t).unwrap();
+                    let block = gpu.alloc(512, &s).unwrap();
+                    block.record_use(&t).unwrap();
+                    used.push(block);
                 }
                 (native, t)
             })
@@ -301,6 +303,8 @@ fn streams_that_capture_cost_others_no_more_the_more_they_are() {
         for native in &natives {
             sim.begin_capture(native).unwrap();
         }
+        // As many frees as make a marker due, of each. Made due before the captures began, all but the last were served by the next call.
+        drop(used);
         let mut x = gpu.uninit::<u8>(512, &s).unwrap();
         let asked = || sim.ledger().calls_total();
         // All are tried once.

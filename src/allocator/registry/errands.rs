@@ -1,0 +1,122 @@
+//! Timelines that have an errand for the next call that may speak to the driver: a marker that is due, a stream that may close.
+//!
+//! It knows which have one and in which order they are tried, not what an errand is. Each stands here once ([`Line::errand`]). A call takes all
+//! that are new, and of those whose last try failed one, the one that has waited longest: what a call costs does not depend on how many fail.
+
+use super::{Line, Registry};
+use crate::driver::Driver;
+use crate::sync::{Arc, Ordering};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// Those that nobody has taken.
+pub(super) struct Listed<D: Driver> {
+    /// Raised since the last call that served them.
+    new: Vec<Arc<Line<D>>>,
+    /// Those whose last try failed, the next one to be tried again first.
+    failing: VecDeque<Arc<Line<D>>>,
+}
+
+impl<D: Driver> Default for Listed<D> {
+    fn default() -> Listed<D> {
+        Listed { new: Vec::new(), failing: VecDeque::new() }
+    }
+}
+
+impl<D: Driver> Listed<D> {
+    pub(super) fn put(&mut self, line: &Arc<Line<D>>) {
+        let line = Arc::clone(line);
+        if line.failing.load(Ordering::Relaxed) { self.failing.push_back(line) } else { self.new.push(line) }
+    }
+}
+
+/// Those of one call. What a panic out of a driver call leaves goes back.
+pub(super) struct Errands<'a, D: Driver> {
+    registry: &'a Registry<D>,
+    now: Option<Arc<Line<D>>>,
+    /// The last one is next.
+    left: SmallVec<[Arc<Line<D>>; 8]>,
+}
+
+impl<'a, D: Driver> Errands<'a, D> {
+    pub(super) fn of(registry: &'a Registry<D>) -> Errands<'a, D> {
+        let mut listed = registry.errands.lock();
+        let again = listed.failing.pop_front();
+        if !listed.failing.is_empty() {
+            registry.errand.swap(true, Ordering::AcqRel);
+        }
+        let left = again.into_iter().chain(listed.new.drain(..).rev()).collect();
+        Errands { registry, now: None, left }
+    }
+    /// The next one, which is put back if the call panics with it.
+    pub(super) fn next(&mut self) -> Option<Arc<Line<D>>> {
+        self.now = self.left.pop();
+        self.now.clone()
+    }
+}
+
+impl<D: Driver> Drop for Errands<'_, D> {
+    fn drop(&mut self) {
+        // These are marked as listed.
+        if !self.left.is_empty() {
+            self.registry.errands.lock().new.extend(self.left.drain(..).rev());
+            self.registry.errand.swap(true, Ordering::AcqRel);
+        }
+        if let Some(now) = self.now.take() {
+            self.registry.raise_errand(&now);
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests {
+    use crate::allocator::{Allocator, Config};
+    use crate::order::TimelineId;
+    use crate::units::GIB;
+    use millpond_sim::{Schedule, Sim};
+
+    /// Streams that somebody captures cannot be marked. Each call tries the first of them again, which is the last then, and touches no other: it
+    /// took all out of the list and put them back.
+    #[test]
+    fn a_call_moves_one_of_those_that_fail() {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+        let s = gpu.stream().unwrap();
+        let streams: Vec<_> = (0..40)
+            .map(|_| {
+                let native = sim.stream().unwrap();
+                let t = gpu.adopt(native.clone()).unwrap();
+                let used = (0..16).map(|_| gpu.alloc(512, &s).unwrap()).collect::<Vec<_>>();
+                used.iter().for_each(|block| block.record_use(&t).unwrap());
+                (native, t, used)
+            })
+            .collect();
+        let (streams, used): (Vec<_>, Vec<_>) = streams.into_iter().map(|(n, t, used)| ((n, t), used)).unzip();
+        for (native, _) in &streams {
+            sim.begin_capture(native).unwrap();
+        }
+        // As many frees as make a marker due.
+        drop(used);
+        let listed = || -> Vec<TimelineId> {
+            let listed = s.registry().errands.lock();
+            assert!(listed.new.is_empty(), "all were tried");
+            listed.failing.iter().map(|line| line.id).collect()
+        };
+        s.registry().serve(&sim);
+        let mut expected = listed();
+        assert_eq!(expected.len(), 40);
+        for _ in 0..100 {
+            s.registry().serve(&sim);
+            expected.rotate_left(1);
+            assert_eq!(listed(), expected);
+        }
+        for (native, _) in &streams {
+            sim.end_capture(native).unwrap();
+        }
+        for left in (0..40).rev() {
+            s.registry().serve(&sim);
+            assert_eq!(listed().len(), left, "one more is done");
+        }
+    }
+}
