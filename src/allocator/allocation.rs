@@ -24,7 +24,7 @@ use core::time::Duration;
 /// waits at most for its pool's lock: the bytes are reused only in order behind every recorded use.
 ///
 /// The one exception: if the `Allocator` and all its `Stream`s are gone, the drop of the last allocation waits for the
-/// device and gives everything back to it.
+/// device and gives everything back to it (of pinned memory, the drop of the last pinned allocation).
 pub struct Allocation<D: Driver> {
     /// `None`: no bytes were asked for.
     pub(super) home: Option<Home<D>>,

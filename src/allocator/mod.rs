@@ -90,6 +90,9 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 /// sim.verdict()?;                // the simulated device judges what was done
 /// # Ok(()) }
 /// ```
+///
+/// It ends when it and all its streams are dropped: what is kept for copies, and pinned memory that nobody has, is waited for and given back by the drop of
+/// the last of them, device memory too unless an [`Allocation`] lives, which gives it back when it goes.
 pub struct Allocator<D: Driver> {
     owner: Owner<D>,
 }

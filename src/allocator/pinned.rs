@@ -18,7 +18,8 @@ use core::ptr::NonNull;
 /// Page-locked host bytes, from [`Allocator::alloc_pinned`](crate::Allocator::alloc_pinned).
 ///
 /// Asynchronous copies from and into it have to be recorded ([`PinnedAllocation::record_use`]) before it is dropped: it
-/// is handed out again only when they are complete; where nobody can record them, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver call and never blocks for the device.
+/// is handed out again only when they are complete; where nobody can record them, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver call and never blocks for the device,
+/// but for the last one of an allocator that is gone with all its streams: it waits for what uses the memory, and gives it back to the driver.
 pub struct PinnedAllocation<D: Driver> {
     home: Option<Home<D>>,
     bytes: u64,

@@ -92,7 +92,8 @@ mod tests {
                 (native, t, used)
             })
             .collect();
-        let (streams, used): (Vec<_>, Vec<_>) = streams.into_iter().map(|(n, t, used)| ((n, t), used)).unzip();
+        let (streams, used): (Vec<_>, Vec<_>) =
+            streams.into_iter().map(|(n, t, used)| ((n, t), used)).unzip();
         for (native, _) in &streams {
             sim.begin_capture(native).unwrap();
         }
