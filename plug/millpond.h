@@ -11,8 +11,8 @@
  * Where a result goes, a failed create, alloc or alloc_pinned writes 0 or null, unless it is MILLPOND_STATUS_FORKED, and every other call nothing.
  * An allocation of an allocator with scrub=1 whose fill fails was live until then: peaks, and the counts of allocations and frees, have it.
  *
- * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but those that wait for the
- * device: millpond_synchronize, millpond_destroy and millpond_torch_empty_cache, the first two only those on the allocator's own device. So a stream that was not declared permanent is marked
+ * Somebody may capture a graph on any stream of the device, told to us or not. No call ends a capture but millpond_synchronize, by which the
+ * caller says that nobody captures on the allocator's device. So a stream that was not declared permanent is marked
  * only in calls that name it, and a thread's default stream in calls of that thread and when the thread
  * ends, and in the frees of destructors that run later still, of pthread keys or of thread_local objects: what it freed there serves
  * others from then on, unless it ends while that stream captures, or its first call of all is made by a pthread key's destructor, behind
@@ -125,7 +125,8 @@ millpond_status millpond_create(int device,
                                 millpond_allocator *out);
 
 /*
- Ends an allocator: waits for the device, which ends captures, and gives back what nobody has. What is alive can still be freed (and
+ Ends an allocator: waits for all that is queued on the device, by freeing a page of pinned memory, which ends no capture (other threads' launches stand
+ meanwhile; with captures=none it waits as millpond_synchronize), and gives back what nobody has. What is alive can still be freed (and
  millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
  fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
  if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
@@ -322,7 +323,7 @@ void millpond_torch_record_stream(void *ptr,
                                   void *stream);
 
 /*
- PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does.
+ PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
  */
 void millpond_torch_empty_cache(void);
 

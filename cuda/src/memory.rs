@@ -351,6 +351,11 @@ unsafe impl Host for Cuda {
         freed
     }
 
+    /// `cuMemFreeHost` does (`unpinning_waits_for_whatever_is_queued` in the conformance suite, on a GPU).
+    fn unpin_waits_for_device(&self) -> bool {
+        true
+    }
+
     fn unpin_failed(&self, error: DriverError) {
         self.device.defer(error);
     }

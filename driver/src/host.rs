@@ -38,6 +38,12 @@ pub unsafe trait Host: Clone + Send + Sync + Sized + 'static {
     /// The range came whole from [`Host::pin_raw`], every use of it is complete and no reference into it is left.
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
 
+    /// Whether all that was queued on the device before [`Host::unpin_raw`] was called, on whatever stream, is complete when it returns. Where it is, that
+    /// is a wait for the device which ends no capture. `false` unless a driver says so.
+    fn unpin_waits_for_device(&self) -> bool {
+        false
+    }
+
     /// Keeps an error that a destructor met, for whoever asks later. Empty by default.
     fn unpin_failed(&self, error: DriverError) {
         let _ = error;

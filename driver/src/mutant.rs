@@ -241,6 +241,7 @@ doors:
     DoorEndedKept "door-ended-kept" "a trim or a synchronise of an ended allocator gives nothing back"
     DoorFreeTrims "door-free-trims" "a free after the end gives memory back to the driver, which may wait"
     DoorTrimWaits "door-trim-waits" "a trim waits for the device of an ended allocator that owes something, which ends captures"
+    DoorEndWaits "door-end-waits" "millpond_destroy and PyTorch's empty_cache wait for the device by the call that ends captures"
     DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
     DoorEventsKept "door-events-kept" "an allocator that has ended keeps the event of each permanent stream that it met"
     DoorUseFirst "door-use-first" "a use that cannot be recorded counts as one by nobody knows whom"

@@ -179,14 +179,11 @@ fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
     })
 }
 
-/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does.
+/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
     for door in OF_DEVICE.iter().filter_map(OnceLock::get) {
-        untold(call(|| {
-            door.gpu().synchronize()?;
-            door.trim().map(drop)
-        }));
+        untold(call(|| door.empty()));
     }
 }
 

@@ -151,6 +151,10 @@ unsafe impl Host for Sim {
         Ok(())
     }
 
+    fn unpin_waits_for_device(&self) -> bool {
+        true
+    }
+
     fn unpin_failed(&self, error: DriverError) {
         self.keep_error(error);
     }

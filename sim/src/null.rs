@@ -325,6 +325,11 @@ unsafe impl Host for Null {
         unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) };
         Ok(())
     }
+
+    /// Nothing is ever pending.
+    fn unpin_waits_for_device(&self) -> bool {
+        true
+    }
 }
 
 // SAFETY: no work is ever pending, so every event captures nothing, every wait orders everything there is, and

@@ -35,6 +35,7 @@ mod miss;
 mod peaks;
 mod pinned;
 mod pool;
+mod quiet;
 mod raw;
 pub(crate) mod recorder;
 mod registry;
@@ -59,7 +60,7 @@ pub use trim::Trimmed;
 use crate::driver::{Called, Driver, HostKind, StreamKind, StreamOptions};
 use crate::error::Error;
 use crate::heap::{Request, Want};
-use crate::laws::{self, steps};
+use crate::laws;
 use crate::report::{Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
@@ -536,60 +537,6 @@ impl<D: Driver> Allocator<D> {
         drop(turn);
         core.deliver();
         Ok(trimmed.map(drop)?)
-    }
-
-    /// Blocks the host until everything queued on the device is complete; learns that everything is, and so gives back what
-    /// was held back ([`held_back`](crate::report::PoolReport::held_back)). Not for use beside a graph capture in the context: the
-    /// driver refuses to wait for a device then, and the capture is lost, unless it is of a stream that has a pool and can be
-    /// asked, which is looked for first. An event ([`Stream::record`]) is waited for beside one.
-    ///
-    /// # Errors
-    /// [`Error::Capturing`]: nothing was waited for, and the capture lives. The driver's; to the question who captures too, with nothing waited
-    /// for.
-    pub fn synchronize(&self) -> Result<(), Error> {
-        let core = self.core();
-        let lines = core.registry.lines();
-        if laws::asks_who_captures()
-            && let Some(stream) = core.registry.who_captures(&core.driver, &lines)?
-        {
-            return Err(Error::Capturing { stream: Some(stream) });
-        }
-        let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
-        let promised = steps::promise_then_synchronise_all(promise, || {
-            if laws::synchronises() {
-                let waited = core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
-                if waited.is_err() {
-                    for line in &lines {
-                        line.loosen();
-                    }
-                }
-                waited?;
-            }
-            point!("all synchronised");
-            Ok::<_, Error>(())
-        })?;
-        for (line, epoch) in lines.iter().zip(promised) {
-            core.registry.proved(line, epoch);
-        }
-        core.registry.serve_and_wait(&core.driver);
-        for pool in core.pool_list() {
-            pool.drain();
-        }
-        core.keeper.sweep();
-        core.host.drain(&core.registry);
-        core.deliver();
-        Ok(())
-    }
-
-    /// As [`Allocator::synchronize`], and gives the driver's events back that nobody refers to then: those of all markers, in a program that
-    /// does nothing meanwhile. A [trim](Allocator::trim) gives back what it finds too, and marks each stream anew, to learn what it can.
-    ///
-    /// # Errors
-    /// As [`Allocator::synchronize`].
-    pub fn synchronize_and_trim_events(&self) -> Result<(), Error> {
-        self.synchronize()?;
-        self.core().registry.trim_events();
-        Ok(())
     }
 
     /// What the pools hold and did.

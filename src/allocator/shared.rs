@@ -12,6 +12,7 @@ use super::keeper::Keeper;
 use super::lenders::Lenders;
 use super::peaks::Peaks;
 use super::pool::{AfterFree, Pool, Watch};
+use super::quiet::wait_for_all;
 use super::recorder::Recorder;
 use super::registry::Registry;
 use super::undo::resume;
@@ -317,7 +318,7 @@ impl<D: Driver> Core<D> {
         }
         let lines = self.registry.lines();
         let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
-        match self.registry.watch(self.driver.synchronize_device()) {
+        match self.registry.watch(wait_for_all(&self.driver)) {
             Ok(()) => {
                 for (line, epoch) in lines.iter().zip(promised) {
                     self.registry.proved(line, epoch);

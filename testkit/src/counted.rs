@@ -231,6 +231,9 @@ unsafe impl Host for Device {
         // SAFETY: the caller's promise.
         device(|| unsafe { self.sim.unpin_raw(ptr, bytes) })
     }
+    fn unpin_waits_for_device(&self) -> bool {
+        self.sim.unpin_waits_for_device()
+    }
     fn unpin_failed(&self, error: DriverError) {
         device(|| self.sim.unpin_failed(error));
     }

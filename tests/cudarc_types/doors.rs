@@ -627,3 +627,28 @@ fn work_on_a_stream_that_foreign_memory_gave_out_again_is_waited_for() {
     }
     rig.clean();
 }
+
+/// The end of an allocator that has to wait for memory which nobody can mark, used by nobody knows whom, beside a stranger's capture.
+#[test]
+fn an_allocators_end_waits_for_what_nobody_can_mark_beside_a_capture() {
+    let Some(rig) = rig() else { return };
+    {
+        rig.cuda.expect_captures();
+        let gpu = rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let [user, stranger] = [(); 2].map(|()| given(&rig, &gpu, Unknown).theirs);
+        let x = gpu.alloc(BYTES, &home).expect("memory");
+        user.wait(&home.cudarc().expect("its alias").record_event(None).expect("an event")).expect("ordered");
+        #[allow(unsafe_code, reason = "the use that the free tells of")]
+        // SAFETY: the range is x's, which is freed behind whatever uses it.
+        unsafe {
+            cudarc::driver::result::memset_d8_async(x.address().0, 5, BYTES as usize, user.cu_stream())
+                .expect("queued");
+        }
+        x.free_unknown();
+        stranger.begin_capture(MODE).expect("begun");
+        drop((home, gpu));
+        ended(&stranger);
+    }
+    rig.clean();
+}

@@ -309,14 +309,14 @@ class Allocator:
     one is a BadArgumentError: make one a device and keep it, not one a task.
 
     It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. The
-    first two wait for the device, which ends graph captures of streams that were not declared permanent, and give back what nobody
-    has. The last is a `release()`, because it comes at any moment: it waits for no stream and ends no capture. What
+    first two wait for all that is queued on the device, and give back what nobody
+    has. The last is a `release()`, because it comes at any moment: it waits for no stream. None of them ends a graph capture. What
     is complete goes back to the device; the rest goes back at the next create, trim, synchronize or end of any allocator, and what is held
     back at the next synchronize or destroy of one of the same device. Memory that is alive at an end stays valid and is its allocator's:
     the frees still take it, wait for nothing, and leave it to those later calls; `trim` and `synchronize` of the ended one are among
     them. So hold an allocator as long as its memory.
 
-    No other call ends a capture, but where another thread begins one on a stream that the call names just then, or on a blocking stream
+    `synchronize` ends captures of streams that were not declared permanent; no other call ends one, but where another thread begins one on a stream that the call names just then, or on a blocking stream
     while the legacy default stream is in use, it may be lost.
     """
 
@@ -333,7 +333,7 @@ class Allocator:
         self._number = number.value
 
     def close(self):
-        """As destroy, and nothing if it was done: waits for the device, which ends captures of streams that were not declared. An
+        """As destroy, and nothing if it was done: waits for the device, and ends no capture. An
         allocator that PyTorch uses is let go, and not ended."""
         if self._made:
             try:
@@ -457,8 +457,7 @@ class Allocator:
 
     def destroy(self):
         """Waits for the device and gives back what nobody has. What is alive can still be freed, which never waits, and goes back at a
-        later trim or synchronize, of this one too. As synchronize, it ends captures of
-        streams that were not declared permanent."""
+        later trim or synchronize, of this one too. It ends no capture; while it waits, other threads' launches stand."""
         _must(_lib.millpond_destroy, self._number)
         self._made = None
 

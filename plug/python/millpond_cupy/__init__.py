@@ -633,7 +633,7 @@ class MemoryPool:
 
     def allocator(self, device=None):
         """millpond's own view of a device's allocator: a number, "cuda:0" or a cupy.cuda.Device. Its `synchronize()` has again what is
-        held back, and its `close()` and `destroy()` end it: the three wait for the device and end graph captures."""
+        held back, for which it waits for the device and ends graph captures; its `close()` and `destroy()` end it, and no capture."""
         return self._here(cupy.cuda.runtime.getDevice() if device is None else millpond._device(device)).allocator
 
     def malloc(self, size):

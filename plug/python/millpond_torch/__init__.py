@@ -9,9 +9,8 @@ An allocation that finds no memory raises torch.OutOfMemoryError with millpond's
 raises a RuntimeError. On a stream that captures a graph all are: allocate before the capture what the graph uses, and keep it as long
 as the graph.
 
-torch.cuda.empty_cache() waits for the device, of each that has an allocator, and then gives everything back that is not in use. That ends graph captures
-of streams that are not PyTorch's; where one of PyTorch's captures, it is refused and counted in memory_stats()["untold_failures"], and nothing ends.
-`trim` waits for no stream and ends no capture. No other call ends one, but where another thread begins a capture on a stream that the call names
+torch.cuda.empty_cache() waits for the device, of each that has an allocator, and then gives everything back that is not in use. It ends no graph capture; nor
+does `trim`, which waits for no stream. The `synchronize` of `allocator()` ends captures of streams that are not PyTorch's. No other call ends one, but where another thread begins a capture on a stream that the call names
 just then, or on a blocking stream while the legacy default stream is in use, it may be lost.
 
 A process that is forked after `install` has no allocator, as it has no CUDA: start workers that need a GPU by "spawn" or

@@ -16,6 +16,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use pond::Trim;
 use pond::cuda::Cuda;
+use pond::driver::Fences as _;
 
 /// Some destroyed door may hold memory that nobody has.
 static OWING: AtomicBool = AtomicBool::new(false);
@@ -86,25 +87,49 @@ impl Door {
             self.closed.store(true, Ordering::Release);
         }
         // What can fail comes first.
-        self.gpu.synchronize()?;
-        Door::settle(Some(self.device));
-        self.gpu.trim(Trim::All)?;
+        self.empty()?;
         let ended = self.ends();
         drop(core::mem::take(&mut *self.lanes.lock()));
         met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
         // asking where an allocator is deterministic. What the driver refuses here is owed.
-        let _ = self.gpu.synchronize();
+        let _ = self.wait();
         let _ = self.pay();
         self.rest();
         ended
+    }
+
+    /// Waits for all that is queued on the device, and ends no capture there but one that the caller has said there is none of (`captures=none`).
+    fn wait(&self) -> Result<(), pond::Error> {
+        if self.gpu.driver().expects_captures() && !planted!(DoorEndWaits) {
+            self.gpu.synchronize_beside_captures()
+        } else {
+            self.gpu.synchronize()
+        }
+    }
+
+    /// Waits for the device and gives everything back that nobody has, what ended allocators of the device owe too. Ends no capture.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn empty(&self) -> Result<(), Failure> {
+        self.wait()?;
+        let own = if self.has_ended() { self.pay() } else { Ok(0) };
+        Door::settle(Some(self.device));
+        own?;
+        if self.has_ended() {
+            self.rest();
+        } else {
+            self.gpu.trim(Trim::All)?;
+        }
+        Ok(())
     }
 
     /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
     /// is left, but for what is done meanwhile.
     fn rest(&self) {
         if !self.owes.load(Ordering::Acquire) && !planted!(DoorEventsKept) {
-            let _ = self.gpu.synchronize_and_trim_events();
+            let _ = self.wait().map(|()| self.gpu.trim_events());
         }
     }
 
@@ -165,7 +190,7 @@ impl Door {
             if door.owes.swap(false, Ordering::AcqRel) {
                 if waited_for == Some(door.device) {
                     // If it fails, what is pending is owed again.
-                    let _ = door.gpu.synchronize();
+                    let _ = door.wait();
                 }
                 let _ = door.pay();
             }
@@ -186,7 +211,10 @@ impl Door {
         let own = if self.has_ended() { Some(self.pay()?) } else { None };
         // The driver's frees may have waited for what it owes still: that is a later call's, which counts it, too.
         let owes = own.is_some() && self.owes.swap(false, Ordering::AcqRel);
-        Door::settle(planted!(DoorTrimWaits).then_some(self.device));
+        if planted!(DoorTrimWaits) && OWING.load(Ordering::Acquire) {
+            let _ = self.gpu.synchronize();
+        }
+        Door::settle(None);
         if owes {
             self.owe();
         }

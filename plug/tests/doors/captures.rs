@@ -85,6 +85,14 @@ impl World {
         if some { Status::Capturing } else { Status::Ok }
     }
 
+    /// What a call answers that waits for all that is queued and leaves captures alone, unless everybody on the device has promised that there
+    /// are none but of declared streams.
+    pub(super) fn waits_beside_captures(&mut self, door: usize, fault: Fault) -> Status {
+        let device = self.doors[door].device;
+        let expected = self.doors.iter().any(|d| d.device == device && d.expects);
+        if expected { Status::Ok } else { self.waits_for_devices(door, fault) }
+    }
+
     /// These calls are passed over by threads' faults.
     pub(crate) fn spare_captures() {
         for name in SPARING {

@@ -170,7 +170,7 @@ impl World {
         assert_eq!(peak, now, "{words}: {stats}");
     }
 
-    /// Ends an allocator: waits for its device, or releases it, which leaves captures alone and answers OK whatever the driver does.
+    /// Ends an allocator: waits for its device, or releases it, which answers OK whatever the driver does. Both leave captures alone.
     pub(super) fn destroy(&mut self, door: usize, releases: bool, fault: Fault) -> bool {
         let Door { number, open, .. } = self.doors[door];
         if !self.is_rough() {
@@ -179,7 +179,7 @@ impl World {
         let (expected, name) = if !open && !releases {
             (Status::UnknownAllocator, "millpond_destroy")
         } else if !releases {
-            (self.waits_for_devices(door, fault), "millpond_destroy")
+            (self.waits_beside_captures(door, fault), "millpond_destroy")
         } else if open {
             (Status::Ok, "millpond_release")
         } else {

@@ -50,11 +50,11 @@ impl World {
         status == Status::Ok
     }
 
-    /// Waits for the device and gives idle memory back, as `PyTorch` does.
+    /// Waits for the device and gives idle memory back, as `PyTorch` does, and ends no capture.
     pub(super) fn torch_empty_cache(&mut self, fault: Fault) {
         let door = self.slots[3];
         let at_once = self.mail.is_some();
-        let expected = self.waits_for_devices(door, fault);
+        let expected = self.waits_beside_captures(door, fault);
         let done = self.untold(fault, "millpond_torch_empty_cache()", || torch::millpond_torch_empty_cache());
         assert!(done == (expected == Status::Ok) || !done && may_fail(fault), "{expected:?}: {}", last());
         if done && !at_once {

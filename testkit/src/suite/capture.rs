@@ -275,6 +275,27 @@ pub fn somebody_elses_capture_survives_the_end_of_an_allocator<T: Bench>(b: &T) 
     assert!(!ended, "the allocator has ended somebody's capture");
 }
 
+/// All that is queued is waited for, with work pending on a stream that nobody here can mark.
+pub fn somebody_elses_capture_survives_a_wait_for_everything<T: Bench>(b: &T) {
+    let gpu = allocator(b, Config::default());
+    let (s, theirs) = (gpu.stream().expect("s"), stream(b));
+    let ended = ends(b, |_| {
+        let block = gpu.alloc(MIB, &s).expect("memory");
+        let word = own(b, &block, &s);
+        let before = mark(b, s.native());
+        b.device().wait(&theirs, &before).expect("ordered");
+        b.check(&theirs, block.address(), MIB, word);
+        let read = mark(b, &theirs);
+        drop(block);
+        gpu.synchronize_beside_captures().expect("waited");
+        let both = b.device().relaxed(|| done(b, &before) && done(b, &read));
+        assert!(both, "it returned before");
+        assert_eq!(gpu.trim(Trim::All).expect("trimmed").held_back, 0);
+        assert_eq!(gpu.report().reserved, 0, "all of it is known to be complete");
+    });
+    assert!(!ended, "the wait has ended somebody's capture");
+}
+
 /// Who adopted a stream may let it go while it captures: it is marked and closed after the capture.
 pub fn a_capture_survives_that_its_stream_is_let_go<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());

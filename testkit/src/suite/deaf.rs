@@ -62,6 +62,9 @@ unsafe impl<D: Driver> Host for Deaf<D> {
         // SAFETY: passed on from the caller.
         unsafe { self.inner.unpin_raw(ptr, bytes) }
     }
+    fn unpin_waits_for_device(&self) -> bool {
+        self.inner.unpin_waits_for_device()
+    }
 }
 
 #[allow(unsafe_code, reason = "breaks the contract of waits, on purpose")]

@@ -21,6 +21,39 @@ pub fn unpinning_waits_for_running_kernels<T: Bench>(b: &T) {
     finish_stream(b, &s);
 }
 
+/// And for all that is queued, on streams of every kind: what runs, what waits behind it, and what waits for an event of another stream. An allocator's
+/// `synchronize_beside_captures` rests on that.
+pub fn unpinning_waits_for_whatever_is_queued<T: Bench>(b: &T) {
+    let d = b.device();
+    let gated = stream(b);
+    let streams = [stream(b), stream(b), blocking_stream(b), b.per_thread(), b.legacy()];
+    let ranges = [(); 5].map(|()| d.allocate(MIB).expect("memory"));
+    for page in [512, 64 << 10, 4 << 20] {
+        let host = pin(b, page);
+        let mut marks: Vec<EventOf<T>> = Vec::new();
+        let waited = b.waits(&gated, &mut || {
+            // A device that cannot wait for a closed gate calls a second time.
+            if marks.is_empty() {
+                marks.push(mark(b, &gated));
+                // A chain: each stream waits for the one before.
+                for (on, range) in streams.iter().zip(&ranges) {
+                    d.wait(on, marks.last().expect("one"))?;
+                    b.write(on, range.addr(), MIB, A);
+                    marks.push(mark(b, on));
+                }
+            }
+            unpin(b, &host)?;
+            assert!(marks.iter().all(|mark| done(b, mark)), "{page} B: unpinning waited for less");
+            Ok(())
+        });
+        assert!(waited, "{page} B");
+    }
+    for stream in &streams {
+        finish_stream(b, stream);
+    }
+    drop(ranges);
+}
+
 /// Allocating, pinning, streams, events and all of virtual memory wait for nothing.
 pub fn everything_else_waits_for_nothing<T: Bench>(b: &T) {
     let d = b.device();

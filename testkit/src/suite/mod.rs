@@ -243,6 +243,7 @@ macro_rules! conformance_list {
             ]
             habits: [
                 a_plain_free_waits_for_running_kernels, unpinning_waits_for_running_kernels,
+                unpinning_waits_for_whatever_is_queued,
                 everything_else_waits_for_nothing, a_destroyed_stream_goes_on,
                 handle_values_come_back_and_ids_do_not, a_context_event_covers_every_kind_of_stream,
                 a_context_event_holds_nothing_back, a_pageable_source_is_free_at_return,
@@ -258,6 +259,7 @@ macro_rules! conformance_list {
                 a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,
                 somebody_elses_capture_survives_an_allocator_that_waits_and_trims,
                 somebody_elses_capture_survives_the_end_of_an_allocator,
+                somebody_elses_capture_survives_a_wait_for_everything,
                 a_capture_survives_that_its_stream_is_let_go, a_stream_destroyed_in_its_capture_ends_its_own,
                 a_stream_dropped_in_its_capture_is_gone, a_capturing_stream_is_refused,
             ]

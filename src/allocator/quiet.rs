@@ -1,0 +1,127 @@
+//! How all that is queued on the device becomes known to be complete: a call of the driver's that waits for all of it.
+//!
+//! Two calls do. The wait for the device ends every capture in the context. The free of pinned memory waits for the same and leaves captures alone, but
+//! holds other threads' driver calls up meanwhile. What is complete when either returns is numbered before it begins (O8). Which of them
+//! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
+
+use super::Allocator;
+use crate::driver::{Driver, DriverResult, HostKind};
+use crate::error::Error;
+use crate::laws::{self, steps};
+use crate::units::GRANULE_BYTES;
+
+/// Waits by freeing pinned memory.
+fn unpin<D: Driver>(driver: &D) -> DriverResult<()> {
+    driver.relaxed(|| {
+        let page = driver.pin(GRANULE_BYTES, HostKind::Cached)?;
+        // One that is still pinned is freed in its drop, or told as lost there.
+        page.release().map_err(|(_page, e)| e)
+    })
+}
+
+/// Waits for all, for who has to and knows nothing of captures: beside them where they are expected and the driver has a way.
+pub(super) fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
+    if driver.expects_captures() && driver.unpin_waits_for_device() {
+        unpin(driver)
+    } else {
+        driver.relaxed(|| driver.synchronize_device())
+    }
+}
+
+impl<D: Driver> Allocator<D> {
+    /// Blocks the host until everything queued on the device is complete; learns that everything is, and so gives back what
+    /// was held back ([`held_back`](crate::report::PoolReport::held_back)). Not for use beside a graph capture in the context: the
+    /// driver refuses to wait for a device then, and the capture is lost, unless it is of a stream that has a pool and can be
+    /// asked, which is looked for first. [`Allocator::synchronize_beside_captures`] leaves it alone, and an event ([`Stream::record`](super::Stream::record)) is
+    /// waited for beside one.
+    ///
+    /// # Errors
+    /// [`Error::Capturing`]: nothing was waited for, and the capture lives. The driver's; to the question who captures too, with nothing waited
+    /// for.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        let core = self.core();
+        if laws::asks_who_captures()
+            && let Some(stream) = core.registry.who_captures(&core.driver, &core.registry.lines())?
+        {
+            return Err(Error::Capturing { stream: Some(stream) });
+        }
+        self.behind(|driver| driver.relaxed(|| driver.synchronize_device()))?;
+        core.registry.serve_and_wait(&core.driver);
+        self.learnt();
+        Ok(())
+    }
+
+    /// As [`Allocator::synchronize`], and ends no capture, on whatever stream in the context and by whomever: 512 bytes of host memory are pinned and
+    /// unpinned, and unpinning waits for all that is queued on the device ([`Host::unpin_waits_for_device`](crate::driver::Host::unpin_waits_for_device)).
+    /// What a capture holds is not queued: it runs when its graph is launched.
+    ///
+    /// The price: until it returns, launches and records of other threads stand still in CUDA's driver (21 ms beside a wait of 20 ms; docs/decisions). So it must not be called while queued work
+    /// waits for what another thread has yet to launch, as collectives over several devices may: that would be a wait for ever.
+    ///
+    /// On a driver whose unpinning waits for nothing it is [`Allocator::synchronize`].
+    ///
+    /// # Errors
+    /// The driver's: out of host memory, or an error of queued work. Nothing counts as complete then that was not known to be.
+    pub fn synchronize_beside_captures(&self) -> Result<(), Error> {
+        let core = self.core();
+        if !core.driver.unpin_waits_for_device() {
+            return self.synchronize();
+        }
+        self.behind(unpin)?;
+        // What needs a wait for the device beyond that, a closing marker that cannot be recorded, is left to whoever may wait for it.
+        core.registry.serve(&core.driver);
+        self.learnt();
+        Ok(())
+    }
+
+    /// As [`Allocator::synchronize`], and gives the driver's events back that nobody refers to then: those of all markers, in a program that
+    /// does nothing meanwhile. A [trim](Allocator::trim) gives back what it finds too, and marks each stream anew, to learn what it can.
+    ///
+    /// # Errors
+    /// As [`Allocator::synchronize`].
+    pub fn synchronize_and_trim_events(&self) -> Result<(), Error> {
+        self.synchronize()?;
+        self.trim_events();
+        Ok(())
+    }
+
+    /// Gives the driver's events back that nobody refers to: behind a wait for all, those of all markers.
+    pub fn trim_events(&self) {
+        self.core().registry.trim_events();
+    }
+
+    /// All that was queued before it counts as complete behind a call that waits for it.
+    fn behind(&self, wait: impl FnOnce(&D) -> DriverResult<()>) -> Result<(), Error> {
+        let core = self.core();
+        let lines = core.registry.lines();
+        let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
+        let promised = steps::promise_then_synchronise_all(promise, || {
+            if laws::synchronises() {
+                let waited = core.registry.watch(wait(&core.driver));
+                if waited.is_err() {
+                    for line in &lines {
+                        line.loosen();
+                    }
+                }
+                waited?;
+            }
+            point!("all synchronised");
+            Ok::<_, Error>(())
+        })?;
+        for (line, epoch) in lines.iter().zip(promised) {
+            core.registry.proved(line, epoch);
+        }
+        Ok(())
+    }
+
+    /// Puts what is known now where requests find it.
+    fn learnt(&self) {
+        let core = self.core();
+        for pool in core.pool_list() {
+            pool.drain();
+        }
+        core.keeper.sweep();
+        core.host.drain(&core.registry);
+        core.deliver();
+    }
+}
