@@ -7,7 +7,8 @@
 //! whole, or freed. To forget the value changes nothing.
 //!
 //! Where the order cannot be made on the device, the host waits for the device, and the use counts as the whole context's.
-//! Where even that is refused, or would destroy the capture that is in the way, or the stream captures, or is of another device, no address is given: null, which copies and
+//! Where even that is refused, or would destroy the capture that is in the way, or captures are expected (`Cuda::expect_captures`), or the stream
+//! captures, or is of another device, no address is given: null, which copies and
 //! fills answer with an error and kernels do not survive. Whatever it was is in
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
@@ -52,8 +53,9 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
         Ok(()) => addr,
         Err(e) => {
             let e = as_drivers(e);
-            // A wait for everything would destroy the capture that is in the way.
-            let may_wait = laws::may_wait_instead(e.kind == DriverErrorKind::Capturing);
+            // A wait for everything would destroy the capture that is in the way, or that somebody may have begun.
+            let captures = e.kind == DriverErrorKind::Capturing || cuda.expects_captures();
+            let may_wait = laws::may_wait_instead(captures);
             cuda.drop_failed(e);
             if may_wait { wait_instead(cuda, touch, addr) } else { NULL }
         }

@@ -11,7 +11,7 @@ const FLAGS: CUgraphInstantiate_flags =
 /// Rounds of four threads that begin each together. Without turns they met in 4 runs of 20, which is why the test below this one
 /// has them meet.
 const ROUNDS: usize = 1000;
-const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+pub(super) const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 /// cudarc's value of a stream is to be had of the driver's stream too, without a word to the allocator. Whoever captures with
 /// it finds every operation refused, and not in his graph.
@@ -269,7 +269,7 @@ fn slices_of_a_stream_share_what_they_need_in_its_value() {
 
 /// Ends a capture, which lives, without making its graph executable.
 #[allow(unsafe_code, reason = "foreign calls")]
-fn ended(on: &CudaStream) {
+pub(super) fn ended(on: &CudaStream) {
     // SAFETY: the stream is alive, and its capture began on it.
     let graph = unsafe { result::stream::end_capture(on.cu_stream()) }.expect("the capture lives");
     // SAFETY: ended above, and used by nobody.
@@ -500,7 +500,9 @@ fn what_is_kept_when_the_keeper_closes_is_waited_for() {
 }
 
 /// Where captures are expected: an allocator, a stream of its own, one that nobody holds, and an array at home on the first.
-fn beside_a_stranger(rig: &Rig) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, Words) {
+pub(super) fn beside_a_stranger(
+    rig: &Rig,
+) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, Words) {
     rig.cuda.expect_captures();
     let gpu = rig.room_for(1);
     let home = gpu.stream().expect("a stream");
@@ -579,8 +581,10 @@ fn a_refused_read_of_a_part_ends_no_write_of_another() {
             let _ = other.view().to_pinned(&home).expect_err("nobody can mark the stranger's stream");
             gpu.synchronize().expect("nobody captures");
         }
-        // Where cudarc asks, the host waits, and that is told.
-        stranger.memset_zeros(&mut one).expect("queued under the same borrow");
+        // Nor does the host wait where cudarc asks.
+        stranger.memset_zeros(&mut one).expect_err("no address");
+        let other_too = gpu.report().deferred_errors.join("\n");
+        assert!(other_too.contains("until the program synchronises"), "{other_too}");
         drop(x);
         gpu.synchronize().expect("nobody captures");
     }
