@@ -3,7 +3,8 @@
 
 use super::doors::{MODE, beside_a_stranger, ended};
 use super::*;
-
+use millpond::{DriverErrorKind, PinnedArray};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An array was written on a stream that nobody holds, and somebody captures. The next call of cudarc's on the array, on whatever stream, waited
 /// for the device, and the capture was lost.
@@ -35,4 +36,58 @@ fn no_call_of_cudarcs_on_an_array_waits_for_the_device() {
         }
         rig.clean_but_for_errors();
     }
+}
+
+/// A look at an element behind a copy of cudarc's on a stream that nobody holds waited for the device: a capture of somebody's was lost, and the
+/// look panicked. Now it is refused, in words or as an error, until the program synchronises.
+#[test]
+fn no_look_at_a_pinned_array_waits_for_the_device() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, _home, stranger, x) = beside_a_stranger(&rig);
+        let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
+        let somebody = rig.ctx.new_stream().expect("somebody's stream");
+        let waits = || rig.fake.as_ref().map(|fake| fake.calls("cuCtxSynchronize"));
+        for forms in [words_of, error_of] {
+            stranger.memcpy_dtoh(&x, &mut host).expect("fetched");
+            let before = waits();
+            somebody.begin_capture(MODE).expect("captures");
+            for _ in 0..2 {
+                let said = forms(&mut host, false);
+                assert!(said.contains("until the program synchronises"), "{said}");
+                assert!(said.contains("streams that no allocator holds"), "{said}");
+            }
+            assert_eq!(waits(), before, "nobody waited for all");
+            ended(&somebody);
+            gpu.synchronize().expect("nobody captures");
+            assert_eq!(host[..], vec![7; WORDS], "behind the synchronise");
+            // A copy from it hinders no reader, and a writer until then.
+            let copy = stranger.clone_htod(&host).expect("a slice of cudarc's");
+            somebody.begin_capture(MODE).expect("captures");
+            assert_eq!(host[0], 7);
+            let said = forms(&mut host, true);
+            assert!(said.contains("until the program synchronises"), "{said}");
+            ended(&somebody);
+            gpu.synchronize().expect("nobody captures");
+            host.settled_mut().expect("behind the synchronise").fill(8);
+            assert_eq!(host.settled().expect("nothing is under way")[1], 8);
+            drop(copy);
+        }
+    }
+    rig.clean();
+}
+
+/// What a look says that is refused, by its panic.
+fn words_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
+    let look = || if to_write { host.fill(9) } else { assert_eq!(host[0], 7) };
+    let panic = catch_unwind(AssertUnwindSafe(look)).expect_err("refused");
+    panic.downcast_ref::<String>().cloned().expect("words")
+}
+
+/// The same by its error.
+fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
+    let look = if to_write { host.settled_mut().map(drop) } else { host.settled().map(drop) };
+    let error = look.expect_err("refused");
+    assert!(matches!(&error, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{error:?}");
+    error.to_string()
 }
