@@ -91,3 +91,41 @@ fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
     assert!(matches!(&error, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{error:?}");
     error.to_string()
 }
+
+/// An array at home on a thread's default stream, where cudarc was lent it, goes to another thread, where nobody can mark that stream. What it was lent
+/// for was open behind each refusal and each synchronise again.
+#[test]
+fn what_was_lent_at_home_is_over_behind_a_refusal_and_a_synchronise() {
+    for wrote in [true, false] {
+        let Some(rig) = rig() else { return };
+        {
+            rig.cuda.expect_captures();
+            let gpu = rig.room_for(1);
+            let on_a_thread = || {
+                let own = gpu.adopt(rig.cuda.per_thread_stream().expect("its own")).expect("a pool");
+                let (theirs, mut x) = (own.cudarc().expect("its alias"), sevens(&gpu, &own));
+                if wrote {
+                    theirs.memset_zeros(&mut x).expect("queued");
+                } else {
+                    x.fill_bytes(0, &own).expect("queued, and nothing is lent");
+                    assert_eq!(read(&theirs, &x), vec![0; WORDS]);
+                }
+                x
+            };
+            let mut x = std::thread::scope(|s| s.spawn(on_a_thread).join()).expect("made");
+            let work = gpu.stream().expect("a stream");
+            let refused = if wrote {
+                x.to_pinned(&work).map(drop).expect_err("its thread alone can mark the stream")
+            } else {
+                gpu.synchronize().expect("nobody captures");
+                assert_eq!(x.to_pinned(&work).expect("a reader hinders none").wait().expect("copied")[0], 0);
+                x.fill_bytes(1, &work).expect_err("its thread alone can mark the stream")
+            };
+            assert!(refused.to_string().contains("the program synchronises"), "{refused}");
+            gpu.synchronize().expect("nobody captures");
+            assert_eq!(x.to_pinned(&work).expect("behind the synchronise").wait().expect("copied")[0], 0);
+            x.fill_bytes(1, &work).expect("behind the synchronise");
+        }
+        rig.clean();
+    }
+}
