@@ -133,6 +133,10 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
         ],
     ),
+    (
+        Bug::CudaOtherContext,
+        &["cudarc_types::adopted::a_stream_of_another_context_of_the_same_device_is_refused"],
+    ),
     (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
     (
         Bug::CudaSliceCaptured,
