@@ -15,7 +15,7 @@
 use crate::allocator::access::Touch;
 use crate::allocator::access::lent::{Named, lend, lend_to_anybody};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
-use crate::cuda::{Cuda, Found, store_stays};
+use crate::cuda::{Cuda, Found, current_stays, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::laws;
@@ -118,7 +118,7 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     };
     let kept = kept(guest, || {
         let native = line.native().expect("an allocation's stream is held");
-        let alias = native.cudarc().or_else(|_| default_of(cuda));
+        let alias = native.cudarc().or_else(|_| cuda.default_of_cudarc());
         let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info));
         (stream, cuda)
     });
@@ -162,15 +162,11 @@ pub(super) fn anchor_of(
     Ok(made)
 }
 
-/// In the place of a stream that nobody keeps alive.
-fn default_of(cuda: &Cuda) -> DriverResult<Arc<CudaStream>> {
-    cuda.legacy_stream()?.cudarc()
-}
-
 /// The stream of no bytes, which are on none.
 fn nowhere() -> &'static Arc<CudaStream> {
     static NOWHERE: OnceLock<Arc<CudaStream>> = OnceLock::new();
-    NOWHERE.get_or_init(|| CudaContext::new(0).expect("cudarc opens device 0").default_stream())
+    let opened = || CudaContext::new(0).expect("cudarc opens device 0").default_stream();
+    NOWHERE.get_or_init(|| current_stays(opened))
 }
 
 macro_rules! slice {

@@ -5,6 +5,7 @@ use super::*;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult};
 use millpond::Error;
+use millpond::driver::{Fences, StreamOptions};
 
 const FLAGS: CUgraphInstantiate_flags =
     CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -453,6 +454,31 @@ fn an_error_that_is_put_back_is_not_another_threads() {
         });
         assert_eq!(millpond::mutant::waiting(), 0, "it stood still");
         theirs.context().check_err().expect_err("it is where it was");
+    }
+    rig.clean();
+}
+
+/// A stream that was taken by its raw handle has no value of cudarc's: an array of it answers the legacy stream, also while a blocking stream captures. It
+/// panicked then.
+#[test]
+fn the_stream_of_an_array_of_a_raw_stream_is_to_be_had_beside_a_capture() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let made = rig.ctx.new_stream().expect("somebody's stream");
+        // SAFETY: `made` outlives the pool.
+        #[allow(unsafe_code, reason = "a raw handle")]
+        let raw = unsafe { rig.cuda.raw_stream(made.cu_stream()) }.expect("a reference");
+        let home = gpu.adopt(raw).expect("a pool");
+        let x = gpu.uninit::<u32>(WORDS, &home).expect("an array");
+        let blocking =
+            rig.cuda.create_stream(StreamOptions { blocking: true, priority: 0 }).expect("a stream");
+        let theirs = blocking.cudarc().expect("its alias");
+        theirs.begin_capture(MODE).expect("captures");
+        assert_eq!(x.stream().cu_stream().addr(), 0, "the legacy stream");
+        ended(&theirs);
+        drop((x, home));
+        gpu.synchronize().expect("nobody captures");
     }
     rig.clean();
 }

@@ -129,3 +129,43 @@ fn what_was_lent_at_home_is_over_behind_a_refusal_and_a_synchronise() {
         rig.clean();
     }
 }
+
+/// The newest errors are kept, and how many there were before: of a loop of refusals the last one says why.
+#[test]
+fn the_newest_errors_that_nobody_could_be_told_are_kept() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
+        let theirs = home.cudarc().expect("its alias");
+        theirs.begin_capture(MODE).expect("captures");
+        for _ in 0..100 {
+            assert_eq!(x.device_ptr(&theirs).0, 0);
+        }
+        ended(&theirs);
+        stranger.memset_zeros(&mut x).expect("queued");
+        theirs.memset_zeros(&mut x).expect_err("nobody can mark the stranger's stream");
+        let said = gpu.report().deferred_errors;
+        assert_eq!(said.len(), 65);
+        assert!(said[0].contains("37 errors before these were left out"), "{}", said[0]);
+        assert!(said[64].contains("until the program synchronises"), "{}", said[64]);
+        drop(x);
+        gpu.synchronize().expect("nobody captures");
+    }
+    rig.clean_but_for_errors();
+}
+
+/// What an error of pinned memory that is held back says to do is to be had of pinned memory.
+#[test]
+fn pinned_memory_that_is_held_back_is_told_as_such() {
+    let Some(rig) = rig() else { return };
+    {
+        rig.cuda.expect_captures();
+        let gpu = rig.room_for(1);
+        gpu.alloc_pinned(PINNED).expect("all that there may be").free_unknown();
+        let refused = gpu.alloc_pinned(PINNED).expect_err("it is held back").to_string();
+        assert!(refused.contains("record_use_until") && !refused.contains("free_on"), "{refused}");
+        gpu.synchronize().expect("nobody captures");
+        gpu.alloc_pinned(PINNED).expect("it serves");
+    }
+    rig.clean();
+}
