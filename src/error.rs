@@ -152,9 +152,10 @@ pub enum Error {
         /// The device of the allocator, the array or the stream that it was given to.
         expected: DeviceId,
     },
-    /// The stream is recording a graph: it would replay into these bytes long after they are reused.
+    /// The stream is recording a graph: what is allocated or queued on it would be a part of that, and be replayed into bytes long after they are
+    /// reused; and to wait for it, or for the device, would end the capture.
     #[error(
-        "{} is capturing a graph, which would replay into these bytes after they are reused: allocate before the capture",
+        "{} is capturing a graph, which can be replayed when memory of ours is somebody else's, and which no wait survives: allocate before the capture, and do the rest when it has ended",
         stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
     )]
     Capturing {
@@ -180,9 +181,9 @@ pub enum Error {
         /// How many there can be.
         most: usize,
     },
-    /// An array of this many elements has more bytes than any address.
+    /// An array of this many elements has more bytes than any array, 2^63 - 1, or more elements than can be counted.
     #[error(
-        "an array of shape {shape:?} with {element_bytes} bytes an element has more bytes than 64 bits can count: split it"
+        "an array of shape {shape:?} with {element_bytes} bytes an element has more than 2^63 - 1 bytes, or more elements than 64 bits can count: split it"
     )]
     Overflow {
         /// The elements asked for, a length for each dimension.

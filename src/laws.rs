@@ -142,7 +142,7 @@ pub(crate) fn keeps_source(bytes: u64) -> bool {
     !(planted!(LargeSourceUnseen) && bytes > 4 << 20)
 }
 
-/// Whether a wait for the whole device may stand for one that could not be made: not where it would end somebody's capture.
+/// Whether a wait for the whole device may stand for one that could not be made: not where it would end somebody's capture, or may.
 pub(crate) fn may_wait_instead(captures: bool) -> bool {
     !captures || planted!(CudaWaitsCaptured)
 }

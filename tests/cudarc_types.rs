@@ -15,6 +15,8 @@ mod current;
 mod devices;
 #[path = "cudarc_types/doors.rs"]
 mod doors;
+#[path = "cudarc_types/expected.rs"]
+mod expected;
 #[path = "cudarc_types/host.rs"]
 mod host;
 #[path = "cudarc_types/mixed.rs"]

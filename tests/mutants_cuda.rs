@@ -48,7 +48,14 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "cudarc_types::random::programs_that_capture",
         ],
     ),
-    (Bug::CudaWaitsCaptured, &["cudarc_types::random::programs_that_capture"]),
+    (
+        Bug::CudaWaitsCaptured,
+        &[
+            "cudarc_types::random::programs_that_capture",
+            "cudarc_types::expected::no_call_of_cudarcs_on_an_array_waits_for_the_device",
+            "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
+        ],
+    ),
     (
         Bug::CudaHandleIsId,
         &[
@@ -122,7 +129,13 @@ const KILLERS: &[(Bug, &[&str])] = &[
         &[
             "cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise",
             "cudarc_types::doors::what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise",
+            "cudarc_types::expected::what_was_lent_at_home_is_over_behind_a_refusal_and_a_synchronise",
+            "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
         ],
+    ),
+    (
+        Bug::CudaOtherContext,
+        &["cudarc_types::adopted::a_stream_of_another_context_of_the_same_device_is_refused"],
     ),
     (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
     (

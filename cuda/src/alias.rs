@@ -182,6 +182,16 @@ pub fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::Driv
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Cuda {
+    /// cudarc's value of the context's legacy default stream. The driver is asked nothing of it, so that a capture on a blocking stream is in nobody's
+    /// way.
+    ///
+    /// # Errors
+    /// Where cudarc finds no driver.
+    #[doc(hidden)]
+    pub fn default_of_cudarc(&self) -> DriverResult<Arc<CudaStream>> {
+        Ok(self.device.cudarc()?.default_stream())
+    }
+
     /// Who this stream is. Its reference is alive, and so is it.
     ///
     /// # Errors

@@ -29,8 +29,9 @@ use millpond_driver::sync::{Arc, Mutex, Weak};
 use millpond_driver::units::DeviceId;
 use millpond_driver::{DeviceSlot, DriverResult};
 use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
+use std::collections::VecDeque;
 
-/// Errors of destructors that are kept, at most.
+/// Errors that nobody could be told that are kept, at most: the newest.
 const DEFERRED_KEPT: usize = 64;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const VIRTUAL_MEMORY: c_int = 102;
@@ -76,8 +77,36 @@ pub(super) struct Device {
     pub(super) parked: Parked,
     /// A stream of cudarc's in that context, which does nothing: it keeps cudarc's tracking on (hazard 2).
     pub(super) anchor: Mutex<Option<Arc<CudaStream>>>,
-    deferred: Mutex<Vec<DriverError>>,
+    deferred: Mutex<Deferred>,
     keep: Keep,
+}
+
+/// Errors that nobody could be told: the newest ones, and how many were left out before them.
+#[derive(Default)]
+struct Deferred {
+    kept: VecDeque<DriverError>,
+    /// The newest that was left out.
+    last: Option<DriverError>,
+    left_out: u64,
+}
+
+impl Deferred {
+    fn keep(&mut self, error: DriverError) {
+        if self.kept.len() == DEFERRED_KEPT {
+            self.last = self.kept.pop_front();
+            self.left_out += 1;
+        }
+        self.kept.push_back(error);
+    }
+    /// In order. In front, with the call and the code of the newest of them, how many were left out.
+    fn all(&self) -> Vec<DriverError> {
+        let before = self.last.as_ref().map(|last| {
+            let message =
+                format!("{} errors before these were left out; of this one: {}", self.left_out, last.message);
+            DriverError::new(last.call, last.code, last.kind, message)
+        });
+        before.into_iter().chain(self.kept.iter().cloned()).collect()
+    }
 }
 
 impl fmt::Debug for Device {
@@ -179,7 +208,7 @@ impl Device {
             alias: Mutex::new(None),
             parked: Parked::default(),
             anchor: Mutex::new(None),
-            deferred: Mutex::new(Vec::new()),
+            deferred: Mutex::default(),
             keep,
         };
         device.granularity = device.ask_granularity()?;
@@ -342,14 +371,11 @@ impl Device {
         if is_farewell(&error) {
             return;
         }
-        let mut deferred = self.deferred.lock();
-        if deferred.len() < DEFERRED_KEPT {
-            deferred.push(error);
-        }
+        self.deferred.lock().keep(error);
     }
 
     pub(super) fn deferred(&self) -> Vec<DriverError> {
-        self.deferred.lock().clone()
+        self.deferred.lock().all()
     }
 
     fn release_primary(&self) {
@@ -424,17 +450,25 @@ impl Drop for Device {
 }
 
 /// Drops a context of cudarc's where there is no value of ours for it, or another one: the last reference makes it current
-/// to give it back. cudarc is asked, whose context it is, because ours may be no driver at all.
-#[allow(unsafe_code, reason = "foreign calls")]
+/// to give it back.
 fn let_go(theirs: Arc<CudaContext>) {
+    current_stays(|| drop(theirs));
+}
+
+/// Runs calls of cudarc's, which leave their context current, where there is no value of ours for that, and puts back what was. cudarc is asked what it
+/// was, because ours may be no driver at all.
+#[doc(hidden)]
+#[allow(unsafe_code, reason = "foreign calls")]
+pub fn current_stays<R>(calls: impl FnOnce() -> R) -> R {
     let before = ctx::get_current();
-    drop(theirs);
+    let result = calls();
     if let Ok(before) = before
         && ctx::get_current().is_ok_and(|now| now != before)
     {
         // SAFETY: it was current on this thread before; null means none.
         let _ = unsafe { ctx::set_current(before.unwrap_or(core::ptr::null_mut())) };
     }
+    result
 }
 
 /// The context is current on this thread; what was, comes back when this is dropped.

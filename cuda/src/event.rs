@@ -108,9 +108,21 @@ unsafe impl Fences for Cuda {
         self.new_stream(options)
     }
 
-    /// Makes no driver call: it was asked when the reference was made.
+    /// Makes no driver call: who it is, and of which context, was asked when the reference was made.
+    ///
+    /// # Errors
+    /// A reference of another context's, of a stream on this device: calls on it would be made in that context.
     fn stream_info(&self, stream: &GpuStream) -> DriverResult<StreamInfo> {
-        Ok(stream.info())
+        let info = stream.info();
+        // There is one value of a context.
+        let elsewhere = info.device == self.device.id && !Arc::ptr_eq(stream.device(), &self.device);
+        if elsewhere && !planted!(CudaOtherContext) {
+            return Err(bad_handle(
+                Call::stream_get_ctx,
+                "the stream's reference is of another context of this device, or of another device's Cuda: make it by a Cuda of the context that the stream is of (Cuda::from_context, Cuda::adopt)",
+            ));
+        }
+        Ok(info)
     }
 
     #[inline]

@@ -64,6 +64,8 @@ mod virt;
 
 #[doc(hidden)]
 pub use alias::{Found, store_error, store_peek, store_stays};
+#[doc(hidden)]
+pub use context::current_stays;
 pub use event::GpuEvent;
 pub use gate::GpuGate;
 pub use kernel::BadRange;

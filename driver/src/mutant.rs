@@ -212,6 +212,7 @@ cuda:
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
     CudaPhantomStream "cuda-phantom-stream" "a stream that cudarc counts and could not make stays counted, though nobody waited for the context"
     CudaLentForEver "cuda-lent-for-ever" "a write of the whole that is refused leaves what was lent before it open, for ever where nobody can mark that"
+    CudaOtherContext "cuda-other-context" "a reference of another context of the device is taken for one of this context's"
     CudaStoreShared "cuda-store-shared" "threads that look into cudarc's store of errors do not take turns"
     CudaSliceCaptured "cuda-slice-captured" "a pooled slice is made on a stream that captures, which its event destroys"
     CudaAnchorEach "cuda-anchor-each" "each pooled slice makes cudarc a stream in its value, and waits if it is the first there"

@@ -229,10 +229,11 @@ impl<D: Driver> Tracked<D> {
         let Some(holder) = self.holder() else { return };
         let home = holder.home();
         if home.id != to {
-            let written = laws::after_write(|| self.home_written.load(Ordering::Acquire));
-            let read = laws::after_read(access == Access::Write, || self.home_read.load(Ordering::Acquire));
+            // First: what was open gets its number before it is closed.
             let open = self.is_open_at_home(access);
             let open = open.then(|| home.stamp());
+            let written = laws::after_write(|| self.home_written.load(Ordering::Acquire));
+            let read = laws::after_read(access == Access::Write, || self.home_read.load(Ordering::Acquire));
             join(
                 into,
                 Pending { on: home.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
@@ -287,6 +288,24 @@ impl<D: Driver> Tracked<D> {
         self.home_read.store(0, Ordering::Release);
         self.home_reading.store(0, Ordering::Release);
         self.home_writing.store(0, Ordering::Release);
+    }
+
+    /// What was lent or forgotten open at home is over, of these accesses: it has the number of what the home stream holds by now. What was
+    /// declared there stays open. Nobody who would close it is alive.
+    fn end_open_at_home(&self, is_over: impl Fn(Access) -> bool) {
+        let Some(home) = self.holder().map(|holder| holder.home()) else { return };
+        let halves = [
+            (Access::Read, &self.home_reading, &self.home_read),
+            (Access::Write, &self.home_writing, &self.home_written),
+        ];
+        for (access, open, last) in halves {
+            let ends = || is_over(access) && laws::refused_ends_loans();
+            if open.load(Ordering::Acquire) > 0 && ends() {
+                // Numbered first, then closed.
+                last.fetch_max(home.stamp().0, Ordering::AcqRel);
+                open.store(0, Ordering::Release);
+            }
+        }
     }
 
     /// The whole of it was written behind every use: other streams' say nothing more.
@@ -574,6 +593,7 @@ fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
         Intent::Read | Intent::Write => false,
     };
     for &Touch { of, intent } in touches {
+        of.end_open_at_home(|access| is_over(intent, access));
         if !of.shared.load(Ordering::Acquire) || !laws::refused_ends_loans() {
             continue;
         }

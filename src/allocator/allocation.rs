@@ -61,6 +61,10 @@ impl<D: Driver> Allocation<D> {
         self.home.as_ref().map(|h| &*h.pool)
     }
     /// What it knows of its bytes; `None` if there are none.
+    /// The device that it is on; `None` for no bytes.
+    pub(crate) fn device(&self) -> Option<crate::units::DeviceId> {
+        self.home.as_ref().map(|home| home.pool.core.device)
+    }
     pub(super) fn home(&self) -> Option<&Home<D>> {
         self.home.as_ref()
     }

@@ -27,7 +27,8 @@ use core::ops::{Deref, DerefMut};
 ///
 /// # Panics
 /// After a copy by cudarc whose stream can be waited for no more, and the device neither (a stream of the context captures,
-/// the driver fails): any access to the elements then panics, and may be tried again. A lost context runs nothing, so it
+/// captures are expected, the driver fails): any access to the elements then panics, and may be tried again; [`PinnedArray::settled`] answers an
+/// error instead. A lost context runs nothing, so it
 /// is not waited for. Without such copies no access waits or panics.
 ///
 /// ```
@@ -148,37 +149,58 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
     fn first(&self) -> *mut T {
         self.memory.as_ptr().as_ptr().cast()
     }
-    /// Blocks the host behind every copy that the array was lent to.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn settle(&mut self) {
-        self.memory.settle();
+    /// The elements, as `&array[..]` has them, or why they are not to be had: where that would panic. Without copies by cudarc it never
+    /// waits nor fails.
+    ///
+    /// # Errors
+    /// The driver's, when a copy by cudarc into the array can be waited for no more. Where captures are expected
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)) that is so of a copy on a stream that no allocator holds: nothing was
+    /// waited for, and behind an [`Allocator::synchronize`] that comes after this error the elements are to be had.
+    pub fn settled(&self) -> Result<&[T], Error> {
+        self.memory.settle_writes()?;
+        Ok(self.elements())
+    }
+    /// The same to be written, behind copies by cudarc from the array too.
+    ///
+    /// # Errors
+    /// As [`PinnedArray::settled`].
+    pub fn settled_mut(&mut self) -> Result<&mut [T], Error> {
+        self.memory.settle()?;
+        Ok(self.elements_mut())
+    }
+    /// All of it, as it is: whoever asks has settled what writes it.
+    #[allow(unsafe_code, reason = "pinned memory is real memory")]
+    fn elements(&self) -> &[T] {
+        let len = self.shape.elements().unwrap_or(0);
+        // SAFETY: the allocation is ours alone, as long as this, aligned to 512 and initialised (zeroed by the driver,
+        // then written with elements only); no device work writes it while it is an array and not a copy's, or it was
+        // waited for.
+        unsafe { core::slice::from_raw_parts(self.first(), len) }
     }
     /// All of it, as it is: whoever asks has settled it, and may have lent it since.
     #[allow(unsafe_code, reason = "pinned memory is real memory")]
     pub(crate) fn elements_mut(&mut self) -> &mut [T] {
         let len = self.shape.elements().unwrap_or(0);
-        // SAFETY: as for `deref`; and no device work reads it either, but what is lent from here on.
+        // SAFETY: as for `elements`; and no device work reads it either, but what is lent from here on.
         unsafe { core::slice::from_raw_parts_mut(self.first(), len) }
     }
 }
 
 impl<T: Pod, D: Driver> Deref for PinnedArray<T, D> {
     type Target = [T];
-    #[allow(unsafe_code, reason = "pinned memory is real memory")]
     fn deref(&self) -> &[T] {
-        self.memory.settle_writes();
-        let len = self.shape.elements().unwrap_or(0);
-        // SAFETY: the allocation is ours alone, as long as this, aligned to 512 and initialised (zeroed by the driver,
-        // then written with elements only); no device work writes it while it is an array and not a copy's, or it was
-        // waited for above.
-        unsafe { core::slice::from_raw_parts(self.first(), len) }
+        self.settled().unwrap_or_else(|e| refused(&e))
     }
 }
 impl<T: Pod, D: Driver> DerefMut for PinnedArray<T, D> {
     fn deref_mut(&mut self) -> &mut [T] {
-        self.memory.settle();
-        self.elements_mut()
+        self.settled_mut().unwrap_or_else(|e| refused(&e))
     }
+}
+/// A look that has no error to answer.
+#[cold]
+fn refused(error: &Error) -> ! {
+    panic!("{error}")
 }
 impl<T: Pod + fmt::Debug, D: Driver> fmt::Debug for PinnedArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -38,7 +38,7 @@ pub struct Facts {
 ///
 /// It is told inside others' calls and drops: it makes no driver call, does not block and does not panic.
 pub trait Watcher: Send + Sync {
-    /// A use by work on this stream was recorded.
+    /// A use by work on this stream, which is not the allocation's own, was recorded.
     fn used(&self, of: &Facts, by: StreamId) {
         let _ = (of, by);
     }
@@ -56,10 +56,12 @@ trait Object: Any + Send + Sync {
 
 impl<D: Driver> Object for Allocation<D> {
     fn record_use(&self, stream: &AnyStream) -> Result<(), Error> {
-        Allocation::record_use(self, typed(stream, stream.info().device)?)
+        let Some(device) = self.device() else { return Ok(()) };
+        Allocation::record_use(self, typed(stream, device)?)
     }
     fn share_with(&self, stream: &AnyStream) -> Result<(), Error> {
-        Allocation::share_with(self, typed(stream, stream.info().device)?)
+        let Some(device) = self.device() else { return Ok(()) };
+        Allocation::share_with(self, typed(stream, device)?)
     }
     fn free_unknown(self: Box<Self>) {
         Allocation::free_unknown(*self);
@@ -106,6 +108,10 @@ impl AnyAllocation {
         self.memory.as_deref().expect("taken only where the handle ends")
     }
     fn tell_used(&self, stream: &AnyStream) {
+        // On its own stream nothing is recorded, nor of no bytes.
+        if self.facts.stream.is_none_or(|own| own == stream.id()) {
+            return;
+        }
         for watcher in &self.watchers {
             watcher.used(&self.facts, stream.id());
         }

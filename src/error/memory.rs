@@ -187,12 +187,18 @@ impl OutOfMemory {
         let held = self.figures().total.held_back;
         // Of the pools as they are, or after a trim.
         let useful = held >= self.rounded || held > 0 && self.fits_with(held + self.trim_would_free);
-        useful.then(|| {
+        let of_the_host = || {
+            format!(
+                "{} are held back: used on streams that only calls which name them can mark, or freed by nobody knows whom; say until when they were used (record_use_until), declare streams that last, or synchronise while nobody captures a graph: they serve then.",
+                bytes(held)
+            )
+        };
+        useful.then(|| self.stream.map_or_else(of_the_host, |_| {
             format!(
                 "{} are held back: freed on streams that only calls which name them can mark, or by nobody knows whom; name the streams at the free (free_on), declare streams that last, or synchronise while nobody captures a graph, and trim then.",
                 bytes(held)
             )
-        })
+        }))
     }
 
     /// Whether a free run of this pool is long enough, and begins so that the alignment leaves enough of it.

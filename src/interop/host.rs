@@ -5,7 +5,7 @@
 //! lent on that stream, and its next access waits where it must (`PinnedAllocation::settle`). To forget the value changes
 //! nothing.
 //!
-//! A stream that nobody here holds may be gone by then: its use is the whole context's.
+//! A stream that nobody here holds may be gone by then: its use is the whole context's, which nobody waits for where captures are expected.
 
 use crate::allocator::PinnedAllocation;
 use crate::array::PinnedArray;
@@ -20,6 +20,10 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 /// stream of the array's device. **They block the host** until the copy is done, as cudarc's own pinned memory does;
 /// where cudarc leaves its wait out, because its context has an error in store, the array's next access blocks instead.
 /// Dropped, the array's memory is reused behind the copy.
+///
+/// Where captures are expected (`Cuda::expect_captures`), and the stream is one that no allocator holds, nothing can be waited for that would spare
+/// a capture of somebody's: the next access panics, or [`PinnedArray::settled`] answers an error, and behind an
+/// [`Allocator::synchronize`](crate::Allocator::synchronize) that comes after that it does not. Adopt such streams.
 ///
 /// Pass the array itself, `&pinned` or `&mut pinned`. A plain slice of it, `&pinned[..]`, is pageable memory to cudarc, which
 /// then queues the copy and waits for nothing: see [`PinnedArray`].
@@ -43,7 +47,7 @@ impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
         stream: &'a CudaStream,
     ) -> (&'a mut [T], SyncOnDrop<'a>) {
         // Earlier copies first: another stream's would meet this one.
-        self.settle();
+        let _: &mut [T] = self;
         lend(self.memory(), stream, true);
         (self.elements_mut(), SyncOnDrop::Sync(Some(stream)))
     }

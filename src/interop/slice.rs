@@ -7,14 +7,15 @@
 //! whole, or freed. To forget the value changes nothing.
 //!
 //! Where the order cannot be made on the device, the host waits for the device, and the use counts as the whole context's.
-//! Where even that is refused, or would destroy the capture that is in the way, or the stream captures, or is of another device, no address is given: null, which copies and
+//! Where even that is refused, or would destroy the capture that is in the way, or captures are expected (`Cuda::expect_captures`), or the stream
+//! captures, or is of another device, no address is given: null, which copies and
 //! fills answer with an error and kernels do not survive. Whatever it was is in
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
 use crate::allocator::access::Touch;
 use crate::allocator::access::lent::{Named, lend, lend_to_anybody};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
-use crate::cuda::{Cuda, Found, store_stays};
+use crate::cuda::{Cuda, Found, current_stays, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::laws;
@@ -52,8 +53,9 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
         Ok(()) => addr,
         Err(e) => {
             let e = as_drivers(e);
-            // A wait for everything would destroy the capture that is in the way.
-            let may_wait = laws::may_wait_instead(e.kind == DriverErrorKind::Capturing);
+            // A wait for everything would destroy the capture that is in the way, or that somebody may have begun.
+            let captures = e.kind == DriverErrorKind::Capturing || cuda.expects_captures();
+            let may_wait = laws::may_wait_instead(captures);
             cuda.drop_failed(e);
             if may_wait { wait_instead(cuda, touch, addr) } else { NULL }
         }
@@ -116,7 +118,7 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     };
     let kept = kept(guest, || {
         let native = line.native().expect("an allocation's stream is held");
-        let alias = native.cudarc().or_else(|_| default_of(cuda));
+        let alias = native.cudarc().or_else(|_| cuda.default_of_cudarc());
         let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info));
         (stream, cuda)
     });
@@ -160,15 +162,11 @@ pub(super) fn anchor_of(
     Ok(made)
 }
 
-/// In the place of a stream that nobody keeps alive.
-fn default_of(cuda: &Cuda) -> DriverResult<Arc<CudaStream>> {
-    cuda.legacy_stream()?.cudarc()
-}
-
 /// The stream of no bytes, which are on none.
 fn nowhere() -> &'static Arc<CudaStream> {
     static NOWHERE: OnceLock<Arc<CudaStream>> = OnceLock::new();
-    NOWHERE.get_or_init(|| CudaContext::new(0).expect("cudarc opens device 0").default_stream())
+    let opened = || CudaContext::new(0).expect("cudarc opens device 0").default_stream();
+    NOWHERE.get_or_init(|| current_stays(opened))
 }
 
 macro_rules! slice {

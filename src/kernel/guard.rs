@@ -16,8 +16,8 @@ use core::marker::PhantomData;
 ///
 /// What is queued on the stream while it lives comes after the array's last write; what writes the array later comes
 /// after all of it. Keep it until the kernel is queued, not longer: later work on the stream is waited for too. Forgotten
-/// ([`core::mem::forget`]), the array counts as read by whatever the stream holds until the whole of it is next written, it is freed, or the
-/// stream is gone.
+/// ([`core::mem::forget`]), the array counts as read by whatever the stream holds until the whole of it is next written, a write of the whole is
+/// refused, it is freed, or the stream is gone.
 ///
 /// Begin no capture on the stream meanwhile. The launch would go into a graph that may run when the memory is somebody else's,
 /// and what is recorded at the guard's end is the stream's work of before: that no graph holds the array is a part of

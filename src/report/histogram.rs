@@ -47,7 +47,8 @@ impl Histogram {
 
     /// The largest size of a bin, in bytes.
     pub fn upper_bytes(bin: usize) -> u64 {
-        GRANULE_BYTES.checked_shl(bin as u32).unwrap_or(u64::MAX)
+        let granules = u32::try_from(bin).ok().and_then(|bin| 1_u64.checked_shl(bin));
+        granules.and_then(|n| n.checked_mul(GRANULE_BYTES)).unwrap_or(u64::MAX)
     }
 
     /// The bound, in bytes, of the bin in which the size at a percentile lies: that part of all sizes is at most so

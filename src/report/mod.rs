@@ -288,7 +288,8 @@ pub struct Report {
     pub driver_calls: BTreeMap<Cow<'static, str>, u64>,
     /// Events that no sink was told of: too many were kept, by frees with no allocation in between.
     pub events_lost: u64,
-    /// Errors that destructors met and could not return.
+    /// Errors met where nobody could be told: by destructors, and by calls of other libraries' traits that cannot fail. The newest 64 of the CUDA backend's, and
+    /// in front of them how many there were before.
     pub deferred_errors: Vec<String>,
 }
 

@@ -10,6 +10,7 @@
 
 use super::Unit;
 use core::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Two counters that only grow, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -125,8 +126,7 @@ impl Profile {
         }
     }
 
-    /// Runs `body` in a scope, with the counters as `usage` reads them before and behind it. A scope that panics ends with
-    /// the one around it.
+    /// Runs `body` in a scope, with the counters as `usage` reads them before and behind it, also if it panics.
     ///
     /// ```
     /// use millpond::{Allocator, Config, report::Profile, units::{GIB, MIB}};
@@ -152,9 +152,9 @@ impl Profile {
         body: impl FnOnce(&mut Profile) -> R,
     ) -> R {
         let scope = self.enter(name, usage());
-        let result = body(self);
+        let result = catch_unwind(AssertUnwindSafe(|| body(self)));
         self.exit(scope, usage());
-        result
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Charges the innermost open scope up to now.

@@ -199,7 +199,9 @@ impl Report {
                 self.events_lost
             )?;
         }
-        self.deferred_errors.iter().try_for_each(|e| writeln!(f, "error       met by a drop: {e}"))
+        self.deferred_errors
+            .iter()
+            .try_for_each(|e| writeln!(f, "error       met where nobody could be told: {e}"))
     }
 }
 

@@ -42,7 +42,8 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
-    /// nothing was then queued. All come with the source.
+    /// nothing was then queued. All come with the source. Where the copy is queued and its marker fails, that is the error, behind a wait for the stream: the copy is
+    /// done then, and the source comes back unless that wait fails too ([`Refused::host`]).
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from<P: StableSource<Item = T>>(

@@ -139,7 +139,8 @@ impl<'scope, D: Driver> Scope<'scope, D> {
                 self.last.replace(Last::Event(event));
                 Ok(())
             }
-            Ok(Queued { event }) => event.map(drop),
+            // It is queued, and the stream is waited for.
+            Ok(Queued { .. }) => Ok(()),
         }
     }
 
@@ -147,7 +148,8 @@ impl<'scope, D: Driver> Scope<'scope, D> {
     fn close(&self) -> Result<(), Error> {
         let waited = match self.last.replace(Last::Unknown) {
             Last::Nothing => Ok(()),
-            Last::Event(event) => event.synchronize(Duration::MAX),
+            // A wait for the stream spares others' captures, which one for the device does not.
+            Last::Event(event) => event.synchronize(Duration::MAX).or_else(|_| self.stream.synchronize()),
             Last::Unknown => self.stream.synchronize(),
         };
         let closed = over(self.stream, waited);

@@ -21,7 +21,8 @@ const SLOTS: usize = 3;
 
 /// Elements of a slot.
 fn slot_len<T>(all: usize) -> usize {
-    (SLOT_BYTES / size_of::<T>().max(1)).clamp(1, all.max(1))
+    let most = SLOT_BYTES.checked_div(size_of::<T>()).unwrap_or(usize::MAX);
+    most.clamp(1, all.max(1))
 }
 
 impl<D: Driver> Allocator<D> {

@@ -5,7 +5,7 @@
 
 use millpond::erased::{AnyAllocation, AnyStream, GpuAlloc};
 use millpond::error::DriverErrorKind;
-use millpond::units::{GIB, KIB, MIB, StreamId};
+use millpond::units::{DeviceId, GIB, KIB, MIB, StreamId};
 use millpond::wrap::{Call, Counted, Limited, Logged};
 use millpond::{Allocator, Config, DeviceArray, Error, Growth, Limit};
 use millpond_sim::null::Null;
@@ -230,11 +230,12 @@ fn memory_outlives_its_wrappers() {
     let logged = Logged::new(Arc::clone(&limited) as Arc<dyn GpuAlloc>, |_, _| {});
     let x = logged.alloc(MIB, &s).unwrap();
     let x = x.into_allocation::<Sim>().expect_err("its wrappers have to see its end");
+    let t = logged.stream().unwrap();
     drop(logged);
     launch(&sim, &x, &s);
-    x.record_use(&s).unwrap();
+    x.record_use(&t).unwrap();
     assert_eq!((limited.live(), counted.counts().uses), (MIB, 1));
-    drop((s, gpu));
+    drop((s, t, gpu));
     std::thread::spawn(move || drop(x)).join().unwrap();
     assert_eq!((limited.live(), counted.counts().live), (0, 0));
     assert_eq!(limited.report().total.live, 0);
@@ -388,4 +389,33 @@ fn a_log_says_what_it_lost() {
     assert_eq!((told.len(), logged.lost()), (70_001 + 65_536, lost + 1));
     drop((s, logged, gpu));
     clean(&sim);
+}
+
+/// The device of an error is the allocation's, and memory of no bytes takes any stream.
+#[test]
+fn a_stream_of_another_kind_of_device_is_told_from_the_allocations() {
+    let sims = Sim::devices(2, GIB);
+    let gpu = Allocator::new(sims[1].clone(), Config::default()).unwrap().erase();
+    let other = Allocator::new(Null::new(DeviceId(0), GIB), Config::default()).unwrap().erase();
+    let (s, far) = (gpu.stream().unwrap(), other.stream().unwrap());
+    let x = gpu.alloc(KIB, &s).unwrap();
+    for error in [x.record_use(&far).unwrap_err(), x.share_with(&far).unwrap_err()] {
+        assert!(matches!(error, Error::ForeignStream { device, .. } if device == gpu.device()), "{error}");
+    }
+    gpu.alloc(0, &s).unwrap().record_use(&far).unwrap();
+}
+
+/// A use on the allocation's own stream is none elsewhere.
+#[test]
+fn uses_elsewhere_are_counted() {
+    let (_sim, _gpu, any) = device(Config::default());
+    let counted = Counted::new(any);
+    let (s, t) = (counted.stream().unwrap(), counted.stream().unwrap());
+    let (x, none) = (counted.alloc(KIB, &s).unwrap(), counted.alloc(0, &s).unwrap());
+    x.record_use(&s).unwrap();
+    x.share_with(&s).unwrap();
+    none.record_use(&t).unwrap();
+    assert_eq!(counted.counts().uses, 0);
+    x.record_use(&t).unwrap();
+    assert_eq!(counted.counts().uses, 1);
 }

@@ -455,3 +455,18 @@ proptest! {
         planes_of_nothing(b, usize::MAX);
     }
 }
+
+/// The words of what is too long say no more than is so.
+#[test]
+fn what_is_too_long_is_told_as_it_is() {
+    let gpu = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
+    let s = gpu.stream().unwrap();
+    let said = [
+        gpu.uninit::<u8>(1 << 63, &s).map(drop).unwrap_err(),
+        gpu.uninit::<()>([usize::MAX, 2], &s).map(drop).unwrap_err(),
+    ];
+    for error in said {
+        assert!(matches!(error, Error::Overflow { .. }));
+        assert!(error.to_string().contains("more than 2^63 - 1 bytes, or more elements"), "{error}");
+    }
+}

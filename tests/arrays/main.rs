@@ -6,6 +6,7 @@ mod erased;
 mod example;
 mod extremes;
 mod foreign;
+mod forgotten;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod operations;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]

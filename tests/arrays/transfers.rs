@@ -582,3 +582,46 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("d07_a_pinned_request_takes_what_was_asked", d07_a_pinned_request_takes_what_was_asked),
     ("d08_one_slow_stream_does_not_grow_the_pinned_pool", || d08(8)),
 ];
+
+/// The marker behind a scope's copy cannot be waited for: the scope waits for its stream, and not for the device, which would end captures.
+#[test]
+fn a_scope_whose_marker_cannot_be_waited_for_waits_for_its_stream() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let (x, mut to) = (gpu.zeros::<u32>(4, &s).unwrap(), gpu.pinned_zeros::<u32>(4).unwrap());
+    let waits = || gpu.report().driver_calls.get("cuCtxSynchronize").copied().unwrap_or(0);
+    let before = waits();
+    // The question of whether it is done, and the wait.
+    sim.fail(Call::EventQuery, 1, DriverErrorKind::Other);
+    sim.fail(Call::EventSynchronize, 1, DriverErrorKind::Other);
+    millpond::transfer::scope(&s, |copies| copies.download(&x, to.view_mut())).unwrap().unwrap();
+    assert_eq!(waits(), before, "the stream was waited for");
+    assert_eq!(to[..], [0; 4]);
+    drop((x, to, s, gpu));
+    sim.verdict().unwrap();
+}
+
+/// What is queued in a scope and cannot be marked is queued: no error says that nothing was.
+#[test]
+fn a_scopes_copy_that_cannot_be_marked_is_made_all_the_same() {
+    let (sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let (mut x, from) = (gpu.zeros::<u32>(4, &s).unwrap(), gpu.pinned_from_slice(&[7_u32; 4]).unwrap());
+    millpond::transfer::scope(&s, |copies| {
+        sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
+        copies.upload(&mut x, from.view()).expect("it was queued");
+    })
+    .unwrap();
+    assert_eq!(x.to_pinned(&s).unwrap().wait().unwrap()[..], [7; 4]);
+    drop((x, from, s, gpu));
+    sim.verdict().unwrap();
+}
+
+/// Elements without bytes go through slots in one piece, however many there are: it took 2^42 of them.
+#[test]
+fn elements_of_no_bytes_are_staged_at_once() {
+    let (_sim, gpu) = late();
+    let s = gpu.stream().unwrap();
+    let none = gpu.uninit::<()>(usize::MAX, &s).unwrap();
+    assert_eq!(none.to_vec(&s).unwrap().len(), usize::MAX);
+}

@@ -105,6 +105,19 @@ fn a_stream_that_is_not_adopted_leaves_what_was_current() {
     });
 }
 
+/// An array of no bytes answers device 0's default stream, for which cudarc makes the context current. It is kept for the rest of the process, which
+/// is why the rig is not asked whether it is clean.
+#[test]
+fn the_stream_of_no_bytes_leaves_what_was_current() {
+    let Some(rig) = rig() else { return };
+    let gpu = rig.room_for(1);
+    let home = gpu.stream().expect("a stream");
+    let none = gpu.uninit::<u32>(0, &home).expect("nothing");
+    make_current(None);
+    assert_eq!(none.stream().cu_stream().addr(), 0, "the default stream");
+    assert_eq!(ctx::get_current().expect("asked"), None, "nothing was current");
+}
+
 /// A pool keeps the stream that its arrays answer, which may be the last reference to it.
 #[test]
 fn the_stream_that_a_pool_keeps_leaves_what_was_current() {

@@ -5,6 +5,7 @@ use super::*;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult};
 use millpond::array::ForeignMemory;
+use millpond::driver::{Fences, StreamOptions};
 use millpond::{DeviceArray, Error};
 
 const FLAGS: CUgraphInstantiate_flags =
@@ -12,7 +13,7 @@ const FLAGS: CUgraphInstantiate_flags =
 /// Rounds of four threads that begin each together. Without turns they met in 4 runs of 20, which is why the test below this one
 /// has them meet.
 const ROUNDS: usize = 1000;
-const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+pub(super) const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 /// cudarc's value of a stream is to be had of the driver's stream too, without a word to the allocator. Whoever captures with
 /// it finds every operation refused, and not in his graph.
@@ -270,7 +271,7 @@ fn slices_of_a_stream_share_what_they_need_in_its_value() {
 
 /// Ends a capture, which lives, without making its graph executable.
 #[allow(unsafe_code, reason = "foreign calls")]
-fn ended(on: &CudaStream) {
+pub(super) fn ended(on: &CudaStream) {
     // SAFETY: the stream is alive, and its capture began on it.
     let graph = unsafe { result::stream::end_capture(on.cu_stream()) }.expect("the capture lives");
     // SAFETY: ended above, and used by nobody.
@@ -458,6 +459,31 @@ fn an_error_that_is_put_back_is_not_another_threads() {
     rig.clean();
 }
 
+/// A stream that was taken by its raw handle has no value of cudarc's: an array of it answers the legacy stream, also while a blocking stream captures. It
+/// panicked then.
+#[test]
+fn the_stream_of_an_array_of_a_raw_stream_is_to_be_had_beside_a_capture() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let made = rig.ctx.new_stream().expect("somebody's stream");
+        // SAFETY: `made` outlives the pool.
+        #[allow(unsafe_code, reason = "a raw handle")]
+        let raw = unsafe { rig.cuda.raw_stream(made.cu_stream()) }.expect("a reference");
+        let home = gpu.adopt(raw).expect("a pool");
+        let x = gpu.uninit::<u32>(WORDS, &home).expect("an array");
+        let blocking =
+            rig.cuda.create_stream(StreamOptions { blocking: true, priority: 0 }).expect("a stream");
+        let theirs = blocking.cudarc().expect("its alias");
+        theirs.begin_capture(MODE).expect("captures");
+        assert_eq!(x.stream().cu_stream().addr(), 0, "the legacy stream");
+        ended(&theirs);
+        drop((x, home));
+        gpu.synchronize().expect("nobody captures");
+    }
+    rig.clean();
+}
+
 /// What fails at the end of a slice is told by us, and to no stranger.
 #[test]
 fn an_error_of_a_pooled_slices_end_blames_nobody() {
@@ -501,7 +527,9 @@ fn what_is_kept_when_the_keeper_closes_is_waited_for() {
 }
 
 /// Where captures are expected: an allocator, a stream of its own, one that nobody holds, and an array at home on the first.
-fn beside_a_stranger(rig: &Rig) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, Words) {
+pub(super) fn beside_a_stranger(
+    rig: &Rig,
+) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, Words) {
     rig.cuda.expect_captures();
     let gpu = rig.room_for(1);
     let home = gpu.stream().expect("a stream");
@@ -580,8 +608,10 @@ fn a_refused_read_of_a_part_ends_no_write_of_another() {
             let _ = other.view().to_pinned(&home).expect_err("nobody can mark the stranger's stream");
             gpu.synchronize().expect("nobody captures");
         }
-        // Where cudarc asks, the host waits, and that is told.
-        stranger.memset_zeros(&mut one).expect("queued under the same borrow");
+        // Nor does the host wait where cudarc asks.
+        stranger.memset_zeros(&mut one).expect_err("no address");
+        let other_too = gpu.report().deferred_errors.join("\n");
+        assert!(other_too.contains("until the program synchronises"), "{other_too}");
         drop(x);
         gpu.synchronize().expect("nobody captures");
     }

@@ -5,7 +5,7 @@
 //! 16 to 100 programs of each kind, some seconds in all, or what `MILLPOND_CASES` says.
 
 pub(super) use super::world::relaxed;
-use super::world::{ARRAYS, Call, HOMES, STREAMS, World, all_calls, calls};
+use super::world::{ARRAYS, Call, HOMES, STREAMS, World, all_calls, all_looks, calls};
 use super::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -153,14 +153,22 @@ pub(super) fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
 /// that captures may be anybody's: what names it is refused.
 pub(super) fn held(call: Call, captured: Option<usize>) -> Call {
     let held = |on| match on {
+        2 if captured != Some(2) => 0,
+        6 if captured != Some(6) => 1,
+        on => on,
+    };
+    beside_captures(on_stream(call, held), captured)
+}
+
+/// Without what ends a capture, or cannot be ordered behind one, whoever holds the streams.
+fn beside_captures(call: Call, captured: Option<usize>) -> Call {
+    let apart = |on| match on {
         on if Some(on) == captured => on,
-        2 => 0,
-        6 => 1,
         // The legacy stream waits for a thread's default stream, and a capture there does not survive that.
         3 | 5 | 7 if captured == Some(4) => on % 2,
         on => on,
     };
-    match on_stream(unspoilt(call), held) {
+    match on_stream(unspoilt(call), apart) {
         // Forgotten, the use is open until the free, and nothing can be ordered behind a stream that captures.
         Call::Launch { x, home, value, .. } => Call::Launch { x, home, value, forget: false },
         call => call,
@@ -228,6 +236,30 @@ fn programs_that_capture() {
             }
             world.forget_errors();
         }
+        world.end();
+        relaxed(before);
+        true
+    });
+}
+
+/// The same where captures are expected, on streams that nobody holds as well. What was queued there nobody can mark, so that what comes behind it
+/// is refused until the program synchronises, and waits for nobody: each capture lives. Behind a refusal and a synchronise all of it can be read.
+#[test]
+fn programs_that_capture_beside_streams_that_nobody_holds() {
+    run(60, &vec(calls_that_capture(), 1..60), |rig, others, calls| {
+        rig.cuda.expect_captures();
+        let before = relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+        let gpu = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
+        let mut world = world_to_capture(rig, &gpu, others);
+        for call in calls.into_iter().chain(all_looks()) {
+            match beside_captures(call, world.captured_on()) {
+                // It lives.
+                Call::Graph => world.make(Call::Graph),
+                call => beside_a_capture(&mut world, call),
+            }
+            world.forget_errors();
+        }
+        world.synchronise();
         world.end();
         relaxed(before);
         true

@@ -157,6 +157,12 @@ fn a_call() -> impl Strategy<Value = Call> {
     ]
 }
 
+/// The end of a capture, if there is one, and a look at each value.
+pub fn all_looks() -> impl Iterator<Item = Call> {
+    let arrays = (0..ARRAYS).map(|x| Call::Read { x, on: 0 });
+    [Call::Graph].into_iter().chain(arrays).chain((0..HOSTS).map(|host| Call::Look { host }))
+}
+
 /// The calls of [`calls`], and kernels, other devices, and allocators that end.
 pub fn all_calls() -> impl Strategy<Value = Call> {
     let (x, home) = (0..ARRAYS, 0..HOMES);
@@ -576,6 +582,11 @@ impl<'a> World<'a> {
         self.gpu.synchronize().expect("nobody captures");
     }
 
+    /// Nobody captures, says the program.
+    pub fn synchronise(&self) {
+        self.gpu.synchronize().expect("nobody captures");
+    }
+
     pub fn captures(&self) -> bool {
         self.captured.is_some()
     }
@@ -630,13 +641,7 @@ impl<'a> World<'a> {
     }
 
     pub fn end(mut self) {
-        self.make(Call::Graph);
-        for x in 0..ARRAYS {
-            self.make(Call::Read { x, on: 0 });
-        }
-        for host in 0..HOSTS {
-            self.make(Call::Look { host });
-        }
+        all_looks().for_each(|call| self.make(call));
     }
 }
 

@@ -134,6 +134,19 @@ impl Fake {
             capacity, devices, schedule, seed,
         );
     }
+    /// A context beside the device's primary one; it is current on this thread.
+    pub fn second_context(&self, device: u32) -> u64 {
+        type Create = extern "C" fn(*mut u64, *mut u8, u32, i32) -> u32;
+        let mut context = 0;
+        let answer = self.symbol::<Create>("cuCtxCreate_v4")(
+            &raw mut context,
+            std::ptr::null_mut(),
+            0,
+            device.cast_signed(),
+        );
+        assert_eq!(answer, 0, "made");
+        context
+    }
     /// What was violated, if anything.
     pub fn verdict(&self) -> Option<String> {
         self.text("millpond_fake_verdict")

@@ -16,14 +16,15 @@
 
 use super::{Home, PinnedAllocation};
 use crate::allocator::pool::release_uses;
+use crate::allocator::registry::CONTEXT;
 #[cfg(feature = "cuda")]
 use crate::allocator::registry::{Registry, entered::Entered};
-use crate::driver::Driver;
 #[cfg(feature = "cuda")]
 use crate::driver::Note;
+use crate::driver::{Driver, DriverResult};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::laws;
-use crate::order::{Access, Pending};
+use crate::order::{Access, Pending, Streams, Use, UseKind};
 use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 use core::time::Duration;
@@ -46,65 +47,104 @@ impl Lent {
 impl<D: Driver> PinnedAllocation<D> {
     /// The CPU is about to read the bytes: blocks the host behind lent copies that write them.
     ///
-    /// # Panics
+    /// # Errors
     /// If neither their streams nor the device can be waited for, and the context is not lost.
     #[inline]
-    pub(crate) fn settle_writes(&self) {
+    pub(crate) fn settle_writes(&self) -> DriverResult<()> {
         // Who sees the flag down again has to see the bytes behind the wait of whoever took it down.
         if self.lent.to_write.load(Ordering::Acquire) {
-            self.wait_for_lent(Access::Read);
+            self.wait_for_lent(Access::Read)?;
             // Nobody raises it meanwhile: that takes the bytes alone.
             self.lent.to_write.store(false, Ordering::Release);
         }
+        Ok(())
     }
 
     /// The CPU is about to have the bytes alone: blocks the host behind all lent copies.
     ///
-    /// # Panics
+    /// # Errors
     /// As [`PinnedAllocation::settle_writes`].
     #[inline]
-    pub(crate) fn settle(&mut self) {
-        if self.lent.at_all.load(Ordering::Relaxed) {
-            self.end_lent();
-        }
+    pub(crate) fn settle(&mut self) -> DriverResult<()> {
+        if self.lent.at_all.load(Ordering::Relaxed) { self.end_lent() } else { Ok(()) }
     }
 
     #[cold]
     #[inline(never)]
-    fn end_lent(&mut self) {
-        self.wait_for_lent(Access::Write);
+    fn end_lent(&mut self) -> DriverResult<()> {
+        self.wait_for_lent(Access::Write)?;
         if let Some(Home { core, id, .. }) = &self.home {
-            let mut ended = crate::order::Streams::new();
+            let mut ended = Streams::new();
             core.host.with_uses((&core.registry, &core.driver), *id, |uses| ended = uses.forget_exact());
             release_uses(&core.registry, ended);
         }
         self.lent = Lent::not();
+        Ok(())
     }
 
     #[cold]
     #[inline(never)]
-    fn wait_for_lent(&self, access: Access) {
-        let Some(Home { core, id, .. }) = &self.home else { return };
+    fn wait_for_lent(&self, access: Access) -> DriverResult<()> {
+        let Some(Home { core, id, .. }) = &self.home else { return Ok(()) };
         for pending in core.host.conflicts(&core.registry, *id, access) {
             if let Err(error) = self.wait_for(pending) {
-                // A device at rest has done it too, but to wait for that destroys the capture that is in the way. A lost context runs
-                // nothing any more.
-                let may_rest = laws::may_wait_instead(error.kind == DriverErrorKind::Capturing);
+                // A device at rest has done it too, but to wait for that destroys the capture that is in the way, or that somebody may have
+                // begun. A lost context runs nothing any more.
+                let captures = error.kind == DriverErrorKind::Capturing || core.driver.expects_captures();
+                let may_rest = laws::may_wait_instead(captures);
                 let rest = || core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
-                match if may_rest { rest() } else { Err(error.clone()) } {
-                    Err(e) if !e.is_context_lost() => panic!(
-                        "pinned memory was lent to a copy on {}, which cannot be waited for ({error}; {e}): if a stream is capturing, end the capture first",
-                        core.registry
-                            .line(pending.on)
-                            .map_or_else(String::new, |line| line.info.id.to_string())
-                    ),
-                    _ => {}
+                match may_rest.then(rest) {
+                    Some(Err(e)) if !e.is_context_lost() => {
+                        return Err(self.refused(pending, access, &error, Some(&e)));
+                    }
+                    None => return Err(self.refused(pending, access, &error, None)),
+                    Some(_) => {}
                 }
             }
         }
+        Ok(())
     }
 
-    fn wait_for(&self, pending: Pending) -> Result<(), DriverError> {
+    /// A look was refused. What is over by now has a number from here on: all copies where the bytes are had alone, those that write them
+    /// where they are only looked at. Else a use that nobody can mark would be open at each later look again, and no wait of the program's for
+    /// the device would ever be one for it.
+    fn refused(
+        &self,
+        pending: Pending,
+        access: Access,
+        error: &DriverError,
+        rest: Option<&DriverError>,
+    ) -> DriverError {
+        if let Some(Home { core, id, .. }) = &self.home {
+            let is_over = |u: Use| {
+                let of_this = access == Access::Write || u.access == Access::Write;
+                u.kind == UseKind::Lent && of_this && laws::refused_ends_loans()
+            };
+            let now = |u: Use| is_over(u).then(|| core.registry.line(u.on).map(|line| line.stamp()));
+            let mut ended = Streams::new();
+            core.host.with_uses((&core.registry, &core.driver), *id, |uses| {
+                ended = uses.end(true, |u| now(u).flatten());
+            });
+            release_uses(&core.registry, ended);
+        }
+        let line = self.home.as_ref().and_then(|home| home.core.registry.line(pending.on));
+        let whose = match line {
+            Some(line) if line.id != CONTEXT => line.info.to_string(),
+            _ => "a stream that no allocator holds".to_owned(),
+        };
+        let rest = rest.map_or_else(String::new, |e| format!("; {e}"));
+        let advice = if error.kind == DriverErrorKind::NotSupported {
+            "synchronise the allocator when nobody captures, and look again"
+        } else {
+            "if a stream is capturing, end the capture first"
+        };
+        let message = format!(
+            "pinned memory was lent to a copy on {whose}, which cannot be waited for ({error}{rest}): {advice}"
+        );
+        DriverError::new(error.call, error.code, error.kind, message)
+    }
+
+    fn wait_for(&self, pending: Pending) -> DriverResult<()> {
         let Some(Home { core, .. }) = &self.home else { return Ok(()) };
         match core.registry.wait_host(&core.driver, pending, Duration::MAX) {
             Err(e) if !e.is_context_lost() => Err(e),
@@ -125,7 +165,7 @@ impl<D: Driver> PinnedAllocation<D> {
     pub(crate) fn lend(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
         let Some(Home { core, id, .. }) = &self.home else { return };
         let line = on.map_or_else(|| core.registry.context(), Entered::line);
-        let mut ended = crate::order::Streams::new();
+        let mut ended = Streams::new();
         core.host.with_uses((&core.registry, &core.driver), *id, |uses| {
             if uses.lend(line.id, if to_write { Access::Write } else { Access::Read }) {
                 line.open.fetch_add(1, Ordering::AcqRel);

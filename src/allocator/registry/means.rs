@@ -108,7 +108,7 @@ fn captured<D: Driver>(line: &Line<D>) -> DriverError {
 /// A marker that cannot be made here and now.
 pub(super) fn held_back<D: Driver>(line: &Line<D>) -> DriverError {
     let what = if line.id == CONTEXT {
-        "work of nobody knows whom needs a context-wide event, which would destroy a capture that somebody may have begun: what was freed behind it is held back until the program synchronises, and an operation that this refused can be repeated then".to_owned()
+        "work on streams that no allocator holds (memory was lent to it, or freed behind it with its users unknown) needs a context-wide event, which would destroy a capture that somebody may have begun: what was freed behind it is held back until the program synchronises, which counts it over (Allocator::synchronize), and an operation that this refused can be repeated then; adopt such a stream before it is given memory".to_owned()
     } else {
         format!(
             "{} is marked only in calls that name it, or on its own thread: what it holds is held back until it is named again or the program synchronises",

@@ -1,6 +1,6 @@
 //! Primary contexts, and which one is current on a thread.
 //!
-//! A device has one context; it is alive while it is retained. Each thread has a stack of contexts, the last one is
+//! A device has a primary context, which is alive while it is retained, and those that programs make beside it. Each thread has a stack of contexts, the last one is
 //! current, and every call that works on a context needs one: a call on a fresh thread fails, also where the real driver
 //! could have guessed the context from a stream, so that a program that forgets to bind one is found out. This file does
 //! not know what is done in a context.
@@ -45,6 +45,29 @@ driver_calls! {
         let count = count.ok_or_else(|| Fail::new(INVALID_DEVICE, format!("there is no device {ordinal}")))?;
         flags.put(0)?;
         active.put(c_int::from(count > 0))
+    }
+    /// Makes a context beside the primary one, current until it is popped. It shares the device with the others: memory and work are of
+    /// the device here, and nothing but a stream knows its context.
+    fn cuCtxCreate_v4(context: Out<u64>, parameters: u64, flags: c_uint, ordinal: c_int) {
+        let _ = (parameters, flags);
+        let mut state = state();
+        let Some(device) = usize::try_from(ordinal).ok().filter(|&d| d < state.sims.len()) else {
+            return Err(Fail::new(INVALID_DEVICE, format!("there is no device {ordinal}")));
+        };
+        let made = state.made_contexts.insert(device);
+        drop(state);
+        contexts(|c| c.push(made));
+        context.put(made)
+    }
+    /// Destroys a context that [`cuCtxCreate_v4`] made. It is no longer current on this thread.
+    fn cuCtxDestroy_v2(context: u64) {
+        state().made_contexts.remove(context)?;
+        contexts(|c| {
+            if c.current() == Some(context) {
+                c.pop();
+            }
+        });
+        Ok(())
     }
     /// The context that is current on this thread, or null.
     fn cuCtxGetCurrent(context: Out<u64>) {

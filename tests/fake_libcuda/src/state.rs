@@ -59,6 +59,8 @@ impl<T> Table<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     pub(crate) sim: SimStream,
+    /// The context that was current when it was made.
+    pub(crate) context: u64,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
 }
@@ -207,6 +209,8 @@ pub(crate) struct State {
     pub(crate) initialised: bool,
     /// How often each device's primary context is retained.
     pub(crate) retained: Vec<u32>,
+    /// Contexts that programs made beside the primary ones, and the device of each.
+    pub(crate) made_contexts: Table<usize>,
     pub(crate) streams: HashMap<u64, Stream>,
     /// How often in a row a query of a stream was answered "not ready".
     pub(crate) stream_refused: HashMap<(usize, u64), u32>,
@@ -249,6 +253,7 @@ impl State {
         }
         State {
             retained: vec![0; sims.len()],
+            made_contexts: Table::new("context", 0x6700_0000_0000),
             pools: Pools::new(sims.len()),
             sims,
             initialised: false,
@@ -297,8 +302,11 @@ impl State {
         state
     }
 
-    /// The device behind a context's value, which must be retained.
+    /// The device behind a context's value, which must be retained, or made and not destroyed.
     pub(crate) fn device_of(&self, context: u64) -> Outcome<usize> {
+        if let Ok(&device) = self.made_contexts.get(context) {
+            return Ok(device);
+        }
         let device =
             context.checked_sub(CONTEXT_BASE).filter(|d| d % 0x100 == 0).map(|d| (d / 0x100) as usize);
         match device.and_then(|d| self.retained.get(d).map(|&n| (d, n))) {

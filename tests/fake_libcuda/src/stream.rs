@@ -8,7 +8,7 @@ use crate::door::{self, Fail, INVALID_HANDLE, NOT_READY, Outcome};
 use crate::event;
 use crate::raw::Out;
 use crate::spin;
-use crate::state::{Stream, context_of, here, state, stream};
+use crate::state::{Stream, contexts, here, state, stream};
 use millpond::driver::{Fences, StreamKind, StreamOptions};
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -21,8 +21,14 @@ fn create(flags: c_uint, priority: c_int) -> Outcome<u64> {
     let (sim, _) = here()?;
     let made = sim.create_stream(StreamOptions { blocking: flags == 0, priority })?;
     let value = made.handle();
-    state().streams.insert(value, Stream { sim: made, flags, priority: priority.clamp(-5, 0) });
+    let context = current();
+    state().streams.insert(value, Stream { sim: made, context, flags, priority: priority.clamp(-5, 0) });
     Ok(value)
+}
+
+/// The context that is current, which a caller has asked for.
+fn current() -> u64 {
+    contexts(|c| c.current()).unwrap_or(0)
 }
 
 /// A host function of C and its argument.
@@ -104,10 +110,12 @@ driver_calls! {
         stream(value)?;
         priority.put(state().streams.get(&value).map_or(0, |s| s.priority))
     }
-    /// The context a stream belongs to.
+    /// The context a stream belongs to: of a default stream the current one. Asked of a capturing stream it fails and destroys the capture.
     fn cuStreamGetCtx(value: u64, context: Out<u64>) {
         let (sim, _, on) = stream(value)?;
-        context.put(context_of(sim.stream_info(&on)?.device.0 as usize))
+        sim.stream_info(&on)?;
+        let made = state().streams.get(&value).map(|s| s.context);
+        context.put(made.unwrap_or_else(current))
     }
     /// The device a stream runs on. Asked of a capturing stream it fails and destroys the capture.
     fn cuStreamGetDevice(value: u64, device: Out<c_int>) {

@@ -1,0 +1,171 @@
+//! Where captures are expected (`Cuda::expect_captures`): nothing of ours waits for the device but what says so, and what nobody can mark is
+//! refused until the program synchronises.
+
+use super::doors::{MODE, beside_a_stranger, ended};
+use super::*;
+use millpond::{DriverErrorKind, PinnedArray};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// An array was written on a stream that nobody holds, and somebody captures. The next call of cudarc's on the array, on whatever stream, waited
+/// for the device, and the capture was lost.
+#[test]
+fn no_call_of_cudarcs_on_an_array_waits_for_the_device() {
+    for whose in [Ours, Adopted, Unknown] {
+        let Some(rig) = rig() else { return };
+        {
+            let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
+            let theirs = given(&rig, &gpu, whose).theirs;
+            stranger.memset_zeros(&mut x).expect("queued");
+            let somebody = rig.ctx.new_stream().expect("somebody's stream");
+            let waits = || rig.fake.as_ref().map(|fake| fake.calls("cuCtxSynchronize"));
+            let before = waits();
+            somebody.begin_capture(MODE).expect("captures");
+            for _ in 0..2 {
+                let mut to = vec![1; WORDS];
+                theirs.memcpy_dtoh(&x, &mut to).expect_err("no address to read");
+                theirs.memset_zeros(&mut x).expect_err("no address to write");
+                theirs.memset_zeros(&mut x.slice_mut(1..)).expect_err("nor of a part");
+            }
+            assert_eq!(waits(), before, "{whose:?}: nobody waited for all");
+            ended(&somebody);
+            let said = gpu.report().deferred_errors.join("\n");
+            assert!(said.contains("until the program synchronises"), "{said}");
+            gpu.synchronize().expect("nobody captures");
+            assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![0; WORDS], "{whose:?}");
+            theirs.memset_zeros(&mut x).expect("behind the synchronise");
+        }
+        rig.clean_but_for_errors();
+    }
+}
+
+/// A look at an element behind a copy of cudarc's on a stream that nobody holds waited for the device: a capture of somebody's was lost, and the
+/// look panicked. Now it is refused, in words or as an error, until the program synchronises.
+#[test]
+fn no_look_at_a_pinned_array_waits_for_the_device() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, _home, stranger, x) = beside_a_stranger(&rig);
+        let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
+        let somebody = rig.ctx.new_stream().expect("somebody's stream");
+        let waits = || rig.fake.as_ref().map(|fake| fake.calls("cuCtxSynchronize"));
+        for forms in [words_of, error_of] {
+            stranger.memcpy_dtoh(&x, &mut host).expect("fetched");
+            let before = waits();
+            somebody.begin_capture(MODE).expect("captures");
+            for _ in 0..2 {
+                let said = forms(&mut host, false);
+                assert!(said.contains("until the program synchronises"), "{said}");
+                assert!(said.contains("streams that no allocator holds"), "{said}");
+            }
+            assert_eq!(waits(), before, "nobody waited for all");
+            ended(&somebody);
+            gpu.synchronize().expect("nobody captures");
+            assert_eq!(host[..], vec![7; WORDS], "behind the synchronise");
+            // A copy from it hinders no reader, and a writer until then.
+            let copy = stranger.clone_htod(&host).expect("a slice of cudarc's");
+            somebody.begin_capture(MODE).expect("captures");
+            assert_eq!(host[0], 7);
+            let said = forms(&mut host, true);
+            assert!(said.contains("until the program synchronises"), "{said}");
+            ended(&somebody);
+            gpu.synchronize().expect("nobody captures");
+            host.settled_mut().expect("behind the synchronise").fill(8);
+            assert_eq!(host.settled().expect("nothing is under way")[1], 8);
+            drop(copy);
+        }
+    }
+    rig.clean();
+}
+
+/// What a look says that is refused, by its panic.
+fn words_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
+    let look = || if to_write { host.fill(9) } else { assert_eq!(host[0], 7) };
+    let panic = catch_unwind(AssertUnwindSafe(look)).expect_err("refused");
+    panic.downcast_ref::<String>().cloned().expect("words")
+}
+
+/// The same by its error.
+fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
+    let look = if to_write { host.settled_mut().map(drop) } else { host.settled().map(drop) };
+    let error = look.expect_err("refused");
+    assert!(matches!(&error, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{error:?}");
+    error.to_string()
+}
+
+/// An array at home on a thread's default stream, where cudarc was lent it, goes to another thread, where nobody can mark that stream. What it was lent
+/// for was open behind each refusal and each synchronise again.
+#[test]
+fn what_was_lent_at_home_is_over_behind_a_refusal_and_a_synchronise() {
+    for wrote in [true, false] {
+        let Some(rig) = rig() else { return };
+        {
+            rig.cuda.expect_captures();
+            let gpu = rig.room_for(1);
+            let on_a_thread = || {
+                let own = gpu.adopt(rig.cuda.per_thread_stream().expect("its own")).expect("a pool");
+                let (theirs, mut x) = (own.cudarc().expect("its alias"), sevens(&gpu, &own));
+                if wrote {
+                    theirs.memset_zeros(&mut x).expect("queued");
+                } else {
+                    x.fill_bytes(0, &own).expect("queued, and nothing is lent");
+                    assert_eq!(read(&theirs, &x), vec![0; WORDS]);
+                }
+                x
+            };
+            let mut x = std::thread::scope(|s| s.spawn(on_a_thread).join()).expect("made");
+            let work = gpu.stream().expect("a stream");
+            let refused = if wrote {
+                x.to_pinned(&work).map(drop).expect_err("its thread alone can mark the stream")
+            } else {
+                gpu.synchronize().expect("nobody captures");
+                assert_eq!(x.to_pinned(&work).expect("a reader hinders none").wait().expect("copied")[0], 0);
+                x.fill_bytes(1, &work).expect_err("its thread alone can mark the stream")
+            };
+            assert!(refused.to_string().contains("the program synchronises"), "{refused}");
+            gpu.synchronize().expect("nobody captures");
+            assert_eq!(x.to_pinned(&work).expect("behind the synchronise").wait().expect("copied")[0], 0);
+            x.fill_bytes(1, &work).expect("behind the synchronise");
+        }
+        rig.clean();
+    }
+}
+
+/// The newest errors are kept, and how many there were before: of a loop of refusals the last one says why.
+#[test]
+fn the_newest_errors_that_nobody_could_be_told_are_kept() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
+        let theirs = home.cudarc().expect("its alias");
+        theirs.begin_capture(MODE).expect("captures");
+        for _ in 0..100 {
+            assert_eq!(x.device_ptr(&theirs).0, 0);
+        }
+        ended(&theirs);
+        stranger.memset_zeros(&mut x).expect("queued");
+        theirs.memset_zeros(&mut x).expect_err("nobody can mark the stranger's stream");
+        let said = gpu.report().deferred_errors;
+        assert_eq!(said.len(), 65);
+        assert!(said[0].contains("37 errors before these were left out"), "{}", said[0]);
+        assert!(said[64].contains("until the program synchronises"), "{}", said[64]);
+        drop(x);
+        gpu.synchronize().expect("nobody captures");
+    }
+    rig.clean_but_for_errors();
+}
+
+/// What an error of pinned memory that is held back says to do is to be had of pinned memory.
+#[test]
+fn pinned_memory_that_is_held_back_is_told_as_such() {
+    let Some(rig) = rig() else { return };
+    {
+        rig.cuda.expect_captures();
+        let gpu = rig.room_for(1);
+        gpu.alloc_pinned(PINNED).expect("all that there may be").free_unknown();
+        let refused = gpu.alloc_pinned(PINNED).expect_err("it is held back").to_string();
+        assert!(refused.contains("record_use_until") && !refused.contains("free_on"), "{refused}");
+        gpu.synchronize().expect("nobody captures");
+        gpu.alloc_pinned(PINNED).expect("it serves");
+    }
+    rig.clean();
+}
