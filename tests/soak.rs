@@ -15,7 +15,7 @@
 //! | `readme` | the README's two, line by line |
 //! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
-//! | `machine`, `crew` | what a step of these does; the threads that do it |
+//! | `machine`, `rarer`, `crew` | what a step of these does, and what one of the rarer parts of the interface; the threads that do it |
 //! | `leaks` | programs that keep something of every round, or of one in 50 or 100, which fail |
 //! | `pending` | programs in which what is pending varies |
 //! | `phases` | what these do, drawn by a seed |

@@ -56,6 +56,7 @@ fn right_code_passes_random_programs() {
             0 => cases::random::run_scrubbing,
             1 => cases::random::run_captured,
             2 => cases::random::run_beside_another,
+            3 => cases::random::run_with_rarer_verbs,
             _ => cases::random::run,
         };
         if let Err(e) = run(seed).1 {

@@ -51,6 +51,8 @@ struct Kept {
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<Value>>>,
     /// The timeline that was looked at last.
     last: TimelineId,
+    /// How many values have gone on to wait for their next use.
+    went_on: u64,
     /// The allocator and its streams are gone: nobody comes by any more.
     closed: bool,
 }
@@ -87,7 +89,10 @@ impl Kept {
             }
             for value in oldest.remove() {
                 if laws::keeps_for_next_use() {
-                    over.extend(self.file(value, seen));
+                    match self.file(value, seen) {
+                        Some(value) => over.push(value),
+                        None => self.went_on += 1,
+                    }
                 } else {
                     over.push(value);
                 }
@@ -110,7 +115,7 @@ impl Kept {
 
 impl<D: Driver> Keeper<D> {
     pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> Keeper<D> {
-        let kept = Kept { waiting: BTreeMap::new(), last: TimelineId(0), closed: false };
+        let kept = Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, closed: false };
         Keeper { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
@@ -207,12 +212,19 @@ impl<D: Driver> Keeper<D> {
         values.fold(0, |sum, value| sum.saturating_add(value.bytes))
     }
 
-    /// Drops all that is complete, of every stream.
+    /// Drops all that is complete, of every stream. A value whose use is over may go on to wait on a stream that was looked at before it: then all are
+    /// looked at again.
     pub(crate) fn sweep(&self) {
-        if self.any.load(Ordering::Acquire) {
-            let all: Vec<TimelineId> = self.kept.lock().waiting.keys().copied().collect();
+        while self.any.load(Ordering::Acquire) {
+            let (all, went_on) = {
+                let kept = self.kept.lock();
+                (kept.waiting.keys().copied().collect::<Vec<_>>(), kept.went_on)
+            };
             for on in all {
                 self.look_at(on);
+            }
+            if self.kept.lock().went_on == went_on {
+                return;
             }
         }
     }

@@ -190,6 +190,27 @@ fn in_every_order_of_ends_the_owner_goes_last() {
     }
 }
 
+/// One trim lets go of each owner all of whose uses are over, whichever stream it was brought in on and whoever used it: it looks at the next use of what it
+/// finds to be over, also where it has looked at that stream before.
+#[test]
+fn one_trim_lets_go_of_every_owner_that_is_free() {
+    for home in 0..3 {
+        let sim = Sim::new(GIB);
+        let library = Library::new(&sim);
+        let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+        let streams = [(); 3].map(|()| gpu.stream().unwrap());
+        let mut x = brought_in(&library, &streams[home]);
+        for on in streams.iter().cycle().skip(home).take(3) {
+            kernel::fill(&mut x.slice_mut(..512), 1, on).unwrap();
+        }
+        drop(x);
+        gpu.trim(Trim::All).unwrap();
+        assert_eq!((gpu.bookkeeping().kept, library.dropped()), (0, 1), "home {home}");
+        drop((streams, gpu, library));
+        clean(&sim);
+    }
+}
+
 /// A deterministic allocator asks nothing: it lets go of what its own waits proved.
 #[test]
 fn a_deterministic_allocator_lets_go_behind_its_own_waits() {

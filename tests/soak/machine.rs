@@ -3,6 +3,9 @@
 //! A step that meets a capture may be refused; anything else that fails is an error of the library's. It does not know who draws the
 //! steps, nor on which thread they run.
 
+#[path = "rarer.rs"]
+mod rarer;
+
 use super::run::Bench;
 use millpond::driver::Memory as _;
 use millpond::transfer::{Download, Transfer};
@@ -14,6 +17,7 @@ use millpond::{
 use millpond_sim::{Call, Launch, SimStream};
 use millpond_testkit::counted::{Device, Inside};
 use millpond_testkit::counting;
+use rarer::Peer;
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
@@ -73,9 +77,41 @@ pub enum Verb {
     /// Somebody captures on a stream, of which the allocator may know, until [`Verb::CaptureEnds`] or the end of the period.
     Capture,
     CaptureEnds,
+    /// A stream captures, and its last reference goes.
+    EndsInCapture,
     /// A stream of somebody's who ends it in the same round, having named it at each free; or without a word.
     MortalNamed,
     MortalUnnamed,
+    AllocAligned,
+    /// The limit is set, and set back: at what is taken, now and then below.
+    SetLimit,
+    TrimOne,
+    /// The driver refuses to take a segment back.
+    TrimFails,
+    /// A stream is found by its number: one that somebody holds, and one of which only a block is left.
+    StreamOf,
+    StreamOfBlock,
+    /// A stream of one round that is declared a user of another's block.
+    UserOfOneRound,
+    /// A call fails while a stream waits to be closed, a marker is due and a value is kept.
+    ErrandFails,
+    /// To another device, or from it; and so that the driver refuses a call of it.
+    PeerCopy,
+    PeerFails,
+    /// Borrowed host memory; and so that what queues the copies unwinds.
+    Scope,
+    ScopeUnwinds,
+    /// An array in memory of others: operations of two streams, or a declared use.
+    BroughtIn,
+    BroughtInUsed,
+    /// One writes a half each, and another array is read; and so that one of them is forgotten.
+    TwoGuards,
+    TwoGuardsForgotten,
+    /// Tokens that are dropped some rounds later, and that streams do not outlive.
+    TokenAbandoned,
+    TokenOfOneRound,
+    /// Copies of rows, whose tokens are dropped.
+    Rows,
 }
 
 impl Verb {
@@ -118,21 +154,74 @@ impl Verb {
         Verb::MarkerFails,
         Verb::Trim,
     ];
+    /// The same, of rarer parts of the interface: of the programs of which nobody knows which planted leaks they find.
+    pub const RARER: [Verb; 19] = [
+        Verb::AllocAligned,
+        Verb::SetLimit,
+        Verb::TrimOne,
+        Verb::TrimFails,
+        Verb::StreamOf,
+        Verb::StreamOfBlock,
+        Verb::UserOfOneRound,
+        Verb::ErrandFails,
+        Verb::PeerCopy,
+        Verb::PeerFails,
+        Verb::Scope,
+        Verb::ScopeUnwinds,
+        Verb::BroughtIn,
+        Verb::BroughtInUsed,
+        Verb::TwoGuards,
+        Verb::TwoGuardsForgotten,
+        Verb::TokenAbandoned,
+        Verb::TokenOfOneRound,
+        Verb::Rows,
+    ];
+    /// Whether it may not be made beside other threads' steps: a failure that is planted strikes whoever calls next, and a limit is everybody's.
+    pub fn is_alone(self) -> bool {
+        matches!(
+            self,
+            Verb::RefusedByDriver
+                | Verb::MarkerFails
+                | Verb::TrimFails
+                | Verb::ErrandFails
+                | Verb::PeerFails
+                | Verb::SetLimit
+        )
+    }
+    /// Whether there has to be another device.
+    pub fn is_between_devices(self) -> bool {
+        matches!(self, Verb::PeerCopy | Verb::PeerFails)
+    }
+    /// Whether it gives pooled events back, so that the other steps create theirs anew.
+    pub fn trims(self) -> bool {
+        matches!(self, Verb::Trim | Verb::TrimOne | Verb::TrimFails)
+    }
     /// Calls for order or completion that it makes by name.
     pub fn asked(self) -> u64 {
         match self {
             // Asks about all streams.
             Verb::Refused | Verb::RefusedByDriver => 40,
             // Gives all pooled events back too.
-            Verb::Trim => 120,
+            _ if self.trims() => 120,
             Verb::UseUntil | Verb::MortalNamed | Verb::MortalUnnamed => 5,
-            Verb::FreeOn | Verb::FreeUnknown | Verb::Use | Verb::WaitStream | Verb::Share => 2,
+            Verb::FreeOn
+            | Verb::FreeUnknown
+            | Verb::Use
+            | Verb::WaitStream
+            | Verb::Share
+            | Verb::StreamOfBlock
+            | Verb::UserOfOneRound
+            | Verb::ErrandFails
+            | Verb::PeerCopy
+            | Verb::PeerFails => 2,
             Verb::Record
             | Verb::Wait
             | Verb::Ask
             | Verb::UploadWaited
             | Verb::DownloadWaited
             | Verb::Pageable
+            | Verb::Scope
+            | Verb::ScopeUnwinds
             | Verb::StreamOfOneRound
             | Verb::AdoptAgain => 1,
             _ => 0,
@@ -184,8 +273,14 @@ pub struct Machine {
     captured: Option<usize>,
     /// The allocator may take no more than [`LIMIT`]: a step may be refused.
     short: bool,
-    /// Requests that were refused in front of the ladder, or at its end.
+    /// Requests that were refused in front of the ladder, or at its end; limits that were set, and trims that are refused.
     refusals: u64,
+    turns: u64,
+    /// Tokens that nobody will wait for.
+    abandoned: VecDeque<Transfer<PinnedArray<f32, Device>, Device>>,
+    /// Where borrowed copies go.
+    target: PinnedArray<f32, Device>,
+    peer: Option<Peer>,
 }
 
 /// Streams of the allocator's; `others`: half of them are somebody else's, who may capture on them.
@@ -224,6 +319,10 @@ impl Machine {
             captured: None,
             short: gpu.report().limit.is_some(),
             refusals: 0,
+            turns: 0,
+            abandoned: VecDeque::new(),
+            target: gpu.pinned_zeros(LEN).expect("pinned"),
+            peer: b.neighbour.as_ref().map(Peer::new),
             streams,
             gpu,
         }
@@ -407,6 +506,9 @@ impl Machine {
             Verb::Capture => self.capture(i),
             Verb::CaptureEnds => self.capture_ends(),
             Verb::MortalNamed | Verb::MortalUnnamed => self.mortal(step, verb == Verb::MortalNamed)?,
+            _ if verb == Verb::EndsInCapture || Verb::RARER.contains(&verb) => {
+                return self.rarer_step(step, &home, &on);
+            }
             _ => return self.step_on_arrays(step, &home, &on),
         }
         Ok(())

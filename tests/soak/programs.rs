@@ -476,7 +476,7 @@ fn two_foreign_users_and_no_reuse(b: &Bench) -> Steady {
 
 /// An array in memory that somebody else has: a block here, so that whatever keeps its owner shows in every count.
 #[allow(unsafe_code, reason = "a block that is the owner's alone")]
-fn brought_in(gpu: &Allocator<Device>, on: &Stream<Device>) -> DeviceArray<f32, Device> {
+pub fn brought_in(gpu: &Allocator<Device>, on: &Stream<Device>) -> DeviceArray<f32, Device> {
     let owner = block(gpu, 4 * KIB, on);
     let memory = ForeignMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
     // SAFETY: the block lives as long as its owner, and nobody else uses it.

@@ -17,10 +17,16 @@ use std::sync::{Arc, Mutex};
 /// Seeds of a run, in four tests. `MILLPOND_SOAK_SEED` says where they begin.
 pub const SEEDS: u64 = 78;
 
+/// How far the rarer verbs of one program lie from those of the one before, and from each other: so that none is left out of an ordinary run
+/// ([`every_verb_is_in_some_program`]).
+const RARER_APART: (u64, u64) = (8, 13);
+
 /// Whether a run of the tests has this seed: an ordinary one has some of each kind, `.ci/soak` all.
 fn is_run(seed: u64) -> bool {
-    !is_ordinary()
-        || if seed < KINDS { seed.is_multiple_of(3) } else { ((seed - KINDS) / 6).is_multiple_of(3) }
+    !is_ordinary() || is_of_an_ordinary_run(seed)
+}
+fn is_of_an_ordinary_run(seed: u64) -> bool {
+    if seed < KINDS { seed.is_multiple_of(3) } else { ((seed - KINDS) / 6).is_multiple_of(3) }
 }
 /// Programs of smaller seeds forget no guard, and nothing is refused or fails in them: of those it is known which planted leaks they find.
 const PLAIN: u64 = 32;
@@ -58,9 +64,15 @@ impl Kind {
     }
     fn verbs(self) -> Vec<Verb> {
         let all = if self == Kind::Plain { &Verb::ALL[..PLAIN_VERBS] } else { &Verb::ALL };
-        // A failure that is planted strikes whoever calls next.
-        let alone = |verb: &&Verb| !matches!(verb, Verb::RefusedByDriver | Verb::MarkerFails);
-        all.iter().filter(|verb| self != Kind::AtOnce || alone(verb)).copied().collect()
+        all.iter().filter(|verb| self.has(**verb)).copied().collect()
+    }
+    fn has(self, verb: Verb) -> bool {
+        match self {
+            Kind::AtOnce => !verb.is_alone(),
+            // How much goes back below a limit hangs there on whose end is known, and drifts over thousands of rounds.
+            Kind::Mortal => verb != Verb::SetLimit,
+            _ => true,
+        }
     }
     /// What each of its programs has some of.
     fn own(self) -> &'static [Verb] {
@@ -162,7 +174,33 @@ fn draw(seed: u64) -> (Drawn, Config) {
     let threads = if matches!(kind, Kind::Turns | Kind::AtOnce) { 2 + draw.below(2) } else { 1 };
     let steps: Vec<(usize, Step)> = steps.into_iter().map(|step| (draw.below(threads), step)).collect();
     let drawn = Drawn { kind, config: said, pace, synchronise, steps, threads };
-    if seed < KINDS { (drawn, config) } else { with_little_memory(seed, drawn, config) }
+    let (mut drawn, config) =
+        if seed < KINDS { (drawn, config) } else { with_little_memory(seed, drawn, config) };
+    if kind != Kind::Plain {
+        with_rarer_verbs(seed, &mut drawn);
+    }
+    (drawn, config)
+}
+
+/// Two verbs of rarer parts of the interface, and captures that end with their streams. Drawn apart, as [`with_little_memory`]: the verbs come by turns, so that
+/// programs of an ordinary run have them all.
+fn with_rarer_verbs(seed: u64, drawn: &mut Drawn) {
+    let (mut draw, kind) = (Draw(seed.rotate_left(32)), drawn.kind);
+    let rarer: Vec<Verb> = Verb::RARER.iter().filter(|verb| kind.has(**verb)).copied().collect();
+    let mut add = |verb: Verb| {
+        let at = draw.below(drawn.steps.len() + 1);
+        let (thread, s, t) = (draw.below(drawn.threads), draw.below(STREAMS), 1 + draw.below(STREAMS - 1));
+        let (i, j) = (draw.below(ARRAYS), 1 + draw.below(ARRAYS - 1));
+        let bytes = [512, 4 * KIB, 60 * KIB, 300 * KIB][draw.below(4)];
+        let (t, j) = ((s + t) % STREAMS, (i + j) % ARRAYS);
+        drawn.steps.insert(at, (thread, Step { verb, s, t, i, j, bytes }));
+    };
+    for n in 0..2 {
+        add(rarer[((RARER_APART.0 * seed + RARER_APART.1 * n) % rarer.len() as u64) as usize]);
+    }
+    if kind == Kind::Captures && seed.is_multiple_of(4) {
+        add(Verb::EndsInCapture);
+    }
 }
 
 /// Some of the programs come to the end of the allocator's memory. Drawn apart: all else is what the seed has without.
@@ -199,7 +237,9 @@ impl Drawn {
         if self.kind == Kind::AtOnce { Soaked::of_three(run) } else { run() }
     }
     fn run(&self) -> Run {
-        let run = Run::steady(self.pace).frees_wait(!self.config.contains(&FREES_WAIT_FOR_NOTHING));
+        let run = Run::steady(self.pace)
+            .frees_wait(!self.config.contains(&FREES_WAIT_FOR_NOTHING))
+            .beside_another(self.steps.iter().any(|(_, step)| step.verb.is_between_devices()));
         // Each climb asks about the 300 streams whose ends are not known, eight times: 35 ms.
         if self.kind == Kind::Mortal && self.config.contains(&SHORT) { run.shortened() } else { run }
     }
@@ -235,7 +275,7 @@ fn program(drawn: &Drawn, b: &Bench) -> Steady {
 /// in every round: `a_round_that_trims_creates_its_events_anew`.
 fn asked(steps: &[(usize, Step)]) -> u64 {
     let sum = |trims: bool| -> u64 {
-        steps.iter().filter(|s| (s.1.verb == Verb::Trim) == trims).map(|s| s.1.verb.asked()).sum()
+        steps.iter().filter(|s| s.1.verb.trims() == trims).map(|s| s.1.verb.asked()).sum()
     };
     let anew = if sum(true) == 0 { 0 } else { OPERATIONS_AN_EVENT * steps.len() as u64 };
     sum(false) + sum(true).max(anew)
@@ -337,6 +377,24 @@ fn some_programs_have_little_memory() {
         assert!(programs > 1, "{programs} programs, frees wait: {frees_wait}");
     }
     assert!((0..KINDS).all(|seed| !draw(seed).0.config.contains(&SHORT)), "their planted leaks are known");
+}
+
+/// No verb is left out, of all programs and of those of an ordinary run.
+#[test]
+fn every_verb_is_in_some_program() {
+    let of = |seeds: &mut dyn Iterator<Item = u64>| -> Vec<Verb> {
+        seeds.flat_map(|seed| draw(seed).0.steps).map(|(_, step)| step.verb).collect()
+    };
+    let all = of(&mut (0..SEEDS));
+    let (few, plain) = (of(&mut (0..SEEDS).filter(|&seed| is_of_an_ordinary_run(seed))), of(&mut (0..PLAIN)));
+    for verb in Verb::ALL.iter().chain(&Verb::RARER).chain(&[Verb::EndsInCapture]) {
+        assert!(all.iter().filter(|of| *of == verb).count() > 1, "{verb:?} is in no two programs");
+        assert!(few.contains(verb), "{verb:?} is in no program of an ordinary run");
+    }
+    assert!(
+        plain.iter().all(|verb| Verb::ALL[..PLAIN_VERBS].contains(verb)),
+        "their planted leaks are known"
+    );
 }
 
 /// A seed drew a program that was convicted of creating 10.8 events a round. Its trim gives all pooled events back each time, and the other steps

@@ -75,8 +75,9 @@ pub enum Pace {
 }
 
 impl Pace {
-    fn sim(self) -> Sim {
-        let sim = Sim::new(4 * GIB);
+    /// The device of a world that has so many.
+    fn sim(self, world: &mut Vec<Sim>) -> Sim {
+        let sim = world.remove(0);
         match self {
             Pace::AtOnce => sim,
             Pace::Behind => sim.hold(32),
@@ -103,6 +104,8 @@ impl Pace {
 pub struct Bench {
     pub device: Device,
     pub gpu: Allocator<Device>,
+    /// An allocator of another device, as made, if the run has one ([`Run::beside_another`]). What it holds is judged with the rest.
+    pub neighbour: Option<Allocator<Device>>,
 }
 
 /// A program that goes on for ever.
@@ -117,6 +120,7 @@ pub struct Steady {
 
 /// How long a program runs, and on what.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "what the device and the run are like, each by itself")]
 pub struct Run {
     pub pace: Pace,
     /// Rounds before anything is compared: until the device's lists are as long as they may be when nothing is pending.
@@ -135,6 +139,8 @@ pub struct Run {
     at_rest: bool,
     /// Whether a free of the driver's waits for the device.
     frees_wait: bool,
+    /// Whether there is another device.
+    neighbour: bool,
 }
 
 impl Run {
@@ -150,6 +156,7 @@ impl Run {
             contents: false,
             at_rest: false,
             frees_wait: true,
+            neighbour: false,
         }
     }
     pub fn rounds(&self) -> u64 {
@@ -162,6 +169,10 @@ impl Run {
     /// On a device whose frees wait for all of it, or for nothing.
     pub fn frees_wait(self, frees_wait: bool) -> Run {
         Run { frees_wait, ..self }
+    }
+    /// Beside another device with an allocator, or alone.
+    pub fn beside_another(self, neighbour: bool) -> Run {
+        Run { neighbour, ..self }
     }
     /// A fifth of the rounds, a thousand at least, behind a warm-up of half as many. Thirds in place of tenths: closed timelines are looked at once
     /// in some 300 rounds, at moments that come round with the period, and of two tenths of 200 rounds each sees another height.
@@ -217,18 +228,29 @@ const KEEPING: [Call; 7] = [
 const COUNTERS: usize = 26;
 pub type Counts = super::judge::Counts<COUNTERS>;
 
-/// Reads every counter. What it needs itself is given back before it returns.
-pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Counts {
+/// Reads every counter, of all devices together. What it needs itself is given back before it returns.
+fn counts(account: Account, gpus: &[Allocator<Device>]) -> Counts {
     let mut all = [("", 0); COUNTERS];
+    for gpu in gpus {
+        add_counts(gpu, &mut all);
+    }
+    let held = account.library();
+    all[COUNTERS - 2] = ("host blocks", u64::try_from(held.blocks).unwrap_or(0));
+    all[COUNTERS - 1] = ("host bytes", u64::try_from(held.bytes).unwrap_or(0));
+    all
+}
+
+/// Adds what one allocator and its device hold.
+fn add_counts(gpu: &Allocator<Device>, all: &mut Counts) {
     let mut at = 0;
     let mut put = |name, value| {
-        all[at] = (name, value);
+        all[at] = (name, all[at].1 + value);
         at += 1;
     };
     for (name, value) in gpu.bookkeeping().counts() {
         put(name, value as u64);
     }
-    let ledger = device.ledger();
+    let ledger = gpu.driver().ledger();
     put("driver events", ledger.events);
     put("driver streams", ledger.streams);
     put("plain ranges", ledger.plain_ranges);
@@ -238,18 +260,22 @@ pub fn counts(account: Account, device: &Device, gpu: &Allocator<Device>) -> Cou
     put("reservations", ledger.reservations);
     put("device bytes", ledger.bytes_taken);
     put("pinned bytes", ledger.bytes_pinned);
+    debug_assert_eq!(at, COUNTERS - 2, "and those of the host's memory");
     millpond_testkit::counting::device(|| drop(ledger));
-    let held = account.library();
-    put("host blocks", u64::try_from(held.blocks).unwrap_or(0));
-    put("host bytes", u64::try_from(held.bytes).unwrap_or(0));
+}
+
+fn calls(gpus: &[Allocator<Device>]) -> [u64; Call::ALL.len()] {
+    let mut all = [0; Call::ALL.len()];
+    for gpu in gpus {
+        let ledger = gpu.driver().ledger();
+        all.iter_mut().zip(Call::ALL).for_each(|(all, call)| *all += ledger.calls_of(*call));
+        millpond_testkit::counting::device(|| drop(ledger));
+    }
     all
 }
 
-fn calls(device: &Device) -> [u64; Call::ALL.len()] {
-    let ledger = device.ledger();
-    let all = std::array::from_fn(|i| ledger.calls_of(Call::ALL[i]));
-    millpond_testkit::counting::device(|| drop(ledger));
-    all
+fn operations(gpus: &[Allocator<Device>]) -> u64 {
+    gpus.iter().map(|gpu| gpu.driver().operations()).sum()
 }
 
 /// Of these calls, those that made markers.
@@ -305,11 +331,18 @@ pub fn soaked(run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) 
 }
 
 fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> Soaked {
-    let Run { pace, warm_up, rounds, period, windows, part, contents, at_rest, frees_wait } = run;
-    let sim = device(|| pace.sim().oracle(rounds <= judged()).contents(contents).waiting_frees(frees_wait));
+    let Run { pace, warm_up, rounds, period, windows, part, contents, at_rest, frees_wait, neighbour } = run;
+    let mut world = device(|| Sim::devices(if neighbour { 2 } else { 1 }, 4 * GIB));
+    let sim = device(|| {
+        pace.sim(&mut world).oracle(rounds <= judged()).contents(contents).waiting_frees(frees_wait)
+    });
     let device = Device::new(sim);
     let gpu = Allocator::new(device.clone(), config).expect("an allocator");
-    let bench = Bench { device: device.clone(), gpu: gpu.clone() };
+    let other = |sim| Allocator::new(Device::new(sim), Config::default()).expect("another allocator");
+    let neighbour = millpond_testkit::counting::device(|| world.pop()).map(other);
+    millpond_testkit::counting::device(|| drop(world));
+    let bench = Bench { device: device.clone(), gpu: gpu.clone(), neighbour: neighbour.clone() };
+    let gpus: Vec<_> = std::iter::once(gpu).chain(neighbour).collect();
     let Steady { mut round, mut synchronise, asked } = program(&bench);
     drop(bench);
     let tenth = if windows == 10 { first_tenth(rounds) } else { rounds / windows };
@@ -321,26 +354,27 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
             millpond_testkit::counting::device(|| pace.after_period(device.sim()));
             synchronise();
             if at_rest {
-                gpu.synchronize().expect("it works");
+                for gpu in &gpus {
+                    gpu.synchronize().expect("it works");
+                }
             }
         }
     };
     (0..warm_up).for_each(&mut one);
-    let (mut at, before, operations_before) =
-        ([[0; Call::ALL.len()]; 2], calls(&device), device.operations());
+    let (mut at, before, operations_before) = ([[0; Call::ALL.len()]; 2], calls(&gpus), operations(&gpus));
     let (mut run_away, mut done) = (false, 0);
     for i in 0..rounds {
         one(warm_up + i);
         done = i + 1;
         if done == tenth {
-            at[0] = calls(&device);
+            at[0] = calls(&gpus);
         } else if done == rounds - tenth {
-            at[1] = calls(&device);
+            at[1] = calls(&gpus);
         }
         if at_rest && !(warm_up + done).is_multiple_of(period) {
             continue;
         }
-        let now = counts(account, &device, &gpu);
+        let now = counts(account, &gpus);
         parts.add(i, rounds, &now);
         if i < tenth {
             early.add(&now);
@@ -352,7 +386,7 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
             break;
         }
     }
-    let (last, operations) = (calls(&device), device.operations() - operations_before + done * asked);
+    let (last, operations) = (calls(&gpus), operations(&gpus) - operations_before + done * asked);
     let (first, end) = (early.0.expect("rounds"), late.0.expect("rounds"));
     let mut found = account_apart(|| grown_or_rising((&first, &end), part, &parts, rounds / period));
     account_apart(|| {
@@ -383,25 +417,31 @@ fn watch(account: Account, run: Run, config: Config, program: impl FnOnce(&Bench
     });
     let heights = found.len();
     drop((round, synchronise));
-    drop(gpu);
+    let sims: Vec<Sim> =
+        millpond_testkit::counting::device(|| gpus.iter().map(|gpu| gpu.driver().sim().clone()).collect());
+    drop(gpus);
     millpond_testkit::counting::device(|| {
-        device.sim().run_until_idle();
-        let left = device.sim().leaks();
-        if !left.is_empty() {
-            let _ = write!(
-                found,
-                "\n    left on the device at the end: {} things, the first {}",
-                left.len(),
-                left[0]
-            );
-        }
-        if let Err(verdict) = device.sim().verdict() {
-            let _ = write!(found, "\n    {verdict}");
-        }
+        found.push_str(&wrong_at_the_end(&sims));
+        drop(sims);
     });
     drop(device);
     let only_heights = heights == found.len();
     Soaked { rounds: done, first, last: end, found: account_apart(|| found.clone()), only_heights }
+}
+
+/// What the devices still hold when all is dropped, and what was in no order; empty if nothing.
+fn wrong_at_the_end(sims: &[Sim]) -> String {
+    let mut found = String::new();
+    sims[0].run_until_idle();
+    let left: Vec<_> = sims.iter().flat_map(Sim::leaks).collect();
+    if let Some(first) = left.first() {
+        let many = left.len();
+        let _ = write!(found, "\n    left on the device at the end: {many} things, the first {first}");
+    }
+    if let Err(verdict) = sims[0].verdict() {
+        let _ = write!(found, "\n    {verdict}");
+    }
+    found
 }
 
 /// Runs something of the test's own, which is on nobody's account.

@@ -8,10 +8,12 @@
 use super::{Block, Outcome, World, at, ensure, said};
 use crate::dice::Dice;
 use millpond::DriverError;
+use millpond::array::ForeignMemory;
 use millpond::driver::{Fences, StreamKind};
 use millpond::units::{GIB, MIB};
 use millpond::{
-    Config, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream, Trim,
+    Config, DeviceArray, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream,
+    Trim, transfer,
 };
 use millpond_sim::{Call, Launch, Schedule, Sim, SimStream};
 use std::mem::ManuallyDrop;
@@ -138,6 +140,12 @@ pub fn run_beside_another(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Neighbour)
 }
 
+/// The same with what few programs call: aligned blocks, limits that are set, trims of one stream, streams found by their numbers; and blocks as arrays,
+/// in copies from and to another device, in scopes, under several guards, and in memory of others.
+pub fn run_with_rarer_verbs(seed: u64) -> (usize, Outcome) {
+    run_as(seed, Kind::Rarer)
+}
+
 /// What a program has that others have not.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -147,6 +155,7 @@ enum Kind {
     Scrubs,
     Captured,
     Neighbour,
+    Rarer,
 }
 
 fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
@@ -160,6 +169,7 @@ fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
                 Kind::Undeclared => run.step_beside()?,
                 Kind::Captured => run.step_captured()?,
                 Kind::Neighbour => run.step_beside_another()?,
+                Kind::Rarer => run.step_rarer()?,
                 _ => run.step()?,
             }
             // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
@@ -205,7 +215,7 @@ impl Run {
             config = config.bounded_wait(Duration::ZERO);
         }
         let schedule = if dice.one_in(5) { Schedule::Random(seed) } else { Schedule::Latest };
-        let mut sims = Sim::devices(if kind == Kind::Neighbour { 2 } else { 1 }, GIB);
+        let mut sims = Sim::devices(if matches!(kind, Kind::Neighbour | Kind::Rarer) { 2 } else { 1 }, GIB);
         let sim = sims.remove(0);
         sim.set_schedule(schedule);
         let w = World::on(sim, config);
@@ -441,6 +451,148 @@ impl Run {
         self.alloc_of(bytes, on, &s)
     }
 
+    /// An operation, or one of the rarer ones.
+    fn step_rarer(&mut self) -> Outcome {
+        if !self.dice.one_in(3) {
+            return self.step();
+        }
+        let ((on, s), bytes) = (self.any(), (1 + self.dice.below(4) as u64) * self.page);
+        match self.dice.below(8) {
+            0 => {
+                let align = *self.dice.of(&[1, 512, 4096, 64 << 10, 2 * MIB]);
+                let aligned = self.w.gpu.alloc_aligned(bytes, align, &s);
+                if let Ok(block) = &aligned {
+                    ensure!(block.address().0.is_multiple_of(align), "{block:?} is not aligned to {align}");
+                }
+                self.allocated(aligned, on)
+            }
+            1 => {
+                let taken = self.w.gpu.report().reserved;
+                let limit = *self.dice.of(&[0, taken, taken.saturating_sub(self.page), taken / 2]);
+                self.w.gpu.set_limit(Limit::Bytes(limit)).or_else(planted_fault)?;
+                let outcome = self.alloc_of(bytes, on, &s);
+                insist(|| self.w.gpu.set_limit(Limit::Bytes(self.limit))).map_err(said)?;
+                outcome
+            }
+            2 => {
+                self.w.gpu.trim(Trim::Stream(&s)).or_else(planted_fault)?;
+                let (other, s) = self.any();
+                self.alloc_of(bytes, other, &s)
+            }
+            3 => self.found_again(on, s),
+            how => self.as_array(how),
+        }
+    }
+
+    /// Nobody has a stream, but blocks of it are live: by one of them it is had again, and what was said of it holds.
+    fn found_again(&mut self, on: usize, s: Stream<Sim>) -> Outcome {
+        let id = s.id();
+        self.lines[on].stream = None;
+        drop(s);
+        let stays = self.live.iter().any(|l| l.home == on);
+        if self.lines.iter().any(|l| l.stream.is_some()) && self.dice.one_in(2) {
+            self.alloc()?;
+        }
+        if let Some(again) = self.w.gpu.stream_of(id) {
+            self.lines[on].stream = Some(again);
+        } else {
+            ensure!(!stays, "{id} has a live block, and is not found");
+            self.open();
+        }
+        Ok(())
+    }
+
+    /// A live block as an array, in an operation of the library's that touches it.
+    #[allow(unsafe_code, reason = "the range lives as long as the block, which owns it")]
+    fn as_array(&mut self, how: usize) -> Outcome {
+        let ((a, s), (b, t)) = (self.any(), self.any());
+        if self.live.is_empty() {
+            return Ok(());
+        }
+        // What the program did itself it orders itself.
+        let i = self.dice.below(self.live.len());
+        if !self.order(i, a, true)? || !self.order(i, b, true)? {
+            return Ok(());
+        }
+        let Live { block, home, mut places, declared } = self.live.swap_remove(i);
+        let (address, bytes, id) = (block.address(), block.len(), block.id().expect("bytes"));
+        let tagged = |launch: Launch| launch.tag(id);
+        let mut x =
+            DeviceArray::<u8, Sim>::from_allocation(block, bytes as usize).map_err(|(_, e)| said(e))?;
+        let sim = self.w.sim.clone();
+        let mut two = || -> Result<(), Error> {
+            // What the library orders the next operation behind.
+            x.fill_bytes(3, &t)?;
+            match how {
+                4 => {
+                    let (other, streams) = self.neighbour.as_ref().expect("another device");
+                    let theirs = &streams[a % streams.len()];
+                    let mut y = other.gpu.uninit::<u8>(x.len(), theirs)?;
+                    y.fill_bytes(1, theirs)?;
+                    x.copy_from_peer(&y, theirs, &s)?;
+                    y.copy_from_peer(&x, &t, theirs)
+                }
+                5 => {
+                    let (from, mut to) = (self.w.gpu.pinned_zeros(64)?, self.w.gpu.pinned_uninit(64)?);
+                    transfer::scope(&s, |copies| copies.upload(&mut x.slice_mut(..64), from.view()))??;
+                    transfer::scope(&t, |copies| copies.download(x.slice(..64), to.view_mut()))?
+                }
+                6 => {
+                    let (low, high) = x.split_at_mut(bytes as usize / 2);
+                    let (low, high) = (low.write_on(&s)?, high.write_on(&t)?);
+                    for guard in [&low, &high] {
+                        let launch = Launch::new("half").writes(guard.address(), guard.len() as u64);
+                        sim.launch(guard.stream().native(), tagged(launch))?;
+                    }
+                    drop(low);
+                    let _high = high;
+                    Ok(())
+                }
+                _ => {
+                    let host = self.w.gpu.pinned_zeros(64)?;
+                    drop(x.slice_mut(..64).copy_from(host, &s)?);
+                    drop(x.slice(..64).to_pinned(&t)?);
+                    Ok(())
+                }
+            }
+        };
+        let done = two();
+        for on in [a, b] {
+            let (on, position) = self.tick(on);
+            places.push((on, position, true));
+        }
+        match done {
+            Ok(()) => {}
+            Err(Error::Driver(e)) if !self.faulty => return Err(said(e)),
+            // Perhaps some of it was queued.
+            Err(Error::Driver(_) | Error::OutOfMemory(_) | Error::TimedOut { .. }) => {
+                insist(|| self.w.gpu.synchronize()).map_err(said)?;
+                for line in &self.lines {
+                    self.host.join(&line.clock);
+                }
+            }
+            Err(e) => return Err(said(e)),
+        }
+        let block = x.into_allocation().map_err(|_| "it is an allocation's".to_owned())?;
+        if how == 7 {
+            // The block is somebody else's memory, as its own home stream brings it in; its owner goes when both uses are over.
+            let Some(first) = self.lines[home].stream.clone() else { return Ok(()) };
+            let memory = ForeignMemory { address, bytes, device: self.w.gpu.device() };
+            for before in [&s, &t] {
+                insist(|| first.wait_stream(before)).map_err(said)?;
+            }
+            // SAFETY: the block lives as long as its owner, and all that used it is ordered in front of its home stream.
+            let made = unsafe { DeviceArray::<u8, Sim>::from_foreign(memory, 64, &first, block) };
+            let mut x = made.map_err(|(_, e)| said(e))?;
+            return match x.fill_bytes(2, &first).and_then(|()| x.fill_bytes(1, &t)) {
+                Err(e) if !self.faulty => Err(said(e)),
+                _ => Ok(()),
+            };
+        }
+        self.live.push(Live { block, home, places, declared });
+        Ok(())
+    }
+
     fn step(&mut self) -> Outcome {
         let mut at = self.dice.below(self.weights.iter().sum());
         let verb = self.weights.iter().position(|&w| {
@@ -555,7 +707,13 @@ impl Run {
     }
 
     fn alloc_of(&mut self, bytes: u64, home: usize, s: &Stream<Sim>) -> Outcome {
-        let block = match self.w.gpu.alloc(bytes, s) {
+        let block = self.w.gpu.alloc(bytes, s);
+        self.allocated(block, home)
+    }
+
+    /// A block that its stream writes, if it was had.
+    fn allocated(&mut self, block: Result<Block, Error>, home: usize) -> Outcome {
+        let block = match block {
             Ok(block) => block,
             // A wish may fail for want of memory; for a fault, only where one was planted.
             Err(Error::Driver(e)) if !self.faulty => return Err(said(e)),
@@ -1060,9 +1218,17 @@ impl Run {
             lines.clear();
             w.gpu.trim(Trim::All).map_err(said)?;
             let streams = w.sim.ledger().streams;
-            ensure!(streams == 0, "{streams} streams are left that nobody holds and nothing uses");
+            // A block that is kept as somebody's memory keeps its stream.
+            ensure!(
+                streams == 0 || w.gpu.bookkeeping().kept > 0,
+                "{streams} streams are left that nobody holds and nothing uses"
+            );
         }
         w.sim.clear_faults();
+        if w.gpu.bookkeeping().kept > 0 {
+            // An owner that goes in a wait frees its block behind that.
+            quiet()?;
+        }
         quiet()?;
         if rest_first {
             w.all_back()?;
