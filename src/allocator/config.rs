@@ -242,7 +242,8 @@ impl Config {
     ///
     /// Every allocation is filled with zeroes on its stream before it is handed out: work on that stream comes after the
     /// fill, and so does work on a stream that [`share_with`](crate::Allocation::share_with) ordered, or the program's
-    /// own event recorded after the allocation. The host does not wait; each allocation costs one driver call, and on a
+    /// own event recorded after the allocation. The host does not wait; each allocation costs one driver call, between two that change the
+    /// thread's capture mode so that somebody's capture does not refuse it, and on a
     /// per-thread default stream is to be made by its own thread. Pinned memory is overwritten by the CPU when it is
     /// handed out. What goes back to the device or to the host is overwritten before (on NVIDIA GPUs as
     /// `cuda::Cuda::scrub` says, which waits for the fill).

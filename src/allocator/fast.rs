@@ -24,9 +24,14 @@ use crate::units::{Addr, Granules};
 
 impl<D: Driver> Allocator<D> {
     /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`](super::Config::scrub): zeroed in stream order), 512-byte aligned, valid
-    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: one); else it may
+    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: a fill); else it may
     /// take memory from the device, make the stream wait for another one's last use of the bytes, and, when memory is
     /// out, block the host for a bounded time.
+    ///
+    /// Two exceptions. Whether a stream captures is asked where others may capture on it, as on each that was adopted. And a stream that only calls
+    /// naming it may mark (a thread's default stream, one that [may end unannounced](crate::driver::StreamInfo::mortal)) is marked by the
+    /// next call that names it once a marker is due, at most one for sixteen frees or 16 MiB of them: such an allocation records an event and
+    /// asks about some, a constant number in the mean.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the

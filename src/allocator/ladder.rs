@@ -238,13 +238,16 @@ where
         if again { Verdict::Again } else { Verdict::Stuck }
     }
 
-    /// A rung was climbed.
+    /// A rung was climbed. A miss is served once: behind another try that the callback asked for, by the callback.
     pub(super) fn count(&mut self, rung: Rung, served: bool) {
         let mut uncounted = Ladder::default();
-        let mut ladder = Self::IS_COUNTED.then(|| self.core.ladder.lock());
-        let (name, counts) = rung.entry(ladder.as_deref_mut().unwrap_or(&mut uncounted));
+        let mut guard = Self::IS_COUNTED.then(|| self.core.ladder.lock());
+        let ladder = guard.as_deref_mut().unwrap_or(&mut uncounted);
+        let (name, counts) = rung.entry(ladder);
         counts.tried += 1;
-        counts.served += u64::from(served);
+        let helped = self.callbacks > 0;
+        counts.served += u64::from(served && !helped);
+        ladder.callback.served += u64::from(served && helped);
         if !self.tried.contains(&name) {
             self.tried.push(name);
         }
@@ -258,7 +261,7 @@ where
 
     fn callback(&mut self) -> bool {
         let Some(again) = self.core.ask_user(|| self.facts()) else { return false };
-        self.count(Rung::Callback, again);
+        self.count(Rung::Callback, false);
         again
     }
 }

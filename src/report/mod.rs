@@ -223,7 +223,8 @@ pub struct Ladder {
     pub trim: Rung,
     /// A bounded wait of the host for the device.
     pub wait: Rung,
-    /// The user's out-of-memory callback.
+    /// The user's out-of-memory callback: tried whenever it is asked. It served who got memory, by whichever rung, once it had asked for
+    /// another try.
     pub callback: Rung,
 }
 

@@ -1,7 +1,10 @@
 //! What counts as a hit, and that the counts of a pool agree with each other, through the public verbs.
 
+use millpond::trace::Sink;
 use millpond::units::{GIB, KIB, MIB};
-use millpond::{Allocation, Allocator, Config, DeviceArray, Event, Growth, Policy, Reuse, Stream};
+use millpond::{
+    Allocation, Allocator, Config, DeviceArray, Event, Growth, PinnedAllocation, Policy, Reuse, Stream,
+};
 use millpond_sim::null::Null;
 use millpond_sim::{Call, Launch, Ledger, Schedule, Sim, SimStream};
 use std::any::Any;
@@ -128,13 +131,38 @@ struct Busy {
     gpu: Allocator<Sim>,
     dice: Dice,
     streams: Vec<Stream<Sim>>,
-    /// Somebody else's, adopted: whether it captures is asked at each allocation, and nothing else.
-    adopted: Stream<Sim>,
+    /// Somebody else's, adopted: whether it captures is asked at each allocation, and nothing else where anybody may mark it.
+    adopted: Vec<(Kind, Stream<Sim>)>,
+    scrubs: bool,
     capturing: Vec<SimStream>,
     blocks: Vec<Allocation<Sim>>,
+    pinned: Vec<PinnedAllocation<Sim>>,
     arrays: Vec<DeviceArray<u8, Sim>>,
     events: Vec<Event<Sim>>,
     tokens: Vec<Box<dyn Any>>,
+    _mortal: SimStream,
+}
+
+struct Silent;
+impl Sink for Silent {
+    fn event(&self, _: u64, _: &millpond::trace::Event) {}
+}
+
+/// Whose an adopted stream is.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    /// The program's, which says that it stays.
+    Lasting,
+    Legacy,
+    /// Only calls that name these two may mark them: what is due there is made by a hit.
+    OfAThread,
+    Mortal,
+}
+
+impl Kind {
+    fn is_named(self) -> bool {
+        matches!(self, Kind::OfAThread | Kind::Mortal)
+    }
 }
 
 /// What hits, and frees in each state, were seen.
@@ -148,6 +176,13 @@ struct Seen {
     beside_many_markers: u64,
     frees_in_flight: u64,
     adopted: u64,
+    legacy: u64,
+    of_a_thread: u64,
+    mortal: u64,
+    /// Hits that made the marker that was due.
+    marked: u64,
+    pinned: u64,
+    scrubbed: u64,
 }
 
 /// The driver calls made between two moments, by name.
@@ -167,12 +202,39 @@ impl Busy {
             .growth([Growth::default(), Growth::Exact][dice.below(2)])
             .deterministic(dice.below(3) == 0)
             .look_at_each_of([1, 64][dice.below(2)]);
+        let scrubs = seed % 5 == 1;
+        let config = config.scrub(scrubs).exact_fit(seed % 7 == 2);
+        let config = if seed % 4 == 3 { config.sink(Arc::new(Silent)) } else { config };
         let gpu = Allocator::new(sim.clone(), config).unwrap();
         let streams = (0..4).map(|_| gpu.stream().unwrap()).collect();
-        let adopted = gpu.adopt(sim.stream().unwrap()).unwrap();
+        let mut adopted = vec![(Kind::Lasting, gpu.adopt(sim.stream().unwrap()).unwrap())];
+        // Beside these two captures of others are expected.
+        if seed.is_multiple_of(3) {
+            adopted.push((Kind::Legacy, gpu.adopt(sim.legacy_stream()).unwrap()));
+            adopted.push((Kind::OfAThread, gpu.adopt(sim.per_thread_stream()).unwrap()));
+        }
+        let mortal = sim.stream().unwrap();
+        if seed % 3 == 1 {
+            adopted.push((Kind::Mortal, gpu.adopt(sim.mortal_stream(&mortal)).unwrap()));
+        }
         let (capturing, blocks, arrays) = (Vec::new(), Vec::new(), Vec::new());
         let (events, tokens) = (Vec::new(), Vec::new());
-        Busy { sim, gpu, dice, streams, adopted, capturing, blocks, arrays, events, tokens }
+        let pinned = Vec::new();
+        Busy {
+            sim,
+            gpu,
+            dice,
+            streams,
+            adopted,
+            scrubs,
+            capturing,
+            blocks,
+            pinned,
+            arrays,
+            events,
+            tokens,
+            _mortal: mortal,
+        }
     }
 
     fn work(&self, on: &Stream<Sim>) {
@@ -190,8 +252,10 @@ impl Busy {
             3 if !self.events.is_empty() => drop(self.events.swap_remove(one % self.events.len())),
             4 if !self.blocks.is_empty() => {
                 let at = self.dice.below(self.blocks.len());
-                self.blocks[at].share_with(&t).unwrap();
-                self.work(&t);
+                // Of a stream that only calls naming it may mark it is refused.
+                if self.blocks[at].share_with(&t).is_ok() {
+                    self.work(&t);
+                }
             }
             5 if !self.blocks.is_empty() => self.blocks.swap_remove(other % self.blocks.len()).free_unknown(),
             // Tokens that are kept, and dropped: their sources are kept then.
@@ -233,8 +297,14 @@ impl Busy {
 
     /// One allocation, which calls the driver only if the counters say that it was no hit.
     fn allocate(&mut self, seen: &mut Seen) {
-        let adopted = self.dice.below(6) == 0;
-        let s = if adopted { &self.adopted } else { &self.streams[self.dice.below(4)] };
+        if self.dice.below(8) == 0 {
+            return self.pin(seen);
+        }
+        let adopted = (self.dice.below(3) == 0).then(|| self.dice.below(self.adopted.len()));
+        let (kind, s) = match adopted {
+            Some(at) => (Some(self.adopted[at].0), &self.adopted[at].1),
+            None => (None, &self.streams[self.dice.below(4)]),
+        };
         let bytes = [512, 4 * KIB, 100 * KIB, MIB][self.dice.below(4)];
         let (kept, pending) = (self.gpu.bookkeeping(), self.gpu.report());
         let before = self.sim.ledger();
@@ -243,14 +313,43 @@ impl Busy {
             1 => (Some(self.gpu.alloc_aligned(bytes, 4096, s).unwrap()), None),
             _ => (Some(self.gpu.alloc(bytes, s).unwrap()), None),
         };
-        let called = calls_between(&before, &self.sim.ledger());
+        let mut called = calls_between(&before, &self.sim.ledger());
         let (was, is) = (pending.total.counters, self.gpu.report().total.counters);
         assert_eq!(is.hits - was.hits + is.misses - was.misses, 1, "one request");
         if is.hits > was.hits {
-            let asked: &[_] = if adopted { &[(Call::StreamIsCapturing.name(), 1)] } else { &[] };
-            assert_eq!(called, asked, "a hit of {bytes} bytes: {kept:?}");
+            if kind.is_some_and(Kind::is_named) {
+                // One marker at most, and what the driver is asked about it and others.
+                let marker = [Call::EventRecord, Call::EventCreate].map(Call::name);
+                let marked = called.iter().any(|c| c.0 == marker[0]);
+                assert!(called.iter().all(|c| c.1 == 1 || !marker.contains(&c.0)), "{called:?}");
+                called.retain(|c| !(marked && (marker.contains(&c.0) || c.0 == Call::EventQuery.name())));
+                // Who marks asks once more, and its calls are no mistake beside somebody's capture.
+                let asks = called.iter_mut().find(|c| marked && c.0 == Call::StreamIsCapturing.name());
+                if let Some(asks) = asks {
+                    asks.1 -= 1;
+                }
+                let mode = called.iter_mut().find(|c| marked && c.0 == Call::ExchangeCaptureMode.name());
+                if let Some(mode) = mode {
+                    mode.1 = 2 * u64::from(self.scrubs);
+                }
+                called.retain(|c| c.1 > 0);
+                seen.marked += u64::from(marked);
+            }
+            let mut asked: Vec<(&str, u64)> = Vec::new();
+            asked.extend(kind.map(|_| (Call::StreamIsCapturing.name(), 1)));
+            if self.scrubs {
+                // The fill, which is no mistake beside somebody's capture.
+                asked.extend([(Call::MemsetD8.name(), 1), (Call::ExchangeCaptureMode.name(), 2)]);
+            }
+            asked.sort_unstable();
+            called.sort_unstable();
+            assert_eq!(called, asked, "a hit of {bytes} bytes, {kind:?}: {kept:?}");
             seen.hits += 1;
-            seen.adopted += u64::from(adopted);
+            seen.adopted += u64::from(kind == Some(Kind::Lasting));
+            seen.legacy += u64::from(kind == Some(Kind::Legacy));
+            seen.of_a_thread += u64::from(kind == Some(Kind::OfAThread));
+            seen.mortal += u64::from(kind == Some(Kind::Mortal));
+            seen.scrubbed += u64::from(self.scrubs);
             seen.beside_a_capture += u64::from(!self.capturing.is_empty());
             seen.beside_ranges_in_flight += u64::from(kept.in_flight > 0);
             seen.beside_kept_values += u64::from(kept.kept > 0);
@@ -258,15 +357,46 @@ impl Busy {
         } else {
             seen.misses += 1;
         }
+        // What it frees in sixteen blocks' time falls due on that stream.
+        let named = self.adopted.iter().find(|a| a.0.is_named());
+        if let (Some((_, named)), Some(block)) = (named, &block) {
+            block.record_use(named).unwrap();
+        }
         self.blocks.extend(block);
         self.arrays.extend(array);
+    }
+
+    /// The same of pinned memory, which is on no stream: nobody is asked.
+    fn pin(&mut self, seen: &mut Seen) {
+        let hits = |gpu: &Allocator<Sim>| gpu.report().pinned.map_or(0, |p| p.counters.hits);
+        let bytes = [512, 4 * KIB, 100 * KIB][self.dice.below(3)];
+        let (was, before) = (hits(&self.gpu), self.sim.ledger());
+        let (block, array) = if self.dice.below(2) == 0 {
+            (Some(self.gpu.alloc_pinned(bytes).unwrap()), None)
+        } else {
+            (None, Some(self.gpu.pinned_uninit::<u8>(bytes as usize).unwrap()))
+        };
+        let called = calls_between(&before, &self.sim.ledger());
+        if hits(&self.gpu) > was {
+            assert_eq!(called, [], "a hit of {bytes} pinned bytes");
+            seen.pinned += 1;
+        }
+        drop(array);
+        if let Some(block) = block {
+            if self.dice.below(3) == 0 {
+                block.record_use(&self.streams[self.dice.below(4)]).unwrap();
+            }
+            self.pinned.push(block);
+        }
     }
 
     /// One free, by a drop, whatever still uses the memory: never a driver call (O9).
     fn free(&mut self, seen: &mut Seen) {
         let in_flight = |gpu: &Allocator<Sim>| gpu.report().total.counters.in_flight_frees;
         let (was, before) = (in_flight(&self.gpu), self.sim.ledger());
-        if self.dice.below(2) == 0 && !self.arrays.is_empty() {
+        if self.pinned.len() > 8 {
+            drop(self.pinned.swap_remove(self.dice.below(self.pinned.len())));
+        } else if self.dice.below(2) == 0 && !self.arrays.is_empty() {
             drop(self.arrays.swap_remove(self.dice.below(self.arrays.len())));
         } else if !self.blocks.is_empty() {
             drop(self.blocks.swap_remove(self.dice.below(self.blocks.len())));
@@ -294,8 +424,8 @@ fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
         while let Some(native) = busy.capturing.pop() {
             drop(busy.sim.end_capture(&native));
         }
-        let Busy { sim, gpu, streams, adopted, blocks, arrays, events, tokens, .. } = busy;
-        drop((blocks, arrays, events, tokens, streams, adopted, gpu));
+        let Busy { sim, gpu, streams, adopted, blocks, pinned, arrays, events, tokens, .. } = busy;
+        drop((blocks, pinned, arrays, events, tokens, streams, adopted, gpu));
         sim.run_until_idle();
         sim.verdict().unwrap();
     }
@@ -308,10 +438,75 @@ fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
         beside_many_markers,
         frees_in_flight,
         adopted,
+        legacy,
+        of_a_thread,
+        mortal,
+        marked,
+        pinned,
+        scrubbed,
     } = seen;
     let all = [hits, misses, beside_a_capture, beside_ranges_in_flight, beside_kept_values];
-    assert!(
-        all.into_iter().chain([beside_many_markers, frees_in_flight, adopted]).all(|n| n >= 100),
-        "{seen:?}"
-    );
+    let all = [&all[..], &[beside_many_markers, frees_in_flight, adopted, pinned, scrubbed]].concat();
+    assert!(all.into_iter().all(|n| n >= 100), "{seen:?}");
+    assert!([legacy, of_a_thread, mortal].into_iter().all(|n| n >= 50) && marked >= 5, "{seen:?}");
+}
+
+/// On a stream that only calls naming it may mark, a hit is such a call. While nothing is due it asks whether the stream captures, and
+/// nothing else; what falls due is one marker for each sixteen frees, which it makes, and learns of in a constant number of questions, whatever
+/// is pending on however many other streams.
+#[test]
+fn a_hit_on_a_stream_that_only_it_may_mark_makes_one_marker_for_sixteen_frees() {
+    const FREES: u64 = 16;
+    for mortal in [false, true] {
+        for others in [1, 40] {
+            let sim = Sim::new(GIB).schedule(Schedule::Latest).oracle(false).contents(false);
+            let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+            let theirs = sim.stream().unwrap();
+            let native = if mortal { sim.mortal_stream(&theirs) } else { sim.per_thread_stream() };
+            let s = gpu.adopt(native).unwrap();
+            let busy: Vec<_> = (0..others).map(|_| gpu.stream().unwrap()).collect();
+            // Each has something that is not over, and markers of it.
+            let gates: Vec<_> = busy.iter().map(|t| sim.gate(t.native()).unwrap()).collect();
+            let events: Vec<_> = busy.iter().map(|t| t.record().unwrap()).collect();
+            let home = &busy[0];
+            let uses = (0..2 * FREES).map(|_| gpu.alloc(512, home).unwrap()).collect::<Vec<_>>();
+            drop((gpu.alloc(4 * KIB, &s).unwrap(), uses));
+            // Nothing is due.
+            let hits = |n: u64| {
+                let (was, before) = (gpu.report().total.counters.hits, sim.ledger());
+                (0..n).for_each(|_| drop(gpu.alloc(4 * KIB, &s).unwrap()));
+                assert_eq!(gpu.report().total.counters.hits - was, n);
+                calls_between(&before, &sim.ledger())
+            };
+            assert_eq!(hits(1000), [(Call::StreamIsCapturing.name(), 1000)]);
+            // Sixteen blocks of another stream's, which this one uses, fall due together.
+            let (rounds, mut made, mut asked, mut modes) = (300, 0, 0, 0);
+            for round in 0..rounds {
+                let blocks: Vec<_> = (0..FREES).map(|_| gpu.alloc(512, home).unwrap()).collect();
+                for x in &blocks {
+                    x.record_use(&s).unwrap();
+                }
+                drop(blocks);
+                for (name, n) in hits(2) {
+                    match name {
+                        "cuEventQuery" => asked += n,
+                        "cuEventRecord" => made += n,
+                        "cuEventCreate" => assert!(n <= 1, "round {round}: {n} events"),
+                        // Who marks asks once more.
+                        "cuStreamIsCapturing" => assert!((2..=3).contains(&n), "round {round}: {n}"),
+                        "cuThreadExchangeStreamCaptureMode" => modes += n,
+                        _ => panic!("round {round}: {n} times {name}"),
+                    }
+                }
+            }
+            assert!(
+                made > rounds / 2 && made <= rounds + 1,
+                "{made} markers for {rounds} times sixteen frees"
+            );
+            let each = [asked, modes].map(|n| n.div_ceil(rounds));
+            assert!(each.iter().all(|&n| n <= 4), "{asked} questions, {modes} modes, {others} streams");
+            gates.into_iter().for_each(millpond_sim::Gate::open);
+            drop((events, busy, s, gpu));
+        }
+    }
 }

@@ -139,7 +139,15 @@ enum Rare {
     Unanswered { what: usize, on: usize, value: u8, other: u8 },
     /// A large source whose token is dropped at once, and then as much pinned memory for somebody else.
     Large { on: usize, value: u8 },
+    /// An operation of any kind, and one of the driver calls that it makes does its work and panics: the call of its own, or one of those
+    /// about it. It may not come to that one.
+    PanicIn { what: usize, from: usize, on: usize, kind: usize, call: usize, value: u8 },
 }
+
+/// The calls of the operations of [`Rare::PanicIn`], and those that an operation may make beside its own.
+const OWN_CALLS: [Call; 5] =
+    [Call::MemsetD8, Call::LaunchKernel, Call::MemcpyHtoD, Call::MemcpyDtoH, Call::MemcpyDtoD];
+const CALLS_BESIDE: [Call; 3] = [Call::EventRecord, Call::StreamWaitEvent, Call::EventQuery];
 
 fn rare() -> impl Strategy<Value = Step> {
     let part = prop_oneof![Just((0, LEN)), (0..LEN, 0..LEN).prop_map(|(a, b)| (a.min(b), a.max(b).max(1)))];
@@ -221,6 +229,16 @@ fn crowded_step() -> impl Strategy<Value = Step> {
         1 => (what, on).prop_map(|(what, on)| Rare::Users { what, on }),
     ];
     prop_oneof![12 => any_step(), 1 => more.prop_map(Step::Rare)]
+}
+
+/// Of these and operations that panic in whichever call.
+fn panicking_step() -> impl Strategy<Value = Step> {
+    let (what, on) = (0..16_usize, 0..STREAMS);
+    let panics = (what.clone(), what, on, 0..OWN_CALLS.len(), 0..2 * CALLS_BESIDE.len(), any::<u8>())
+        .prop_map(|(what, from, on, kind, call, value)| {
+            Step::Rare(Rare::PanicIn { what, from, on, kind, call, value })
+        });
+    prop_oneof![8 => any_step(), 2 => panics]
 }
 
 type Pinned = PinnedArray<u8, Sim>;
@@ -441,6 +459,12 @@ struct Machine {
     sim: Sim,
     gpu: Allocator<Sim>,
     streams: Vec<Stream<Sim>>,
+    /// Another allocator, perhaps, which has every other array, on the same streams; each operation names those of the first.
+    other: Option<(Allocator<Sim>, Vec<Stream<Sim>>)>,
+    made: usize,
+    /// How often operands of both met, and how often a drawn call panicked, by whether the operation was queued by then.
+    met: u64,
+    panicked: [u64; 2],
     /// One a stream, as long as an array has elements.
     indices: Vec<DeviceArray<u32, Sim>>,
     arrays: Vec<(DeviceArray<u8, Sim>, Vec<u8>)>,
@@ -471,6 +495,10 @@ impl Machine {
             sim,
             gpu,
             streams,
+            other: None,
+            made: 0,
+            met: 0,
+            panicked: [0; 2],
             indices,
             arrays,
             declared,
@@ -482,7 +510,27 @@ impl Machine {
         }
     }
 
+    /// Of two allocators.
+    fn of_two(schedule: Schedule) -> Machine {
+        let mut machine = Machine::new(schedule);
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(16 * LEN as u64));
+        let other = Allocator::new(machine.sim.clone(), config).unwrap();
+        let adopted = machine.streams.iter().map(|s| other.adopt(s.native().clone()).unwrap()).collect();
+        machine.other = Some((other, adopted));
+        machine
+    }
+
+    #[allow(clippy::too_many_lines, reason = "some lines for each")]
     fn step(&mut self, step: Step) {
+        if let (Step::Copy { what, from, .. } | Step::Gather { what, from, .. }, Some((other, _))) =
+            (step, &self.other)
+            && let n @ 1.. = self.arrays.len()
+        {
+            let of_other = |at: usize| {
+                self.arrays[at % n].0.id().is_some_and(|id| other.live().iter().any(|l| l.id == id))
+            };
+            self.met += u64::from(of_other(what) != of_other(from));
+        }
         let Machine {
             sim,
             gpu,
@@ -494,13 +542,21 @@ impl Machine {
             tokens,
             forgotten,
             born_elsewhere,
+            other,
+            made,
             ..
         } = self;
         let n = arrays.len();
         match step {
             Step::New { on, by } => {
                 if n < 8 {
-                    let mut x = gpu.uninit(LEN, &streams[on]).unwrap();
+                    *made += 1;
+                    let mut x = match other {
+                        Some((other, adopted)) if made.is_multiple_of(2) => {
+                            other.uninit(LEN, &adopted[on]).unwrap()
+                        }
+                        _ => gpu.uninit(LEN, &streams[on]).unwrap(),
+                    };
                     kernel::fill(&mut x, 0, &streams[by]).unwrap();
                     *born_elsewhere += u64::from(on != by);
                     arrays.push((x, vec![0; LEN]));
@@ -588,6 +644,9 @@ impl Machine {
         match step {
             Rare::Close { on } => {
                 streams[on] = gpu.stream().unwrap();
+                if let Some((other, adopted)) = &mut self.other {
+                    adopted[on] = other.adopt(streams[on].native().clone()).unwrap();
+                }
                 for on_it in declared.iter_mut() {
                     on_it.retain(|&stream| stream != on);
                 }
@@ -615,6 +674,50 @@ impl Machine {
                 let filled = catch_unwind(AssertUnwindSafe(|| x.fill_bytes(value, &streams[on])));
                 assert!(filled.is_err(), "the call panics: {filled:?}");
                 model.fill(value);
+                // Its end is stamped, as no marker could be made.
+                *any_declared = true;
+            }
+            Rare::PanicIn { what, from, on, kind, call, value } => {
+                let ([what, from], own) = ([what % n, from % n], OWN_CALLS[kind]);
+                // Half of them in their own call.
+                let call = CALLS_BESIDE.get(call).copied().unwrap_or(own);
+                let s = &streams[on];
+                let source = filled(gpu, LEN, value);
+                let before = sim.ledger().calls_of(own);
+                sim.panic_behind(call, 1);
+                let ran = catch_unwind(AssertUnwindSafe(|| match own {
+                    Call::MemsetD8 => arrays[what].0.fill_bytes(value, s).unwrap(),
+                    Call::LaunchKernel => kernel::fill(&mut arrays[what].0, value, s).unwrap(),
+                    Call::MemcpyHtoD => {
+                        let up = arrays[what].0.copy_from(Part::new(source, ..), s).unwrap();
+                        tokens.push(Token::Up(up, value));
+                    }
+                    Call::MemcpyDtoH => {
+                        let down = arrays[what].0.to_pinned(s).unwrap();
+                        tokens.push(Token::Down(down, arrays[what].1.clone()));
+                    }
+                    _ => {
+                        if let Ok([(x, _), (y, _)]) = arrays.get_disjoint_mut([what, from]) {
+                            x.copy_from_device(&*y, s).unwrap();
+                        }
+                    }
+                }));
+                sim.clear_faults();
+                let queued = sim.ledger().calls_of(own) > before;
+                if ran.is_err() {
+                    assert!(queued || call != own, "the call of its own panicked behind its work");
+                    self.panicked[usize::from(queued)] += 1;
+                }
+                if queued {
+                    match own {
+                        Call::MemcpyDtoH => {}
+                        Call::MemcpyDtoD => {
+                            let copied = arrays[from].1.clone();
+                            arrays[what].1 = copied;
+                        }
+                        _ => arrays[what].1.fill(value),
+                    }
+                }
                 // Its end is stamped, as no marker could be made.
                 *any_declared = true;
             }
@@ -709,7 +812,18 @@ impl Machine {
             forgotten.by_ref().for_each(drop);
         }
         self.gpu.check();
-        drop((self.arrays, self.indices, self.streams, self.gpu));
+        if let Some((other, adopted)) = self.other {
+            other.check();
+            // One ends before the other, and arrays of one may outlive it.
+            match self.made % 4 {
+                0 => drop((other, adopted, self.arrays, self.indices, self.streams, self.gpu)),
+                1 => drop((self.indices, self.streams, self.gpu, adopted, self.arrays, other)),
+                2 => drop((adopted, self.arrays, self.gpu, other, self.indices, self.streams)),
+                _ => drop((self.arrays, self.indices, self.streams, self.gpu, adopted, other)),
+            }
+        } else {
+            drop((self.arrays, self.indices, self.streams, self.gpu));
+        }
         assert!(self.sim.ledger().bytes_taken == 0, "device memory is left: {:?}", self.sim.leaks());
         forgotten.for_each(drop);
         let tally = self.sim.verdict().unwrap_or_else(|v| panic!("{v}"));
@@ -827,6 +941,58 @@ proptest! {
         let (waits, beyond) = machine.finish();
         prop_assert!(beyond * 20 <= waits, "{beyond} of {waits} waits were beyond need");
     }
+}
+
+/// How often operands of two allocators met in programs of so many seeds, and how often a drawn call panicked.
+fn all_of(
+    seeds: std::ops::Range<u64>,
+    machine: fn(Schedule) -> Machine,
+    steps: &BoxedStrategy<Step>,
+) -> (u64, [u64; 2]) {
+    let (mut met, mut panicked) = (0, [0; 2]);
+    for seed in seeds {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        let dice = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+        let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), dice);
+        let programs = (schedule(), proptest::collection::vec(steps.clone(), 20..120));
+        let (schedule, steps) = programs.new_tree(&mut runner).expect("nothing is filtered").current();
+        let mut at = 0;
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            // What went wrong cannot always be dropped.
+            let mut machine = ManuallyDrop::new(machine(schedule));
+            for step in steps {
+                at += 1;
+                machine.step(step);
+            }
+            met += machine.met;
+            panicked = [0, 1].map(|q| panicked[q] + machine.panicked[q]);
+            ManuallyDrop::into_inner(machine).finish();
+        }));
+        if let Err(why) = ran {
+            eprintln!("seed {seed}, step {at}");
+            std::panic::resume_unwind(why);
+        }
+    }
+    (met, panicked)
+}
+
+/// Arrays of two allocators of one device, on streams that both have: operations take operands of both, tokens are dropped and forgotten,
+/// streams end, and one allocator ends before the other, in four orders.
+#[test]
+fn operands_of_two_allocators_come_to_what_they_come_to_in_order() {
+    let (met, _) = all_of(0..200, Machine::of_two, &crowded_step().boxed());
+    assert!(met > 200, "operands of both met {met} times");
+}
+
+/// An operation's driver call panics, of its own or one about it, behind its work: what was queued by then is ordered, what was not is not
+/// done, and no memory is lost.
+#[test]
+fn a_panic_in_any_call_of_an_operation_orders_what_was_queued() {
+    let (_, panicked) = all_of(0..200, Machine::new, &panicking_step().boxed());
+    assert!(panicked.iter().all(|&n| n > 30), "panics before and behind the queueing: {panicked:?}");
+    let (met, panicked) = all_of(200..300, Machine::of_two, &panicking_step().boxed());
+    assert!(met > 50 && panicked.iter().all(|&n| n > 10), "{met}, {panicked:?}");
 }
 
 /// Host threads that hand each other arrays, over streams that they share: whoever has an array writes it, copies it, by pinned memory and by
@@ -979,6 +1145,58 @@ fn arrays_go_from_thread_to_thread() {
 fn arrays_go_from_thread_to_thread_under_guards_and_copies_of_every_kind() {
     let (waits, _) = halls(true);
     assert!(waits > 1000, "{waits} waits");
+}
+
+/// A host function's panic comes out of the call that queues an operation behind it, on the stream that does not own the array: the
+/// operation is queued, and whoever reads the array comes after it.
+#[test]
+fn a_host_functions_panic_out_of_the_queueing_call_orders_the_operation() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let mut x = gpu.zeros::<u8>(1024, &s).unwrap();
+    x.fill_bytes(1, &s).unwrap();
+    gpu.synchronize().unwrap();
+    sim.host_function(t.native(), || panic!("a host function")).unwrap();
+    sim.set_schedule(Schedule::Earliest);
+    let filled = catch_unwind(AssertUnwindSafe(|| kernel::fill(&mut x, 9, &t)));
+    assert_eq!(filled.unwrap_err().downcast_ref::<&str>(), Some(&"a host function"));
+    sim.set_schedule(Schedule::Latest);
+    assert!(x.to_vec(&s).unwrap().iter().all(|&v| v == 9));
+    drop((x, s, t, gpu));
+    // The verdict names the panic, and it is the only thing that was wrong.
+    let said = sim.verdict().unwrap_err().to_string();
+    assert!(said.starts_with("1 operation met the wrong bytes\n1. `host function` panicked"), "{said}");
+    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+}
+
+/// Pageable copies go through slots of 4 MiB, whatever an element's length.
+#[test]
+fn elements_may_be_longer_than_a_slot() {
+    type Element = [u8; 5 << 20];
+    fn there_and_back() {
+        let sim = Sim::new(GIB).schedule(Schedule::Latest);
+        let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+        let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let mut bytes = vec![0_u8; 15 << 20];
+        bytes.iter_mut().enumerate().for_each(|(i, v)| *v = (i / 4099) as u8);
+        let data: &[Element] = bytemuck::cast_slice(&bytes);
+        let mut x = gpu.zeros::<Element>(3, &s).unwrap();
+        assert!(gpu.pinned_zeros::<Element>(2).unwrap().iter().all(|e| e.iter().all(|&v| v == 0)));
+        x.copy_from_pageable(data, &t).unwrap();
+        x.slice_mut(1..2).copy_from_pageable(&data[2..], &s).unwrap();
+        let back = x.to_vec(&t).unwrap();
+        let expected = [&bytes[..5 << 20], &bytes[10 << 20..], &bytes[10 << 20..]].concat();
+        assert!(bytemuck::cast_slice::<Element, u8>(&back) == expected);
+        drop((x, s, t));
+        gpu.check();
+        drop(gpu);
+        sim.verdict().unwrap();
+        assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+    }
+    // An element may come to lie on the stack.
+    let thread = std::thread::Builder::new().stack_size(256 << 20).spawn(there_and_back);
+    thread.unwrap().join().unwrap();
 }
 
 #[derive(Clone, Copy, PartialEq, Debug, bytemuck::Pod, bytemuck::Zeroable)]

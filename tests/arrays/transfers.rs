@@ -581,6 +581,12 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("d03_a_stream_dropped_with_work_pending", || d03(4, 100)),
     ("d07_a_pinned_request_takes_what_was_asked", d07_a_pinned_request_takes_what_was_asked),
     ("d08_one_slow_stream_does_not_grow_the_pinned_pool", || d08(8)),
+    (
+        "a_scope_whose_marker_cannot_be_waited_for_waits_for_its_stream",
+        a_scope_whose_marker_cannot_be_waited_for_waits_for_its_stream,
+    ),
+    ("a_scopes_copy_that_cannot_be_marked_is_made_all_the_same", a_scopes_copy_that_cannot_be_marked_is_made_all_the_same),
+    ("elements_of_no_bytes_are_staged_at_once", elements_of_no_bytes_are_staged_at_once),
 ];
 
 /// The marker behind a scope's copy cannot be waited for: the scope waits for its stream, and not for the device, which would end captures.

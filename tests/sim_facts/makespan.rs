@@ -3,7 +3,8 @@
 //! The critical path is computed here from the program alone, with rates and edges of its own: an operation begins when the
 //! operation before it on its stream, what its stream waits for or follows by itself (the legacy stream and blocking ones), every
 //! conflicting use of its bytes and whatever the host had seen complete when it asked are over, and lasts its bytes over its rate; a
-//! host function lasts nothing, and orders as they do, and a gate is over when the host opened it. Engines and prices of calls only add to
+//! host function lasts nothing, and orders as they do, and a gate is over when the host opened it. An event of the whole context is behind
+//! all that is queued on its device; a copy between two devices lasts its bytes over the rate of their link. Engines and prices of calls only add to
 //! that. Programs are lawful: before a use that conflicts with another stream's, they wait on the device, on the host, or
 //! ask once and trust a yes, as an allocator does.
 
@@ -124,11 +125,16 @@ impl Path {
 /// Device buffers, and behind them pinned ones, which copies and host functions share.
 const DEVICE: usize = 2;
 const BUFFERS: usize = 4;
+/// And last one of another device's.
+const FAR: usize = BUFFERS;
 
 /// How often what may shorten a path was at stake: a question answered with yes, and a use that nothing but the legacy stream orders, by
 /// itself, behind another stream's; and what a gate keeps.
 #[derive(Default, Debug)]
 struct Stake {
+    /// Waits for events behind all that is queued on a device, and copies between devices.
+    wide: u64,
+    peers: u64,
     yes: u64,
     implied: u64,
     /// Operations that were behind gates.
@@ -137,35 +143,49 @@ struct Stake {
 
 struct Program {
     sim: Sim,
+    /// The other device, which has one stream, the first of all.
+    other: Sim,
     coins: Dice,
     /// Each with whether it is there.
     streams: Vec<(SimStream, bool)>,
-    addrs: [Addr; BUFFERS],
-    uses: [Vec<Use>; BUFFERS],
+    addrs: [Addr; BUFFERS + 1],
+    uses: [Vec<Use>; BUFFERS + 1],
     path: Path,
     /// Those that are closed, and which operations they are.
     gates: Vec<(Gate, usize)>,
     stake: Stake,
-    _memory: ([OwnedRange<Sim>; DEVICE], OwnedHost<Sim>),
+    _memory: ([OwnedRange<Sim>; DEVICE], OwnedHost<Sim>, OwnedRange<Sim>),
 }
 
 impl Program {
     fn new(seed: u64, schedule: Schedule) -> Program {
         let mut coins = Dice::new(seed);
-        let sim = Sim::new(GIB).schedule(schedule).contents(false);
-        let kinds: Vec<Kind> = match coins.number(3) {
+        let devices = Sim::devices(2, GIB);
+        let [sim, other] = devices.try_into().expect("two");
+        let sim = sim.schedule(schedule).contents(false);
+        let mut kinds: Vec<Kind> = match coins.number(3) {
             0 => vec![Kind::Alone; 2 + coins.number(2) as usize],
             1 => vec![Kind::Legacy, Kind::Blocking, Kind::Blocking],
             _ => vec![Kind::Legacy, Kind::Blocking, Kind::Blocking, Kind::Alone],
         };
-        let streams = kinds.iter().map(|&kind| (stream(&sim, kind), true)).collect();
+        kinds.insert(0, Kind::Alone);
+        let on = |n: usize| if n == 0 { &other } else { &sim };
+        let streams = kinds.iter().enumerate().map(|(n, &kind)| (stream(on(n), kind), true)).collect();
         let device = [(); DEVICE].map(|()| sim.allocate(4 * MIB).expect("memory"));
         let pinned = sim.pin(8 * MIB, HostKind::Cached).expect("pinned");
-        let addrs = [device[0].addr(), device[1].addr(), pinned.addr(), Addr(pinned.addr().0 + 4 * MIB)];
+        let far = other.allocate(4 * MIB).expect("memory");
+        let second = Addr(pinned.addr().0 + 4 * MIB);
+        let addrs = [device[0].addr(), device[1].addr(), pinned.addr(), second, far.addr()];
         // What was done so far took the host's time; the program begins now.
         let path = Path::of(&kinds, host_time(&sim));
         let (uses, gates, stake) = Default::default();
-        Program { sim, coins, streams, addrs, uses, path, gates, stake, _memory: (device, pinned) }
+        let memory = (device, pinned, far);
+        Program { sim, other, coins, streams, addrs, uses, path, gates, stake, _memory: memory }
+    }
+
+    /// The device of a stream.
+    fn device(&self, stream: usize) -> &Sim {
+        if stream == 0 { &self.other } else { &self.sim }
     }
 
     /// Orders an operation behind the uses that it conflicts with: those that the device waits for.
@@ -177,21 +197,31 @@ impl Program {
                     self.stake.implied += 1;
                     continue;
                 }
-                match self.coins.number(4) {
+                match self.coins.number(5) {
                     0 if self.streams[u.stream].1 && self.path.is_open(u.stream) => {
-                        self.sim.synchronize_stream(&self.streams[u.stream].0).expect("waited");
+                        self.device(u.stream).synchronize_stream(&self.streams[u.stream].0).expect("waited");
                         self.path.host_saw(self.path.streams[u.stream].1.expect("the use"));
                     }
                     1 if self.path.over(u.operation).is_some() => {
-                        assert!(self.sim.wait_event(&u.event, Duration::MAX).expect("waited"));
+                        assert!(self.device(u.stream).wait_event(&u.event, Duration::MAX).expect("waited"));
                         self.path.host_saw(u.operation);
                     }
-                    2 if self.sim.query(&u.event).expect("asked") => {
+                    2 if self.device(u.stream).query(&u.event).expect("asked") => {
                         self.path.host_saw(u.operation);
                         self.stake.yes += 1;
                     }
+                    3 => {
+                        let all = self.device(u.stream).event().expect("an event");
+                        self.device(u.stream).record_context(&all).expect("recorded");
+                        self.device(on).wait(&self.streams[on].0, &all).expect("a wait");
+                        let last = self.path.streams.iter().enumerate().filter_map(|(n, s)| Some((n, s.1?)));
+                        ready.extend(last.filter(|&(n, _)| (n == 0) == (u.stream == 0)).map(|(_, o)| o));
+                        // That one comes before, whatever is last on its stream.
+                        ready.push(u.operation);
+                        self.stake.wide += 1;
+                    }
                     _ => {
-                        self.sim.wait(&self.streams[on].0, &u.event).expect("a wait");
+                        self.device(on).wait(&self.streams[on].0, &u.event).expect("a wait");
                         ready.push(u.operation);
                     }
                 }
@@ -207,8 +237,18 @@ impl Program {
         }
         let b = self.coins.number(DEVICE as u64) as usize;
         let p = DEVICE + self.coins.number((BUFFERS - DEVICE) as u64) as usize;
-        let what = self.coins.number(9);
+        // The other device's stream has operations of two kinds.
+        let what = if on == 0 { 9 + self.coins.number(3) } else { self.coins.number(11) };
+        // A copy between the two is queued on a stream of the sender's.
+        let what = match (on, what) {
+            (0, 9) => 10,
+            (1.., 10) => 9,
+            _ => what,
+        };
         let touched: &[(usize, bool)] = match what {
+            9 => &[(b, false), (FAR, true)],
+            10 => &[(FAR, false), (b, true)],
+            11 => &[(FAR, true)],
             0 | 1 => &[(b, what == 0)],
             2 => &[(p, false), (b, true)],
             3 => &[(b, false), (p, true)],
@@ -219,6 +259,7 @@ impl Program {
             _ => &[(p, false)],
         };
         let ready = self.order(on, touched);
+        self.stake.peers += u64::from(matches!(what, 9 | 10));
         let (sim, stream, addrs) = (&self.sim, &self.streams[on].0, self.addrs);
         let bytes = (4 * MIB) >> self.coins.number(3);
         let kernel = || {
@@ -253,6 +294,16 @@ impl Program {
                 d2d(sim, addrs[b], addrs[1 - b], bytes, stream).expect("queued");
                 lasts(bytes, KERNELS)
             }
+            9 | 10 => {
+                let (from, to) = if what == 9 { (sim, &self.other) } else { (&self.other, sim) };
+                let (src, dst) = if what == 9 { (b, FAR) } else { (FAR, b) };
+                peer(from, addrs[dst], to, addrs[src], bytes, stream).expect("queued");
+                lasts(bytes, BUS)
+            }
+            11 => {
+                self.other.launch(stream, kernel()).expect("queued");
+                lasts(bytes, KERNELS)
+            }
             // The host's code takes no time of the device's, and the order goes through it all the same.
             _ => {
                 let function = HostFunction::new("on the host", || ());
@@ -270,7 +321,7 @@ impl Program {
             if writes {
                 self.uses[b].clear();
             }
-            let event = mark(&self.sim, &self.streams[on].0);
+            let event = mark(self.device(on), &self.streams[on].0);
             self.uses[b].push(Use { stream: on, writes, event, operation });
         }
     }
@@ -278,7 +329,7 @@ impl Program {
     fn close_a_gate(&mut self) {
         let on = self.coins.number(self.streams.len() as u64) as usize;
         if self.streams[on].1 && self.gates.len() < 3 {
-            let gate = self.sim.gate(&self.streams[on].0).expect("queued");
+            let gate = self.device(on).gate(&self.streams[on].0).expect("queued");
             self.gates.push((gate, self.path.gate(on)));
         }
     }
@@ -298,7 +349,7 @@ impl Program {
         let (kind, _) = self.path.streams[which];
         // The legacy stream may wait for one that is gone, and is not promised to: behind a closed gate the path could not tell which.
         let tells = kind == Kind::Alone || self.path.is_open(which);
-        if kind == Kind::Legacy || !self.streams[which].1 || !tells {
+        if which == 0 || kind == Kind::Legacy || !self.streams[which].1 || !tells {
             return;
         }
         self.sim.destroy_stream(&self.streams[which].0).expect("it is there");
@@ -330,6 +381,7 @@ fn run(seed: u64, schedule: Schedule) -> (u64, u64, Stake) {
             0 => program.end_a_stream(),
             1 if program.gates.is_empty() => {
                 program.sim.synchronize_device().expect("waited");
+                program.other.synchronize_device().expect("waited");
                 program.path.host = program.path.end();
             }
             2 => program.close_a_gate(),
@@ -359,13 +411,17 @@ fn no_program_ends_before_its_critical_path() {
                 "seed {seed}, {schedule:?}: over after {makespan} ns, its critical path is {path} ns"
             );
             assert!(path > 0);
+            stake.wide += seen.wide;
+            stake.peers += seen.peers;
             stake.yes += seen.yes;
             stake.implied += seen.implied;
             stake.behind += seen.behind;
         }
     }
     assert!(
-        stake.yes > 100 && stake.implied > 1000 && stake.behind > 1000,
+        [stake.yes > 100, stake.implied > 1000, stake.behind > 1000, stake.wide > 1000, stake.peers > 1000]
+            .iter()
+            .all(|&met| met),
         "nothing was at stake: {stake:?}"
     );
 }

@@ -386,11 +386,13 @@ fn run(seed: u64, until: Option<&str>) -> (Vec<Reached>, Vec<String>) {
             w.forget_what_is_over();
         }
         let bytes = u64::try_from(account.library().bytes).unwrap_or(0);
-        let held = Held(w.gpu.bookkeeping().counts(), bytes);
+        let own = w.rounds.iter().map(|round| round.ends.len() as u64).sum::<u64>();
+        let held = Held(w.gpu.bookkeeping().counts(), bytes, w.device.ledger().events - own);
         let pending = w.pending().clone();
         // One is the array's home. Those that were closed in this round may not have been noticed.
         let streams = w.lanes.len() as u64 + 1 + w.made.closed;
-        let has = Has { streams, events: w.events.len() as u64 };
+        let events = w.events.len() as u64 + u64::from(w.spread.is_some());
+        let has = Has { streams, events };
         let mut judged = stated.judge(&held, &pending, &w.made, has);
         if !matches!(kind, Kind::Crowd | Kind::CrowdBehind) {
             judged.extend(stated.judge_ranges(&w.gpu.report(), &pending, &w.made, has));
@@ -439,7 +441,7 @@ fn what_is_kept_is_at_most_the_stated_function_of_what_is_pending_and_half_of_it
     assert!(found.is_empty(), "{}", found.join("\n"));
     let loose: Vec<_> = highest.iter().filter(|high| high.percent <= 50).collect();
     assert!(loose.is_empty(), "half of the bound of {loose:?} is enough: {highest:?}");
-    assert_eq!(highest.len(), 12, "{highest:?}");
+    assert_eq!(highest.len(), 13, "{highest:?}");
 }
 
 /// Bugs by which something grows break the bounds too, each the one that is named, or are convicted by the other judges.

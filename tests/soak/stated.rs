@@ -108,8 +108,8 @@ pub struct Has {
     pub events: u64,
 }
 
-/// The counts of [`Allocator::bookkeeping`](millpond::Allocator::bookkeeping), and bytes of host memory.
-pub struct Held(pub [(&'static str, usize); 15], pub u64);
+/// The counts of [`Allocator::bookkeeping`](millpond::Allocator::bookkeeping), bytes of host memory, and driver events that are the library's.
+pub struct Held(pub [(&'static str, usize); 15], pub u64, pub u64);
 
 impl Held {
     pub fn of(&self, name: &str) -> u64 {
@@ -181,9 +181,13 @@ impl Stated {
         let most = things.iter().sum::<u64>() + has.events;
         self.most = (self.most.0.max(held.of("pools")), self.most.1.max(most));
         let bytes = BYTES + BYTES_A_POOL * self.most.0 + BYTES_EACH * self.most.1;
+        // A marker's, one that rests in the pool, or one that somebody holds whose marker is retired: the program, or a kept value's token.
+        let counted = ["markers", "events pooled", "kept values"].map(|name| held.of(name));
+        let driver_events = counted.iter().sum::<u64>() + has.events;
         let bounds = [
             ("markers", markers),
             ("host bytes", bytes),
+            ("driver events", driver_events),
             ("events pooled", self.events(held, made, has, markers)),
             ("clock entries", clocks),
             ("timelines", self.timelines(closed, made, has)),
@@ -193,7 +197,11 @@ impl Stated {
         ];
         let judged = |(name, most)| Judged {
             name,
-            count: if name == "host bytes" { held.1 } else { held.of(name) },
+            count: match name {
+                "host bytes" => held.1,
+                "driver events" => held.2,
+                _ => held.of(name),
+            },
             most,
             unasked: self.deterministic && ["markers", "clock entries", "timelines"].contains(&name),
         };

@@ -4,7 +4,7 @@
 use super::{Case, Outcome, World, ensure, said};
 use millpond::sync::{Rank, locks_taken};
 use millpond::units::{GIB, KIB};
-use millpond::{Config, Growth, Stream};
+use millpond::{Config, Growth, Stream, Trim};
 use millpond_sim::{Call, Schedule, Sim};
 
 pub(super) const CASES: &[Case] = &[
@@ -212,6 +212,20 @@ fn events_of_a_burst() -> Outcome {
     }
     let left = w.sim.ledger().events;
     ensure!(left <= 80, "{left} driver events are left of {most}, where one is in use");
+    // A trim gives all of them back that nobody has: of another burst too.
+    let burst: Result<Vec<_>, _> = (0..500).map(|_| s.record()).collect();
+    drop(burst.map_err(said)?);
+    w.gpu.synchronize().map_err(said)?;
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let left = || (w.sim.ledger().events, w.gpu.bookkeeping().events_pooled);
+    // It marks the stream anew, to learn what it can: that one is in use.
+    ensure!(left() == (1, 0), "{:?} driver events, alive and pooled, are left behind a trim", left());
+    w.gpu.synchronize_and_trim_events().map_err(said)?;
+    ensure!(
+        left() == (0, 0),
+        "{:?} driver events, alive and pooled, are left where nothing is in use",
+        left()
+    );
     Ok(())
 }
 

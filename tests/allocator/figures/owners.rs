@@ -1,6 +1,7 @@
 //! Who holds which bytes, by what the allocator tells its sinks: segments that come and go, ranges that pass from stream to stream.
 //! It knows no chunks and no counters.
 
+use super::chunks::Chunks;
 use millpond::report::PoolReport;
 use millpond::trace::{Event, Sink};
 use millpond::units::StreamId;
@@ -44,13 +45,22 @@ pub(crate) struct Owners {
     /// The first byte: the end, and who has it.
     ranges: BTreeMap<u64, (u64, StreamId)>,
     of: BTreeMap<StreamId, Of>,
+    /// Which of them are free: where nothing comes back before the host waits.
+    pub(crate) chunks: Option<Chunks>,
 }
 
 impl Owners {
-    /// Takes the events in, and says how often the host waited.
-    pub(crate) fn hear(&mut self, told: &Told) -> u64 {
-        let mut host_waits = 0;
+    pub(crate) fn new(chunks: Option<Chunks>) -> Owners {
+        Owners { chunks, ..Owners::default() }
+    }
+
+    /// Takes the events in, and says how often the host waited, and whether somebody's memory was lent to this stream.
+    pub(crate) fn hear(&mut self, told: &Told, to_whom: Option<StreamId>) -> (u64, bool) {
+        let (mut host_waits, mut lent) = (0, false);
         for event in told.take() {
+            if let Some(chunks) = &mut self.chunks {
+                chunks.hear(&event);
+            }
             match event {
                 Event::Allocate { stream, hit, .. } => {
                     let of = self.of.entry(stream).or_default();
@@ -68,6 +78,7 @@ impl Owners {
                         self.leave(addr.0, bytes).iter().all(|&who| who == from),
                         "{from} lent what it had not"
                     );
+                    lent |= to_whom == Some(to);
                     self.of.entry(from).or_default().lends_out += 1;
                     self.of.entry(to).or_default().lends_in += 1;
                     self.enter(addr.0, bytes, to);
@@ -79,12 +90,13 @@ impl Owners {
                 other => panic!("an event that these books do not know: {other:?}"),
             }
         }
-        host_waits
+        (host_waits, lent)
     }
 
     /// So many frees of a stream's complete blocks are not told.
     pub(crate) fn miss_frees(&mut self, stream: StreamId, frees: u64) {
         self.of.entry(stream).or_default().frees += frees;
+        self.chunks = None;
     }
 
     fn enter(&mut self, start: u64, bytes: u64, who: StreamId) {
@@ -134,5 +146,21 @@ impl Owners {
         // A take leaves a piece or none, what is free joins two neighbours at most; whatever is lent is cut, enters and is taken.
         assert!(c.splits <= c.allocations, "{stream}: {c:?}");
         assert!(c.merges <= 2 * (c.frees + c.migrations_in) + of.allocations, "{stream}: {c:?}");
+        if let Some(chunks) = &self.chunks {
+            chunks.check(r);
+        }
+    }
+
+    /// What the total says, which counts what pools did that are gone.
+    pub(crate) fn check_total(&self, r: &PoolReport) {
+        let c = &r.counters;
+        let sum = |of: fn(&Of) -> u64| self.of.values().map(of).sum::<u64>();
+        assert_eq!((c.allocations, c.hits), (sum(|of| of.allocations), sum(|of| of.hits)));
+        assert_eq!((c.frees, c.in_flight_frees), (sum(|of| of.frees), sum(|of| of.in_flight_frees)));
+        assert_eq!((c.migrations_in, c.migrations_out), (sum(|of| of.lends_in), sum(|of| of.lends_out)));
+        assert_eq!(c.waits_inserted, sum(|of| of.waits));
+        if let Some(chunks) = &self.chunks {
+            chunks.check_total(r);
+        }
     }
 }

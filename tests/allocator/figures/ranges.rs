@@ -101,6 +101,59 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+    /// Pinned memory, whose segments no sink is told of: one has room for all that is live, and the first request begins it.
+    #[test]
+    fn the_ranges_splits_and_merges_of_pinned_memory_are_the_models(steps in steps(), zeroed in any::<bool>()) {
+        let sim = Sim::new(8 * GIB).schedule(Schedule::Latest);
+        let gpu = Allocator::new(sim.clone(), Config::default().scrub(zeroed)).unwrap();
+        let stream = millpond::units::StreamId(0);
+        let (mut live, mut model): (Vec<millpond::PinnedAllocation<Sim>>, _) = (Vec::new(), Intervals::default());
+        let (mut asked, mut frees, mut held) = (0, 0, 0);
+        for (bytes, at) in steps {
+            match bytes {
+                Some(bytes) => {
+                    // With what lies between them, all have room in one segment.
+                    let bytes = bytes.min(MIB);
+                    if live.len() == 12 {
+                        continue;
+                    }
+                    let x = gpu.alloc_pinned(bytes).unwrap();
+                    let (addr, rounded) = (x.address(), bytes.div_ceil(512) * 512);
+                    if asked == 0 {
+                        held = sim.ledger().bytes_pinned;
+                        model.hear(&Event::Grow { addr, bytes: held, stream });
+                    }
+                    let id = x.id().unwrap();
+                    model.hear(&Event::Allocate { id, addr, asked: bytes, rounded, stream, hit: asked > 0 });
+                    asked += 1;
+                    live.push(x);
+                }
+                None if !live.is_empty() => {
+                    let x = live.swap_remove(at % live.len());
+                    let (id, addr, rounded) = (x.id().unwrap(), x.address(), x.len().div_ceil(512) * 512);
+                    drop(x);
+                    model.hear(&Event::Free { id, addr, rounded, stream, in_flight: false });
+                    frees += 1;
+                }
+                None => {}
+            }
+            let Some(p) = gpu.report().pinned else { continue };
+            let free = model.free();
+            prop_assert_eq!((p.reserved, p.reserved_peak), (held, held));
+            prop_assert_eq!((p.free_chunks, p.cached), (free.len() as u64, free.iter().sum()));
+            prop_assert_eq!(p.largest_free, free.iter().copied().max().unwrap_or(0));
+            let c = &p.counters;
+            prop_assert_eq!((c.splits, c.merges), (model.splits, model.merges));
+            prop_assert_eq!((c.allocations, c.frees, c.hits, c.misses), (asked, frees, asked - 1, 1));
+            prop_assert_eq!((c.host_waits, c.waits_inserted, c.migrations_in, c.migrations_out), (0, 0, 0, 0));
+            prop_assert_eq!((p.oldest_in_flight, p.in_flight_ranges), (None, 0));
+        }
+        drop(live);
+    }
+}
+
 /// The age of the oldest use in flight: the markers that its stream was given since, and of several the most.
 #[test]
 fn the_oldest_use_in_flight_is_as_old_as_its_streams_markers_say() {

@@ -180,8 +180,11 @@ fn table_says(r: &Report, text: &str) {
     let several = usize::from(r.pools.len() > 1);
     assert_eq!(table.len(), r.pools.len() + several + usize::from(r.pinned.is_some()), "{text}");
     for (cells, p) in table.iter().zip(&r.pools) {
-        let name = p.stream.expect("a pool has one").to_string() + if p.closed { " closed" } else { "" };
-        assert_eq!((cells[0], &p.name), (&name[..], &None));
+        let name = match p.name.as_deref() {
+            None => p.stream.expect("a pool has one").to_string(),
+            Some(name) => format!("the {name} stream"),
+        };
+        assert_eq!(cells[0], name + if p.closed { " closed" } else { "" });
         row(cells, p, |peak| is_size(peak, p.allocated_peak));
     }
     if several == 1 {

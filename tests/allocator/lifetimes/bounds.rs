@@ -6,7 +6,7 @@ use super::endless::{self, UNBOUNDED};
 use crate::rig::{all_clean, late, on, write};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DriverErrorKind, Error, Growth, Limit, OutOfMemory, Reuse, Stream, Trim};
-use millpond_sim::{Call, Gate, Launch, Ledger, Schedule, Sim};
+use millpond_sim::{Call, Gate, Launch, Leak, Ledger, Schedule, Sim};
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -80,6 +80,50 @@ fn idle_segments_that_are_too_small_stay_until_a_trim() {
             *back.lock().unwrap() = None;
             drop((x, p, s, alone));
             all_clean(&sim, gpu);
+        }
+    }
+}
+
+/// A trim may wait for the device, and where that never ends the driver's error is the trim's: what it could not give back is kept, and
+/// serves. The last drop beside such a kernel returns too, and leaves what the driver refused, of which it tells.
+#[test]
+fn a_trim_and_the_last_drop_beside_an_endless_kernel_return() {
+    for schedule in SCHEDULES {
+        for opens in [true, false] {
+            let sim = Sim::new(64 * MIB).schedule(schedule);
+            let gpu = on(&sim, Config::default().growth(Growth::Exact));
+            let s = gpu.stream().unwrap();
+            drop(gpu.alloc(20 * MIB, &s).unwrap());
+            gpu.synchronize().unwrap();
+            // Somebody else's, of which the allocator never hears.
+            let theirs = sim.stream().unwrap();
+            let gate = sim.gate(&theirs).unwrap();
+            let refused = gpu.trim(Trim::All).expect_err("its free would wait for ever");
+            assert!(matches!(refused, Error::Driver(_)) && sim.drop_errors().is_empty(), "{refused}");
+            assert_eq!((gpu.report().reserved, sim.ledger().plain_ranges), (20 * MIB, 1));
+            gpu.check();
+            // From the cache.
+            let taken = sim.ledger().calls_of(Call::MemAlloc);
+            let x = gpu.alloc(20 * MIB, &s).unwrap();
+            assert_eq!(sim.ledger().calls_of(Call::MemAlloc), taken);
+            write(&sim, &x, &s);
+            s.synchronize().unwrap();
+            drop(x);
+            if opens {
+                gate.open();
+                gpu.synchronize().unwrap();
+                assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 20 * MIB);
+                drop((s, theirs));
+                all_clean(&sim, gpu);
+                continue;
+            }
+            drop((s, gpu, theirs));
+            let leaks = sim.leaks();
+            assert!(matches!(leaks[..], [Leak::Plain { .. }]), "{leaks:?}");
+            // Of each of two attempts.
+            let told = sim.drop_errors();
+            assert!(told.len() == 2 && told.iter().all(|e| e.call == Call::MemFree.name()), "{told:?}");
+            gate.open();
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Sinks and out-of-memory callbacks are user code: they may panic, and they may call back in.
 
-use crate::rig::{all_clean, late, on, write};
+use crate::rig::{all_back, all_clean, late, on, write};
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::MIB;
 use millpond::{Allocation, Allocator, Config, Error, Limit, Reuse, Stream, Trim};
 use millpond_sim::Sim;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 /// Runs something that is to panic with this word, and keeps the report off the test's output.
 fn panics(with: &str, run: impl FnOnce()) {
@@ -99,6 +100,49 @@ fn a_sink_may_call_back_in() {
     sink.kept.lock().unwrap().clear();
     drop((x, s));
     all_clean(&sim, gpu);
+}
+
+struct Drops {
+    last: Back,
+    dropped: AtomicBool,
+}
+impl Sink for Drops {
+    fn event(&self, _: u64, event: &Happening) {
+        if let Happening::Free { .. } = event {
+            let last = self.last.lock().unwrap().take();
+            self.dropped.fetch_or(last.is_some(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A sink that has the last handles of the allocator and of its stream, but for the one that delivers, drops them in a delivery:
+/// what is alive keeps its memory until its own drop, and then all is back.
+#[test]
+fn a_sink_may_drop_the_last_handles() {
+    for by_alloc in [true, false] {
+        let sim = late();
+        let sink = Arc::new(Drops { last: Back::default(), dropped: AtomicBool::new(false) });
+        let gpu = on(&sim, Config::default().sink(sink.clone()));
+        let s = gpu.stream().unwrap();
+        let other = by_alloc.then(|| gpu.stream().unwrap());
+        let (x, y) = (gpu.alloc(MIB, &s).unwrap(), gpu.alloc(MIB, &s).unwrap());
+        write(&sim, &x, &s);
+        *sink.last.lock().unwrap() = Some((gpu.clone(), s));
+        drop(y);
+        assert!(!sink.dropped.load(Ordering::Relaxed), "a drop delivers nothing");
+        // Its stream ends inside the delivery.
+        match &other {
+            Some(t) => drop(gpu.alloc(MIB, t).unwrap()),
+            None => gpu.deliver_events(),
+        }
+        assert!(sink.dropped.load(Ordering::Relaxed));
+        gpu.check();
+        assert_eq!(gpu.report().total.live, 1);
+        drop((other, gpu));
+        assert!(sim.ledger().bytes_taken > 0, "a block is alive");
+        drop(x);
+        all_back(&sim);
+    }
 }
 
 fn tight() -> Config {
@@ -204,6 +248,89 @@ fn a_callback_may_call_back_in() {
     assert_eq!(calls.load(Ordering::Relaxed), 1);
     *back.lock().unwrap() = None;
     drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+/// It may wait for another thread that allocates from the same pool, by a hit, a miss that grows, and one that fails: no lock is held over it.
+#[test]
+fn a_callback_may_wait_for_a_thread_that_allocates() {
+    let sim = late();
+    let back = Back::default();
+    let inner = Arc::clone(&back);
+    let gpu = on(
+        &sim,
+        tight().on_out_of_memory(move |_| {
+            // The thread's own refused request asks again, and has nobody to wait for.
+            let Some((gpu, s)) = inner.lock().unwrap().take() else { return false };
+            let (tell, told) = mpsc::channel();
+            let thread = std::thread::spawn(move || {
+                drop(gpu.alloc(512, &s).unwrap());
+                drop(gpu.alloc(16 * MIB, &s).unwrap());
+                assert!(matches!(gpu.alloc(64 * MIB, &s), Err(Error::OutOfMemory(_))));
+                drop(gpu.alloc_pinned(MIB).unwrap());
+                drop((gpu, s));
+                tell.send(()).unwrap();
+            });
+            told.recv_timeout(Duration::from_mins(1)).expect("the thread waits for whoever asks");
+            thread.join().unwrap();
+            true
+        }),
+    );
+    let s = gpu.stream().unwrap();
+    let x = gpu.alloc(32 * MIB, &s).unwrap();
+    *back.lock().unwrap() = Some((gpu.clone(), s.clone()));
+    assert!(gpu.alloc(64 * MIB, &s).unwrap_err().out_of_memory().is_some());
+    let ladder = gpu.report().ladder;
+    // The thread's first refusal, then this one's again behind the other try; nobody was served for it.
+    assert_eq!((ladder.callback.tried, ladder.callback.served), (3, 0));
+    write(&sim, &x, &s);
+    drop((x, s));
+    all_clean(&sim, gpu);
+}
+
+/// What reports say of the callback: it is tried each time that it is asked, and serves whoever gets memory after it asked for another
+/// try, whichever rung found it then: a miss is served once. One that promises in vain serves nobody.
+#[test]
+fn the_callback_serves_whom_it_helps() {
+    let sim = late();
+    let hoard: Arc<Mutex<Vec<Allocation<Sim>>>> = Arc::default();
+    let (mine, asked) = (Arc::clone(&hoard), Arc::new(AtomicUsize::new(0)));
+    let count = Arc::clone(&asked);
+    let gpu = on(
+        &sim,
+        tight().on_out_of_memory(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            mine.lock().unwrap().pop();
+            true
+        }),
+    );
+    let s = gpu.stream().unwrap();
+    let (mut served, mut last) = (0, 0);
+    for round in 0..6_u64 {
+        // Of three blocks, as many as the request needs: each try brings one.
+        let blocks = 1 + round % 3;
+        hoard.lock().unwrap().extend((0..blocks).map(|_| gpu.alloc(20 * MIB, &s).unwrap()));
+        let keeps = gpu.alloc(64 * MIB - 20 * MIB * blocks - 2 * MIB, &s).ok();
+        let bytes = if keeps.is_some() { 20 * MIB } else { 65 * MIB };
+        served += u64::from(gpu.alloc(bytes, &s).is_ok());
+        let report = gpu.report();
+        let ladder = report.ladder;
+        assert_eq!(ladder.callback.tried, asked.load(Ordering::Relaxed) as u64);
+        assert!(ladder.callback.served <= served);
+        let all: u64 = ladder.rungs().iter().map(|(_, rung)| rung.served).sum();
+        let counters = &report.total.counters;
+        assert_eq!(all, counters.allocations - counters.hits, "a miss is served by one rung: {ladder:?}");
+        last = ladder.callback.served;
+        hoard.lock().unwrap().clear();
+        drop(keeps);
+        gpu.synchronize().unwrap();
+    }
+    assert!(last > 0);
+    // In vain.
+    assert!(gpu.alloc(65 * MIB, &s).is_err());
+    let ladder = gpu.report().ladder;
+    assert_eq!(ladder.callback.served, last, "{ladder:?}");
+    drop(s);
     all_clean(&sim, gpu);
 }
 
