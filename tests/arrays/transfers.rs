@@ -585,7 +585,10 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
         "a_scope_whose_marker_cannot_be_waited_for_waits_for_its_stream",
         a_scope_whose_marker_cannot_be_waited_for_waits_for_its_stream,
     ),
-    ("a_scopes_copy_that_cannot_be_marked_is_made_all_the_same", a_scopes_copy_that_cannot_be_marked_is_made_all_the_same),
+    (
+        "a_scopes_copy_that_cannot_be_marked_is_made_all_the_same",
+        a_scopes_copy_that_cannot_be_marked_is_made_all_the_same,
+    ),
     ("elements_of_no_bytes_are_staged_at_once", elements_of_no_bytes_are_staged_at_once),
 ];
 
