@@ -293,11 +293,11 @@ fn a_release_waits_for_nothing_and_ends_no_capture() {
 #[test]
 fn an_end_waits_beside_captures() {
     alone("captures::an_end_waits_beside_captures", |fake| {
+        type Allocator = extern "C" fn(c_int, *const c_void, *mut u32) -> c_int;
         let cuda = program();
         bind(&cuda);
         let [s, t, u] = [(); 3].map(|()| stream(&cuda));
         let mut number = 0;
-        type Allocator = extern "C" fn(c_int, *const c_void, *mut u32) -> c_int;
         assert_eq!(function::<Allocator>("millpond_torch_allocator")(0, null_mut(), &raw mut number), OK);
         for (declared, captured) in [(false, &u), (true, &s), (true, &u)] {
             for (name, options) in [("destroy", ""), ("destroy", "deterministic=1"), ("empty_cache", "")] {

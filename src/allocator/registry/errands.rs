@@ -88,7 +88,9 @@ mod tests {
                 let native = sim.stream().unwrap();
                 let t = gpu.adopt(native.clone()).unwrap();
                 let used = (0..16).map(|_| gpu.alloc(512, &s).unwrap()).collect::<Vec<_>>();
-                used.iter().for_each(|block| block.record_use(&t).unwrap());
+                for block in &used {
+                    block.record_use(&t).unwrap();
+                }
                 (native, t, used)
             })
             .collect();
