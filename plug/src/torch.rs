@@ -14,7 +14,7 @@ use crate::throw::throw;
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
 
 /// So many devices at most.
@@ -27,6 +27,8 @@ static UNTOLD: AtomicU64 = AtomicU64::new(0);
 static ELSEWHERE: Mutex<BTreeMap<usize, Vec<(&Door, usize)>>> = Mutex::new(BTreeMap::new());
 /// There was one ever: a free looks there then.
 static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
+/// Frees that such a use keeps from being made, because it can not be recorded just now: device, pointer and stream. What they free is live until then.
+static LATER: Mutex<VecDeque<(&Door, usize, usize)>> = Mutex::new(VecDeque::new());
 
 fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
     let slot = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
@@ -115,19 +117,53 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
         // A device without an allocator has no allocation either.
         let door = *slot.get().ok_or_else(|| foreign(ptr))?;
         if IS_ELSEWHERE.load(Ordering::Acquire) {
-            untold(call(|| behind_elsewhere(door, ptr)));
+            return free_behind(door, ptr, stream.addr());
         }
-        door.free_on(ptr, stream.addr()).or_else(|e| match e.status {
-            Status::UnknownPointer => Err(e),
-            // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
-            // pointer this says the same again.
-            _ => door.free_unknown(ptr),
-        })
+        free_on(door, ptr, stream.addr())
     }));
 }
 
+fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+    door.free_on(ptr, handle).or_else(|e| match e.status {
+        Status::UnknownPointer => Err(e),
+        // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
+        // pointer this says the same again.
+        _ => door.free_unknown(ptr),
+    })
+}
+
+/// A free where memory was used on other devices: the oldest of those that could not be made is tried again first.
+#[cold]
+fn free_behind(door: &'static Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+    free_later(1);
+    // Freed twice, as far as PyTorch can tell.
+    if LATER.lock().iter().any(|&(_, later, _)| later == ptr.addr()) {
+        return Err(foreign(ptr));
+    }
+    if let Err(e) = behind_elsewhere(door, ptr) {
+        LATER.lock().push_back((door, ptr.addr(), handle));
+        return Err(e);
+    }
+    free_on(door, ptr, handle)
+}
+
+/// Tries frees again that could not be made, so many of them. What fails once more was counted when it failed first.
+#[cold]
+fn free_later(most: usize) {
+    for _ in 0..most {
+        let Some((door, ptr, handle)) = LATER.lock().pop_front() else { return };
+        let ptr = core::ptr::with_exposed_provenance_mut(ptr);
+        if behind_elsewhere(door, ptr).is_ok() {
+            untold(call(|| free_on(door, ptr, handle)));
+        } else {
+            LATER.lock().push_back((door, ptr.addr(), handle));
+        }
+    }
+}
+
 /// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
-/// means the one of the pointer's device.
+/// means the one of the pointer's device. While such a use cannot be recorded, because its stream captures or the driver fails, the memory is not freed: a later
+/// millpond_torch_free or millpond_torch_empty_cache does. Memory that was used so is millpond_torch_free's to free: no other function looks for these uses.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     untold(call(|| {
@@ -136,32 +172,47 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
             Status::UnknownPointer => Err(e),
             Status::WrongAllocator => use_elsewhere(door, ptr, stream.addr(), e),
             _ if planted!(DoorRecordLost) => Ok(()),
-            _ => door.use_unknown(ptr),
+            _ => {
+                // It captures, say, and may be any device's: the free finds out.
+                others(door).for_each(|other| note(other, ptr, stream.addr()));
+                door.use_unknown(ptr)
+            }
         })
     }));
+}
+
+/// PyTorch's allocators of other devices than this one. Only PyTorch's own memory is freed where uses elsewhere are looked for.
+fn others(door: &Door) -> impl Iterator<Item = &'static Door> {
+    let doors = || OF_DEVICE.iter().filter_map(OnceLock::get).copied();
+    let is_pytorchs = doors().any(|of| core::ptr::eq(of, door));
+    doors().filter(move |other| is_pytorchs && !core::ptr::eq(*other, door))
+}
+
+/// A stream of that device may use the memory.
+fn note(other: &'static Door, ptr: *mut c_void, handle: usize) {
+    let mut all = ELSEWHERE.lock();
+    let uses = all.entry(ptr.addr()).or_default();
+    if !uses.iter().any(|&(of, there)| there == handle && core::ptr::eq(of, other)) {
+        uses.push((other, handle));
+    }
+    IS_ELSEWHERE.store(true, Ordering::Release);
 }
 
 /// The stream is another device's: the free will be behind what it holds then.
 #[cold]
 fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
-    // Only PyTorch's own memory is freed where the use is looked for.
-    let doors = || OF_DEVICE.iter().filter_map(OnceLock::get).copied();
-    let is_pytorchs = doors().any(|of| core::ptr::eq(of, door));
-    let mut others = doors().filter(|other| is_pytorchs && !core::ptr::eq(*other, door));
-    let Some(other) = others.find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
+    let Some(other) = others(door).find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
         door.use_unknown(ptr)?;
         return Err(why);
     };
-    let mut all = ELSEWHERE.lock();
-    let uses = all.entry(ptr.addr()).or_default();
-    if !uses.iter().any(|&(_, there)| there == handle) {
-        uses.push((other, handle));
-    }
-    IS_ELSEWHERE.store(true, Ordering::Release);
+    note(other, ptr, handle);
     Ok(())
 }
 
 /// Records uses on other devices as uses of a stream of our own, which waits for what they hold.
+///
+/// # Errors
+/// One that cannot be recorded now, which is kept, and the others are recorded: the memory must not be freed.
 #[cold]
 fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
     // The free refuses what is another allocator's: its uses stay.
@@ -169,19 +220,29 @@ fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
         return Ok(());
     }
     let uses = ELSEWHERE.lock().remove(&ptr.addr()).unwrap_or_default();
-    uses.into_iter().try_for_each(|(other, handle)| {
+    let mut failed = Ok(());
+    for (other, handle) in uses {
         let event = other.on(handle, |lane| Ok(lane.stream().record()?));
-        // A stream that captures, or a driver that fails.
-        event.and_then(|event| door.use_behind(ptr, &event)).or_else(|e| {
-            door.use_unknown(ptr)?;
-            Err(e)
-        })
-    })
+        match event.and_then(|event| door.use_behind(ptr, &event)) {
+            // Not a stream of that device.
+            Err(e) if e.status == Status::WrongAllocator => {}
+            // A stream that captures, or a driver that fails.
+            Err(e) => {
+                note(other, ptr, handle);
+                failed = failed.and(Err(e));
+            }
+            Ok(()) => {}
+        }
+    }
+    failed
 }
 
 /// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
+    // What cannot be freed yet for work of another device, first: it goes back here, too.
+    let later = LATER.lock().len();
+    free_later(later);
     for door in OF_DEVICE.iter().filter_map(OnceLock::get) {
         untold(call(|| door.empty()));
     }

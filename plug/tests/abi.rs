@@ -683,6 +683,31 @@ fn the_pair_keeps_two_devices_apart() {
         free(x, MIB, 0, native(1));
         free(y, MIB, 1, native(1));
         assert_eq!((untold(), doors[0].stat("live"), doors[1].stat("live")), (2, 0, 0));
+        // The other's streams cannot be asked for what they hold while they capture: the memory is not freed until they can be, and the use on one
+        // that captures not is not forgotten meanwhile. It was freed behind what its own device held, and had while it was read.
+        let more = [stream(&cudas[1]), stream(&cudas[1])];
+        let [other, third] = [0, 1].map(|n| more[n].handle().cast::<c_void>());
+        for recorded_in_capture in [false, true] {
+            let z = alloc(MIB, 0, native(0));
+            let begin_it = || begin(&more[0]);
+            if recorded_in_capture {
+                begin_it();
+            }
+            record(z, other);
+            record(z, third);
+            if !recorded_in_capture {
+                begin_it();
+            }
+            let before = untold();
+            free(z, MIB, 0, native(0));
+            assert_eq!((untold(), doors[0].stat("live")), (before + 1, 1), "told, and not freed");
+            free(z, MIB, 0, native(0));
+            assert_eq!((untold(), doors[0].stat("live")), (before + 2, 1), "a second free of it");
+            assert!(end(&more[0]), "the capture lives");
+            let w = alloc(MIB, 0, native(0));
+            free(w, MIB, 0, native(0));
+            assert_eq!((untold(), doors[0].stat("live")), (before + 2, 0), "the next free makes it");
+        }
         function::<extern "C" fn()>("millpond_torch_empty_cache")();
         assert_eq!(doors.map(|d| d.stat("reserved")), [0, 0]);
         assert_eq!(fake.verdict(), None);
