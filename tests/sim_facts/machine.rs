@@ -346,3 +346,22 @@ fn others_go_on_right_before_a_call() {
     assert!(sim.query(&event).expect("a query"));
     assert_eq!(sim.ledger().calls_of(Call::StreamCreate), 4);
 }
+
+/// A gate that opens lets run what stood behind it, as far as it is due, and nothing else.
+#[test]
+fn an_opened_gate_runs_nothing_before_its_tick() {
+    let sim = sim().hold(2);
+    let (s, t) = (sim.stream().expect("s"), sim.stream().expect("t"));
+    let gate = sim.gate(&s).expect("queued");
+    let behind = mark(&sim, &s);
+    sim.tick();
+    sim.tick();
+    let unrelated = mark(&sim, &t);
+    gate.open();
+    assert!(sim.query(&behind).expect("a query"), "it was due, and stood behind the gate");
+    assert!(!sim.query(&unrelated).expect("a query"), "held back");
+    sim.tick();
+    assert!(!sim.query(&unrelated).expect("a query"));
+    sim.tick();
+    assert!(sim.query(&unrelated).expect("a query") && sim.idle());
+}

@@ -516,3 +516,35 @@ fn completion_is_asked_at_a_virtual_time() {
         assert!(sim.host_time() >= Duration::from_millis(1));
     }
 }
+
+/// What a host function opens the way for runs with it, though nobody asks for more than the answer to a question.
+#[test]
+fn what_a_host_function_sets_free_runs_under_the_early_schedule() {
+    for hold in [0, 1] {
+        let sim = sim().hold(hold);
+        let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+        let gate = sim.gate(&t).expect("queued");
+        sim.launch(&t, touch_nothing()).expect("queued");
+        let behind = mark(&sim, &t);
+        sim.host_function(&s, move || gate.open()).expect("queued");
+        (0..hold).for_each(|_| sim.tick());
+        let asked = (0..1000).find(|_| sim.query(&behind).expect("asked"));
+        assert!(asked.is_some() && sim.idle(), "{hold} ticks: what can run is not left lying");
+    }
+}
+
+/// One host function opens another one's gate, and so on: no deep stack is needed.
+#[test]
+fn a_long_chain_of_gates_opens_itself() {
+    let sim = sim();
+    let n = 2000;
+    let streams: Vec<_> = (0..=n).map(|_| sim.stream().expect("a stream")).collect();
+    let mut gates: Vec<_> = streams.iter().map(|s| sim.gate(s).expect("queued")).collect();
+    // The later stream's first: whoever goes through all of them once meets each gate closed.
+    let last = gates.pop().expect("a gate");
+    for (s, before) in streams[1..].iter().zip(gates) {
+        sim.host_function(s, move || before.open()).expect("queued");
+    }
+    last.open();
+    assert!(sim.idle());
+}
