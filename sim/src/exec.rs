@@ -329,18 +329,21 @@ fn only(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
     }
 }
 
-/// Runs one operation of a stream if its head may run.
-pub(super) fn advance(cell: &RefCell<World>, key: StreamKey) -> bool {
-    let step = cell.borrow_mut().step(key);
+/// Runs one operation of a stream if its head may run; returns when that ends, in virtual nanoseconds.
+pub(super) fn advance(cell: &RefCell<World>, key: StreamKey) -> Option<u64> {
+    let mut world = cell.borrow_mut();
+    let step = world.step(key);
+    let end = world.runs_at;
+    drop(world);
     match step {
-        Step::Ran => true,
+        Step::Ran => {}
         Step::Call(callback) => {
             callback.call(cell);
             wake_up(cell);
-            true
         }
-        Step::After(..) | Step::Stuck(_) => false,
+        Step::After(..) | Step::Stuck(_) => return None,
     }
+    Some(end)
 }
 
 /// Runs everything that can run; whether nothing is left.
@@ -424,7 +427,7 @@ fn toss(cell: &RefCell<World>) {
             let _ = reach(cell, Points::from_elem(goal, 1));
         } else if due(stream.queue.front()) {
             drop(world);
-            advance(cell, key);
+            let _ = advance(cell, key);
         }
     }
 }

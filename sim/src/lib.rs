@@ -222,18 +222,20 @@ impl Sim {
 
 /// Running the device by hand, and its virtual time.
 impl Sim {
-    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and
-    /// moves the host's virtual time to the end of it.
+    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and then
+    /// moves the host's virtual time to the end of it; where none did, the host has learnt nothing.
     ///
     /// # Errors
     /// The stream is destroyed or another world's.
     pub fn advance(&self, stream: &SimStream) -> DriverResult<bool> {
         let guard = self.lock();
         let key = guard.borrow_mut().resolve(&self.shared, stream, Call::StreamGetId)?;
-        let ran = exec::advance(&guard, key);
-        guard.borrow_mut().time_passed();
+        let end = exec::advance(&guard, key);
+        let mut world = guard.borrow_mut();
+        world.host_now = world.host_now.max(end.unwrap_or(0));
+        drop(world);
         exec::pass_on(&guard);
-        Ok(ran)
+        Ok(end.is_some())
     }
     /// Runs everything that can run, on all devices of the world, and moves the host's virtual time to the end of it. Returns
     /// whether nothing is left; otherwise the host learns nothing by it.

@@ -548,3 +548,26 @@ fn a_long_chain_of_gates_opens_itself() {
     last.open();
     assert!(sim.idle());
 }
+
+#[test]
+fn running_nothing_by_hand_takes_no_time() {
+    let sim = sim();
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    sim.launch(&s, touch_nothing().takes(1_000_000_000)).expect("queued");
+    let before = sim.host_time();
+    assert!(!sim.advance(&t).expect("alive") && !sim.advance(&s).expect("alive"), "all has run");
+    assert_eq!(sim.host_time(), before, "the host learnt nothing of that second");
+    // And of several, the end of the one that ran.
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
+    sim.launch(&s, touch_nothing().takes(1_000_000_000)).expect("queued");
+    assert!(sim.advance(&s).expect("alive") && sim.advance(&t).expect("alive"));
+    assert!(sim.host_time() >= Duration::from_secs(1));
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
+    sim.launch(&s, touch_nothing().takes(1_000_000_000)).expect("queued");
+    assert!(sim.advance(&t).expect("alive"));
+    assert!(sim.host_time() < Duration::from_millis(2));
+}
