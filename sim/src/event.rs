@@ -281,28 +281,29 @@ unsafe impl Fences for Sim {
 
     fn synchronize_stream(&self, stream: &SimStream) -> DriverResult<()> {
         let call = Call::StreamSynchronize;
-        let guard = self.lock();
-        let (key, last, device, until) = self.call(call, |w| {
+        let begin = |w: &mut World| {
             let key = w.resolve(self.shared(), stream, call)?;
             w.forbid_on_captured(key, call)?;
             let s = w.stream(key);
             Ok((key, s.submitted, s.device, s.free_at.clone()))
-        })?;
-        must_reach(&guard, Points::from_elem((key, last), 1), call)?;
-        let mut world = guard.borrow_mut();
-        let until = world.ended(key, &until);
-        world.host_waited(device, until);
-        let host = world.host();
-        if let Some(oracle) = &mut world.oracle {
-            oracle.host_sees_stream(host, key);
-        }
-        Ok(())
+        };
+        self.call_and(self.before(call), call, begin, |guard, (key, last, device, until)| {
+            must_reach(guard, Points::from_elem((key, last), 1), call)?;
+            let mut world = guard.borrow_mut();
+            let until = world.ended(key, &until);
+            world.host_waited(device, until);
+            let host = world.host();
+            if let Some(oracle) = &mut world.oracle {
+                oracle.host_sees_stream(host, key);
+            }
+            Ok(())
+        })
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
-        let guard = self.lock();
-        self.call(Call::CtxSynchronize, |_| Ok(()))?;
-        drain_device(&guard, self.index(), Call::CtxSynchronize)
+        let call = Call::CtxSynchronize;
+        let wait = |guard: &RefCell<World>, ()| drain_device(guard, self.index(), call);
+        self.call_and(self.before(call), call, |_| Ok(()), wait)
     }
 
     /// Runs the executor until the event is complete. `false` when nothing can make it so, and when it is complete later than
@@ -310,8 +311,7 @@ unsafe impl Fences for Sim {
     /// [`Duration::MAX`]. Never sleeps and never polls.
     fn wait_event(&self, event: &SimEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::EventSynchronize;
-        let guard = self.lock();
-        let goals = self.call(call, |w| {
+        let begin = |w: &mut World| {
             w.devices[self.index()].host_waits += 1;
             let state = w.event(self, event, call)?;
             if let Some(from) = state.capture {
@@ -322,24 +322,26 @@ unsafe impl Fences for Sim {
             state.not_ready -= u32::from(refused);
             let late = finish > w.host_now.saturating_add(nanos(limit));
             Ok(if refused || w.faults.not_ready() || late { None } else { Some(points) })
-        })?;
-        let gave_up = || {
-            if limit < Duration::MAX {
-                guard.borrow_mut().host_works(nanos(limit));
-            }
-            Ok(false)
         };
-        let Some(goals) = goals else { return gave_up() };
-        if exec::reach(&guard, goals).is_err() {
-            guard.borrow_mut().devices[self.index()].endless_waits += 1;
-            return gave_up();
-        }
-        let mut world = guard.borrow_mut();
-        // Behind a gate that was opened meanwhile it is known by now.
-        let until = world.events[&event.key.0].finish.at;
-        world.host_now = world.host_now.max(until);
-        world.host_sees(event.key);
-        Ok(true)
+        self.call_and(self.before(call), call, begin, |guard, goals| {
+            let gave_up = || {
+                if limit < Duration::MAX {
+                    guard.borrow_mut().host_works(nanos(limit));
+                }
+                Ok(false)
+            };
+            let Some(goals) = goals else { return gave_up() };
+            if exec::reach(guard, goals).is_err() {
+                guard.borrow_mut().devices[self.index()].endless_waits += 1;
+                return gave_up();
+            }
+            let mut world = guard.borrow_mut();
+            // Behind a gate that was opened meanwhile it is known by now.
+            let until = world.events[&event.key.0].finish.at;
+            world.host_now = world.host_now.max(until);
+            world.host_sees(event.key);
+            Ok(true)
+        })
     }
 
     fn host_time(&self) -> Duration {

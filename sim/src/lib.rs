@@ -93,6 +93,7 @@ use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{Caller, DeviceSlot, Driver, DriverResult, Note, RangeUse};
 use oracle::{HostKey, PhysKey};
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use world::{Guard, Shared, World};
 
 /// A simulated device. Clones are the same device.
@@ -337,15 +338,10 @@ impl Sim {
     /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
     #[track_caller]
     fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
-        let result = self.begin(call, verb);
-        if result.is_ok() {
-            self.panic_if_planted(call);
-        }
-        result
+        self.call_and(self.before(call), call, verb, |_, result| Ok(result))
     }
-    /// The first part of a call that does more behind its waits.
-    #[track_caller]
-    fn begin<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
+    /// The lock as a call takes it: what others do right before the call is done.
+    fn before(&self, call: Call) -> Guard<'_> {
         let mut guard = self.lock();
         let meanwhile = guard.borrow_mut().faults.meanwhile(call);
         if let Some(others) = meanwhile {
@@ -353,6 +349,32 @@ impl Sim {
             others.run();
             guard = self.lock();
         }
+        guard
+    }
+    /// As [`Sim::call`], under a lock taken [`before`](Sim::before) it and held throughout: what is left to do when the schedule had its turn,
+    /// a wait say, is done `then`.
+    #[track_caller]
+    fn call_and<T, R>(
+        &self,
+        guard: Guard<'_>,
+        call: Call,
+        verb: impl FnOnce(&mut World) -> DriverResult<T>,
+        then: impl FnOnce(&RefCell<World>, T) -> DriverResult<R>,
+    ) -> DriverResult<R> {
+        let result = self.begin(&guard, call, verb).and_then(|begun| then(&guard, begun));
+        drop(guard);
+        if result.is_ok() {
+            self.panic_if_planted(call);
+        }
+        result
+    }
+    #[track_caller]
+    fn begin<R>(
+        &self,
+        guard: &RefCell<World>,
+        call: Call,
+        verb: impl FnOnce(&mut World) -> DriverResult<R>,
+    ) -> DriverResult<R> {
         let result = {
             let mut world = guard.borrow_mut();
             world.called_from(Caller::here());
@@ -364,7 +386,7 @@ impl Sim {
             world.captures_destroyed += u64::from(ended.is_some_and(|ended| ended.is_err()));
             result
         };
-        exec::settle(&guard);
+        exec::settle(guard);
         if result.is_ok() {
             let mut world = guard.borrow_mut();
             if let Some(key) = world.faults.captures(call) {
