@@ -379,7 +379,7 @@ impl Sim {
             let mut world = guard.borrow_mut();
             world.called_from(Caller::here());
             let around = world.faults.captures_around(call);
-            let begun = around.filter(|&key| world.begin_capture(self.index, key).is_ok());
+            let begun = around.filter(|&key| world.begin_capture(key).is_ok());
             let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
             // Whoever ends it hears whether it was destroyed; here it is counted.
             let ended = begun.map(|key| world.end_capture(key));
@@ -391,7 +391,7 @@ impl Sim {
             let mut world = guard.borrow_mut();
             if let Some(key) = world.faults.captures(call) {
                 // One that is refused begins nothing.
-                let _ = world.begin_capture(self.index, key);
+                let _ = world.begin_capture(key);
             }
         }
         result

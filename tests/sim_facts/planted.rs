@@ -78,3 +78,40 @@ fn a_call_that_waits_has_waited_before_it_panics() {
     catch_unwind(copies).map(drop).unwrap_err();
     assert_eq!(bytes, A.to_le_bytes());
 }
+
+/// Where a capture cannot begin because its stream is gone, nothing happens, work of it that is left or not.
+#[test]
+fn a_capture_on_a_stream_that_is_gone_never_begins() {
+    for pending in [false, true] {
+        for around in [false, true] {
+            let sim = sim().schedule(Schedule::Latest);
+            let (s, x, event) =
+                (sim.stream().expect("s"), sim.stream().expect("x"), sim.event().expect("an event"));
+            if pending {
+                sim.launch(&x, touch_nothing()).expect("queued");
+            }
+            if around {
+                sim.capture_around(Call::EventRecord, 1, &x).expect("planted");
+            } else {
+                sim.capture_behind(Call::EventRecord, 1, &x).expect("planted");
+            }
+            drop(x);
+            sim.record(&event, &s).expect("recorded");
+            assert!(sim.query(&event).is_ok() && sim.allocate(512).is_ok(), "nothing captures");
+            sim.synchronize_device().expect("over");
+            assert!(sim.query(&event).expect("asked"));
+        }
+    }
+}
+
+/// A capture is its stream's device's, whichever device makes the call.
+#[test]
+fn a_planted_capture_is_of_its_streams_device() {
+    let [here, there] = &Sim::devices(2, GIB)[..] else { panic!("two devices") };
+    let (x, s) = (here.stream().expect("x"), there.stream().expect("s"));
+    here.capture_behind(Call::EventRecord, 1, &x).expect("planted");
+    mark(there, &s);
+    assert!(there.allocate(512).is_ok(), "nothing captures there");
+    assert_eq!(here.allocate(512).map(drop).unwrap_err().code, 900);
+    assert!(here.end_capture(&x).is_err(), "that call has destroyed it");
+}
