@@ -87,6 +87,7 @@ pub use virt::SimHandle;
 
 use core::fmt;
 use core::time::Duration;
+use fault::Meanwhile;
 use millpond_driver::DriverError;
 use millpond_driver::sync::Arc;
 use millpond_driver::units::{Addr, AllocationId};
@@ -344,9 +345,9 @@ impl Sim {
     fn before(&self, call: Call) -> Guard<'_> {
         let mut guard = self.lock();
         let meanwhile = guard.borrow_mut().faults.meanwhile(call);
-        if let Some(others) = meanwhile {
+        if !meanwhile.is_empty() {
             drop(guard);
-            others.run();
+            meanwhile.into_iter().for_each(Meanwhile::run);
             guard = self.lock();
         }
         guard
@@ -378,18 +379,19 @@ impl Sim {
         let result = {
             let mut world = guard.borrow_mut();
             world.called_from(Caller::here());
-            let around = world.faults.captures_around(call);
-            let begun = around.filter(|&key| world.begin_capture(key).is_ok());
+            let mut around = world.faults.captures_around(call);
+            around.retain(|key| world.begin_capture(*key).is_ok());
             let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
-            // Whoever ends it hears whether it was destroyed; here it is counted.
-            let ended = begun.map(|key| world.end_capture(key));
-            world.captures_destroyed += u64::from(ended.is_some_and(|ended| ended.is_err()));
+            // Whoever ends one hears whether it was destroyed; here it is counted.
+            for key in around {
+                world.captures_destroyed += u64::from(world.end_capture(key).is_err());
+            }
             result
         };
         exec::settle(guard);
         if result.is_ok() {
             let mut world = guard.borrow_mut();
-            if let Some(key) = world.faults.captures(call) {
+            for key in world.faults.captures(call) {
                 // One that is refused begins nothing.
                 let _ = world.begin_capture(key);
             }

@@ -115,3 +115,39 @@ fn a_planted_capture_is_of_its_streams_device() {
     assert_eq!(here.allocate(512).map(drop).unwrap_err().code, 900);
     assert!(here.end_capture(&x).is_err(), "that call has destroyed it");
 }
+
+/// All that is planted for a call strikes at that call, and nothing of it at another.
+#[test]
+fn several_things_are_planted_for_one_call() {
+    let sim = sim();
+    let (s, ran) = (sim.stream().expect("s"), Arc::new(Mutex::new(Vec::new())));
+    let event = mark(&sim, &s);
+    for n in 0..3 {
+        let ran = Arc::clone(&ran);
+        sim.meanwhile(Call::EventRecord, 1 + n / 2, move || ran.lock().expect("ran").push(n));
+    }
+    sim.record(&event, &s).expect("recorded");
+    assert_eq!(*ran.lock().expect("ran"), [0, 1]);
+    assert!(sim.query(&event).expect("asked"));
+    assert_eq!(*ran.lock().expect("ran"), [0, 1], "a query is no record");
+    sim.record(&event, &s).expect("recorded");
+    assert_eq!(*ran.lock().expect("ran"), [0, 1, 2]);
+
+    let (x, y) = (sim.stream().expect("x"), sim.stream().expect("y"));
+    for stream in [&x, &y] {
+        sim.capture_behind(Call::EventRecord, 1, stream).expect("planted");
+    }
+    sim.record(&event, &s).expect("recorded");
+    for stream in [&x, &y] {
+        sim.end_capture(stream).expect("it began");
+    }
+    for stream in [&x, &y] {
+        sim.capture_around(Call::EventRecord, 1, stream).expect("planted");
+        sim.capture_around(Call::MemAlloc, 1, stream).expect("planted");
+    }
+    sim.record(&event, &s).expect("recorded");
+    assert_eq!(sim.captures_destroyed(), 0);
+    assert_eq!(sim.allocate(512).map(drop).unwrap_err().code, 900);
+    assert_eq!(sim.captures_destroyed(), 2, "there was one on each, and they are over");
+    assert!(sim.end_capture(&x).is_err() && sim.end_capture(&y).is_err());
+}
