@@ -204,7 +204,7 @@ impl Sim {
         };
         self.call_and(guard, call, begin, |guard, to_wait_for| {
             let Some((key, position, number, finish)) = to_wait_for else { return Ok(()) };
-            must_reach(guard, Points::from_elem((key, position), 1), call)?;
+            must_reach(guard, self.index(), Points::from_elem((key, position), 1), call)?;
             let mut world = guard.borrow_mut();
             let until = world.ended(key, &finish);
             world.host_waited(self.index(), until);
