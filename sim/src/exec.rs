@@ -201,7 +201,7 @@ impl World {
                 match memory.first_difference(addr, bytes, word, reach) {
                     Ok(None) => return,
                     Ok(Some((at, found))) => {
-                        self.differs(stream, position, name, (at, at - addr), (word, found), tag);
+                        self.differs(stream, position, name, (at, at - addr, bytes), (word, found), tag);
                         return;
                     }
                     Err(hole) => (name, Some(hole)),

@@ -512,3 +512,23 @@ fn operations_on_arrays_are_known_to_the_library() {
         assert_eq!(faults(&sim), [(fault, blame)]);
     }
 }
+
+/// What was found is told beside what was expected at that very place.
+#[test]
+fn wrong_bytes_are_told_beside_those_expected_there() {
+    let sim = sim();
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    sim.launch(&s, Launch::write_pattern(range.addr(), 16, 42)).expect("queued");
+    fill(&sim, Addr(range.addr().0 + 1), 7, 1, &s).expect("queued");
+    sim.launch(&s, Launch::check_pattern(range.addr(), 16, 42)).expect("queued");
+    let text = verdict(&sim);
+    let told = "found 070000000000002a instead of 000000000000002a, 1 bytes into its range";
+    assert!(text.contains(told), "{text}");
+    let sim = Sim::new(GIB);
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    sim.launch(&s, Launch::write_pattern(range.addr(), 16, 42)).expect("queued");
+    fill(&sim, Addr(range.addr().0 + 14), 7, 1, &s).expect("queued");
+    sim.launch(&s, Launch::check_pattern(range.addr(), 16, 42)).expect("queued");
+    let text = verdict(&sim);
+    assert!(text.contains("found 0700 instead of 0000, 14 bytes into its range"), "{text}");
+}
