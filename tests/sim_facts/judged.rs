@@ -532,3 +532,21 @@ fn wrong_bytes_are_told_beside_those_expected_there() {
     let text = verdict(&sim);
     assert!(text.contains("found 0700 instead of 0000, 14 bytes into its range"), "{text}");
 }
+
+/// Addresses that were given back and that an allocation's kernel runs into are beyond that allocation, whoever had them.
+#[test]
+fn an_overrun_into_what_was_given_back_is_the_allocations() {
+    let sim = sim();
+    let (s, a, b) =
+        (sim.stream().expect("s"), sim.allocate(512).expect("memory"), sim.allocate(512).expect("memory"));
+    assert_eq!(b.addr().0, a.addr().0 + 512, "touching");
+    let stream = Some(sim.stream_info(&s).expect("info").id);
+    sim.note(Note::Allocated { id: id(1), addr: a.addr(), bytes: 512, stream });
+    sim.note(Note::Allocated { id: id(2), addr: b.addr(), bytes: 512, stream });
+    sim.note(Note::Freed { id: id(2), unknown: false });
+    b.release().expect("given back");
+    sim.launch(&s, Launch::new("k").writes(a.addr(), 516).tag(id(1))).expect("queued");
+    assert_eq!(faults(&sim), [(Fault::Overrun, Blame::Program)]);
+    let text = verdict(&sim);
+    assert!(text.contains("`k` touches 4 B that reach beyond allocation 0"), "{text}");
+}

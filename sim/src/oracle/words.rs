@@ -235,7 +235,7 @@ impl Violation {
         let later = &self.later;
         let (does, _) = verbs(later.kind);
         let who = actor(later, width);
-        let touched = self.place.map_or(0, |p| p.bytes);
+        let touched = self.place.map(|p| p.bytes).or(self.unmapped.map(|u| u.1)).unwrap_or(0);
         let held = || match &later.allocation {
             Some(held) => held.with_size(width),
             None => bytes(touched),
