@@ -550,3 +550,13 @@ fn an_overrun_into_what_was_given_back_is_the_allocations() {
     let text = verdict(&sim);
     assert!(text.contains("`k` touches 4 B that reach beyond allocation 0"), "{text}");
 }
+
+#[test]
+fn default_streams_of_two_devices_have_two_names() {
+    let [one, other] = &Sim::devices(2, GIB)[..] else { panic!("two devices") };
+    let range = one.allocate(512).expect("memory");
+    one.launch(&one.legacy_stream(), write(range.addr())).expect("queued");
+    other.launch(&other.legacy_stream(), write(range.addr())).expect("queued");
+    let text = verdict(one);
+    assert!(text.contains("record(&e, &legacy_0)"), "{text}");
+}
