@@ -310,7 +310,8 @@ impl Oracle {
             operations: SmallVec::new(),
             guards: SmallVec::new(),
         };
-        let mut overlap = self.ledger.live.contains_key(&id).then_some(id);
+        let old = self.ledger.replaced(id);
+        let mut overlap = old.is_some().then_some(id);
         let mut missing = None;
         let mut early: [Option<(Access, Place)>; 2] = [None, None];
         for &place in &live.pieces {
@@ -336,7 +337,7 @@ impl Oracle {
         }
         let born = live.born.clone();
         self.ledger.by_addr.insert(addr, id);
-        let old = self.ledger.live.insert(id, live);
+        self.ledger.live.insert(id, live);
         if let Some(other) = overlap {
             self.convict(Blame::Allocator, |o| {
                 let mut before = o.held(other);

@@ -675,3 +675,20 @@ fn an_allocation_runs_over_its_end_into_nothing() {
     b.oracle.unmapped_access(op, Addr(BASE + 512), 4, Some(a));
     b.convicts(Property::P3, Blame::Program, Fault::Overrun);
 }
+
+/// One number for two allocations is the allocator's mistake, and the judge goes on.
+#[test]
+fn a_number_given_twice_and_freed_is_no_panic() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.oracle.allocated(HOST, a, Addr(BASE + 1024), &[(SEGMENT, 1024, 512)], Some(StreamKey(1)));
+    b.convicts(Property::P1, Blame::Allocator, Fault::Overlap);
+    b.free(a);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 8), 4, None);
+    b.oracle.used_at(HOST, Addr(BASE + 8), StreamKey(2));
+    let op = b.submit(2);
+    b.oracle.access(op, Some(MAP), SEGMENT, 0, 512, Write, None);
+    let faults: Vec<_> = b.oracle.violations().iter().skip(1).map(|v| v.fault).collect();
+    assert_eq!(faults, [Fault::NothingMapped, Fault::NotHandedOut]);
+}
