@@ -573,3 +573,14 @@ fn the_driver_may_lie_at_a_path_that_is_no_text() {
     let o = replay();
     assert_eq!(o.status.code(), Some(0), "{}{}", out(&o), err(&o));
 }
+
+#[test]
+fn a_program_of_too_many_threads_is_bad_input() {
+    let lines = (0..65_536).map(|t| format!("t{t}: tick\n")).collect::<Vec<_>>().concat();
+    let path = file(&folder("threads"), "many.trace", &format!("millpond trace 1\nstreams 0\n{lines}"));
+    for args in [vec!["replay", &path], vec!["trace", "shrink", &path]] {
+        let o = millpond(&args);
+        assert_eq!(o.status.code(), Some(2), "{}", err(&o));
+        assert!(err(&o).contains("threads is 65536; it can be at most 256"), "{}", err(&o));
+    }
+}

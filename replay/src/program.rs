@@ -7,6 +7,7 @@
 //!
 //! It does not judge the order of steps: a wrong program runs like a right one, and the device's judge says so.
 
+use super::deal::THREADS_MOST;
 use super::outcome::{Outcome, ReplayError};
 use super::touch::Touch;
 use super::turns;
@@ -30,8 +31,8 @@ const EVENT_WAIT: Duration = Duration::from_secs(10);
 /// [`Sim::verdict`](millpond_sim::Sim::verdict).
 ///
 /// # Errors
-/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Step`] for a driver call that failed. A
-/// request that is refused is no error: [`Outcome::refused`].
+/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Deal`] for one of more than [`THREADS_MOST`] host threads;
+/// [`ReplayError::Step`] for a driver call that failed. A request that is refused is no error: [`Outcome::refused`].
 pub fn replay<D: Touch>(program: &Program, allocator: &Allocator<D>) -> Result<Outcome, ReplayError> {
     replay_watched(program, allocator, &|_| {})
 }
@@ -83,10 +84,6 @@ fn run<D: Touch>(
     after: &(dyn Fn(usize) + Sync),
 ) -> Result<Outcome, ReplayError> {
     program.check().map_err(ReplayError::Fault)?;
-    let mut table = Table::new(allocator);
-    for number in 0..program.streams {
-        table.open(StreamNo(number)).map_err(ReplayError::Setup)?;
-    }
     let step = |table: &mut Table<D>, at: usize| {
         let op = program.steps[at].op;
         let _called = Called::<D>::at(Caller::Step(at as u64));
@@ -98,6 +95,19 @@ fn run<D: Touch>(
     let mut numbers: Vec<u16> = program.steps.iter().map(|s| s.thread.0).collect();
     numbers.sort_unstable();
     numbers.dedup();
+    if numbers.len() > THREADS_MOST as usize {
+        return Err(ReplayError::Deal {
+            option: "threads",
+            found: numbers.len().to_string(),
+            expected: format!(
+                "at most {THREADS_MOST} different ones in a program: each is a thread of this process"
+            ),
+        });
+    }
+    let mut table = Table::new(allocator);
+    for number in 0..program.streams {
+        table.open(StreamNo(number)).map_err(ReplayError::Setup)?;
+    }
     let count = program.steps.len();
     let (table, ran) = if numbers.len() <= 1 {
         let ran = (0..count).try_for_each(|at| step(&mut table, at));

@@ -460,3 +460,20 @@ proptest! {
         prop_assert!(o.lost.is_nothing(), "{}\n{program}", o.lost);
     }
 }
+
+/// Each thread of a program is one of the process: there are so many, and no more.
+#[test]
+fn a_program_of_too_many_threads_is_refused() {
+    let of =
+        |threads: u32| program(&(0..threads).map(|t| format!("t{t}: tick\n")).collect::<Vec<_>>().concat());
+    let run = |p: Program| replay_program(&p, Sim::new(GIB), Config::default(), 0);
+    assert_eq!(run(of(256)).unwrap().threads, 256);
+    for threads in [257, 65_536] {
+        match run(of(threads)) {
+            Err(e @ ReplayError::Deal { option: "threads", .. }) => {
+                assert!(e.to_string().contains(&threads.to_string()), "{e}");
+            }
+            other => panic!("{threads}: {other:?}"),
+        }
+    }
+}
