@@ -20,8 +20,9 @@ use millpond_driver::units::{Addr, AllocationId, StreamId};
 use millpond_driver::{Called, Caller, Driver};
 use millpond_trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
 
-/// How long a step waits for an event. On the simulator it never takes time.
-const EVENT_WAIT: Duration = Duration::from_secs(10);
+/// How long a step waits for an event: until it is complete, as for a stream. On the simulator that takes virtual time, and an event
+/// that cannot be complete is an error at once.
+const EVENT_WAIT: Duration = Duration::MAX;
 
 /// Runs a program on an allocator, with streams of its own. Blocks that are alive at the end are freed, streams closed.
 /// Several host threads of a program are real threads that take turns in its order.

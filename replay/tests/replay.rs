@@ -477,3 +477,13 @@ fn a_program_of_too_many_threads_is_refused() {
         }
     }
 }
+
+/// A step waits for an event as long as that takes, as it does for a stream.
+#[test]
+fn an_event_may_take_long() {
+    for sync in ["sync s0", "record e0 on s0\nsync e0"] {
+        let body = format!("alloc b0 100GiB on s0\n{}{sync}\n", "write b0 on s0\n".repeat(200));
+        let o = replay_program(&program(&body), Sim::new(CAPACITY), Config::default(), 0).unwrap();
+        assert!(o.is_clean() && o.makespan_ns.is_some_and(|ns| ns > 10_000_000_000), "{sync}: {o:?}");
+    }
+}
