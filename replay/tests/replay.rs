@@ -487,3 +487,19 @@ fn an_event_may_take_long() {
         assert!(o.is_clean() && o.makespan_ns.is_some_and(|ns| ns > 10_000_000_000), "{sync}: {o:?}");
     }
 }
+
+/// A request fails, and the calls before it were made all the same.
+#[test]
+fn the_calls_before_a_failed_one_are_counted() {
+    let log = tiny(&[1000, 2000, 3 << 40]);
+    for threads in [1, 2] {
+        for racy in [false, true] {
+            let deal = Deal { threads: Some(threads), racy, repeat: 2, ..dealt(1, 0.0) };
+            let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
+            assert!(o.failure.is_some());
+            // Free threads may stop before they come to one of the two.
+            assert!(o.calls.is_multiple_of(2), "each was freed at the end: {o:?}");
+            assert!(racy || o.calls == 4, "{threads} threads: {o:?}");
+        }
+    }
+}
