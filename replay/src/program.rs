@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use millpond::Error;
 use millpond::{Allocation, Allocator, Config, Event, Limit, PinnedAllocation, Stream, Trim};
 use millpond_driver::random::stirred;
-use millpond_driver::units::{Addr, AllocationId, StreamId};
+use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{Called, Caller, Driver};
 use millpond_trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
 
@@ -176,10 +176,11 @@ impl<D: Driver> Block<D> {
             Place::Pinned(p) => p.id(),
         }
     }
-    fn home(&self) -> Option<StreamId> {
+    /// Whether it is on another stream there than the one it was allocated on. Pinned memory is of none.
+    fn is_away(&self, stream: &Stream<D>) -> bool {
         match &self.place {
-            Place::Device(a) => a.stream_id(),
-            Place::Pinned(_) => None,
+            Place::Device(a) => a.stream_id() != Some(stream.id()),
+            Place::Pinned(_) => false,
         }
     }
     fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
@@ -379,7 +380,7 @@ impl<D: Touch> Table<D> {
         let Some(b) = self.blocks.get_mut(&block) else { return Ok(()) };
         let Some(id) = b.id() else { return Ok(()) };
         let stream = &self.streams[&stream];
-        self.foreign_uses += u64::from(b.home() != Some(stream.id()));
+        self.foreign_uses += u64::from(b.is_away(stream));
         if recorded {
             b.record_use(stream)?;
         }
@@ -425,12 +426,20 @@ impl<D: Touch> Table<D> {
         if bytes == 0 {
             return Ok(());
         }
-        self.foreign_uses += [source, target].iter().filter(|b| b.home() != Some(stream.id())).count() as u64;
+        self.foreign_uses += [source, target].iter().filter(|b| b.is_away(stream)).count() as u64;
         // SAFETY: both blocks are alive and the program's, nobody made a reference to them, and both uses were recorded above,
         // so that their bytes go to nobody before the copy is complete.
         unsafe { self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)? };
         let mut pieces = source.first(bytes);
         pieces.extend(target.pieces.iter().copied().filter(|p| p.end > bytes));
+        // Neighbours that hold one word are one: else each shorter copy of it would be a check more in every read to come.
+        pieces.dedup_by(|next, before| {
+            let same = next.word == before.word;
+            if same {
+                before.end = next.end;
+            }
+            same
+        });
         if let Some(target) = self.blocks.get_mut(&to) {
             target.pieces = pieces;
         }

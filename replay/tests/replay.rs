@@ -503,3 +503,22 @@ fn the_calls_before_a_failed_one_are_counted() {
         }
     }
 }
+
+#[test]
+fn pinned_memory_is_of_no_stream() {
+    let text = "alloc b0 1MiB on s0\nalloc-pinned b1 1MiB\ncopy b1 to b0 1KiB on s0\nwrite b1 on s0\nalloc b2 512 on s0\nwait s1 for s0\nwrite b2 on s1\n";
+    let o = replay_program(&program(text), Sim::new(GIB), Config::default(), 0).unwrap();
+    assert_eq!(o.foreign_uses, 1, "b2's alone");
+}
+
+/// What many copies from one block wrote is one word, and is read as one.
+#[test]
+fn copies_of_one_word_are_read_as_one() {
+    let copies: Vec<_> = (1..=100).rev().map(|n| format!("copy b0 to b1 {n}KiB on s0\n")).collect();
+    let copies = copies.concat();
+    let text = format!("alloc b0 1MiB on s0\nalloc b1 1MiB on s0\nwrite b0 on s0\n{copies}read b1 on s0\n");
+    let o = replay_program(&program(&text), Sim::new(GIB), Config::default(), 0).unwrap();
+    assert!(o.is_clean(), "{}", o.verdict);
+    let launches = o.report.driver_calls.get("cuLaunchKernel");
+    assert_eq!(launches, Some(&3), "the write, and a read of what was copied and of the rest");
+}
