@@ -131,6 +131,17 @@ fn logs_as_rmm_writes_them() {
     assert_eq!((log.info().peak_live, log.info().live_at_end, log.info().blocks_at_end), (512, 100, 1));
 }
 
+/// A line that comes late over midnight is of the day before, and no day passes by it.
+#[test]
+fn a_late_line_over_midnight_is_of_the_day_before() {
+    let log = log(&lines(5, |k| {
+        let time = ["23:59:59.900000", "00:00:00.000000", "23:59:59.950000", "00:00:00.100000", "12:30:00"];
+        format!("1,{},allocate,{},512,0", time[k as usize], 0x7f0 + k)
+    }));
+    let micros: Vec<_> = log.calls.iter().map(millpond::trace::Call::micros).collect();
+    assert_eq!(micros, [0, 100_000, 50_000, 200_000, 45_000_100_000]);
+}
+
 #[test]
 fn info_sums_up() {
     let info = log(&format!(
