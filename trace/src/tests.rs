@@ -366,6 +366,17 @@ mod recorders {
     }
 
     #[test]
+    fn the_last_of_all_streams_is_one_of_a_log_too() {
+        let last = StreamNo(u16::MAX);
+        let mut program = Program::new("far", 0);
+        program.push(Op::OpenStream { stream: last });
+        program.push(Op::Alloc { block: BlockNo(0), bytes: 512, align: None, stream: last });
+        let (log, left_out) = Log::from_program(&program).unwrap();
+        assert_eq!((log.streams.len(), left_out), (1 << 16, 1));
+        assert_eq!(log.to_program().check(), Ok(()));
+    }
+
+    #[test]
     fn events_become_a_log() {
         let mut events: Vec<(u64, Event)> =
             story().into_iter().enumerate().map(|(n, e)| (n as u64, e)).collect();
