@@ -372,6 +372,31 @@ fn bad_snapshots_name_the_place() {
     assert!(matches!(refused(&deep).reason, Reason::Json(_)));
 }
 
+/// What stands before a file's first word says nothing of what it is: a mark of its encoding, blanks, many of them.
+#[test]
+fn a_file_may_begin_with_a_mark_and_blanks() {
+    let allocation = r#"{"action":"alloc","addr":512,"size":5,"stream":0,"time_us":1}"#;
+    let log = format!("{HEADER}1,0,allocate,512,5,0\n");
+    let program = "millpond trace 1\nstreams 1\nalloc b0 5 on s0\n".to_owned();
+    let texts =
+        [format!(r#"{{"device_traces":[[{allocation}]]}}"#), format!("[[{allocation}]]"), program, log];
+    for text in &texts {
+        for before in
+            ["", "\u{feff}", "\n", &" \n".repeat(1000), &("\u{feff}".to_owned() + &"\n".repeat(1000))]
+        {
+            if text.starts_with("Thread") && before.contains('\n') {
+                continue;
+            }
+            let calls = match read("f", format!("{before}{text}").as_bytes(), ANY) {
+                Ok(Trace::Log(log)) => log.calls.len(),
+                Ok(Trace::Program(program)) => program.steps.len(),
+                Err(e) => panic!("{} blanks before {text}: {e}", before.len()),
+            };
+            assert_eq!(calls, 1);
+        }
+    }
+}
+
 #[test]
 fn programs_are_checked_on_the_way_in() {
     let text = "millpond trace 1\nstreams 1\nalloc b0 1 on s0\nfree b0\nfree b0\n";
