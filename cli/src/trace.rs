@@ -203,6 +203,8 @@ enum Symptom {
     Violation(String),
     Mismatch,
     Lost,
+    /// A request was refused, and nothing else.
+    Refused,
     /// An error, by its words up to the first number.
     Error(String),
     /// A panic, by its words up to the first number.
@@ -244,7 +246,10 @@ fn symptom(program: &Program, setup: &Setup, run_ahead: u64) -> Result<Option<Sy
     if outcome.mismatches > 0 {
         return Ok(Some(Symptom::Mismatch));
     }
-    Ok((!outcome.lost.is_nothing()).then_some(Symptom::Lost))
+    if !outcome.lost.is_nothing() {
+        return Ok(Some(Symptom::Lost));
+    }
+    Ok((outcome.refused > 0).then_some(Symptom::Refused))
 }
 
 fn make_small(
