@@ -39,9 +39,9 @@ pub(crate) fn run(args: &BenchArgs, out: &mut Output) -> io::Result<Status> {
     for path in &args.traces {
         let timed = match output::open(path) {
             Ok(Trace::Log(log)) => warm(&log, args.repeat).map_err(|e| e.to_string()).and_then(|o| {
-                let ns = o
-                    .warm_ns_per_call
-                    .ok_or_else(|| o.failure.map_or_else(String::new, |f| f.to_string()))?;
+                let ns = o.warm_ns_per_call.ok_or_else(|| {
+                    o.failure.map_or_else(|| "no calls to time".to_owned(), |f| f.to_string())
+                })?;
                 Ok((o.calls, ns))
             }),
             Ok(Trace::Program(_)) => Err("a program; the bench replays logs of allocations and frees".into()),

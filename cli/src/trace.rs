@@ -6,6 +6,7 @@ use crate::output::{self, Output, Status, complain, grouped};
 use comfy_table::{CellAlignment, Table, presets};
 use millpond::report::bytes;
 use millpond::trace::{Info, Log, Program};
+use millpond_replay::ReplayError;
 use millpond_replay::import::Trace;
 use millpond_replay::replay_program;
 use millpond_replay::shrink;
@@ -202,6 +203,8 @@ enum Symptom {
     Violation(String),
     Mismatch,
     Lost,
+    /// A request was refused, and nothing else.
+    Refused,
     /// An error, by its words up to the first number.
     Error(String),
     /// A panic, by its words up to the first number.
@@ -213,7 +216,10 @@ fn up_to_number(text: &str) -> String {
 }
 
 /// Runs a program on a fresh device; how it failed, if it did.
-fn symptom(program: &Program, setup: &Setup, run_ahead: u64) -> Option<Symptom> {
+///
+/// # Errors
+/// It cannot be run as it is.
+fn symptom(program: &Program, setup: &Setup, run_ahead: u64) -> Result<Option<Symptom>, ReplayError> {
     let sim = setup.sim();
     let eyes: Sim = sim.clone();
     let config = setup.config().unwrap_or_default();
@@ -222,11 +228,12 @@ fn symptom(program: &Program, setup: &Setup, run_ahead: u64) -> Option<Symptom> 
         Err(panic) => {
             let words = panic.downcast_ref::<String>().map(String::as_str);
             let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("");
-            return Some(Symptom::Panic(up_to_number(words)));
+            return Ok(Some(Symptom::Panic(up_to_number(words))));
         }
+        Ok(Err(e @ ReplayError::Deal { .. })) => return Err(e),
         Ok(Err(e)) => {
             let e = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-            return Some(Symptom::Error(up_to_number(&e)));
+            return Ok(Some(Symptom::Error(up_to_number(&e))));
         }
         Ok(Ok(outcome)) => outcome,
     };
@@ -234,12 +241,15 @@ fn symptom(program: &Program, setup: &Setup, run_ahead: u64) -> Option<Symptom> 
     // The allocator's are what one looks for first.
     let first = violations.iter().find(|v| v.blame == Blame::Allocator).or(violations.first());
     if let Some(v) = first {
-        return Some(Symptom::Violation(format!("{:?}, {:?}, {:?}", v.blame, v.property, v.fault)));
+        return Ok(Some(Symptom::Violation(format!("{:?}, {:?}, {:?}", v.blame, v.property, v.fault))));
     }
     if outcome.mismatches > 0 {
-        return Some(Symptom::Mismatch);
+        return Ok(Some(Symptom::Mismatch));
     }
-    (!outcome.lost.is_nothing()).then_some(Symptom::Lost)
+    if !outcome.lost.is_nothing() {
+        return Ok(Some(Symptom::Lost));
+    }
+    Ok((outcome.refused > 0).then_some(Symptom::Refused))
 }
 
 fn make_small(
@@ -268,10 +278,18 @@ fn make_small(
     let hook = take_hook();
     set_hook(Box::new(|_| {}));
     let found = symptom(&program, setup, run_ahead);
-    let small = found.as_ref().map(|found| {
-        shrink(&program, |candidate| symptom(candidate, setup, run_ahead).as_ref() == Some(found))
+    let small = found.as_ref().ok().and_then(Option::as_ref).map(|found| {
+        let fails = |p: &Program| symptom(p, setup, run_ahead).is_ok_and(|s| s.as_ref() == Some(found));
+        shrink(&program, fails)
     });
     set_hook(hook);
+    let found = match found {
+        Ok(found) => found,
+        Err(e) => {
+            complain(&format!("{}: {e}", path.display()));
+            return Ok(Status::BadInput);
+        }
+    };
     let (Some(found), Some(small)) = (found, small) else {
         complain(&format!(
             "{}: does not fail on the simulated device under this schedule; try --schedule latest or random",

@@ -573,3 +573,35 @@ fn the_driver_may_lie_at_a_path_that_is_no_text() {
     let o = replay();
     assert_eq!(o.status.code(), Some(0), "{}{}", out(&o), err(&o));
 }
+
+#[test]
+fn a_program_of_too_many_threads_is_bad_input() {
+    let lines = (0..65_536).map(|t| format!("t{t}: tick\n")).collect::<Vec<_>>().concat();
+    let path = file(&folder("threads"), "many.trace", &format!("millpond trace 1\nstreams 0\n{lines}"));
+    for args in [vec!["replay", &path], vec!["trace", "shrink", &path]] {
+        let o = millpond(&args);
+        assert_eq!(o.status.code(), Some(2), "{}", err(&o));
+        assert!(err(&o).contains("threads is 65536; it can be at most 256"), "{}", err(&o));
+    }
+}
+
+#[test]
+fn a_log_of_no_calls_is_not_timed() {
+    let log = file(&folder("bench-empty"), "empty.csv", "Thread,Time,Action,Pointer,Size,Stream\n");
+    let o = millpond(&["bench", &log, "--calls", "2000", "--repeat", "2"]);
+    assert_eq!(o.status.code(), Some(2));
+    assert!(err(&o).contains("no calls to time"), "{}", err(&o));
+}
+
+/// What `replay` fails by, `trace shrink` makes small.
+#[test]
+fn a_program_that_is_refused_a_request_shrinks_to_it() {
+    let f = folder("shrink-refused");
+    let program =
+        "millpond trace 1\nstreams 1\nalloc b0 1MiB on s0\nwrite b0 on s0\nalloc b1 8MiB on s0\nfree b0\n";
+    let (path, small) = (file(&f, "greedy.trace", program), f.join("small.trace"));
+    let o = millpond(&["trace", "shrink", &path, "--limit", "4MiB", "-o", small.to_str().unwrap()]);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    assert!(err(&o).contains("fails by Refused"), "{}", err(&o));
+    assert_eq!(std::fs::read_to_string(&small).unwrap().lines().count(), 3);
+}

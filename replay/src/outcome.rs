@@ -168,7 +168,7 @@ impl Outcome {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// An option of the deal that cannot be.
+    /// An option of the deal that cannot be, or a program that would need one.
     #[error("{option} is {found}; it can be {expected}")]
     Deal {
         /// Its name.

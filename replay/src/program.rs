@@ -7,6 +7,7 @@
 //!
 //! It does not judge the order of steps: a wrong program runs like a right one, and the device's judge says so.
 
+use super::deal::THREADS_MOST;
 use super::outcome::{Outcome, ReplayError};
 use super::touch::Touch;
 use super::turns;
@@ -15,12 +16,13 @@ use hashbrown::HashMap;
 use millpond::Error;
 use millpond::{Allocation, Allocator, Config, Event, Limit, PinnedAllocation, Stream, Trim};
 use millpond_driver::random::stirred;
-use millpond_driver::units::{Addr, AllocationId, StreamId};
+use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{Called, Caller, Driver};
 use millpond_trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
 
-/// How long a step waits for an event. On the simulator it never takes time.
-const EVENT_WAIT: Duration = Duration::from_secs(10);
+/// How long a step waits for an event: until it is complete, as for a stream. On the simulator that takes virtual time, and an event
+/// that cannot be complete is an error at once.
+const EVENT_WAIT: Duration = Duration::MAX;
 
 /// Runs a program on an allocator, with streams of its own. Blocks that are alive at the end are freed, streams closed.
 /// Several host threads of a program are real threads that take turns in its order.
@@ -30,8 +32,8 @@ const EVENT_WAIT: Duration = Duration::from_secs(10);
 /// [`Sim::verdict`](millpond_sim::Sim::verdict).
 ///
 /// # Errors
-/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Step`] for a driver call that failed. A
-/// request that is refused is no error: [`Outcome::refused`].
+/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Deal`] for one of more than [`THREADS_MOST`] host threads;
+/// [`ReplayError::Step`] for a driver call that failed. A request that is refused is no error: [`Outcome::refused`].
 pub fn replay<D: Touch>(program: &Program, allocator: &Allocator<D>) -> Result<Outcome, ReplayError> {
     replay_watched(program, allocator, &|_| {})
 }
@@ -83,10 +85,6 @@ fn run<D: Touch>(
     after: &(dyn Fn(usize) + Sync),
 ) -> Result<Outcome, ReplayError> {
     program.check().map_err(ReplayError::Fault)?;
-    let mut table = Table::new(allocator);
-    for number in 0..program.streams {
-        table.open(StreamNo(number)).map_err(ReplayError::Setup)?;
-    }
     let step = |table: &mut Table<D>, at: usize| {
         let op = program.steps[at].op;
         let _called = Called::<D>::at(Caller::Step(at as u64));
@@ -98,6 +96,19 @@ fn run<D: Touch>(
     let mut numbers: Vec<u16> = program.steps.iter().map(|s| s.thread.0).collect();
     numbers.sort_unstable();
     numbers.dedup();
+    if numbers.len() > THREADS_MOST as usize {
+        return Err(ReplayError::Deal {
+            option: "threads",
+            found: numbers.len().to_string(),
+            expected: format!(
+                "at most {THREADS_MOST} different ones in a program: each is a thread of this process"
+            ),
+        });
+    }
+    let mut table = Table::new(allocator);
+    for number in 0..program.streams {
+        table.open(StreamNo(number)).map_err(ReplayError::Setup)?;
+    }
     let count = program.steps.len();
     let (table, ran) = if numbers.len() <= 1 {
         let ran = (0..count).try_for_each(|at| step(&mut table, at));
@@ -165,10 +176,11 @@ impl<D: Driver> Block<D> {
             Place::Pinned(p) => p.id(),
         }
     }
-    fn home(&self) -> Option<StreamId> {
+    /// Whether it is on another stream there than the one it was allocated on. Pinned memory is of none.
+    fn is_away(&self, stream: &Stream<D>) -> bool {
         match &self.place {
-            Place::Device(a) => a.stream_id(),
-            Place::Pinned(_) => None,
+            Place::Device(a) => a.stream_id() != Some(stream.id()),
+            Place::Pinned(_) => false,
         }
     }
     fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
@@ -368,7 +380,7 @@ impl<D: Touch> Table<D> {
         let Some(b) = self.blocks.get_mut(&block) else { return Ok(()) };
         let Some(id) = b.id() else { return Ok(()) };
         let stream = &self.streams[&stream];
-        self.foreign_uses += u64::from(b.home() != Some(stream.id()));
+        self.foreign_uses += u64::from(b.is_away(stream));
         if recorded {
             b.record_use(stream)?;
         }
@@ -414,12 +426,20 @@ impl<D: Touch> Table<D> {
         if bytes == 0 {
             return Ok(());
         }
-        self.foreign_uses += [source, target].iter().filter(|b| b.home() != Some(stream.id())).count() as u64;
+        self.foreign_uses += [source, target].iter().filter(|b| b.is_away(stream)).count() as u64;
         // SAFETY: both blocks are alive and the program's, nobody made a reference to them, and both uses were recorded above,
         // so that their bytes go to nobody before the copy is complete.
         unsafe { self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)? };
         let mut pieces = source.first(bytes);
         pieces.extend(target.pieces.iter().copied().filter(|p| p.end > bytes));
+        // Neighbours that hold one word are one: else each shorter copy of it would be a check more in every read to come.
+        pieces.dedup_by(|next, before| {
+            let same = next.word == before.word;
+            if same {
+                before.end = next.end;
+            }
+            same
+        });
         if let Some(target) = self.blocks.get_mut(&to) {
             target.pieces = pieces;
         }

@@ -263,14 +263,17 @@ impl<'a, D: Touch> Pass<'a, D> {
         let mut at = from;
         for some in self.dealt.acts[from..to].chunks(REPORTED) {
             let mut calls = 0;
-            for act in some {
+            let ran = some.iter().try_for_each(|act| {
                 let life = &mut lives[act.slot as usize];
                 let _called = self.called(at);
                 self.stage.act(life, act, self.dealt).map_err(|e| halt(self.dealt, at, act, e))?;
                 calls += u64::from(!matches!(act.what, What::Visit { .. }));
                 at += 1;
-            }
+                Ok(())
+            });
+            // Those before one that failed were made.
             self.made(calls);
+            ran?;
         }
         Ok(())
     }
@@ -285,15 +288,14 @@ impl<'a, D: Touch> Pass<'a, D> {
             homes[act.slot as usize] = act.stream;
         }
         let (mut calls, at) = (0, self.dealt.acts.len());
-        for (slot, life) in (0u32..).zip(lives) {
-            if life.allocation.is_none() {
-                continue;
-            }
+        let mut alive = (0u32..).zip(lives).filter(|(_, l)| l.allocation.is_some());
+        let ran = alive.try_for_each(|(slot, life)| {
             let act = Act { what: What::Free, slot, turn: u32::MAX, stream: homes[slot as usize], thread: 0 };
             self.stage.act(life, &act, self.dealt).map_err(|e| halt(self.dealt, at, &act, e))?;
             calls += 1;
-        }
+            Ok(())
+        });
         self.made(calls);
-        Ok(())
+        ran
     }
 }

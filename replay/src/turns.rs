@@ -184,6 +184,7 @@ pub(super) fn free<D: Touch>(pass: &Pass<'_, D>, lives: &mut Vec<Life<D>>, threa
                     let done = pass.stage.act(&mut shared[act.slot as usize].lock(), act, pass.dealt);
                     if let Err(e) = done {
                         first.lock().get_or_insert(halt(pass.dealt, at, act, e));
+                        pass.made(calls);
                         return;
                     }
                     calls += u64::from(!matches!(act.what, What::Visit { .. }));

@@ -460,3 +460,65 @@ proptest! {
         prop_assert!(o.lost.is_nothing(), "{}\n{program}", o.lost);
     }
 }
+
+/// Each thread of a program is one of the process: there are so many, and no more.
+#[test]
+fn a_program_of_too_many_threads_is_refused() {
+    let of =
+        |threads: u32| program(&(0..threads).map(|t| format!("t{t}: tick\n")).collect::<Vec<_>>().concat());
+    let run = |p: Program| replay_program(&p, Sim::new(GIB), Config::default(), 0);
+    assert_eq!(run(of(256)).unwrap().threads, 256);
+    for threads in [257, 65_536] {
+        match run(of(threads)) {
+            Err(e @ ReplayError::Deal { option: "threads", .. }) => {
+                assert!(e.to_string().contains(&threads.to_string()), "{e}");
+            }
+            other => panic!("{threads}: {other:?}"),
+        }
+    }
+}
+
+/// A step waits for an event as long as that takes, as it does for a stream.
+#[test]
+fn an_event_may_take_long() {
+    for sync in ["sync s0", "record e0 on s0\nsync e0"] {
+        let body = format!("alloc b0 100GiB on s0\n{}{sync}\n", "write b0 on s0\n".repeat(200));
+        let o = replay_program(&program(&body), Sim::new(CAPACITY), Config::default(), 0).unwrap();
+        assert!(o.is_clean() && o.makespan_ns.is_some_and(|ns| ns > 10_000_000_000), "{sync}: {o:?}");
+    }
+}
+
+/// A request fails, and the calls before it were made all the same.
+#[test]
+fn the_calls_before_a_failed_one_are_counted() {
+    let log = tiny(&[1000, 2000, 3 << 40]);
+    for threads in [1, 2] {
+        for racy in [false, true] {
+            let deal = Deal { threads: Some(threads), racy, repeat: 2, ..dealt(1, 0.0) };
+            let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
+            assert!(o.failure.is_some());
+            // Free threads may stop before they come to one of the two.
+            assert!(o.calls.is_multiple_of(2), "each was freed at the end: {o:?}");
+            assert!(racy || o.calls == 4, "{threads} threads: {o:?}");
+        }
+    }
+}
+
+#[test]
+fn pinned_memory_is_of_no_stream() {
+    let text = "alloc b0 1MiB on s0\nalloc-pinned b1 1MiB\ncopy b1 to b0 1KiB on s0\nwrite b1 on s0\nalloc b2 512 on s0\nwait s1 for s0\nwrite b2 on s1\n";
+    let o = replay_program(&program(text), Sim::new(GIB), Config::default(), 0).unwrap();
+    assert_eq!(o.foreign_uses, 1, "b2's alone");
+}
+
+/// What many copies from one block wrote is one word, and is read as one.
+#[test]
+fn copies_of_one_word_are_read_as_one() {
+    let copies: Vec<_> = (1..=100).rev().map(|n| format!("copy b0 to b1 {n}KiB on s0\n")).collect();
+    let copies = copies.concat();
+    let text = format!("alloc b0 1MiB on s0\nalloc b1 1MiB on s0\nwrite b0 on s0\n{copies}read b1 on s0\n");
+    let o = replay_program(&program(&text), Sim::new(GIB), Config::default(), 0).unwrap();
+    assert!(o.is_clean(), "{}", o.verdict);
+    let launches = o.report.driver_calls.get("cuLaunchKernel");
+    assert_eq!(launches, Some(&3), "the write, and a read of what was copied and of the rest");
+}

@@ -9,7 +9,7 @@ use super::Sim;
 use super::call::Call;
 use super::oracle::StreamKey;
 use super::stream::SimStream;
-use super::world::World;
+use super::world::{World, bad_handle};
 use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, StreamKind};
 use std::cell::Cell;
@@ -94,10 +94,17 @@ impl World {
         capture
     }
 
-    /// A global capture begins.
-    pub(super) fn begin_capture(&mut self, device: usize, key: StreamKey) -> DriverResult<()> {
+    /// A global capture begins, on a stream that may be gone by now.
+    pub(super) fn begin_capture(&mut self, key: StreamKey) -> DriverResult<()> {
         let call = Call::BeginCapture;
-        if self.stream(key).kind == StreamKind::LegacyDefault {
+        let Some(stream) = self.streams[key.0 as usize].as_ref().filter(|s| !s.destroyed) else {
+            return Err(bad_handle(
+                call,
+                "the stream was destroyed: keep a clone of it as long as it is used",
+            ));
+        };
+        let device = stream.device;
+        if stream.kind == StreamKind::LegacyDefault {
             return Err(refused(call, 900, "the legacy default stream cannot capture: use another stream"));
         }
         if self.is_capturing(key) {
@@ -261,12 +268,12 @@ impl Sim {
         self.shared().captures();
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
-            w.begin_capture(self.index(), key)
+            w.begin_capture(key)
         })
     }
 
     /// A global capture begins on the stream right behind the `nth` call of this kind from now on, as another thread may begin
-    /// one; 1 is the next. A call that fails does not count.
+    /// one; 1 is the next. A call that fails does not count. Where one cannot begin, because the stream is gone say, nothing happens.
     ///
     /// # Errors
     /// The stream is destroyed, or another world's.

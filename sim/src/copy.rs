@@ -14,7 +14,7 @@ use super::oracle::AccessKind::{self, Read, Write};
 use super::oracle::StreamKey;
 use super::rate::Engine;
 use super::stream::{Booking, SimStream};
-use super::world::{Touch, World, invalid};
+use super::world::{Guard, Touch, World, invalid};
 use millpond_driver::units::Addr;
 use millpond_driver::{Copies, DriverResult, Pitched};
 
@@ -81,79 +81,19 @@ unsafe fn staged(src: *const u8, bytes: u64) -> Box<[u8]> {
 unsafe impl Copies for Sim {
     #[track_caller]
     unsafe fn copy_h2d(&self, dst: Addr, src: *const u8, bytes: u64, stream: &SimStream) -> DriverResult<()> {
-        let call = Call::MemcpyHtoD;
-        self.call(call, |w| {
-            let key = w.resolve_here(self, stream, call)?;
-            let (dst, host) = (dst.0, src.addr() as u64);
-            let pinned = w.is_pinned(host, bytes, call)?;
-            if bytes == 0 || w.recorded(key, call)? {
-                return Ok(());
-            }
-            let write = touch(dst, bytes, Write);
-            let action = if pinned {
-                w.tell(key, "copy from pinned memory", &[touch(host, bytes, Read), write]);
-                let name = "copy from pinned memory";
-                Action::Copy { name, dst, src: host, bytes, reach: Reach::Anywhere }
-            } else {
-                w.tell(key, "copy from pageable memory", &[write]);
-                // SAFETY: passed on from this function's caller.
-                let data = if w.memory.contents { unsafe { staged(src, bytes) } } else { Box::default() };
-                Action::Staged { dst, data }
-            };
-            w.submit(key, Booking::on(Engine::In, Engine::In.nanos(bytes)), action);
-            Ok(())
-        })
+        // SAFETY: passed on.
+        unsafe { self.queue_in(self.before(Call::MemcpyHtoD), dst, src, bytes, stream) }
     }
 
     #[track_caller]
     unsafe fn copy_d2h(&self, dst: *mut u8, src: Addr, bytes: u64, stream: &SimStream) -> DriverResult<()> {
-        let call = Call::MemcpyDtoH;
-        let guard = self.lock();
-        let to_wait_for = self.call(call, |w| {
-            let key = w.resolve_here(self, stream, call)?;
-            let host = dst.addr() as u64;
-            let pinned = w.is_pinned(host, bytes, call)?;
-            if bytes == 0 || w.recorded(key, call)? {
-                return Ok(None);
-            }
-            let (read, booking) =
-                (touch(src.0, bytes, Read), Booking::on(Engine::Out, Engine::Out.nanos(bytes)));
-            if pinned {
-                let name = "copy to pinned memory";
-                w.tell(key, name, &[read, touch(host, bytes, Write)]);
-                let reach = Reach::Anywhere;
-                w.submit(key, booking, Action::Copy { name, dst: host, src: src.0, bytes, reach });
-                return Ok(None);
-            }
-            w.tell(key, "copy to pageable memory", &[read]);
-            let (position, finish) = w.submit(key, booking, Action::Mark);
-            Ok(Some((key, position, w.stream(key).operations, finish)))
-        })?;
-        let Some((key, position, number, finish)) = to_wait_for else { return Ok(()) };
-        must_reach(&guard, Points::from_elem((key, position), 1), call)?;
-        let mut world = guard.borrow_mut();
-        let until = world.ended(key, &finish);
-        world.host_waited(self.index(), until);
-        let host = world.host();
-        if let Some(oracle) = &mut world.oracle {
-            oracle.host_sees_stream(host, key);
-        }
-        if world.memory.contents {
-            let mut data = vec![0; bytes as usize];
-            if let Err(hole) = world.memory.read_bytes(src.0, &mut data, Reach::Anywhere) {
-                world.runs_from = world.called_from;
-                world.faulted(key, number, "copy to pageable memory".into(), hole);
-            } else {
-                // SAFETY: the caller promises that `dst` is writable for `bytes`; the vector is as long and new.
-                unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), dst, data.len()) };
-            }
-        }
-        Ok(())
+        // SAFETY: passed on.
+        unsafe { self.queue_out(self.before(Call::MemcpyDtoH), dst, src, bytes, stream) }
     }
 
     #[track_caller]
     unsafe fn copy_d2d(&self, dst: Addr, src: Addr, bytes: u64, stream: &SimStream) -> DriverResult<()> {
-        self.queue_inside(dst, src, bytes, stream, Reach::Anywhere)
+        self.queue_inside(self.before(Call::MemcpyDtoD), dst, src, bytes, stream, Reach::Anywhere)
     }
 
     #[track_caller]
@@ -192,10 +132,104 @@ unsafe impl Copies for Sim {
     }
 }
 
+// Each under a lock that was taken before the call.
 impl Sim {
+    /// [`Copies::copy_h2d`].
+    #[allow(unsafe_code, reason = "the caller's promises are passed on")]
+    #[track_caller]
+    unsafe fn queue_in(
+        &self,
+        guard: Guard<'_>,
+        dst: Addr,
+        src: *const u8,
+        bytes: u64,
+        stream: &SimStream,
+    ) -> DriverResult<()> {
+        let call = Call::MemcpyHtoD;
+        let begin = |w: &mut World| {
+            let key = w.resolve_here(self, stream, call)?;
+            let (dst, host) = (dst.0, src.addr() as u64);
+            let pinned = w.is_pinned(host, bytes, call)?;
+            if bytes == 0 || w.recorded(key, call)? {
+                return Ok(());
+            }
+            let write = touch(dst, bytes, Write);
+            let action = if pinned {
+                w.tell(key, "copy from pinned memory", &[touch(host, bytes, Read), write]);
+                let name = "copy from pinned memory";
+                Action::Copy { name, dst, src: host, bytes, reach: Reach::Anywhere }
+            } else {
+                w.tell(key, "copy from pageable memory", &[write]);
+                // SAFETY: passed on from this function's caller.
+                let data = if w.memory.contents { unsafe { staged(src, bytes) } } else { Box::default() };
+                Action::Staged { dst, data }
+            };
+            w.submit(key, Booking::on(Engine::In, Engine::In.nanos(bytes)), action);
+            Ok(())
+        };
+        self.call_and(guard, call, begin, |_, ()| Ok(()))
+    }
+
+    /// [`Copies::copy_d2h`].
+    #[allow(unsafe_code, reason = "the caller's promises are passed on")]
+    #[track_caller]
+    unsafe fn queue_out(
+        &self,
+        guard: Guard<'_>,
+        dst: *mut u8,
+        src: Addr,
+        bytes: u64,
+        stream: &SimStream,
+    ) -> DriverResult<()> {
+        let call = Call::MemcpyDtoH;
+        let begin = |w: &mut World| {
+            let key = w.resolve_here(self, stream, call)?;
+            let host = dst.addr() as u64;
+            let pinned = w.is_pinned(host, bytes, call)?;
+            if bytes == 0 || w.recorded(key, call)? {
+                return Ok(None);
+            }
+            let (read, booking) =
+                (touch(src.0, bytes, Read), Booking::on(Engine::Out, Engine::Out.nanos(bytes)));
+            if pinned {
+                let name = "copy to pinned memory";
+                w.tell(key, name, &[read, touch(host, bytes, Write)]);
+                let reach = Reach::Anywhere;
+                w.submit(key, booking, Action::Copy { name, dst: host, src: src.0, bytes, reach });
+                return Ok(None);
+            }
+            w.tell(key, "copy to pageable memory", &[read]);
+            let (position, finish) = w.submit(key, booking, Action::Mark);
+            Ok(Some((key, position, w.stream(key).operations, finish)))
+        };
+        self.call_and(guard, call, begin, |guard, to_wait_for| {
+            let Some((key, position, number, finish)) = to_wait_for else { return Ok(()) };
+            must_reach(guard, self.index(), Points::from_elem((key, position), 1), call)?;
+            let mut world = guard.borrow_mut();
+            let until = world.ended(key, &finish);
+            world.host_waited(self.index(), until);
+            let host = world.host();
+            if let Some(oracle) = &mut world.oracle {
+                oracle.host_sees_stream(host, key);
+            }
+            if world.memory.contents {
+                let mut data = vec![0; bytes as usize];
+                if let Err(hole) = world.memory.read_bytes(src.0, &mut data, Reach::Anywhere) {
+                    world.runs_from = world.called_from;
+                    world.faulted(key, number, "copy to pageable memory".into(), hole);
+                } else {
+                    // SAFETY: the caller promises that `dst` is writable for `bytes`; the vector is as long and new.
+                    unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), dst, data.len()) };
+                }
+            }
+            Ok(())
+        })
+    }
+
     #[track_caller]
     fn queue_inside(
         &self,
+        guard: Guard<'_>,
         dst: Addr,
         src: Addr,
         bytes: u64,
@@ -203,7 +237,7 @@ impl Sim {
         reach: Reach,
     ) -> DriverResult<()> {
         let call = Call::MemcpyDtoD;
-        self.call(call, |w| {
+        let begin = |w: &mut World| {
             let key = w.resolve_here(self, stream, call)?;
             if dst.0.abs_diff(src.0) < bytes {
                 return Err(invalid(
@@ -216,7 +250,8 @@ impl Sim {
                 w.refuse_pinned(src.0, bytes, call)?;
             }
             w.queue_copy(key, call, "copy inside the device", None, (dst, src, bytes), reach)
-        })
+        };
+        self.call_and(guard, call, begin, |_, ()| Ok(()))
     }
 
     /// A copy inside the device by addresses alone, the safe form of [`Copies::copy_d2d`]: a wrong address is a mismatch
@@ -227,7 +262,7 @@ impl Sim {
     /// A range touches pinned memory: use [`Sim::copy_anywhere`] or an array's copies. The ranges overlap. As [`Copies`].
     #[track_caller]
     pub fn copy_between(&self, stream: &SimStream, dst: Addr, src: Addr, bytes: u64) -> DriverResult<()> {
-        self.queue_inside(dst, src, bytes, stream, Reach::Device)
+        self.queue_inside(self.before(Call::MemcpyDtoD), dst, src, bytes, stream, Reach::Device)
     }
 
     /// A copy by addresses alone, of which at most one is pinned memory: [`Copies::copy_h2d`], [`Copies::copy_d2h`] or
@@ -248,25 +283,33 @@ impl Sim {
         src: Addr,
         bytes: u64,
     ) -> DriverResult<()> {
-        // Held throughout, so that nothing is unpinned in between.
-        let guard = self.lock();
-        let pinned = |addr: Addr| {
-            let world = guard.borrow();
-            world.memory.around(addr.0).is_some_and(|(_, m)| m.backing == Backing::Pinned)
+        let which = || {
+            let guard = self.lock();
+            let pinned = |addr: Addr| {
+                let world = guard.borrow();
+                world.memory.around(addr.0).is_some_and(|(_, m)| m.backing == Backing::Pinned)
+            };
+            match (pinned(dst), pinned(src)) {
+                (true, true) => Err(invalid(
+                    Call::MemcpyDtoD,
+                    format!("both {src} and {dst} are pinned memory: the CPU copies between those"),
+                )),
+                (false, true) => Ok(Call::MemcpyHtoD),
+                (true, false) => Ok(Call::MemcpyDtoH),
+                (false, false) => Ok(Call::MemcpyDtoD),
+            }
         };
-        match (pinned(dst), pinned(src)) {
-            (true, true) => Err(invalid(
-                Call::MemcpyDtoD,
-                format!("both {src} and {dst} are pinned memory: the CPU copies between those"),
-            )),
-            // SAFETY: the source is pinned memory of this world, and `copy_h2d` refuses a copy that runs out of it; that it
-            // is not changed meanwhile is passed on from the caller.
-            (false, true) => unsafe { self.copy_h2d(dst, src.0 as *const u8, bytes, stream) },
-            // SAFETY: the target is pinned memory of this world, and `copy_d2h` refuses a copy that runs out of it; that
-            // nobody looks at it is passed on from the caller.
-            (true, false) => unsafe { self.copy_d2h(dst.0 as *mut u8, src, bytes, stream) },
+        // Held from here on, so that nothing is unpinned in between; before that, others may have done so.
+        let guard = self.before(which()?);
+        match which()? {
+            // SAFETY: the source is pinned memory of this world, and a copy that runs out of it is refused; that it is not
+            // changed meanwhile is passed on from the caller.
+            Call::MemcpyHtoD => unsafe { self.queue_in(guard, dst, src.0 as *const u8, bytes, stream) },
+            // SAFETY: the target is pinned memory of this world, and a copy that runs out of it is refused; that nobody
+            // looks at it is passed on from the caller.
+            Call::MemcpyDtoH => unsafe { self.queue_out(guard, dst.0 as *mut u8, src, bytes, stream) },
             // Neither is memory of this process.
-            (false, false) => self.queue_inside(dst, src, bytes, stream, Reach::Device),
+            _ => self.queue_inside(guard, dst, src, bytes, stream, Reach::Device),
         }
     }
 }

@@ -51,9 +51,7 @@ impl Sim {
             (Place::Pinned(_), Place::Device(_)) => ("copy of rows to pinned memory", Engine::Out),
         };
         // As numbers: the body runs on whichever thread makes the executor reach it.
-        let (rows, to, from): (Vec<_>, _, _) =
-            (copy.each_row().collect(), copy.to.addr().0, copy.from.addr().0);
-        let width = copy.width;
+        let (to, from, width) = (copy.to.addr().0, copy.from.addr().0, copy.width);
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
             w.demand_pinned(copy.to, to_span)?;
@@ -61,6 +59,8 @@ impl Sim {
             if copy.bytes() == 0 || w.recorded(key, call)? {
                 return Ok(());
             }
+            // Of no bytes there may be more rows than memory.
+            let rows: Vec<_> = copy.each_row().collect();
             let touched: Vec<_> = rows
                 .iter()
                 .flat_map(|(to, from)| [touch(from.0, width, Read), touch(to.0, width, Write)])

@@ -110,18 +110,29 @@ impl World {
         self.host_now = self.host_now.max(until);
         self.devices[device].host_waits += 1;
     }
+
+    /// It could not end.
+    fn waited_in_vain(&mut self, device: usize) {
+        self.devices[device].host_waits += 1;
+        self.devices[device].endless_waits += 1;
+    }
 }
 
 fn nanos(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Runs until these positions are reached, for a call that has no way to give up.
-pub(super) fn must_reach(world: &RefCell<World>, goals: Points, call: Call) -> DriverResult<()> {
+/// Runs until these positions are reached, for a call of a device that has no way to give up.
+pub(super) fn must_reach(
+    world: &RefCell<World>,
+    device: usize,
+    goals: Points,
+    call: Call,
+) -> DriverResult<()> {
     exec::reach(world, goals).map_err(|stuck| {
         let mut world = world.borrow_mut();
-        let (called, device) = (world.called(stuck.stream), world.stream(stuck.stream).device);
-        world.devices[device].endless_waits += 1;
+        world.waited_in_vain(device);
+        let called = world.called(stuck.stream);
         DriverError::new(
             call.name(),
             999,
@@ -134,7 +145,7 @@ pub(super) fn must_reach(world: &RefCell<World>, goals: Points, call: Call) -> D
 /// The host waits for all work of a device.
 pub(super) fn drain_device(world: &RefCell<World>, device: usize, call: Call) -> DriverResult<()> {
     let goals = world.borrow().pending(Some(device));
-    must_reach(world, goals, call)?;
+    must_reach(world, device, goals, call)?;
     let mut world = world.borrow_mut();
     let until = world.devices[device].last_finish;
     world.host_waited(device, until);
@@ -281,28 +292,29 @@ unsafe impl Fences for Sim {
 
     fn synchronize_stream(&self, stream: &SimStream) -> DriverResult<()> {
         let call = Call::StreamSynchronize;
-        let guard = self.lock();
-        let (key, last, device, until) = self.call(call, |w| {
+        let begin = |w: &mut World| {
             let key = w.resolve(self.shared(), stream, call)?;
             w.forbid_on_captured(key, call)?;
             let s = w.stream(key);
-            Ok((key, s.submitted, s.device, s.free_at.clone()))
-        })?;
-        must_reach(&guard, Points::from_elem((key, last), 1), call)?;
-        let mut world = guard.borrow_mut();
-        let until = world.ended(key, &until);
-        world.host_waited(device, until);
-        let host = world.host();
-        if let Some(oracle) = &mut world.oracle {
-            oracle.host_sees_stream(host, key);
-        }
-        Ok(())
+            Ok((key, s.submitted, s.free_at.clone()))
+        };
+        self.call_and(self.before(call), call, begin, |guard, (key, last, until)| {
+            must_reach(guard, self.index(), Points::from_elem((key, last), 1), call)?;
+            let mut world = guard.borrow_mut();
+            let until = world.ended(key, &until);
+            world.host_waited(self.index(), until);
+            let host = world.host();
+            if let Some(oracle) = &mut world.oracle {
+                oracle.host_sees_stream(host, key);
+            }
+            Ok(())
+        })
     }
 
     fn synchronize_device(&self) -> DriverResult<()> {
-        let guard = self.lock();
-        self.call(Call::CtxSynchronize, |_| Ok(()))?;
-        drain_device(&guard, self.index(), Call::CtxSynchronize)
+        let call = Call::CtxSynchronize;
+        let wait = |guard: &RefCell<World>, ()| drain_device(guard, self.index(), call);
+        self.call_and(self.before(call), call, |_| Ok(()), wait)
     }
 
     /// Runs the executor until the event is complete. `false` when nothing can make it so, and when it is complete later than
@@ -310,9 +322,7 @@ unsafe impl Fences for Sim {
     /// [`Duration::MAX`]. Never sleeps and never polls.
     fn wait_event(&self, event: &SimEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::EventSynchronize;
-        let guard = self.lock();
-        let goals = self.call(call, |w| {
-            w.devices[self.index()].host_waits += 1;
+        let begin = |w: &mut World| {
             let state = w.event(self, event, call)?;
             if let Some(from) = state.capture {
                 return Err(w.asked_of_captured(from, call));
@@ -322,24 +332,29 @@ unsafe impl Fences for Sim {
             state.not_ready -= u32::from(refused);
             let late = finish > w.host_now.saturating_add(nanos(limit));
             Ok(if refused || w.faults.not_ready() || late { None } else { Some(points) })
-        })?;
-        let gave_up = || {
-            if limit < Duration::MAX {
-                guard.borrow_mut().host_works(nanos(limit));
-            }
-            Ok(false)
         };
-        let Some(goals) = goals else { return gave_up() };
-        if exec::reach(&guard, goals).is_err() {
-            guard.borrow_mut().devices[self.index()].endless_waits += 1;
-            return gave_up();
-        }
-        let mut world = guard.borrow_mut();
-        // Behind a gate that was opened meanwhile it is known by now.
-        let until = world.events[&event.key.0].finish.at;
-        world.host_now = world.host_now.max(until);
-        world.host_sees(event.key);
-        Ok(true)
+        self.call_and(self.before(call), call, begin, |guard, goals| {
+            let gave_up = || {
+                if limit < Duration::MAX {
+                    guard.borrow_mut().host_works(nanos(limit));
+                }
+                Ok(false)
+            };
+            let Some(goals) = goals else {
+                guard.borrow_mut().devices[self.index()].host_waits += 1;
+                return gave_up();
+            };
+            if exec::reach(guard, goals).is_err() {
+                guard.borrow_mut().waited_in_vain(self.index());
+                return gave_up();
+            }
+            let mut world = guard.borrow_mut();
+            // Behind a gate that was opened meanwhile it is known by now.
+            let until = world.events[&event.key.0].finish.at;
+            world.host_waited(self.index(), until);
+            world.host_sees(event.key);
+            Ok(true)
+        })
     }
 
     fn host_time(&self) -> Duration {

@@ -43,6 +43,8 @@ pub(super) struct Hold {
     pub(super) now: u64,
     /// Submitted and not yet due, oldest first: (tick of submission, stream, position).
     queue: VecDeque<(u64, StreamKey, u64)>,
+    /// Whether a gate was opened, and nobody has looked yet at what that set free.
+    opened: bool,
 }
 
 /// What an operation does when it runs.
@@ -135,6 +137,18 @@ impl World {
         self.active.iter().filter(of_device).map(|&k| (k, self.stream(k).submitted)).collect()
     }
 
+    /// The last positions that may run by themselves, of all streams that have pending work: all, unless the host runs ahead.
+    fn due(&self) -> Points {
+        let Hold { ticks, now, .. } = self.hold;
+        let due = |op: &Op| op.tick.saturating_add(ticks) <= now;
+        let of_stream = |&key: &StreamKey| {
+            let s = self.stream(key);
+            // Oldest first.
+            (key, s.submitted - s.queue.iter().rev().take_while(|op| !due(op)).count() as u64)
+        };
+        self.active.iter().map(of_stream).collect()
+    }
+
     /// Runs the head of a stream, or says why not.
     fn step(&mut self, key: StreamKey) -> Step {
         let Some(stream) = &self.streams[key.0 as usize] else { return Step::Ran };
@@ -187,7 +201,7 @@ impl World {
                 match memory.first_difference(addr, bytes, word, reach) {
                     Ok(None) => return,
                     Ok(Some((at, found))) => {
-                        self.differs(stream, position, name, (at, at - addr), (word, found), tag);
+                        self.differs(stream, position, name, (at, at - addr, bytes), (word, found), tag);
                         return;
                     }
                     Err(hole) => (name, Some(hole)),
@@ -283,8 +297,15 @@ pub(super) fn pass_on(cell: &RefCell<World>) {
     }
 }
 
-/// Runs what it takes to reach these positions, and nothing else.
+/// Runs what it takes to reach these positions, and nothing else but what gates were in the way of that were opened on the way.
 pub(super) fn reach(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
+    let reached = only(cell, goals);
+    wake_up(cell);
+    reached
+}
+
+/// As [`reach`], whatever gates are opened on the way.
+fn only(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
     let mut stack = goals;
     'calls: loop {
         let mut world = cell.borrow_mut();
@@ -308,17 +329,21 @@ pub(super) fn reach(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
     }
 }
 
-/// Runs one operation of a stream if its head may run.
-pub(super) fn advance(cell: &RefCell<World>, key: StreamKey) -> bool {
-    let step = cell.borrow_mut().step(key);
+/// Runs one operation of a stream if its head may run; returns when that ends, in virtual nanoseconds.
+pub(super) fn advance(cell: &RefCell<World>, key: StreamKey) -> Option<u64> {
+    let mut world = cell.borrow_mut();
+    let step = world.step(key);
+    let end = world.runs_at;
+    drop(world);
     match step {
-        Step::Ran => true,
+        Step::Ran => {}
         Step::Call(callback) => {
             callback.call(cell);
-            true
+            wake_up(cell);
         }
-        Step::After(..) | Step::Stuck(_) => false,
+        Step::After(..) | Step::Stuck(_) => return None,
     }
+    Some(end)
 }
 
 /// Runs everything that can run; whether nothing is left.
@@ -331,16 +356,30 @@ pub(super) fn run_all(cell: &RefCell<World>) -> bool {
     cell.borrow().active.is_empty()
 }
 
-/// Something that stood in the way is gone: what can run now runs, as the schedule says.
+/// Something that stood in the way is gone: what can run now runs, as the schedule says, or once no callback runs any more.
 pub(super) fn woken(cell: &RefCell<World>) {
-    let (schedule, callbacks) = (cell.borrow().schedule, cell.borrow().callbacks);
-    match schedule {
-        _ if callbacks > 0 => {}
-        Schedule::Latest => {}
-        Schedule::Earliest => {
-            run_all(cell);
+    let mut world = cell.borrow_mut();
+    world.hold.opened |= world.schedule == Schedule::Earliest;
+    let tosses = matches!(world.schedule, Schedule::Random(_)) && world.callbacks == 0;
+    drop(world);
+    if tosses {
+        toss(cell);
+    }
+    wake_up(cell);
+}
+
+/// Where gates were opened under [`Schedule::Earliest`], by code that ran meanwhile too: what can run now runs, if it is due.
+fn wake_up(cell: &RefCell<World>) {
+    loop {
+        let mut world = cell.borrow_mut();
+        if world.callbacks > 0 || !std::mem::take(&mut world.hold.opened) {
+            return;
         }
-        Schedule::Random(_) => toss(cell),
+        let goals = world.due();
+        drop(world);
+        for goal in goals {
+            let _ = only(cell, Points::from_elem(goal, 1));
+        }
     }
 }
 
@@ -388,7 +427,7 @@ fn toss(cell: &RefCell<World>) {
             let _ = reach(cell, Points::from_elem(goal, 1));
         } else if due(stream.queue.front()) {
             drop(world);
-            advance(cell, key);
+            let _ = advance(cell, key);
         }
     }
 }

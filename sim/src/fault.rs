@@ -9,6 +9,7 @@ use super::event::SimEvent;
 use super::oracle::StreamKey;
 use millpond_driver::DriverErrorKind;
 use millpond_driver::DriverResult;
+use smallvec::SmallVec;
 use std::fmt;
 
 /// What somebody does meanwhile.
@@ -50,11 +51,22 @@ pub(super) struct Faults {
     not_ready: u32,
 }
 
+/// What strikes at one call, in the order in which it was planted.
+pub(super) type Struck<T> = SmallVec<[T; 1]>;
+
 /// Counts this call, and says whose turn it is.
-fn struck_by<T>(waiting: &mut Vec<(Call, u64, T)>, call: Call) -> Option<T> {
+fn struck_by<T>(waiting: &mut Vec<(Call, u64, T)>, call: Call) -> Struck<T> {
     waiting.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
-    let now = waiting.iter().position(|c| c.1 == 0)?;
-    Some(waiting.remove(now).2)
+    let mut struck = Struck::new();
+    let mut at = 0;
+    while at < waiting.len() {
+        if waiting[at].1 == 0 {
+            struck.push(waiting.remove(at).2);
+        } else {
+            at += 1;
+        }
+    }
+    struck
 }
 
 impl Faults {
@@ -101,17 +113,17 @@ impl Faults {
     }
 
     /// What happens before this call, which is about to be made.
-    pub(super) fn meanwhile(&mut self, call: Call) -> Option<Meanwhile> {
+    pub(super) fn meanwhile(&mut self, call: Call) -> Struck<Meanwhile> {
         struck_by(&mut self.meanwhile, call)
     }
 
-    /// The stream on which there is a capture for as long as this call, which is about to be made.
-    pub(super) fn captures_around(&mut self, call: Call) -> Option<StreamKey> {
+    /// The streams on which there is a capture for as long as this call, which is about to be made.
+    pub(super) fn captures_around(&mut self, call: Call) -> Struck<StreamKey> {
         struck_by(&mut self.around, call)
     }
 
-    /// The stream on which a capture begins now, behind this call, which is done.
-    pub(super) fn captures(&mut self, call: Call) -> Option<StreamKey> {
+    /// The streams on which a capture begins now, behind this call, which is done.
+    pub(super) fn captures(&mut self, call: Call) -> Struck<StreamKey> {
         struck_by(&mut self.captures, call)
     }
 

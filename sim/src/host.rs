@@ -10,7 +10,7 @@ use super::call::Call;
 use super::event::drain_device;
 use super::memory::{Backing, Part, Store};
 use super::oracle::{AccessKind, Space};
-use super::world::invalid;
+use super::world::{World, invalid};
 use core::ptr::NonNull;
 use millpond_driver::units::Addr;
 use millpond_driver::{Caller, DriverResult, Host, HostKind};
@@ -129,26 +129,29 @@ unsafe impl Host for Sim {
     #[track_caller]
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
         let (call, addr) = (Call::MemFreeHost, ptr.addr().get() as u64);
-        let guard = self.lock();
-        self.begin(call, |w| {
+        let begin = |w: &mut World| {
             let found = w.memory.at(addr).filter(|m| m.backing == Backing::Pinned && m.end - addr == bytes);
             let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| p.device == self.index());
             if ours {
                 return Ok(());
             }
-            Err(invalid(call, format!("{bytes} bytes at {addr:#x} are no pinned range of this device: unpin each range whole, once")))
-        })?;
-        drain_device(&guard, self.index(), call)?;
-        let mut world = guard.borrow_mut();
-        world.host_works(bytes * 65 / 1000);
-        world.devices[self.index()].pinned -= bytes;
-        if let Some(Store::Host(block)) = world.remove_whole(addr) {
-            block.free();
-        }
-        drop(world);
-        drop(guard);
-        self.panic_if_planted(call);
-        Ok(())
+            Err(invalid(
+                call,
+                format!(
+                    "{bytes} bytes at {addr:#x} are no pinned range of this device: unpin each range whole, once"
+                ),
+            ))
+        };
+        self.call_and(self.before(call), call, begin, |guard, ()| {
+            drain_device(guard, self.index(), call)?;
+            let mut world = guard.borrow_mut();
+            world.host_works(bytes * 65 / 1000);
+            world.devices[self.index()].pinned -= bytes;
+            if let Some(Store::Host(block)) = world.remove_whole(addr) {
+                block.free();
+            }
+            Ok(())
+        })
     }
 
     fn unpin_waits_for_device(&self) -> bool {

@@ -87,12 +87,14 @@ pub use virt::SimHandle;
 
 use core::fmt;
 use core::time::Duration;
+use fault::Meanwhile;
 use millpond_driver::DriverError;
 use millpond_driver::sync::Arc;
 use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{Caller, DeviceSlot, Driver, DriverResult, Note, RangeUse};
 use oracle::{HostKey, PhysKey};
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use world::{Guard, Shared, World};
 
 /// A simulated device. Clones are the same device.
@@ -222,18 +224,20 @@ impl Sim {
 
 /// Running the device by hand, and its virtual time.
 impl Sim {
-    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and
-    /// moves the host's virtual time to the end of it.
+    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and then
+    /// moves the host's virtual time to the end of it; where none did, the host has learnt nothing.
     ///
     /// # Errors
     /// The stream is destroyed or another world's.
     pub fn advance(&self, stream: &SimStream) -> DriverResult<bool> {
         let guard = self.lock();
         let key = guard.borrow_mut().resolve(&self.shared, stream, Call::StreamGetId)?;
-        let ran = exec::advance(&guard, key);
-        guard.borrow_mut().time_passed();
+        let end = exec::advance(&guard, key);
+        let mut world = guard.borrow_mut();
+        world.host_now = world.host_now.max(end.unwrap_or(0));
+        drop(world);
         exec::pass_on(&guard);
-        Ok(ran)
+        Ok(end.is_some())
     }
     /// Runs everything that can run, on all devices of the world, and moves the host's virtual time to the end of it. Returns
     /// whether nothing is left; otherwise the host learns nothing by it.
@@ -335,39 +339,61 @@ impl Sim {
     /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
     #[track_caller]
     fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
-        let result = self.begin(call, verb);
+        self.call_and(self.before(call), call, verb, |_, result| Ok(result))
+    }
+    /// The lock as a call takes it: what others do right before the call is done.
+    fn before(&self, call: Call) -> Guard<'_> {
+        let mut guard = self.lock();
+        let meanwhile = guard.borrow_mut().faults.meanwhile(call);
+        if !meanwhile.is_empty() {
+            drop(guard);
+            meanwhile.into_iter().for_each(Meanwhile::run);
+            guard = self.lock();
+        }
+        guard
+    }
+    /// As [`Sim::call`], under a lock taken [`before`](Sim::before) it and held throughout: what is left to do when the schedule had its turn,
+    /// a wait say, is done `then`.
+    #[track_caller]
+    fn call_and<T, R>(
+        &self,
+        guard: Guard<'_>,
+        call: Call,
+        verb: impl FnOnce(&mut World) -> DriverResult<T>,
+        then: impl FnOnce(&RefCell<World>, T) -> DriverResult<R>,
+    ) -> DriverResult<R> {
+        let result = self.begin(&guard, call, verb).and_then(|begun| then(&guard, begun));
+        drop(guard);
         if result.is_ok() {
             self.panic_if_planted(call);
         }
         result
     }
-    /// The first part of a call that does more behind its waits.
     #[track_caller]
-    fn begin<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
-        let mut guard = self.lock();
-        let meanwhile = guard.borrow_mut().faults.meanwhile(call);
-        if let Some(others) = meanwhile {
-            drop(guard);
-            others.run();
-            guard = self.lock();
-        }
+    fn begin<R>(
+        &self,
+        guard: &RefCell<World>,
+        call: Call,
+        verb: impl FnOnce(&mut World) -> DriverResult<R>,
+    ) -> DriverResult<R> {
         let result = {
             let mut world = guard.borrow_mut();
             world.called_from(Caller::here());
-            let around = world.faults.captures_around(call);
-            let begun = around.filter(|&key| world.begin_capture(self.index, key).is_ok());
+            let mut around = world.faults.captures_around(call);
+            around.retain(|key| world.begin_capture(*key).is_ok());
             let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
-            // Whoever ends it hears whether it was destroyed; here it is counted.
-            let ended = begun.map(|key| world.end_capture(key));
-            world.captures_destroyed += u64::from(ended.is_some_and(|ended| ended.is_err()));
+            // Whoever ends one hears whether it was destroyed; here it is counted.
+            for key in around {
+                world.captures_destroyed += u64::from(world.end_capture(key).is_err());
+            }
             result
         };
-        exec::settle(&guard);
+        exec::settle(guard);
         if result.is_ok() {
             let mut world = guard.borrow_mut();
-            if let Some(key) = world.faults.captures(call) {
+            for key in world.faults.captures(call) {
                 // One that is refused begins nothing.
-                let _ = world.begin_capture(self.index, key);
+                let _ = world.begin_capture(key);
             }
         }
         result

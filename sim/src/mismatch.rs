@@ -21,6 +21,8 @@ pub enum MismatchKind {
         found: u64,
         /// How far into the range the difference begins, in bytes.
         offset: u64,
+        /// How many of the bytes found are in the range: eight, or fewer at its end.
+        looked_at: u64,
     },
     /// Nothing was mapped there, or access was not given, when the operation ran.
     Unmapped,
@@ -58,13 +60,17 @@ pub struct Mismatch {
 impl Mismatch {
     fn what(&self, width: usize) -> String {
         let (name, at) = (clip(&self.operation, width), address(self.addr));
-        let bytes = |word: u64| word.to_le_bytes().map(|b| format!("{b:02x}")).concat();
         match self.kind {
-            MismatchKind::Content { expected, found, offset } => format!(
-                "`{name}` found {} instead of {}, {offset} bytes into its range",
-                bytes(found),
-                bytes(expected)
-            ),
+            MismatchKind::Content { expected, found, offset, looked_at } => {
+                let bytes = |word: u64| {
+                    let all = word.to_le_bytes().map(|b| format!("{b:02x}"));
+                    all[..looked_at.min(8) as usize].concat()
+                };
+                // The byte of it that belongs where the difference begins comes first.
+                let expected = expected.rotate_right(8 * (offset % 8) as u32);
+                let (found, expected) = (bytes(found), bytes(expected));
+                format!("`{name}` found {found} instead of {expected}, {offset} bytes into its range")
+            }
             MismatchKind::Unmapped if self.stream.is_none() => {
                 format!("bytes were handed out at {at}, where nothing usable is mapped")
             }
@@ -133,18 +139,20 @@ impl World {
             });
         }
     }
-    /// A check found other bytes: `at` is the address and its offset in the range, `words` what was expected and found.
+    /// A check found other bytes: `at` is the address, its offset in the range and the range's length, `words` what was expected and
+    /// found.
     pub(super) fn differs(
         &mut self,
         stream: StreamKey,
         position: u64,
         operation: Name,
-        at: (u64, u64),
+        (at, offset, bytes): (u64, u64, u64),
         words: (u64, u64),
         allocation: Option<AllocationId>,
     ) {
-        let kind = MismatchKind::Content { expected: words.0, found: words.1, offset: at.1 };
-        self.report(Some(stream), position, operation, Addr(at.0), kind, allocation);
+        let (expected, found) = words;
+        let kind = MismatchKind::Content { expected, found, offset, looked_at: (bytes - offset).min(8) };
+        self.report(Some(stream), position, operation, Addr(at), kind, allocation);
     }
     /// An allocator handed out bytes where nothing is mapped.
     pub(super) fn handed_out(&mut self, id: AllocationId, hole: u64) {

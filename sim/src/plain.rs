@@ -87,31 +87,32 @@ unsafe impl Memory for Sim {
     #[track_caller]
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let call = Call::MemFree;
-        let guard = self.lock();
-        self.begin(call, |w| {
-            let found = w.memory.at(addr.0).filter(|m| m.backing == Backing::Plain && m.end - addr.0 == bytes);
+        let begin = |w: &mut World| {
+            let found =
+                w.memory.at(addr.0).filter(|m| m.backing == Backing::Plain && m.end - addr.0 == bytes);
             let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| p.device == self.index());
             if ours {
                 return Ok(());
             }
             Err(invalid(
                 call,
-                format!("{bytes} bytes at {addr} are no plain allocation of this device: free each range whole, once"),
+                format!(
+                    "{bytes} bytes at {addr} are no plain allocation of this device: free each range whole, once"
+                ),
             ))
-        })?;
-        if self.free_waits_for_device() {
-            drain_device(&guard, self.index(), call)?;
-        }
-        let mut world = guard.borrow_mut();
-        world.remove_whole(addr.0);
-        let spaced = world.with_gap(bytes);
-        let d = &mut world.devices[self.index()];
-        d.taken -= bytes;
-        d.plain_space.give(addr.0, spaced);
-        drop(world);
-        drop(guard);
-        self.panic_if_planted(call);
-        Ok(())
+        };
+        self.call_and(self.before(call), call, begin, |guard, ()| {
+            if self.free_waits_for_device() {
+                drain_device(guard, self.index(), call)?;
+            }
+            let mut world = guard.borrow_mut();
+            world.remove_whole(addr.0);
+            let spaced = world.with_gap(bytes);
+            let d = &mut world.devices[self.index()];
+            d.taken -= bytes;
+            d.plain_space.give(addr.0, spaced);
+            Ok(())
+        })
     }
 
     fn drop_failed(&self, error: DriverError) {

@@ -332,7 +332,7 @@ impl World {
                     Part::Here { bytes, map, phys, offset, .. } => {
                         oracle.access(op, Some(map), phys, offset, bytes, touch.kind, touch.tag);
                     }
-                    Part::Hole { addr, bytes } => oracle.unmapped_access(op, Addr(addr), bytes),
+                    Part::Hole { addr, bytes } => oracle.unmapped_access(op, Addr(addr), bytes, touch.tag),
                 }
             }
         }

@@ -512,3 +512,51 @@ fn operations_on_arrays_are_known_to_the_library() {
         assert_eq!(faults(&sim), [(fault, blame)]);
     }
 }
+
+/// What was found is told beside what was expected at that very place.
+#[test]
+fn wrong_bytes_are_told_beside_those_expected_there() {
+    let sim = sim();
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    sim.launch(&s, Launch::write_pattern(range.addr(), 16, 42)).expect("queued");
+    fill(&sim, Addr(range.addr().0 + 1), 7, 1, &s).expect("queued");
+    sim.launch(&s, Launch::check_pattern(range.addr(), 16, 42)).expect("queued");
+    let text = verdict(&sim);
+    let told = "found 070000000000002a instead of 000000000000002a, 1 bytes into its range";
+    assert!(text.contains(told), "{text}");
+    let sim = Sim::new(GIB);
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    sim.launch(&s, Launch::write_pattern(range.addr(), 16, 42)).expect("queued");
+    fill(&sim, Addr(range.addr().0 + 14), 7, 1, &s).expect("queued");
+    sim.launch(&s, Launch::check_pattern(range.addr(), 16, 42)).expect("queued");
+    let text = verdict(&sim);
+    assert!(text.contains("found 0700 instead of 0000, 14 bytes into its range"), "{text}");
+}
+
+/// Addresses that were given back and that an allocation's kernel runs into are beyond that allocation, whoever had them.
+#[test]
+fn an_overrun_into_what_was_given_back_is_the_allocations() {
+    let sim = sim();
+    let (s, a, b) =
+        (sim.stream().expect("s"), sim.allocate(512).expect("memory"), sim.allocate(512).expect("memory"));
+    assert_eq!(b.addr().0, a.addr().0 + 512, "touching");
+    let stream = Some(sim.stream_info(&s).expect("info").id);
+    sim.note(Note::Allocated { id: id(1), addr: a.addr(), bytes: 512, stream });
+    sim.note(Note::Allocated { id: id(2), addr: b.addr(), bytes: 512, stream });
+    sim.note(Note::Freed { id: id(2), unknown: false });
+    b.release().expect("given back");
+    sim.launch(&s, Launch::new("k").writes(a.addr(), 516).tag(id(1))).expect("queued");
+    assert_eq!(faults(&sim), [(Fault::Overrun, Blame::Program)]);
+    let text = verdict(&sim);
+    assert!(text.contains("`k` touches 4 B that reach beyond allocation 0"), "{text}");
+}
+
+#[test]
+fn default_streams_of_two_devices_have_two_names() {
+    let [one, other] = &Sim::devices(2, GIB)[..] else { panic!("two devices") };
+    let range = one.allocate(512).expect("memory");
+    one.launch(&one.legacy_stream(), write(range.addr())).expect("queued");
+    other.launch(&other.legacy_stream(), write(range.addr())).expect("queued");
+    let text = verdict(one);
+    assert!(text.contains("record(&e, &legacy_0)"), "{text}");
+}

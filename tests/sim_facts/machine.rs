@@ -346,3 +346,40 @@ fn others_go_on_right_before_a_call() {
     assert!(sim.query(&event).expect("a query"));
     assert_eq!(sim.ledger().calls_of(Call::StreamCreate), 4);
 }
+
+/// A gate that opens lets run what stood behind it, as far as it is due, and nothing else.
+#[test]
+fn an_opened_gate_runs_nothing_before_its_tick() {
+    let sim = sim().hold(2);
+    let (s, t) = (sim.stream().expect("s"), sim.stream().expect("t"));
+    let gate = sim.gate(&s).expect("queued");
+    let behind = mark(&sim, &s);
+    sim.tick();
+    sim.tick();
+    let unrelated = mark(&sim, &t);
+    gate.open();
+    assert!(sim.query(&behind).expect("a query"), "it was due, and stood behind the gate");
+    assert!(!sim.query(&unrelated).expect("a query"), "held back");
+    sim.tick();
+    assert!(!sim.query(&unrelated).expect("a query"));
+    sim.tick();
+    assert!(sim.query(&unrelated).expect("a query") && sim.idle());
+}
+
+/// A wait that cannot end is a wait too, whichever verb it is and whichever device's stream is stuck.
+#[test]
+fn endless_waits_are_among_the_waits_of_the_device_that_waits() {
+    let [here, there] = &Sim::devices(2, GIB)[..] else { panic!("two devices") };
+    let (s, t) = (there.stream().expect("s"), here.stream().expect("t"));
+    let gate = there.gate(&s).expect("queued");
+    let stuck = mark(there, &s);
+    here.wait(&t, &stuck).expect("a wait");
+    let waits = |sim: &Sim| (sim.ledger().host_waits, sim.ledger().endless_waits);
+    here.synchronize_stream(&t).unwrap_err();
+    here.synchronize_device().unwrap_err();
+    assert!(!here.wait_event(&stuck, Duration::MAX).expect("a wait"));
+    assert_eq!((waits(here), waits(there)), ((3, 3), (0, 0)));
+    gate.open();
+    here.synchronize_stream(&t).expect("over");
+    assert_eq!((waits(here), waits(there)), ((4, 3), (0, 0)));
+}

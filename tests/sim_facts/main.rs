@@ -11,6 +11,7 @@ mod makespan;
 mod memory;
 mod order;
 mod pinned;
+mod planted;
 mod streams;
 mod virt;
 

@@ -572,3 +572,58 @@ fn completion_is_asked_at_a_virtual_time() {
         assert!(sim.host_time() >= Duration::from_millis(1));
     }
 }
+
+/// What a host function opens the way for runs with it, though nobody asks for more than the answer to a question.
+#[test]
+fn what_a_host_function_sets_free_runs_under_the_early_schedule() {
+    for hold in [0, 1] {
+        let sim = sim().hold(hold);
+        let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+        let gate = sim.gate(&t).expect("queued");
+        sim.launch(&t, touch_nothing()).expect("queued");
+        let behind = mark(&sim, &t);
+        sim.host_function(&s, move || gate.open()).expect("queued");
+        (0..hold).for_each(|_| sim.tick());
+        let asked = (0..1000).find(|_| sim.query(&behind).expect("asked"));
+        assert!(asked.is_some() && sim.idle(), "{hold} ticks: what can run is not left lying");
+    }
+}
+
+/// One host function opens another one's gate, and so on: no deep stack is needed.
+#[test]
+fn a_long_chain_of_gates_opens_itself() {
+    let sim = sim();
+    let n = 2000;
+    let streams: Vec<_> = (0..=n).map(|_| sim.stream().expect("a stream")).collect();
+    let mut gates: Vec<_> = streams.iter().map(|s| sim.gate(s).expect("queued")).collect();
+    // The later stream's first: whoever goes through all of them once meets each gate closed.
+    let last = gates.pop().expect("a gate");
+    for (s, before) in streams[1..].iter().zip(gates) {
+        sim.host_function(s, move || before.open()).expect("queued");
+    }
+    last.open();
+    assert!(sim.idle());
+}
+
+#[test]
+fn running_nothing_by_hand_takes_no_time() {
+    let sim = sim();
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    sim.launch(&s, touch_nothing().takes(1_000_000_000)).expect("queued");
+    let before = sim.host_time();
+    assert!(!sim.advance(&t).expect("alive") && !sim.advance(&s).expect("alive"), "all has run");
+    assert_eq!(sim.host_time(), before, "the host learnt nothing of that second");
+    // And of several, the end of the one that ran.
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
+    sim.launch(&s, touch_nothing().takes(1_000_000_000)).expect("queued");
+    assert!(sim.advance(&s).expect("alive") && sim.advance(&t).expect("alive"));
+    assert!(sim.host_time() >= Duration::from_secs(1));
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
+    sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
+    sim.launch(&s, touch_nothing().takes(1_000_000_000)).expect("queued");
+    assert!(sim.advance(&t).expect("alive"));
+    assert!(sim.host_time() < Duration::from_millis(2));
+}

@@ -202,3 +202,18 @@ fn with_contents_off_nothing_is_kept_and_nothing_is_found() {
     assert_eq!(sim.mismatches().1, 0);
     assert_eq!(bytes, [1; 512], "copies move nothing");
 }
+
+/// Of no bytes a copy does nothing, however many rows of none it has.
+#[test]
+#[allow(unsafe_code, reason = "a copy of nothing")]
+fn a_copy_of_rows_of_nothing_is_nothing() {
+    use millpond::driver::{Copies, Pitched, Place};
+    let sim = sim();
+    let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
+    let place = || Place::Device(range.addr());
+    let copy =
+        Pitched { to: place(), to_pitch: 512, from: place(), from_pitch: 512, width: 0, rows: u64::MAX };
+    // SAFETY: no bytes are copied.
+    unsafe { sim.copy_rows(&copy, &s) }.expect("nothing is done");
+    assert_eq!(sim.verdict().expect("nothing to say").operations, 0);
+}

@@ -205,23 +205,24 @@ impl Log {
     /// a free on that stream.
     pub fn to_program(&self) -> Program {
         let mut homes = HashMap::new();
-        let mut program = Program::new(self.name.clone(), self.streams.len().try_into().unwrap_or(u16::MAX));
-        program.steps = self
-            .calls
-            .iter()
-            .map(|call| {
-                let (block, stream) = (call.block(), call.stream);
-                let op = match call.action() {
-                    Action::Alloc => {
-                        homes.insert(block, stream);
-                        Op::Alloc { block, bytes: call.bytes, align: None, stream }
-                    }
-                    Action::Free if homes.remove(&block) == Some(stream) => Op::Free { block },
-                    Action::Free => Op::FreeOn { block, stream },
-                };
-                Step { thread: call.thread, op }
-            })
-            .collect();
+        let streams = self.streams.len().try_into().unwrap_or(u16::MAX);
+        let mut program = Program::new(self.name.clone(), streams);
+        if self.streams.len() > usize::from(streams) {
+            // As many as a program begins with; the last number of all is beyond.
+            program.push(Op::OpenStream { stream: StreamNo(streams) });
+        }
+        program.steps.extend(self.calls.iter().map(|call| {
+            let (block, stream) = (call.block(), call.stream);
+            let op = match call.action() {
+                Action::Alloc => {
+                    homes.insert(block, stream);
+                    Op::Alloc { block, bytes: call.bytes, align: None, stream }
+                }
+                Action::Free if homes.remove(&block) == Some(stream) => Op::Free { block },
+                Action::Free => Op::FreeOn { block, stream },
+            };
+            Step { thread: call.thread, op }
+        }));
         program
     }
 
@@ -234,7 +235,7 @@ impl Log {
         program.check()?;
         let mut log = Log { name: program.name.clone(), ..Log::default() };
         let mut alive: HashMap<BlockNo, (BlockNo, u64, StreamNo)> = HashMap::new();
-        let (mut next, mut streams, mut threads) = (0u32, program.streams.max(1), 1);
+        let (mut next, mut streams, mut threads) = (0u32, u64::from(program.streams.max(1)), 1);
         for (step, s) in program.steps.iter().enumerate() {
             let micros = step as u64;
             match s.op {
@@ -243,19 +244,19 @@ impl Log {
                     next += 1;
                     alive.insert(block, (number, bytes, stream));
                     log.calls.push(Call::alloc(number, bytes, stream, s.thread, micros));
-                    streams = streams.max(stream.0.saturating_add(1));
+                    streams = streams.max(u64::from(stream.0) + 1);
                 }
                 Op::Free { block } | Op::FreeOn { block, .. } | Op::FreeUnknown { block } => {
                     let Some((number, bytes, home)) = alive.remove(&block) else { continue };
                     let stream = s.op.operands().stream.unwrap_or(home);
                     log.calls.push(Call::free(number, bytes, stream, s.thread, micros));
-                    streams = streams.max(stream.0.saturating_add(1));
+                    streams = streams.max(u64::from(stream.0) + 1);
                 }
                 _ => continue,
             }
             threads = threads.max(u64::from(s.thread.0) + 1);
         }
-        log.streams = (0..u64::from(streams)).collect();
+        log.streams = (0..streams).collect();
         log.threads = (0..threads).collect();
         let left_out = program.steps.len() - log.calls.len();
         Ok((log, left_out))
@@ -297,7 +298,8 @@ impl Log {
         log
     }
 
-    /// Writes the log in RMM's format, with block numbers for pointers; the importer reads it back equal.
+    /// Writes the log in RMM's format, with block numbers, from 1, for pointers. The importer reads the same calls back; of the streams and
+    /// threads those that calls name, and the default stream, by the recorder's own values.
     ///
     /// # Errors
     /// What the writer returns.
@@ -310,7 +312,9 @@ impl Log {
             };
             let own = |values: &[u64], n: u16| values.get(usize::from(n)).copied().unwrap_or(n.into());
             let (thread, stream) = (own(&self.threads, call.thread.0), own(&self.streams, call.stream.0));
-            writeln!(out, "{thread},{},{verb},{},{},{stream}", call.micros, call.block().0, call.bytes)?;
+            // A null pointer of no bytes is an allocation that RMM has not made.
+            let pointer = u64::from(call.block().0) + 1;
+            writeln!(out, "{thread},{},{verb},{pointer},{},{stream}", call.micros, call.bytes)?;
         }
         Ok(())
     }

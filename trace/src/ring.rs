@@ -88,13 +88,15 @@ pub struct JsonLines<W> {
 #[derive(Debug)]
 struct Output<W> {
     writer: W,
+    /// The writer failed: it is written to no more, though its error was told.
+    ended: bool,
     failed: Option<io::Error>,
 }
 
 impl<W: Write + Send + 'static> JsonLines<W> {
     /// Lines for the events of an allocator of `device`. Give it a buffered writer.
     pub fn new(device: DeviceId, writer: W) -> JsonLines<W> {
-        JsonLines { inner: Mutex::new(Output { writer, failed: None }), device }
+        JsonLines { inner: Mutex::new(Output { writer, ended: false, failed: None }), device }
     }
     /// Flushes, and says whether everything was written.
     ///
@@ -112,8 +114,9 @@ impl<W: Write + Send + 'static> Sink for JsonLines<W> {
         let mut line = json_line(self.device, number, event);
         line.push('\n');
         let mut output = self.inner.lock();
-        if output.failed.is_none() {
+        if !output.ended {
             output.failed = output.writer.write_all(line.as_bytes()).err();
+            output.ended = output.failed.is_some();
         }
     }
 }

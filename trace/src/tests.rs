@@ -342,6 +342,40 @@ mod recorders {
         lines.finish().unwrap();
     }
 
+    /// A disk is full, and then is not: the lines end where the failure was.
+    #[test]
+    fn nothing_is_written_behind_a_failure_that_was_told() {
+        struct Once(u32);
+        impl Write for Once {
+            fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+                self.0 += 1;
+                assert!(self.0 < 3, "nothing is written after a failure");
+                if self.0 == 1 { Ok(b.len()) } else { Err(io::Error::other("no space")) }
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = JsonLines::new(DeviceId(0), Once(0));
+        let events = story();
+        lines.event(0, &events[0]);
+        lines.event(1, &events[1]);
+        lines.finish().unwrap_err();
+        lines.event(2, &events[2]);
+        lines.finish().unwrap();
+    }
+
+    #[test]
+    fn the_last_of_all_streams_is_one_of_a_log_too() {
+        let last = StreamNo(u16::MAX);
+        let mut program = Program::new("far", 0);
+        program.push(Op::OpenStream { stream: last });
+        program.push(Op::Alloc { block: BlockNo(0), bytes: 512, align: None, stream: last });
+        let (log, left_out) = Log::from_program(&program).unwrap();
+        assert_eq!((log.streams.len(), left_out), (1 << 16, 1));
+        assert_eq!(log.to_program().check(), Ok(()));
+    }
+
     #[test]
     fn events_become_a_log() {
         let mut events: Vec<(u64, Event)> =

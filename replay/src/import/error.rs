@@ -20,7 +20,7 @@ pub struct ImportError {
 pub enum Place {
     /// The file as a whole.
     Whole,
-    /// A line and a column, both counted from 1; the column counts bytes.
+    /// A line and a column, both counted from 1; the column counts bytes, of a program's text characters.
     Line {
         /// The line.
         line: u64,

@@ -20,6 +20,11 @@ use std::path::Path;
 /// The longest program file that is read whole, in bytes.
 const PROGRAM_MOST: u64 = 1 << 30;
 
+/// Bytes that say what a file is.
+const SNIFFED: usize = 8;
+/// The most bytes that are looked through for them, if all before are blanks.
+const BLANKS_MOST: usize = 1 << 16;
+
 /// How to read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Options {
@@ -79,6 +84,11 @@ fn beginning(input: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     Ok(first)
 }
 
+/// Without the mark of its encoding that some editors put before a text.
+fn of_text(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes)
+}
+
 fn decoded(
     name: &str,
     mut input: impl BufRead,
@@ -89,21 +99,34 @@ fn decoded(
         let reason = if packed { Reason::Compressed(e.to_string()) } else { Reason::Read(e.to_string()) };
         ImportError { name: name.to_owned(), place: Place::Whole, reason }
     };
-    let first = beginning(&mut input).map_err(unreadable)?;
-    let begin = first.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&first).trim_ascii_start();
-    let sniffed: Vec<u8> = begin.iter().copied().take(8).collect();
-    let input = first.as_slice().chain(input);
+    let mut first = beginning(&mut input).map_err(unreadable)?;
+    // Blanks say nothing of what follows; nobody writes pages of them.
+    while first.len() < BLANKS_MOST && of_text(&first).trim_ascii_start().len() < SNIFFED {
+        let more = beginning(&mut input).map_err(unreadable)?;
+        if more.is_empty() {
+            break;
+        }
+        first.extend(more);
+    }
+    let sniffed: Vec<u8> = of_text(&first).trim_ascii_start().iter().copied().take(SNIFFED).collect();
     match sniffed.as_slice() {
         [] if first.is_empty() => {
             Err(ImportError { name: name.to_owned(), place: Place::Whole, reason: Reason::Empty })
         }
-        [b'{' | b'[', ..] => snapshot::read(name, input, options.device, packed).map(Trace::Log),
+        [b'{' | b'[', ..] => {
+            snapshot::read(name, of_text(&first).chain(input), options.device, packed).map(Trace::Log)
+        }
         b if b.starts_with(&MAGIC) || b.starts_with(b"millpond") || b.starts_with(b"#") => {
             let mut bytes = Vec::new();
-            input.take(PROGRAM_MOST + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+            first
+                .as_slice()
+                .chain(input)
+                .take(PROGRAM_MOST + 1)
+                .read_to_end(&mut bytes)
+                .map_err(unreadable)?;
             program(name, &bytes).map(Trace::Program)
         }
-        _ => rmm::read(name, input, packed).map(Trace::Log),
+        _ => rmm::read(name, first.as_slice().chain(input), packed).map(Trace::Log),
     }
 }
 

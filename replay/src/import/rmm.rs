@@ -16,6 +16,8 @@ use std::io::{BufRead, Read};
 /// No line of a log is longer.
 const LINE_MOST: usize = 4096;
 const DAY: u64 = 24 * 3600 * 1_000_000;
+/// How late a line may come, in microseconds.
+const LATE: u64 = 60 * 1_000_000;
 
 const COLUMNS: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 const THREAD: usize = 0;
@@ -98,6 +100,9 @@ impl Clock {
         // Threads may write a little out of order; only a jump back of half a day is midnight.
         if time + DAY / 2 < self.last {
             self.days += 1;
+        } else if self.days > 0 && self.last < LATE && time >= DAY - LATE {
+            // From before the midnight that another thread's line has passed.
+            return ((self.days - 1) * DAY + time).saturating_sub(first);
         }
         self.last = time;
         (self.days * DAY + time).saturating_sub(first)

@@ -249,13 +249,27 @@ impl Oracle {
         });
     }
 
-    pub(super) fn judge_unmapped_access(&mut self, actor: &Actor, addr: Addr, bytes: u64) {
+    pub(super) fn judge_unmapped_access(
+        &mut self,
+        actor: &Actor,
+        addr: Addr,
+        bytes: u64,
+        tag: Option<AllocationId>,
+    ) {
         self.tally.accesses_checked += 1;
         let contains = |base: Addr, len: u64| addr.since(base).is_some_and(|n| n < len);
         // Two live owners are the allocator's doing, whichever of them was freed since.
         if let Some(id) = self.ledger.live_at(addr).or_else(|| self.ledger.any_live_at(addr)) {
             return self.convict(Blame::Allocator, |o| {
                 Violation::new(Property::P3, Fault::NoMemory, o.unmapped_side(actor, Some(o.held(id))))
+            });
+        }
+        // Its own bytes are where it is: these are beyond them, whoever had them before.
+        if let Some(id) = tag.filter(|id| self.ledger.live.contains_key(id)) {
+            return self.convict(Blame::Program, |o| {
+                let side = o.unmapped_side(actor, Some(o.held(id)));
+                let v = Violation::new(Property::P3, Fault::Overrun, side);
+                Violation { unmapped: Some((addr, bytes)), ..v }
             });
         }
         self.convict(Blame::Program, |o| {
@@ -296,7 +310,8 @@ impl Oracle {
             operations: SmallVec::new(),
             guards: SmallVec::new(),
         };
-        let mut overlap = self.ledger.live.contains_key(&id).then_some(id);
+        let old = self.ledger.replaced(id);
+        let mut overlap = old.is_some().then_some(id);
         let mut missing = None;
         let mut early: [Option<(Access, Place)>; 2] = [None, None];
         for &place in &live.pieces {
@@ -322,7 +337,7 @@ impl Oracle {
         }
         let born = live.born.clone();
         self.ledger.by_addr.insert(addr, id);
-        let old = self.ledger.live.insert(id, live);
+        self.ledger.live.insert(id, live);
         if let Some(other) = overlap {
             self.convict(Blame::Allocator, |o| {
                 let mut before = o.held(other);

@@ -3,7 +3,7 @@
 //! Records and their upkeep. It does not know what is lawful, nor order.
 
 use super::clock::{At, Stamp};
-use super::shadow::{Access, Shadow};
+use super::shadow::{Access, Owner, Shadow};
 use super::verdict::Place;
 use super::{AccessKind, MapKey, PhysKey, Space, StreamKey};
 use hashbrown::HashMap;
@@ -262,6 +262,22 @@ impl Ledger {
         };
         let oldest = self.live.iter().filter(|(_, l)| here(l)).min_by_key(|(_, l)| l.story.number);
         oldest.map(|(&id, _)| id)
+    }
+    /// A number is given to another allocation while it has one: that one is forgotten, where it lay too.
+    pub(super) fn replaced(&mut self, id: AllocationId) -> Option<Live> {
+        let old = self.live.remove(&id)?;
+        if self.by_addr.get(&old.addr) == Some(&id) {
+            self.by_addr.remove(&old.addr);
+        }
+        for place in &old.pieces {
+            let Some(phys) = self.memory.get_mut(&place.phys) else { continue };
+            phys.shadow.visit(place.offset, place.offset + place.bytes, |_, cell| {
+                if matches!(cell.owner, Owner::Live(owner) if owner == id) {
+                    cell.owner = Owner::Nobody;
+                }
+            });
+        }
+        Some(old)
     }
     pub(super) fn remember(&mut self, id: AllocationId, gone: Gone) {
         if self.gone.insert(id, gone).is_none() {

@@ -372,13 +372,13 @@ impl Oracle {
         self.judge_access(&actor, map, Place { phys, offset, bytes }, kind, tag);
     }
 
-    /// An operation touches an address where nothing is mapped.
+    /// An operation touches an address where nothing is mapped. `tag` as in [`Oracle::access`].
     ///
     /// # Panics
     /// When the operation is not among the latest 1024.
-    pub fn unmapped_access(&mut self, op: OpKey, addr: Addr, bytes: u64) {
+    pub fn unmapped_access(&mut self, op: OpKey, addr: Addr, bytes: u64, tag: Option<AllocationId>) {
         let actor = self.actor(op);
-        self.judge_unmapped_access(&actor, addr, bytes);
+        self.judge_unmapped_access(&actor, addr, bytes, tag);
     }
 
     /// The CPU touches pinned bytes. It is on no stream: what it conflicts with must be complete in its view, ordered is not

@@ -1,6 +1,6 @@
 //! Happens-before: streams, events and host threads, and how each call of the program orders them.
 //!
-//! The rules are E1 to E8 of docs/oracle.md. A clock per stream, per host thread and per recorded event:
+//! The rules are the edges E1 to E8 that `oracle/tests/edges.rs` shows one by one. A clock per stream, per host thread and per recorded event:
 //! an operation joins its host thread's clock into its stream's and steps that on; a record copies the stream's clock; a wait
 //! joins the copy, as it is at the wait, into the waiter's; an observation joins it into the host thread's. An action on the legacy default stream first joins all blocking streams
 //! of its device that did something since; an action on a blocking stream first joins the legacy one.

@@ -1,7 +1,7 @@
 //! The judge judged: lawful programs pass, and each bad one is convicted of exactly what it did.
 //!
-//! No device: the tests tell the oracle what a device would. `lawful` and `unlawful` hold the accept and reject lists of
-//! docs/oracle.md by name, `edges` the rules E1 to E8, `blame` who is at fault, `words` what a person reads, `counts` the tally,
+//! No device: the tests tell the oracle what a device would. `lawful` and `unlawful` list what is accepted and what is
+//! rejected, `edges` has the rules of order E1 to E8, `blame` who is at fault, `words` what a person reads, `counts` the tally,
 //! `model` random programs against a judge that forgets nothing.
 
 #![allow(clippy::many_single_char_names, reason = "a bench, and the allocations a, c and v of a few lines")]

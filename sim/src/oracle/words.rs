@@ -107,7 +107,11 @@ impl StreamLabel {
     fn variable(&self, width: usize) -> String {
         match (&self.name, self.kind) {
             (Some(name), _) if is_variable(name) && name.len() <= width.max(NARROWEST) => name.to_string(),
-            (_, StreamKind::LegacyDefault) => "legacy".to_owned(),
+            (_, StreamKind::LegacyDefault) => match self.device {
+                Some(device) => format!("legacy_{}", device.0),
+                None => "legacy".to_owned(),
+            },
+            // They count on through all devices.
             (_, StreamKind::PerThreadDefault) => format!("per_thread_{}", self.of_thread),
             (_, StreamKind::NonBlocking | StreamKind::Blocking) => format!("s{}", self.number),
         }
@@ -235,7 +239,7 @@ impl Violation {
         let later = &self.later;
         let (does, _) = verbs(later.kind);
         let who = actor(later, width);
-        let touched = self.place.map_or(0, |p| p.bytes);
+        let touched = self.place.map(|p| p.bytes).or(self.unmapped.map(|u| u.1)).unwrap_or(0);
         let held = || match &later.allocation {
             Some(held) => held.with_size(width),
             None => bytes(touched),

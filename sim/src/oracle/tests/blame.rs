@@ -316,20 +316,20 @@ fn an_unnamed_access_counts_for_the_owner() {
 fn nothing_mapped_is_the_programs_unless_a_live_allocation_is_there() {
     let mut b = Bench::new();
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(0xdead_0000), 16);
+    b.oracle.unmapped_access(op, Addr(0xdead_0000), 16, None);
     b.convicts(Property::P3, Blame::Program, Fault::NothingMapped);
 
     let mut b = Bench::new();
     b.alloc(1, 0, 512);
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1, None);
     b.convicts(Property::P3, Blame::Allocator, Fault::NoMemory);
 
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
     b.free(a);
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1, None);
     b.convicts(Property::P3, Blame::Program, Fault::AfterFree);
 }
 
@@ -649,7 +649,7 @@ fn an_owner_whose_memory_is_gone_and_its_address_somebody_elses_is_no_program_th
     let same = b.alloc(1, 0, 512);
     b.free(same);
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1, None);
     let last = b.oracle.violations().last().expect("a violation");
     assert_eq!((last.blame, last.fault), (Blame::Allocator, Fault::NoMemory));
 }
@@ -662,6 +662,33 @@ fn what_was_handed_out_where_no_memory_is_is_no_program_that_freed() {
     b.oracle.allocated(HOST, new, Addr(BASE), &[], Some(StreamKey(1)));
     b.oracle.allocated_nowhere(new, Addr(BASE), 512);
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(BASE + 511), 1);
+    b.oracle.unmapped_access(op, Addr(BASE + 511), 1, None);
     b.convicts(Property::P3, Blame::Allocator, Fault::NoMemory);
+}
+
+#[test]
+fn an_allocation_runs_over_its_end_into_nothing() {
+    let mut b = Bench::new();
+    let (a, freed) = (b.alloc(1, 0, 512), b.alloc(1, 512, 512));
+    b.free(freed);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 512), 4, Some(a));
+    b.convicts(Property::P3, Blame::Program, Fault::Overrun);
+}
+
+/// One number for two allocations is the allocator's mistake, and the judge goes on.
+#[test]
+fn a_number_given_twice_and_freed_is_no_panic() {
+    let mut b = Bench::new();
+    let a = b.alloc(1, 0, 512);
+    b.oracle.allocated(HOST, a, Addr(BASE + 1024), &[(SEGMENT, 1024, 512)], Some(StreamKey(1)));
+    b.convicts(Property::P1, Blame::Allocator, Fault::Overlap);
+    b.free(a);
+    let op = b.submit(1);
+    b.oracle.unmapped_access(op, Addr(BASE + 8), 4, None);
+    b.oracle.used_at(HOST, Addr(BASE + 8), StreamKey(2));
+    let op = b.submit(2);
+    b.oracle.access(op, Some(MAP), SEGMENT, 0, 512, Write, None);
+    let faults: Vec<_> = b.oracle.violations().iter().skip(1).map(|v| v.fault).collect();
+    assert_eq!(faults, [Fault::NothingMapped, Fault::NotHandedOut]);
 }

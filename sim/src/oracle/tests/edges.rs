@@ -1,4 +1,4 @@
-//! The rules of order, E1 to E8 of docs/oracle.md, as far as clocks go.
+//! The rules of order, E1 to E8, as far as clocks go; the same facts of the whole device are in `tests/sim_facts/order.rs`.
 
 use super::*;
 

@@ -238,7 +238,7 @@ fn unknown_allocation() -> Bench {
 fn nothing_mapped() -> Bench {
     let mut b = Bench::new();
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(0x1_0000_dead_0000), 16);
+    b.oracle.unmapped_access(op, Addr(0x1_0000_dead_0000), 16, None);
     b
 }
 
@@ -432,7 +432,7 @@ fn streams_of_several_devices_are_told_apart() {
 fn no_address_of_the_process_is_shown() {
     let mut b = Bench::new();
     let op = b.submit(1);
-    b.oracle.unmapped_access(op, Addr(0x7fff_dead_0000), 16);
+    b.oracle.unmapped_access(op, Addr(0x7fff_dead_0000), 16, None);
     let text = b.text();
     assert!(text.contains("`kernel` touches 16 B at host memory, where nothing is mapped"), "{text}");
     assert!(!text.contains("0x"), "{text}");
