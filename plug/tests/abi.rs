@@ -689,21 +689,20 @@ fn the_pair_keeps_two_devices_apart() {
         let [other, third] = [0, 1].map(|n| more[n].handle().cast::<c_void>());
         for recorded_in_capture in [false, true] {
             let z = alloc(MIB, 0, native(0));
-            let begin_it = || begin(&more[0]);
             if recorded_in_capture {
-                begin_it();
+                captures::begin(&more[0]);
             }
             record(z, other);
             record(z, third);
             if !recorded_in_capture {
-                begin_it();
+                captures::begin(&more[0]);
             }
             let before = untold();
             free(z, MIB, 0, native(0));
             assert_eq!((untold(), doors[0].stat("live")), (before + 1, 1), "told, and not freed");
             free(z, MIB, 0, native(0));
             assert_eq!((untold(), doors[0].stat("live")), (before + 2, 1), "a second free of it");
-            assert!(end(&more[0]), "the capture lives");
+            assert!(captures::end(&more[0]), "the capture lives");
             let w = alloc(MIB, 0, native(0));
             free(w, MIB, 0, native(0));
             assert_eq!((untold(), doors[0].stat("live")), (before + 2, 0), "the next free makes it");

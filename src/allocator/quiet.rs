@@ -5,10 +5,33 @@
 //! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
 
 use super::Allocator;
-use crate::driver::{Driver, DriverResult, HostKind};
+use super::shared::Core;
+use crate::driver::{Driver, DriverErrorKind, DriverResult, HostKind};
 use crate::error::Error;
 use crate::laws::{self, steps};
+use crate::order::Pending;
 use crate::units::GRANULE_BYTES;
+use core::time::Duration;
+
+impl<D: Driver> Core<D> {
+    /// Makes the markers that are missing and can be had, and waits for each stream's newest: nobody else's calls stand meanwhile. What no marker
+    /// covers, because its stream captures, is gone or may not be marked here, stays as it was.
+    ///
+    /// # Errors
+    /// The driver's first one that says more than that.
+    fn wait_for_markers(&self) -> DriverResult<()> {
+        self.registry.serve(&self.driver);
+        let mut refused = self.registry.mark_all(&self.driver);
+        for line in self.registry.lines() {
+            let newest = Pending { on: line.id, epoch: line.marked() };
+            match self.registry.wait_host(&self.driver, newest, Duration::MAX) {
+                Err(e) if e.is_of_one_stream() || e.kind == DriverErrorKind::NotSupported => {}
+                waited => refused = refused.and(waited.map(drop)),
+            }
+        }
+        refused
+    }
+}
 
 /// Waits by freeing pinned memory.
 fn unpin<D: Driver>(driver: &D) -> DriverResult<()> {
@@ -55,8 +78,9 @@ impl<D: Driver> Allocator<D> {
     /// unpinned, and unpinning waits for all that is queued on the device ([`Host::unpin_waits_for_device`](crate::driver::Host::unpin_waits_for_device)).
     /// What a capture holds is not queued: it runs when its graph is launched.
     ///
-    /// The price: until it returns, launches and records of other threads stand still in CUDA's driver (21 ms beside a wait of 20 ms; docs/decisions). So it must not be called while queued work
-    /// waits for what another thread has yet to launch, as collectives over several devices may: that would be a wait for ever.
+    /// The price: what streams hold whose end no marker tells, those that capture or are not known here, is waited for while launches and records of other threads stand
+    /// still in CUDA's driver (21 ms beside a wait of 20 ms; docs/decisions/unpin-to-wait.md). So it must not be called while such queued work
+    /// waits for what another thread has yet to launch, as collectives over several devices may: that would be a wait for ever. Other work is waited for before, by its markers.
     ///
     /// On a driver whose unpinning waits for nothing it is [`Allocator::synchronize`].
     ///
@@ -67,6 +91,8 @@ impl<D: Driver> Allocator<D> {
         if !core.driver.unpin_waits_for_device() {
             return self.synchronize();
         }
+        // What markers tell is waited for first, by waits that hold nobody up.
+        core.wait_for_markers()?;
         self.behind(unpin)?;
         // What needs a wait for the device beyond that, a closing marker that cannot be recorded, is left to whoever may wait for it.
         core.registry.serve(&core.driver);

@@ -89,7 +89,7 @@ impl Door {
         // What can fail comes first.
         self.empty()?;
         let ended = self.ends();
-        drop(core::mem::take(&mut *self.lanes.lock()));
+        self.let_lanes_go();
         met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
         // asking where an allocator is deterministic. What the driver refuses here is owed.
@@ -97,6 +97,12 @@ impl Door {
         let _ = self.pay();
         self.rest();
         ended
+    }
+
+    /// Not under their lock: they speak to the driver when they end.
+    fn let_lanes_go(&self) {
+        let lanes = core::mem::take(&mut *self.lanes.lock());
+        drop(lanes);
     }
 
     /// Waits for all that is queued on the device, and ends no capture there but one that the caller has said there is none of (`captures=none`).
@@ -156,7 +162,7 @@ impl Door {
     pub(super) fn pay(&self) -> Result<u64, Failure> {
         // Before anything is looked at: what is freed meanwhile is owed anew.
         self.owes.store(false, Ordering::Release);
-        drop(core::mem::take(&mut *self.lanes.lock()));
+        self.let_lanes_go();
         let trimmed = self.gpu.trim(Trim::All);
         // What lies beside something that is alive goes back behind its free, which owes anew: until then there is nothing to come for.
         if trimmed.is_err() || self.gpu.unused_segment_bytes() > 0 {

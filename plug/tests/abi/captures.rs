@@ -8,13 +8,13 @@ use pond::driver::Fences;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-fn begin(s: &GpuStream) {
+pub(super) fn begin(s: &GpuStream) {
     let begin = function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
     assert_eq!(begin(s.handle(), 2), 0);
 }
 
 /// Ends the capture: whether it lived and gave a graph.
-fn end(s: &GpuStream) -> bool {
+pub(super) fn end(s: &GpuStream) -> bool {
     let end =
         function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>("cuStreamEndCapture");
     let mut graph = null_mut();

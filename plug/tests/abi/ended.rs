@@ -248,7 +248,7 @@ fn a_release_does_not_wait_behind_a_destroy() {
         write(&cuda, &s, x, MIB, 1);
         assert_eq!(door.free_unknown(x), OK);
         BESIDE.store(door.0, Ordering::SeqCst);
-        fake.before_here("cuCtxSynchronize", releases);
+        fake.before_here("cuMemFreeHost", releases);
         assert_eq!(door.one("millpond_destroy"), UNKNOWN_ALLOCATOR, "{}", last());
         assert_eq!(door.one("millpond_release"), UNKNOWN_ALLOCATOR);
         assert_eq!(
