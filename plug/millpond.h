@@ -58,7 +58,7 @@ typedef enum {
    */
   MILLPOND_STATUS_OK = 0,
   /*
-   Out of memory: `millpond_last_error` has the report.
+   Out of memory: `millpond_last_error` has the report; or more was asked for than one allocation can be.
    */
   MILLPOND_STATUS_OUT_OF_MEMORY = 1,
   /*
@@ -70,7 +70,7 @@ typedef enum {
    */
   MILLPOND_STATUS_WRONG_ALLOCATOR = 3,
   /*
-   A null pointer, an absurd size, an option that is none.
+   A null pointer, an option that is none.
    */
   MILLPOND_STATUS_BAD_ARGUMENT = 4,
   /*

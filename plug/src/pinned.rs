@@ -59,6 +59,9 @@ impl Door {
 
     /// Work on `handle`, queued by now or before the free, uses the pinned memory.
     pub(crate) fn record_pinned_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+        if ptr.is_null() {
+            return Ok(());
+        }
         self.on(handle, |lane| {
             let found = self.pinned().lock().get(&ptr.addr()).map(Arc::clone);
             let block = found.ok_or_else(|| self.none_of_ours(ptr))?;

@@ -12,13 +12,13 @@ use std::ffi::CString;
 pub enum MillpondStatus {
     /// It was done.
     Ok = 0,
-    /// Out of memory: `millpond_last_error` has the report.
+    /// Out of memory: `millpond_last_error` has the report; or more was asked for than one allocation can be.
     OutOfMemory = 1,
     /// The pointer is no live allocation: freed, never ours, or inside one.
     UnknownPointer = 2,
     /// The allocation, or the stream, is another allocator's or on another device.
     WrongAllocator = 3,
-    /// A null pointer, an absurd size, an option that is none.
+    /// A null pointer, an option that is none.
     BadArgument = 4,
     /// No such allocator, or it was destroyed.
     UnknownAllocator = 5,
@@ -52,7 +52,8 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(e: Error) -> Failure {
         let status = match &e {
-            Error::OutOfMemory(_) => Status::OutOfMemory,
+            // More than a range can be is more than there is.
+            Error::OutOfMemory(_) | Error::TooLarge { .. } => Status::OutOfMemory,
             Error::WrongDevice { .. } | Error::ForeignStream { .. } => Status::WrongAllocator,
             Error::Capturing { .. } => Status::Capturing,
             Error::Driver(e) if e.kind == pond::DriverErrorKind::Capturing => Status::Capturing,

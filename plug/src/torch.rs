@@ -167,6 +167,10 @@ fn free_later(most: usize) {
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     untold(call(|| {
+        // No bytes.
+        if ptr.is_null() {
+            return Ok(());
+        }
         let door = owner(ptr)?;
         door.record_use(ptr, stream.addr()).or_else(|e| match e.status {
             Status::UnknownPointer => Err(e),

@@ -57,7 +57,7 @@ class WrongAllocatorError(Error, ValueError):
 
 
 class BadArgumentError(Error, ValueError):
-    """An absurd size, an option that is none, one allocator too many, or a stream that was declared permanent and is gone."""
+    """An option that is none, one allocator too many, or a stream that was declared permanent and is gone."""
 
 
 class UnknownAllocatorError(Error):

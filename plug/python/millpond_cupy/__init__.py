@@ -187,21 +187,22 @@ class _Known:
         return objects is not None and (id(stream) in objects or not _is_foreign(stream))
 
 
-_known = {}
+# By device. The hooks of a module that is loaded anew have it already.
+_known = globals().get("_known", {})
 _making = threading.RLock()
 # By handle, what gives the stream that began a capture on it. Whoever begins one, or waits for the device, has the lock.
-_captured, _beginning = {}, threading.RLock()
+_captured, _beginning = globals().get("_captured", {}), threading.RLock()
 # And of threads that are there, whose own default stream did: its handle means the asking thread's.
-_own_captures = weakref.WeakSet()
+_own_captures = globals().get("_own_captures", weakref.WeakSet())
 _local = threading.local()
-# In a child that was forked from a process with this module.
-_child = False
+# An allocator was made here, and in a child that was forked from a process where one was: there is no CUDA, and nothing to end.
+_begun, _child = globals().get("_begun", False), globals().get("_child", False)
 
 
 def _forked():
     """A lock that another thread held at the fork is nobody's here: no finalizer may wait for it."""
     global _child, _making, _beginning, _naming_streams
-    _child, _making = True, threading.RLock()
+    _child, _making = _begun, threading.RLock()
     _beginning, _naming_streams = threading.RLock(), threading.RLock()
     for known in list(_known.values()):
         known._naming = 0
@@ -247,10 +248,22 @@ def _captures():
     if any(own.streams for own in list(_own_captures) if own is not here):
         return True
     device = cupy.cuda.runtime.getDevice()
-    if device in here.streams and not here.streams[device].is_capturing():
+    if device in here.streams and not _is_capturing(here.streams[device]):
         del here.streams[device]
-    streams = [given() for given in list(_captured.values())]
-    return bool(here.streams) or any(stream is not None and stream.is_capturing() for stream in streams)
+    for handle, given in list(_captured.items()):
+        stream = given()
+        # Ended by its owner's own calls, say: a foreign object is not kept for it.
+        if (stream is None or not _is_capturing(stream)) and _captured.get(handle) is given:
+            del _captured[handle]
+    return bool(here.streams) or bool(_captured)
+
+
+def _is_capturing(stream):
+    """CuPy raises where an error has invalidated the capture, which is not over until it is ended."""
+    try:
+        return stream.is_capturing()
+    except Exception:
+        return True
 
 
 def _is_foreign(stream):
@@ -281,9 +294,11 @@ def _note(stream, device=None):
 def _hook(holder, name, made):
     """Puts `made(what is there)` in place of a method, once."""
     there = getattr(holder, name, None)
+    if getattr(there, "_millpond", _known) is not _known:
+        raise RuntimeError("another copy of millpond_cupy watches CuPy's streams already: import it once a process")
     if not hasattr(there, "_millpond"):
         hooked = made(there)
-        hooked._millpond = True
+        hooked._millpond = _known
         hooked.__name__, hooked.__doc__ = name, getattr(there, "__doc__", None)
         setattr(holder, name, hooked)
 
@@ -328,6 +343,11 @@ def _finish(there):
     def hooked(self, *arguments, **named):
         try:
             result = there(self, *arguments, **named)
+        except BaseException:
+            # It may be over all the same.
+            if not _is_capturing(self):
+                _captured.pop(self.ptr, None)
+            raise
         finally:
             if self.ptr == _PER_THREAD:
                 _own_captures_here().streams.pop(_device_of(self), None)
@@ -446,6 +466,8 @@ class _Allocator(millpond.Allocator):
     """A pool's, of a device whose streams may be watched."""
 
     def __init__(self, device, known, **options):
+        global _begun
+        _begun = True
         self.device, self._known = device, known
         super().__init__(device, **options)
 
@@ -461,7 +483,7 @@ class _Allocator(millpond.Allocator):
 
 _CAPTURING = next(code for code, error in millpond._ERRORS.items() if error is millpond.CapturingError)
 # Of pools that nobody has any more, what waits for the ends of captures.
-_left = {}
+_left = globals().get("_left", {})
 
 
 class _Frees:
@@ -603,13 +625,14 @@ class MemoryPool:
         self._uses = uses
         self._may_synchronize = may_synchronize
         self._watched = uses == "known"
+        self._per_thread = _default_is_per_thread()
         self._options = options
         self._devices = {}
         if not _watch_captures() and may_synchronize:
             raise RuntimeError("the captures of this CuPy cannot be watched, and a wait for the device would end them: leave may_synchronize out")
         if self._watched:
             _watch()
-            self._lost = _default_is_per_thread()
+            self._lost = self._per_thread
             for device in range(cupy.cuda.runtime.getDeviceCount()):
                 _note(cupy.cuda.get_current_stream(device), device)
 
@@ -647,7 +670,7 @@ class MemoryPool:
             _note(stream)
         owner = _Owner(here.arrays)
         try:
-            self._again(here, "total", lambda: allocator._alloc(size, stream.ptr, owner.cell))
+            self._again(here, "total", lambda: allocator._alloc(size, self._handle(stream), owner.cell))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["reserved"], stats.get("limit") or 0)
@@ -719,11 +742,17 @@ class MemoryPool:
             memory = (array if array.base is None else array.base).data.mem
             allocator = self.allocator(array.device.id)
             use = allocator.record_use
-        handle, device = stream.ptr, _device_of(stream)
+        handle, device = self._handle(stream), _device_of(stream)
         if device != allocator.device:
             handle = _known_of(allocator.device).stands_for(stream, device)
             allocator.declare_permanent(handle)
-        use(memory.ptr, handle)
+        # CuPy begins no capture on the stream meanwhile: asking who it is would end it.
+        with _naming_streams:
+            use(memory.ptr, handle)
+
+    def _handle(self, stream):
+        """Where CuPy queues what it queues on a stream: with CUPY_CUDA_PER_THREAD_DEFAULT_STREAM on the thread's own for the null stream."""
+        return stream.ptr or (_PER_THREAD if self._per_thread else 0)
 
     def used_bytes(self):
         """Bytes of live arrays on the current device, rounded."""
@@ -763,8 +792,10 @@ class MemoryPool:
             if not 0 <= fraction <= 1:
                 raise ValueError(f"a fraction of {fraction}: it lies between 0 and 1")
             size = float(fraction) or None
-        elif size is not None and size < 0:
-            raise ValueError(f"a limit of {size} bytes: it cannot be negative")
+        elif size is not None:
+            size = millpond._whole(size, "a limit in bytes")
+            if size < 0:
+                raise ValueError(f"a limit of {size} bytes: it cannot be negative")
         self.allocator().set_limit(size or None)
 
     def get_limit(self):

@@ -30,6 +30,7 @@ import millpond
 
 _installed = None
 # By device: what its allocator was made with. The library keeps one a device, for the life of the process.
+# By device, the options of PyTorch's allocator and its number, which is 0 until it is made.
 _made = {}
 _pluggable = False
 # What PyTorch was given: its pools hold an allocator by address alone.
@@ -118,7 +119,7 @@ def install(**options):
         made = _make_pluggable()
         for device in range(count):
             # Each device can do what is asked for, or none gets an allocator that PyTorch would meet.
-            if device not in _made:
+            if device not in _made or not _made[device][1].value:
                 millpond.Allocator(device, **options).release()
         numbers = [_allocator_of(device, words) for device in range(count)]
         torch.cuda.memory.change_current_allocator(made)
@@ -133,10 +134,15 @@ def install(**options):
 
 def _allocator_of(device, words):
     """The number of a device's allocator, made with these options unless a call before this one has made it with them."""
-    number = ctypes.c_uint32()
-    options = None if _made.get(device) == words else words
-    millpond._must(millpond._lib.millpond_torch_allocator, device, options, ctypes.byref(number))
-    _made[device] = words
+    words_then, made = _made.get(device, (None, ctypes.c_uint32()))
+    if made.value:
+        number, options = ctypes.c_uint32(), None if words == words_then else words
+    else:
+        # Before the call: one that an interrupt cuts short behind it has made the allocator, and its number is here.
+        number, options = ctypes.c_uint32(), words
+        _made[device] = words, number
+    # None are those of an allocator that is there.
+    millpond._must(millpond._lib.millpond_torch_allocator, device, options or None, ctypes.byref(number))
     return number.value
 
 

@@ -2,10 +2,13 @@
 
 import ctypes
 import gc
+import importlib
 import os
 import signal
+import sys
 import threading
 import unittest
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -1311,6 +1314,102 @@ sys.modules["kept"] = [x, p, pool, stream]
         thread.join()
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 5)
         self.assertEqual(self.pool.used_bytes(), 512)
+
+    @alone()
+    def test_a_child_of_a_process_without_allocators(self):
+        """As a forkserver's: its streams are watched, and their ends are seen."""
+        self.cupy, self.door = stub_cupy.install()
+        process = os.fork()
+        if not process:
+            signal.alarm(20)
+            self.pool = self.door.install("known", **TIGHT)
+            one, two = self.streams()
+            x = self.empty(one)
+            with two:
+                write(two.ptr, x.mem.ptr, SIZE)
+            gone = two.ptr
+            del two
+            gc.collect()
+            named = gone in self.door._known_of(0)._handles
+            former = x.mem.ptr
+            del x
+            self.next_owner_writes(one, former)
+            os._exit(0 if not named and stand_in.verdict() is None else 6)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 0)
+
+    @alone()
+    def test_a_foreign_stream_whose_capture_ended_badly_goes(self):
+        cuda = self.make()
+        (own,) = self.streams(1)
+        for ended_by_its_owner in (False, True):
+            foreign = cuda.ExternalStream(own.ptr)
+            foreign.begin_capture()
+            if ended_by_its_owner:
+                stand_in.end_capture(own.ptr)
+                self.assertFalse(self.door._captures())
+            else:
+                real = stand_in.end_capture
+
+                def invalidated(ptr):
+                    real(ptr)
+                    raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+                with mock.patch.object(stand_in, "end_capture", invalidated), self.assertRaises(RuntimeError):
+                    foreign.end_capture()
+            gone = weakref.ref(foreign)
+            del foreign
+            gc.collect()
+            self.assertIsNone(gone(), "nothing keeps it")
+            self.assertEqual(self.door._captured, {})
+
+    @alone()
+    def test_a_capture_that_an_error_invalidated_counts_as_one(self):
+        self.make(options={"may_synchronize": True})
+        (own,) = self.streams(1)
+        own.begin_capture()
+        with mock.patch.object(type(own), "is_capturing", side_effect=RuntimeError("invalidated")):
+            self.assertTrue(self.door._captures())
+            self.pool.free_all_blocks()
+        own.end_capture()
+        self.assertFalse(self.door._captures())
+
+    @alone()
+    def test_the_null_stream_is_the_thread_s_where_cupy_s_default_is(self):
+        for per_thread, handle in ((False, 0), (True, 2)):
+            cuda = self.make("own", per_thread=per_thread)
+            self.assertEqual(self.pool._handle(cuda.Stream.null), handle)
+            self.assertEqual(self.pool._handle(cuda.Stream.ptds), 2)
+
+    @alone()
+    def test_a_module_that_is_loaded_anew_watches_the_same_streams(self):
+        self.make()
+        one, two = self.streams()
+        x = self.empty(one)
+        self.door = importlib.reload(self.door)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        former = x.mem.ptr
+        del x
+        self.next_owner_writes(one, former)
+        self.assertIsNone(stand_in.verdict())
+        del sys.modules["millpond_cupy"]
+        another = importlib.import_module("millpond_cupy")
+        with self.assertRaisesRegex(RuntimeError, "another copy"):
+            another.install()
+
+    @alone()
+    def test_no_bytes_have_uses(self):
+        self.make()
+        (one,) = self.streams(1)
+        allocator = self.pool.allocator()
+        allocator.record_use(0, one.ptr)
+        allocator.record_pinned_use(0, one.ptr)
+
+    @alone()
+    def test_a_limit_in_bytes_is_no_share(self):
+        self.make()
+        with self.assertRaises(TypeError):
+            self.pool.set_limit(size=0.5)
 
 
 if __name__ == "__main__":

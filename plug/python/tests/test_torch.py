@@ -121,6 +121,31 @@ class Test(unittest.TestCase):
         self.assertEqual(said[0].category, RuntimeWarning)
 
     @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_an_install_that_is_interrupted_can_be_made_again(self):
+        torch, door = stub_torch.install(devices=2)
+        real = millpond._must
+
+        def interrupted(function, *arguments):
+            real(function, *arguments)
+            if function is millpond._lib.millpond_torch_allocator:
+                raise KeyboardInterrupt
+
+        with mock.patch.object(millpond, "_must", interrupted), self.assertRaises(KeyboardInterrupt):
+            door.install(limit="64MiB")
+        made = door.install(limit="64MiB")
+        alloc, free = functions(made)
+        x = alloc(MIB, 1, torch.told.streams[1, 0])
+        self.assertEqual([door.memory_allocated(d) for d in (0, 1)], [0, MIB])
+        free(x, MIB, 1, torch.told.streams[1, 0])
+
+    @alone()
+    def test_no_options_are_those_of_an_allocator_that_is_there(self):
+        _torch, door = stub_torch.install()
+        door.pluggable()
+        door.allocator(0)
+        door.install()
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
     def test_what_is_installed_works(self):
         torch, door = stub_torch.install(devices=2)
         with self.assertRaisesRegex(RuntimeError, r"install\(\) first"):
