@@ -137,7 +137,7 @@ int main(void) {
 
   int here = 0;
   EXPECT(millpond_free(pool, &here) == MILLPOND_STATUS_UNKNOWN_POINTER);
-  EXPECT(millpond_alloc(pool, (size_t)-1, NULL, &block) == MILLPOND_STATUS_BAD_ARGUMENT && block == NULL);
+  EXPECT(millpond_alloc(pool, (size_t)-1, NULL, &block) == MILLPOND_STATUS_OUT_OF_MEMORY && block == NULL);
   EXPECT(millpond_alloc(pool, 65 << 20, NULL, &block) == MILLPOND_STATUS_OUT_OF_MEMORY && block == NULL);
   EXPECT(millpond_set_limit(pool, "40%") == MILLPOND_STATUS_OK);
   EXPECT(millpond_set_limit(pool, "\xff") == MILLPOND_STATUS_BAD_ARGUMENT);

@@ -188,9 +188,9 @@ const KEEPING: [&str; 7] = [
 /// On a device that is not behind, an event is created for one call in so many.
 const OPERATIONS_AN_EVENT: u64 = 16;
 /// An allocator keeps its events itself and its trims give all of them back, so that an ended one has none. So each trim marks each of
-/// its permanent streams by an event that it creates. From its making to what is freed behind its end there are so many trims: two of
-/// the destroy, one of the next create, which settles what that free left.
-const TRIMS_OF_AN_END: u64 = 3;
+/// its permanent streams by an event that it creates, and so does the wait of a destroy, which waits by markers first. From its making to what is freed
+/// behind its end there are so many of them: three of the destroy, one of the next create, which settles what that free left.
+const MARKS_OF_AN_END: u64 = 4;
 /// Permanent streams of allocators that were made and ended: a stream counts once for each of them.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 /// Its end gives back the events that a random program's allocator pools, and the next one creates them anew: so many at most, of which
@@ -220,7 +220,7 @@ fn too_often(fake: &Fake, before: Calls, pools_events: bool) -> String {
         let most = match *name {
             "cuEventCreate" | "cuEventDestroy_v2" if pools_events => {
                 64 + operations / OPERATIONS_AN_EVENT
-                    + TRIMS_OF_AN_END * ended
+                    + MARKS_OF_AN_END * ended
                     + EVENTS_OF_AN_ALLOCATOR * replaced
             }
             _ => 100 + CALLS_AN_OPERATION * operations,

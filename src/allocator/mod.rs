@@ -47,6 +47,7 @@ mod stream;
 mod tests;
 mod trim;
 mod undo;
+mod unpin;
 mod waiting;
 
 pub use allocation::Allocation;

@@ -6,11 +6,11 @@
 
 use super::Allocator;
 use super::shared::Core;
-use crate::driver::{Driver, DriverErrorKind, DriverResult, HostKind};
+use super::unpin::unpin;
+use crate::driver::{Driver, DriverErrorKind, DriverResult};
 use crate::error::Error;
 use crate::laws::{self, steps};
 use crate::order::Pending;
-use crate::units::GRANULE_BYTES;
 use core::time::Duration;
 
 impl<D: Driver> Core<D> {
@@ -30,24 +30,6 @@ impl<D: Driver> Core<D> {
             }
         }
         refused
-    }
-}
-
-/// Waits by freeing pinned memory.
-fn unpin<D: Driver>(driver: &D) -> DriverResult<()> {
-    driver.relaxed(|| {
-        let page = driver.pin(GRANULE_BYTES, HostKind::Cached)?;
-        // One that is still pinned is freed in its drop, or told as lost there.
-        page.release().map_err(|(_page, e)| e)
-    })
-}
-
-/// Waits for all, for who has to and knows nothing of captures: beside them where they are expected and the driver has a way.
-pub(super) fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
-    if driver.expects_captures() && driver.unpin_waits_for_device() {
-        unpin(driver)
-    } else {
-        driver.relaxed(|| driver.synchronize_device())
     }
 }
 

@@ -93,9 +93,14 @@ impl Door {
         met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
         // asking where an allocator is deterministic. What the driver refuses here is owed.
-        let _ = self.wait();
         let _ = self.pay();
-        self.rest();
+        let _ = self.wait();
+        if self.owes.load(Ordering::Acquire) {
+            let _ = self.pay();
+            self.rest();
+        } else if !planted!(DoorEventsKept) {
+            self.gpu.trim_events();
+        }
         ended
     }
 
