@@ -70,7 +70,7 @@ typedef enum {
    */
   MILLPOND_STATUS_WRONG_ALLOCATOR = 3,
   /*
-   A null pointer, an option that is none.
+   A null pointer, an option that is none, one allocator too many.
    */
   MILLPOND_STATUS_BAD_ARGUMENT = 4,
   /*
@@ -198,7 +198,7 @@ millpond_status millpond_free_after(millpond_allocator allocator,
 /*
  Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
  Of a thread's own default stream that is what is queued before the thread ends: a use is closed there, and what destructors that run later queue, of
- pthread keys or of thread_local objects, may not be covered.
+ pthread keys or of thread_local objects, may not be covered. A use of null is nothing.
  */
 millpond_status millpond_record_use(millpond_allocator allocator,
                                     void *ptr,
@@ -225,7 +225,7 @@ millpond_status millpond_free_pinned(millpond_allocator allocator,
 millpond_status millpond_free_pinned_unknown(millpond_allocator allocator, void *ptr);
 
 /*
- A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use.
+ A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use. A use of null is nothing.
  */
 millpond_status millpond_record_pinned_use(millpond_allocator allocator,
                                            void *ptr,

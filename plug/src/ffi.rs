@@ -229,7 +229,7 @@ pub extern "C" fn millpond_free_after(
 
 /// Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
 /// Of a thread's own default stream that is what is queued before the thread ends: a use is closed there, and what destructors that run later queue, of
-/// pthread keys or of thread_local objects, may not be covered.
+/// pthread keys or of thread_local objects, may not be covered. A use of null is nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_use(
     allocator: MillpondAllocator,
@@ -269,7 +269,7 @@ pub extern "C" fn millpond_free_pinned_unknown(
     call(|| Door::any(allocator)?.free_pinned(ptr, true))
 }
 
-/// A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use.
+/// A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use. A use of null is nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_pinned_use(
     allocator: MillpondAllocator,

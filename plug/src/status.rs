@@ -18,7 +18,7 @@ pub enum MillpondStatus {
     UnknownPointer = 2,
     /// The allocation, or the stream, is another allocator's or on another device.
     WrongAllocator = 3,
-    /// A null pointer, an option that is none.
+    /// A null pointer, an option that is none, one allocator too many.
     BadArgument = 4,
     /// No such allocator, or it was destroyed.
     UnknownAllocator = 5,

@@ -45,7 +45,7 @@ class Error(RuntimeError):
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """Out of memory; the words end with what the pools hold."""
+    """Out of memory; the words end with what the pools hold. A request for more than one allocation can ever hold too, and the words have the most."""
 
 
 class UnknownPointerError(Error, ValueError):
@@ -397,7 +397,7 @@ class Allocator:
         _must(_lib.millpond_free_after, self._number, _pointer(pointer), (ctypes.c_void_p * len(handles))(*handles), len(handles))
 
     def record_use(self, pointer, stream):
-        """Work on the stream, queued by now or before the free, uses the allocation."""
+        """Work on the stream, queued by now or before the free, uses the allocation. None and 0 are nothing."""
         _must(_lib.millpond_record_use, self._number, _pointer(pointer), _stream(stream))
 
     def alloc_pinned(self, size):
@@ -418,7 +418,7 @@ class Allocator:
         _must(_lib.millpond_free_pinned_unknown, self._number, _pointer(pointer))
 
     def record_pinned_use(self, pointer, stream):
-        """A copy on the stream, queued by now or before the free, uses the pinned memory."""
+        """A copy on the stream, queued by now or before the free, uses the pinned memory. None and 0 are nothing."""
         _must(_lib.millpond_record_pinned_use, self._number, _pointer(pointer), _stream(stream))
 
     def declare_permanent(self, stream):

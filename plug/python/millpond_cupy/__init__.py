@@ -13,7 +13,8 @@ was given, or a copy with `stream=` of a stream that was never used otherwise. S
 dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
 made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
 waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
-made current before the pool was made, until these allocate or enter a `with` block of another stream there. The stream of an ExternalStream must
+made current before the pool was made, or those of `with` blocks around the innermost one that it was made in, until the thread that has it current allocates or
+enters a `with` block of another stream there. The stream of an ExternalStream must
 live as long as that object. Per-thread default streams cannot be named by another thread: where two threads have used theirs, or where they are
 CuPy's default, every free is as with "any".
 
@@ -27,10 +28,11 @@ ended and could not be waited for, because it captured or the driver failed, eve
 `pool.allocator().synchronize()` has all of it again: it waits for the device, which ends graph captures in progress, so it is called when nobody
 captures. No other call of the pool does that unless it is asked for: a request that does not fit, and not when Python's collector has run either, raises
 out of memory and says how much is held back, and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two
-synchronize the device by themselves when something is held back, unless a stream that began its capture by CuPy captures. Captures that other libraries began in this process are not
+synchronize the device by themselves when something is held back, unless a stream that began its capture by CuPy captures. Of an ExternalStream that is gone by then the capture counts
+until CuPy ends it or `synchronize()` has waited. Captures that other libraries began in this process are not
 seen then, and are ended. And where a library begins a capture, or has a stream wait for an event of one, otherwise than by CuPy on a stream that a call
-of the pool names just then, or any thread begins one on a blocking stream while the legacy default stream is in use, it may be lost. At the interpreter's exit
-nothing is freed: the driver takes everything.
+of the pool names just then, or any thread begins one on a stream on which another thread makes an array just then, or on a blocking stream while the legacy
+default stream is in use, it may be lost. At the interpreter's exit nothing is freed: the driver takes everything.
 """
 
 import collections
@@ -52,9 +54,11 @@ _LEGACY = (0, 1)
 _PER_THREAD = 2
 
 
+# What the package knows stays if it is loaded again: CuPy's streams tell it by the same names.
+_kept = globals().get
 # Whoever names streams to a free, or changes which there are, has it. One for all devices: a collection inside a free of one device may
 # free an array of another, on whichever thread, so that several would be taken in any order.
-_naming_streams = threading.RLock()
+_naming_streams = _kept("_naming_streams") or threading.RLock()
 
 
 class _Known:
@@ -187,16 +191,15 @@ class _Known:
         return objects is not None and (id(stream) in objects or not _is_foreign(stream))
 
 
-# By device. The hooks of a module that is loaded anew have it already.
-_known = globals().get("_known", {})
-_making = threading.RLock()
-# By handle, what gives the stream that began a capture on it. Whoever begins one, or waits for the device, has the lock.
-_captured, _beginning = globals().get("_captured", {}), threading.RLock()
+_known = _kept("_known", {})
+_making = _kept("_making") or threading.RLock()
+# By handle, the capture that was begun on it. Whoever begins one, or waits for the device, has the lock.
+_captured, _beginning = _kept("_captured", {}), _kept("_beginning") or threading.RLock()
 # And of threads that are there, whose own default stream did: its handle means the asking thread's.
-_own_captures = globals().get("_own_captures", weakref.WeakSet())
-_local = threading.local()
-# An allocator was made here, and in a child that was forked from a process where one was: there is no CUDA, and nothing to end.
-_begun, _child = globals().get("_begun", False), globals().get("_child", False)
+_own_captures = _kept("_own_captures", weakref.WeakSet())
+_local = _kept("_local") or threading.local()
+# A pool of this process has had an allocator; and in a child that was forked from such a process, which has no CUDA.
+_begun, _child = _kept("_begun", False), _kept("_child", False)
 
 
 def _forked():
@@ -241,6 +244,14 @@ def _device_of(stream):
     return cupy.cuda.runtime.getDevice() if stream.device_id < 0 else stream.device_id
 
 
+def _is_in_capture(stream):
+    """One that was invalidated, of which CuPy raises, is a capture until it is ended."""
+    try:
+        return stream.is_capturing()
+    except Exception:
+        return True
+
+
 def _captures():
     """Whether a stream captures that began its capture by CuPy. Another thread's own stream cannot be asked: it does until it is
     seen to end."""
@@ -248,22 +259,12 @@ def _captures():
     if any(own.streams for own in list(_own_captures) if own is not here):
         return True
     device = cupy.cuda.runtime.getDevice()
-    if device in here.streams and not _is_capturing(here.streams[device]):
+    if device in here.streams and not _is_in_capture(here.streams[device]):
         del here.streams[device]
-    for handle, given in list(_captured.items()):
-        stream = given()
-        # Ended by its owner's own calls, say: a foreign object is not kept for it.
-        if (stream is None or not _is_capturing(stream)) and _captured.get(handle) is given:
-            del _captured[handle]
-    return bool(here.streams) or bool(_captured)
-
-
-def _is_capturing(stream):
-    """CuPy raises where an error has invalidated the capture, which is not over until it is ended."""
-    try:
-        return stream.is_capturing()
-    except Exception:
-        return True
+    for capture in list(_captured.values()):
+        if not capture.goes_on():
+            capture.over()
+    return bool(here.streams or _captured)
 
 
 def _is_foreign(stream):
@@ -271,14 +272,35 @@ def _is_foreign(stream):
     return isinstance(stream, getattr(cupy.cuda, "ExternalStream", ())) or getattr(stream, "_foreign_stream_ref", None) is not None
 
 
-def _capture_begun(stream):
-    """It is remembered for as long as it is there; one of somebody else's handle until its capture ends, since that is no stream's end."""
-    handle = stream.ptr
-    if _is_foreign(stream):
-        _captured[handle] = lambda: stream
-    else:
-        # The handle may be another one's by then.
-        _captured[handle] = weakref.ref(stream, lambda gone: _captured.get(handle) is gone and _captured.pop(handle))
+class _Capture:
+    """Of a stream for as long as its object is there. One of somebody else's stream may go on behind the object's end, when nobody can be asked: the
+    owner may have destroyed the stream. So what went on then does so until it is seen to end, or the device was waited for."""
+
+    def __init__(self, stream):
+        self.handle, self.device, self.foreign = stream.ptr, _device_of(stream), _is_foreign(stream)
+        self.stream = weakref.ref(stream, self._left)
+
+    def goes_on(self):
+        stream = self.stream()
+        return self.foreign if stream is None else _is_in_capture(stream)
+
+    def over(self):
+        # The handle may be another one's by now.
+        if _captured.get(self.handle) is self:
+            _captured.pop(self.handle, None)
+
+    def _left(self, _gone, _exiting=sys.is_finalizing):
+        """The object goes, and the stream is there until it has."""
+        if _exiting() or _child:
+            return
+        goes_on = False
+        if self.foreign and _captured.get(self.handle) is self:
+            try:
+                goes_on = cupy.cuda.runtime.streamIsCapturing(self.handle)
+            except Exception:  # It was invalidated, and is not ended.
+                goes_on = True
+        if not goes_on:
+            self.over()
 
 
 def _known_of(device):
@@ -294,13 +316,14 @@ def _note(stream, device=None):
 def _hook(holder, name, made):
     """Puts `made(what is there)` in place of a method, once."""
     there = getattr(holder, name, None)
-    if getattr(there, "_millpond", _known) is not _known:
-        raise RuntimeError("another copy of millpond_cupy watches CuPy's streams already: import it once a process")
-    if not hasattr(there, "_millpond"):
+    told = getattr(there, "_millpond", None)
+    if told is None:
         hooked = made(there)
         hooked._millpond = _known
         hooked.__name__, hooked.__doc__ = name, getattr(there, "__doc__", None)
         setattr(holder, name, hooked)
+    elif told is not _known:
+        raise RuntimeError("millpond_cupy was imported twice in this process, and CuPy's streams tell the first one alone: use that one, or start anew")
 
 
 def _current(there):
@@ -333,7 +356,7 @@ def _begin(there):
             if self.ptr == _PER_THREAD:
                 _own_captures_here().streams[_device_of(self)] = self
             else:
-                _capture_begun(self)
+                _captured[self.ptr] = _Capture(self)
             return result
 
     return hooked
@@ -341,19 +364,17 @@ def _begin(there):
 
 def _finish(there):
     def hooked(self, *arguments, **named):
+        capture, refused = _captured.get(self.ptr), True
         try:
             result = there(self, *arguments, **named)
-        except BaseException:
-            # It may be over all the same.
-            if not _is_capturing(self):
-                _captured.pop(self.ptr, None)
-            raise
+            refused = False
+            return result
         finally:
             if self.ptr == _PER_THREAD:
                 _own_captures_here().streams.pop(_device_of(self), None)
-        # One that another thread began goes on if this is refused.
-        _captured.pop(self.ptr, None)
-        return result
+            # One that another thread began goes on if this is refused, and one that failed is over.
+            elif capture is not None and not (refused and _is_in_capture(self)):
+                capture.over()
 
     return hooked
 
@@ -473,17 +494,24 @@ class _Allocator(millpond.Allocator):
 
     def synchronize(self):
         # One that has ended may owe nothing, and not wait.
-        if self._known is None or not self._made:
+        if not self._made:
+            super().synchronize()
+            return
+        left = [c for c in list(_captured.values()) if c.device == self.device and c.stream() is None]
+        if self._known is None:
             super().synchronize()
         else:
             self._known.quiet(super().synchronize)
+        # No capture is left behind a wait for the device.
+        for capture in left:
+            capture.over()
 
     synchronize.__doc__ = millpond.Allocator.synchronize.__doc__
 
 
 _CAPTURING = next(code for code, error in millpond._ERRORS.items() if error is millpond.CapturingError)
 # Of pools that nobody has any more, what waits for the ends of captures.
-_left = globals().get("_left", {})
+_left = _kept("_left", {})
 
 
 class _Frees:
@@ -625,14 +653,14 @@ class MemoryPool:
         self._uses = uses
         self._may_synchronize = may_synchronize
         self._watched = uses == "known"
-        self._per_thread = _default_is_per_thread()
         self._options = options
         self._devices = {}
         if not _watch_captures() and may_synchronize:
             raise RuntimeError("the captures of this CuPy cannot be watched, and a wait for the device would end them: leave may_synchronize out")
+        # What a launch is on while the null stream is current.
+        self._null = _PER_THREAD if _default_is_per_thread() else 0
         if self._watched:
             _watch()
-            self._lost = self._per_thread
             for device in range(cupy.cuda.runtime.getDeviceCount()):
                 _note(cupy.cuda.get_current_stream(device), device)
 
@@ -643,7 +671,7 @@ class MemoryPool:
                 found = self._devices.get(device)
                 if found is None:
                     known = _known_of(device) if self._watched else None
-                    if known and self._lost:
+                    if known and self._null:
                         known.nameless = True
                     made = _Allocator(device, known, **self._options)
                     found = self._devices[device] = _Device(made, self._uses, known)
@@ -670,7 +698,7 @@ class MemoryPool:
             _note(stream)
         owner = _Owner(here.arrays)
         try:
-            self._again(here, "total", lambda: allocator._alloc(size, self._handle(stream), owner.cell))
+            self._again(here, "total", lambda: allocator._alloc(size, stream.ptr or self._null, owner.cell))
         except millpond.OutOfMemoryError as why:
             stats = allocator.stats()
             refused = cupy.cuda.memory.OutOfMemoryError(size, stats["reserved"], stats.get("limit") or 0)
@@ -735,24 +763,20 @@ class MemoryPool:
         that. If the stream is another device's, behind what it holds by now: say it after the work is queued."""
         stream = cupy.cuda.get_current_stream() if stream is None else stream
         memory = getattr(array, "mem", None)
-        if isinstance(memory, _Pinned):
+        if hasattr(memory, "_frees"):
             allocator = memory.allocator
             use = allocator.record_pinned_use
         else:
             memory = (array if array.base is None else array.base).data.mem
             allocator = self.allocator(array.device.id)
             use = allocator.record_use
-        handle, device = self._handle(stream), _device_of(stream)
+        handle, device = stream.ptr or self._null, _device_of(stream)
         if device != allocator.device:
             handle = _known_of(allocator.device).stands_for(stream, device)
             allocator.declare_permanent(handle)
-        # CuPy begins no capture on the stream meanwhile: asking who it is would end it.
+        # No capture begins meanwhile: asking who the stream is would end it.
         with _naming_streams:
             use(memory.ptr, handle)
-
-    def _handle(self, stream):
-        """Where CuPy queues what it queues on a stream: with CUPY_CUDA_PER_THREAD_DEFAULT_STREAM on the thread's own for the null stream."""
-        return stream.ptr or (_PER_THREAD if self._per_thread else 0)
 
     def used_bytes(self):
         """Bytes of live arrays on the current device, rounded."""
@@ -785,7 +809,7 @@ class MemoryPool:
         self.free_all_blocks()
 
     def set_limit(self, size=None, fraction=None):
-        """How much may be taken of the current device, in bytes or as a share; 0 is no limit, as with CuPy."""
+        """How much may be taken of the current device: `size` in bytes, or `fraction` as a share. 0 is no limit, as with CuPy."""
         if size is not None and fraction is not None:
             raise ValueError("size and fraction cannot both be given")
         if fraction is not None:
@@ -793,9 +817,7 @@ class MemoryPool:
                 raise ValueError(f"a fraction of {fraction}: it lies between 0 and 1")
             size = float(fraction) or None
         elif size is not None:
-            size = millpond._whole(size, "a limit in bytes")
-            if size < 0:
-                raise ValueError(f"a limit of {size} bytes: it cannot be negative")
+            size = millpond._whole(size, "the limit")
         self.allocator().set_limit(size or None)
 
     def get_limit(self):

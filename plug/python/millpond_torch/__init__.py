@@ -14,12 +14,14 @@ does `trim`, which waits for no stream. The `synchronize` of `allocator()` ends 
 just then, or on a blocking stream while the legacy default stream is in use, it may be lost.
 
 A process that is forked after `install` has no allocator, as it has no CUDA: start workers that need a GPU by "spawn" or
-"forkserver". At the interpreter's exit nothing is freed: the driver takes everything back.
+"forkserver". At the interpreter's exit nothing is freed: the driver takes everything back. An `install` that a Ctrl-C falls into is called again, with the
+same options.
 """
 
 import ctypes
 import os
 import threading
+import types
 import warnings
 
 try:
@@ -28,20 +30,30 @@ except ImportError as _why:
     raise ImportError(f"millpond_torch needs PyTorch, which cannot be imported: {_why}") from _why
 import millpond
 
-_installed = None
-# By device: what its allocator was made with. The library keeps one a device, for the life of the process.
-# By device, the options of PyTorch's allocator and its number, which is 0 until it is made.
-_made = {}
-_pluggable = False
-# What PyTorch was given: its pools hold an allocator by address alone.
-_given = []
-_lock = threading.Lock()
+# PyTorch has one allocator, whoever imports this package again: what is known of it is PyTorch's.
+_state = vars(torch).setdefault(
+    "_millpond",
+    types.SimpleNamespace(
+        installed=None,
+        # What it was installed with.
+        words=None,
+        # By device: what its allocator was asked for with, and its number, which the library writes: it is 0 if there is none. The library
+        # keeps one a device, for the life of the process.
+        made={},
+        # Devices whose streams were declared, or cannot be.
+        declared=set(),
+        pluggable=False,
+        # What PyTorch was given: its pools hold an allocator by address alone.
+        given=[],
+        lock=threading.RLock(),
+        switching=threading.Lock(),
+    ),
+)
 
 
 def _forked():
-    """Whoever held the lock at the fork is not here."""
-    global _lock
-    _lock = threading.Lock()
+    """Whoever held a lock at the fork is not here."""
+    _state.lock, _state.switching = threading.RLock(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -71,9 +83,8 @@ def _must_have_cuda():
 
 def pluggable():
     """The allocator as torch.cuda.memory.CUDAPluggableAllocator, with every hook that this PyTorch has."""
-    global _pluggable
     made = _make_pluggable()
-    _pluggable = True
+    _state.pluggable = True
     return made
 
 
@@ -96,7 +107,7 @@ def _make_pluggable():
             raise RuntimeError(
                 "this PyTorch has no set_record_stream_fn: tensors that several streams use would be reused too early"
             )
-    _given.append((made, inner))
+    _state.given.append((made, inner))
     return made
 
 
@@ -104,46 +115,72 @@ def install(**options):
     """Makes millpond PyTorch's allocator, with the options of millpond.Allocator for every device. Returns it.
 
     What is wrong with the options, the devices or this PyTorch is raised before PyTorch is touched: an allocator is made on each device
-    for trial, and released, which waits for nothing and ends no capture.
+    for trial, and released, which waits for nothing and ends no capture. A second call does nothing, but for what an interrupt left undone of the first.
     """
-    global _installed, _pluggable
-    with _lock:
-        if _installed is not None:
-            if options:
-                raise RuntimeError("millpond is installed already: options are for the first call")
-            return _installed
+    with _state.lock:
         words = millpond._words(options)
+        if _state.installed is not None:
+            if words and words != _state.words:
+                raise RuntimeError("millpond is installed already: options are for the first call")
+            _declare_all()
+            return _state.installed
         count = _must_have_cuda()
         if torch.cuda.is_initialized():
             raise RuntimeError("PyTorch has begun with its own allocator: install millpond before anything uses a GPU")
         made = _make_pluggable()
         for device in range(count):
             # Each device can do what is asked for, or none gets an allocator that PyTorch would meet.
-            if device not in _made or not _made[device][1].value:
+            if not _made(device):
                 millpond.Allocator(device, **options).release()
-        numbers = [_allocator_of(device, words) for device in range(count)]
-        torch.cuda.memory.change_current_allocator(made)
-        _installed, _pluggable = made, True
-        for device, number in enumerate(numbers):
+        for device in range(count):
+            _make(device, words)
+        failed = []
+        thread = threading.Thread(target=_switch, args=(made, words, failed))
+        thread.start()
+        thread.join()
+        if failed:
+            raise failed[0]
+        _declare_all()
+        return _state.installed
+
+
+def _switch(made, words, failed):
+    """PyTorch is switched once, and it is remembered: on a thread that no signal's handler runs on. Whoever is interrupted while he waits for it, and
+    calls again, finds it done by his own, which waits for the first."""
+    try:
+        with _state.switching:
+            if _state.installed is None:
+                torch.cuda.memory.change_current_allocator(made)
+                _state.words, _state.pluggable, _state.installed = words, True, made
+    except BaseException as why:
+        failed.append(why)
+
+
+def _made(device):
+    """Whether a call before this one has made a device's allocator."""
+    return bool(device in _state.made and _state.made[device][1].value)
+
+
+def _make(device, words):
+    """A device's allocator, with these options, unless a call before this one has made it with them, or it is there and there are none."""
+    if not _made(device):
+        # Before the call: who is interrupted on the way back from there has the number still.
+        _state.made[device] = words, ctypes.c_uint32()
+        options = words or None
+    else:
+        options = None if _state.made[device][0] == words else words
+    millpond._must(millpond._lib.millpond_torch_allocator, device, options, ctypes.byref(_state.made[device][1]))
+
+
+def _declare_all():
+    """The streams of every device that have not been."""
+    for device, (_, number) in _state.made.items():
+        if device not in _state.declared:
             try:
-                _declare_streams(device, number)
+                _declare_streams(device, number.value)
             except Exception as why:  # PyTorch is switched: its streams are followed one by one then.
                 warnings.warn(f"the streams of device {device} are not declared to millpond, which costs time: {why}", RuntimeWarning)
-        return made
-
-
-def _allocator_of(device, words):
-    """The number of a device's allocator, made with these options unless a call before this one has made it with them."""
-    words_then, made = _made.get(device, (None, ctypes.c_uint32()))
-    if made.value:
-        number, options = ctypes.c_uint32(), None if words == words_then else words
-    else:
-        # Before the call: one that an interrupt cuts short behind it has made the allocator, and its number is here.
-        number, options = ctypes.c_uint32(), words
-        _made[device] = words, number
-    # None are those of an allocator that is there.
-    millpond._must(millpond._lib.millpond_torch_allocator, device, options or None, ctypes.byref(number))
-    return number.value
+            _state.declared.add(device)
 
 
 def _declare_streams(device, number):
@@ -164,7 +201,7 @@ def _number(device):
 
 def allocator(device=None):
     """millpond's own view of a device's allocator: report(), stats(), trim(), set_limit()."""
-    if not _pluggable:
+    if not _state.pluggable:
         raise RuntimeError("PyTorch does not use millpond yet: call millpond_torch.install() first")
     number = ctypes.c_uint32()
     millpond._must(millpond._lib.millpond_torch_allocator, _number(device), None, ctypes.byref(number))

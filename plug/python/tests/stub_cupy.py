@@ -126,6 +126,7 @@ def make(devices=1, per_thread=False):
             getDevice=functools.partial(getattr, thread, "device"),
             setDevice=functools.partial(setattr, thread, "device"),
             getDeviceCount=lambda: devices,
+            streamIsCapturing=lambda handle: ExternalStream(handle).is_capturing(),
         ),
         get_current_stream=lambda device=-1: thread.current.get(thread.device if device < 0 else device, default[0]),
         allocators=[],

@@ -177,6 +177,9 @@ class TestOverTheDriver(unittest.TestCase):
             gpu.free(None)
             gpu.free_after(gpu.alloc(5), [0, 1])
             gpu.free_after(0, [])
+            for nothing in (None, 0, gpu.alloc(0), gpu.alloc_pinned(0)):
+                gpu.record_use(nothing, 0)
+                gpu.record_pinned_use(nothing, 0)
             self.assertEqual(gpu.stats()["total"]["live"], 0)
             with self.assertRaises(millpond.UnknownPointerError):
                 gpu.free_after(x, [0])
@@ -208,10 +211,11 @@ class TestOverTheDriver(unittest.TestCase):
 
     def test_the_greatest_size_is_no_small_one(self):
         with millpond.Allocator() as gpu:
-            for size in (BIG - 1, BIG - 512, 1 << 62, 1 << 50, 1 << 40):
-                with self.assertRaises(MemoryError) as caught:
-                    gpu.alloc(size)
-                self.assertIsInstance(caught.exception, millpond.OutOfMemoryError)
+            for size in (BIG - 1, BIG - 512, 1 << 62, 1 << 50, 1 << 41, 1 << 40):
+                for function in (gpu.alloc, gpu.alloc_pinned):
+                    with self.assertRaises(MemoryError) as caught:
+                        function(size)
+                    self.assertIsInstance(caught.exception, millpond.OutOfMemoryError)
             self.assertEqual(gpu.stats()["total"]["live"], 0)
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import unittest
 import weakref
 from types import SimpleNamespace
@@ -37,6 +38,23 @@ class Test(unittest.TestCase):
     def empty(self, stream, size=SIZE):
         with stream:
             return self.pool.malloc(size)
+
+    def on_another_thread(self, does):
+        done = []
+
+        def runs():
+            try:
+                done.append((does(), None))
+            except BaseException as why:
+                done.append((None, why))
+
+        thread = threading.Thread(target=runs)
+        thread.start()
+        thread.join()
+        result, why = done[0]
+        if why:
+            raise why
+        return result
 
     def next_owner_writes(self, stream, former):
         """What the bytes' next owner does; they must be the same bytes, or nothing is shown."""
@@ -207,6 +225,22 @@ class TestOrder(Test):
         self.next_owner_writes(one, former)
         self.assertIsNone(stand_in.verdict())
 
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_a_use_of_nothing(self):
+        """An empty array has no memory, and a batch may be one."""
+        cuda = self.make(options={}, devices=2)
+        (one,) = self.streams(1)
+        x, pinned = self.empty(one, 0), self.pool.malloc_pinned(0)
+        array = SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0))
+        cuda.runtime.setDevice(1)
+        there = cuda.Stream(non_blocking=True)
+        cuda.runtime.setDevice(0)
+        for stream in (one, None, there):
+            self.pool.record_use(array, stream)
+            self.pool.record_use(pinned, stream)
+        del x, pinned, array
+        self.assertEqual((self.pool.used_bytes(), self.pool.lost_frees()), (0, 0))
+
     def used_on_another_device(self, uses, told, null):
         """An array and pinned memory that a stream of device 1 uses."""
         cuda = self.make(uses, WAITS, devices=2)
@@ -327,6 +361,59 @@ class TestOrder(Test):
     def test_per_thread_streams_as_the_default(self):
         self.make(per_thread=True)
         self.assertIsNone(self.door._known_of(0).naming(lambda handles: handles))
+
+    def on_two_threads_own_streams(self, uses):
+        """Where per-thread streams are the default, CuPy launches on the thread's own while the null stream is current."""
+        cuda = self.make(uses, WAITS, per_thread=True)
+        stand_in.bind()
+        with cuda.Stream.null:
+            x = self.pool.malloc(SIZE)
+            self.assertEqual(cuda.get_current_stream().ptr, 0)
+            write(2, x.mem.ptr, SIZE)
+        former = x.mem.ptr
+        del x
+
+        def other():
+            stand_in.bind()
+            with cuda.Stream.null:
+                y = self.pool.malloc(SIZE)
+                self.assertEqual(y.mem.ptr, former)
+                write(2, y.mem.ptr, SIZE, 2)
+                del y
+
+        self.on_another_thread(other)
+        return stand_in.verdict()
+
+    @alone()
+    def test_the_null_stream_where_threads_have_their_own(self):
+        self.assertIsNone(self.on_two_threads_own_streams("own"))
+
+    @alone()
+    def test_the_null_stream_where_threads_have_their_own_with_known(self):
+        self.assertIsNone(self.on_two_threads_own_streams("known"))
+
+    @alone()
+    def test_a_use_on_the_null_stream_where_threads_have_their_own(self):
+        """And an array cannot be made while the thread's own captures."""
+        for said in (True, False):
+            cuda = self.make("own", WAITS, per_thread=True)
+            one, two = self.streams()
+            x = self.empty(one)
+            order(one.ptr, 2)
+            array = SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0))
+            with cuda.Stream.null:
+                write(2, x.mem.ptr, SIZE)
+                self.pool.record_use(array, cuda.Stream.null if said else None)
+                cuda.Stream.ptds.begin_capture()
+                with self.assertRaises(millpond.CapturingError):
+                    self.pool.malloc(512)
+                self.assertIsNotNone(cuda.Stream.ptds.end_capture(), "it lives")
+            former = x.mem.ptr
+            del x, array
+            x = self.next_owner_writes(one, former)
+            self.assertIsNone(stand_in.verdict())
+            del x
+            self.pool.allocator().close()
 
     @alone()
     def test_pinned_memory(self):
@@ -460,6 +547,30 @@ class TestCaptures(Test):
         back.record(two)
         one.wait_event(back)
         self.assertIsNotNone(one.end_capture())
+
+    @alone()
+    def test_no_capture_begins_while_a_use_names_its_stream(self):
+        self.make()
+        one, two = self.streams()
+        allocator, x, pinned = self.pool.allocator(), self.empty(one), self.pool.malloc_pinned(512)
+        array = SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0))
+        for name, used in (("record_use", array), ("record_pinned_use", pinned)):
+            records, seen = getattr(allocator, name), []
+
+            def beside(*what):
+                begun = threading.Thread(target=lambda: (stand_in.bind(), two.begin_capture()))
+                begun.start()
+                begun.join(0.2)
+                seen.append(two.is_capturing())
+                threads.append(begun)
+                records(*what)
+
+            threads = []
+            with mock.patch.object(allocator, name, beside):
+                self.pool.record_use(used, two)
+            threads[0].join()
+            self.assertEqual(seen, [False])
+            self.assertIsNotNone(two.end_capture(), "it lives")
 
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_free_inside_another_devices_free_beside_the_begin_of_a_capture(self):
@@ -615,6 +726,89 @@ class TestCaptures(Test):
         cuda.Stream.from_external(foreign).end_capture()
         self.assertFalse(self.door._captures())
 
+    def after_a_capture_of_somebody_else_s_stream(self, ends):
+        """Its owner destroys the stream when the object is gone, as is allowed: nothing names or asks it from there on."""
+        for uses in ("known", "any"):
+            with self.subTest(uses):
+                cuda = self.make(uses, WAITS)
+                (one,) = self.streams(1)
+                x = self.empty(one)
+                handle = stand_in.stream()
+                stream = cuda.ExternalStream(handle)
+                with stream:
+                    stream.begin_capture()
+                    ends(stream)
+                gone = weakref.ref(stream)
+                del stream
+                self.assertIsNone(gone(), "it is kept alive")
+                stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
+                del x
+                self.assertEqual(self.door._captured, {})
+                self.assertTrue(self.empty(one).mem.ptr)
+                self.assertFalse([k for k in self.door._known.values() if handle in k._handles])
+                self.assertIsNone(stand_in.verdict())
+                self.pool.allocator().close()
+
+    @alone()
+    def test_a_capture_of_somebody_else_s_stream_that_failed(self):
+        def fails(stream):
+            with self.assertRaises(RuntimeError):
+                stand_in.call("cuCtxSynchronize")
+            with self.assertRaises(RuntimeError):
+                stream.end_capture()
+            self.assertFalse(self.door._captures())
+
+        self.after_a_capture_of_somebody_else_s_stream(fails)
+
+    @alone()
+    def test_a_capture_of_somebody_else_s_stream_that_its_owner_ends(self):
+        self.after_a_capture_of_somebody_else_s_stream(lambda stream: stand_in.end_capture(stream.ptr))
+
+    @alone()
+    def test_a_capture_of_somebody_else_s_stream_that_is_left_to_its_owner(self):
+        """It is one until CuPy ends it, or the device was waited for."""
+        for uses in ("known", "any"):
+            cuda = self.make(uses, WAITS)
+            (one,) = self.streams(1)
+            x = self.empty(one)
+            handle = stand_in.stream()
+            stream = cuda.ExternalStream(handle)
+            with stream:
+                stream.begin_capture()
+            gone = weakref.ref(stream)
+            del stream
+            self.assertIsNone(gone(), "it is kept alive")
+            del x
+            self.pool.free_all_blocks()
+            self.assertTrue(self.door._captures())
+            self.assertIsNotNone(stand_in.end_capture(handle), "it lives")
+            stand_in.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
+            with self.assertRaises(cuda.memory.OutOfMemoryError):
+                self.empty(one)
+            self.pool.allocator().synchronize()
+            self.assertEqual(self.door._captured, {})
+            self.assertTrue(self.empty(one).mem.ptr)
+            self.pool.allocator().close()
+
+    @alone()
+    def test_a_capture_that_was_invalidated(self):
+        """CuPy raises where it is asked whether such a stream captures. It is one until it is ended, and a request is out of memory beside it."""
+        cuda = self.make("any", WAITS)
+        one, two = self.streams()
+        x = self.empty(one)
+        del x
+        with mock.patch.object(self.cupy.cuda.Stream.__mro__[1], "is_capturing", side_effect=RuntimeError("an error has invalidated the capture sequence")):
+            for stream in (two, cuda.Stream.ptds):
+                stream.begin_capture()
+                with self.assertRaises(cuda.memory.OutOfMemoryError):
+                    self.empty(one)
+                self.pool.free_all_blocks()
+                self.assertEqual(self.pool.total_bytes(), SIZE)
+                self.assertIsNotNone(stream.end_capture(), "it lives")
+        self.assertEqual(self.door._captured, {})
+        self.pool.free_all_blocks()
+        self.assertEqual(self.pool.total_bytes(), 0)
+
     @alone()
     def test_a_lost_stream_is_forgotten_by_one_of_two_waits(self):
         """Two threads wait for the device at once, and the next lost stream is one."""
@@ -762,13 +956,6 @@ class TestCaptures(Test):
         self.assertEqual(self.pool.allocator().stats()["total"]["held_back"], 0)
         self.assertIsNone(stand_in.verdict())
 
-
-    def on_another_thread(self, does):
-        done = []
-        thread = threading.Thread(target=lambda: done.append(does()))
-        thread.start()
-        thread.join()
-        return done[0]
 
     @alone()
     def test_another_thread_s_own_stream_captures(self):
@@ -1001,6 +1188,49 @@ class TestDoor(Test):
         self.assertEqual((used, self.pool.used_bytes()), (512, 0), "an array goes back where it came from")
 
     @alone()
+    def test_the_package_reloaded(self):
+        """What it knows stays: the streams of the pool that CuPy has, and who captures."""
+        self.make()
+        one, two, three = self.streams(3)
+        x, pinned = self.empty(one), self.pool.malloc_pinned(512)
+        three.begin_capture()
+        known = self.door._known_of(0)
+        importlib.reload(self.door)
+        self.assertIs(self.door._known_of(0), known)
+        self.assertTrue(self.door._captures())
+        self.assertIsNotNone(three.end_capture())
+        self.assertFalse(self.door._captures())
+        order(one.ptr, two.ptr)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        self.door.MemoryPool().record_use(pinned, two)
+        former = x.mem.ptr
+        del x, pinned
+        x = self.next_owner_writes(one, former)
+        handle = two.ptr
+        del two
+        self.assertNotIn(handle, known.naming(list))
+        self.pool = self.door.install(**TIGHT)
+        del x
+        self.assertTrue(self.empty(one).mem.ptr)
+        self.assertIsNone(stand_in.verdict())
+
+    @alone()
+    def test_the_package_imported_anew(self):
+        """The streams tell the first one alone: the second would free too early."""
+        cuda = self.make()
+        del sys.modules["millpond_cupy"]
+        import millpond_cupy
+
+        self.assertIsNot(millpond_cupy, self.door)
+        for uses in ("known", "any"):
+            with self.assertRaisesRegex(RuntimeError, "imported twice"):
+                millpond_cupy.install(uses)
+        self.assertEqual(cuda.allocators, [self.pool.malloc, self.pool.malloc_pinned])
+        (one,) = self.streams(1)
+        self.assertTrue(self.empty(one).mem.ptr)
+
+    @alone()
     def test_own_and_any_watch_nothing(self):
         cupy, door = stub_cupy.install()
         stream = cupy.cuda.Stream
@@ -1048,8 +1278,32 @@ class TestDoor(Test):
                 with self.assertRaises(kind):
                     malloc(wrong)
         self.assertEqual(self.pool.malloc(0).mem.ptr, 0)
-        with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError):
-            self.pool.malloc(SIZE + 1)
+        for size in (SIZE + 1, 1 << 50, 1 << 62):
+            with self.assertRaises(self.cupy.cuda.memory.OutOfMemoryError):
+                self.pool.malloc(size)
+        with self.assertRaises(MemoryError):
+            self.pool.malloc_pinned(1 << 50)
+
+    @alone()
+    def test_limits(self):
+        """In bytes, or as a share by its name: a share is none by accident."""
+        self.make(options={})
+        for wrong, kind in ((0.5, TypeError), (1.0, TypeError), ("50%", TypeError), (True, TypeError), (-1, ValueError), (1 << 64, OverflowError)):
+            with self.assertRaises(kind) as refused:
+                self.pool.set_limit(size=wrong)
+            self.assertIn("the limit is", str(refused.exception))
+            self.assertEqual(self.pool.get_limit(), 0)
+        for fraction in (-0.1, 1.5, float("nan")):
+            with self.assertRaises(ValueError):
+                self.pool.set_limit(fraction=fraction)
+        self.pool.set_limit(size=4 * MIB)
+        self.assertEqual(self.pool.get_limit(), 4 * MIB)
+        self.pool.set_limit(fraction=0.5)
+        self.assertGreater(self.pool.get_limit(), 4 * MIB)
+        self.pool.set_limit(size=0)
+        self.assertEqual(self.pool.get_limit(), 0)
+        with self.assertRaises(ValueError):
+            self.pool.set_limit(1, 0.5)
 
     @alone(MILLPOND_PINNED_LIMIT="2MiB")
     def test_a_request_has_what_the_collector_brings(self):
@@ -1316,100 +1570,48 @@ sys.modules["kept"] = [x, p, pool, stream]
         self.assertEqual(self.pool.used_bytes(), 512)
 
     @alone()
-    def test_a_child_of_a_process_without_allocators(self):
-        """As a forkserver's: its streams are watched, and their ends are seen."""
+    def test_a_worker_that_was_forked_before_anything_was_made(self):
+        """As a server of forks makes them that has imported the package: in the worker all is as anywhere. And a worker of that one has no CUDA."""
         self.cupy, self.door = stub_cupy.install()
+
+        def works():
+            self.pool = self.door.install(**TIGHT)
+            one, two = self.streams()
+            x = self.empty(one)
+            order(one.ptr, two.ptr)
+            with two:
+                write(two.ptr, x.mem.ptr, SIZE)
+            handle = two.ptr
+            del two
+            self.assertNotIn(handle, self.door._known_of(0).naming(list))
+            former = x.mem.ptr
+            del x
+            self.assertFalse(self.pool._devices[0].arrays.waiting, "it waits for the next call")
+            y = self.next_owner_writes(one, former)
+            self.assertIsNone(stand_in.verdict())
+            calls = stand_in.calls()
+
+            def drops():
+                nonlocal y
+                del y
+                gc.collect()
+                self.assertEqual(stand_in.calls(), calls)
+
+            self.in_a_child(drops)
+
+        self.in_a_child(works)
+
+    def in_a_child(self, does):
         process = os.fork()
         if not process:
             signal.alarm(20)
-            self.pool = self.door.install("known", **TIGHT)
-            one, two = self.streams()
-            x = self.empty(one)
-            with two:
-                write(two.ptr, x.mem.ptr, SIZE)
-            gone = two.ptr
-            del two
-            gc.collect()
-            named = gone in self.door._known_of(0)._handles
-            former = x.mem.ptr
-            del x
-            self.next_owner_writes(one, former)
-            os._exit(0 if not named and stand_in.verdict() is None else 6)
-        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 0)
-
-    @alone()
-    def test_a_foreign_stream_whose_capture_ended_badly_goes(self):
-        cuda = self.make()
-        (own,) = self.streams(1)
-        for ended_by_its_owner in (False, True):
-            foreign = cuda.ExternalStream(own.ptr)
-            foreign.begin_capture()
-            if ended_by_its_owner:
-                stand_in.end_capture(own.ptr)
-                self.assertFalse(self.door._captures())
-            else:
-                real = stand_in.end_capture
-
-                def invalidated(ptr):
-                    real(ptr)
-                    raise RuntimeError("cudaErrorStreamCaptureInvalidated")
-
-                with mock.patch.object(stand_in, "end_capture", invalidated), self.assertRaises(RuntimeError):
-                    foreign.end_capture()
-            gone = weakref.ref(foreign)
-            del foreign
-            gc.collect()
-            self.assertIsNone(gone(), "nothing keeps it")
-            self.assertEqual(self.door._captured, {})
-
-    @alone()
-    def test_a_capture_that_an_error_invalidated_counts_as_one(self):
-        self.make(options={"may_synchronize": True})
-        (own,) = self.streams(1)
-        own.begin_capture()
-        with mock.patch.object(type(own), "is_capturing", side_effect=RuntimeError("invalidated")):
-            self.assertTrue(self.door._captures())
-            self.pool.free_all_blocks()
-        own.end_capture()
-        self.assertFalse(self.door._captures())
-
-    @alone()
-    def test_the_null_stream_is_the_thread_s_where_cupy_s_default_is(self):
-        for per_thread, handle in ((False, 0), (True, 2)):
-            cuda = self.make("own", per_thread=per_thread)
-            self.assertEqual(self.pool._handle(cuda.Stream.null), handle)
-            self.assertEqual(self.pool._handle(cuda.Stream.ptds), 2)
-
-    @alone()
-    def test_a_module_that_is_loaded_anew_watches_the_same_streams(self):
-        self.make()
-        one, two = self.streams()
-        x = self.empty(one)
-        self.door = importlib.reload(self.door)
-        with two:
-            write(two.ptr, x.mem.ptr, SIZE)
-        former = x.mem.ptr
-        del x
-        self.next_owner_writes(one, former)
-        self.assertIsNone(stand_in.verdict())
-        del sys.modules["millpond_cupy"]
-        another = importlib.import_module("millpond_cupy")
-        with self.assertRaisesRegex(RuntimeError, "another copy"):
-            another.install()
-
-    @alone()
-    def test_no_bytes_have_uses(self):
-        self.make()
-        (one,) = self.streams(1)
-        allocator = self.pool.allocator()
-        allocator.record_use(0, one.ptr)
-        allocator.record_pinned_use(0, one.ptr)
-
-    @alone()
-    def test_a_limit_in_bytes_is_no_share(self):
-        self.make()
-        with self.assertRaises(TypeError):
-            self.pool.set_limit(size=0.5)
+            try:
+                does()
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(5)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), 5)
 
 
 if __name__ == "__main__":

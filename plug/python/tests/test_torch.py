@@ -3,9 +3,12 @@ is switched; and what is switched works."""
 
 import ctypes
 import gc
+import importlib
 import os
 import signal
+import sys
 import threading
+import time
 import unittest
 import warnings
 import weakref
@@ -54,6 +57,108 @@ class Test(unittest.TestCase):
         door.install(limit="32MiB")
         self.assertEqual(door.allocator("cuda:0").stats()["limit"], 32 * MIB)
 
+    def test_an_interrupt_leaves_nothing_that_cannot_be_tried_again(self):
+        """With a signal at each place of a first `install`, each in a process of its own: a second one does what the first was asked for."""
+        if not stand_in.there():
+            self.skipTest("MILLPOND_LIBCUDA names no stand-in driver")
+        program = """
+import os, traceback, warnings
+import stub_torch
+from test_interrupts import interrupted
+warnings.simplefilter("error")
+at = 1
+while True:
+    process = os.fork()
+    if not process:
+        code = 1
+        try:
+            torch, door = stub_torch.install()
+            door._POOL = 1
+            ran = interrupted(lambda: door.install(limit="64MiB"), at)
+            made = door.install(limit="64MiB")
+            assert torch.told.current is made and door.install() is made
+            assert door.allocator().stats()["limit"] == 64 << 20
+            assert len(torch.told.streams) == 4, torch.told.streams
+            gpu = door.allocator()
+            import stand_in
+            before = stand_in.calls("cuStreamGetId")
+            for stream in torch.told.streams.values():
+                gpu.free_on(gpu.alloc(512, stream), stream)
+            assert stand_in.calls("cuStreamGetId") == before, "one is not declared"
+            code = 5 if ran >= at else 6
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert code in (5, 6), (at, code)
+    if code == 6:
+        break
+    at += 1
+print(at)
+"""
+        done = stand_in.run(["-c", program])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertGreater(int(done.stdout), 25)
+
+    @alone()
+    def test_an_interrupt_right_behind_the_making(self):
+        torch, door = stub_torch.install()
+        must, lib = millpond._must, millpond._lib
+
+        def interrupted(function, *arguments):
+            must(function, *arguments)
+            if function is lib.millpond_torch_allocator:
+                raise KeyboardInterrupt
+
+        with mock.patch.object(millpond, "_must", interrupted), self.assertRaises(KeyboardInterrupt):
+            door.install(limit="64MiB")
+        self.assertIsNone(torch.told.current)
+        for others in ({}, {"limit": "32MiB"}):
+            with self.assertRaisesRegex(ValueError, "has its allocator already"):
+                door.install(**others)
+        self.assertIs(door.install(limit="64MiB"), torch.told.current)
+        self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
+
+    @alone()
+    def test_an_interrupt_in_the_switch(self):
+        """PyTorch has the allocator then, and refuses every other one."""
+        torch, door = stub_torch.install()
+        change = torch.cuda.memory.change_current_allocator
+
+        def interrupted(made):
+            change(made)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.1)
+
+        torch.cuda.memory.change_current_allocator = interrupted
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with self.assertRaises(KeyboardInterrupt):
+                door.install(limit="64MiB")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        self.assertIs(door.install(limit="64MiB"), torch.told.current)
+        self.assertEqual(len(torch.told.streams), 4)
+
+    @alone()
+    def test_the_package_loaded_again(self):
+        """Anew or beside the first: PyTorch has one allocator, which both know."""
+        torch, door = stub_torch.install()
+        made = door.install(limit="64MiB")
+        importlib.reload(door)
+        self.assertIs(door.install(), made)
+        self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
+        del sys.modules["millpond_torch"]
+        import millpond_torch
+
+        self.assertIsNot(millpond_torch, door)
+        self.assertIs(millpond_torch.install(), made)
+        self.assertIn("64.0 MiB", millpond_torch.report())
+        self.assertEqual(millpond_torch.memory_stats()["untold_failures"], 0)
+        with self.assertRaisesRegex(RuntimeError, "installed already"):
+            millpond_torch.install(limit="32MiB")
+
     def test_no_torch(self):
         done = stand_in.run(["-c", "import sys\nsys.modules['torch'] = None\nimport millpond_torch"])
         self.assertRegex(done.stderr, "ImportError: millpond_torch needs PyTorch")
@@ -90,6 +195,18 @@ class Test(unittest.TestCase):
         self.assertIs(torch.told.current, made)
 
     @alone()
+    def test_an_allocator_that_was_there_before(self):
+        """As by the pair of functions alone: no options are none that it could not have."""
+        torch, door = stub_torch.install()
+        door.pluggable()
+        gpu = door.allocator(0)
+        with self.assertRaisesRegex(ValueError, "has its allocator already"):
+            door.install(limit="64MiB")
+        made = door.install()
+        self.assertIs(torch.told.current, made)
+        self.assertEqual(door.allocator(0)._number, gpu._number)
+
+    @alone()
     def test_by_many_threads(self):
         torch, door = stub_torch.install()
         made, begin = [], threading.Barrier(4)
@@ -121,31 +238,6 @@ class Test(unittest.TestCase):
         self.assertEqual(said[0].category, RuntimeWarning)
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_an_install_that_is_interrupted_can_be_made_again(self):
-        torch, door = stub_torch.install(devices=2)
-        real = millpond._must
-
-        def interrupted(function, *arguments):
-            real(function, *arguments)
-            if function is millpond._lib.millpond_torch_allocator:
-                raise KeyboardInterrupt
-
-        with mock.patch.object(millpond, "_must", interrupted), self.assertRaises(KeyboardInterrupt):
-            door.install(limit="64MiB")
-        made = door.install(limit="64MiB")
-        alloc, free = functions(made)
-        x = alloc(MIB, 1, torch.told.streams[1, 0])
-        self.assertEqual([door.memory_allocated(d) for d in (0, 1)], [0, MIB])
-        free(x, MIB, 1, torch.told.streams[1, 0])
-
-    @alone()
-    def test_no_options_are_those_of_an_allocator_that_is_there(self):
-        _torch, door = stub_torch.install()
-        door.pluggable()
-        door.allocator(0)
-        door.install()
-
-    @alone(MILLPOND_FAKE_DEVICES=2)
     def test_what_is_installed_works(self):
         torch, door = stub_torch.install(devices=2)
         with self.assertRaisesRegex(RuntimeError, r"install\(\) first"):
@@ -174,6 +266,12 @@ class Test(unittest.TestCase):
         self.assertTrue(bounds[0] < 36 * MIB <= bounds[1], bounds)
         self.assertNotIn("allocated_bytes.all.peak", stats)
         self.assertEqual(door.memory_stats(0)["allocated_bytes.all.peak"], 0)
+        # An empty tensor has no memory.
+        library = ctypes.CDLL(made.names[0])
+        self.assertIsNone(alloc(0, 1, torch.told.streams[1, 0]))
+        library.millpond_torch_record_stream(None, ctypes.c_void_p(torch.told.streams[1, 0]))
+        free(None, 0, 1, torch.told.streams[1, 0])
+        self.assertEqual(door.memory_stats(1)["untold_failures"], 0)
         # A view ends nothing.
         with door.allocator() as view:
             view.free(view.alloc(1))
@@ -254,7 +352,7 @@ sys.modules["kept"] = [Late(), door]
         held, over = threading.Event(), threading.Event()
 
         def hold():
-            with door._lock:
+            with door._state.lock:
                 held.set()
                 over.wait()
 
