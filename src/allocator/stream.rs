@@ -22,7 +22,7 @@ use smallvec::smallvec;
 
 /// A stream with a pool in an [`Allocator`]. Cheap to clone; may be dropped before or after its
 /// allocations. The last clone's drop may speak to the driver (it marks the stream's end) and does not wait for it,
-/// unless it is the last owner of the allocator: see [`Allocator`](crate::Allocator), whose end that is.
+/// unless it is the last owner of the allocator: see [`Allocator`], whose end that is.
 ///
 /// There is no current stream: streams are arguments.
 pub struct Stream<D: Driver>(Arc<Inner<D>>);
