@@ -125,9 +125,10 @@ millpond_status millpond_create(int device,
                                 millpond_allocator *out);
 
 /*
- Ends an allocator: waits for all that is queued on the device, as far as markers tell by them, then by freeing a page of pinned memory, which ends no capture
- (with captures=none as millpond_synchronize). While it does the latter, other threads' launches stand in the driver: if work on a stream that was not declared waits for what another thread
- has yet to launch (collectives), synchronize that stream first, or end by millpond_release, and gives back what nobody has. What is alive can still be freed (and
+ Ends an allocator: waits for all that is queued on the device and gives back what nobody has. It waits by events as far as these tell, then by freeing a page
+ of pinned memory, which ends no capture; with captures=none it waits as millpond_synchronize. While the page is freed, other threads' launches stand in the driver:
+ where work on a stream that was not declared waits for what another thread has yet to launch (collectives), synchronize that stream first, or end by
+ millpond_release. What is alive can still be freed (and
  millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
  fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
  if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.

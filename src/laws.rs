@@ -143,8 +143,8 @@ pub(crate) fn keeps_source(bytes: u64) -> bool {
 }
 
 /// Whether a wait for the whole device may stand for one that could not be made: not where it would end somebody's capture, or may.
-pub(crate) fn may_wait_instead(captures: bool) -> bool {
-    !captures || planted!(CudaWaitsCaptured)
+pub(crate) fn may_wait_instead(captures: bool, expects_captures: bool) -> bool {
+    !captures && !expects_captures || planted!(CudaWaitsCaptured)
 }
 
 /// Whether somebody's capture is asked for before the device is waited for.

@@ -152,7 +152,7 @@ fn free_behind(door: &'static Door, ptr: *mut c_void, handle: usize) -> Result<(
 fn free_later(most: usize) {
     for _ in 0..most {
         let Some((door, ptr, handle)) = LATER.lock().pop_front() else { return };
-        let ptr = core::ptr::with_exposed_provenance_mut(ptr);
+        let ptr = core::ptr::without_provenance_mut(ptr);
         if behind_elsewhere(door, ptr).is_ok() {
             untold(call(|| free_on(door, ptr, handle)));
         } else {

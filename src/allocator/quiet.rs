@@ -82,18 +82,8 @@ impl<D: Driver> Allocator<D> {
         Ok(())
     }
 
-    /// As [`Allocator::synchronize`], and gives the driver's events back that nobody refers to then: those of all markers, in a program that
-    /// does nothing meanwhile. A [trim](Allocator::trim) gives back what it finds too, and marks each stream anew, to learn what it can.
-    ///
-    /// # Errors
-    /// As [`Allocator::synchronize`].
-    pub fn synchronize_and_trim_events(&self) -> Result<(), Error> {
-        self.synchronize()?;
-        self.trim_events();
-        Ok(())
-    }
-
-    /// Gives the driver's events back that nobody refers to: behind a wait for all, those of all markers.
+    /// Gives the driver's events back that nobody refers to: behind a wait for all, those of all markers, in a program that does nothing meanwhile. A
+    /// [trim](Allocator::trim) gives back what it finds too, and marks each stream anew, to learn what it can.
     pub fn trim_events(&self) {
         self.core().registry.trim_events();
     }

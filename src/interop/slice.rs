@@ -54,8 +54,8 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
         Err(e) => {
             let e = as_drivers(e);
             // A wait for everything would destroy the capture that is in the way, or that somebody may have begun.
-            let captures = e.kind == DriverErrorKind::Capturing || cuda.expects_captures();
-            let may_wait = laws::may_wait_instead(captures);
+            let may_wait =
+                laws::may_wait_instead(e.kind == DriverErrorKind::Capturing, cuda.expects_captures());
             cuda.drop_failed(e);
             if may_wait { wait_instead(cuda, touch, addr) } else { NULL }
         }

@@ -1,7 +1,7 @@
 //! The simulated device under its oracle: the device tells what happened, the oracle convicts, and the contents agree.
 
 use super::*;
-use millpond::driver::{Driver, HostKind, Note, QueuedBy, RangeUse};
+use millpond::driver::{Driver, HostKind, Note, OwnedRange, QueuedBy, RangeUse};
 use millpond::units::AllocationId;
 use millpond::{Allocator, Config};
 use millpond_sim::oracle::{Blame, Fault, Property, Tally};
@@ -295,8 +295,8 @@ fn a_use_after_free_is_the_programs_fault() {
     assert_eq!(faults(&sim), [(Fault::AfterFree, Blame::Program)]);
 }
 
-#[test]
-fn an_overrun_into_a_touching_segment_is_convicted() {
+/// Two ranges side by side, an allocation in each.
+fn touching() -> (Sim, SimStream, OwnedRange<Sim>, OwnedRange<Sim>) {
     let sim = sim();
     let (s, a, b) =
         (sim.stream().expect("s"), sim.allocate(512).expect("memory"), sim.allocate(512).expect("memory"));
@@ -304,6 +304,12 @@ fn an_overrun_into_a_touching_segment_is_convicted() {
     let stream = Some(sim.stream_info(&s).expect("info").id);
     sim.note(Note::Allocated { id: id(1), addr: a.addr(), bytes: 512, stream });
     sim.note(Note::Allocated { id: id(2), addr: b.addr(), bytes: 512, stream });
+    (sim, s, a, b)
+}
+
+#[test]
+fn an_overrun_into_a_touching_segment_is_convicted() {
+    let (sim, s, a, _b) = touching();
     sim.launch(&s, Launch::write_pattern(a.addr(), 516, A).tag(id(1))).expect("queued");
     assert!(faults(&sim).contains(&(Fault::Overrun, Blame::Program)), "{:?}", faults(&sim));
 }
@@ -536,13 +542,7 @@ fn wrong_bytes_are_told_beside_those_expected_there() {
 /// Addresses that were given back and that an allocation's kernel runs into are beyond that allocation, whoever had them.
 #[test]
 fn an_overrun_into_what_was_given_back_is_the_allocations() {
-    let sim = sim();
-    let (s, a, b) =
-        (sim.stream().expect("s"), sim.allocate(512).expect("memory"), sim.allocate(512).expect("memory"));
-    assert_eq!(b.addr().0, a.addr().0 + 512, "touching");
-    let stream = Some(sim.stream_info(&s).expect("info").id);
-    sim.note(Note::Allocated { id: id(1), addr: a.addr(), bytes: 512, stream });
-    sim.note(Note::Allocated { id: id(2), addr: b.addr(), bytes: 512, stream });
+    let (sim, s, a, b) = touching();
     sim.note(Note::Freed { id: id(2), unknown: false });
     b.release().expect("given back");
     sim.launch(&s, Launch::new("k").writes(a.addr(), 516).tag(id(1))).expect("queued");

@@ -125,15 +125,21 @@ impl Door {
     /// The driver's.
     pub(crate) fn empty(&self) -> Result<(), Failure> {
         self.wait()?;
-        let own = if self.has_ended() { self.pay() } else { Ok(0) };
-        Door::settle(Some(self.device));
-        own?;
-        if self.has_ended() {
-            self.rest();
-        } else {
+        self.waited()?;
+        if !self.has_ended() {
             self.gpu.trim(Trim::All)?;
         }
         Ok(())
+    }
+
+    /// The device was waited for: what ended allocators of it owe goes back, this one's if it is one.
+    fn waited(&self) -> Result<(), Failure> {
+        let own = if self.has_ended() { self.pay() } else { Ok(0) };
+        Door::settle(Some(self.device));
+        if self.has_ended() {
+            self.rest();
+        }
+        own.map(drop)
     }
 
     /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
@@ -242,11 +248,6 @@ impl Door {
             return Ok(());
         }
         self.forget_unmet();
-        let own = if self.has_ended() { self.pay() } else { Ok(0) };
-        Door::settle(Some(self.device));
-        if self.has_ended() {
-            self.rest();
-        }
-        own.map(drop)
+        self.waited()
     }
 }

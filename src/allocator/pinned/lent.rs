@@ -90,8 +90,10 @@ impl<D: Driver> PinnedAllocation<D> {
             if let Err(error) = self.wait_for(pending) {
                 // A device at rest has done it too, but to wait for that destroys the capture that is in the way, or that somebody may have
                 // begun. A lost context runs nothing any more.
-                let captures = error.kind == DriverErrorKind::Capturing || core.driver.expects_captures();
-                let may_rest = laws::may_wait_instead(captures);
+                let may_rest = laws::may_wait_instead(
+                    error.kind == DriverErrorKind::Capturing,
+                    core.driver.expects_captures(),
+                );
                 let rest = || core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
                 match may_rest.then(rest) {
                     Some(Err(e)) if !e.is_context_lost() => {
