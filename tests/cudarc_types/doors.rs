@@ -658,27 +658,47 @@ fn work_on_a_stream_that_foreign_memory_gave_out_again_is_waited_for() {
     rig.clean();
 }
 
-/// The end of an allocator that has to wait for memory which nobody can mark, used by nobody knows whom, beside a stranger's capture.
+/// Where captures are expected: an allocator with room for one array, a stream of its, and one that captures. An array was freed at that address by
+/// nobody knows whom, and a stream that no allocator holds writes it still.
+fn used_by_nobody_knows_whom(rig: &Rig) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, u64) {
+    rig.cuda.expect_captures();
+    let gpu = rig.room_for(1);
+    let home = gpu.stream().expect("a stream");
+    let [user, stranger] = [(); 2].map(|()| given(rig, &gpu, Unknown).theirs);
+    let x = gpu.alloc(BYTES, &home).expect("memory");
+    user.wait(&home.cudarc().expect("its alias").record_event(None).expect("an event")).expect("ordered");
+    let at = x.address().0;
+    #[allow(unsafe_code, reason = "the use that the free tells of")]
+    // SAFETY: the range is x's, which is freed behind whatever uses it.
+    unsafe {
+        cudarc::driver::result::memset_d8_async(at, 5, BYTES as usize, user.cu_stream()).expect("queued");
+    }
+    x.free_unknown();
+    stranger.begin_capture(MODE).expect("begun");
+    (gpu, home, stranger, at)
+}
+
+/// The end of an allocator that has to wait for memory which nobody can mark, beside a stranger's capture.
 #[test]
 fn an_allocators_end_waits_for_what_nobody_can_mark_beside_a_capture() {
     let Some(rig) = rig() else { return };
     {
-        rig.cuda.expect_captures();
-        let gpu = rig.room_for(2);
-        let home = gpu.stream().expect("a stream");
-        let [user, stranger] = [(); 2].map(|()| given(&rig, &gpu, Unknown).theirs);
-        let x = gpu.alloc(BYTES, &home).expect("memory");
-        user.wait(&home.cudarc().expect("its alias").record_event(None).expect("an event")).expect("ordered");
-        #[allow(unsafe_code, reason = "the use that the free tells of")]
-        // SAFETY: the range is x's, which is freed behind whatever uses it.
-        unsafe {
-            cudarc::driver::result::memset_d8_async(x.address().0, 5, BYTES as usize, user.cu_stream())
-                .expect("queued");
-        }
-        x.free_unknown();
-        stranger.begin_capture(MODE).expect("begun");
+        let (gpu, home, stranger, _) = used_by_nobody_knows_whom(&rig);
         drop((home, gpu));
         ended(&stranger);
+    }
+    rig.clean();
+}
+
+/// What nobody can mark serves others behind a wait beside a capture, and that is behind its use.
+#[test]
+fn what_nobody_can_mark_is_over_behind_a_wait_beside_a_capture() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, home, stranger, freed_at) = used_by_nobody_knows_whom(&rig);
+        gpu.synchronize_beside_captures().expect("waited");
+        ended(&stranger);
+        drop(next_owner(&gpu, &home, freed_at));
     }
     rig.clean();
 }
