@@ -5,6 +5,7 @@
 
 mod circles;
 mod house;
+mod references;
 
 use house::{code_only, is_word, read, root, rust_files};
 use std::fmt;
@@ -719,6 +720,38 @@ fn every_path_that_the_documents_name_exists() {
         missing.extend(gone.map(|p| format!("{document}: {p}")));
     }
     assert_none("paths that are not there (spell every path out: no `*`, no `{a,b}`)", &missing);
+}
+
+/// Who reads a comment or a document can follow it to its end: no file that is gone, no text that was never here.
+#[test]
+fn nothing_leads_out_of_the_repository() {
+    let files = references::files();
+    let ends = references::ends(&files);
+    let (mut found, mut readable) = (Vec::new(), 0);
+    for file in &files {
+        let Ok(text) = std::fs::read_to_string(root().join(file)) else { continue };
+        readable += 1;
+        let gone = references::dangling(file, &text, &ends);
+        found.extend(gone.into_iter().map(|(line, what)| format!("{}:{line}: {what}", file.display())));
+    }
+    assert!(readable > 500, "{readable} files: they are not where this test looks");
+    assert_none("what is named and is not here", &found);
+
+    // It can fail, on each kind of text, and not on what only looks alike.
+    let planted = |file: &str, text: &str| -> Vec<String> {
+        let found = references::dangling(Path::new(file), text, &ends);
+        found.into_iter().map(|(line, what)| format!("{line} {what}")).collect()
+    };
+    let source = "/// As the plan has it.\nconst ROWS: &str = \"the plan\"; // of ROWS, tests/gone.rs\n//! heap/bins.rs, docs.rs\n";
+    assert_eq!(planted("src/x.rs", source), ["1 the plan", "2 ROWS", "2 tests/gone.rs"]);
+    let text = "See chapter 7, [it](docs/gone.md), [this](../CHANGELOG.md), `hit.rs` and https://docs.rs/gone.rs.\nIn a crosssection 4 of the planet: BROWS.\n";
+    assert_eq!(planted("docs/x.md", text), ["1 chapter by its number", "1 docs/gone.md"]);
+    assert_eq!(planted("DESIGN.md", "See chapter 7.\n"), [""; 0]);
+    assert_eq!(
+        planted(".ci/x", "#!/usr/bin/env bash\n# What gone.sh does.\nx=gone.sh # as planned\n"),
+        ["2 gone.sh", "3 as planned"]
+    );
+    assert_eq!(planted("x.csv", "the plan"), [""; 0]);
 }
 
 #[test]

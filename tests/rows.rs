@@ -47,7 +47,7 @@ const TRANSFERS: &str = "tests/arrays/transfers.rs";
 /// Where the articles' and the tutorial's programs are measured.
 const OVERLAP: &str = "examples/gpu_transfers/overlap.rs";
 
-/// Where the tests of chapter 7 are.
+/// Where what others' tests demand is tested.
 const PARITY: &str = "tests/allocator/parity.rs";
 
 /// The walls of the house.

@@ -1,4 +1,4 @@
-//! Rows of ROWS at allocator level, on the simulated device under both oracles: articles (S), a talk (T), an issue (G), a
+//! Rows at allocator level, on the simulated device under both oracles: articles (S), a talk (T), an issue (G), a
 //! library (H) and behaviours that users compare (C). `tests/rows.rs` says which row is shown where.
 
 #![allow(clippy::many_single_char_names, reason = "a, b are streams and x, y blocks throughout")]
