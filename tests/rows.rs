@@ -5,7 +5,7 @@
 //! that users of array libraries compare, 7 tests of others, D side-by-side demonstrations. A row's test is named after
 //! it. This file knows where the evidence is, not what it proves.
 
-#[allow(dead_code, reason = "shared with architecture.rs, which uses the rest")]
+#[allow(dead_code, unused_imports, reason = "shared with architecture.rs, which uses the rest")]
 mod house;
 
 use Evidence::{Bench, Docs, Owed, Refused, Suite, Test};

@@ -6,10 +6,14 @@
 mod budgets;
 mod coverage;
 mod features;
+mod lines;
 mod mutants;
+#[allow(dead_code, reason = "shared with tests/architecture.rs, which uses the rest")]
+#[path = "../../tests/house/rust.rs"]
+mod rust;
 
 use clap::{Parser, Subcommand};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -54,6 +58,12 @@ enum Command {
         #[arg(long)]
         programs: usize,
     },
+    /// Lines of code, neither blank nor comment nor test, of each package and of each of its rooms.
+    Lines {
+        /// Where sources are.
+        #[arg(default_values = ["src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src", "cli/src", "plug/src", "xtask/src"])]
+        folders: Vec<PathBuf>,
+    },
     /// docs/mutants.md against the descriptions of planted bugs in driver/src/mutant.rs.
     Mutants {
         /// Writes the tables anew, instead of judging them.
@@ -71,7 +81,8 @@ struct Verdict {
     is_good: bool,
 }
 
-fn read(path: &PathBuf) -> Result<String, String> {
+fn read(path: impl AsRef<Path>) -> Result<String, String> {
+    let path = path.as_ref();
     std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
@@ -92,6 +103,10 @@ fn run(command: Command) -> Result<Verdict, String> {
             Ok(missed.judge(&explained.display().to_string(), &read(&explained)?))
         }
         Command::Budgets { budgets, printed } => budgets::judge(&read(&budgets)?, &read(&printed)?),
+        Command::Lines { folders } => {
+            let packages: Result<Vec<_>, _> = folders.iter().map(|folder| lines::read(folder)).collect();
+            Ok(Verdict { text: lines::table(&packages?), is_good: true })
+        }
         Command::Mutants { write, printed } => {
             let path = PathBuf::from("docs/mutants.md");
             let document = read(&path)?;

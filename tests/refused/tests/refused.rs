@@ -6,7 +6,7 @@
 
 #![cfg(not(any(loom, shuttle, miri, millpond_mutants)))]
 
-#[allow(dead_code, reason = "shared with architecture.rs, which uses the rest")]
+#[allow(dead_code, unused_imports, reason = "shared with architecture.rs, which uses the rest")]
 #[path = "../../house/mod.rs"]
 mod house;
 #[path = "../ui/lawful/mod.rs"]
