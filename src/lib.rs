@@ -6,9 +6,9 @@
 #![doc = concat!("[examples/first_steps.rs]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/examples/first_steps.rs")]
 #![doc = concat!("[examples/two_streams.rs]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/examples/two_streams.rs")]
 #![doc = concat!("[examples/share_between_streams.rs]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/examples/share_between_streams.rs")]
-#![doc = concat!("[docs/ordering.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/ordering.md")]
+#![doc = "[docs/ordering.md]: ordering"]
 #![doc = concat!("[tests/lawmodel]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/tests/lawmodel/README.md")]
-#![doc = concat!("[docs/ordering.md#kinds-of-streams]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/ordering.md#kinds-of-streams")]
+#![doc = "[docs/ordering.md#kinds-of-streams]: ordering#kinds-of-streams"]
 #![doc = concat!("[`millpond-sim`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/sim/README.md")]
 #![doc = concat!("[`millpond-replay`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/replay/README.md")]
 #![doc = concat!("[`millpond-trace`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/trace/README.md")]
@@ -49,6 +49,10 @@ internal!(heap);
 pub mod interop;
 pub mod kernel;
 internal!(order);
+#[doc = concat!("[why not always]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/decisions/unpin-to-wait.md")]
+#[doc = ""]
+#[doc = include_str!("../docs/ordering.md")]
+pub mod ordering {}
 pub mod report;
 internal!(sync);
 mod laws;
