@@ -83,7 +83,7 @@ const MOST_LINES: usize = 16_794;
 const CIRCLES: &[(&str, usize)] = &[
     ("driver/src", 3),
     ("cuda/src", 12),
-    ("sim/src", 10),
+    ("sim/src", 3),
     ("trace/src", 3),
     ("src", 18),
     ("replay/src", 3),

@@ -6,9 +6,10 @@
 
 use super::Sim;
 use super::call::Call;
-use super::exec::{self, Action, Name};
+use super::exec::{self, Action};
 use super::launch::Ranges;
 use super::memory::{Backing, Part};
+use super::operation::Name;
 use super::oracle::AccessKind;
 use super::stream::{Booking, SimStream};
 use super::world::{Touch, World};

@@ -8,24 +8,11 @@
 use super::Sim;
 use super::call::Call;
 use super::oracle::StreamKey;
+use super::recording::Capture;
 use super::stream::SimStream;
 use super::world::{World, bad_handle};
 use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, StreamKind};
-use std::cell::Cell;
-
-/// A capture in progress.
-#[derive(Debug)]
-pub(super) struct Capture {
-    pub(super) key: u32,
-    device: usize,
-    origin: StreamKey,
-    streams: Vec<StreamKey>,
-    /// Streams that were destroyed in it.
-    left: usize,
-    operations: u64,
-    invalid: bool,
-}
 
 /// What a finished capture recorded. There is nothing to launch: the simulator models what capturing forbids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,30 +22,6 @@ pub struct Captured {
     pub operations: u64,
     /// Streams that took part.
     pub streams: usize,
-}
-
-millpond_driver::sync::per_thread! {
-    static RELAXED: Cell<u32> = Cell::new(0);
-}
-
-/// Whether the calling thread is inside a relaxed batch.
-pub(super) fn is_relaxed() -> bool {
-    RELAXED.with(|r| r.get() > 0)
-}
-
-/// Makes the calling thread relaxed until dropped, also on unwind.
-pub(super) struct Relaxed(());
-
-impl Relaxed {
-    pub(super) fn enter() -> Relaxed {
-        RELAXED.with(|r| r.set(r.get() + 1));
-        Relaxed(())
-    }
-}
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        RELAXED.with(|r| r.set(r.get() - 1));
-    }
 }
 
 fn refused(call: Call, code: u32, message: &'static str) -> DriverError {

@@ -8,8 +8,9 @@
 use super::Sim;
 use super::call::Call;
 use super::event::must_reach;
-use super::exec::{Action, Points};
+use super::exec::Action;
 use super::memory::{Backing, Reach};
+use super::operation::Points;
 use super::oracle::AccessKind::{self, Read, Write};
 use super::oracle::StreamKey;
 use super::rate::Engine;

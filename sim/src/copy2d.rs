@@ -6,8 +6,7 @@
 use super::Sim;
 use super::call::Call;
 use super::copy::touch;
-use super::exec::Action;
-use super::launch::{Kernel, Ranges};
+use super::launch::{KernelMemory, Ranges, kernel};
 use super::memory::Reach;
 use super::oracle::AccessKind::{Read, Write};
 use super::rate::Engine;
@@ -67,7 +66,7 @@ impl Sim {
                 .collect();
             w.tell(key, name, &touched);
             let ranges = Ranges::from_slice(&[touch(from, from_span, Read), touch(to, to_span, Write)]);
-            let body = Box::new(move |memory: &mut super::launch::KernelMemory<'_>| {
+            let body = Box::new(move |memory: &mut KernelMemory<'_>| {
                 let mut row = vec![0; width as usize];
                 for (to, from) in rows {
                     memory.read(from, &mut row);
@@ -75,8 +74,7 @@ impl Sim {
                 }
             });
             let booking = Booking::on(engine, engine.nanos(copy.bytes()));
-            let kernel = Kernel { name: name.into(), ranges, body, reach: Reach::Anywhere };
-            w.submit(key, booking, Action::Kernel(Box::new(kernel)));
+            w.submit(key, booking, kernel(name.into(), ranges, Reach::Anywhere, body));
             Ok(())
         })
     }

@@ -7,10 +7,11 @@
 
 use super::Sim;
 use super::call::Call;
-use super::capture::Relaxed;
-use super::exec::{self, Action, Points};
+use super::exec::{self, Action};
 use super::late::End;
+use super::operation::{EventState, Points};
 use super::oracle::EventKey;
+use super::recording::Relaxed;
 use super::stream::{Booking, SimStream, Which};
 use super::world::{Shared, World, bad_handle};
 use millpond_driver::sync::Arc;
@@ -19,19 +20,6 @@ use millpond_driver::{DriverResult, Fences, StreamInfo, StreamOptions};
 use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
-
-/// What an event captured last.
-#[derive(Debug, Default)]
-pub(super) struct EventState {
-    pub(super) device: usize,
-    points: Points,
-    /// When all of it ends.
-    pub(super) finish: End,
-    /// The capture it was last recorded in.
-    capture: Option<u32>,
-    /// Answers "not ready" still to be given, whatever is true.
-    pub(super) not_ready: u32,
-}
 
 /// An event of the simulated device, destroyed when dropped. Destroying it forgets nothing that streams already wait
 /// for.
@@ -383,5 +371,19 @@ impl Sim {
     /// As [`Fences::create_event`].
     pub fn event(&self) -> DriverResult<SimEvent> {
         self.create_event()
+    }
+}
+
+impl Sim {
+    /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever is true.
+    ///
+    /// # Errors
+    /// The event belongs to another world.
+    pub fn not_ready_event(&self, event: &SimEvent, times: u32) -> DriverResult<()> {
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        let state = world.event(self, event, Call::EventQuery)?;
+        state.not_ready = state.not_ready.saturating_add(times);
+        Ok(())
     }
 }

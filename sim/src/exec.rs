@@ -10,12 +10,11 @@
 //! further here: what makes the executor run may be a destructor. It is kept, and a verb of [`Sim`](super::Sim)'s own that
 //! is none passes it on ([`pass_on`]).
 
-use super::launch::{Kernel, KernelMemory};
 use super::memory::Reach;
+use super::operation::{Name, Points};
 use super::oracle::StreamKey;
 use super::stream::Op;
 use super::world::World;
-use smallvec::SmallVec;
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -47,6 +46,9 @@ pub(super) struct Hold {
     opened: bool,
 }
 
+/// A kernel's body, given the world and its position on its stream.
+pub(super) type KernelCode = Box<dyn FnOnce(&RefCell<World>, (StreamKey, u64)) + Send>;
+
 /// What an operation does when it runs.
 pub(super) enum Action {
     /// Nothing: a record, a wait, a read into pageable memory that the call itself does.
@@ -67,15 +69,12 @@ pub(super) enum Action {
     /// Writes bytes that were read from pageable memory at submission.
     Staged { dst: u64, data: Box<[u8]> },
     /// A kernel with a body.
-    Kernel(Box<Kernel>),
+    Kernel { name: Name, code: KernelCode },
     /// A host function.
     Host { name: Name, code: Box<dyn FnOnce() + Send> },
     /// Waits for a gate to be opened.
     Gate(u32),
 }
-
-/// A kernel's name.
-pub(super) type Name = std::borrow::Cow<'static, str>;
 
 impl std::fmt::Debug for Action {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -85,15 +84,12 @@ impl std::fmt::Debug for Action {
             Action::Check { .. } => "check",
             Action::Copy { .. } => "copy",
             Action::Staged { .. } => "staged copy",
-            Action::Kernel(_) => "kernel",
+            Action::Kernel { .. } => "kernel",
             Action::Host { .. } => "host function",
             Action::Gate(_) => "gate",
         })
     }
 }
-
-/// Positions on streams, all of which are meant.
-pub(super) type Points = SmallVec<[(StreamKey, u64); 1]>;
 
 /// Something that cannot run now, and will not by itself.
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +113,7 @@ struct Callback {
 }
 
 enum Body {
-    Kernel(Box<Kernel>),
+    Kernel(Name, KernelCode),
     Host(Name, Box<dyn FnOnce() + Send>),
 }
 
@@ -171,7 +167,7 @@ impl World {
         (self.runs_from, self.runs_at) = (from, finish);
         let stream = self.stream_mut(key);
         let body = match action {
-            Action::Kernel(kernel) => Body::Kernel(kernel),
+            Action::Kernel { name, code } => Body::Kernel(name, code),
             Action::Host { name, code } => Body::Host(name, code),
             simple => {
                 self.run(key, position, simple);
@@ -207,7 +203,7 @@ impl World {
                     Err(hole) => (name, Some(hole)),
                 }
             }
-            Action::Mark | Action::Gate(_) | Action::Kernel(_) | Action::Host { .. } => return,
+            Action::Mark | Action::Gate(_) | Action::Kernel { .. } | Action::Host { .. } => return,
         };
         if let Some(hole) = fault {
             self.faulted(stream, position, name, hole);
@@ -237,15 +233,11 @@ impl Callback {
     fn call(self, cell: &RefCell<World>) {
         let Callback { stream, position, body } = self;
         let name = match &body {
-            Body::Host(name, _) => name.clone(),
-            Body::Kernel(kernel) => kernel.name.clone(),
+            Body::Host(name, _) | Body::Kernel(name, _) => name.clone(),
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| match body {
             Body::Host(_, code) => code(),
-            Body::Kernel(kernel) => {
-                let Kernel { name, ranges, body, reach } = *kernel;
-                body(&mut KernelMemory::new(cell, (stream, position), name, ranges, reach));
-            }
+            Body::Kernel(_, code) => code(cell, (stream, position)),
         }));
         let mut world = cell.borrow_mut();
         world.callbacks -= 1;

@@ -5,10 +5,8 @@
 
 use super::Sim;
 use super::call::Call;
-use super::event::SimEvent;
 use super::oracle::StreamKey;
 use millpond_driver::DriverErrorKind;
-use millpond_driver::DriverResult;
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -183,17 +181,6 @@ impl Sim {
     /// The next `times` queries and host waits for events answer "not ready", whatever is true.
     pub fn not_ready(&self, times: u32) {
         self.lock().borrow_mut().faults.add_not_ready(times);
-    }
-    /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever is true.
-    ///
-    /// # Errors
-    /// The event belongs to another world.
-    pub fn not_ready_event(&self, event: &SimEvent, times: u32) -> DriverResult<()> {
-        let guard = self.lock();
-        let mut world = guard.borrow_mut();
-        let state = world.event(self, event, Call::EventQuery)?;
-        state.not_ready = state.not_ready.saturating_add(times);
-        Ok(())
     }
     /// This device's context is lost: every later call of it fails, destructors excepted.
     pub fn lose_context(&self) {

@@ -10,9 +10,10 @@
 
 use super::Sim;
 use super::call::Call;
-use super::exec::{self, Action, Name};
+use super::exec::{self, Action};
 use super::memory::{Backing, Reach};
 use super::mismatch::{Mismatch, MismatchKind};
+use super::operation::Name;
 use super::oracle::{AccessKind, StreamKey};
 use super::rate::Engine;
 use super::stream::{Booking, SimStream};
@@ -27,12 +28,13 @@ use std::fmt;
 pub(super) type KernelBody = Box<dyn FnOnce(&mut KernelMemory<'_>) + Send>;
 pub(super) type Ranges = SmallVec<[Touch; 2]>;
 
-/// A kernel in its stream's queue.
-pub(super) struct Kernel {
-    pub(super) name: Name,
-    pub(super) ranges: Ranges,
-    pub(super) body: KernelBody,
-    pub(super) reach: Reach,
+/// A kernel as its stream's queue has it: its body is given the declared ranges of the world that runs it.
+pub(super) fn kernel(name: Name, ranges: Ranges, reach: Reach, body: KernelBody) -> Action {
+    let called = name.clone();
+    let code = Box::new(move |world: &RefCell<World>, at: (StreamKey, u64)| {
+        body(&mut KernelMemory::new(world, at, called, ranges, reach));
+    });
+    Action::Kernel { name, code }
 }
 
 enum Does {
@@ -143,7 +145,7 @@ pub struct KernelMemory<'a> {
 }
 
 impl<'a> KernelMemory<'a> {
-    pub(super) fn new(
+    fn new(
         cell: &'a RefCell<World>,
         (stream, position): (StreamKey, u64),
         name: Name,
@@ -308,7 +310,7 @@ impl Sim {
                 Does::Nothing => Action::Mark,
                 Does::Write(addr, bytes, word) => Action::Write { name, addr, bytes, word, reach },
                 Does::Check(addr, bytes, word) => Action::Check { name, addr, bytes, word, tag, reach },
-                Does::Code(body) => Action::Kernel(Box::new(Kernel { name, ranges, body, reach })),
+                Does::Code(body) => kernel(name, ranges, reach, body),
             };
             w.submit(key, Booking::on(Engine::Compute, nanos), action);
             Ok(())

@@ -18,11 +18,11 @@
 //! |---|---|
 //! | `world` | the shared state behind one lock; the door for driver calls |
 //! | `call` | the calls: names, prices, habits |
-//! | `stream`, `event`, `capture` | order: queues, what events capture, what captures forbid |
+//! | `stream`, `event`, `capture` | order: queues, what events capture, what captures forbid; beneath them `operation` and `recording`, what is kept of each |
 //! | `exec` | when queued work runs |
-//! | `memory`, `contents` | addresses to bytes; sparse bytes |
+//! | `memory`, `contents`, `block` | addresses to bytes; sparse bytes; real ones behind pinned ranges |
 //! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch`, `callback` | the verbs |
-//! | `rate`, `late`, `fault`, `ledger`, `mismatch`, `verdict` | virtual time, and behind gates; planted faults, accounts, wrong bytes, the judgement |
+//! | `rate`, `late`, `fault`, `ledger`, `mismatch`, `met`, `verdict` | virtual time, and behind gates; planted faults, accounts, wrong bytes and their list, the judgement |
 //!
 //! ```
 //! use millpond_driver::{Fences, Memory};
@@ -48,6 +48,7 @@ extern crate millpond_driver;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod block;
 mod call;
 mod callback;
 mod capture;
@@ -63,11 +64,14 @@ mod late;
 mod launch;
 mod ledger;
 mod memory;
+mod met;
 mod mismatch;
 pub mod null;
+mod operation;
 pub mod oracle;
 mod plain;
 mod rate;
+mod recording;
 mod stream;
 mod verdict;
 mod virt;

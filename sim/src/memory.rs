@@ -14,8 +14,8 @@
 //! Invariants: M1 mappings do not overlap; M2 a piece lives while it is unreleased or mapped; M3 offsets of a mapping lie
 //! inside its piece, since a mapping always covers the whole of it.
 
+use super::block::HostBlock;
 use super::contents::{Bytes, Contents, anchored, byte_at};
-use super::host::HostBlock;
 use super::oracle::{MapKey, PhysKey};
 use hashbrown::HashMap;
 use smallvec::SmallVec;

@@ -8,8 +8,9 @@
 
 use super::Sim;
 use super::call::Call;
-use super::exec::{Action, Points};
+use super::exec::Action;
 use super::late::End;
+use super::operation::Points;
 use super::oracle::{StreamKey, StreamLabel};
 use super::rate::{Engine, Load};
 use super::world::{Shared, World, bad_handle};

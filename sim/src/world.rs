@@ -5,15 +5,15 @@
 //! closures leave it as values and are called or dropped while it is not borrowed.
 
 use super::call::{Call, code_of};
-use super::capture::{self, Capture};
-use super::event::EventState;
 use super::exec::{Hold, KeptPanic, Schedule};
 use super::fault::Faults;
 use super::late::PutOff;
 use super::memory::{FreeAddresses, MemoryMap, Part};
 use super::mismatch::Mismatch;
+use super::operation::EventState;
 use super::oracle::{AccessKind, HostKey, Oracle, StreamKey};
 use super::rate::Engines;
+use super::recording::{self, Capture};
 use super::stream::StreamState;
 use hashbrown::HashMap;
 use millpond_driver::random::SplitMix64;
@@ -286,7 +286,7 @@ impl World {
         }
         if call.is_unsafe_while_capturing()
             && !self.captures.is_empty()
-            && (call.is_never_safe_while_capturing() || !capture::is_relaxed())
+            && (call.is_never_safe_while_capturing() || !recording::is_relaxed())
         {
             self.forbid_while_capturing(device, call)?;
         }

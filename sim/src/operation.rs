@@ -1,0 +1,26 @@
+//! What operations and events are told apart and put in order by: names, positions on streams, what an event captured.
+//!
+//! It does not know what an operation does, nor who waits for what.
+
+use super::late::End;
+use super::oracle::StreamKey;
+use smallvec::SmallVec;
+
+/// An operation's name.
+pub(super) type Name = std::borrow::Cow<'static, str>;
+
+/// Positions on streams, all of which are meant.
+pub(super) type Points = SmallVec<[(StreamKey, u64); 1]>;
+
+/// What an event captured last.
+#[derive(Debug, Default)]
+pub(super) struct EventState {
+    pub(super) device: usize,
+    pub(super) points: Points,
+    /// When all of it ends.
+    pub(super) finish: End,
+    /// The capture it was last recorded in.
+    pub(super) capture: Option<u32>,
+    /// Answers "not ready" still to be given, whatever is true.
+    pub(super) not_ready: u32,
+}
