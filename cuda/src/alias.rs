@@ -2,7 +2,7 @@
 //!
 //! cudarc counts streams with `Arc<CudaStream>`. A stream of ours is lent as such a value that owns nothing; somebody may
 //! keep a clone of it for longer than we keep the stream. So a stream whose alias was lent is destroyed when nobody else
-//! has the alias: it waits in the device's list of the [`Parked`], which is looked through whenever a stream is made or
+//! has the alias: it waits in the device's list of the [`Parked`](super::context::Parked), which is looked through whenever a stream is made or
 //! goes. What is still lent when the device goes is left to the context: that costs a handle, and never a call on one that
 //! is another stream by then.
 //!
@@ -19,10 +19,6 @@ use millpond_driver::DriverError;
 use millpond_driver::sync::{Arc, Mutex, MutexGuard};
 use millpond_driver::units::StreamId;
 use millpond_driver::{DriverResult, Fences, Memory};
-
-/// Streams that are ours to destroy, once nobody has their alias.
-#[derive(Default)]
-pub(super) struct Parked(Mutex<Vec<(Arc<CudaStream>, Handle<CUstream_st>)>>);
 
 /// Who a stream is that cudarc names.
 #[doc(hidden)]
@@ -75,23 +71,6 @@ impl Device {
             None => unsafe { self.destroy_stream(stream) },
         }
         self.sweep_parked();
-    }
-
-    /// Destroys the parked streams whose alias nobody has any more.
-    pub(super) fn sweep_parked(&self) {
-        let mut free = Vec::new();
-        self.parked.0.lock().retain_mut(|(alias, stream)| {
-            // The only reference, with no weak one to make more from.
-            let lent = Arc::get_mut(alias).is_none();
-            if !lent {
-                free.push(*stream);
-            }
-            lent
-        });
-        for stream in free {
-            // SAFETY: parked by its last reference of ours, and the alias is gone: nobody has the handle.
-            unsafe { self.destroy_stream(stream) };
-        }
     }
 }
 

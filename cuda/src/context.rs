@@ -9,9 +9,7 @@
 //! is pushed and, at the end of the call, popped. Setting it and leaving it set would be cheaper and would surprise a
 //! program that works with two contexts in one thread.
 
-use super::alias::Parked;
 use super::ended::Mortals;
-use super::event::Mode;
 use super::kernel::Kernels;
 use super::launch::Loaded;
 use super::memory::AsyncPool;
@@ -39,6 +37,9 @@ const VIRTUAL_MEMORY: c_int = 102;
 const MEMORY_POOLS: c_int = 115;
 /// `CU_STREAM_NON_BLOCKING`.
 pub(super) const NON_BLOCKING: u32 = 1;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: i32 = 2;
 
 /// What keeps the context alive.
 enum Keep {
@@ -80,6 +81,10 @@ pub(super) struct Device {
     deferred: Mutex<Deferred>,
     keep: Keep,
 }
+
+/// Streams that are ours to destroy, once nobody has their alias.
+#[derive(Default)]
+pub(super) struct Parked(pub(super) Mutex<Vec<(Arc<CudaStream>, Handle<CUstream_st>)>>);
 
 /// Errors that nobody could be told: the newest ones, and how many were left out before them.
 #[derive(Default)]
@@ -492,5 +497,68 @@ fn pop(device: &Device) {
     let code = unsafe { (device.table().ctx_pop)(&raw mut popped) };
     if let Err(e) = device.done(Call::ctx_pop, code) {
         device.defer(e);
+    }
+}
+
+/// The thread's capture mode, put back when dropped, also on unwind.
+#[must_use = "the mode lasts until this is dropped"]
+pub(super) struct Mode<'a> {
+    device: &'a Device,
+    before: Option<i32>,
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Mode<'_> {
+    pub(super) fn relaxed(device: &Device) -> Mode<'_> {
+        if planted!(CudaNeverRelaxed) {
+            return Mode { device, before: None };
+        }
+        Mode { device, before: exchange(device, RELAXED) }
+    }
+}
+
+/// Sets this thread's mode and returns the one before. `None`, and an error kept, where the driver refuses: then the
+/// calls that follow run in the mode they would have had.
+#[allow(unsafe_code, reason = "foreign calls")]
+fn exchange(device: &Device, mode: i32) -> Option<i32> {
+    let mut mode = mode;
+    // SAFETY: the pointer is a local's, read and written by the call.
+    let code = unsafe { (device.table().exchange_capture_mode)(&raw mut mode) };
+    match device.done(Call::exchange_capture_mode, code) {
+        Ok(()) => Some(mode),
+        Err(e) => {
+            device.defer(e);
+            None
+        }
+    }
+}
+
+impl Drop for Mode<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before
+            && !planted!(CudaStaysRelaxed)
+        {
+            exchange(self.device, before);
+        }
+    }
+}
+
+#[allow(unsafe_code, reason = "foreign calls")]
+impl Device {
+    /// Destroys the parked streams whose alias nobody has any more.
+    pub(super) fn sweep_parked(&self) {
+        let mut free = Vec::new();
+        self.parked.0.lock().retain_mut(|(alias, stream)| {
+            // The only reference, with no weak one to make more from.
+            let lent = Arc::get_mut(alias).is_none();
+            if !lent {
+                free.push(*stream);
+            }
+            lent
+        });
+        for stream in free {
+            // SAFETY: parked by its last reference of ours, and the alias is gone: nobody has the handle.
+            unsafe { self.destroy_stream(stream) };
+        }
     }
 }

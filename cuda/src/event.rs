@@ -5,7 +5,7 @@
 //! limit, or, where there is one, by asking. This file does not know memory.
 
 use super::Cuda;
-use super::context::{Device, bad_handle, lacking};
+use super::context::{Device, Mode, bad_handle, lacking};
 use super::stream::GpuStream;
 use super::table::{Call, Handle};
 use core::fmt;
@@ -21,8 +21,6 @@ use millpond_driver::{DriverResult, Fences, StreamInfo, StreamOptions};
 const DISABLE_TIMING: u32 = 2;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
-const RELAXED: i32 = 2;
 
 /// An event, destroyed when dropped. Streams that wait for it already are not disturbed.
 pub struct GpuEvent {
@@ -50,49 +48,6 @@ impl Drop for GpuEvent {
             // SAFETY: `create_event` made it, and it is destroyed once.
             unsafe { (table.event_destroy)(self.handle.0) }
         });
-    }
-}
-
-/// The thread's capture mode, put back when dropped, also on unwind.
-#[must_use = "the mode lasts until this is dropped"]
-pub(super) struct Mode<'a> {
-    device: &'a Device,
-    before: Option<i32>,
-}
-
-#[allow(unsafe_code, reason = "foreign calls")]
-impl Mode<'_> {
-    pub(super) fn relaxed(device: &Device) -> Mode<'_> {
-        if planted!(CudaNeverRelaxed) {
-            return Mode { device, before: None };
-        }
-        Mode { device, before: exchange(device, RELAXED) }
-    }
-}
-
-/// Sets this thread's mode and returns the one before. `None`, and an error kept, where the driver refuses: then the
-/// calls that follow run in the mode they would have had.
-#[allow(unsafe_code, reason = "foreign calls")]
-fn exchange(device: &Device, mode: i32) -> Option<i32> {
-    let mut mode = mode;
-    // SAFETY: the pointer is a local's, read and written by the call.
-    let code = unsafe { (device.table().exchange_capture_mode)(&raw mut mode) };
-    match device.done(Call::exchange_capture_mode, code) {
-        Ok(()) => Some(mode),
-        Err(e) => {
-            device.defer(e);
-            None
-        }
-    }
-}
-
-impl Drop for Mode<'_> {
-    fn drop(&mut self) {
-        if let Some(before) = self.before
-            && !planted!(CudaStaysRelaxed)
-        {
-            exchange(self.device, before);
-        }
     }
 }
 

@@ -8,9 +8,9 @@
 //! | file | idea |
 //! |---|---|
 //! | `probe`, `table` | finding the driver; its functions as plain pointers; codes as data |
-//! | `context` | one context: bound, restored, shared, counted |
+//! | `context` | one context: bound, restored, shared, counted; a thread's capture mode; what it keeps until its end |
 //! | `memory`, `virt`, `copy` | plain and pinned memory; virtual memory; copies and fills |
-//! | `stream`, `event` | whose a stream is and who; events, waits, capture mode |
+//! | `stream`, `event` | whose a stream is and who; events, waits |
 //! | `alias` | cudarc's values of our streams, and whose a stream of cudarc's is |
 //! | `kernel`, `gate` | our own kernels: fill, check, hold |
 //! | `launch` | anybody's kernels, loaded once |

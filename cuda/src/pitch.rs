@@ -5,37 +5,10 @@
 use super::Cuda;
 use super::context::invalid;
 use super::stream::GpuStream;
-use super::table::Call;
-use core::ffi::{c_int, c_void};
+use super::table::{Call, Copy2d, Side};
 use core::ptr::null_mut;
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverResult, Pitched, Place};
-
-/// `CUDA_MEMCPY2D`, whose layout is the same in every version; `_v2` of the function takes it.
-#[repr(C)]
-pub(super) struct Copy2d {
-    from_x: usize,
-    from_y: usize,
-    from: Side,
-    to_x: usize,
-    to_y: usize,
-    to: Side,
-    width: usize,
-    height: usize,
-}
-
-/// One side of it.
-#[repr(C)]
-struct Side {
-    /// 1 is host memory, 2 device memory.
-    kind: c_int,
-    host: *mut c_void,
-    device: u64,
-    array: *mut c_void,
-    pitch: usize,
-}
-
-const _: () = assert!(size_of::<Copy2d>() == 128);
 
 fn side(place: Place, pitch: u64) -> Side {
     let pitch = pitch as usize;

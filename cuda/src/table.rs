@@ -103,6 +103,32 @@ pub(super) struct PoolProps {
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 const _: () = assert!(size_of::<PoolProps>() == 88);
 
+/// `CUDA_MEMCPY2D`, whose layout is the same in every version; `_v2` of the function takes it.
+#[repr(C)]
+pub(super) struct Copy2d {
+    pub(super) from_x: usize,
+    pub(super) from_y: usize,
+    pub(super) from: Side,
+    pub(super) to_x: usize,
+    pub(super) to_y: usize,
+    pub(super) to: Side,
+    pub(super) width: usize,
+    pub(super) height: usize,
+}
+
+/// One side of it.
+#[repr(C)]
+pub(super) struct Side {
+    /// 1 is host memory, 2 device memory.
+    pub(super) kind: c_int,
+    pub(super) host: *mut c_void,
+    pub(super) device: u64,
+    pub(super) array: *mut c_void,
+    pub(super) pitch: usize,
+}
+
+const _: () = assert!(size_of::<Copy2d>() == 128);
+
 macro_rules! functions {
     (
         required { $($need:ident = $need_symbol:literal, $need_name:literal, ($($need_arg:ty),*);)* }
@@ -182,7 +208,7 @@ functions! {
         memcpy_h2d = "cuMemcpyHtoDAsync_v2", "cuMemcpyHtoDAsync", (CUdeviceptr, *const c_void, usize, CUstream);
         memcpy_d2h = "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoHAsync", (*mut c_void, CUdeviceptr, usize, CUstream);
         memcpy_d2d = "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoDAsync", (CUdeviceptr, CUdeviceptr, usize, CUstream);
-        memcpy_2d = "cuMemcpy2DAsync_v2", "cuMemcpy2DAsync", (*const super::pitch::Copy2d, CUstream);
+        memcpy_2d = "cuMemcpy2DAsync_v2", "cuMemcpy2DAsync", (*const Copy2d, CUstream);
         memcpy_peer = "cuMemcpyPeerAsync", "cuMemcpyPeerAsync",
             (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
         memset_d8 = "cuMemsetD8Async", "cuMemsetD8Async", (CUdeviceptr, u8, usize, CUstream);
