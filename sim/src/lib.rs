@@ -102,6 +102,21 @@ use std::cell::RefCell;
 use world::{Guard, Shared, World};
 
 /// A simulated device. Clones are the same device.
+///
+/// What the program did not order is convicted, whether or not it went well this time:
+///
+/// ```
+/// use millpond_driver::Memory;
+/// use millpond_sim::{Launch, Sim};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sim = Sim::new(1 << 30);
+/// let (data, writer, reader) = (sim.allocate(4096)?, sim.stream()?, sim.stream()?);
+/// sim.launch(&writer, Launch::new("produce").writes(data.addr(), 4096))?;
+/// sim.launch(&reader, Launch::new("consume").reads(data.addr(), 4096))?;    // no event, no wait
+/// let verdict = sim.verdict().expect_err("nothing orders the two");
+/// assert!(verdict.to_string().starts_with("1 ordering violation"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Sim {
     shared: Arc<Shared>,

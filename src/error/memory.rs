@@ -40,6 +40,21 @@ impl fmt::Display for Holder {
 }
 
 /// No memory: what was asked, what there is, who holds it, what was tried, and what to do.
+///
+/// ```
+/// use millpond::{Allocator, Config, Error, Limit, units::MIB};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(1 << 30), Config::default().limit(Limit::Bytes(64 * MIB)))?;
+/// let work = gpu.stream()?;
+/// let weights = gpu.alloc(40 * MIB, &work)?;
+/// let Err(Error::OutOfMemory(why)) = gpu.alloc(40 * MIB, &work) else { panic!("there is no room for both") };
+/// assert_eq!((why.requested, why.report.limit), (40 * MIB, Some(64 * MIB)));
+/// assert_eq!(why.report.total.allocated, 40 * MIB);
+/// println!("{why}");                                        // who holds what, and one sentence of advice
+/// # drop(weights);
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OutOfMemory {

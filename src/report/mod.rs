@@ -248,6 +248,22 @@ impl Ladder {
 /// With the feature `serde` it is a value in both directions: what `Report::to_json` writes, or any format of serde's, is read back
 /// equal. A reader gives a field that is not there its default, passes over what it does not know, and names the field of a value that
 /// does not fit.
+///
+/// ```
+/// use millpond::{Allocator, Config, units::MIB};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(1 << 30), Config::default())?;
+/// let work = gpu.stream()?;
+/// for _ in 0..100 {
+///     drop(gpu.alloc(3 * MIB, &work)?);                     // the same bytes each time
+/// }
+/// let report = gpu.report();
+/// assert_eq!((report.growths, report.peak_allocated()), (1, Some(3 * MIB)));
+/// assert_eq!((report.total.counters.hits, report.total.allocated), (99, 0));
+/// println!("{report}");
+/// # Ok(()) }
+/// ```
 #[derive(Clone, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(not(feature = "internals"), non_exhaustive)]
