@@ -45,6 +45,16 @@ fn stream_ops_seeds() {
     });
 }
 
+/// A program that is not correct is found out: the order and the contents of what the executor touches are judged.
+#[test]
+fn stream_ops_judges() {
+    let wrong = "millpond trace 1\nstreams 2\nalloc b0 4096 on s0\nwrite b0 on s0\nread b0 on s1\n";
+    let program: millpond::trace::Program = wrong.parse().unwrap();
+    let said = std::panic::catch_unwind(|| stream_ops::run_with(0, 0, &program)).unwrap_err();
+    let said = said.downcast_ref::<String>().expect("a text");
+    assert!(said.contains("mend:") && said.contains("with schedule 0, options 0"), "{said}");
+}
+
 #[test]
 fn trace_codec_seeds() {
     each_seed("trace_codec", trace_codec::run);

@@ -35,17 +35,18 @@ const EVENT_WAIT: Duration = Duration::MAX;
 /// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Deal`] for one of more than [`THREADS_MOST`] host threads;
 /// [`ReplayError::Step`] for a driver call that failed. A request that is refused is no error: [`Outcome::refused`].
 pub fn replay<D: Touch>(program: &Program, allocator: &Allocator<D>) -> Result<Outcome, ReplayError> {
-    replay_watched(program, allocator, &|_| {})
+    replay_watched(program, allocator, &|_, _| {})
 }
 
-/// As [`replay`], calling `after` behind each step with the step's number: for tests that check something at every step.
+/// As [`replay`], calling `after` behind each step with the step's number and, if it handed a block out, where that begins: for tests
+/// that check something at every step.
 ///
 /// # Errors
 /// As [`replay`].
 pub fn replay_watched<D: Touch>(
     program: &Program,
     allocator: &Allocator<D>,
-    after: &(dyn Fn(usize) + Sync),
+    after: &(dyn Fn(usize, Option<Addr>) + Sync),
 ) -> Result<Outcome, ReplayError> {
     let mut outcome = run(program, allocator, after)?;
     outcome.take_report(allocator.driver(), allocator.report());
@@ -69,7 +70,7 @@ pub fn replay_program<D: Touch>(
 ) -> Result<Outcome, ReplayError> {
     let driver = driver.ahead(run_ahead);
     let allocator = Allocator::new(driver.clone(), config).map_err(ReplayError::Setup)?;
-    let mut outcome = run(program, &allocator, &|_| {})?;
+    let mut outcome = run(program, &allocator, &|_, _| {})?;
     outcome.makespan_ns = driver.makespan().and_then(|m| u64::try_from(m.as_nanos()).ok());
     outcome.take_report(&driver, allocator.report());
     outcome.lost.allocations = allocator.live().len() as u64;
@@ -82,14 +83,14 @@ pub fn replay_program<D: Touch>(
 fn run<D: Touch>(
     program: &Program,
     allocator: &Allocator<D>,
-    after: &(dyn Fn(usize) + Sync),
+    after: &(dyn Fn(usize, Option<Addr>) + Sync),
 ) -> Result<Outcome, ReplayError> {
     program.check().map_err(ReplayError::Fault)?;
     let step = |table: &mut Table<D>, at: usize| {
         let op = program.steps[at].op;
         let _called = Called::<D>::at(Caller::Step(at as u64));
-        table.step(op).map_err(|error| ReplayError::Step { step: at, op, error })?;
-        after(at);
+        let handed = table.step(op).map_err(|error| ReplayError::Step { step: at, op, error })?;
+        after(at, handed);
         Ok(())
     };
     // Numbers may be sparse: threads that do nothing are not made.
@@ -260,7 +261,8 @@ impl<D: Touch> Table<D> {
         self.streams[&number].clone()
     }
 
-    fn enter(&mut self, number: BlockNo, made: Result<Place<D>, Error>) -> Result<(), Error> {
+    /// Enters a block, if there is one, and says where it begins.
+    fn enter(&mut self, number: BlockNo, made: Result<Place<D>, Error>) -> Result<Option<Addr>, Error> {
         match made {
             Ok(place) => {
                 let block = Block::new(place);
@@ -269,13 +271,14 @@ impl<D: Touch> Table<D> {
                 {
                     self.allocator.driver().name(id, &number.to_string());
                 }
+                let addr = block.addr();
                 self.live_with(&block.place).add(block.bytes());
                 self.blocks.insert(number, block);
-                Ok(())
+                Ok(Some(addr))
             }
             Err(Error::OutOfMemory(_) | Error::TooLarge { .. } | Error::BadAlignment { .. }) => {
                 self.refused += 1;
-                Ok(())
+                Ok(None)
             }
             Err(e) => Err(e),
         }
@@ -296,7 +299,8 @@ impl<D: Touch> Table<D> {
         }
     }
 
-    fn step(&mut self, op: Op) -> Result<(), Error> {
+    /// Runs one, and says where the block begins that it handed out.
+    fn step(&mut self, op: Op) -> Result<Option<Addr>, Error> {
         match op {
             Op::Alloc { block, bytes, align, stream } => {
                 let stream = self.stream(stream);
@@ -304,11 +308,11 @@ impl<D: Touch> Table<D> {
                     Some(align) => self.allocator.alloc_aligned(bytes, align, &stream),
                     None => self.allocator.alloc(bytes, &stream),
                 };
-                self.enter(block, made.map(Place::Device))?;
+                return self.enter(block, made.map(Place::Device));
             }
             Op::AllocPinned { block, bytes } => {
                 let made = self.allocator.alloc_pinned(bytes);
-                self.enter(block, made.map(Place::Pinned))?;
+                return self.enter(block, made.map(Place::Pinned));
             }
             Op::Free { block } => drop(self.leave(block)),
             Op::FreeOn { block, stream } => {
@@ -366,7 +370,7 @@ impl<D: Touch> Table<D> {
             }
             Op::Tick => self.allocator.driver().tick(),
         }
-        Ok(())
+        Ok(None)
     }
 
     #[allow(unsafe_code, reason = "pinned blocks are touched by kernels, too")]

@@ -79,7 +79,7 @@ fn at_rest(sim: &Sim, gpu: Allocator<Sim>) {
 fn run(program: &Program, schedule: Schedule, config: Config) {
     let sim = Sim::new(256 * MIB).schedule(schedule);
     let gpu = rig::on(&sim, config);
-    replay_watched(program, &gpu, &|_| against_the_model(&gpu)).unwrap();
+    replay_watched(program, &gpu, &|_, _| against_the_model(&gpu)).unwrap();
     sim.run_until_idle();
     if let Err(e) = sim.verdict() {
         panic!("{e}");
