@@ -38,10 +38,29 @@ promised() {
     grep -qxF -- "$1" README.md || { echo "README.md has no line '$1': the promise and this check must be one"; exit 1; }
 }
 
+# What is built beside `target`, where nobody who builds there waits for it.
+beside="${CARGO_TARGET_DIR:-target}/beside"
+
+# The programs of xtask that judge and look things up, built as they are, whatever this check builds for and with what flags.
+xtask() {
+    env -u RUSTFLAGS -u RUSTC_BOOTSTRAP -u LLVM_PROFILE_FILE CARGO_TARGET_DIR="$beside" cargo run -q -p xtask -- "$@"
+}
+
+# Builds by a cargo command, `executables "on_gpu cuda_backend" cargo test .. --no-run`, and says where these targets' executables are, a line
+# each in that order. Fails, and says what there is, where one is not among them.
+executables() {
+    local names said status=0
+    read -ra names <<<"$1"
+    shift
+    said="$(mktemp)"
+    { "$@" --message-format=json-render-diagnostics >"$said" && xtask executables "$said" "${names[@]}"; } || status=$?
+    rm -f "$said"
+    return "$status"
+}
+
 # The stand-in driver for checks that run beside those that build in `target`: built where nobody waits for it, nor finds it
 # being replaced. Its path goes to MILLPOND_FAKE_LIBCUDA.
 need_driver() {
-    local beside="${CARGO_TARGET_DIR:-target}/beside"
     env -u RUSTC_BOOTSTRAP CARGO_TARGET_DIR="$beside" cargo build -p millpond-fake-libcuda
     export MILLPOND_FAKE_LIBCUDA="$PWD/$beside/debug/libfake_libcuda.so"
 }

@@ -11,16 +11,16 @@ pub(crate) struct Package {
     pub(crate) files: Vec<(PathBuf, String)>,
 }
 
-/// The sources in a folder, those that are tests left out.
-pub(crate) fn read(folder: &Path) -> Result<Package, String> {
+/// The Rust files of a folder, with their paths within it.
+pub(crate) fn all(folder: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let (mut files, mut todo) = (Vec::new(), vec![folder.to_path_buf()]);
     while let Some(at) = todo.pop() {
         let failed = |e: std::io::Error| format!("{}: {e}", at.display());
         for entry in std::fs::read_dir(&at).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            if path.is_dir() && !path.ends_with("tests") {
+            if path.is_dir() {
                 todo.push(path);
-            } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs") {
+            } else if path.extension().is_some_and(|e| e == "rs") {
                 let within = path.strip_prefix(folder).map_err(|e| e.to_string())?.to_path_buf();
                 files.push((within, crate::read(&path)?));
             }
@@ -29,6 +29,13 @@ pub(crate) fn read(folder: &Path) -> Result<Package, String> {
     if files.is_empty() {
         return Err(format!("{} has no sources", folder.display()));
     }
+    Ok(files)
+}
+
+/// The sources in a folder, those that are tests left out.
+pub(crate) fn read(folder: &Path) -> Result<Package, String> {
+    let is_test = |f: &Path| f.ends_with("tests.rs") || f.components().any(|c| c.as_os_str() == "tests");
+    let files = all(folder)?.into_iter().filter(|(within, _)| !is_test(within)).collect();
     Ok(Package { folder: folder.display().to_string(), files })
 }
 

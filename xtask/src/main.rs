@@ -5,12 +5,15 @@
 
 mod budgets;
 mod coverage;
+mod executables;
 mod features;
 mod lines;
 mod mutants;
+mod names;
 #[allow(dead_code, reason = "shared with tests/architecture.rs, which uses the rest")]
 #[path = "../../tests/house/rust.rs"]
 mod rust;
+mod values;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -58,6 +61,35 @@ enum Command {
         #[arg(long)]
         programs: usize,
     },
+    /// Where the executables of these targets are, a line each in the order of the names.
+    Executables {
+        /// What cargo wrote with `--message-format=json`.
+        messages: PathBuf,
+        /// Names of targets.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Whether each of these names, by which tests are chosen or left out, is part of a test's.
+    Names {
+        /// What test programs printed: with `-- --list`, or as they ran. Or folders with the tests' sources.
+        #[arg(long = "in", required = true)]
+        places: Vec<PathBuf>,
+        /// The names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// The text at a path of keys in a TOML file.
+    Value {
+        /// The file.
+        file: PathBuf,
+        /// The keys, `workspace.package.rust-version`.
+        path: String,
+    },
+    /// The version of a package in Cargo.lock.
+    Locked {
+        /// The package.
+        package: String,
+    },
     /// Lines of code, neither blank nor comment nor test, of each package and of each of its rooms.
     Lines {
         /// Where sources are.
@@ -94,7 +126,7 @@ fn run(command: Command) -> Result<Verdict, String> {
         }
         Command::Coverage { reports, explained, list } => {
             let reports = reports.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-            let source = |file: &str| read(&PathBuf::from(file));
+            let source = |file: &str| read(file);
             let root = std::env::current_dir().map_err(|e| e.to_string())?;
             let missed = coverage::missed(&reports, &format!("{}/", root.display()), &source)?;
             if list {
@@ -103,6 +135,27 @@ fn run(command: Command) -> Result<Verdict, String> {
             Ok(missed.judge(&explained.display().to_string(), &read(&explained)?))
         }
         Command::Budgets { budgets, printed } => budgets::judge(&read(&budgets)?, &read(&printed)?),
+        Command::Executables { messages, names } => {
+            let text = executables::of(&read(&messages)?, &names)?.join("\n") + "\n";
+            Ok(Verdict { text, is_good: true })
+        }
+        Command::Names { places, names } => {
+            let (folders, printed): (Vec<_>, Vec<_>) = places.into_iter().partition(|place| place.is_dir());
+            let text = if folders.is_empty() {
+                let printed = printed.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+                names::missing(&printed.join("\n"), &names)
+            } else {
+                names::missing_in(&folders, &names)?
+            };
+            Ok(Verdict { is_good: text.is_empty(), text })
+        }
+        Command::Value { file, path } => {
+            Ok(Verdict { text: values::at(&read(&file)?, &path)? + "\n", is_good: true })
+        }
+        Command::Locked { package } => {
+            let text = values::locked(&read("Cargo.lock")?, &package)? + "\n";
+            Ok(Verdict { text, is_good: true })
+        }
         Command::Lines { folders } => {
             let packages: Result<Vec<_>, _> = folders.iter().map(|folder| lines::read(folder)).collect();
             Ok(Verdict { text: lines::table(&packages?), is_good: true })
@@ -111,7 +164,7 @@ fn run(command: Command) -> Result<Verdict, String> {
             let path = PathBuf::from("docs/mutants.md");
             let document = read(&path)?;
             let printed = printed.as_ref().map(read).transpose()?;
-            let source = read(&PathBuf::from("driver/src/mutant.rs"))?;
+            let source = read("driver/src/mutant.rs")?;
             let written = mutants::written(&document, &source, printed.as_deref())?;
             let text = mutants::differences(&document, &written);
             if write {
