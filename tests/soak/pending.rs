@@ -174,8 +174,8 @@ impl World {
             self.free(s, t, phase);
             apart(|| round.frees.push(self.lanes[s].stream.id()));
         }
-        if phase.lives > 0 && nth % 20 == 0 {
-            let used = nth % 40 == 0;
+        if phase.lives > 0 && nth.is_multiple_of(20) {
+            let used = nth.is_multiple_of(40);
             let freed = self.live_at_once(phase.lives, used);
             let many = if used { phase.lives } else { 0 };
             apart(|| round.frees.resize(round.frees.len() + many, freed));
@@ -302,7 +302,7 @@ impl World {
         let block = self.gpu.alloc(KIB, &self.lanes[s].stream).expect("a block");
         self.made.dropped = 1;
         let second = (t + 1) % self.lanes.len();
-        if phase.frees % 2 == 0 && second != s {
+        if phase.frees.is_multiple_of(2) && second != s {
             let on = &self.lanes[second].stream;
             block.record_use(on).expect("declared");
             let at = block.address();
