@@ -56,6 +56,10 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
     (Bug::SweepAlways, "it costs time, which no judge of order sees"),
     (Bug::LookTooSoon, "it costs time, which no judge of order sees"),
     (Bug::ReportWhole, "it costs time, which no judge of order sees"),
+    (
+        Bug::BurstUnwaited,
+        "it costs memory, and events that rest are within their bound until somebody makes a marker",
+    ),
 ];
 
 /// Why random programs of the simulated device do not look for bugs of the CUDA backend.
@@ -143,6 +147,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
             Bug::SweepNever,
             Bug::FinishNever,
             Bug::BurstKept,
+            Bug::BurstUnwaited,
         ],
         "it costs memory and breaks nothing",
     ),

@@ -14,6 +14,7 @@
 //! | `programs` | programs with a name, in one allocator that stays |
 //! | `readme` | the README's two, line by line |
 //! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
+//! | `lasting` | rows whose tests make a device each: what these do, on a device and an allocator that last |
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
 //! | `machine`, `rarer`, `crew` | what a step of these does, and what one of the rarer parts of the interface; the threads that do it |
 //! | `leaks` | programs that keep something of every round, or of one in 50 or 100, which fail |
@@ -38,6 +39,8 @@ mod crew;
 mod finders;
 #[path = "soak/judge.rs"]
 mod judge;
+#[path = "soak/lasting.rs"]
+mod lasting;
 #[path = "soak/leaks.rs"]
 mod leaks;
 #[path = "soak/machine.rs"]

@@ -65,6 +65,17 @@ fn right_code_passes_random_programs() {
     }
 }
 
+/// Captures that took the event of a published marker, of a stream that only calls which name it mark, in operations before the one that finds it so: what that
+/// stream holds is held back then, and a request that is refused for it is refused rightly. Three seeds above those of the test before had no other fault.
+#[test]
+fn right_code_passes_programs_whose_captures_are_found_later() {
+    for seed in [1105, 1554, 1919] {
+        if let Err(e) = cases::random::run_captured(seed).1 {
+            panic!("{e}");
+        }
+    }
+}
+
 /// The same with streams that only calls that name them mark, and that end unannounced, beside somebody's captures, which live.
 #[test]
 fn right_code_passes_random_programs_beside_captures() {

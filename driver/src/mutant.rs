@@ -181,6 +181,7 @@ zoo! {
     SweepNever "sweep-never" "pools of streams that are over never leave the list"
     SweepAlways "sweep-always" "every new stream looks through all pools for such as are over"
     BurstKept "burst-kept" "the events of a burst never go back to the driver"
+    BurstUnwaited "burst-unwaited" "a program that waits and makes no markers keeps the events of a burst"
     FinishNever "finish-never" "where nobody asks the device, nobody waits for closed streams either"
     LookTooSoon "look-too-soon" "markers that are complete make the next look at all timelines due however many timelines there are"
     ReportWhole "report-whole" "a report comes by all of a pool's ranges in one hold of its lock"

@@ -120,6 +120,7 @@ impl<D: Driver> Allocator<D> {
         }
         core.keeper.sweep();
         core.host.drain(&core.registry);
+        core.registry.host_waited();
         core.deliver();
     }
 }

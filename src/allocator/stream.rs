@@ -249,6 +249,7 @@ impl<D: Driver> Stream<D> {
         registry.proved(line, promised);
         registry.learn(&clock);
         self.keeper().learnt(line.id, &clock);
+        registry.host_waited();
         Ok(())
     }
 }
@@ -352,6 +353,7 @@ impl<D: Driver> Event<D> {
         if registry.watch(driver.relaxed(|| driver.wait_event(&self.marker.event, limit)))? {
             registry.marker_complete(&self.on, &self.marker);
             self.let_go();
+            registry.host_waited();
             Ok(())
         } else {
             let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);

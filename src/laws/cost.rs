@@ -59,6 +59,11 @@ pub(crate) fn pooled(most: usize, least: usize) -> usize {
     if planted!(BurstKept) { usize::MAX } else { most.max(least) }
 }
 
+/// Whether a wait of the host's counts as retired markers do for what the pool of events gives back.
+pub(crate) fn waits_pay() -> bool {
+    !planted!(BurstUnwaited)
+}
+
 /// What is left of a request's patience.
 pub(crate) fn patience(left: Duration, spent: impl FnOnce() -> Duration) -> Duration {
     if planted!(PatienceRenewed) { left } else { left.saturating_sub(spent()) }

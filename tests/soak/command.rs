@@ -10,7 +10,7 @@
 
 use super::judge::{self, rounds};
 use super::run::{Pace, Run, Soaked};
-use super::{gpu_soak, programs, random, whole};
+use super::{gpu_soak, lasting, programs, random, whole};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -33,7 +33,12 @@ fn jobs() -> Vec<Job> {
     let random = random::base()..random::base() + seeds;
     let random =
         random.map(|seed| -> Job { (format!("random::seed_{seed}"), Box::new(move || random::run(seed))) });
-    named.chain(whole::all()).chain(random).collect()
+    let lasting = lasting::NAMES.iter().flat_map(|&name| {
+        [Pace::AtOnce, Pace::Late].map(|pace| -> Job {
+            (format!("lasting::{name}::{pace:?}"), Box::new(move || lasting::run(name, Run::steady(pace))))
+        })
+    });
+    named.chain(whole::all()).chain(lasting).chain(random).collect()
 }
 
 fn number(name: &str) -> Option<usize> {

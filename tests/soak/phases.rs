@@ -2,7 +2,9 @@
 //!
 //! It does not know how a step is done (`pending`), nor what may be kept (`stated`).
 
+use millpond::trace::{Event, Sink};
 use millpond::{Config, Growth, Policy, Reuse};
+use std::sync::Arc;
 
 /// A seeded generator (splitmix64).
 pub struct Draw(pub u64);
@@ -18,6 +20,13 @@ impl Draw {
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
+}
+
+/// Somebody who is told of everything, so that it is recorded.
+struct Listens;
+
+impl Sink for Listens {
+    fn event(&self, _: u64, _: &Event) {}
 }
 
 /// What programs there are, in turn.
@@ -75,7 +84,10 @@ impl Kind {
     pub fn config(self, draw: &mut Draw) -> Config {
         let policy = if draw.one_in(3) { Policy::Footprint } else { Policy::Latency };
         let reuse = [Reuse::WithWaits, Reuse::WithWaits, Reuse::Ordered, Reuse::Never][draw.below(4)];
-        let config = Config::default().policy(policy).reuse(reuse).deterministic(self.is_unasked());
+        let mut config = Config::default().policy(policy).reuse(reuse).deterministic(self.is_unasked());
+        if self == Kind::ComeAndGo {
+            config = config.sink(Arc::new(Listens));
+        }
         // Growth by what is asked for has each request miss, and a miss drains: then it is not the frees that do.
         if draw.one_in(4) && self != Kind::Stay { config.growth(Growth::Exact) } else { config }
     }
@@ -99,6 +111,8 @@ pub struct Phase {
     pub waits: usize,
     pub pattern: Pattern,
     pub frees: usize,
+    /// Blocks of one pool that live at once, in one round of twenty; every second time another stream uses each.
+    pub lives: usize,
     /// The pool whose blocks they are, if it is one alone.
     pub pool: Option<usize>,
     /// Whether markers of its may fail.
@@ -120,6 +134,7 @@ pub const NOTHING: Phase = Phase {
     waits: 0,
     pattern: Pattern::Any,
     frees: 0,
+    lives: 0,
     pool: None,
     fails: false,
     copies: 0,
@@ -148,9 +163,11 @@ impl Phase {
 
     pub fn any(kind: Kind, draw: &mut Draw) -> Phase {
         let comes_and_goes = kind.comes_and_goes();
+        let (waits, frees) = (draw.below(4), draw.below(4));
         Phase {
-            waits: draw.below(4),
-            frees: draw.below(4),
+            waits,
+            frees,
+            lives: if kind == Kind::Stay && waits == 3 && frees > 1 { 600 * frees } else { 0 },
             fails: draw.one_in(4),
             copies: draw.below(3),
             reads: if comes_and_goes { draw.below(3) } else { 0 },

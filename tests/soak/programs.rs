@@ -113,19 +113,19 @@ fn a_hundred(policy: Policy) -> Config {
     Config::default().limit(Limit::Bytes(65 * MIB)).growth(Growth::Exact).policy(policy)
 }
 
-fn stream(gpu: &Allocator<Device>) -> Stream<Device> {
+pub fn stream(gpu: &Allocator<Device>) -> Stream<Device> {
     gpu.stream().expect("a stream")
 }
 
-fn zeros(gpu: &Allocator<Device>, n: usize, on: &Stream<Device>) -> DeviceArray<f32, Device> {
+pub fn zeros(gpu: &Allocator<Device>, n: usize, on: &Stream<Device>) -> DeviceArray<f32, Device> {
     gpu.zeros(n, on).expect("an array")
 }
 
-fn block(gpu: &Allocator<Device>, bytes: u64, on: &Stream<Device>) -> Allocation<Device> {
+pub fn block(gpu: &Allocator<Device>, bytes: u64, on: &Stream<Device>) -> Allocation<Device> {
     gpu.alloc(bytes, on).expect("memory")
 }
 
-fn synchronise(stream: &Stream<Device>) -> Box<dyn FnMut()> {
+pub fn synchronise(stream: &Stream<Device>) -> Box<dyn FnMut()> {
     let stream = stream.clone();
     Box::new(move || stream.synchronize().expect("waited"))
 }
@@ -138,16 +138,16 @@ fn all_synchronised(b: &Bench, program: Steady) -> Steady {
 }
 
 /// Work of the program's own on a block.
-fn writes(device: &Device, on: &Inside<SimStream>, block: &Allocation<Device>) {
+pub fn writes(device: &Device, on: &Inside<SimStream>, block: &Allocation<Device>) {
     device.launch(on, || Launch::new("write").writes(block.address(), block.len()));
 }
 
-fn reads(device: &Device, on: &Inside<SimStream>, block: &Allocation<Device>) {
+pub fn reads(device: &Device, on: &Inside<SimStream>, block: &Allocation<Device>) {
     device.launch(on, || Launch::new("read").reads(block.address(), block.len()));
 }
 
 /// As many streams as there are places, and what waits for the first of them.
-fn streams<const N: usize>(b: &Bench) -> ([Stream<Device>; N], Box<dyn FnMut()>) {
+pub fn streams<const N: usize>(b: &Bench) -> ([Stream<Device>; N], Box<dyn FnMut()>) {
     let streams: [Stream<Device>; N] = std::array::from_fn(|_| stream(&b.gpu));
     let first = synchronise(&streams[0]);
     (streams, first)

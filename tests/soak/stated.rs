@@ -25,6 +25,10 @@ const UNFINISHED: u64 = 32;
 const FEW_NAMES: u64 = 64;
 const FEW_USES: u64 = 8;
 const FEW_POOLS: u64 = 16;
+/// Users of a block at most, in these programs: the uses of one range in flight.
+const USERS: u64 = 2;
+/// References are counted so many at once (`share.rs`).
+const BATCH: u64 = 256;
 /// Bytes of host memory: at first, for each pool with its timeline, and for each thing that is counted.
 const BYTES: u64 = 64 << 10;
 const BYTES_A_POOL: u64 = 32 << 10;
@@ -99,6 +103,11 @@ pub struct Made {
     pub readers: u64,
     /// In this round.
     pub closed: u64,
+    /// The most handles to each pool's memory at one time, and the most allocations with uses among them.
+    pub handles: HashMap<StreamId, u64>,
+    pub used: HashMap<StreamId, u64>,
+    /// What was dropped since the last request, each with an event of a trace.
+    pub dropped: u64,
 }
 
 /// What the program has itself, or had in this round.
@@ -117,6 +126,9 @@ impl Held {
             as u64
     }
 }
+
+/// Driver events once more: by what is pending, where the other bound is by what else is counted.
+const ALIVE: &str = "driver events by what is pending";
 
 /// A count, and what is allowed.
 pub struct Judged {
@@ -144,6 +156,9 @@ pub struct Stated {
     peak: [u64; 2],
     tokens: [u64; 2],
     fitted: u64,
+    /// The most events in use by what is pending, before the pool was last asked and since, and the most there were when it was asked.
+    in_use: [u64; 2],
+    alive: u64,
     /// Readers, and streams that were closed.
     readers: Unknown,
     closed: Unknown,
@@ -184,31 +199,36 @@ impl Stated {
         // A marker's, one that rests in the pool, or one that somebody holds whose marker is retired: the program, or a kept value's token.
         let counted = ["markers", "events pooled", "kept values"].map(|name| held.of(name));
         let driver_events = counted.iter().sum::<u64>() + has.events;
+        let kept = self.kept(held.of("kept values"), pending, made, timelines);
+        let (pooled, alive) = self.events(held, made, has, (markers, kept));
         let bounds = [
             ("markers", markers),
             ("host bytes", bytes),
             ("driver events", driver_events),
-            ("events pooled", self.events(held, made, has, markers)),
+            (ALIVE, alive),
+            ("events pooled", pooled),
             ("clock entries", clocks),
             ("timelines", self.timelines(closed, made, has)),
             ("pools", self.pools(closed, made, has)),
             ("uses", self.uses(readers, made)),
-            ("kept values", self.kept(held.of("kept values"), pending, made, timelines)),
+            ("kept values", kept),
+            ("recorded events", made.dropped),
         ];
         let judged = |(name, most)| Judged {
             name,
             count: match name {
                 "host bytes" => held.1,
-                "driver events" => held.2,
+                "driver events" | ALIVE => held.2,
                 _ => held.of(name),
             },
             most,
-            unasked: self.deterministic && ["markers", "clock entries", "timelines"].contains(&name),
+            unasked: self.deterministic && ["markers", "clock entries", "timelines", ALIVE].contains(&name),
         };
         bounds.map(judged).into()
     }
 
-    fn events(&mut self, held: &Held, made: &Made, has: Has, markers: u64) -> u64 {
+    /// Those in the pool, and all that are alive, where so many may be markers and so many values be kept.
+    fn events(&mut self, held: &Held, made: &Made, has: Has, (markers, kept): (u64, u64)) -> (u64, u64) {
         self.peak[1] = self.peak[1].max(held.of("markers"));
         // Kept values have tokens, whose events come back when the values are looked at; events that the program has come back when it lets
         // them go.
@@ -216,14 +236,20 @@ impl Stated {
         self.tokens[1] = self.tokens[1].max(tokens);
         let peak = self.peak[0].max(self.peak[1]).next_power_of_two();
         let most = self.events.max(peak) + self.tokens[0].max(self.tokens[1]);
+        // One is created where the pool is empty: then all are in use. What rests is given back when the pool is asked.
+        self.in_use[1] = self.in_use[1].max(markers + kept + has.events);
+        let in_use = self.in_use[0].max(self.in_use[1]);
+        let alive = self.alive.max(in_use);
         // The pool is asked at a look, and when eight markers have been retired for each event that it keeps.
         if made.markers - self.fitted >= EVENTS_PAID * most + markers {
             self.fitted = made.markers;
             self.tokens = [self.tokens[1], tokens];
             self.events = LEAST.max(peak).max(self.events - self.events / 4);
             self.peak = [self.peak[1], held.of("markers")];
+            self.alive = self.in_use[1] + most;
+            self.in_use = [self.in_use[1], 0];
         }
-        most
+        (most, alive)
     }
 
     /// The table has one of the context's too.
@@ -258,9 +284,18 @@ impl Stated {
         self.kept[0].0 + self.kept.iter().skip(1).map(|k| k.1).sum::<u64>()
     }
 
-    /// Ranges in flight of each pool: a few of each other stream's were freed since it was asked, and no more than that.
-    pub fn judge_ranges(&mut self, report: &Report, pending: &Pending, made: &Made, has: Has) -> Vec<Judged> {
+    /// Ranges in flight of each pool: a few of each other stream's were freed since it was asked, and no more than that. And what all pools have
+    /// of uses of these, places for uses, and references that are counted in advance.
+    pub fn judge_pools(
+        &mut self,
+        (held, report): (&Held, &Report),
+        pending: &Pending,
+        made: &Made,
+        has: Has,
+    ) -> Vec<Judged> {
         let mut judged = Vec::new();
+        // The one source in pinned memory has a place too.
+        let [mut in_flight, mut places, mut batches] = [0, 1, 0];
         for pool in &report.pools {
             let Some(stream) = pool.stream else { continue };
             let of = |frees: &HashMap<StreamId, u64>| frees.get(&stream).copied().unwrap_or(0);
@@ -270,7 +305,15 @@ impl Stated {
             let most = window.bound(bound, of(&made.frees)).0;
             let count = pool.in_flight_ranges;
             judged.push(Judged { name: "ranges in flight", count, most, unasked: false });
+            // One a user, of ranges that are bounded themselves.
+            in_flight += USERS * count;
+            places += of(&made.used);
+            // A batch is counted when there is none, and less than one is left of the last.
+            batches += (of(&made.handles) + BATCH - 1).saturating_sub(pool.live) / BATCH;
         }
+        let of_all =
+            [("uses in flight", in_flight), ("use slots", places), ("batches of references", batches)];
+        judged.extend(of_all.map(|(name, most)| Judged { name, count: held.of(name), most, unasked: false }));
         judged
     }
 }

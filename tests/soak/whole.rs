@@ -2,7 +2,7 @@
 //!
 //! Those of the conformance suite get one device for all their rounds, so that allocators come and go on it; and where what
 //! they assert holds on an allocator with a past too, one allocator. Those that make a device of their own leave nothing but
-//! host memory to count. An allocator that nobody uses stands by: it shows what the device's timelines remember.
+//! host memory to count: `lasting` has what they do, on a device and an allocator that stay. An allocator that nobody uses stands by: it shows what the device's timelines remember.
 //!
 //! It does not know what a row shows.
 
@@ -241,6 +241,17 @@ suite_rows! {
     pools::t07_bytes_used_and_acquired_by_scope: GOES;
     pools::t18_pool_statistics: GOES;
     pinned::p15_a_pinned_limit_refuses_and_recovers: STAYS;
+    arrays::zeros_are_zero_and_pinned_too: STAYS;
+    transfers::the_shapes_of_both_sides_are_compared: STAYS;
+    transfers::a_dropped_token_keeps_its_memory: STAYS;
+    reuse::the_same_stream_reuses_at_once: STAYS;
+    reuse::an_unordered_stream_gets_other_bytes: STAYS;
+    capture::a_capturing_stream_is_refused: STAYS;
+}
+
+/// Rows of the suite on a device and an allocator that stay.
+pub fn staying() -> impl Iterator<Item = &'static str> {
+    SUITE.iter().zip(KEEPS).filter(|(_, keeps)| **keeps).map(|(&name, _)| name)
 }
 
 /// Rows that make an allocator in each round, and why: the allocator that stays is another one then, which sees what they leave on the device.

@@ -40,6 +40,10 @@ const BURST: u64 = 4 * LEAST as u64;
 /// many markers are out never comes to a look. A quarter goes then, so that what a loop of bursts creates anew is one event in 32 markers.
 const EVENTS_PAID: u64 = 8;
 
+/// A wait of the host's that a program asks for pays for as much as so many retired markers: one that makes no markers any more gives back what a
+/// burst left too, and what a loop of bursts and waits creates anew is eight events a wait at most.
+const WAIT_PAYS: u64 = 256;
+
 /// So many answers without news end a search that a request makes: with a hundred streams that are behind, each miss would
 /// otherwise ask the device a hundred times. The looks that markers pay for ask about all.
 pub(crate) const QUESTIONS: usize = 4;
@@ -49,7 +53,7 @@ pub(crate) const QUESTIONS: usize = 4;
 pub(super) struct Outstanding {
     /// Published and not retired.
     markers: AtomicU64,
-    /// The most there were since the events were last counted, and how many were retired since.
+    /// The most there were since the events were last counted, and how many were retired since, or what counts as much.
     peak: AtomicU64,
     retired: AtomicU64,
     /// With so many, all timelines are looked at; [`LOOKING`] while somebody does.
@@ -188,13 +192,9 @@ impl<D: Driver> Registry<D> {
         if gone == 0 {
             return;
         }
-        let (out, most) = (&self.outstanding, self.events.most());
+        let out = &self.outstanding;
         let left = out.markers.fetch_sub(gone, Ordering::Relaxed).saturating_sub(gone);
-        if out.retired.fetch_add(gone, Ordering::Relaxed) + gone >= EVENTS_PAID.saturating_mul(most as u64) {
-            self.fit_events(left);
-        } else {
-            self.events.keep_at_most(most);
-        }
+        self.pay_for_events(gone, left);
         // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
         // Never sooner than the markers since the last one pay for: each look comes by all timelines.
         let at = out.look_at.load(Ordering::Relaxed);
@@ -202,6 +202,24 @@ impl<D: Driver> Registry<D> {
         let next = (2 * left).max(timelines).max(LEAST as u64).max((at - at / 8).min(BURST));
         if at != LOOKING && next < at {
             let _ = out.look_at.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// The program had the host wait, and goes on.
+    pub(crate) fn host_waited(&self) {
+        if cost::waits_pay() {
+            self.pay_for_events(WAIT_PAYS, self.outstanding.markers.load(Ordering::Relaxed));
+        }
+    }
+
+    /// So many markers were retired, or what counts as much, and `left` are there.
+    fn pay_for_events(&self, markers: u64, left: u64) {
+        let most = self.events.most();
+        let retired = self.outstanding.retired.fetch_add(markers, Ordering::Relaxed) + markers;
+        if retired >= EVENTS_PAID.saturating_mul(most as u64) {
+            self.fit_events(left);
+        } else {
+            self.events.keep_at_most(most);
         }
     }
 

@@ -6,6 +6,7 @@ use millpond::sync::{Rank, locks_taken};
 use millpond::units::{GIB, KIB};
 use millpond::{Config, Growth, Stream, Trim};
 use millpond_sim::{Call, Schedule, Sim};
+use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -41,6 +42,11 @@ pub(super) const CASES: &[Case] = &[
         run: streams_come_and_go_unasked,
     },
     Case { name: "events of a burst", kills: &["burst-kept"], run: events_of_a_burst },
+    Case {
+        name: "events of a burst, and hits and waits alone",
+        kills: &["burst-kept", "burst-unwaited"],
+        run: events_of_a_burst_and_waits,
+    },
     Case {
         name: "markers that retire beside many streams",
         kills: &["look-too-soon"],
@@ -227,6 +233,44 @@ fn events_of_a_burst() -> Outcome {
         "{:?} driver events, alive and pooled, are left where nothing is in use",
         left()
     );
+    Ok(())
+}
+
+/// Five hundred events at once, and then 10,000 hits, with a wait of one kind once in 100, and no marker but that of an event which is waited for: the
+/// burst's events go back by the waits. A program of bursts and waits creates few anew.
+fn events_of_a_burst_and_waits() -> Outcome {
+    for kind in 0..3 {
+        let w = unjudged(Config::default());
+        let s = w.stream();
+        let burst: Result<Vec<_>, _> = (0..500).map(|_| s.record()).collect();
+        drop(burst.map_err(said)?);
+        for i in 0..10_000 {
+            drop(w.gpu.alloc(KIB, &s).map_err(said)?);
+            if i % 100 == 99 {
+                match kind {
+                    0 => w.gpu.synchronize(),
+                    1 => s.synchronize(),
+                    _ => s.record().and_then(|event| event.synchronize(Duration::MAX)),
+                }
+                .map_err(said)?;
+            }
+        }
+        let left = w.sim.ledger().events;
+        ensure!(left <= 80, "{left} driver events are left, where none is in use, by waits of kind {kind}");
+        let (rounds, waits) = (50, 3);
+        let created = || w.sim.ledger().calls_of(Call::EventCreate);
+        let before = created();
+        for _ in 0..rounds {
+            for _ in 0..300 {
+                drop(s.record().map_err(said)?);
+            }
+            for _ in 0..waits {
+                s.synchronize().map_err(said)?;
+            }
+        }
+        let created = created() - before;
+        ensure!(created <= 300 + 8 * rounds * waits, "{created} events created for {} waits", rounds * waits);
+    }
     Ok(())
 }
 

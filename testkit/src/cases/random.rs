@@ -10,7 +10,7 @@ use crate::dice::Dice;
 use millpond::DriverError;
 use millpond::array::ForeignMemory;
 use millpond::driver::{Fences, StreamKind};
-use millpond::units::{GIB, MIB};
+use millpond::units::{GIB, MIB, StreamId};
 use millpond::{
     Config, DeviceArray, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream,
     Trim, transfer,
@@ -97,8 +97,8 @@ struct Run {
     scrubs: bool,
     /// Captures begin inside calls.
     captured: bool,
-    /// One capture at most begins and ends inside this operation, on a stream that may be marked again.
-    one_inside: bool,
+    /// One capture at most begins and ends inside this operation, on this stream, which may be marked again.
+    one_inside: Option<StreamId>,
     /// Another device, with an allocator and as many streams of its own.
     neighbour: Option<(World, Vec<Stream<Sim>>)>,
     weights: [usize; 16],
@@ -244,7 +244,7 @@ impl Run {
             defaults,
             scrubs: kind == Kind::Scrubs,
             captured: kind == Kind::Captured,
-            one_inside: false,
+            one_inside: None,
             neighbour,
             dice,
             weights,
@@ -401,8 +401,8 @@ impl Run {
                 self.w.sim.capture_around(Call::EventRecord, nth, &native).map_err(said)?;
             }
             // One that is not declared only calls that name it may mark.
-            let mortal = self.lines[on].stream.as_ref().is_some_and(|s| s.info().mortal);
-            self.one_inside = records == 1 && !mortal;
+            let marked = self.lines[on].stream.as_ref().filter(|s| records == 1 && !s.info().mortal);
+            self.one_inside = marked.map(Stream::id);
         }
         // Nothing is launched on it meanwhile.
         let others: Vec<usize> =
@@ -425,7 +425,7 @@ impl Run {
             }
         }
         self.w.sim.clear_faults();
-        self.one_inside = false;
+        self.one_inside = None;
         ensure!(
             self.w.sim.captures_destroyed() == 0,
             "somebody's capture around a record was destroyed by it"
@@ -717,9 +717,10 @@ impl Run {
             Ok(block) => block,
             // A wish may fail for want of memory; for a fault, only where one was planted.
             Err(Error::Driver(e)) if !self.faulty => return Err(said(e)),
-            // Another marker serves at once where a capture took one's event; two in a request may be more than it repeats.
+            // Another marker serves at once where a capture took one's event; two in a request may be more than it repeats. A capture of an earlier
+            // operation may have taken the event of a stream that is not declared, whose next marker a call that names it makes: not this one.
             Err(Error::OutOfMemory(e))
-                if self.one_inside
+                if self.one_inside.is_some_and(|on| e.passed_over_on.iter().any(|of| of.0 == on))
                     && e.report.total.largest_free >= e.rounded
                     && e.passed_over.as_ref().is_some_and(DriverError::is_of_captured_event) =>
             {
