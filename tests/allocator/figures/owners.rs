@@ -2,6 +2,7 @@
 //! It knows no chunks and no counters.
 
 use super::chunks::Chunks;
+use super::loose::Loose;
 use millpond::report::PoolReport;
 use millpond::trace::{Event, Sink};
 use millpond::units::StreamId;
@@ -23,6 +24,18 @@ impl Told {
     pub(crate) fn take(&self) -> Vec<Event> {
         core::mem::take(&mut self.0.lock().unwrap())
     }
+}
+
+/// What was told of a request.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Heard {
+    pub host_waits: u64,
+    /// Somebody's memory was lent to the stream; no free range served it.
+    pub lent: bool,
+    pub missed: bool,
+    /// Bytes that came from the device, and that went back.
+    pub grew: u64,
+    pub trimmed: u64,
 }
 
 /// What follows for one stream.
@@ -54,43 +67,58 @@ impl Owners {
         Owners { chunks, ..Owners::default() }
     }
 
-    /// Takes the events in, and says how often the host waited, and whether somebody's memory was lent to this stream.
-    pub(crate) fn hear(&mut self, told: &Told, to_whom: Option<StreamId>) -> (u64, bool) {
-        let (mut host_waits, mut lent) = (0, false);
+    /// Takes the events in, and says what was told of this stream's request.
+    pub(crate) fn hear(
+        &mut self,
+        told: &Told,
+        to_whom: Option<StreamId>,
+        mut loose: Option<&mut Loose>,
+    ) -> Heard {
+        let mut heard = Heard::default();
         for event in told.take() {
             if let Some(chunks) = &mut self.chunks {
                 chunks.hear(&event);
+            }
+            if let Some(loose) = &mut loose {
+                loose.hear(&event);
             }
             match event {
                 Event::Allocate { stream, hit, .. } => {
                     let of = self.of.entry(stream).or_default();
                     of.allocations += 1;
                     of.hits += u64::from(hit);
+                    heard.missed |= !hit && to_whom == Some(stream);
                 }
                 Event::Free { stream, in_flight, .. } => {
                     let of = self.of.entry(stream).or_default();
                     of.frees += 1;
                     of.in_flight_frees += u64::from(in_flight);
                 }
-                Event::Grow { addr, bytes, stream } => self.enter(addr.0, bytes, stream),
+                Event::Grow { addr, bytes, stream } => {
+                    heard.grew += bytes;
+                    self.enter(addr.0, bytes, stream);
+                }
                 Event::Lend { addr, bytes, from, to } => {
                     assert!(
                         self.leave(addr.0, bytes).iter().all(|&who| who == from),
                         "{from} lent what it had not"
                     );
-                    lent |= to_whom == Some(to);
+                    heard.lent |= to_whom == Some(to);
                     self.of.entry(from).or_default().lends_out += 1;
                     self.of.entry(to).or_default().lends_in += 1;
                     self.enter(addr.0, bytes, to);
                 }
-                Event::Trim { addr, bytes } => drop(self.leave(addr.0, bytes)),
+                Event::Trim { addr, bytes } => {
+                    heard.trimmed += bytes;
+                    drop(self.leave(addr.0, bytes));
+                }
                 Event::Wait { stream, .. } => self.of.entry(stream).or_default().waits += 1,
-                Event::HostWait { .. } => host_waits += 1,
+                Event::HostWait { .. } => heard.host_waits += 1,
                 Event::OutOfMemory { .. } => {}
                 other => panic!("an event that these books do not know: {other:?}"),
             }
         }
-        (host_waits, lent)
+        heard
     }
 
     /// So many frees of a stream's complete blocks are not told.
