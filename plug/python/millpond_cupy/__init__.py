@@ -374,12 +374,19 @@ def _begin(there):
     def hooked(self, *arguments, **named):
         # No free on another thread names the stream meanwhile: asking who it is would end its capture.
         with _beginning, _naming_streams:
-            result = there(self, *arguments, **named)
+            # Before it begins: an interrupt may come right behind.
             if self.ptr == _PER_THREAD:
                 _own_captures_here().streams[_device_of(self)] = self
             else:
                 _captured[self.ptr] = _Capture(self)
-            return result
+            begun = False
+            try:
+                result = there(self, *arguments, **named)
+                begun = True
+                return result
+            finally:
+                if not begun:
+                    _may_be_over(self, _captured.get(self.ptr))
 
     return hooked
 
@@ -392,13 +399,25 @@ def _finish(there):
             refused = False
             return result
         finally:
-            if self.ptr == _PER_THREAD:
-                _own_captures_here().streams.pop(_device_of(self), None)
-            # One that another thread began goes on if this is refused, and one that failed is over.
-            elif capture is not None and not (refused and _is_in_capture(self)):
-                capture.over()
+            if refused:
+                # One that another thread began goes on, and one that failed is over.
+                _may_be_over(self, capture)
+            else:
+                _over(self, capture)
 
     return hooked
+
+
+def _may_be_over(stream, capture):
+    if not _is_in_capture(stream):
+        _over(stream, capture)
+
+
+def _over(stream, capture):
+    if stream.ptr == _PER_THREAD:
+        _own_captures_here().streams.pop(_device_of(stream), None)
+    elif capture is not None:
+        capture.over()
 
 
 def _joins(there):

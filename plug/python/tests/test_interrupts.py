@@ -110,8 +110,9 @@ class TestInterrupts(Test):
         return every_interrupt(program, behind)
 
     def make(self, *arguments, **named):
-        super().make(*arguments, **named)
+        cuda = super().make(*arguments, **named)
         (self.one,) = self.streams(1)
+        return cuda
 
     @alone()
     def test_arrays_and_pinned_memory(self):
@@ -170,6 +171,33 @@ class TestInterrupts(Test):
             self.assertIs(self.cupy.cuda.get_current_stream(), self.cupy.cuda.Stream.null)
 
         self.assertGreater(every_interrupt(program, behind), 20)
+
+    @alone()
+    def test_a_capture_begins_and_ends(self):
+        """It is known as long as it goes on: no wait for the device ends it."""
+        cuda = self.make(options=WAITS)
+        for stream in (self.one, cuda.ExternalStream(stand_in.stream()), cuda.Stream.ptds):
+
+            def begins():
+                stream.begin_capture()
+
+            def ends():
+                stream.end_capture()
+
+            def behind():
+                self.assertEqual(self.door._captures(), stream.is_capturing())
+                if stream.is_capturing():
+                    stream.end_capture()
+                self.assertFalse(self.door._captures())
+                if program is ends:
+                    stream.begin_capture()
+
+            program = begins
+            self.assertGreater(every_interrupt(begins, behind), 5)
+            program = ends
+            behind()
+            self.assertGreater(every_interrupt(ends, behind), 3)
+            stream.end_capture()
 
     @alone()
     def test_what_waits_for_a_capture(self):
