@@ -49,7 +49,7 @@ class SourcePackage(sdist):
 
 class Wheel(bdist_wheel):
     def get_tag(self):
-        # A C library that ctypes opens: any Python 3, on this platform.
+        # A C library that ctypes opens: any Python 3 that requires-python allows, on this platform.
         return "py3", "none", super().get_tag()[2]
 
 

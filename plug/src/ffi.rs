@@ -81,8 +81,14 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
     crate::presence::prepare();
     TOUCHED.fetch_add(1, Ordering::Relaxed);
     let opened = Door::open(device, options);
-    if opened.as_ref().is_err_and(|e| e.status == Status::BadArgument) {
+    let is_untouched = opened.as_ref().is_err_and(|e| match e.status {
         // An option that is none, found before the driver was asked for anything.
+        Status::BadArgument => true,
+        // No driver, or one that does not start: CUDA has begun where the driver counts devices and this is none of them.
+        Status::NoDevice => !pond::cuda::Cuda::devices().is_ok_and(|count| count > 0),
+        _ => false,
+    });
+    if is_untouched {
         TOUCHED.fetch_sub(1, Ordering::Relaxed);
     }
     opened

@@ -102,7 +102,7 @@ pub(crate) fn is_forked() -> bool {
 fn in_the_child() -> Status {
     failed(&Failure::new(
         Status::Forked,
-        "this process was forked from one that had an allocator, and CUDA does not work in it: nothing was done; start the process by spawn or forkserver, or fork before the first allocator is made",
+        "this process was forked from one that had an allocator, or had started CUDA to make one, and CUDA does not work in it: nothing was done; start the process by spawn or forkserver, or fork before the first allocator is asked for",
     ))
 }
 

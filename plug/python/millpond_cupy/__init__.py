@@ -72,7 +72,9 @@ class _Known:
 
     def __init__(self, device):
         self.device = device
-        self.join = None
+        # The stream that waits for those that ended, once one did. It is made with the pool's memory of the device, as is an event of the device: a
+        # finalizer makes nothing of the driver's, where that might fail. By device, the events that nobody uses.
+        self.join, self._spare, self._events = None, None, {}
         # So many streams ever ended and could not be waited for, and so many of them a wait for the device has seen to the end since.
         self._lost, self._quieted = 0, 0
         # A stream cannot be named from here, ever.
@@ -152,27 +154,47 @@ class _Known:
                 self._handles.pop(stream.ptr, None)
             finish(stream)
 
+    def prepare(self):
+        """Makes what the end of a stream needs: before there is memory that may be used on one."""
+        if self._spare is None:
+            before = cupy.cuda.runtime.getDevice()
+            try:
+                cupy.cuda.runtime.setDevice(self.device)
+                self._events[self.device] = collections.deque((cupy.cuda.Event(disable_timing=True),))
+                self._spare = cupy.cuda.Stream(non_blocking=True)
+            finally:
+                cupy.cuda.runtime.setDevice(before)
+
     def _wait_for(self, stream, device):
+        if self._spare is None:  # No pool has memory of this device that it may have used.
+            return
         if stream.is_capturing():
             raise millpond.CapturingError("the stream captures a graph: nobody can wait for its work")
         before = cupy.cuda.runtime.getDevice()
         try:
-            cupy.cuda.runtime.setDevice(self.device)
-            if self.join is None:
-                made = cupy.cuda.Stream(non_blocking=True)
-                # The collector may have ended another stream meanwhile, which waits in one that it made.
-                if self.join is None:
-                    self._handles[made.ptr] = None
-                    self.join = made
             cupy.cuda.runtime.setDevice(device)
-            event = cupy.cuda.Event(disable_timing=True)
+            events = self._events.setdefault(device, collections.deque())
+            try:
+                # Nobody else's meanwhile: the collector may end another stream between the record and the wait.
+                event = events.pop()
+            except IndexError:
+                event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
+            if stream.is_capturing():
+                raise millpond.CapturingError("the stream began to capture a graph: who waits for the event becomes a part of it")
+            if self.join is None:
+                spare = self._spare
+                self._handles[spare.ptr] = None
+                self.join = spare
             self.join.wait_event(event)
+            # Not one that failed: it may be a capture's.
+            events.append(event)
         finally:
             cupy.cuda.runtime.setDevice(before)
 
     def stands_for(self, stream, device):
         """A stream of this device that waits for all that another one's holds."""
+        self.prepare()
         with _naming_streams:
             self._wait_for(stream, device)
             return self.join.ptr
@@ -352,12 +374,19 @@ def _begin(there):
     def hooked(self, *arguments, **named):
         # No free on another thread names the stream meanwhile: asking who it is would end its capture.
         with _beginning, _naming_streams:
-            result = there(self, *arguments, **named)
+            # Before it begins: an interrupt may come right behind.
             if self.ptr == _PER_THREAD:
                 _own_captures_here().streams[_device_of(self)] = self
             else:
                 _captured[self.ptr] = _Capture(self)
-            return result
+            begun = False
+            try:
+                result = there(self, *arguments, **named)
+                begun = True
+                return result
+            finally:
+                if not begun:
+                    _may_be_over(self, _captured.get(self.ptr))
 
     return hooked
 
@@ -370,13 +399,25 @@ def _finish(there):
             refused = False
             return result
         finally:
-            if self.ptr == _PER_THREAD:
-                _own_captures_here().streams.pop(_device_of(self), None)
-            # One that another thread began goes on if this is refused, and one that failed is over.
-            elif capture is not None and not (refused and _is_in_capture(self)):
-                capture.over()
+            if refused:
+                # One that another thread began goes on, and one that failed is over.
+                _may_be_over(self, capture)
+            else:
+                _over(self, capture)
 
     return hooked
+
+
+def _may_be_over(stream, capture):
+    if not _is_in_capture(stream):
+        _over(stream, capture)
+
+
+def _over(stream, capture):
+    if stream.ptr == _PER_THREAD:
+        _own_captures_here().streams.pop(_device_of(stream), None)
+    elif capture is not None:
+        capture.over()
 
 
 def _joins(there):
@@ -674,6 +715,8 @@ class MemoryPool:
                     if known and self._null:
                         known.nameless = True
                     made = _Allocator(device, known, **self._options)
+                    if known:
+                        known.prepare()
                     found = self._devices[device] = _Device(made, self._uses, known)
         return found
 

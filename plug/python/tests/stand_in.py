@@ -87,9 +87,9 @@ def calls(name=None):
     return function(name and name.encode())
 
 
-def fail_next(name, code):
-    """The next call of a function fails."""
-    _driver().millpond_fake_fail_next(name.encode(), ctypes.c_uint64(1), ctypes.c_uint32(code))
+def fail_next(name, code, nth=1):
+    """The next call of a function fails, or the nth."""
+    _driver().millpond_fake_fail_next(name.encode(), ctypes.c_uint64(nth), ctypes.c_uint32(code))
 
 
 def bind(device=0):

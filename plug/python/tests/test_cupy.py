@@ -832,24 +832,84 @@ class TestCaptures(Test):
 
     @alone()
     def test_a_stream_that_ends_inside_the_end_of_another(self):
-        """The collector ends a stream while the one that stands for those that ended is made: both wait in the same."""
-        cuda = self.make(options={})
+        """The collector ends a stream between the record and the wait of another's end: both are waited for."""
+        cuda = self.make(options={**TIGHT, "limit": "4MiB"})
+        one, two, three = self.streams(3)
+        x, y = self.empty(one), self.empty(one)
+        order(one.ptr, two.ptr)
+        order(one.ptr, three.ptr)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        with three:
+            write(three.ptr, y.mem.ptr, SIZE)
+        record, events = cuda.Event.record, []
+
+        def records(event, stream):
+            nonlocal three
+            events.append(event.ptr)
+            record(event, stream)
+            three = None
+
+        with mock.patch.object(cuda.Event, "record", records):
+            del two
+        self.assertEqual((len(set(events)), three), (2, None), "each has an event of its own")
+        self.assertFalse(self.door._known_of(0).lost)
+        former = {x.mem.ptr, y.mem.ptr}
+        del x, y
+        kept = [self.empty(one), self.empty(one)]
+        self.assertEqual({k.mem.ptr for k in kept}, former)
+        for k in kept:
+            write(one.ptr, k.mem.ptr, SIZE, 2)
+        self.assertIsNone(stand_in.verdict())
+
+    @alone(MILLPOND_FAKE_DEVICES=2)
+    def test_the_end_of_a_stream_makes_nothing(self):
+        """Where the driver may have no room for it. What it needs is made with the pool's memory of the device."""
+        cuda = self.make(options={}, devices=2)
+        calls = ["cuStreamCreate", "cuEventCreate", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuStreamWaitEvent"]
+        made = [self.streams(3)]
+        arrays = [self.empty(stream, 512) for stream in made[0]]
+        before = [stand_in.calls(name) for name in calls]
+        made.clear()
+        self.assertEqual([stand_in.calls(name) - n for name, n in zip(calls, before)], [0, 0, 0, 3, 3])
+        cuda.runtime.setDevice(1)
+        streams = self.streams(3)
+        # One that nothing of ours may have been used on.
+        for stream in streams:
+            stream.use()
+        cuda.Stream.null.use()
+        before = [stand_in.calls(name) for name in calls]
+        del stream, streams
+        self.assertEqual([stand_in.calls(name) - n for name, n in zip(calls, before)], [0, 0, 0, 3, 0])
+        self.assertFalse(self.door._known_of(1).lost)
+        del arrays
+
+    @alone()
+    def test_a_capture_that_begins_while_its_stream_ends(self):
+        """Otherwise than by CuPy. Who waited for an event of it would be a part of it."""
+        cuda = self.make(options=WAITS)
         one, two = self.streams()
-        x = self.empty(one, 512), self.empty(two, 512)
-        made, kind = [], cuda.Stream
+        x = self.empty(one)
+        with two:
+            write(two.ptr, x.mem.ptr, SIZE)
+        # It goes, and its stream is somebody else's.
+        handle, record = two.ptr, cuda.Event.record
+        two._foreign_stream_ref = two.__class__
 
-        def makes(**named):
-            nonlocal two
-            two = None
-            made.append(kind(**named))
-            return made[-1]
+        def records(event, stream):
+            stand_in.begin_capture(stream.ptr)
+            record(event, stream)
 
-        with mock.patch.object(cuda, "Stream", makes):
-            del one
+        with mock.patch.object(cuda.Event, "record", records):
+            del two
         known = self.door._known_of(0)
-        self.assertEqual((len(made), known.join), (2, made[0]), "the one that another stream's work is behind")
-        self.assertFalse(known.lost)
+        self.assertEqual(known.lost, 1)
+        self.assertFalse(known._spare.is_capturing())
+        self.assertTrue(stand_in.end_capture(handle), "it lives")
+        former = x.mem.ptr
         del x
+        self.next_owner_writes(one, former)
+        self.assertIsNone(stand_in.verdict())
 
     @alone()
     def test_a_stream_whose_end_is_interrupted(self):

@@ -403,6 +403,49 @@ class TestFork(unittest.TestCase):
             self.assertFalse(ended(gpu._number))
 
     @alone()
+    def test_a_child_of_a_process_that_met_no_device(self):
+        """It may try again, and is told of its own try; where the driver has begun and only that device is none, it is a forked child."""
+
+        def fails(kind, device=0):
+            with self.assertRaises(kind) as refused:
+                millpond.Allocator(device)
+            return str(refused.exception)
+
+        def works():
+            gpu = millpond.Allocator()
+            gpu.free(gpu.alloc(512))
+            gpu.close()
+
+        # Whoever asks what became of it starts it once more.
+        for nth in (1, 2):
+            stand_in.fail_next("cuInit", 100, nth)
+        fails(millpond.NoDeviceError)
+        self.assertEqual(self.child(works), 0)
+        fails(millpond.NoDeviceError, 7)
+        self.assertEqual(self.child(lambda: self.assertIn("started CUDA", fails(millpond.ForkedError))), 0)
+        works()
+
+    def test_a_child_of_a_process_without_a_driver(self):
+        program = """
+import os, millpond
+def fails():
+    try:
+        millpond.Allocator()
+    except millpond.NoDeviceError as why:
+        assert "is-none" in str(why), why
+        return
+    raise AssertionError("it has one")
+fails()
+process = os.fork()
+if not process:
+    fails()
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 5
+"""
+        done = stand_in.run(["-c", program], MILLPOND_LIBCUDA="/is-none/libcuda.so.1")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    @alone()
     def test_a_child_is_told_and_touches_nothing(self):
         gpu = millpond.Allocator()
         stand_in.bind()

@@ -4,6 +4,7 @@ use super::*;
 use millpond::driver::{Memory, StreamOptions};
 use millpond::{DriverErrorKind, Error, Growth, Limit, Reuse, Trim};
 use std::cell::Cell;
+use std::sync::Mutex;
 use verbs::{free, map, pin, release, set_access, try_pin, unmap, unpin, unreserve};
 
 /// A stream that captures a kernel on memory of its own.
@@ -141,6 +142,62 @@ pub fn calls_outside_a_relaxed_batch_end_it<T: Bench>(b: &T) {
     finish_stream(b, &other);
     free(b, addr, MIB).expect("it was not freed before");
     unpin(b, &host).expect("it was not unpinned before");
+}
+
+/// Streams and events are made and destroyed outside one, in the thread's own mode, by the thread that captures and by another one: nothing is
+/// refused, and the capture lives. So may a finalizer, of which nobody knows whether somebody captures. What was found is said whole.
+pub fn streams_and_events_come_and_go_outside_a_relaxed_batch<T: Bench>(b: &T) {
+    type Call<'a> = (&'static str, &'a (dyn Fn() -> DriverResult<()> + Sync));
+    let d = b.device();
+    let streams: Mutex<Vec<StreamOf<T>>> = Mutex::default();
+    let make = |blocking| {
+        let made = d.create_stream(StreamOptions { blocking, ..Default::default() })?;
+        streams.lock().expect("the streams").push(made);
+        Ok(())
+    };
+    let make_event = || d.create_event().map(drop);
+    let record = || {
+        let on = streams.lock().expect("the streams").pop().expect("one that was made");
+        d.record(&d.create_event()?, &on)
+    };
+    let destroy = || {
+        drop(streams.lock().expect("the streams").pop().expect("one that was made"));
+        Ok(())
+    };
+    let calls: [Call<'_>; 6] = [
+        ("a stream made", &|| make(false)),
+        ("a stream destroyed", &destroy),
+        ("a blocking stream made", &|| make(true)),
+        ("an event made and destroyed", &make_event),
+        ("an event made, recorded on a blocking stream and destroyed with it", &record),
+        ("a stream made and destroyed", &|| make(false).and_then(|()| destroy())),
+    ];
+    let (mut found, mut is_harmless) = (Vec::new(), true);
+    for by_another in [false, true] {
+        for (what, call) in calls {
+            let mut result = Ok(());
+            let ended = ends(b, |_| {
+                result = if by_another {
+                    std::thread::scope(|s| s.spawn(call).join().expect("it ends"))
+                } else {
+                    call()
+                };
+            });
+            // What a destructor met.
+            let refusals: Vec<_> =
+                result.err().into_iter().chain(d.deferred()).map(|e| e.to_string()).collect();
+            is_harmless &= refusals.is_empty() && !ended;
+            found.push(format!(
+                "{what} by {}: {}; the capture {}",
+                if by_another { "another thread" } else { "the thread that captures" },
+                if refusals.is_empty() { "not refused".to_owned() } else { refusals.join(", ") },
+                if ended { "has ended" } else { "lives" },
+            ));
+        }
+    }
+    let found = found.join("\n");
+    say(&found);
+    assert!(is_harmless, "found:\n{found}");
 }
 
 /// What would wait for the captured work is refused in whatever mode the thread is, and ends the capture.
