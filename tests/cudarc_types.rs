@@ -23,6 +23,8 @@ mod host;
 mod mixed;
 #[path = "cudarc_types/random.rs"]
 mod random;
+#[path = "cudarc_types/readers.rs"]
+mod readers;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 #[path = "cudarc_types/rig.rs"]

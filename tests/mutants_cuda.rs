@@ -121,6 +121,29 @@ const KILLERS: &[(Bug, &[&str])] = &[
         ],
     ),
     (
+        Bug::CudaOneReader,
+        &[
+            "cudarc_types::readers::all_readers_of_a_pooled_slice_are_waited_for",
+            "cudarc_types::readers::readers_at_once_of_a_pooled_slice_are_waited_for",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+            "cudarc_types::devices::programs_on_two_devices",
+        ],
+    ),
+    (
+        Bug::CudaReaderReplaced,
+        &[
+            "cudarc_types::readers::readers_that_are_gone_are_waited_for_and_leave_nothing",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
+    (
+        Bug::CudaLaunchApart,
+        &[
+            "cudarc_types::readers::all_readers_of_a_pooled_slice_are_waited_for",
+            "cudarc_types::random::programs_on_other_threads_with_allocators_that_end",
+        ],
+    ),
+    (
         Bug::CudaPhantomStream,
         &["cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait"],
     ),

@@ -1,6 +1,5 @@
-//! Random programs of cudarc's safe calls (`world` says of what). They need one rule: a pooled slice that several streams have read since its
-//! last write is not written, because cudarc remembers one reader (docs/cudarc.md, what is not closed). Else, whatever order the calls come in,
-//! every value is what it would be if each call ended before the next one began. The oracle judges too.
+//! Random programs of cudarc's safe calls (`world` says of what). They need no rules: whatever order the calls come in, every value is what it
+//! would be if each call ended before the next one began. The oracle judges too.
 //!
 //! 16 to 100 programs of each kind, some seconds in all, or what `MILLPOND_CASES` says.
 

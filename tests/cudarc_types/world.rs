@@ -86,7 +86,7 @@ pub enum Call {
         on: usize,
         view: bool,
     },
-    /// `memcpy_dtod` into a view of the pooled slice, if at most one stream has read it since it was written.
+    /// `memcpy_dtod` into a view of the pooled slice, whoever has read it since it was written.
     ToPool {
         x: usize,
         on: usize,
@@ -208,32 +208,10 @@ struct Filled {
     value: Known,
 }
 
-/// Who has read a pooled slice since it was written.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Readers {
-    None,
-    /// The stream in this place, or one that was there and is dropped.
-    One(Option<usize>),
-    /// cudarc forgets all but the last: nobody may write.
-    Several,
-}
-
-impl Readers {
-    /// The stream in this place has read it, or may have.
-    pub fn and(self, on: usize) -> Readers {
-        match self {
-            Readers::None => Readers::One(Some(on)),
-            Readers::One(by) if by == Some(on) => self,
-            _ => Readers::Several,
-        }
-    }
-}
-
 struct Pooled {
     slice: PooledSlice<u32>,
     home: Stream<Cuda>,
     value: Known,
-    readers: Readers,
 }
 
 /// A stream that somebody captures.
@@ -255,7 +233,6 @@ pub struct World<'a> {
     arrays: Vec<Filled>,
     hosts: Vec<(PinnedArray<u32, Cuda>, Known)>,
     streams: Vec<Given>,
-    /// What is written while others read is cudarc's to order, hazards included.
     pooled: Option<Pooled>,
     captured: Option<Captured>,
     /// Nodes in the graph that fill at the null address.
@@ -395,11 +372,6 @@ impl<'a> World<'a> {
             Call::End { on } => {
                 if self.captured != Some(Captured::Given(on)) {
                     self.streams[on] = a_stream(self.rig, &self.gpu, self.others, on);
-                    if let Some(Pooled { readers, .. }) = &mut self.pooled
-                        && *readers == Readers::One(Some(on))
-                    {
-                        *readers = Readers::One(None);
-                    }
                 }
             }
             Call::Launch { x, home, value, forget } => {
@@ -425,8 +397,7 @@ impl<'a> World<'a> {
             Call::LaunchPool { value } => {
                 let kernel = self.kernel();
                 let captured = self.pooled.as_ref().is_none_or(|p| self.is_captured(&p.home));
-                if let Some(to) = self.pooled.as_mut().filter(|p| !captured && p.readers != Readers::Several)
-                {
+                if let Some(to) = self.pooled.as_mut().filter(|_| !captured) {
                     to.value.or(&Known::is(value));
                     let theirs = told(to.home.cudarc())?;
                     let mut launch = theirs.launch_builder(&kernel);
@@ -434,7 +405,7 @@ impl<'a> World<'a> {
                     #[allow(unsafe_code, reason = "a launch")]
                     // SAFETY: as above.
                     told(unsafe { launch.launch(GRID) }.map(drop))?;
-                    (to.value, to.readers) = (Known::is(value), Readers::None);
+                    to.value = Known::is(value);
                 }
             }
             // On a machine with one GPU there is nothing far.
@@ -490,17 +461,16 @@ impl<'a> World<'a> {
         self.rig.fake.iter().for_each(Fake::clear_faults);
         let Filled { array, value, .. } = &self.arrays[x];
         told(told(home.cudarc())?.memcpy_dtod(array, &mut slice.as_view_mut()))?;
-        self.pooled = Some(Pooled { slice, home, value: value.clone(), readers: Readers::None });
+        self.pooled = Some(Pooled { slice, home, value: value.clone() });
         Ok(())
     }
 
     fn read_pool(&mut self, x: usize, on: usize, view: bool) -> Told {
         let (theirs, captured) = self.stream(on);
-        let Some(Pooled { slice, value, readers, .. }) = &mut self.pooled else { return Ok(()) };
+        let Some(Pooled { slice, value, .. }) = &mut self.pooled else { return Ok(()) };
         let to = &mut self.arrays[x];
         if !captured {
             to.value.or(value);
-            *readers = readers.and(on);
         }
         let queued = if view {
             theirs.memcpy_dtod(&slice.as_view(), &mut to.array)
@@ -518,7 +488,7 @@ impl<'a> World<'a> {
     fn write_pool(&mut self, x: usize, on: usize) -> Told {
         let (theirs, captured) = self.stream(on);
         let from = &self.arrays[x];
-        if let Some(to) = self.pooled.as_mut().filter(|p| p.readers != Readers::Several) {
+        if let Some(to) = self.pooled.as_mut() {
             if !captured {
                 to.value.or(&from.value);
             }
@@ -527,7 +497,7 @@ impl<'a> World<'a> {
                 return refused(&queued);
             }
             told(queued)?;
-            (to.value, to.readers) = (from.value.clone(), Readers::None);
+            to.value = from.value.clone();
         }
         Ok(())
     }
