@@ -271,8 +271,8 @@ fn programs_that_capture_beside_streams_that_nobody_holds() {
 #[test]
 fn programs_of_a_thread_beside_one_that_captures() {
     let other = |call| match clean(call) {
-        // Its end may wait for the device.
-        Call::Remake => Call::Graph,
+        // What may wait for the device.
+        Call::Remake | Call::Value { which: 0 } => Call::Graph,
         call => held(call, None),
     };
     let programs =

@@ -23,6 +23,8 @@ pub const ARRAYS: usize = 3;
 pub const HOSTS: usize = 2;
 pub const STREAMS: usize = 8;
 pub const HOMES: usize = 3;
+/// Which streams are of which of the other values.
+const STREAMS_OF: [core::ops::Range<usize>; 2] = [5..7, 7..STREAMS];
 
 /// A call; numbers say which array, pinned array and stream.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +120,10 @@ pub enum Call {
     },
     /// The allocator ends, but for the memory that is still used, and is made again.
     Remake,
+    /// A value of cudarc's for the context goes, but for what holds it, with the streams of it that cudarc is given; another one takes its place.
+    Value {
+        which: usize,
+    },
     /// Somebody begins to capture a graph on a stream, or on one that arrays are made on.
     Capture {
         on: usize,
@@ -173,6 +179,7 @@ pub fn all_calls() -> impl Strategy<Value = Call> {
         1 => (1..200_u32).prop_map(|value| Call::LaunchPool { value }),
         1 => x.prop_map(|x| Call::Far { x }),
         1 => Just(Call::Remake),
+        1 => (0..2_usize).prop_map(|which| Call::Value { which }),
     ]
 }
 
@@ -227,7 +234,8 @@ type Told = Result<(), String>;
 pub struct World<'a> {
     rig: &'a Rig,
     gpu: Allocator<Cuda>,
-    others: &'a [Arc<CudaContext>; 2],
+    /// This world's own: the first has a stream of its own, the second none.
+    others: [Arc<CudaContext>; 2],
     /// Two of the allocator's, and one adopted from another value.
     homes: [Stream<Cuda>; HOMES],
     arrays: Vec<Filled>,
@@ -250,7 +258,7 @@ impl<'a> World<'a> {
         World {
             rig,
             gpu,
-            others,
+            others: others.clone(),
             homes,
             arrays,
             hosts,
@@ -371,7 +379,7 @@ impl<'a> World<'a> {
             Call::Part { what, x, on } => self.part(what, x, on)?,
             Call::End { on } => {
                 if self.captured != Some(Captured::Given(on)) {
-                    self.streams[on] = a_stream(self.rig, &self.gpu, self.others, on);
+                    self.streams[on] = a_stream(self.rig, &self.gpu, &self.others, on);
                 }
             }
             Call::Launch { x, home, value, forget } => {
@@ -420,10 +428,11 @@ impl<'a> World<'a> {
                 if self.captured.is_none() {
                     let gpu =
                         told(Allocator::new(self.rig.cuda.clone(), Config::default().pinned_limit(PINNED)))?;
-                    self.homes = homes(self.rig, &gpu, self.others);
+                    self.homes = homes(self.rig, &gpu, &self.others);
                     self.gpu = gpu;
                 }
             }
+            Call::Value { which } => self.value(which)?,
             Call::Capture { on, home } => self.capture(on, home)?,
             Call::Graph => self.graph()?,
         }
@@ -498,6 +507,20 @@ impl<'a> World<'a> {
             }
             told(queued)?;
             to.value = from.value.clone();
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, which: usize) -> Told {
+        let of = STREAMS_OF[which].clone();
+        let captured = self.captured_on().is_some_and(|on| of.contains(&on));
+        // The first stream of a value waits for the whole context, which no capture survives.
+        if captured || which == 0 && self.captures() {
+            return Ok(());
+        }
+        self.others[which] = told(CudaContext::new(self.rig.ctx.ordinal()))?;
+        for on in of {
+            self.streams[on] = a_stream(self.rig, &self.gpu, &self.others, on);
         }
         Ok(())
     }
