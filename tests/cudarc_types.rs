@@ -29,6 +29,8 @@ mod readers;
 mod remote;
 #[path = "cudarc_types/rig.rs"]
 mod rig;
+#[path = "cudarc_types/shared.rs"]
+mod shared;
 #[path = "cudarc_types/world.rs"]
 mod world;
 

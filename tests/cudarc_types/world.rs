@@ -672,7 +672,7 @@ fn zeroes(
 }
 
 /// The stream that a number stands for.
-fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2], number: usize) -> Given {
+pub fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2], number: usize) -> Given {
     let theirs = match number {
         0 => return given(rig, gpu, Ours),
         1 => return given(rig, gpu, Adopted),
