@@ -175,7 +175,7 @@ impl Program {
             move || {
                 relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
                 let device = if second { places.len() - 1 } else { 0 };
-                let mut world = places[device].world(self.captures && !second);
+                let mut world = places[device].world(self.captures);
                 ready.wait();
                 let mut unsettled = false;
                 for step in self.steps.iter().filter(|step| step.apart == second) {
@@ -187,7 +187,7 @@ impl Program {
                         {
                             continue;
                         }
-                        call if (second && self.captures || self.faults) && is_cudarcs(call) => continue,
+                        call if self.faults && is_cudarcs(call) => continue,
                         call => call,
                     };
                     if second && self.captures {
