@@ -55,6 +55,7 @@ fn programs_of_cudarcs_calls_need_no_rules() {
     run(100, &calls(), |rig, others, calls| {
         let gpu = rig.room_for(ARRAYS as u64 + 2);
         let mut world = World::new(rig, &gpu, others);
+        world.alone = true;
         for call in calls {
             world.make(call);
         }
@@ -63,14 +64,15 @@ fn programs_of_cudarcs_calls_need_no_rules() {
     });
 }
 
-/// With kernels, streams of another device, and allocators that end; each call on the thread of the program or on a fresh one.
+/// With kernels, streams of another device, allocators and values that end, crowds of streams, and slices of cudarc's own; each call on the thread of the program or on a fresh one.
 #[test]
 fn programs_on_other_threads_with_allocators_that_end() {
     run(33, &vec((all_calls(), prop::bool::weighted(0.3)), 1..40), |rig, others, calls| {
         let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
-        let mut far = false;
+        world.alone = true;
+        let mut errors = false;
         for (call, apart) in calls {
-            far |= matches!(call, Call::Far { .. });
+            errors |= matches!(call, Call::Far { .. } | Call::Owner { .. });
             let world = &mut world;
             if apart && !of_the_thread(call) {
                 std::thread::scope(|s| s.spawn(|| world.make(call)).join()).expect("made");
@@ -80,7 +82,7 @@ fn programs_on_other_threads_with_allocators_that_end() {
             world.forget_errors();
         }
         world.end();
-        far
+        errors
     });
 }
 

@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 #[path = "parts.rs"]
 pub mod parts;
+#[path = "rarer.rs"]
+mod rarer;
 
 pub const ARRAYS: usize = 3;
 pub const HOSTS: usize = 2;
@@ -124,6 +126,15 @@ pub enum Call {
     Value {
         which: usize,
     },
+    /// Many streams of the allocator read a little of the array, by `memcpy_dtod`, and go.
+    Crowd {
+        x: usize,
+    },
+    /// The first pooled slice in a value of cudarc's whose owner has slices of cudarc's own, with a fault at a driver call, where the world is alone.
+    Owner {
+        which: usize,
+        nth: u64,
+    },
     /// Somebody begins to capture a graph on a stream, or on one that arrays are made on.
     Capture {
         on: usize,
@@ -180,6 +191,10 @@ pub fn all_calls() -> impl Strategy<Value = Call> {
         1 => x.prop_map(|x| Call::Far { x }),
         1 => Just(Call::Remake),
         1 => (0..2_usize).prop_map(|which| Call::Value { which }),
+        1 => (0..ARRAYS).prop_map(|x| Call::Crowd { x }),
+        1 => (0..rarer::OF_A_FIRST_SLICE.len())
+            .prop_flat_map(|which| (Just(which), 1..=rarer::OF_A_FIRST_SLICE[which].1))
+            .prop_map(|(which, nth)| Call::Owner { which, nth }),
     ]
 }
 
@@ -246,6 +261,11 @@ pub struct World<'a> {
     /// Nodes in the graph that fill at the null address.
     null_fills: usize,
     kernel: Option<CudaFunction>,
+    crowd: Option<rarer::Crowd>,
+    /// Whether nobody else makes calls, and errors may be kept.
+    pub alone: bool,
+    /// On which homes a pooled slice was made.
+    sliced: [bool; HOMES],
 }
 
 impl<'a> World<'a> {
@@ -267,6 +287,9 @@ impl<'a> World<'a> {
             captured: None,
             null_fills: 0,
             kernel: None,
+            crowd: None,
+            alone: false,
+            sliced: [false; HOMES],
         }
     }
 
@@ -430,9 +453,12 @@ impl<'a> World<'a> {
                         told(Allocator::new(self.rig.cuda.clone(), Config::default().pinned_limit(PINNED)))?;
                     self.homes = homes(self.rig, &gpu, &self.others);
                     self.gpu = gpu;
+                    self.sliced = [false; HOMES];
                 }
             }
             Call::Value { which } => self.value(which)?,
+            Call::Crowd { x } => self.crowd(x)?,
+            Call::Owner { which, nth } => self.owner(which, nth)?,
             Call::Capture { on, home } => self.capture(on, home)?,
             Call::Graph => self.graph()?,
         }
@@ -457,7 +483,10 @@ impl<'a> World<'a> {
 
     fn pool(&mut self, x: usize, home: usize) -> Told {
         self.pooled = None;
-        let home = self.homes[home].clone();
+        let at = home;
+        let home = self.homes[at].clone();
+        let streams = || self.rig.fake.as_ref().filter(|_| self.alone).map(|f| f.calls("cuStreamCreate"));
+        let before = streams();
         let made = || self.gpu.cuda_slice::<u32>(WORDS, &home);
         if self.is_captured(&home) {
             return refused(&made());
@@ -466,6 +495,9 @@ impl<'a> World<'a> {
             if self.captured.is_some() { Err(e) } else { self.gpu.synchronize().and_then(|()| made()) }
         });
         let mut slice = told(made)?;
+        // What the first one has made there is there for all.
+        assert!(!self.sliced[at] || streams() == before, "a second slice makes no stream");
+        self.sliced[at] = true;
         // What cudarc does with a slice beside a driver that fails is its own.
         self.rig.fake.iter().for_each(Fake::clear_faults);
         let Filled { array, value, .. } = &self.arrays[x];
