@@ -477,10 +477,10 @@ pub(crate) fn tells_readers_apart() -> bool {
     !planted!(CudaOneReader)
 }
 
-/// Whether a stream that reads a pooled slice waits for what the one that had its handle before it has read.
+/// Has a stream that reads a pooled slice wait for what the one that had its handle before it has read.
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn reader_comes_behind_its_handles_last() -> bool {
-    !planted!(CudaReaderReplaced)
+pub(crate) fn behind_its_handles_last<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(CudaReaderReplaced) { Ok(()) } else { wait() }
 }
 
 /// Whether a launch that writes a pooled slice has to be told of copies that read it, as cudarc's event is not behind some.

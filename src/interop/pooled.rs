@@ -302,12 +302,11 @@ impl Streams {
         }
         let context = self.home.context();
         let joined = || {
-            let on = match self.joins.get() {
-                Some(on) => on,
-                None => {
-                    let made = self.anchor.fork()?;
-                    self.joins.get_or_init(|| made)
-                }
+            let on = if let Some(on) = self.joins.get() {
+                on
+            } else {
+                let made = self.anchor.fork()?;
+                self.joins.get_or_init(|| made)
             };
             let (_, end) = argument.device_ptr(on);
             let behind = match &end {

@@ -142,11 +142,9 @@ impl Reading {
         let mut by = self.by.lock();
         match &by.party {
             Some(last) if last.is(reader) || !laws::tells_readers_apart() => {}
+            // Under the lock: a second call on the same stream would record in the event before it is waited for.
             Some(last) if last.is_over_for(reader) => {
-                // Under the lock: a second call on the same stream would record in the event before it is waited for.
-                if laws::reader_comes_behind_its_handles_last() {
-                    stream.wait(&self.event)?;
-                }
+                laws::behind_its_handles_last(|| stream.wait(&self.event))?;
             }
             Some(_) => return Ok(false),
             None => {}

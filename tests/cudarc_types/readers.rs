@@ -176,7 +176,9 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
         };
         assert_eq!(launches(&mut slice), [0, 2, 1], "as cudarc has it");
         for made in [1, 0] {
-            [&one, &two].into_iter().for_each(|on| assert_eq!(reads(on, &slice), [0, 1, 1]));
+            for on in [&one, &two] {
+                assert_eq!(reads(on, &slice), [0, 1, 1]);
+            }
             // Where the stream is made, cudarc has it wait for the one that it is forked from.
             assert_eq!(
                 launches(&mut slice),
