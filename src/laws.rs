@@ -471,6 +471,24 @@ pub(crate) fn is_tracked(same_context: bool) -> bool {
     same_context || planted!(CudaPooledUntracked)
 }
 
+/// Whether a stream that reads a pooled slice leaves the last one's event alone, if that is another stream.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn tells_readers_apart() -> bool {
+    !planted!(CudaOneReader)
+}
+
+/// Has a stream that reads a pooled slice wait for what the one that had its handle before it has read.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn behind_its_handles_last<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(CudaReaderReplaced) { Ok(()) } else { wait() }
+}
+
+/// Whether a launch that writes a pooled slice has to be told of copies that read it, as cudarc's event is not behind some.
+#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
+pub(crate) fn launch_comes_behind_readers(are_apart: bool) -> bool {
+    are_apart && !planted!(CudaLaunchApart)
+}
+
 /// Whether nobody knows who used a pooled slice.
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub(crate) fn slice_users_are_unknown() -> bool {

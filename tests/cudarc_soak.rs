@@ -42,7 +42,7 @@ use remote::{Fake, When};
 use rig::{Adopted, Given, Ours, Rig, Spoils, Unknown, Words, count_up, given, iota, read, rig_when, sevens};
 use std::fmt::Write;
 use std::sync::Arc;
-use world::{ARRAYS, Call, HOSTS, World, calls, relaxed};
+use world::{ARRAYS, Call, HOSTS, World, all_calls, calls, relaxed};
 
 #[global_allocator]
 static COUNTED: counting::Counting = counting::Counting;
@@ -259,6 +259,8 @@ programs! {
     a_pooled_slice_that_stays: pooled_that_stays;
     pooled_slices_of_one_round: pooled_of_one_round;
     a_pooled_slice_that_meets_ever_new_streams: pooled_meets_streams;
+    allocators_that_come_and_go: allocators_come_and_go;
+    an_array_and_a_slice_of_another_device: two_devices;
     values_that_come_and_go: values_come_and_go;
     values_that_come_and_go_beside_a_pooled_slice_that_stays: values_beside_a_slice;
     pinned_arrays_that_stay: pinned_that_stay;
@@ -276,6 +278,8 @@ programs! {
     random_1: |b| random(b, 1);
     random_2: |b| random(b, 2);
     random_3: |b| random(b, 3);
+    random_all_0: |b| random_all(b, 0);
+    random_all_1: |b| random_all(b, 1);
     random_readers_0: |b| readers(b, 0);
     random_captures_0: |b| captures(b, 0);
     random_captures_1: |b| captures(b, 1);
@@ -449,6 +453,47 @@ fn values_beside_a_slice(b: &Bench) -> Round<'_> {
     Box::new(move |_| passing(b).memcpy_dtod(&slice, &mut x).expect("queued"))
 }
 
+/// Of one round, dropped before what was made of them, with readers of both values under way.
+fn allocators_come_and_go(b: &Bench) -> Round<'_> {
+    let (streams, mut y) = (b.streams(), b.zeros(&b.home()));
+    Box::new(move |i| {
+        let gpu = b.rig.room_for(2);
+        let home = gpu.stream().expect("a stream");
+        let (x, mut host) = (sevens(&gpu, &home), gpu.pinned_zeros::<u32>(WORDS).expect("pinned"));
+        let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        if i % 2 == 0 {
+            drop((home, gpu));
+        }
+        let on = |n: u64| &streams[(i + n) as usize % streams.len()].theirs;
+        on(0).memcpy_dtod(&x, &mut slice).expect("queued");
+        on(1).memcpy_dtod(&slice, &mut y).expect("queued");
+        on(2).memcpy_dtoh(&x, &mut host).expect("fetched");
+    })
+}
+
+/// An array, a pooled slice and a pinned array of the second device's, and a copy from one device to the other; what is refused, being of
+/// the other device, leaves nothing.
+fn two_devices(b: &Bench) -> Round<'_> {
+    let (cuda, context) = (Cuda::new(1).expect("a second device"), CudaContext::new(1).expect("its context"));
+    let gpu = Allocator::new(cuda, Config::default()).expect("an allocator");
+    let (here, there) = (b.home(), gpu.stream().expect("a stream"));
+    let (x, mut far) = (sevens(&b.gpu, &here), gpu.zeros::<u32>(WORDS, &there).expect("an array"));
+    let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
+    let mut slice = gpu.cuda_slice::<u32>(WORDS, &there).expect("a slice");
+    Box::new(move |i| {
+        far.copy_from_peer(&x, &here, &there).expect("queued");
+        let theirs = context.new_stream().expect("a stream");
+        theirs.memcpy_dtod(&far, &mut slice).expect("queued");
+        context.default_stream().memcpy_dtoh(&slice, &mut host).expect("fetched");
+        let of_one_round = gpu.zeros::<u32>(WORDS, &there).expect("an array");
+        theirs.memcpy_dtod(&slice, &mut { of_one_round }).expect("queued");
+        if i % PERIOD == 50 {
+            context.synchronize().expect("idle");
+            b.rig.ctx.bind_to_thread().expect("current");
+        }
+    })
+}
+
 /// In cudarc's copies, whose wait is left out now and then.
 fn pinned_that_stay(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
@@ -557,6 +602,18 @@ fn of_seed(b: &Bench, seed: u64) -> Round<'_> {
     repeated(b, calls)
 }
 
+/// With kernels, and with allocators, values and streams that end: an allocator and a value in each round.
+fn random_all(b: &Bench, seed: u64) -> Round<'_> {
+    let mut calls = of_seed_drawn(&proptest::collection::vec(all_calls(), 40), first_seed() + seed);
+    // Errors are kept, so that nothing may be left in the end; a forgotten guard has its program by name; and a crowd takes as long as all others.
+    calls.retain(|call| {
+        !matches!(call, Call::Far { .. } | Call::Launch { forget: true, .. } | Call::Crowd { .. })
+    });
+    calls.truncate(MOST);
+    calls.extend([Call::Remake, Call::Value { which: seed as usize % 2 }]);
+    repeated(b, calls)
+}
+
 /// The same where captures are expected, so that nothing is lent to all, and one array is only ever read, on two streams of each round. On
 /// streams that nobody holds nothing is written, and no pooled slice dropped: nobody could mark them there.
 fn readers(b: &Bench, seed: u64) -> Round<'_> {
@@ -615,10 +672,14 @@ fn is_held(call: &mut Call) -> bool {
 }
 
 fn drawn(seed: u64) -> Vec<Call> {
+    of_seed_drawn(&calls(), seed)
+}
+
+fn of_seed_drawn<S: Strategy>(calls: &S, seed: u64) -> S::Value {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let drawn = calls().new_tree(&mut TestRunner::new_with_rng(Proptest::default(), rng));
+    let drawn = calls.new_tree(&mut TestRunner::new_with_rng(Proptest::default(), rng));
     drawn.expect("a program").current()
 }
 

@@ -23,10 +23,14 @@ mod host;
 mod mixed;
 #[path = "cudarc_types/random.rs"]
 mod random;
+#[path = "cudarc_types/readers.rs"]
+mod readers;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 #[path = "cudarc_types/rig.rs"]
 mod rig;
+#[path = "cudarc_types/shared.rs"]
+mod shared;
 #[path = "cudarc_types/world.rs"]
 mod world;
 

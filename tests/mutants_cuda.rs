@@ -105,7 +105,13 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
         ],
     ),
-    (Bug::CudaLentToNobody, &["cudarc_types::an_array_that_many_streams_read_has_few_uses"]),
+    (
+        Bug::CudaLentToNobody,
+        &[
+            "cudarc_types::an_array_that_many_streams_read_has_few_uses",
+            "cudarc_types::random::programs_on_other_threads_with_allocators_that_end",
+        ],
+    ),
     (
         Bug::CudaPooledPlain,
         &[
@@ -121,8 +127,34 @@ const KILLERS: &[(Bug, &[&str])] = &[
         ],
     ),
     (
+        Bug::CudaOneReader,
+        &[
+            "cudarc_types::readers::all_readers_of_a_pooled_slice_are_waited_for",
+            "cudarc_types::readers::readers_at_once_of_a_pooled_slice_are_waited_for",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+            "cudarc_types::shared::programs_of_threads_that_share",
+        ],
+    ),
+    (
+        Bug::CudaReaderReplaced,
+        &[
+            "cudarc_types::readers::readers_that_are_gone_are_waited_for_and_leave_nothing",
+            "cudarc_types::shared::programs_of_threads_that_share",
+        ],
+    ),
+    (
+        Bug::CudaLaunchApart,
+        &[
+            "cudarc_types::readers::all_readers_of_a_pooled_slice_are_waited_for",
+            "cudarc_types::random::programs_on_other_threads_with_allocators_that_end",
+        ],
+    ),
+    (
         Bug::CudaPhantomStream,
-        &["cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait"],
+        &[
+            "cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait",
+            "cudarc_types::random::programs_on_other_threads_with_allocators_that_end",
+        ],
     ),
     (
         Bug::CudaLentForEver,
@@ -145,7 +177,13 @@ const KILLERS: &[(Bug, &[&str])] = &[
             "cudarc_types::random::programs_that_capture",
         ],
     ),
-    (Bug::CudaAnchorEach, &["cudarc_types::doors::slices_of_a_stream_share_what_they_need_in_its_value"]),
+    (
+        Bug::CudaAnchorEach,
+        &[
+            "cudarc_types::doors::slices_of_a_stream_share_what_they_need_in_its_value",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
     (
         Bug::CudaPooledHome,
         &[
@@ -157,7 +195,13 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaAliasUnseen,
         &["cudarc_types::a_capturing_stream_gets_no_address", "cudarc_types::random::programs_that_capture"],
     ),
-    (Bug::CudaHostDefaultRead, &["cudarc_types::random::programs_of_cudarcs_calls_need_no_rules"]),
+    (
+        Bug::CudaHostDefaultRead,
+        &[
+            "cudarc_types::host::a_copy_to_the_host_on_a_default_stream_is_waited_for_by_any_look",
+            "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
+        ],
+    ),
 ];
 
 /// Runs one test with a bug planted, or none: whether it passed, and what it said. It must be there.

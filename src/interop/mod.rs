@@ -53,6 +53,7 @@
 mod host;
 mod launch;
 mod pooled;
+mod readings;
 mod slice;
 
 pub use pooled::{PooledSlice, PooledView, PooledViewMut};

@@ -2,13 +2,14 @@
 //!
 //! What reads or writes goes through types of ours, which look at the stream first: a graph that captured it, or another
 //! device's stream, would touch bytes that are somebody else's; and cudarc's tracking forgets what is done on a stream of another
-//! `CudaContext` value while that value has no second stream. The slice itself, which looks at nothing, is lent by an `unsafe`
-//! call.
+//! `CudaContext` value while that value has no second stream, and all readers but the last (`readings`). The slice itself, which
+//! looks at nothing, is lent by an `unsafe` call.
 
+use super::readings::{Party, Readings};
 use super::slice::{NULL, anchor_of};
 use crate::allocator::{Allocation, Allocator, Stream};
 use crate::cuda::{Cuda, store_error, store_peek, store_stays};
-use crate::driver::{DriverResult, Memory};
+use crate::driver::{DriverResult, Fences, Memory};
 use crate::error::Error;
 use crate::laws;
 use bytemuck::Pod;
@@ -17,8 +18,8 @@ use core::mem::ManuallyDrop;
 use core::ops::RangeBounds;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs,
-    PushKernelArg, SyncOnDrop,
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice,
+    DriverError as CudarcError, LaunchArgs, PushKernelArg, SyncOnDrop,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,11 +28,21 @@ use std::sync::{Arc, OnceLock};
 /// `DevicePtr` or a kernel's argument; the very type is had by [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`,
 /// and never as a `&mut CudaSlice`: a swap would hand our bytes to cudarc's own free.
 ///
-/// **Ordering.** While it lives, its order between streams is cudarc's tracking, hazards included (docs/cudarc.md, cudarc's own
-/// types); two events are made for it. cudarc counts streams by `CudaContext` value: a stream of another value than the slice's
-/// that is named to a copy or a fill is taken for one of the slice's own value, so that what is done there is tracked.
-/// (A launch asks nobody: on a stream of such a value it is the caller's to order, as `launch` is `unsafe`.) Its first use on any
-/// stream comes after the bytes' former life. Dropped, at any time and on any thread, its bytes are reused only behind
+/// **Ordering.** While it lives, its order between streams is cudarc's tracking, without the hazards that it has in safe code (docs/cudarc.md): who
+/// writes it by a copy or a fill comes behind every copy from it, on however many streams and threads those were queued. cudarc counts
+/// streams by `CudaContext` value: a stream of another value than the slice's that is named to a copy or a fill is taken for one of the
+/// slice's own value, so that what is done there is tracked. Its first use on any stream comes after the bytes' former life.
+///
+/// Of launches, which are `unsafe`, cudarc shows nobody the stream. One that writes the slice (its argument is `&mut`) comes behind all that copies
+/// and launches have read; but of launches that read it on several streams cudarc remembers the last, and on a stream of another
+/// `CudaContext` value than the slice's a launch is the caller's to order.
+///
+/// **Cost**, besides what cudarc does for a slice of its own (a wait and a record for a copy from it, two waits and a record for one to it) and asking who the
+/// stream is: an event for a stream's first read since a write, where none is left from before; in a write a wait for each other stream that has
+/// read; for the first launch that writes behind copies that read, these waits, two more and a record, on a stream that is made for
+/// that once. The events, at most one for each stream that was alive with others, go with the slice.
+///
+/// Dropped, at any time and on any thread, its bytes are reused only behind
 /// everything that any stream of the context holds by then, because that tracking does not know all readers. So a
 /// [`DeviceArray`](crate::DeviceArray) comes back sooner and is ordered better: this is for code that cannot take one. The drop
 /// speaks to the driver and does not wait for it, and makes no call on a stream of anybody's, whoever captures there.
@@ -58,6 +69,10 @@ struct Streams {
     aliases: OnceLock<Box<Alias>>,
     /// How many, or more by those that two threads met at once.
     met: AtomicUsize,
+    /// Who has read it, but for launches.
+    readings: ManuallyDrop<Readings>,
+    /// A stream of the same value, of this slice alone: it waits for those when a launch is to come behind them.
+    joins: OnceLock<Arc<CudaStream>>,
 }
 
 /// So many streams of other values are remembered when somebody has the slice alone, to whom none is lent any more. More than a
@@ -93,7 +108,15 @@ impl Allocator<Cuda> {
             }
         };
         let Ok(bytes) = array.into_allocation() else { unreachable!("the memory is this allocator's own") };
-        let streams = Streams { cuda, home, anchor, aliases: OnceLock::new(), met: AtomicUsize::new(0) };
+        let streams = Streams {
+            cuda,
+            home,
+            anchor,
+            aliases: OnceLock::new(),
+            met: AtomicUsize::new(0),
+            readings: ManuallyDrop::new(Readings::new()),
+            joins: OnceLock::new(),
+        };
         let addr = if bytes.is_empty() { 0 } else { bytes.address().0 };
         let slice = streams.cuda.current_stays(|| slice_over(&streams, addr, len))?;
         Ok(PooledSlice { slice: ManuallyDrop::new(slice), bytes: Some(bytes), streams })
@@ -218,16 +241,90 @@ impl Streams {
         }
     }
 
-    /// The stream as cudarc's tracking is to see it, if work on it may use the bytes. Why not is kept as a deferred error.
-    fn admit<'a>(&'a self, stream: &'a CudaStream) -> Option<&'a CudaStream> {
+    /// The stream as cudarc's tracking is to see it, and who it is, if work on it may use the bytes. Why not is kept as a deferred error.
+    fn admit<'a>(&'a self, stream: &'a CudaStream) -> Option<(&'a CudaStream, Party)> {
         match self.cuda.find(stream) {
-            Ok(_) if laws::is_tracked(Arc::ptr_eq(stream.context(), self.home.context())) => Some(stream),
-            Ok(_) => Some(self.alias(stream)),
+            Ok(found) => {
+                let party = Party::new(stream, &found);
+                if laws::is_tracked(Arc::ptr_eq(stream.context(), self.home.context())) {
+                    Some((stream, party))
+                } else {
+                    Some((self.alias(stream), party))
+                }
+            }
             Err(e) => {
                 self.cuda.drop_failed(e);
                 None
             }
         }
+    }
+
+    /// Lends it to be read on a stream, as cudarc has it but for the event in which the end of the use is recorded.
+    fn read<'a>(
+        &'a self,
+        stream: &'a CudaStream,
+        ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
+    ) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        let Some((seen, party)) = self.admit(stream) else { return refused() };
+        lend(&self.cuda, stream, seen, |seen| {
+            let event = self.readings.event(&party, seen, self.home.context())?;
+            let (address, mut end) = ask(seen);
+            // None where the program had tracking off when the slice was made.
+            if let SyncOnDrop::Record(Some((cudarcs, _))) = &mut end {
+                *cudarcs = event;
+            }
+            Ok((address, end))
+        })
+    }
+
+    /// Lends it to be written on a stream, as cudarc has it, behind all who read it. By who has it alone.
+    fn write<'a>(
+        &'a self,
+        stream: &'a CudaStream,
+        ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
+    ) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        let Some((seen, party)) = self.admit(stream) else { return refused() };
+        let lent = lend(&self.cuda, stream, seen, |seen| {
+            self.readings.wait(&party, seen)?;
+            Ok(ask(seen))
+        });
+        if lent.0 != NULL {
+            self.readings.forget();
+        }
+        lent
+    }
+
+    /// An argument to be written by a launch, which waits for cudarc's event of reads: that is recorded behind all who read. Where it cannot be,
+    /// the error is in cudarc's store, and the launch is refused.
+    fn join<T>(&self, argument: &impl DevicePtr<T>) {
+        if !laws::launch_comes_behind_readers(self.readings.is_apart()) {
+            return;
+        }
+        let context = self.home.context();
+        let joined = || {
+            let on = if let Some(on) = self.joins.get() {
+                on
+            } else {
+                let made = self.anchor.fork()?;
+                self.joins.get_or_init(|| made)
+            };
+            let (_, end) = argument.device_ptr(on);
+            let behind = match &end {
+                SyncOnDrop::Record(Some((cudarcs, _))) => {
+                    // What launches have read.
+                    on.wait(cudarcs).and_then(|()| self.readings.join(on))
+                }
+                _ => Ok(()),
+            };
+            if behind.is_err() {
+                // Not recorded: it is behind the launches that read still.
+                core::mem::forget(end);
+            }
+            behind
+        };
+        let kept = || store_stays(context, joined);
+        let (joined, stored) = self.cuda.relaxed(|| self.cuda.current_stays(kept));
+        store_error(context, joined.and(stored));
     }
 
     /// A stream of another value, as one of ours. No driver call and no lock: a stream made in that value instead would wait for
@@ -265,21 +362,24 @@ fn lend<'a>(
     cuda: &Cuda,
     given: &CudaStream,
     seen: &'a CudaStream,
-    ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
+    ask: impl FnOnce(&'a CudaStream) -> Result<(CUdeviceptr, SyncOnDrop<'a>), CudarcError>,
 ) -> (CUdeviceptr, SyncOnDrop<'a>) {
-    if Arc::ptr_eq(given.context(), seen.context()) {
-        return ask(seen);
-    }
     if let Some(e) = store_peek(seen.context()) {
         cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
         return refused();
     }
-    let (answer, failed) = store_stays(seen.context(), || ask(seen));
-    if failed.is_err() {
-        store_error(given.context(), failed);
-        return refused();
+    let (answer, failed) = if Arc::ptr_eq(given.context(), seen.context()) {
+        (ask(seen), Ok(()))
+    } else {
+        store_stays(seen.context(), || ask(seen))
+    };
+    match (answer, failed) {
+        (Ok(answer), Ok(())) => answer,
+        (Err(e), _) | (Ok(_), Err(e)) => {
+            store_error(given.context(), Err(e));
+            refused()
+        }
     }
-    answer
 }
 
 impl Drop for Streams {
@@ -290,11 +390,13 @@ impl Drop for Streams {
         let home = unsafe { ManuallyDrop::take(&mut self.home) };
         // SAFETY: as above.
         let anchor = unsafe { ManuallyDrop::take(&mut self.anchor) };
-        let aliases = self.aliases.take();
+        // SAFETY: as above.
+        let readings = unsafe { ManuallyDrop::take(&mut self.readings) };
+        let (aliases, joins) = (self.aliases.take(), self.joins.take());
         let failed = self.cuda.current_stays(|| {
             let context = Arc::clone(home.context());
             store_stays(&context, || {
-                drop((anchor, home));
+                drop((anchor, home, joins, readings));
                 forget(aliases);
             })
             .1
@@ -331,7 +433,7 @@ impl<T: Pod> Drop for PooledSlice<T> {
 }
 
 /// What could not be destroyed is no stranger's to hear of.
-fn drop_events<T>(slice: CudaSlice<T>) -> Result<(), cudarc::driver::DriverError> {
+fn drop_events<T>(slice: CudaSlice<T>) -> Result<(), CudarcError> {
     let context = Arc::clone(slice.context());
     store_stays(&context, || slice.leak()).1
 }
@@ -352,15 +454,13 @@ impl<T: Pod> DeviceSlice<T> for PooledSlice<T> {
 }
 impl<T: Pod> DevicePtr<T> for PooledSlice<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(&self.streams.cuda, stream, seen, |seen| self.slice.device_ptr(seen))
+        self.streams.read(stream, |seen| self.slice.device_ptr(seen))
     }
 }
 impl<T: Pod> DevicePtrMut<T> for PooledSlice<T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.streams.forget_many();
-        let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(&self.streams.cuda, stream, seen, |seen| self.slice.device_ptr_mut(seen))
+        self.streams.write(stream, |seen| self.slice.device_ptr_mut(seen))
     }
 }
 impl<T: Pod> DeviceSlice<T> for PooledView<'_, T> {
@@ -373,8 +473,7 @@ impl<T: Pod> DeviceSlice<T> for PooledView<'_, T> {
 }
 impl<T: Pod> DevicePtr<T> for PooledView<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(&self.streams.cuda, stream, seen, |seen| self.view.device_ptr(seen))
+        self.streams.read(stream, |seen| self.view.device_ptr(seen))
     }
 }
 impl<T: Pod> fmt::Debug for PooledView<'_, T> {
@@ -392,14 +491,12 @@ impl<T: Pod> DeviceSlice<T> for PooledViewMut<'_, T> {
 }
 impl<T: Pod> DevicePtr<T> for PooledViewMut<'_, T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(&self.streams.cuda, stream, seen, |seen| self.view.device_ptr(seen))
+        self.streams.read(stream, |seen| self.view.device_ptr(seen))
     }
 }
 impl<T: Pod> DevicePtrMut<T> for PooledViewMut<'_, T> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        let Some(seen) = self.streams.admit(stream) else { return refused() };
-        lend(&self.streams.cuda, stream, seen, |seen| self.view.device_ptr_mut(seen))
+        self.streams.write(stream, |seen| self.view.device_ptr_mut(seen))
     }
 }
 impl<T: Pod> fmt::Debug for PooledViewMut<'_, T> {
@@ -429,7 +526,10 @@ argument!(
 );
 argument!(
     /// As the `CudaSlice` that it is, to write.
-    <'a, 'b: 'a> &'b mut PooledSlice<T> => &'b mut CudaSlice<T>, slice => &mut slice.slice
+    <'a, 'b: 'a> &'b mut PooledSlice<T> => &'b mut CudaSlice<T>, slice => {
+        slice.streams.join(&*slice.slice);
+        &mut slice.slice
+    }
 );
 argument!(
     /// As the `CudaView` that it is.
@@ -437,5 +537,8 @@ argument!(
 );
 argument!(
     /// As the `CudaViewMut` that it is.
-    <'a, 'b: 'a, 'c: 'b> &'b mut PooledViewMut<'c, T> => &'b mut CudaViewMut<'c, T>, view => &mut view.view
+    <'a, 'b: 'a, 'c: 'b> &'b mut PooledViewMut<'c, T> => &'b mut CudaViewMut<'c, T>, view => {
+        view.streams.join(&view.view);
+        &mut view.view
+    }
 );

@@ -5,7 +5,6 @@
 //! 50 programs, or what `MILLPOND_CASES` says.
 
 use super::random::search;
-use super::world::Readers;
 use super::*;
 use cudarc::driver::CudaStream;
 use millpond::interop::PooledSlice;
@@ -46,7 +45,7 @@ enum Call {
     Pool(usize, usize),
     /// `memcpy_dtod` from it, or from a view of a view.
     FromPool(usize, usize, usize),
-    /// `memcpy_dtod` into it, if at most one stream has read it since it was written.
+    /// `memcpy_dtod` into it.
     ToPool(usize, usize, usize),
     /// The first half of the slice is read, and the other half of the array written: on a stream of the other device, which is refused.
     FarPool(usize, usize, usize),
@@ -84,7 +83,7 @@ struct Side {
     /// Each with what all its elements are.
     arrays: Vec<(Words, u32)>,
     host: (PinnedArray<u32, Cuda>, u32),
-    pooled: Option<(PooledSlice<u32>, u32, Readers)>,
+    pooled: Option<(PooledSlice<u32>, u32)>,
 }
 
 impl Side {
@@ -130,7 +129,7 @@ impl Side {
         let (mut slice, (from, value)) = (made.expect("there is room"), &self.arrays[x]);
         let theirs = home.cudarc().expect("its alias");
         theirs.memcpy_dtod(from, &mut slice.as_view_mut()).expect("queued");
-        self.pooled = Some((slice, *value, Readers::None));
+        self.pooled = Some((slice, *value));
     }
 
     /// An array, and the other one to be written.
@@ -202,43 +201,32 @@ fn make(sides: &mut [Side; 2], call: Call) {
         }
         Call::Read(d, x, on) => sides[d].read(x, on),
         Call::End(d) => {
-            let Side { contexts, streams, pooled, .. } = &mut sides[d];
+            let Side { contexts, streams, .. } = &mut sides[d];
             streams[STREAMS - 1] = contexts[1].new_stream().expect("a stream");
-            if let Some((.., readers)) = pooled
-                && *readers == Readers::One(Some(STREAMS - 1))
-            {
-                *readers = Readers::One(None);
-            }
         }
         Call::Pool(d, x) => sides[d].pool(x),
         Call::FromPool(d, x, on) => {
             let Side { streams, arrays, pooled, .. } = &mut sides[d];
-            if let Some((slice, value, readers)) = pooled {
+            if let Some((slice, value)) = pooled {
                 let view = slice.slice(..);
                 streams[on].memcpy_dtod(&view.slice(..), &mut arrays[x].0).expect("queued");
                 arrays[x].1 = *value;
-                *readers = readers.and(on);
             }
         }
         Call::ToPool(d, x, on) => {
             let Side { streams, arrays, pooled, .. } = &mut sides[d];
-            if let Some((slice, value, readers)) = pooled.as_mut().filter(|p| p.2 != Readers::Several) {
+            if let Some((slice, value)) = pooled {
                 streams[on].memcpy_dtod(&arrays[x].0, &mut slice.as_view_mut()).expect("queued");
-                (*value, *readers) = (arrays[x].1, Readers::None);
+                *value = arrays[x].1;
             }
         }
         Call::FarPool(d, x, on) => {
             let far = Arc::clone(&sides[1 - d].streams[on]);
-            let Side { streams, arrays, pooled, .. } = &mut sides[d];
-            if let Some((slice, _, readers)) = pooled {
+            let Side { arrays, pooled, .. } = &mut sides[d];
+            if let Some((slice, _)) = pooled {
                 let (first, second) = (..WORDS / 2, WORDS / 2..);
                 far.memcpy_dtod(&slice.slice(first), &mut arrays[x].0.slice_mut(second.clone()))
                     .expect_err("of another device");
-                // cudarc orders a copy from another context behind the source's own stream, and marks the read there before the target
-                // refuses.
-                let home = slice.stream().cu_stream();
-                let home = streams.iter().position(|s| s.cu_stream() == home).expect("a home's alias");
-                *readers = readers.and(home);
                 far.memset_zeros(&mut slice.slice_mut(second)).expect_err("of another device");
                 forget_errors(sides);
             }

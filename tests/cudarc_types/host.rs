@@ -112,6 +112,34 @@ fn a_copy_to_the_host_that_cudarc_did_not_wait_for_is_waited_for_by_any_look() {
     }
 }
 
+/// The same on default streams, of the device's own value of cudarc's and of another one.
+#[test]
+fn a_copy_to_the_host_on_a_default_stream_is_waited_for_by_any_look() {
+    let Some(rig) = rig() else { return };
+    {
+        let gpu = rig.room_for(1);
+        let home = gpu.stream().expect("a stream");
+        let x = sevens(&gpu, &home);
+        let another = CudaContext::new(0).expect("another value of the context");
+        for theirs in [
+            rig.ctx.default_stream(),
+            rig.ctx.per_thread_stream(),
+            another.default_stream(),
+            another.per_thread_stream(),
+        ] {
+            let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
+            theirs.memcpy_dtoh(&Spoils(&x), &mut host).expect("queued");
+            theirs.context().check_err().expect_err("cudarc did not wait");
+            assert_eq!(host[..], vec![7; WORDS]);
+            theirs.memcpy_dtoh(&Spoils(&x), &mut host).expect("queued");
+            theirs.context().check_err().expect_err("cudarc did not wait");
+            host[0] += 1;
+            assert_eq!(host[..2], [8, 7]);
+        }
+    }
+    rig.clean();
+}
+
 #[test]
 fn a_source_that_cudarc_did_not_wait_for_is_not_written_and_may_be_read() {
     for whose in [Ours, Adopted, Unknown] {

@@ -175,15 +175,19 @@ impl Program {
             move || {
                 relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
                 let device = if second { places.len() - 1 } else { 0 };
-                let mut world = places[device].world(self.captures && !second);
+                let mut world = places[device].world(self.captures);
                 ready.wait();
                 let mut unsettled = false;
                 for step in self.steps.iter().filter(|step| step.apart == second) {
                     let step = Step { device, ..step.clone() };
                     let call = match self.call(&step, &world) {
-                        // Its end may wait for the device.
-                        Call::Remake | Call::Capture { .. } if second && self.captures => continue,
-                        call if (second && self.captures || self.faults) && is_cudarcs(call) => continue,
+                        // What may wait for the device.
+                        Call::Remake | Call::Capture { .. } | Call::Value { which: 0 }
+                            if second && self.captures =>
+                        {
+                            continue;
+                        }
+                        call if self.faults && is_cudarcs(call) => continue,
                         call => call,
                     };
                     if second && self.captures {
@@ -307,6 +311,9 @@ fn each_verb() -> Vec<Call> {
         Call::Pool { x: 2, home: 2 },
         Call::Renew { x: 0 },
         Call::Remake,
+        Call::Value { which: 0 },
+        Call::Zero { x: 1, on: 6 },
+        Call::Value { which: 1 },
         Call::RenewHost { host: 1 },
         Call::Renew { x: 2 },
         Call::Fill { x: 2, value: 8 },

@@ -2,7 +2,7 @@
 //! test.
 
 use super::super::WORDS;
-use super::{Filled, Pooled, Readers, Told, World, refused, told};
+use super::{Filled, Pooled, Told, World, refused, told};
 use proptest::prelude::*;
 
 /// An array has so many parts whose contents are known apart.
@@ -30,7 +30,7 @@ pub enum Part {
     Read(Span),
     /// `memcpy_dtod`, from the pooled slice.
     FromPool(Span),
-    /// `memcpy_dtod`, into the pooled slice, if at most one stream has read it since it was written.
+    /// `memcpy_dtod`, into the pooled slice.
     ToPool(Span),
 }
 
@@ -161,11 +161,10 @@ impl World<'_> {
 
     fn part_of_pool(&mut self, span: Span, x: usize, on: usize) -> Told {
         let (theirs, captured) = self.stream(on);
-        let Some(Pooled { slice, value, readers, .. }) = &mut self.pooled else { return Ok(()) };
+        let Some(Pooled { slice, value, .. }) = &self.pooled else { return Ok(()) };
         let to = &mut self.arrays[x];
         if !captured {
             to.value.or_some(span, value);
-            *readers = readers.and(on);
         }
         let queued = theirs.memcpy_dtod(&to_read!(slice, span), &mut to_write!(to.array, span));
         if captured {
@@ -179,7 +178,7 @@ impl World<'_> {
     fn part_to_pool(&mut self, span: Span, x: usize, on: usize) -> Told {
         let (theirs, captured) = self.stream(on);
         let from = &self.arrays[x];
-        let Some(to) = self.pooled.as_mut().filter(|p| p.readers != Readers::Several) else { return Ok(()) };
+        let Some(to) = &mut self.pooled else { return Ok(()) };
         if !captured {
             to.value.or_some(span, &from.value);
         }
@@ -190,7 +189,6 @@ impl World<'_> {
         }
         told(queued)?;
         to.value.take(span, &from.value);
-        to.readers = Readers::None;
         Ok(())
     }
 }

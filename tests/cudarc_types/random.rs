@@ -1,6 +1,5 @@
-//! Random programs of cudarc's safe calls (`world` says of what). They need one rule: a pooled slice that several streams have read since its
-//! last write is not written, because cudarc remembers one reader (docs/cudarc.md, what is not closed). Else, whatever order the calls come in,
-//! every value is what it would be if each call ended before the next one began. The oracle judges too.
+//! Random programs of cudarc's safe calls (`world` says of what). They need no rules: whatever order the calls come in, every value is what it
+//! would be if each call ended before the next one began. The oracle judges too.
 //!
 //! 16 to 100 programs of each kind, some seconds in all, or what `MILLPOND_CASES` says.
 
@@ -56,6 +55,7 @@ fn programs_of_cudarcs_calls_need_no_rules() {
     run(100, &calls(), |rig, others, calls| {
         let gpu = rig.room_for(ARRAYS as u64 + 2);
         let mut world = World::new(rig, &gpu, others);
+        world.alone = true;
         for call in calls {
             world.make(call);
         }
@@ -64,14 +64,15 @@ fn programs_of_cudarcs_calls_need_no_rules() {
     });
 }
 
-/// With kernels, streams of another device, and allocators that end; each call on the thread of the program or on a fresh one.
+/// With kernels, streams of another device, allocators and values that end, crowds of streams, and slices of cudarc's own; each call on the thread of the program or on a fresh one.
 #[test]
 fn programs_on_other_threads_with_allocators_that_end() {
     run(33, &vec((all_calls(), prop::bool::weighted(0.3)), 1..40), |rig, others, calls| {
         let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
-        let mut far = false;
+        world.alone = true;
+        let mut errors = false;
         for (call, apart) in calls {
-            far |= matches!(call, Call::Far { .. });
+            errors |= matches!(call, Call::Far { .. } | Call::Owner { .. });
             let world = &mut world;
             if apart && !of_the_thread(call) {
                 std::thread::scope(|s| s.spawn(|| world.make(call)).join()).expect("made");
@@ -81,7 +82,7 @@ fn programs_on_other_threads_with_allocators_that_end() {
             world.forget_errors();
         }
         world.end();
-        far
+        errors
     });
 }
 
@@ -219,7 +220,7 @@ fn programs_that_capture() {
                     world.make(held(call, world.captured_on()));
                 } else if !world.captures() {
                     world.make(known(call));
-                } else if !is_cudarcs(call) {
+                } else {
                     beside_a_capture(world, known(call));
                 }
             };
@@ -267,13 +268,13 @@ fn programs_that_capture_beside_streams_that_nobody_holds() {
 }
 
 /// One thread captures graphs while another one goes on, each with arrays of its own, on one allocator; the context is told.
-/// What the second one is refused, if anything, is for the capture, or was the first one's to hear: cudarc has one store of errors for both. So
-/// it leaves pooled slices alone, which cudarc does not order beside an error.
+/// What the second one is refused, if anything, is for the capture. Pooled slices are used by both: no call here leaves an error in cudarc's store, which
+/// is one for both.
 #[test]
 fn programs_of_a_thread_beside_one_that_captures() {
     let other = |call| match clean(call) {
-        // Its end may wait for the device.
-        Call::Remake => Call::Graph,
+        // What may wait for the device.
+        Call::Remake | Call::Value { which: 0 } => Call::Graph,
         call => held(call, None),
     };
     let programs =
@@ -303,9 +304,9 @@ fn programs_of_a_thread_beside_one_that_captures() {
             });
             s.spawn(move || {
                 relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-                let mut world = World::new(rig, gpu, others);
+                let mut world = world_to_capture(rig, gpu, others);
                 both_are_ready.wait();
-                for call in goes_on.into_iter().filter(|&call| !is_cudarcs(call)) {
+                for call in goes_on {
                     beside_a_capture(&mut world, call);
                 }
                 ends.wait();

@@ -18,11 +18,15 @@ use std::sync::Arc;
 
 #[path = "parts.rs"]
 pub mod parts;
+#[path = "rarer.rs"]
+mod rarer;
 
 pub const ARRAYS: usize = 3;
 pub const HOSTS: usize = 2;
 pub const STREAMS: usize = 8;
 pub const HOMES: usize = 3;
+/// Which streams are of which of the other values.
+const STREAMS_OF: [core::ops::Range<usize>; 2] = [5..7, 7..STREAMS];
 
 /// A call; numbers say which array, pinned array and stream.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +90,7 @@ pub enum Call {
         on: usize,
         view: bool,
     },
-    /// `memcpy_dtod` into a view of the pooled slice, if at most one stream has read it since it was written.
+    /// `memcpy_dtod` into a view of the pooled slice, whoever has read it since it was written.
     ToPool {
         x: usize,
         on: usize,
@@ -118,6 +122,19 @@ pub enum Call {
     },
     /// The allocator ends, but for the memory that is still used, and is made again.
     Remake,
+    /// A value of cudarc's for the context goes, but for what holds it, with the streams of it that cudarc is given; another one takes its place.
+    Value {
+        which: usize,
+    },
+    /// Many streams of the allocator read a little of the array, by `memcpy_dtod`, and go.
+    Crowd {
+        x: usize,
+    },
+    /// The first pooled slice in a value of cudarc's whose owner has slices of cudarc's own, with a fault at a driver call, where the world is alone.
+    Owner {
+        which: usize,
+        nth: u64,
+    },
     /// Somebody begins to capture a graph on a stream, or on one that arrays are made on.
     Capture {
         on: usize,
@@ -173,6 +190,11 @@ pub fn all_calls() -> impl Strategy<Value = Call> {
         1 => (1..200_u32).prop_map(|value| Call::LaunchPool { value }),
         1 => x.prop_map(|x| Call::Far { x }),
         1 => Just(Call::Remake),
+        1 => (0..2_usize).prop_map(|which| Call::Value { which }),
+        1 => (0..ARRAYS).prop_map(|x| Call::Crowd { x }),
+        1 => (0..rarer::OF_A_FIRST_SLICE.len())
+            .prop_flat_map(|which| (Just(which), 1..=rarer::OF_A_FIRST_SLICE[which].1))
+            .prop_map(|(which, nth)| Call::Owner { which, nth }),
     ]
 }
 
@@ -208,32 +230,10 @@ struct Filled {
     value: Known,
 }
 
-/// Who has read a pooled slice since it was written.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Readers {
-    None,
-    /// The stream in this place, or one that was there and is dropped.
-    One(Option<usize>),
-    /// cudarc forgets all but the last: nobody may write.
-    Several,
-}
-
-impl Readers {
-    /// The stream in this place has read it, or may have.
-    pub fn and(self, on: usize) -> Readers {
-        match self {
-            Readers::None => Readers::One(Some(on)),
-            Readers::One(by) if by == Some(on) => self,
-            _ => Readers::Several,
-        }
-    }
-}
-
 struct Pooled {
     slice: PooledSlice<u32>,
     home: Stream<Cuda>,
     value: Known,
-    readers: Readers,
 }
 
 /// A stream that somebody captures.
@@ -249,18 +249,23 @@ type Told = Result<(), String>;
 pub struct World<'a> {
     rig: &'a Rig,
     gpu: Allocator<Cuda>,
-    others: &'a [Arc<CudaContext>; 2],
+    /// This world's own: the first has a stream of its own, the second none.
+    others: [Arc<CudaContext>; 2],
     /// Two of the allocator's, and one adopted from another value.
     homes: [Stream<Cuda>; HOMES],
     arrays: Vec<Filled>,
     hosts: Vec<(PinnedArray<u32, Cuda>, Known)>,
     streams: Vec<Given>,
-    /// What is written while others read is cudarc's to order, hazards included.
     pooled: Option<Pooled>,
     captured: Option<Captured>,
     /// Nodes in the graph that fill at the null address.
     null_fills: usize,
     kernel: Option<CudaFunction>,
+    crowd: Option<rarer::Crowd>,
+    /// Whether nobody else makes calls, and errors may be kept.
+    pub alone: bool,
+    /// On which homes a pooled slice was made.
+    sliced: [bool; HOMES],
 }
 
 impl<'a> World<'a> {
@@ -273,7 +278,7 @@ impl<'a> World<'a> {
         World {
             rig,
             gpu,
-            others,
+            others: others.clone(),
             homes,
             arrays,
             hosts,
@@ -282,6 +287,9 @@ impl<'a> World<'a> {
             captured: None,
             null_fills: 0,
             kernel: None,
+            crowd: None,
+            alone: false,
+            sliced: [false; HOMES],
         }
     }
 
@@ -394,12 +402,7 @@ impl<'a> World<'a> {
             Call::Part { what, x, on } => self.part(what, x, on)?,
             Call::End { on } => {
                 if self.captured != Some(Captured::Given(on)) {
-                    self.streams[on] = a_stream(self.rig, &self.gpu, self.others, on);
-                    if let Some(Pooled { readers, .. }) = &mut self.pooled
-                        && *readers == Readers::One(Some(on))
-                    {
-                        *readers = Readers::One(None);
-                    }
+                    self.streams[on] = a_stream(self.rig, &self.gpu, &self.others, on);
                 }
             }
             Call::Launch { x, home, value, forget } => {
@@ -425,8 +428,7 @@ impl<'a> World<'a> {
             Call::LaunchPool { value } => {
                 let kernel = self.kernel();
                 let captured = self.pooled.as_ref().is_none_or(|p| self.is_captured(&p.home));
-                if let Some(to) = self.pooled.as_mut().filter(|p| !captured && p.readers != Readers::Several)
-                {
+                if let Some(to) = self.pooled.as_mut().filter(|_| !captured) {
                     to.value.or(&Known::is(value));
                     let theirs = told(to.home.cudarc())?;
                     let mut launch = theirs.launch_builder(&kernel);
@@ -434,7 +436,7 @@ impl<'a> World<'a> {
                     #[allow(unsafe_code, reason = "a launch")]
                     // SAFETY: as above.
                     told(unsafe { launch.launch(GRID) }.map(drop))?;
-                    (to.value, to.readers) = (Known::is(value), Readers::None);
+                    to.value = Known::is(value);
                 }
             }
             // On a machine with one GPU there is nothing far.
@@ -449,10 +451,14 @@ impl<'a> World<'a> {
                 if self.captured.is_none() {
                     let gpu =
                         told(Allocator::new(self.rig.cuda.clone(), Config::default().pinned_limit(PINNED)))?;
-                    self.homes = homes(self.rig, &gpu, self.others);
+                    self.homes = homes(self.rig, &gpu, &self.others);
                     self.gpu = gpu;
+                    self.sliced = [false; HOMES];
                 }
             }
+            Call::Value { which } => self.value(which)?,
+            Call::Crowd { x } => self.crowd(x)?,
+            Call::Owner { which, nth } => self.owner(which, nth)?,
             Call::Capture { on, home } => self.capture(on, home)?,
             Call::Graph => self.graph()?,
         }
@@ -477,7 +483,10 @@ impl<'a> World<'a> {
 
     fn pool(&mut self, x: usize, home: usize) -> Told {
         self.pooled = None;
-        let home = self.homes[home].clone();
+        let at = home;
+        let home = self.homes[at].clone();
+        let streams = || self.rig.fake.as_ref().filter(|_| self.alone).map(|f| f.calls("cuStreamCreate"));
+        let before = streams();
         let made = || self.gpu.cuda_slice::<u32>(WORDS, &home);
         if self.is_captured(&home) {
             return refused(&made());
@@ -486,21 +495,23 @@ impl<'a> World<'a> {
             if self.captured.is_some() { Err(e) } else { self.gpu.synchronize().and_then(|()| made()) }
         });
         let mut slice = told(made)?;
+        // What the first one has made there is there for all.
+        assert!(!self.sliced[at] || streams() == before, "a second slice makes no stream");
+        self.sliced[at] = true;
         // What cudarc does with a slice beside a driver that fails is its own.
         self.rig.fake.iter().for_each(Fake::clear_faults);
         let Filled { array, value, .. } = &self.arrays[x];
         told(told(home.cudarc())?.memcpy_dtod(array, &mut slice.as_view_mut()))?;
-        self.pooled = Some(Pooled { slice, home, value: value.clone(), readers: Readers::None });
+        self.pooled = Some(Pooled { slice, home, value: value.clone() });
         Ok(())
     }
 
     fn read_pool(&mut self, x: usize, on: usize, view: bool) -> Told {
         let (theirs, captured) = self.stream(on);
-        let Some(Pooled { slice, value, readers, .. }) = &mut self.pooled else { return Ok(()) };
+        let Some(Pooled { slice, value, .. }) = &mut self.pooled else { return Ok(()) };
         let to = &mut self.arrays[x];
         if !captured {
             to.value.or(value);
-            *readers = readers.and(on);
         }
         let queued = if view {
             theirs.memcpy_dtod(&slice.as_view(), &mut to.array)
@@ -518,7 +529,7 @@ impl<'a> World<'a> {
     fn write_pool(&mut self, x: usize, on: usize) -> Told {
         let (theirs, captured) = self.stream(on);
         let from = &self.arrays[x];
-        if let Some(to) = self.pooled.as_mut().filter(|p| p.readers != Readers::Several) {
+        if let Some(to) = self.pooled.as_mut() {
             if !captured {
                 to.value.or(&from.value);
             }
@@ -527,7 +538,21 @@ impl<'a> World<'a> {
                 return refused(&queued);
             }
             told(queued)?;
-            (to.value, to.readers) = (from.value.clone(), Readers::None);
+            to.value = from.value.clone();
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, which: usize) -> Told {
+        let of = STREAMS_OF[which].clone();
+        let captured = self.captured_on().is_some_and(|on| of.contains(&on));
+        // The first stream of a value waits for the whole context, which no capture survives.
+        if captured || which == 0 && self.captures() {
+            return Ok(());
+        }
+        self.others[which] = told(CudaContext::new(self.rig.ctx.ordinal()))?;
+        for on in of {
+            self.streams[on] = a_stream(self.rig, &self.gpu, &self.others, on);
         }
         Ok(())
     }
@@ -679,7 +704,7 @@ fn zeroes(
 }
 
 /// The stream that a number stands for.
-fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2], number: usize) -> Given {
+pub fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2], number: usize) -> Given {
     let theirs = match number {
         0 => return given(rig, gpu, Ours),
         1 => return given(rig, gpu, Adopted),

@@ -1,0 +1,170 @@
+//! Which streams have read a pooled slice since it was last written, with an event each.
+//!
+//! cudarc has one event a slice for reads: a second reader's record takes the first one's place. Were the second stream made to wait for the
+//! first one's read instead, two threads that read at once would still lose one of the two, and readers would queue behind each other. So each
+//! stream that reads records in an event of ours, which cudarc's own mark of a use's end does for us, and who writes comes behind each of these.
+//!
+//! Of a handle there is one event, whatever streams have it one after the other: the next one comes behind what the last one read before
+//! it records there. While a read is being queued its stream is borrowed, so that no other stream has its handle by then. A thread's default
+//! stream has its handle in common with those of all threads: for each there is an event, which is another one's when the thread has ended.
+//!
+//! It does not know what a slice is.
+
+use crate::cuda::Found;
+use crate::driver::ThreadEnd;
+use crate::driver::sync::Mutex;
+use crate::laws;
+use crate::units::StreamId;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
+use std::sync::{Arc, OnceLock};
+
+/// `CU_STREAM_LEGACY`; 0 means the same here.
+const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`: on each thread another stream.
+const PER_THREAD: usize = 2;
+
+/// A stream that reads or writes.
+#[derive(Clone)]
+pub(super) struct Party {
+    handle: usize,
+    id: StreamId,
+    /// Of a thread's default stream.
+    thread: Option<ThreadEnd>,
+}
+
+impl Party {
+    /// This stream, of whom this was found.
+    pub(super) fn new(stream: &CudaStream, found: &Found) -> Party {
+        let id = match found {
+            Found::Default(native) => native.info().id,
+            Found::Known(id) => *id,
+        };
+        let handle = stream.cu_stream().addr().max(LEGACY);
+        let thread = if handle == PER_THREAD { ThreadEnd::of_this_thread() } else { None };
+        Party { handle, id, thread }
+    }
+
+    /// Whether it is this very stream. Without the driver's ids nobody knows.
+    fn is(&self, other: &Party) -> bool {
+        self.handle == other.handle && self.id == other.id && self.id != StreamId(u64::MAX)
+    }
+
+    /// Whether nobody can be queuing work on it any more, as another one is here.
+    fn is_over_for(&self, other: &Party) -> bool {
+        match (&self.thread, self.handle) {
+            (Some(thread), _) => thread.has_come(),
+            // Of a thread that was ending.
+            (None, PER_THREAD) => false,
+            (None, handle) => handle == other.handle,
+        }
+    }
+}
+
+/// What one stream has read, or several of one handle.
+struct Reading {
+    by: Mutex<By>,
+    event: CudaEvent,
+    next: OnceLock<Box<Reading>>,
+}
+
+#[derive(Default)]
+struct By {
+    /// The last one since the slice was written.
+    party: Option<Party>,
+    /// Whether cudarc's own event of the slice's reads is behind it.
+    joined: bool,
+}
+
+/// A list that only grows, so that an event of it can be lent while others are added: by as many as have read between two writes.
+pub(super) struct Readings(OnceLock<Box<Reading>>);
+
+impl Readings {
+    pub(super) fn new() -> Readings {
+        Readings(OnceLock::new())
+    }
+
+    fn each(&self) -> impl Iterator<Item = &Reading> {
+        core::iter::successors(self.0.get(), |reading| reading.next.get()).map(|reading| &**reading)
+    }
+
+    /// The event in which the end of what this stream reads is to be recorded.
+    pub(super) fn event(
+        &self,
+        reader: &Party,
+        stream: &CudaStream,
+        of: &Arc<CudaContext>,
+    ) -> Result<&CudaEvent, DriverError> {
+        let mut at = &self.0;
+        loop {
+            let reading = if let Some(reading) = at.get() {
+                reading
+            } else {
+                // Not under a lock. Where another thread's comes first this one is asked about below, by nobody's name.
+                let (by, event) = (Mutex::new(By::default()), of.new_event(None)?);
+                at.get_or_init(|| Box::new(Reading { by, event, next: OnceLock::new() }))
+            };
+            if reading.is_had_by(reader, stream)? {
+                return Ok(&reading.event);
+            }
+            at = &reading.next;
+        }
+    }
+
+    /// Makes a stream wait for all that was read, but for what it has read itself.
+    pub(super) fn wait(&self, writer: &Party, stream: &CudaStream) -> Result<(), DriverError> {
+        let others = |reading: &&Reading| reading.by.lock().party.as_ref().is_some_and(|by| !by.is(writer));
+        self.each().filter(others).try_for_each(|reading| stream.wait(&reading.event))
+    }
+
+    /// Whether cudarc's own event is not behind all of it.
+    pub(super) fn is_apart(&self) -> bool {
+        self.each().any(Reading::is_apart)
+    }
+
+    /// Makes a stream wait for what cudarc's own event is not behind, which is recorded there next.
+    pub(super) fn join(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        self.each().filter(|reading| reading.is_apart()).try_for_each(|reading| {
+            stream.wait(&reading.event)?;
+            reading.by.lock().joined = true;
+            Ok(())
+        })
+    }
+
+    /// All of it is behind what was written since. By who has the slice alone.
+    pub(super) fn forget(&self) {
+        self.each().for_each(|reading| *reading.by.lock() = By::default());
+    }
+}
+
+impl Reading {
+    /// Takes the event for a stream, if it is its own, nobody's, or one's that nobody uses any more.
+    fn is_had_by(&self, reader: &Party, stream: &CudaStream) -> Result<bool, DriverError> {
+        let mut by = self.by.lock();
+        match &by.party {
+            Some(last) if last.is(reader) || !laws::tells_readers_apart() => {}
+            // Under the lock: a second call on the same stream would record in the event before it is waited for.
+            Some(last) if last.is_over_for(reader) => {
+                laws::behind_its_handles_last(|| stream.wait(&self.event))?;
+            }
+            Some(_) => return Ok(false),
+            None => {}
+        }
+        *by = By { party: Some(reader.clone()), joined: false };
+        Ok(true)
+    }
+
+    fn is_apart(&self) -> bool {
+        let by = self.by.lock();
+        by.party.is_some() && !by.joined
+    }
+}
+
+impl Drop for Readings {
+    /// One by one: a list of any length.
+    fn drop(&mut self) {
+        let mut next = self.0.take();
+        while let Some(reading) = &mut next {
+            next = reading.next.take();
+        }
+    }
+}
