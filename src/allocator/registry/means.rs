@@ -76,6 +76,11 @@ impl Means {
     }
 }
 
+/// Whether this timeline is marked by its stream's handle, in a call that names no stream: then no capture ends by it.
+pub(crate) fn is_marked_by_handle<D: Driver>(driver: &D, line: &Line<D>) -> bool {
+    Means::of(driver, line, Named::No) == Means::Handle
+}
+
 impl<D: Driver> Registry<D> {
     /// The stream of one of these lines that captures, of those that can be asked: a wait for the device would destroy that.
     ///

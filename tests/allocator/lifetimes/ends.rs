@@ -1,8 +1,8 @@
 //! How an allocator ends, and how all that is queued is waited for, beside somebody's capture and where driver calls fail.
 
-use crate::rig::{all_back, late, on, write};
+use crate::rig::{all_back, all_clean, late, on, write};
 use millpond::units::MIB;
-use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Stream};
+use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Stream, Trim};
 use millpond_sim::{Call, Launch, Sim, SimStream};
 
 fn small() -> Config {
@@ -85,4 +85,86 @@ fn an_end_that_cannot_wait_keeps_what_may_be_used() {
         sim.verdict().unwrap();
         assert_eq!(sim.leaks().is_empty(), frees_wait, "{:?}", sim.leaks());
     }
+}
+
+/// A wait beside captures records no context-wide event, whether captures are expected or not: not for another thread's default stream, nor for what
+/// fell due because one could not be made before, nor where the driver has none.
+#[test]
+fn a_wait_beside_captures_ends_none_whatever_is_due() {
+    type Due = fn(&Sim, &Allocator<Sim>) -> Option<Stream<Sim>>;
+    let of_a_thread: Due = |sim, gpu| {
+        let own = || {
+            let own = gpu.adopt(sim.per_thread_stream()).unwrap();
+            write(sim, &gpu.alloc(MIB, &own).unwrap(), &own);
+            own
+        };
+        std::thread::scope(|threads| threads.spawn(own).join().ok())
+    };
+    let closing: Due = |sim, gpu| {
+        drop(of_a_thread_of(sim, gpu));
+        None
+    };
+    fn of_a_thread_of(sim: &Sim, gpu: &Allocator<Sim>) -> Option<Stream<Sim>> {
+        let own = || gpu.adopt(sim.per_thread_stream()).unwrap();
+        std::thread::scope(|threads| threads.spawn(own).join().ok())
+    }
+    let refused: Due = |sim, gpu| {
+        sim.fail(Call::CtxRecordEvent, 1, DriverErrorKind::Other);
+        gpu.alloc(MIB, &gpu.stream().unwrap()).unwrap().free_unknown();
+        None
+    };
+    let lacking: Due = |sim, gpu| {
+        for nth in 1..8 {
+            sim.fail(Call::CtxRecordEvent, nth, DriverErrorKind::NotSupported);
+        }
+        gpu.alloc(MIB, &gpu.stream().unwrap()).unwrap().free_unknown();
+        None
+    };
+    for (what, due) in [
+        ("a thread's", of_a_thread),
+        ("one that ends", closing),
+        ("a refused one", refused),
+        ("none", lacking),
+    ] {
+        let sim = late();
+        let gpu = on(&sim, small());
+        let (kept, stranger) = (due(&sim, &gpu), sim.stream().unwrap());
+        sim.begin_capture(&stranger).unwrap();
+        gpu.synchronize_beside_captures().unwrap();
+        let end = sim.end_capture(&stranger);
+        assert!(end.is_ok(), "{what}: {end:?}");
+        sim.clear_faults();
+        assert_eq!(gpu.report().total.held_back, 0, "{what}");
+        assert_eq!(gpu.trim(Trim::All).unwrap().bytes, gpu.report().reserved_peak, "{what}: all is over");
+        drop((kept, stranger));
+        all_clean(&sim, gpu);
+    }
+}
+
+/// One marker that cannot be made fails no wait for all: what it would have told is waited for with the rest.
+#[test]
+fn a_wait_beside_captures_does_without_a_marker() {
+    for call in [Call::EventCreate, Call::EventRecord, Call::EventSynchronize, Call::StreamIsCapturing] {
+        let sim = late();
+        sim.expect_captures();
+        let gpu = on(&sim, small());
+        let native = sim.stream().unwrap();
+        let s = gpu.adopt(native.clone()).unwrap();
+        let x = gpu.alloc(MIB, &s).unwrap();
+        write(&sim, &x, &s);
+        drop(x);
+        sim.fail(call, 1, DriverErrorKind::OutOfMemory);
+        gpu.synchronize_beside_captures().unwrap_or_else(|e| panic!("{}: {e}", call.name()));
+        assert_eq!(gpu.trim(Trim::All).unwrap().bytes, MIB, "{}: it is over", call.name());
+        drop((s, native));
+        all_clean(&sim, gpu);
+    }
+    // A lost context is no such thing.
+    let sim = late();
+    sim.expect_captures();
+    let gpu = on(&sim, small());
+    let s = gpu.stream().unwrap();
+    write(&sim, &gpu.alloc(MIB, &s).unwrap(), &s);
+    sim.fail(Call::EventRecord, 1, DriverErrorKind::ContextLost);
+    gpu.synchronize_beside_captures().expect_err("nothing works any more");
 }
