@@ -133,7 +133,7 @@ impl<D: Driver> Keeper<D> {
             let mut kept = self.kept.lock();
             if kept.closed {
                 drop(kept);
-                return self.let_go(value);
+                return self.let_go([value]);
             }
             let over =
                 if laws::files_values() { kept.file(value, &self.registry.seen()) } else { Some(value) };
@@ -253,35 +253,55 @@ impl<D: Driver> Keeper<D> {
         }
     }
 
-    /// The allocator's last owner goes: waits for everything kept and drops it. What panics, the driver or an owner's drop, leaves the others their
-    /// turn, and is on its way again behind them.
+    /// The allocator's last owner goes: waits for everything kept and drops it.
     pub(crate) fn close(&self) {
         let all = {
             let mut kept = self.kept.lock();
             kept.closed = true;
             kept.take_all()
         };
-        let mut panicked = None;
-        for value in all {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.let_go(value))) {
+        self.let_go(all);
+    }
+
+    /// Drops values behind what is waited for: each behind its own uses, and where one of these cannot be waited for, those that are left behind a wait for
+    /// everything. Forgets what that does not tell of either. A lost context runs nothing any more, so that nothing uses a value.
+    /// What panics, the driver or an owner's drop, leaves the others their turn, and is on its way again behind them.
+    fn let_go(&self, values: impl IntoIterator<Item = Value>) {
+        let (mut left, mut panicked) = (Vec::new(), None);
+        let mut turn = |value: ManuallyDrop<Value>, left: &mut Vec<_>| {
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                if self.is_over(&value.uses) {
+                    drop(ManuallyDrop::into_inner(value).held);
+                } else {
+                    left.push(value);
+                }
+            }));
+            // A driver call that panics is no completion either.
+            if let Err(panic) = done {
                 panicked.get_or_insert(panic);
+            }
+        };
+        for value in values {
+            turn(ManuallyDrop::new(value), &mut left);
+        }
+        if !left.is_empty() {
+            match catch_unwind(AssertUnwindSafe(|| self.registry.prove_all(&self.driver))) {
+                Ok(Err(e)) if !e.is_context_lost() => self.driver.drop_failed(e),
+                Ok(_) => left.into_iter().for_each(|value| turn(value, &mut Vec::new())),
+                Err(panic) => {
+                    panicked.get_or_insert(panic);
+                }
             }
         }
         resume(panicked);
     }
 
-    /// Drops a value behind what is waited for; forgets it if that cannot be had. A lost context runs nothing any more, so
-    /// that nothing uses the value.
-    fn let_go(&self, Value { uses, held, .. }: Value) {
-        // A driver call that panics is no completion either.
-        let held = ManuallyDrop::new(held);
-        let done = uses.into_iter().all(|p| {
+    /// Blocks the host until these are complete; whether nothing uses the value any more.
+    fn is_over(&self, uses: &PendingSet) -> bool {
+        uses.iter().all(|&p| {
             let waited = self.registry.wait_host(&self.driver, p, Duration::MAX);
             waited.map_or_else(|e| e.is_context_lost(), |_| true)
-        });
-        if done {
-            drop(ManuallyDrop::into_inner(held));
-        }
+        })
     }
 
     /// How many values are kept.

@@ -1,9 +1,13 @@
 //! How an allocator ends, and how all that is queued is waited for, beside somebody's capture and where driver calls fail.
 
 use crate::rig::{all_back, all_clean, late, on, write};
-use millpond::units::MIB;
-use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Stream, Trim};
+use millpond::array::ForeignMemory;
+use millpond::driver::Memory;
+use millpond::units::{DeviceId, KIB, MIB};
+use millpond::{Allocator, Config, DeviceArray, DriverErrorKind, Growth, Limit, Stream, Trim};
 use millpond_sim::{Call, Launch, Sim, SimStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 fn small() -> Config {
     Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact)
@@ -84,6 +88,50 @@ fn an_end_that_cannot_wait_keeps_what_may_be_used() {
         sim.run_until_idle();
         sim.verdict().unwrap();
         assert_eq!(sim.leaks().is_empty(), frees_wait, "{:?}", sim.leaks());
+    }
+}
+
+/// What a dropped array in foreign memory waits for, and what nobody can mark, is over at an allocator's end: its owner was forgotten, though the
+/// end waits for all of it.
+#[test]
+fn an_end_drops_the_owner_of_foreign_memory_that_nobody_can_mark() {
+    struct Owner {
+        _memory: millpond::driver::OwnedRange<Sim>,
+        dropped: Arc<AtomicU32>,
+    }
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    for waits in [true, false] {
+        let sim = late();
+        let gpu = on(&sim, small());
+        let (native, home) = (sim.stream().unwrap(), gpu.stream().unwrap());
+        let user = gpu.adopt(sim.mortal_stream(&native)).unwrap();
+        let (memory, dropped) = (sim.allocate(4 * KIB).unwrap(), Arc::new(AtomicU32::new(0)));
+        let range = ForeignMemory { address: memory.addr(), bytes: 4 * KIB, device: DeviceId(0) };
+        let owner = Owner { _memory: memory, dropped: Arc::clone(&dropped) };
+        #[allow(unsafe_code, reason = "the range lives as long as its owner, and nobody else uses it")]
+        // SAFETY: as said.
+        let made = unsafe { DeviceArray::<u32, _>::from_foreign(range, 1024, &home, owner) };
+        let x = made.map_err(|(_, e)| e).unwrap();
+        x.record_use(&user).unwrap();
+        sim.launch(&native, Launch::new("theirs").writes(range.address, 4 * KIB)).unwrap();
+        drop(x);
+        drop(user);
+        if !waits {
+            sim.fail(Call::MemHostAlloc, 1, DriverErrorKind::OutOfMemory);
+            sim.fail(Call::CtxSynchronize, 1, DriverErrorKind::Other);
+        }
+        drop((home, gpu, native));
+        assert_eq!(dropped.load(Ordering::Relaxed), u32::from(waits));
+        if waits {
+            all_back(&sim);
+        } else {
+            sim.run_until_idle();
+            sim.verdict().unwrap();
+        }
     }
 }
 
