@@ -53,6 +53,8 @@ struct Kept {
     last: TimelineId,
     /// How many values have gone on to wait for their next use.
     went_on: u64,
+    /// The most uses that any value had since there was none.
+    most_uses: usize,
     /// The allocator and its streams are gone: nobody comes by any more.
     closed: bool,
 }
@@ -71,6 +73,8 @@ impl Kept {
         let Some(next) = value.uses.iter().copied().find(|&p| !seen.is_complete(p)) else {
             return Some(value);
         };
+        let most = if self.waiting.is_empty() { 0 } else { self.most_uses };
+        self.most_uses = most.max(value.uses.len());
         self.waiting.entry(next.on).or_default().entry(next.epoch).or_default().push(value);
         None
     }
@@ -115,7 +119,8 @@ impl Kept {
 
 impl<D: Driver> Keeper<D> {
     pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> Keeper<D> {
-        let kept = Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, closed: false };
+        let kept =
+            Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, most_uses: 0, closed: false };
         Keeper { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
@@ -213,9 +218,13 @@ impl<D: Driver> Keeper<D> {
     }
 
     /// Drops all that is complete, of every stream. A value whose use is over may go on to wait on a stream that was looked at before it: then all are
-    /// looked at again.
+    /// looked at again, as often as a value that is there has uses: not for as long as other threads have ever new values go on.
     pub(crate) fn sweep(&self) {
-        while self.any.load(Ordering::Acquire) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut looks = self.kept.lock().most_uses;
+        while looks > 0 && self.any.load(Ordering::Acquire) {
             let (all, went_on) = {
                 let kept = self.kept.lock();
                 (kept.waiting.keys().copied().collect::<Vec<_>>(), kept.went_on)
@@ -223,6 +232,7 @@ impl<D: Driver> Keeper<D> {
             for on in all {
                 self.look_at(on);
             }
+            looks -= 1;
             if self.kept.lock().went_on == went_on {
                 return;
             }
