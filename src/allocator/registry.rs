@@ -465,7 +465,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up; of those that failed the last
-    /// time one is tried again, the next one each call, so that a call costs no more however many there are. Waits for nothing.
+    /// time one is tried again, and the next one behind each that could be done, so that a call has one failure however many there are. Waits for nothing.
     pub(crate) fn serve(&self, driver: &D) {
         self.serve_errands(driver, May::Mark);
     }
@@ -476,7 +476,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// The same for a caller that has just waited for the device, or that waits for it anyway: it does again where a closing marker cannot
-    /// be recorded. Nobody else does, since a capture would not survive it.
+    /// be recorded, and tries all that failed. Nobody else does, since a capture would not survive it.
     pub(crate) fn serve_and_wait(&self, driver: &D) {
         self.serve_errands(driver, May::Wait);
     }
@@ -489,7 +489,7 @@ impl<D: Driver> Registry<D> {
         {
             return;
         }
-        let mut errands = Errands::of(self);
+        let mut errands = Errands::of(self, may == May::Wait);
         while let Some(line) = errands.next() {
             // Down before the flags are looked at: what is raised from here on is an errand of its own.
             line.errand.swap(false, Ordering::AcqRel);
