@@ -170,6 +170,38 @@ fn pinned_memory_that_is_held_back_is_told_as_such() {
     rig.clean();
 }
 
+/// A copy of ours with a pinned array that cudarc copies into on a stream that nobody holds: the array comes back with the error, to be had behind a
+/// synchronise. It panicked, and the array was dropped.
+#[test]
+fn a_pinned_array_that_cannot_be_waited_for_comes_back_from_a_copy() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
+        let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
+        let refused = |e: &Error| {
+            assert!(e.to_string().contains("pinned memory was lent"), "{e}");
+            assert!(matches!(e, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{e:?}");
+        };
+        stranger.memcpy_dtoh(&x, &mut host).expect("fetched");
+        let back = x.copy_to(host, &home).expect_err("a copy may write it still");
+        refused(&back.error);
+        let mut host = back.host.expect("it is nobody's");
+        gpu.synchronize().expect("nobody captures");
+        stranger.memcpy_dtoh(&x, &mut host).expect("fetched");
+        let back = x.copy_from(host, &home).expect_err("a copy may write it still");
+        refused(&back.error);
+        let host = std::sync::Arc::new(back.host.expect("it is nobody's"));
+        let part = millpond::transfer::Part::new(std::sync::Arc::clone(&host), ..WORDS / 2);
+        let back = x.slice_mut(..WORDS / 2).copy_from(part, &home).expect_err("nor a part of it");
+        refused(&back.error);
+        drop(back);
+        gpu.synchronize().expect("nobody captures");
+        assert_eq!(host[..], vec![7; WORDS]);
+        drop(x);
+    }
+    rig.clean();
+}
+
 /// The first pooled slice on a value that cudarc has made no stream in waits for all that is queued, for the owner's own first stream, and ended the
 /// captures that were expected by that. It waits by unpinning.
 #[test]
