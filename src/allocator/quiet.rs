@@ -7,6 +7,7 @@
 use super::Allocator;
 use super::registry::is_marked_by_handle;
 use super::shared::Core;
+use super::undo::Undo;
 use super::unpin::unpin;
 use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
@@ -105,13 +106,10 @@ impl<D: Driver> Allocator<D> {
         let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
         let promised = steps::promise_then_synchronise_all(promise, || {
             if laws::synchronises() {
-                let waited = core.registry.watch(wait(&core.driver));
-                if waited.is_err() {
-                    for line in &lines {
-                        line.loosen();
-                    }
-                }
-                waited?;
+                // Whether it fails or panics.
+                let failed = Undo::new(|| lines.iter().for_each(|line| line.loosen()));
+                core.registry.watch(wait(&core.driver))?;
+                failed.forget();
             }
             point!("all synchronised");
             Ok::<_, Error>(())

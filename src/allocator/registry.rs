@@ -446,7 +446,7 @@ impl<D: Driver> Registry<D> {
                     && !driver.expects_captures() =>
             {
                 let promised = line.promise();
-                self.watch(driver.relaxed(|| driver.synchronize_device()))?;
+                self.synchronize_instead(driver)?;
                 self.proved(&line, promised);
                 Ok(true)
             }

@@ -104,6 +104,22 @@ impl<D: Driver> Registry<D> {
     }
 }
 
+impl<D: Driver> Registry<D> {
+    /// Waits for the device in place of a wait that could not be made, for who may: a capture that can be asked for is, and lives.
+    ///
+    /// # Errors
+    /// A stream captures: nothing was waited for. The driver's.
+    pub(crate) fn synchronize_instead(&self, driver: &D) -> DriverResult<()> {
+        if laws::asks_who_captures()
+            && let Some(stream) = self.who_captures(driver, &self.lines())?
+        {
+            let message = format!("{stream} is capturing a graph, which a wait for the device would end");
+            return Err(DriverError::new("synchronize", 900, DriverErrorKind::Capturing, message));
+        }
+        self.watch(driver.relaxed(|| driver.synchronize_device()))
+    }
+}
+
 /// An event recorded on a capturing stream becomes a part of the graph and says nothing of the work before: no marker.
 fn captured<D: Driver>(line: &Line<D>) -> DriverError {
     let message = format!("{} is capturing a graph: its work can be marked after the capture", line.info);

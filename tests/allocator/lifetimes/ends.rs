@@ -216,3 +216,23 @@ fn a_wait_beside_captures_does_without_a_marker() {
     sim.fail(Call::EventRecord, 1, DriverErrorKind::ContextLost);
     gpu.synchronize_beside_captures().expect_err("nothing works any more");
 }
+
+/// Where the driver has no context-wide events, a wait for what was freed by nobody knows whom is one for the device: not while a stream captures
+/// that can be asked.
+#[test]
+fn a_wait_in_place_of_a_context_wide_event_asks_who_captures() {
+    let sim = late().waiting_frees(false);
+    let gpu = on(&sim, small());
+    let (native, s, stranger) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
+    let adopted = gpu.adopt(native.clone()).unwrap();
+    for nth in 1..8 {
+        sim.fail(Call::CtxRecordEvent, nth, DriverErrorKind::NotSupported);
+    }
+    used_by_nobody_knows_whom(&sim, &gpu, &s, &stranger);
+    sim.begin_capture(&native).unwrap();
+    drop((s, adopted, gpu));
+    sim.end_capture(&native).expect("it lives");
+    sim.clear_faults();
+    drop((native, stranger));
+    all_back(&sim);
+}
