@@ -72,7 +72,7 @@ impl<D: Driver> Allocator<D> {
     ///
     /// The price: what streams hold whose end no marker tells, those that capture or are not known here, is waited for while launches and records of other threads stand
     /// still in CUDA's driver (21 ms beside a wait of 20 ms; docs/decisions/unpin-to-wait.md). So it must not be called while such queued work
-    /// waits for what another thread has yet to launch, as collectives over several devices may: that would be a wait for ever. Other work is waited for before, by its markers.
+    /// waits for what another thread has yet to launch, as collectives over several devices may, or is a host function that needs a lock which somebody holds in a launch (Python's GIL): that would be a wait for ever. Other work is waited for before, by its markers.
     ///
     /// On a driver whose unpinning waits for nothing it is [`Allocator::synchronize`].
     ///
