@@ -16,7 +16,9 @@ fn small() -> Config {
 /// The next few of these calls fail.
 fn fails(sim: &Sim, calls: &[Call]) {
     for nth in 1..8 {
-        calls.iter().for_each(|&call| sim.fail(call, nth, DriverErrorKind::OutOfMemory));
+        for &call in calls {
+            sim.fail(call, nth, DriverErrorKind::OutOfMemory);
+        }
     }
 }
 
@@ -149,13 +151,10 @@ fn a_wait_beside_captures_ends_none_whatever_is_due() {
         std::thread::scope(|threads| threads.spawn(own).join().ok())
     };
     let closing: Due = |sim, gpu| {
-        drop(of_a_thread_of(sim, gpu));
+        let own = || gpu.adopt(sim.per_thread_stream()).unwrap();
+        drop(std::thread::scope(|threads| threads.spawn(own).join()));
         None
     };
-    fn of_a_thread_of(sim: &Sim, gpu: &Allocator<Sim>) -> Option<Stream<Sim>> {
-        let own = || gpu.adopt(sim.per_thread_stream()).unwrap();
-        std::thread::scope(|threads| threads.spawn(own).join().ok())
-    }
     let refused: Due = |sim, gpu| {
         sim.fail(Call::CtxRecordEvent, 1, DriverErrorKind::Other);
         gpu.alloc(MIB, &gpu.stream().unwrap()).unwrap().free_unknown();
