@@ -97,6 +97,11 @@ pub(crate) fn may_release(whole: bool, complete: impl FnOnce() -> bool) -> bool 
     whole && (complete() || planted!(TrimPending))
 }
 
+/// Whether an allocator's end gives memory back: what may use it was waited for, or the driver's free waits for that itself.
+pub(crate) fn may_give_back(waited: bool, free_waits: bool) -> bool {
+    waited || free_waits || planted!(EndUnwaited)
+}
+
 /// Whether a trim looks first for what came back from flight: an idle pool's is there, too.
 pub(crate) fn trim_drains() -> bool {
     !planted!(Z40)

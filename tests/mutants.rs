@@ -40,6 +40,10 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
         Bug::TrimPending,
         "a plain free waits for the device: it costs time, and with virtual memory (owed) safety",
     ),
+    (
+        Bug::EndUnwaited,
+        "no wait fails at the end of a random program, which is judged by what is left on the device",
+    ),
     (Bug::LineUnlinked, "it breaks nothing, and the memory that it costs is bounded"),
     (
         Bug::KeeperFirstDone,
@@ -174,6 +178,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     (&[Bug::NamedNotServed, Bug::LooseForgotten], "the programs have no streams that end unannounced"),
     (&[Bug::UnclaimForgotten], "the device refuses no growth in the programs"),
     (&[Bug::PutBackComplete, Bug::ContextDueLost], "only programs of arrays have faults"),
+    (&[Bug::EndUnwaited], "no wait fails at a program's end"),
     (&[Bug::Z21], "the programs record each use right before its kernel"),
     (&[Bug::UnknownPlain], "the programs record every use"),
     (&[Bug::OpenForgotten], "what it keeps goes with the allocator, as each program ends"),

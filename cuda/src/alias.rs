@@ -17,8 +17,8 @@ use cudarc::driver::sys::CUstream_st;
 use cudarc::driver::{CudaContext, CudaStream};
 use millpond_driver::DriverError;
 use millpond_driver::sync::{Arc, Mutex, MutexGuard};
-use millpond_driver::units::StreamId;
-use millpond_driver::{DriverResult, Fences, Memory};
+use millpond_driver::units::{GRANULE_BYTES, StreamId};
+use millpond_driver::{DriverResult, Fences, Host, HostKind, Memory};
 
 /// Who a stream is that cudarc names.
 #[doc(hidden)]
@@ -249,14 +249,14 @@ impl Cuda {
             let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
             return made.map_err(of_cudarc);
         }
-        self.synchronize_device()?;
+        self.wait_for_all()?;
         let idle = self.device.internal_stream()?;
         // SAFETY: a stream of ours in this context, which the device keeps; the alias does not leave this function.
         let idle = unsafe { context.wrap_borrowed_stream(idle) };
         // The one verb that waits for no more than a stream.
         let (made, _) = self.current_stays(|| store_stays(context, || idle.fork()));
         // Also where there is no stream: cudarc may count it all the same.
-        match (made, self.synchronize_device()) {
+        match (made, self.wait_for_all()) {
             (Ok(made), Ok(())) => Ok(made),
             (Ok(made), Err(e)) => {
                 let _ = self.current_stays(|| store_stays(context, || drop(made)));
@@ -269,6 +269,17 @@ impl Cuda {
                 Err(of_cudarc(e))
             }
         }
+    }
+
+    /// Waits for all that is queued on the device: where captures are expected by unpinning, which ends none.
+    fn wait_for_all(&self) -> DriverResult<()> {
+        self.relaxed(|| {
+            if self.expects_captures() && self.unpin_waits_for_device() {
+                self.pin(GRANULE_BYTES, HostKind::Cached)?.release().map_err(|(_page, e)| e)
+            } else {
+                self.synchronize_device()
+            }
+        })
     }
 
     /// Runs calls of cudarc's, which leave their context current, and puts back what was.

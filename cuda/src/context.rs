@@ -21,7 +21,7 @@ use core::ffi::c_int;
 use core::fmt;
 use core::sync::atomic::AtomicBool;
 use cudarc::driver::result::ctx;
-use cudarc::driver::sys::{CUctx_st, CUstream, CUstream_st};
+use cudarc::driver::sys::{CUcontext, CUctx_st, CUstream, CUstream_st};
 use cudarc::driver::{CudaContext, CudaStream};
 use millpond_driver::sync::{Arc, Mutex, Weak};
 use millpond_driver::units::DeviceId;
@@ -271,13 +271,9 @@ impl Device {
 
     /// Runs calls of cudarc's, which leave their context current, and puts back what was.
     pub(super) fn current_stays<R>(&self, calls: impl FnOnce() -> R) -> R {
-        let before = self.current();
-        let result = calls();
-        match before {
-            Ok(before) => self.restore(before),
-            Err(e) => self.defer(e),
-        }
-        result
+        // Whether they return or panic.
+        let _back = PutBack(self, self.current());
+        calls()
     }
 
     /// Puts back what was current, after foreign code may have changed it.
@@ -465,15 +461,32 @@ fn let_go(theirs: Arc<CudaContext>) {
 #[doc(hidden)]
 #[allow(unsafe_code, reason = "foreign calls")]
 pub fn current_stays<R>(calls: impl FnOnce() -> R) -> R {
-    let before = ctx::get_current();
-    let result = calls();
-    if let Ok(before) = before
-        && ctx::get_current().is_ok_and(|now| now != before)
-    {
-        // SAFETY: it was current on this thread before; null means none.
-        let _ = unsafe { ctx::set_current(before.unwrap_or(core::ptr::null_mut())) };
+    /// Whether they return or panic.
+    struct Back(Result<Option<CUcontext>, cudarc::driver::DriverError>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            if let Ok(before) = self.0
+                && ctx::get_current().is_ok_and(|now| now != before)
+            {
+                // SAFETY: it was current on this thread before; null means none.
+                let _ = unsafe { ctx::set_current(before.unwrap_or(core::ptr::null_mut())) };
+            }
+        }
     }
-    result
+    let _back = Back(ctx::get_current());
+    calls()
+}
+
+/// What was current, to be so again when this is dropped, or why nobody could say.
+struct PutBack<'a>(&'a Device, DriverResult<Handle<CUctx_st>>);
+
+impl Drop for PutBack<'_> {
+    fn drop(&mut self) {
+        match core::mem::replace(&mut self.1, Ok(Handle(core::ptr::null_mut()))) {
+            Ok(before) => self.0.restore(before),
+            Err(e) => self.0.defer(e),
+        }
+    }
 }
 
 /// The context is current on this thread; what was, comes back when this is dropped.

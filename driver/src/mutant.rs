@@ -139,6 +139,7 @@ zoo! {
     IndependentWaits "independent-waits" "independent streams are waited for and made to wait"
     PatienceRenewed "patience-renewed" "what a request has waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
+    EndUnwaited "end-unwaited" "an allocator's end gives memory back that it could not wait for, where frees wait for nothing"
     HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
     NewsLost "news-lost" "pools that stand aside do not come back when their memory completes"
     EnteredUnheard "entered-unheard" "a pool that stands aside does not come back when something complete enters it"

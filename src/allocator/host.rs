@@ -18,7 +18,7 @@ use super::pool::{
     AfterFree, Pieces, PoolState, Watch, in_flight_held_back, longest_free, note_pending, release_open,
 };
 use super::registry::{QUESTIONS, Registry};
-use super::shared::Core;
+use super::shared::{Core, kept};
 use super::trim::Trimmed;
 use super::undo::Undo;
 use super::waiting::{Patience, wait_for_some};
@@ -90,10 +90,15 @@ impl<D: Driver> HostPool<D> {
         drain(&mut self.lock().pool, &registry.seen());
     }
 
-    /// Unpins everything; nothing refers to any of it.
-    pub(crate) fn release_all(&self, driver: &D) {
+    /// Unpins everything; nothing refers to any of it. What uses it is `over`, or else the driver waits for that in its call, or it is kept.
+    pub(crate) fn release_all(&self, driver: &D, over: bool) {
         let segments = self.lock().backing.take_all();
         assert_unlocked("pinned memory is given back");
+        if !segments.is_empty() && !laws::may_give_back(over, driver.unpin_waits_for_device()) {
+            let bytes = segments.iter().map(OwnedHost::bytes).sum();
+            segments.into_iter().for_each(core::mem::forget);
+            return driver.unpin_failed(kept(bytes, "pinned host"));
+        }
         for segment in segments {
             if let Err((range, e)) = segment.release() {
                 driver.unpin_failed(e);

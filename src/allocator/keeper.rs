@@ -53,6 +53,8 @@ struct Kept {
     last: TimelineId,
     /// How many values have gone on to wait for their next use.
     went_on: u64,
+    /// The most uses that any value had since there was none.
+    most_uses: usize,
     /// The allocator and its streams are gone: nobody comes by any more.
     closed: bool,
 }
@@ -71,6 +73,8 @@ impl Kept {
         let Some(next) = value.uses.iter().copied().find(|&p| !seen.is_complete(p)) else {
             return Some(value);
         };
+        let most = if self.waiting.is_empty() { 0 } else { self.most_uses };
+        self.most_uses = most.max(value.uses.len());
         self.waiting.entry(next.on).or_default().entry(next.epoch).or_default().push(value);
         None
     }
@@ -115,7 +119,8 @@ impl Kept {
 
 impl<D: Driver> Keeper<D> {
     pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> Keeper<D> {
-        let kept = Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, closed: false };
+        let kept =
+            Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, most_uses: 0, closed: false };
         Keeper { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
@@ -133,7 +138,7 @@ impl<D: Driver> Keeper<D> {
             let mut kept = self.kept.lock();
             if kept.closed {
                 drop(kept);
-                return self.let_go(value);
+                return self.let_go([value]);
             }
             let over =
                 if laws::files_values() { kept.file(value, &self.registry.seen()) } else { Some(value) };
@@ -213,9 +218,13 @@ impl<D: Driver> Keeper<D> {
     }
 
     /// Drops all that is complete, of every stream. A value whose use is over may go on to wait on a stream that was looked at before it: then all are
-    /// looked at again.
+    /// looked at again, as often as a value that is there has uses: not for as long as other threads have ever new values go on.
     pub(crate) fn sweep(&self) {
-        while self.any.load(Ordering::Acquire) {
+        if !self.any.load(Ordering::Acquire) {
+            return;
+        }
+        let mut looks = self.kept.lock().most_uses;
+        while looks > 0 && self.any.load(Ordering::Acquire) {
             let (all, went_on) = {
                 let kept = self.kept.lock();
                 (kept.waiting.keys().copied().collect::<Vec<_>>(), kept.went_on)
@@ -223,6 +232,7 @@ impl<D: Driver> Keeper<D> {
             for on in all {
                 self.look_at(on);
             }
+            looks -= 1;
             if self.kept.lock().went_on == went_on {
                 return;
             }
@@ -253,35 +263,55 @@ impl<D: Driver> Keeper<D> {
         }
     }
 
-    /// The allocator's last owner goes: waits for everything kept and drops it. What panics, the driver or an owner's drop, leaves the others their
-    /// turn, and is on its way again behind them.
+    /// The allocator's last owner goes: waits for everything kept and drops it.
     pub(crate) fn close(&self) {
         let all = {
             let mut kept = self.kept.lock();
             kept.closed = true;
             kept.take_all()
         };
-        let mut panicked = None;
-        for value in all {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.let_go(value))) {
+        self.let_go(all);
+    }
+
+    /// Drops values behind what is waited for: each behind its own uses, and where one of these cannot be waited for, those that are left behind a wait for
+    /// everything. Forgets what that does not tell of either. A lost context runs nothing any more, so that nothing uses a value.
+    /// What panics, the driver or an owner's drop, leaves the others their turn, and is on its way again behind them.
+    fn let_go(&self, values: impl IntoIterator<Item = Value>) {
+        let (mut left, mut panicked) = (Vec::new(), None);
+        let mut turn = |value: ManuallyDrop<Value>, left: &mut Vec<_>| {
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                if self.is_over(&value.uses) {
+                    drop(ManuallyDrop::into_inner(value).held);
+                } else {
+                    left.push(value);
+                }
+            }));
+            // A driver call that panics is no completion either.
+            if let Err(panic) = done {
                 panicked.get_or_insert(panic);
+            }
+        };
+        for value in values {
+            turn(ManuallyDrop::new(value), &mut left);
+        }
+        if !left.is_empty() {
+            match catch_unwind(AssertUnwindSafe(|| self.registry.prove_all(&self.driver))) {
+                Ok(Err(e)) if !e.is_context_lost() => self.driver.drop_failed(e),
+                Ok(_) => left.into_iter().for_each(|value| turn(value, &mut Vec::new())),
+                Err(panic) => {
+                    panicked.get_or_insert(panic);
+                }
             }
         }
         resume(panicked);
     }
 
-    /// Drops a value behind what is waited for; forgets it if that cannot be had. A lost context runs nothing any more, so
-    /// that nothing uses the value.
-    fn let_go(&self, Value { uses, held, .. }: Value) {
-        // A driver call that panics is no completion either.
-        let held = ManuallyDrop::new(held);
-        let done = uses.into_iter().all(|p| {
+    /// Blocks the host until these are complete; whether nothing uses the value any more.
+    fn is_over(&self, uses: &PendingSet) -> bool {
+        uses.iter().all(|&p| {
             let waited = self.registry.wait_host(&self.driver, p, Duration::MAX);
             waited.map_or_else(|e| e.is_context_lost(), |_| true)
-        });
-        if done {
-            drop(ManuallyDrop::into_inner(held));
-        }
+        })
     }
 
     /// How many values are kept.

@@ -5,32 +5,41 @@
 //! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
 
 use super::Allocator;
+use super::registry::is_marked_by_handle;
 use super::shared::Core;
+use super::undo::Undo;
 use super::unpin::unpin;
-use crate::driver::{Driver, DriverErrorKind, DriverResult};
+use crate::driver::{Driver, DriverResult};
 use crate::error::Error;
 use crate::laws::{self, steps};
 use crate::order::Pending;
 use core::time::Duration;
 
 impl<D: Driver> Core<D> {
-    /// Makes the markers that are missing and can be had, and waits for each stream's newest: nobody else's calls stand meanwhile. What no marker
-    /// covers, because its stream captures, is gone or may not be marked here, stays as it was.
+    /// Makes the markers that are missing, of the streams whose handles serve, and waits for each one's newest: nobody else's calls stand meanwhile.
+    /// What no marker covers, because its stream captures, is gone or may not be marked here, or because a call fails, stays as it was: the wait behind
+    /// this one is for all of it. No context-wide event is recorded, whether captures are expected or not: it ends them.
     ///
     /// # Errors
-    /// The driver's first one that says more than that.
+    /// The context is lost.
     fn wait_for_markers(&self) -> DriverResult<()> {
-        self.registry.serve(&self.driver);
-        let mut refused = self.registry.mark_all(&self.driver);
-        for line in self.registry.lines() {
-            let newest = Pending { on: line.id, epoch: line.marked() };
-            match self.registry.wait_host(&self.driver, newest, Duration::MAX) {
-                Err(e) if e.is_of_one_stream() || e.kind == DriverErrorKind::NotSupported => {}
-                waited => refused = refused.and(waited.map(drop)),
-            }
+        self.registry.serve_beside_captures(&self.driver);
+        let mut lines = self.registry.lines();
+        lines.retain(|line| is_marked_by_handle(&self.driver, line));
+        for line in &lines {
+            only_lost(self.registry.make_marker(&self.driver, line))?;
         }
-        refused
+        for line in &lines {
+            let newest = Pending { on: line.id, epoch: line.marked() };
+            only_lost(self.registry.wait_host(&self.driver, newest, Duration::MAX))?;
+        }
+        Ok(())
     }
+}
+
+/// Behind which nothing works: any other error is met by the wait for all, if that fails too.
+fn only_lost<T>(done: DriverResult<T>) -> DriverResult<()> {
+    done.map(drop).or_else(|e| if e.is_context_lost() { Err(e) } else { Ok(()) })
 }
 
 impl<D: Driver> Allocator<D> {
@@ -58,16 +67,18 @@ impl<D: Driver> Allocator<D> {
 
     /// As [`Allocator::synchronize`], and ends no capture, on whatever stream in the context and by whomever: 512 bytes of host memory are pinned and
     /// unpinned, and unpinning waits for all that is queued on the device ([`Host::unpin_waits_for_device`](crate::driver::Host::unpin_waits_for_device)).
-    /// What a capture holds is not queued: it runs when its graph is launched.
+    /// What a capture holds is not queued: it runs when its graph is launched. That is so whether captures are expected or not
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)).
     ///
     /// The price: what streams hold whose end no marker tells, those that capture or are not known here, is waited for while launches and records of other threads stand
     /// still in CUDA's driver (21 ms beside a wait of 20 ms; docs/decisions/unpin-to-wait.md). So it must not be called while such queued work
-    /// waits for what another thread has yet to launch, as collectives over several devices may: that would be a wait for ever. Other work is waited for before, by its markers.
+    /// waits for what another thread has yet to launch, as collectives over several devices may, or is a host function that needs a lock which somebody holds in a launch (Python's GIL): that would be a wait for ever. Other work is waited for before, by its markers.
     ///
     /// On a driver whose unpinning waits for nothing it is [`Allocator::synchronize`].
     ///
     /// # Errors
-    /// The driver's: out of host memory, or an error of queued work. Nothing counts as complete then that was not known to be.
+    /// The driver's, to the unpinning: out of host memory, or an error of queued work. Nothing counts as complete then that was not known to be. A marker
+    /// that cannot be made is none: the wait for all stands for it.
     pub fn synchronize_beside_captures(&self) -> Result<(), Error> {
         let core = self.core();
         if !core.driver.unpin_waits_for_device() {
@@ -77,7 +88,7 @@ impl<D: Driver> Allocator<D> {
         core.wait_for_markers()?;
         self.behind(unpin)?;
         // What needs a wait for the device beyond that, a closing marker that cannot be recorded, is left to whoever may wait for it.
-        core.registry.serve(&core.driver);
+        core.registry.serve_beside_captures(&core.driver);
         self.learnt();
         Ok(())
     }
@@ -95,13 +106,10 @@ impl<D: Driver> Allocator<D> {
         let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
         let promised = steps::promise_then_synchronise_all(promise, || {
             if laws::synchronises() {
-                let waited = core.registry.watch(wait(&core.driver));
-                if waited.is_err() {
-                    for line in &lines {
-                        line.loosen();
-                    }
-                }
-                waited?;
+                // Whether it fails or panics.
+                let failed = Undo::new(|| lines.iter().for_each(|line| line.loosen()));
+                core.registry.watch(wait(&core.driver))?;
+                failed.forget();
             }
             point!("all synchronised");
             Ok::<_, Error>(())

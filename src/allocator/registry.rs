@@ -33,8 +33,8 @@ pub(crate) use completion::QUESTIONS;
 use core::time::Duration;
 use errands::{Errands, Listed};
 use hashbrown::HashMap;
-pub(crate) use means::Named;
 use means::{Means, held_back};
+pub(crate) use means::{Named, is_marked_by_handle};
 
 /// How long a request waits for somebody else's last marker of a stream. Making one takes microseconds; if it cannot be recorded,
 /// its maker may wait for the whole stream.
@@ -63,6 +63,17 @@ impl<D: Driver> Drop for Closing<'_, D> {
             state.native = Some(native);
         }
     }
+}
+
+/// What a call that serves errands may do to the device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum May {
+    /// Record events, of single streams.
+    MarkByHandle,
+    /// And context-wide ones.
+    Mark,
+    /// And wait for it.
+    Wait,
 }
 
 /// The timelines of one device.
@@ -435,7 +446,7 @@ impl<D: Driver> Registry<D> {
                     && !driver.expects_captures() =>
             {
                 let promised = line.promise();
-                self.watch(driver.relaxed(|| driver.synchronize_device()))?;
+                self.synchronize_instead(driver)?;
                 self.proved(&line, promised);
                 Ok(true)
             }
@@ -454,18 +465,23 @@ impl<D: Driver> Registry<D> {
     }
 
     /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up; of those that failed the last
-    /// time one is tried again, the next one each call, so that a call costs no more however many there are. Waits for nothing.
+    /// time one is tried again, and the next one behind each that could be done, so that a call has one failure however many there are. Waits for nothing.
     pub(crate) fn serve(&self, driver: &D) {
-        self.serve_errands(driver, false);
+        self.serve_errands(driver, May::Mark);
+    }
+
+    /// The same beside captures that nobody can be asked about: what needs a context-wide event, which ends them, is left to another call.
+    pub(crate) fn serve_beside_captures(&self, driver: &D) {
+        self.serve_errands(driver, May::MarkByHandle);
     }
 
     /// The same for a caller that has just waited for the device, or that waits for it anyway: it does again where a closing marker cannot
-    /// be recorded. Nobody else does, since a capture would not survive it.
+    /// be recorded, and tries all that failed. Nobody else does, since a capture would not survive it.
     pub(crate) fn serve_and_wait(&self, driver: &D) {
-        self.serve_errands(driver, true);
+        self.serve_errands(driver, May::Wait);
     }
 
-    fn serve_errands(&self, driver: &D, may_wait: bool) {
+    fn serve_errands(&self, driver: &D, may: May) {
         // Whoever drops a stream while a panic passes through leaves errands to a later call: a second panic would be the end.
         if !self.errand.load(Ordering::Acquire)
             || std::thread::panicking()
@@ -473,10 +489,14 @@ impl<D: Driver> Registry<D> {
         {
             return;
         }
-        let mut errands = Errands::of(self);
+        let mut errands = Errands::of(self, may == May::Wait);
         while let Some(line) = errands.next() {
             // Down before the flags are looked at: what is raised from here on is an errand of its own.
             line.errand.swap(false, Ordering::AcqRel);
+            if may == May::MarkByHandle && Means::of(driver, &line, Named::No) == Means::Context {
+                self.raise_errand(&line);
+                continue;
+            }
             // Who cannot be marked here is served by the next call that names it.
             let mut fails = false;
             if line.is_due() && Means::of(driver, &line, Named::No) != Means::Nothing {
@@ -489,7 +509,7 @@ impl<D: Driver> Registry<D> {
                     fails = true;
                 }
             }
-            fails |= line.is_idle() && self.close(driver, &line, may_wait).is_err();
+            fails |= line.is_idle() && self.close(driver, &line, may == May::Wait).is_err();
             line.failing.store(fails, Ordering::Relaxed);
             if fails {
                 self.raise_errand(&line);

@@ -15,9 +15,9 @@ use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
 use super::registry::Registry;
 use super::undo::resume;
-use super::unpin::wait_for_all;
 use crate::driver::{Driver, OwnedRange};
 use crate::error::{DriverError, DriverErrorKind, Error};
+use crate::laws;
 use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU64, AtomicUsize};
@@ -237,8 +237,8 @@ impl<D: Driver> Core<D> {
         let done = || {
             self.driver.relaxed(|| {
                 let pending = self.host.lock().pool.in_flight.uses().collect();
-                self.wait_or_synchronize(pending);
-                self.host.release_all(&self.driver);
+                let waited = self.wait_or_synchronize(pending);
+                self.host.release_all(&self.driver, waited);
                 self.registry.serve(&self.driver);
                 self.registry.retire();
                 self.registry.trim_events();
@@ -257,8 +257,9 @@ impl<D: Driver> Core<D> {
     fn give_all_back(&self) {
         // Asked before the wait: what is freed later has uses that this does not wait for.
         let unpin = self.host.lock().pool.heap.live() == 0;
-        // A driver that panics in it is one that fails: what is given back waits by itself.
+        // A driver that panics in it is one that fails.
         let waited = catch_unwind(AssertUnwindSafe(|| self.wait_or_synchronize(self.ours())));
+        let over = *waited.as_ref().unwrap_or(&false);
         let pools = core::mem::take(&mut *self.pools.lock());
         for pool in &pools {
             let mut state = pool.lock();
@@ -270,14 +271,20 @@ impl<D: Driver> Core<D> {
             }
         }
         let segments = self.backing.lock().take_all();
-        for segment in segments {
-            if let Err((range, e)) = segment.release() {
-                self.driver.drop_failed(e);
-                drop(range);
+        if laws::may_give_back(over, self.driver.free_waits_for_device()) {
+            for segment in segments {
+                if let Err((range, e)) = segment.release() {
+                    self.driver.drop_failed(e);
+                    drop(range);
+                }
             }
+        } else if !segments.is_empty() {
+            let bytes = segments.iter().map(OwnedRange::bytes).sum();
+            segments.into_iter().for_each(core::mem::forget);
+            self.driver.drop_failed(kept(bytes, "device"));
         }
         if unpin {
-            self.host.release_all(&self.driver);
+            self.host.release_all(&self.driver, over);
         }
         self.registry.serve(&self.driver);
         self.registry.retire();
@@ -305,8 +312,9 @@ impl<D: Driver> Core<D> {
         pending
     }
 
-    /// Waits by markers. Where a stream cannot be marked, or its marker not be waited for, the host waits for everything.
-    fn wait_or_synchronize(&self, mut pending: Vec<Pending>) {
+    /// Waits by markers. Where a stream cannot be marked, or its marker not be waited for, the host waits for everything. Whether nothing uses
+    /// the memory any more: all was waited for, or the context is lost.
+    fn wait_or_synchronize(&self, mut pending: Vec<Pending>) -> bool {
         // The newest of each stream covers the others.
         pending.sort_unstable_by(|a, b| b.cmp(a));
         pending.dedup_by_key(|p| p.on);
@@ -314,19 +322,17 @@ impl<D: Driver> Core<D> {
             .into_iter()
             .all(|p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true)));
         if waited {
-            return;
+            return true;
         }
-        let lines = self.registry.lines();
-        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
-        match self.registry.watch(wait_for_all(&self.driver)) {
-            Ok(()) => {
-                for (line, epoch) in lines.iter().zip(promised) {
-                    self.registry.proved(line, epoch);
-                }
-            }
-            // The second failure in a row: plain frees wait by themselves, a lost context has nothing left to wait for.
-            Err(e) => self.driver.drop_failed(e),
-        }
+        // The second failure in a row: what is given back waits by itself, or is kept. A lost context has nothing left to wait for.
+        self.registry.prove_all(&self.driver).map_or_else(
+            |e| {
+                let lost = e.is_context_lost();
+                self.driver.drop_failed(e);
+                lost
+            },
+            |()| true,
+        )
     }
 
     /// Everything, gathered pool by pool; exact when nothing runs beside it.
@@ -380,6 +386,14 @@ pub(crate) fn lost_context() -> DriverError {
         DriverErrorKind::ContextLost,
         "the device's context was lost earlier; start a new process",
     )
+}
+
+/// An allocator's end could not wait for what may still use so many bytes, and the driver's frees wait for nothing.
+pub(super) fn kept(bytes: u64, whose: &str) -> DriverError {
+    let message = format!(
+        "{bytes} bytes of {whose} memory stay allocated for good: what may still use them could not be waited for at the allocator's end, and this driver's frees wait for nothing; drop an allocator's last handles when the device can be waited for"
+    );
+    DriverError::new("end of an allocator", 0, DriverErrorKind::Other, message)
 }
 
 impl<D: Driver> core::fmt::Debug for Core<D> {

@@ -86,3 +86,46 @@ fn every_free_is_counted() {
     gpu.trim(crate::Trim::All).unwrap();
     assert_eq!(gpu.core().frees(), 6);
 }
+
+/// Other threads, or owners' drops, bring ever new values that go on from stream to stream: a sweep ends, and with it the request that it is a part of.
+/// It looked again for as long as any went on.
+#[test]
+#[cfg(not(any(loom, shuttle)))]
+fn a_sweep_ends_though_ever_new_values_go_on() {
+    use super::Stream;
+    use super::keeper::Until;
+    use crate::order::Pending;
+    use crate::units::GIB;
+    use core::sync::atomic::{AtomicU32, Ordering};
+    use millpond_sim::Sim;
+
+    /// Each is followed by the next one.
+    struct Again([Stream<Sim>; 2], Arc<AtomicU32>);
+    impl Drop for Again {
+        fn drop(&mut self) {
+            if self.1.fetch_add(1, Ordering::Relaxed) < 1000 {
+                file(self.0.clone(), Arc::clone(&self.1));
+            }
+        }
+    }
+    /// Waits for its first stream, and then for its second.
+    fn file(streams: [Stream<Sim>; 2], count: Arc<AtomicU32>) {
+        let uses = streams.iter().map(|s| Pending { on: s.line().id, epoch: s.line().stamp() }).collect();
+        let keeper = Arc::clone(streams[0].keeper());
+        keeper.keep(Until::Uses(uses), 0, Box::new(Again(streams, count)));
+    }
+
+    let gpu = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let count = Arc::new(AtomicU32::new(0));
+    // One waits for either stream at any time.
+    file([s.clone(), t.clone()], Arc::clone(&count));
+    file([t.clone(), s.clone()], Arc::clone(&count));
+    gpu.core().keeper.sweep();
+    let dropped = count.load(Ordering::Relaxed);
+    assert!((2..20).contains(&dropped), "{dropped} values in one sweep");
+    // What is filed from here on is the last.
+    count.store(1000, Ordering::Relaxed);
+    gpu.synchronize().unwrap();
+    gpu.synchronize().unwrap();
+}

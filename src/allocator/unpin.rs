@@ -1,5 +1,6 @@
-//! The wait for the device that ends no capture: a page of host memory is pinned and unpinned. It does not know what is complete then.
+//! The wait for the device that ends no capture: a page of host memory is pinned and unpinned. Who waits so at an allocator's end.
 
+use super::registry::Registry;
 use crate::driver::{Driver, DriverResult, HostKind};
 use crate::units::GRANULE_BYTES;
 
@@ -12,11 +13,27 @@ pub(super) fn unpin<D: Driver>(driver: &D) -> DriverResult<()> {
     })
 }
 
-/// Waits for all, for who has to and knows nothing of captures: beside them where they are expected and the driver has a way.
-pub(super) fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
-    if driver.expects_captures() && driver.unpin_waits_for_device() {
-        unpin(driver)
-    } else {
-        driver.relaxed(|| driver.synchronize_device())
+/// Waits for all, for who has to and cannot be refused: beside captures where the driver has a way, whoever captures and whether that was expected. Where
+/// that fails (there is no host memory to pin) by the call that ends them: memory before captures.
+fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
+    if driver.unpin_waits_for_device() {
+        match unpin(driver) {
+            Err(e) if !e.is_context_lost() => {}
+            waited => return waited,
+        }
+    }
+    driver.relaxed(|| driver.synchronize_device())
+}
+
+impl<D: Driver> Registry<D> {
+    /// As [`wait_for_all`]; all that was queued before it counts as complete then.
+    pub(super) fn prove_all(&self, driver: &D) -> DriverResult<()> {
+        let lines = self.lines();
+        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
+        self.watch(wait_for_all(driver))?;
+        for (line, epoch) in lines.iter().zip(promised) {
+            self.proved(line, epoch);
+        }
+        Ok(())
     }
 }

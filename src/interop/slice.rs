@@ -57,15 +57,15 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
             let may_wait =
                 laws::may_wait_instead(e.kind == DriverErrorKind::Capturing, cuda.expects_captures());
             cuda.drop_failed(e);
-            if may_wait { wait_instead(cuda, touch, addr) } else { NULL }
+            if may_wait { waited(registry.synchronize_instead(cuda), cuda, touch, addr) } else { NULL }
         }
     }
 }
 
-/// The driver refused a wait: the host waits for everything, which orders as well.
+/// The driver refused a wait: the host has waited for everything, which orders as well.
 #[cold]
-fn wait_instead(cuda: &Cuda, touch: Touch<'_, Cuda>, addr: u64) -> CUdeviceptr {
-    match cuda.relaxed(|| cuda.synchronize_device()) {
+fn waited(waited: DriverResult<()>, cuda: &Cuda, touch: Touch<'_, Cuda>, addr: u64) -> CUdeviceptr {
+    match waited {
         Ok(()) => {
             lend_to_anybody(touch);
             addr

@@ -42,7 +42,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
-    /// nothing was then queued. All come with the source. Where the copy is queued and its marker fails, that is the error, behind a wait for the stream: the copy is
+    /// nothing was then queued; as [`PinnedArray::settled`]. All come with the source. Where the copy is queued and its marker fails, that is the error, behind a wait for the stream: the copy is
     /// done then, and the source comes back unless that wait fails too ([`Refused::host`]).
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
@@ -115,7 +115,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
     /// As [`DeviceView::to_pinned`], into a pinned array that there is. The copy owns it until it is done.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`]. All come with the target.
+    /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`] and [`PinnedArray::settled_mut`]. All come with the target.
     #[track_caller]
     pub fn copy_to(
         &self,
@@ -131,7 +131,11 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         if self.size_bytes() == 0 {
             return Ok(Download::of_nothing(target, stream));
         }
-        let to = target.as_mut_ptr();
+        // What somebody else's copies hold it for is over first, or it comes back.
+        let to = match target.settled_mut().map(<[T]>::as_mut_ptr) {
+            Ok(to) => to,
+            Err(e) => return Err(Refused::unused(target, e)),
+        };
         Download::fly(target, stream, |_| self.read_into(to, stream))
     }
 

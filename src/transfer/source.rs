@@ -3,6 +3,7 @@
 use crate::allocator::Event;
 use crate::array::{PinnedArray, Shape};
 use crate::driver::Driver;
+use crate::error::Error;
 use crate::laws;
 use bytemuck::Pod;
 use core::any::Any;
@@ -32,6 +33,12 @@ pub unsafe trait StableSource: Send + Sized + 'static {
     fn first(&self) -> *const Self::Item;
     /// How many there are.
     fn shape(&self) -> Shape;
+
+    /// Makes its elements readable, where somebody else's copies may still write them: waits for those. Sources of this crate do.
+    #[doc(hidden)]
+    fn settle(&self, _: seal::Seal) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Drops the source behind an event, if whoever owns its memory respects events; else gives it back. Only sources of
     /// this crate do: nobody else can name the seal.
@@ -63,6 +70,9 @@ unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
     fn shape(&self) -> Shape {
         PinnedArray::shape(self)
     }
+    fn settle(&self, _: seal::Seal) -> Result<(), Error> {
+        self.settled().map(drop)
+    }
     fn drop_behind<E: Driver>(self, event: &Event<E>, _: seal::Seal) -> Result<(), Self> {
         // The pinned pool keeps the bytes until the event is complete. It knows events of its own device only.
         match (event as &dyn Any).downcast_ref::<Event<D>>() {
@@ -85,6 +95,9 @@ unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
     }
     fn shape(&self) -> Shape {
         (**self).shape()
+    }
+    fn settle(&self, seal: seal::Seal) -> Result<(), Error> {
+        (**self).settle(seal)
     }
 }
 
@@ -138,6 +151,9 @@ unsafe impl<S: StableSource> StableSource for Part<S> {
     }
     fn shape(&self) -> Shape {
         Shape::line(self.range.len())
+    }
+    fn settle(&self, seal: seal::Seal) -> Result<(), Error> {
+        self.source.settle(seal)
     }
     fn drop_behind<D: Driver>(self, event: &Event<D>, seal: seal::Seal) -> Result<(), Self> {
         let Part { source, range } = self;

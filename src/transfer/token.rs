@@ -273,6 +273,9 @@ impl<P: StableSource, D: Driver> Transfer<P, D> {
         stream: &Stream<D>,
         copy: impl FnOnce(&P) -> Result<Queued<D>, Error>,
     ) -> Result<Transfer<P, D>, Refused<P>> {
+        if let Err(e) = source.settle(Seal(())) {
+            return Err(Refused::unused(source, e));
+        }
         fly(source, stream, copy).map(Transfer)
     }
     /// Nothing to copy.

@@ -540,11 +540,12 @@ fn a_refused_operation_on_an_array_is_withdrawn() {
     }
 }
 
-/// Tokens dropped with their copies pending: the last owner of the allocator waits for them. What cannot be waited for
-/// is never dropped, so that nobody gets bytes that a copy may still read; a lost context runs no copy any more.
+/// Tokens dropped with their copies pending: the last owner of the allocator waits for them, and for everything where one's own event cannot be waited for.
+/// What cannot be waited for at all is never dropped, so that nobody gets bytes that a copy may still read; a lost context runs no copy any more.
 #[test]
 fn what_dropped_tokens_kept_ends_with_the_allocator() {
-    for (refused, lost) in [(false, false), (true, false), (false, true)] {
+    let waits = [Call::EventSynchronize, Call::MemHostAlloc, Call::CtxSynchronize];
+    for (refused, lost) in [(0, false), (1, false), (3, false), (0, true)] {
         let sim = late();
         let gpu = on(&sim, Config::default());
         let s = gpu.stream().unwrap();
@@ -552,15 +553,16 @@ fn what_dropped_tokens_kept_ends_with_the_allocator() {
         let kept = Arc::new(gpu.pinned_from_fn(1000, |i| u32::try_from(i).unwrap()).unwrap());
         drop(x.copy_from(Arc::clone(&kept), &s).unwrap());
         assert_eq!(Arc::strong_count(&kept), 2, "the copy is pending");
-        if refused {
-            sim.fail(Call::EventSynchronize, 1, DriverErrorKind::InvalidValue);
+        for &call in &waits[..refused] {
+            sim.fail(call, 1, DriverErrorKind::InvalidValue);
         }
         if lost {
             sim.lose_context();
         }
         drop((x, s));
         drop(gpu);
-        assert_eq!(Arc::strong_count(&kept), if refused { 2 } else { 1 }, "refused {refused}, lost {lost}");
+        let left = if refused == waits.len() { 2 } else { 1 };
+        assert_eq!(Arc::strong_count(&kept), left, "refused {refused}, lost {lost}");
     }
 }
 

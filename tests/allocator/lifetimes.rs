@@ -11,6 +11,7 @@ mod captures;
 mod default_streams;
 mod disturbed;
 mod endless;
+mod ends;
 mod hidden;
 mod kept;
 mod knobs;

@@ -169,3 +169,65 @@ fn pinned_memory_that_is_held_back_is_told_as_such() {
     }
     rig.clean();
 }
+
+/// A copy of ours with a pinned array that cudarc copies into on a stream that nobody holds: the array comes back with the error, to be had behind a
+/// synchronise. It panicked, and the array was dropped.
+#[test]
+fn a_pinned_array_that_cannot_be_waited_for_comes_back_from_a_copy() {
+    let Some(rig) = rig() else { return };
+    {
+        let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
+        let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
+        let refused = |e: &Error| {
+            assert!(e.to_string().contains("pinned memory was lent"), "{e}");
+            assert!(matches!(e, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{e:?}");
+        };
+        stranger.memcpy_dtoh(&x, &mut host).expect("fetched");
+        let back = x.copy_to(host, &home).expect_err("a copy may write it still");
+        refused(&back.error);
+        let mut host = back.host.expect("it is nobody's");
+        gpu.synchronize().expect("nobody captures");
+        stranger.memcpy_dtoh(&x, &mut host).expect("fetched");
+        let back = x.copy_from(host, &home).expect_err("a copy may write it still");
+        refused(&back.error);
+        let host = std::sync::Arc::new(back.host.expect("it is nobody's"));
+        let part = millpond::transfer::Part::new(std::sync::Arc::clone(&host), ..WORDS / 2);
+        let back = x.slice_mut(..WORDS / 2).copy_from(part, &home).expect_err("nor a part of it");
+        refused(&back.error);
+        drop(back);
+        gpu.synchronize().expect("nobody captures");
+        assert_eq!(host[..], vec![7; WORDS]);
+        drop(x);
+    }
+    rig.clean();
+}
+
+/// The first pooled slice on a value that cudarc has made no stream in waits for all that is queued, for the owner's own first stream, and ended the
+/// captures that were expected by that. It waits by unpinning.
+#[test]
+fn the_first_slice_of_a_value_ends_no_capture() {
+    let Some(rig) = rig() else { return };
+    {
+        rig.cuda.expect_captures();
+        let gpu = rig.room_for(1);
+        let another = CudaContext::new(0).expect("another value of the context");
+        let (made, somebody) = [(); 2].map(|()| rig.ctx.new_stream().expect("somebody's stream")).into();
+        // SAFETY: `made` outlives everything that is done on it.
+        #[allow(unsafe_code, reason = "a borrowed stream")]
+        let borrowed = unsafe { another.wrap_borrowed_stream(made.cu_stream()) };
+        let home = gpu.adopt(rig.cuda.adopt(borrowed).expect("adopted")).expect("a stream");
+        let owners = another.default_stream();
+        let mut theirs = owners.alloc_zeros::<u32>(WORDS).expect("cudarc's own slice");
+        owners.memcpy_htod(&vec![7; WORDS], &mut theirs).expect("queued");
+        somebody.begin_capture(MODE).expect("captures");
+        let slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
+        ended(&somebody);
+        let first = another.new_stream().expect("the owner's own first stream");
+        let mut back = vec![0; WORDS];
+        first.memcpy_dtoh(&theirs, &mut back).expect("read");
+        first.synchronize().expect("there");
+        assert_eq!(back, vec![7; WORDS], "before it was written");
+        drop(slice);
+    }
+    rig.clean();
+}

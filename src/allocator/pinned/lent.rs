@@ -94,8 +94,7 @@ impl<D: Driver> PinnedAllocation<D> {
                     error.kind == DriverErrorKind::Capturing,
                     core.driver.expects_captures(),
                 );
-                let rest = || core.registry.watch(core.driver.relaxed(|| core.driver.synchronize_device()));
-                match may_rest.then(rest) {
+                match may_rest.then(|| core.registry.synchronize_instead(&core.driver)) {
                     Some(Err(e)) if !e.is_context_lost() => {
                         return Err(self.refused(pending, access, &error, Some(&e)));
                     }
@@ -134,12 +133,15 @@ impl<D: Driver> PinnedAllocation<D> {
             Some(line) if line.id != CONTEXT => line.info.to_string(),
             _ => "a stream that no allocator holds".to_owned(),
         };
-        let rest = rest.map_or_else(String::new, |e| format!("; {e}"));
-        let advice = if error.kind == DriverErrorKind::NotSupported {
+        let captures = |e: &DriverError| e.kind == DriverErrorKind::Capturing;
+        let advice = if captures(error) || rest.is_some_and(captures) {
+            "if a stream is capturing, end the capture first"
+        } else if error.kind == DriverErrorKind::NotSupported {
             "synchronise the allocator when nobody captures, and look again"
         } else {
-            "if a stream is capturing, end the capture first"
+            "look again, or synchronise the allocator"
         };
+        let rest = rest.map_or_else(String::new, |e| format!("; {e}"));
         let message = format!(
             "pinned memory was lent to a copy on {whose}, which cannot be waited for ({error}{rest}): {advice}"
         );

@@ -1,7 +1,8 @@
 //! Timelines that have an errand for the next call that may speak to the driver: a marker that is due, a stream that may close.
 //!
 //! It knows which have one and in which order they are tried, not what an errand is. Each stands here once ([`Line::errand`]). A call takes all
-//! that are new, and of those whose last try failed one, the one that has waited longest: what a call costs does not depend on how many fail.
+//! that are new, and of those whose last try failed one, the one that has waited longest, and the next one behind each that could be done: a call has
+//! one failure of theirs, however many fail, and serves all that can be served. One that waits for the device takes all.
 
 use super::{Line, Registry};
 use crate::driver::Driver;
@@ -36,21 +37,32 @@ pub(super) struct Errands<'a, D: Driver> {
     now: Option<Arc<Line<D>>>,
     /// The last one is next.
     left: SmallVec<[Arc<Line<D>>; 8]>,
+    /// So many more of those whose last try failed were there.
+    again: usize,
 }
 
 impl<'a, D: Driver> Errands<'a, D> {
-    pub(super) fn of(registry: &'a Registry<D>) -> Errands<'a, D> {
+    /// All that are new, and of those whose last try failed the first, or `all`.
+    pub(super) fn of(registry: &'a Registry<D>, all: bool) -> Errands<'a, D> {
         let mut listed = registry.errands.lock();
-        let again = listed.failing.pop_front();
-        if !listed.failing.is_empty() {
+        let many = if all { listed.failing.len() } else { listed.failing.len().min(1) };
+        let mut left: SmallVec<[Arc<Line<D>>; 8]> = listed.failing.drain(..many).rev().collect();
+        left.extend(listed.new.drain(..).rev());
+        let again = listed.failing.len();
+        if again > 0 {
             registry.errand.swap(true, Ordering::AcqRel);
         }
-        let left = again.into_iter().chain(listed.new.drain(..).rev()).collect();
-        Errands { registry, now: None, left }
+        Errands { registry, now: None, left, again }
     }
     /// The next one, which is put back if the call panics with it.
     pub(super) fn next(&mut self) -> Option<Arc<Line<D>>> {
+        let done = self.now.take().is_some_and(|line| !line.failing.load(Ordering::Relaxed));
         self.now = self.left.pop();
+        // Those that failed are the last, so that what is done is one of them.
+        if self.now.is_none() && done && self.again > 0 {
+            self.again -= 1;
+            self.now = self.registry.errands.lock().failing.pop_front();
+        }
         self.now.clone()
     }
 }
@@ -117,9 +129,15 @@ mod tests {
         for (native, _) in &streams {
             sim.end_capture(native).unwrap();
         }
-        for left in (0..40).rev() {
-            s.registry().serve(&sim);
-            assert_eq!(listed().len(), left, "one more is done");
-        }
+        // One still captures: the call is over with it, and the next one does those behind it.
+        sim.begin_capture(&streams[20].0).unwrap();
+        s.registry().serve(&sim);
+        let at = expected.iter().position(|&id| id == streams[20].1.line().id).unwrap();
+        assert_eq!(listed(), [&expected[at + 1..], &expected[at..=at]].concat());
+        s.registry().serve(&sim);
+        assert_eq!(listed().len(), 1, "all that can be done are");
+        sim.end_capture(&streams[20].0).unwrap();
+        s.registry().serve(&sim);
+        assert_eq!(listed().len(), 0);
     }
 }

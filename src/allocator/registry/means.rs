@@ -76,6 +76,11 @@ impl Means {
     }
 }
 
+/// Whether this timeline is marked by its stream's handle, in a call that names no stream: then no capture ends by it.
+pub(crate) fn is_marked_by_handle<D: Driver>(driver: &D, line: &Line<D>) -> bool {
+    Means::of(driver, line, Named::No) == Means::Handle
+}
+
 impl<D: Driver> Registry<D> {
     /// The stream of one of these lines that captures, of those that can be asked: a wait for the device would destroy that.
     ///
@@ -96,6 +101,22 @@ impl<D: Driver> Registry<D> {
             }
         }
         Ok(None)
+    }
+}
+
+impl<D: Driver> Registry<D> {
+    /// Waits for the device in place of a wait that could not be made, for who may: a capture that can be asked for is, and lives.
+    ///
+    /// # Errors
+    /// A stream captures: nothing was waited for. The driver's.
+    pub(crate) fn synchronize_instead(&self, driver: &D) -> DriverResult<()> {
+        if laws::asks_who_captures()
+            && let Some(stream) = self.who_captures(driver, &self.lines())?
+        {
+            let message = format!("{stream} is capturing a graph, which a wait for the device would end");
+            return Err(DriverError::new("synchronize", 900, DriverErrorKind::Capturing, message));
+        }
+        self.watch(driver.relaxed(|| driver.synchronize_device()))
     }
 }
 

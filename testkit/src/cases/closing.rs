@@ -2,7 +2,7 @@
 
 use super::{Case, Outcome, World, at, ensure, said};
 use millpond::{DriverErrorKind, Trim};
-use millpond_sim::Launch;
+use millpond_sim::{Call, Launch, Schedule, Sim};
 use std::time::Duration;
 
 pub(super) const CASES: &[Case] = &[
@@ -31,6 +31,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a stream adopted again", kills: &["line-unlinked"], run: adopted_again },
     Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
     Case { name: "a context marker that fails", kills: &["context-due-lost"], run: context_marker_fails },
+    Case { name: "an end that cannot wait", kills: &["end-unwaited"], run: end_that_cannot_wait },
 ];
 
 /// s is gone, its work is not.
@@ -239,4 +240,22 @@ fn context_marker_fails() -> Outcome {
     w.all_back()?;
     drop(s);
     w.end()
+}
+
+/// The allocator ends while s works, no call that waits for that succeeds, and the driver's frees wait for nothing: the memory stays.
+fn end_that_cannot_wait() -> Outcome {
+    let sim = Sim::new(4 << 30).schedule(Schedule::Latest).waiting_frees(false);
+    let w = World::on(sim.clone(), World::config(4));
+    let s = w.stream();
+    w.written_and_freed(4, &s)?;
+    for nth in 1..8 {
+        for call in [Call::EventCreate, Call::MemHostAlloc, Call::CtxSynchronize] {
+            sim.fail(call, nth, DriverErrorKind::OutOfMemory);
+        }
+    }
+    drop((s, w));
+    sim.run_until_idle();
+    sim.verdict().map_err(said)?;
+    ensure!(!sim.leaks().is_empty(), "the memory went back");
+    Ok(())
 }

@@ -9,28 +9,40 @@ use verbs::{free, map, pin, release, set_access, try_pin, unmap, unpin, unreserv
 
 /// A stream that captures a kernel on memory of its own.
 fn capturing<T: Bench>(b: &T) -> (StreamOf<T>, Addr) {
-    let (s, addr) = (stream(b), b.device().allocate_raw(MIB).expect("memory"));
-    // What loads when first used does so now.
-    b.write(&s, addr, MIB, A);
-    finish_stream(b, &s);
-    b.begin_capture(&s);
-    b.write(&s, addr, MIB, A);
+    let s = stream(b);
+    let addr = captures(b, &s);
     (s, addr)
+}
+
+/// This stream captures a kernel on memory from here on.
+fn captures<T: Bench>(b: &T, s: &StreamOf<T>) -> Addr {
+    let addr = b.device().allocate_raw(MIB).expect("memory");
+    // What loads when first used does so now.
+    b.write(s, addr, MIB, A);
+    finish_stream(b, s);
+    b.begin_capture(s);
+    b.write(s, addr, MIB, A);
+    addr
 }
 
 /// Whether a call, made while a stream captures, ends the capture.
 fn ends<T: Bench>(b: &T, call: impl FnOnce(&StreamOf<T>)) -> bool {
-    let (s, addr) = capturing(b);
-    call(&s);
-    let ended = match b.end_capture(&s) {
+    ends_on(b, &stream(b), call)
+}
+
+/// The same of a capture on this stream.
+fn ends_on<T: Bench>(b: &T, s: &StreamOf<T>, call: impl FnOnce(&StreamOf<T>)) -> bool {
+    let addr = captures(b, s);
+    call(s);
+    let ended = match b.end_capture(s) {
         Ok(()) => false,
         Err(901) => true,
         Err(code) => panic!("the capture ended with {code}"),
     };
     // The stream works again either way.
-    b.write(&s, addr, MIB, B);
-    b.check(&s, addr, MIB, B);
-    finish_stream(b, &s);
+    b.write(s, addr, MIB, B);
+    b.check(s, addr, MIB, B);
+    finish_stream(b, s);
     free(b, addr, MIB).expect("freed");
     ended
 }
@@ -115,6 +127,29 @@ pub fn relaxed_batches_break_no_capture<T: Bench>(b: &T) {
     }
     free(b, allocated.take().expect("allocated"), MIB).expect("freed");
     unpin(b, &pinned.take().expect("pinned")).expect("unpinned");
+}
+
+/// Pinning and unpinning, of captures on streams of every kind that can capture, while another stream works: `synchronize_beside_captures` and an
+/// allocator's end rest on it. A call that comes by the legacy default stream would end one on a blocking stream, and on a thread's default stream.
+pub fn unpinning_spares_captures_on_streams_of_every_kind<T: Bench>(b: &T) {
+    let d = b.device();
+    let (other, range) = (stream(b), d.allocate(MIB).expect("memory"));
+    for (kind, s) in
+        [("non-blocking", stream(b)), ("blocking", blocking_stream(b)), ("per-thread", b.per_thread())]
+    {
+        let ended = ends_on(b, &s, |_| {
+            b.write(&other, range.addr(), MIB, A);
+            let written = mark(b, &other);
+            let done = d.relaxed(|| {
+                let host = try_pin(b, 512)?;
+                unpin(b, &host)?;
+                d.query(&written)
+            });
+            assert!(done.unwrap_or_else(|e| panic!("{kind}: {e}")), "{kind}: it waited for less");
+        });
+        assert!(!ended, "{kind}: it has ended it");
+    }
+    finish_stream(b, &other);
 }
 
 /// Outside one each of these is refused and ends the capture, and has done nothing else.

@@ -21,13 +21,13 @@ pub fn unpinning_waits_for_running_kernels<T: Bench>(b: &T) {
     finish_stream(b, &s);
 }
 
-/// And for all that is queued, on streams of every kind: what runs, what waits behind it, and what waits for an event of another stream. An allocator's
-/// `synchronize_beside_captures` rests on that.
+/// And for all that is queued, on streams of every kind: what runs, what waits behind it, what waits for an event of another stream, and what is left of
+/// streams that were destroyed. An allocator's `synchronize_beside_captures` rests on that.
 pub fn unpinning_waits_for_whatever_is_queued<T: Bench>(b: &T) {
     let d = b.device();
     let gated = stream(b);
     let streams = [stream(b), stream(b), blocking_stream(b), b.per_thread(), b.legacy()];
-    let ranges = [(); 5].map(|()| d.allocate(MIB).expect("memory"));
+    let ranges = [(); 7].map(|()| d.allocate(MIB).expect("memory"));
     for page in [512, 64 << 10, 4 << 20] {
         let host = pin(b, page);
         let mut marks: Vec<EventOf<T>> = Vec::new();
@@ -40,6 +40,13 @@ pub fn unpinning_waits_for_whatever_is_queued<T: Bench>(b: &T) {
                     d.wait(on, marks.last().expect("one"))?;
                     b.write(on, range.addr(), MIB, A);
                     marks.push(mark(b, on));
+                }
+                // The last of it on streams that are gone when the page is freed.
+                for (gone, range) in [stream(b), blocking_stream(b)].into_iter().zip(&ranges[5..]) {
+                    d.wait(&gone, marks.last().expect("one"))?;
+                    b.write(&gone, range.addr(), MIB, A);
+                    marks.push(mark(b, &gone));
+                    drop(gone);
                 }
             }
             unpin(b, &host)?;

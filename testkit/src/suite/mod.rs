@@ -252,7 +252,8 @@ macro_rules! conformance_list {
             ]
             capture: [
                 asking_whether_a_stream_captures_is_harmless, asking_a_captured_stream_for_its_id_ends_the_capture,
-                an_event_that_a_capture_took_says_so, relaxed_batches_break_no_capture, calls_outside_a_relaxed_batch_end_it,
+                an_event_that_a_capture_took_says_so, relaxed_batches_break_no_capture,
+                unpinning_spares_captures_on_streams_of_every_kind, calls_outside_a_relaxed_batch_end_it,
                 streams_and_events_come_and_go_outside_a_relaxed_batch,
                 a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too,
                 virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,

@@ -1,7 +1,6 @@
 //! Single faults with a story of their own.
 
 use crate::rig::{all_clean, check, late, on, write};
-use millpond::driver::Driver;
 use millpond::units::MIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Growth, Limit, Trim};
 use millpond_sim::{Call, Leak};
@@ -211,11 +210,11 @@ fn a_lost_context_fails_fast_and_for_good() {
     assert!(!sim.drop_errors().is_empty());
 }
 
-/// An allocator's end waits for what its streams hold. Where that fails it waits for the device, and where that fails too it
-/// says so; the frees wait by themselves.
+/// An allocator's end waits for what its streams hold. Where that fails it waits for all by unpinning a page, where there is none by the device's own wait,
+/// and where that fails too it says so; the frees wait by themselves.
 #[test]
 fn a_failed_wait_at_the_end_is_made_up_for_by_the_device_or_told() {
-    for told in [false, true] {
+    for failed in 0..3 {
         let sim = late();
         let gpu = on(&sim, tight());
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -224,16 +223,15 @@ fn a_failed_wait_at_the_end_is_made_up_for_by_the_device_or_told() {
         b.wait_stream(&a).unwrap();
         x.record_use(&b).unwrap();
         check(&sim, &x, &b);
-        let waits =
-            || sim.calls().iter().find(|(name, _)| *name == "cuCtxSynchronize").map_or(0, |&(_, n)| n);
         sim.fail(Call::EventSynchronize, 1, Kind::Other);
-        if told {
-            sim.fail(Call::CtxSynchronize, 1, Kind::Other);
+        for call in &[Call::MemHostAlloc, Call::CtxSynchronize][..failed] {
+            sim.fail(*call, 1, Kind::Other);
         }
         drop((x, a, b, gpu));
-        assert_eq!(waits(), 1, "the device was waited for");
+        let waits = [Call::MemFreeHost, Call::CtxSynchronize].map(|call| sim.ledger().calls_of(call));
+        assert_eq!(waits, if failed == 0 { [1, 0] } else { [0, 1] }, "how all was waited for");
         let errors: Vec<_> = sim.drop_errors().iter().map(|e| e.call).collect();
-        assert_eq!(errors, if told { vec!["cuCtxSynchronize"] } else { vec![] });
+        assert_eq!(errors, if failed == 2 { vec!["cuCtxSynchronize"] } else { vec![] });
         sim.run_until_idle();
         assert!(sim.verdict().is_ok() && sim.leaks().is_empty());
     }
