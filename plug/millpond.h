@@ -23,7 +23,8 @@
  * request was refused for its sake, or by those two frees. Memory whose own stream was not declared is held back for that stream's sake too,
  * whoever else is named. What is not seen: a capture that another thread begins while a call of ours is under way, on a stream which that
  * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or what that stream freed is held back until it
- * is marked again. Begin a capture where no other thread calls for its stream.
+ * is marked again. Begin a capture where no other thread calls for its stream; for which ones PyTorch's calls do that
+ * do not name it: millpond_torch_record_stream.
  *
  * A program that captures nothing, or only on streams that it declared permanent, says so (captures=none, millpond_create), and has back at once
  * what is held back here for fear of a capture, but for what streams hold that may end.
@@ -313,14 +314,22 @@ void *millpond_torch_alloc(size_t size,
                            void *stream);
 
 /*
- PyTorch's `free`, on the stream of the allocation.
+ PyTorch's `free`, on the stream of the allocation. One that work on another device keeps from being made now (see
+ millpond_torch_record_stream) counts as a call that failed, and is made later: the memory is nobody's until then, and its pointer is no allocation's.
  */
-void millpond_torch_free(void *ptr, size_t _size, int device, void *stream);
+void millpond_torch_free(void *ptr,
+                         size_t _size,
+                         int device,
+                         void *stream);
 
 /*
  PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
- means the one of the pointer's device. While such a use cannot be recorded, because its stream captures or the driver fails, the memory is not freed: a later
- millpond_torch_free or millpond_torch_empty_cache does. Memory that was used so is millpond_torch_free's to free: no other function looks for these uses.
+ means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it. One that has ended
+ all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
+ millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
+ the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize of an allocator there. Other functions that free such memory
+ refuse while they cannot record the use. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+ PyTorch has no allocator on that device, the use is not known, and not counted.
  */
 void millpond_torch_record_stream(void *ptr,
                                   void *stream);

@@ -124,7 +124,9 @@ impl Door {
     /// # Errors
     /// The driver's.
     pub(crate) fn empty(&self) -> Result<(), Failure> {
+        let before = Door::put_off_until_now();
         self.wait()?;
+        Door::waited_for(self.device, before);
         self.waited()?;
         if !self.has_ended() {
             self.gpu.trim(Trim::All)?;
@@ -243,7 +245,9 @@ impl Door {
 
     /// Waits for the device, and so knows everything complete, of destroyed doors too: what those owe goes back, this one's if it is one.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
+        let before = Door::put_off_until_now();
         self.gpu.synchronize()?;
+        Door::waited_for(self.device, before);
         if self.has_ended() && planted!(DoorEndedKept) {
             return Ok(());
         }
