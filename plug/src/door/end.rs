@@ -26,6 +26,9 @@ pub const READABLE: usize = 64;
 
 static ENDED: Burial = Burial::new();
 
+/// How a call waits for all that is queued on the device: for what ended allocators of it owe as for its own.
+type Wait = fn(&Door) -> Result<(), pond::Error>;
+
 impl Door {
     /// The device's primary context is held to the end of the process: a thread that remembers streams of an allocator that ended
     /// lets go of them when it ends itself, in the driver.
@@ -97,7 +100,7 @@ impl Door {
         let _ = self.wait();
         if self.owes.load(Ordering::Acquire) {
             let _ = self.pay();
-            self.rest();
+            self.rest(Door::wait);
         } else if !planted!(DoorEventsKept) {
             self.gpu.trim_events();
         }
@@ -127,28 +130,28 @@ impl Door {
         let before = Door::put_off_until_now();
         self.wait()?;
         Door::waited_for(self.device, before);
-        self.waited()?;
+        self.waited(Door::wait)?;
         if !self.has_ended() {
             self.gpu.trim(Trim::All)?;
         }
         Ok(())
     }
 
-    /// The device was waited for: what ended allocators of it owe goes back, this one's if it is one.
-    fn waited(&self) -> Result<(), Failure> {
+    /// The device was waited for, in this way: what ended allocators of it owe goes back, this one's if it is one.
+    fn waited(&self, wait: Wait) -> Result<(), Failure> {
         let own = if self.has_ended() { self.pay() } else { Ok(0) };
-        Door::settle(Some(self.device));
+        Door::settle(Some((self.device, wait)));
         if self.has_ended() {
-            self.rest();
+            self.rest(wait);
         }
         own.map(drop)
     }
 
     /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
     /// is left, but for what is done meanwhile.
-    fn rest(&self) {
+    fn rest(&self, wait: Wait) {
         if !self.owes.load(Ordering::Acquire) && !planted!(DoorEventsKept) {
-            let _ = self.wait().map(|()| self.gpu.trim_events());
+            let _ = wait(self).map(|()| self.gpu.trim_events());
         }
     }
 
@@ -201,15 +204,15 @@ impl Door {
 
     /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
     /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
-    pub(super) fn settle(waited_for: Option<u32>) {
+    pub(super) fn settle(waited_for: Option<(u32, Wait)>) {
         if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
             return;
         }
         for door in DOORS.iter() {
             if door.owes.swap(false, Ordering::AcqRel) {
-                if waited_for == Some(door.device) {
+                if let Some((_, wait)) = waited_for.filter(|(device, _)| *device == door.device) {
                     // If it fails, what is pending is owed again.
-                    let _ = door.wait();
+                    let _ = wait(door);
                 }
                 let _ = door.pay();
             }
@@ -246,12 +249,13 @@ impl Door {
     /// Waits for the device, and so knows everything complete, of destroyed doors too: what those owe goes back, this one's if it is one.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         let before = Door::put_off_until_now();
-        self.gpu.synchronize()?;
+        let wait: Wait = |door| door.gpu.synchronize();
+        wait(self)?;
         Door::waited_for(self.device, before);
         if self.has_ended() && planted!(DoorEndedKept) {
             return Ok(());
         }
         self.forget_unmet();
-        self.waited()
+        self.waited(wait)
     }
 }

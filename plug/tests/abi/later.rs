@@ -3,9 +3,8 @@
 
 use super::captures::{begin, end};
 use super::old::alone_without_ids;
-use super::{
-    CAPTURING, Door, GIB, MIB, OK, UNKNOWN_POINTER, When, alone, bind, function, last, stream, write,
-};
+use super::{CAPTURING, Door, GIB, MIB, OK, UNKNOWN_POINTER, When, alone, bind, function, last, program};
+use super::{stream, write};
 use pond::cuda::{Cuda, GpuStream};
 use pond::driver::Fences;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -398,5 +397,28 @@ fn a_forked_child_makes_no_free_of_its_parents() {
         assert!(end(&pair.t), "the capture lives");
         empty_cache();
         assert_eq!((pair.live(), fake.verdict()), (0, None));
+    });
+}
+
+/// A synchronise waits as CUDA's own call does, and never by unpinning, for which other threads' launches stand: what an ended allocator owes is waited for
+/// no otherwise.
+#[test]
+fn a_synchronise_unpins_nothing_for_what_others_owe() {
+    alone("later::a_synchronise_unpins_nothing_for_what_others_owe", |fake| {
+        let cuda = program();
+        let (s, a) = (stream(&cuda), Door::new(""));
+        for own in [false, true] {
+            let b = Door::new("");
+            let x = b.alloc(MIB, &s);
+            b.destroy();
+            write(&cuda, &s, x, MIB, 1);
+            assert_eq!(b.free(x), OK);
+            assert!(b.stat("reserved") > 0, "it owes that");
+            let before = fake.calls("cuMemFreeHost");
+            assert_eq!(if own { b } else { a }.one("millpond_synchronize"), OK, "{}", last());
+            assert_eq!((fake.calls("cuMemFreeHost"), b.stat("reserved")), (before, 0), "its own: {own}");
+        }
+        a.destroy();
+        assert_eq!(fake.verdict(), None);
     });
 }
