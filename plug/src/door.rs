@@ -42,7 +42,7 @@ use std::sync::Arc;
 const MOST: usize = 4096;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
-/// With more streams than this, a synchronise forgets those that no thread remembers: four times what one thread remembers.
+/// With more streams than this, a call that waits for the device forgets those that no thread remembers: four times what one thread remembers.
 const CROWD: usize = 64;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
 /// device. One that finds no place is met like any other.
@@ -688,23 +688,6 @@ impl Door {
         let found = within.map(|l| (l.addr.0, l.bytes)).ok_or_else(|| unknown(ptr))?;
         // One that was freed, and whose end waits for another device, is none.
         self.hold(found.0 as *const c_void).map(|_| found).map_err(|_| unknown(ptr))
-    }
-
-    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
-    /// Behind a synchronise they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
-    fn forget_unmet(&self) {
-        let lasting = StreamId(u64::MAX);
-        let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
-        let gone: Vec<_> = {
-            let mut lanes = self.lanes.lock();
-            // Of few streams the pools are kept: their memory is cached there for those that come back.
-            if lanes.len() <= CROWD {
-                return;
-            }
-            lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
-        };
-        // Their ends speak to the driver: not under the lock.
-        drop(gone);
     }
 
     /// A size, a share or none, in words.

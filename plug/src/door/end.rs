@@ -8,7 +8,7 @@
 //! When nothing is left of it, it is freed itself, by a later create: not under a call that found it before, and not one of the last that ended, whose
 //! reports stay readable. It does not know what a stream is.
 
-use super::{DOORS, Door};
+use super::{CROWD, DOORS, Door, Lane};
 use crate::burial::Burial;
 use crate::met;
 use crate::status::Failure;
@@ -17,6 +17,8 @@ use parking_lot::Mutex;
 use pond::Trim;
 use pond::cuda::Cuda;
 use pond::driver::Fences as _;
+use pond::units::StreamId;
+use std::sync::Arc;
 
 /// Some destroyed door may hold memory that nobody has.
 static OWING: AtomicBool = AtomicBool::new(false);
@@ -130,11 +132,29 @@ impl Door {
         let before = Door::put_off_until_now();
         self.wait()?;
         Door::waited_for(self.device, before);
+        self.forget_unmet();
         self.waited(Door::wait)?;
         if !self.has_ended() {
             self.gpu.trim(Trim::All)?;
         }
         Ok(())
+    }
+
+    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
+    /// Behind a wait for the device they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
+    fn forget_unmet(&self) {
+        let lasting = StreamId(u64::MAX);
+        let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
+        let gone: Vec<_> = {
+            let mut lanes = self.lanes.lock();
+            // Of few streams the pools are kept: their memory is cached there for those that come back.
+            if lanes.len() <= CROWD {
+                return;
+            }
+            lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
+        };
+        // Their ends speak to the driver: not under the lock.
+        drop(gone);
     }
 
     /// The device was waited for, in this way: what ended allocators of it owe goes back, this one's if it is one.

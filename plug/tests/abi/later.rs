@@ -422,3 +422,28 @@ fn a_synchronise_unpins_nothing_for_what_others_owe() {
         assert_eq!(fake.verdict(), None);
     });
 }
+
+/// Streams that a program makes and destroys, and `empty_cache` now and then: what is known of them does not grow.
+#[test]
+fn streams_that_come_and_go_leave_nothing_behind_an_empty_cache() {
+    alone("later::streams_that_come_and_go_leave_nothing_behind_an_empty_cache", |fake| {
+        fake.reset(GIB, 2, When::Earliest);
+        let cuda = program();
+        bind(&cuda);
+        let door = of(0, c"growth=exact".as_ptr()).expect("an allocator");
+        // So that no handle comes back, which would be the end of the one before.
+        let mut kept = Vec::new();
+        let pools = || door.stats().matches("\"closed\":").count();
+        for n in 1..=400 {
+            let u = stream(&cuda);
+            let x = alloc(512, &u);
+            free(x, &u);
+            kept.push(u);
+            if n % 100 == 0 {
+                empty_cache();
+                assert!(pools() <= 80, "{n} streams, {} pools", pools());
+            }
+        }
+        assert_eq!((untold(), fake.verdict()), (0, None));
+    });
+}
