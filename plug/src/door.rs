@@ -34,7 +34,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Limit, RawAllocation, Stream};
+use pond::{Allocation, Allocator, DriverErrorKind, Limit, RawAllocation, Stream};
 use std::sync::Arc;
 
 /// So many allocators at one time, with ended ones of which something is left: a number names one for ever, so that a call that comes late, for one
@@ -449,6 +449,8 @@ impl Door {
                     );
                     Err(Failure::new(Status::BadArgument, message))
                 }
+                // Without ids the handle is all that there is.
+                Err(e) if e.kind != DriverErrorKind::NotSupported => Err(e.into()),
                 _ => Ok(()),
             };
         }
@@ -693,6 +695,6 @@ impl Door {
     /// A size, a share or none, in words.
     pub(crate) fn set_limit(&self, limit: &str) -> Result<(), Failure> {
         let limit: Limit = limit.parse()?;
-        Ok(self.gpu.set_limit(limit)?)
+        Ok(self.opened()?.gpu.set_limit(limit)?)
     }
 }

@@ -76,7 +76,7 @@ pub extern "C" fn millpond_torch_allocator(
         } else {
             open(device, slot(device)?, Some(text(options)?))?
         };
-        put(out, found.name())
+        put(out, found.opened()?.name())
     })
 }
 

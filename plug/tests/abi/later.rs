@@ -3,11 +3,15 @@
 
 use super::captures::{begin, end};
 use super::old::alone_without_ids;
-use super::{CAPTURING, Door, GIB, MIB, OK, UNKNOWN_POINTER, When, alone, bind, function, last, program};
-use super::{stream, write};
+use super::{
+    CAPTURING, Door, GIB, MIB, OK, UNKNOWN_ALLOCATOR, UNKNOWN_POINTER, When, alone, bind, function, last,
+    program,
+};
+use super::{DRIVER, stream, write};
 use pond::cuda::{Cuda, GpuStream};
 use pond::driver::Fences;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::null;
 
 const BYTES: usize = 2 * MIB;
 
@@ -445,5 +449,46 @@ fn streams_that_come_and_go_leave_nothing_behind_an_empty_cache() {
             }
         }
         assert_eq!((untold(), fake.verdict()), (0, None));
+    });
+}
+
+/// What a destroyed allocator is asked for, `PyTorch`'s functions count.
+#[test]
+fn a_destroyed_allocator_of_pytorchs_has_no_limit_and_no_name() {
+    alone("later::a_destroyed_allocator_of_pytorchs_has_no_limit_and_no_name", |_fake| {
+        let fraction = function::<extern "C" fn(f64, c_int)>("millpond_torch_memory_fraction");
+        let door = of(0, null()).expect("an allocator");
+        fraction(0.5, 0);
+        assert_eq!(untold(), 0);
+        door.destroy();
+        fraction(0.5, 0);
+        assert_eq!(untold(), 1, "its limit was set");
+        assert!(last().contains("destroyed"), "{}", last());
+        assert_eq!(of(0, null()).err(), Some(UNKNOWN_ALLOCATOR));
+        let s = stream(&program());
+        let set = function::<extern "C" fn(u32, *const c_char) -> c_int>("millpond_set_limit");
+        assert_eq!(
+            (set(door.0, c"1MiB".as_ptr()), door.try_alloc(1, &s)),
+            (UNKNOWN_ALLOCATOR, Err(UNKNOWN_ALLOCATOR))
+        );
+    });
+}
+
+/// A handle that was declared, whose stream cannot be asked just now who it is: the answer is no "yes".
+#[test]
+fn a_declaration_that_cannot_be_looked_at_is_a_code() {
+    alone("later::a_declaration_that_cannot_be_looked_at_is_a_code", |fake| {
+        let (cuda, door) = (program(), Door::new(""));
+        let declare =
+            |s: &GpuStream| function::<super::Two>("millpond_declare_permanent")(door.0, s.handle().cast());
+        let s = stream(&cuda);
+        assert_eq!([declare(&s), declare(&s)], [OK, OK]);
+        bind(&cuda);
+        begin(&s);
+        assert_eq!(declare(&s), CAPTURING);
+        assert!(end(&s), "the capture lives");
+        fake.fail_next("cuStreamGetId", 1, 999);
+        assert_eq!([declare(&s), declare(&s)], [DRIVER, OK]);
+        door.destroy();
     });
 }
