@@ -137,11 +137,12 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
 }
 
 /// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
-/// means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it. One that has ended
+/// means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it; and so must one of whatever
+/// device that was not declared permanent and captures when it is named. One that has ended
 /// all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
 /// millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
-/// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize of an allocator there. Other functions that free such memory
-/// refuse while they cannot record the use. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+/// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
+/// refuse while they cannot record the use, and what they could record stays. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
 /// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {

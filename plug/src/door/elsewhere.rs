@@ -19,7 +19,7 @@ use pond::cuda::Cuda;
 use pond::units::StreamId;
 use std::collections::{BTreeMap, VecDeque};
 
-/// By address, of allocations whose tags say that there are any. An allocation that ended in another way has left its own, and they are nobody's.
+/// By address, of allocations whose tags say that there are any: each free looks there then.
 static USES: Mutex<BTreeMap<usize, Vec<Use>>> = Mutex::new(BTreeMap::new());
 static LATER: Mutex<Later> = Mutex::new(Later { next: 0, all: VecDeque::new() });
 /// How many frees were put off: a free takes no lock to see that there are none.
@@ -132,9 +132,6 @@ impl Door {
         {
             let mut all = USES.lock();
             let uses = all.entry(ptr.addr()).or_default();
-            if !tag.is_elsewhere() {
-                uses.clear();
-            }
             // Whoever had the handle has ended.
             let is_another = |of: &mut Use| matches!((of.user, user), (User::Known(one), User::Known(other)) if one != other);
             let ended = uses.extract_if(.., |of| of.is(on, handle) && is_another(of)).count() > 0;
