@@ -7,7 +7,8 @@ use super::{
     CAPTURING, Door, GIB, MIB, OK, UNKNOWN_ALLOCATOR, UNKNOWN_POINTER, When, alone, bind, function, last,
     program,
 };
-use super::{DRIVER, stream, write};
+use super::{DRIVER, function_of_driver, stream, write};
+use cudarc::driver::sys;
 use pond::cuda::{Cuda, GpuStream};
 use pond::driver::Fences;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -490,5 +491,106 @@ fn a_declaration_that_cannot_be_looked_at_is_a_code() {
         fake.fail_next("cuStreamGetId", 1, 999);
         assert_eq!([declare(&s), declare(&s)], [DRIVER, OK]);
         door.destroy();
+    });
+}
+
+/// Of a random program.
+const STEPS: usize = 400;
+
+/// A stream of a random program: whether it captures, and whether it was named while it did, so that it has to live.
+struct Drawn {
+    stream: GpuStream,
+    device: usize,
+    captures: bool,
+    stays: bool,
+}
+
+/// Random programs of blocks that streams of both devices read, are told of, capture, end and come back with old handles: no bytes have their next owner under
+/// a reader, no pointer is given out twice, and at rest nothing is left.
+fn random(fake: &super::Fake, pair: &Pair, seed: u64) {
+    let mut state = seed;
+    let mut draw = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let new =
+        |device: usize| Drawn { stream: stream(&pair.cudas[device]), device, captures: false, stays: false };
+    let mut streams = [1, 1, 1, 0].map(new);
+    let mut blocks: Vec<*mut c_void> = Vec::new();
+    // Where readers put what they read, each its own: nothing can be had beside a capture.
+    let alloc_own = function_of_driver::<extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2");
+    let copy =
+        function_of_driver::<extern "C" fn(u64, u64, usize, sys::CUstream) -> c_int>("cuMemcpyDtoDAsync_v2");
+    let mut sinks = 0;
+    bind(&pair.cudas[1]);
+    assert_eq!(alloc_own(&raw mut sinks, STEPS * 4096), 0, "room");
+    let (mut freed, mut later) = (0, 0);
+    for step in 0..STEPS {
+        let n = draw(streams.len());
+        let bytes = 4096 << draw(8);
+        let d = &mut streams[n];
+        bind(&pair.cudas[d.device]);
+        match draw(9) {
+            0..3 => {
+                let x = alloc(bytes, &pair.s);
+                assert!(!blocks.contains(&x), "seed {seed}, step {step}: {x:p} is alive");
+                if !x.is_null() {
+                    write(&pair.cudas[0], &pair.s, x, bytes, 1);
+                    blocks.push(x);
+                }
+            }
+            3 | 4 if !blocks.is_empty() => {
+                let x = blocks[draw(blocks.len())];
+                if !d.captures {
+                    let event = pair.cudas[0].create_event().expect("an event");
+                    pair.cudas[0].record(&event, &pair.s).expect("recorded");
+                    pair.cudas[d.device].wait(&d.stream, &event).expect("queued");
+                    let sink = sinks + step as u64 * 4096;
+                    assert_eq!(copy(sink, x.addr() as u64, 4096, d.stream.handle()), 0, "queued");
+                    if draw(4) == 0 {
+                        begin(&d.stream);
+                        d.captures = true;
+                    }
+                    d.stays |= d.captures;
+                    record(x, &d.stream);
+                }
+            }
+            5 if d.captures => {
+                assert!(end(&d.stream), "seed {seed}, step {step}: the capture lives");
+                d.captures = false;
+            }
+            5 if !d.stays => *d = new(d.device),
+            6 | 7 if !blocks.is_empty() => {
+                let x = blocks.swap_remove(draw(blocks.len()));
+                let before = untold();
+                free(x, &pair.s);
+                freed += 1;
+                later += untold() - before;
+            }
+            8 if draw(8) == 0 => empty_cache(),
+            _ => {}
+        }
+        assert_eq!(fake.verdict(), None, "seed {seed}, step {step}");
+    }
+    for d in streams.iter().filter(|d| d.captures) {
+        bind(&pair.cudas[d.device]);
+        assert!(end(&d.stream), "seed {seed}: the capture lives");
+    }
+    for x in blocks {
+        free(x, &pair.s);
+    }
+    empty_cache();
+    let left = (pair.live(), pair.doors[0].stat("reserved"), fake.verdict());
+    assert_eq!(left, (0, 0, None), "seed {seed}: {freed} freed, {later} of them later");
+    assert!(later > 0, "seed {seed}: nothing was put off");
+}
+
+#[test]
+fn random_programs_of_two_devices_are_in_order() {
+    alone("later::random_programs_of_two_devices_are_in_order", |fake| {
+        let pair = Pair::new("limit=2MiB,growth=exact,wait_ms=1");
+        for seed in 0..8 {
+            random(fake, &pair, seed);
+        }
     });
 }
