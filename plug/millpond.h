@@ -19,11 +19,12 @@
  * which no end is told, or the driver has no stream ids (before CUDA 12), so that nothing tells whether the stream is still there. Freed memory that no such call has marked yet serves its own stream and nobody else: it is held
  * back ("held_back" in the report) until its streams are named again, by any call, or at millpond_synchronize. What is freed by
  * nobody knows whom, or on a stream that ended before a call named it, comes back at millpond_synchronize only. A free that names its
- * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back. Named again means: after a
+ * stream (millpond_free_on, millpond_free_after) marks it there and holds nothing back, unless the driver refuses. Named again means: after a
  * request was refused for its sake, or by those two frees. Memory whose own stream was not declared is held back for that stream's sake too,
  * whoever else is named. What is not seen: a capture that another thread begins while a call of ours is under way, on a stream which that
  * call names, or on a blocking stream while the legacy default stream is marked: it may be lost, or what that stream freed is held back until it
- * is marked again. Begin a capture where no other thread calls for its stream.
+ * is marked again. Begin a capture where no other thread calls for its stream; for which ones PyTorch's calls do that
+ * do not name it: millpond_torch_record_stream.
  *
  * A program that captures nothing, or only on streams that it declared permanent, says so (captures=none, millpond_create), and has back at once
  * what is held back here for fear of a capture, but for what streams hold that may end.
@@ -118,7 +119,7 @@ extern "C" {
  streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
  It holds where all allocators of the device are deterministic: they share what is known of streams, and another one's questions tell this one, too.
  A process can have 4096 at one time, ended ones of which memory is alive among them: the next one is BAD_ARGUMENT. How many it makes one after
- the other has no such end. A name is never another's.
+ the other has no such end; but of those that end beside one call that lasts, such as a wait for a long kernel on another thread, none makes room before that call is over. A name is never another's.
  */
 millpond_status millpond_create(int device,
                                 const char *options,
@@ -130,7 +131,7 @@ millpond_status millpond_create(int device,
  where work on a stream that was not declared waits for what another thread has yet to launch (collectives), synchronize that stream first, or end by
  millpond_release. What is alive can still be freed (and
  millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
- fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
+ fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last, and there is room: it is then as unknown as
  if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
  A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
  synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
@@ -172,7 +173,7 @@ millpond_status millpond_free(millpond_allocator allocator,
 
 /*
  As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
- end. A stream that was not declared permanent is marked here.
+ end. A stream that was not declared permanent is marked here; where the driver refuses that, it is freed all the same and held back until the stream is named again.
  */
 millpond_status millpond_free_on(millpond_allocator allocator,
                                  void *ptr,
@@ -189,7 +190,8 @@ millpond_status millpond_free_unknown(millpond_allocator allocator,
  As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
  them are alive, the allocation's own may be among them. With a code other than OK it frees nothing. If one of them captures nothing is
  changed either; if one is another device's, or the driver fails, the uses of those before it may stay recorded: a later free comes
- back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here.
+ back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here, as
+ millpond_free_on has it.
  */
 millpond_status millpond_free_after(millpond_allocator allocator,
                                     void *ptr,
@@ -237,7 +239,8 @@ millpond_status millpond_record_pinned_use(millpond_allocator allocator,
  at most whether it captures. It is marked whenever that is needed, unless it captures.
  It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
  needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
- and other streams' memory is had as before.
+ and other streams' memory is had as before. Declared again it is asked who it is: MILLPOND_STATUS_BAD_ARGUMENT if another stream has the handle,
+ MILLPOND_STATUS_CAPTURING while it captures.
  */
 millpond_status millpond_declare_permanent(millpond_allocator allocator,
                                            void *stream);
@@ -313,14 +316,23 @@ void *millpond_torch_alloc(size_t size,
                            void *stream);
 
 /*
- PyTorch's `free`, on the stream of the allocation.
+ PyTorch's `free`, on the stream of the allocation. One that work on another device keeps from being made now (see
+ millpond_torch_record_stream) counts as a call that failed, and is made later: the memory is nobody's until then, and its pointer is no allocation's.
  */
-void millpond_torch_free(void *ptr, size_t _size, int device, void *stream);
+void millpond_torch_free(void *ptr,
+                         size_t _size,
+                         int device,
+                         void *stream);
 
 /*
  PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
- means the one of the pointer's device. While such a use cannot be recorded, because its stream captures or the driver fails, the memory is not freed: a later
- millpond_torch_free or millpond_torch_empty_cache does. Memory that was used so is millpond_torch_free's to free: no other function looks for these uses.
+ means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it; and so must one of whatever
+ device that was not declared permanent and captures when it is named. One that has ended
+ all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
+ millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
+ the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
+ refuse while they cannot record the use, and what they could record stays. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+ PyTorch has no allocator on that device, the use is not known, and not counted.
  */
 void millpond_torch_record_stream(void *ptr,
                                   void *stream);

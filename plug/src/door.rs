@@ -14,9 +14,11 @@
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
 
+mod elsewhere;
 mod end;
 mod options;
 
+pub(crate) use elsewhere::User;
 pub use end::READABLE;
 
 use crate::index::{Entry, Hold, index};
@@ -32,15 +34,15 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use pond::cuda::Cuda;
 use pond::units::{Addr, StreamId};
-use pond::{Allocation, Allocator, Event, Limit, RawAllocation, Stream};
+use pond::{Allocation, Allocator, DriverErrorKind, Limit, RawAllocation, Stream};
 use std::sync::Arc;
 
 /// So many allocators at one time, with ended ones of which something is left: a number names one for ever, so that a call that comes late, for one
-/// that was destroyed, is a code and never another allocator's. `Tag` has room for four times as many places; one that nobody takes costs 12 bytes.
+/// that was destroyed, is a code and never another allocator's. `Tag` has room for so many places; one that nobody takes costs 12 bytes.
 const MOST: usize = 4096;
 /// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
-/// With more streams than this, a synchronise forgets those that no thread remembers: four times what one thread remembers.
+/// With more streams than this, a call that waits for the device forgets those that no thread remembers: four times what one thread remembers.
 const CROWD: usize = 64;
 /// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
 /// device. One that finds no place is met like any other.
@@ -239,10 +241,9 @@ impl Door {
     /// The name of the one that has the live allocation that begins here.
     pub(crate) fn of(ptr: *const c_void) -> Option<u32> {
         // While its memory is alive its place is no other's.
-        index()
-            .hold(ptr.addr() as u64)
-            .and_then(|hold| Door::tagged(Tag::of(hold.entry().tag)))
-            .map(Door::name)
+        let hold = index().hold(ptr.addr() as u64)?;
+        let tag = Tag::of(hold.entry().tag);
+        Door::tagged(tag).filter(|_| !tag.is_deferred()).map(Door::name)
     }
 
     /// Whose memory it is that has this tag.
@@ -448,6 +449,8 @@ impl Door {
                     );
                     Err(Failure::new(Status::BadArgument, message))
                 }
+                // Without ids the handle is all that there is.
+                Err(e) if e.kind != DriverErrorKind::NotSupported => Err(e.into()),
                 _ => Ok(()),
             };
         }
@@ -512,8 +515,21 @@ impl Door {
     fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
         let tag = Tag::of(hold.entry().tag);
+        if tag.is_deferred() && !planted!(DoorPutOffShared) {
+            return Err(unknown(ptr));
+        }
         if tag.door() != self.place() {
             return Err(self.not_ours(ptr, tag));
+        }
+        Ok((hold, tag))
+    }
+
+    /// As [`Door::hold`], for a free: behind uses on other devices. One that cannot be recorded leaves it as live as before.
+    #[inline]
+    fn hold_to_free(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
+        let (mut hold, tag) = self.hold(ptr)?;
+        if tag.is_elsewhere() {
+            self.behind_elsewhere(ptr, &mut hold)?;
         }
         Ok((hold, tag))
     }
@@ -568,7 +584,7 @@ impl Door {
         if ptr.is_null() {
             return Ok(());
         }
-        let (hold, tag) = self.hold(ptr)?;
+        let (hold, tag) = self.hold_to_free(ptr)?;
         Door::end(ptr, hold, tag.is_unknown());
         self.freed();
         Ok(())
@@ -580,7 +596,7 @@ impl Door {
         if ptr.is_null() {
             return Ok(());
         }
-        let (hold, tag) = self.hold(ptr)?;
+        let (hold, tag) = self.hold_to_free(ptr)?;
         let unknown = tag.is_unknown() && !planted!(DoorTagForgotten);
         if tag.is_home(handle) {
             Door::end(ptr, hold, unknown);
@@ -609,7 +625,7 @@ impl Door {
         ptr: *mut c_void,
         streams: impl Iterator<Item = usize>,
     ) -> Result<(), Failure> {
-        let (hold, tag) = self.hold(ptr)?;
+        let (hold, tag) = self.hold_to_free(ptr)?;
         Door::end(ptr, hold, tag.is_unknown());
         let marked = if planted!(DoorFreeUnmarked) { 0 } else { usize::MAX };
         streams.take(marked).for_each(|handle| self.mark_frees(handle));
@@ -631,7 +647,7 @@ impl Door {
         if ptr.is_null() {
             return Ok(());
         }
-        let (hold, _) = self.hold(ptr)?;
+        let (hold, _) = self.hold_to_free(ptr)?;
         Door::end(ptr, hold, true);
         self.freed();
         Ok(())
@@ -666,46 +682,19 @@ impl Door {
         Ok(())
     }
 
-    /// What is behind an event of another device's stream uses the bytes.
-    pub(crate) fn use_behind(&self, ptr: *mut c_void, event: &Event<Cuda>) -> Result<(), Failure> {
-        let (hold, _) = self.hold(ptr)?;
-        let mut waits = self.waits.lock();
-        let stream = match &mut *waits {
-            Some(stream) => stream,
-            none => none.insert(self.gpu.stream()?),
-        };
-        stream.wait(event)?;
-        Ok(peek(ptr.addr() as u64, hold.entry()).record_use(stream)?)
-    }
-
     /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.
     pub(crate) fn around(&self, ptr: *const c_void) -> Result<(u64, u64), Failure> {
         let at = ptr.addr() as u64;
         let live = self.gpu.live();
         let within = live.iter().find(|l| l.stream.is_some() && l.addr.0 <= at && at - l.addr.0 < l.bytes);
-        within.map(|l| (l.addr.0, l.bytes)).ok_or_else(|| unknown(ptr))
-    }
-
-    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
-    /// Behind a synchronise they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
-    fn forget_unmet(&self) {
-        let lasting = StreamId(u64::MAX);
-        let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
-        let gone: Vec<_> = {
-            let mut lanes = self.lanes.lock();
-            // Of few streams the pools are kept: their memory is cached there for those that come back.
-            if lanes.len() <= CROWD {
-                return;
-            }
-            lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
-        };
-        // Their ends speak to the driver: not under the lock.
-        drop(gone);
+        let found = within.map(|l| (l.addr.0, l.bytes)).ok_or_else(|| unknown(ptr))?;
+        // One that was freed, and whose end waits for another device, is none.
+        self.hold(found.0 as *const c_void).map(|_| found).map_err(|_| unknown(ptr))
     }
 
     /// A size, a share or none, in words.
     pub(crate) fn set_limit(&self, limit: &str) -> Result<(), Failure> {
         let limit: Limit = limit.parse()?;
-        Ok(self.gpu.set_limit(limit)?)
+        Ok(self.opened()?.gpu.set_limit(limit)?)
     }
 }

@@ -103,7 +103,7 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 /// streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
 /// It holds where all allocators of the device are deterministic: they share what is known of streams, and another one's questions tell this one, too.
 /// A process can have 4096 at one time, ended ones of which memory is alive among them: the next one is BAD_ARGUMENT. How many it makes one after
-/// the other has no such end. A name is never another's.
+/// the other has no such end; but of those that end beside one call that lasts, such as a wait for a long kernel on another thread, none makes room before that call is over. A name is never another's.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_create(
     device: c_int,
@@ -124,7 +124,7 @@ pub extern "C" fn millpond_create(
 /// where work on a stream that was not declared waits for what another thread has yet to launch (collectives), synchronize that stream first, or end by
 /// millpond_release. What is alive can still be freed (and
 /// millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
-/// fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last: it is then as unknown as
+/// fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last, and there is room: it is then as unknown as
 /// if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
 /// A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
 /// synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
@@ -174,7 +174,7 @@ pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) 
 }
 
 /// As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
-/// end. A stream that was not declared permanent is marked here.
+/// end. A stream that was not declared permanent is marked here; where the driver refuses that, it is freed all the same and held back until the stream is named again.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_on(
     allocator: MillpondAllocator,
@@ -194,7 +194,8 @@ pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut 
 /// As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
 /// them are alive, the allocation's own may be among them. With a code other than OK it frees nothing. If one of them captures nothing is
 /// changed either; if one is another device's, or the driver fails, the uses of those before it may stay recorded: a later free comes
-/// back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here.
+/// back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here, as
+/// millpond_free_on has it.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_after(
     allocator: MillpondAllocator,
@@ -290,7 +291,8 @@ pub extern "C" fn millpond_record_pinned_use(
 /// at most whether it captures. It is marked whenever that is needed, unless it captures.
 /// It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
 /// needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
-/// and other streams' memory is had as before.
+/// and other streams' memory is had as before. Declared again it is asked who it is: MILLPOND_STATUS_BAD_ARGUMENT if another stream has the handle,
+/// MILLPOND_STATUS_CAPTURING while it captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
     allocator: MillpondAllocator,

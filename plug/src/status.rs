@@ -2,7 +2,7 @@
 
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicBool, Ordering};
-use pond::Error;
+use pond::{DriverErrorKind, Error};
 use std::cell::RefCell;
 use std::ffi::CString;
 
@@ -41,11 +41,13 @@ use MillpondStatus as Status;
 pub(crate) struct Failure {
     pub(crate) status: Status,
     pub(crate) message: String,
+    /// The driver says so of a stream, and will not say otherwise later.
+    pub(crate) for_good: bool,
 }
 
 impl Failure {
     pub(crate) fn new(status: Status, message: impl Into<String>) -> Failure {
-        Failure { status, message: message.into() }
+        Failure { status, message: message.into(), for_good: false }
     }
 }
 
@@ -56,12 +58,14 @@ impl From<Error> for Failure {
             Error::OutOfMemory(_) | Error::TooLarge { .. } => Status::OutOfMemory,
             Error::WrongDevice { .. } | Error::ForeignStream { .. } => Status::WrongAllocator,
             Error::Capturing { .. } => Status::Capturing,
-            Error::Driver(e) if e.kind == pond::DriverErrorKind::Capturing => Status::Capturing,
+            Error::Driver(e) if e.kind == DriverErrorKind::Capturing => Status::Capturing,
             Error::Unavailable(_) => Status::NoDevice,
             Error::Driver(_) | Error::TimedOut { .. } => Status::Driver,
             _ => Status::BadArgument,
         };
-        Failure::new(status, e.to_string())
+        let kind = if let Error::Driver(e) = &e { Some(e.kind) } else { None };
+        let for_good = matches!(kind, Some(DriverErrorKind::InvalidHandle | DriverErrorKind::NotSupported));
+        Failure { status, message: e.to_string(), for_good }
     }
 }
 impl From<pond::DriverError> for Failure {

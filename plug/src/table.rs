@@ -32,7 +32,7 @@ struct Apart<T> {
 impl<T, const N: usize> Table<T, N> {
     makes! {
         pub(crate) fn new() -> Table<T, N> {
-            assert!(N.is_power_of_two() && N <= 1 << 14, "a tag has so much room");
+            assert!(N.is_power_of_two() && N <= 1 << 12, "a tag has so much room");
             Table {
                 places: each![AtomicPtr::new(core::ptr::null_mut()); N],
                 next: each![AtomicU32::new(0); N],

@@ -4,7 +4,7 @@
 pub(crate) const PER_THREAD: usize = 2;
 
 /// An allocation's door, whether its stream's handle alone says who that is, whether it has uses that
-/// could not be recorded, and the handle.
+/// could not be recorded, or uses on other devices, whether it was freed and its end waits for one of those, and the handle.
 #[derive(Clone, Copy)]
 pub(crate) struct Tag(u64);
 
@@ -12,7 +12,9 @@ impl Tag {
     const HANDLE: u64 = (1 << 48) - 1;
     const LASTING: u64 = 1 << 48;
     const UNKNOWN: u64 = 1 << 49;
-    const DOOR: u32 = 50;
+    const ELSEWHERE: u64 = 1 << 50;
+    const DEFERRED: u64 = 1 << 51;
+    const DOOR: u32 = 52;
 
     pub(crate) fn new(door: u32, handle: usize, lasting: bool) -> Tag {
         // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
@@ -31,6 +33,14 @@ impl Tag {
     pub(crate) fn unknown(self) -> Tag {
         Tag(self.0 | Tag::UNKNOWN)
     }
+    /// With uses on streams of other devices, or with none.
+    pub(crate) fn elsewhere(self, any: bool) -> Tag {
+        Tag(if any { self.0 | Tag::ELSEWHERE } else { self.0 & !Tag::ELSEWHERE })
+    }
+    /// Freed, as far as any caller can tell.
+    pub(crate) fn deferred(self) -> Tag {
+        Tag(self.0 | Tag::DEFERRED)
+    }
     pub(crate) fn door(self) -> u32 {
         (self.0 >> Tag::DOOR) as u32
     }
@@ -39,5 +49,11 @@ impl Tag {
     }
     pub(crate) fn is_unknown(self) -> bool {
         self.0 & Tag::UNKNOWN != 0
+    }
+    pub(crate) fn is_elsewhere(self) -> bool {
+        self.0 & Tag::ELSEWHERE != 0
+    }
+    pub(crate) fn is_deferred(self) -> bool {
+        self.0 & Tag::DEFERRED != 0
     }
 }

@@ -7,14 +7,14 @@
 #![allow(unsafe_code, reason = "functions for C: exported by name, and pointers are as the caller promises")]
 #![allow(clippy::not_unsafe_ptr_arg_deref, reason = "C has no unsafe functions")]
 
-use crate::door::Door;
+use crate::door::{Door, User};
 use crate::ffi::{MillpondAllocator, place, put, text};
 use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
+use crate::tag::PER_THREAD;
 use crate::throw::throw;
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
 
 /// So many devices at most.
@@ -23,12 +23,6 @@ static OF_DEVICE: [OnceLock<&'static Door>; DEVICES] = [const { OnceLock::new() 
 static OPENING: Mutex<()> = Mutex::new(());
 /// Frees and uses of pointers that are none of ours, and of streams that could not be asked.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
-/// By address, uses of live memory on streams of other devices: the allocators there and the handles. PyTorch destroys no stream.
-static ELSEWHERE: Mutex<BTreeMap<usize, Vec<(&Door, usize)>>> = Mutex::new(BTreeMap::new());
-/// There was one ever: a free looks there then.
-static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
-/// Frees that such a use keeps from being made, because it can not be recorded just now: device, pointer and stream. What they free is live until then.
-static LATER: Mutex<VecDeque<(&Door, usize, usize)>> = Mutex::new(VecDeque::new());
 
 fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
     let slot = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
@@ -82,7 +76,7 @@ pub extern "C" fn millpond_torch_allocator(
         } else {
             open(device, slot(device)?, Some(text(options)?))?
         };
-        put(out, found.name())
+        put(out, found.opened()?.name())
     })
 }
 
@@ -96,7 +90,12 @@ pub extern "C-unwind" fn millpond_torch_alloc(
 ) -> *mut c_void {
     let mut ptr = core::ptr::null_mut();
     let status = call(|| {
-        ptr = door(device)?.alloc(size, stream.addr())?;
+        let door = door(device)?;
+        ptr = door.alloc(size, stream.addr()).or_else(|e| {
+            // What waits for another device may be had by now.
+            let had = e.status == Status::OutOfMemory && Door::try_again(usize::MAX) > 0;
+            if had { door.alloc(size, stream.addr()) } else { Err(e) }
+        })?;
         Ok(())
     });
     if status != Status::Ok {
@@ -106,7 +105,8 @@ pub extern "C-unwind" fn millpond_torch_alloc(
     ptr
 }
 
-/// PyTorch's `free`, on the stream of the allocation.
+/// PyTorch's `free`, on the stream of the allocation. One that work on another device keeps from being made now (see
+/// millpond_torch_record_stream) counts as a call that failed, and is made later: the memory is nobody's until then, and its pointer is no allocation's.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_int, stream: *mut c_void) {
     untold(call(|| {
@@ -116,8 +116,8 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
         }
         // A device without an allocator has no allocation either.
         let door = *slot.get().ok_or_else(|| foreign(ptr))?;
-        if IS_ELSEWHERE.load(Ordering::Acquire) {
-            return free_behind(door, ptr, stream.addr());
+        if Door::put_off_now() > 0 {
+            Door::try_again(1);
         }
         free_on(door, ptr, stream.addr())
     }));
@@ -128,42 +128,22 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
         Status::UnknownPointer => Err(e),
         // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
         // pointer this says the same again.
-        _ => door.free_unknown(ptr),
+        _ => door.free_unknown(ptr).or_else(|e| match e.status {
+            Status::UnknownPointer | Status::WrongAllocator => Err(e),
+            // A use on another device.
+            _ => door.put_off(ptr, handle).and(Err(e)),
+        }),
     })
 }
 
-/// A free where memory was used on other devices: the oldest of those that could not be made is tried again first.
-#[cold]
-fn free_behind(door: &'static Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
-    free_later(1);
-    // Freed twice, as far as PyTorch can tell.
-    if LATER.lock().iter().any(|&(_, later, _)| later == ptr.addr()) {
-        return Err(foreign(ptr));
-    }
-    if let Err(e) = behind_elsewhere(door, ptr) {
-        LATER.lock().push_back((door, ptr.addr(), handle));
-        return Err(e);
-    }
-    free_on(door, ptr, handle)
-}
-
-/// Tries frees again that could not be made, so many of them. What fails once more was counted when it failed first.
-#[cold]
-fn free_later(most: usize) {
-    for _ in 0..most {
-        let Some((door, ptr, handle)) = LATER.lock().pop_front() else { return };
-        let ptr = core::ptr::without_provenance_mut(ptr);
-        if behind_elsewhere(door, ptr).is_ok() {
-            untold(call(|| free_on(door, ptr, handle)));
-        } else {
-            LATER.lock().push_back((door, ptr.addr(), handle));
-        }
-    }
-}
-
 /// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
-/// means the one of the pointer's device. While such a use cannot be recorded, because its stream captures or the driver fails, the memory is not freed: a later
-/// millpond_torch_free or millpond_torch_empty_cache does. Memory that was used so is millpond_torch_free's to free: no other function looks for these uses.
+/// means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it; and so must one of whatever
+/// device that was not declared permanent and captures when it is named. One that has ended
+/// all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
+/// millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
+/// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
+/// refuse while they cannot record the use, and what they could record stays. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+/// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     untold(call(|| {
@@ -171,16 +151,12 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
         if ptr.is_null() {
             return Ok(());
         }
-        let door = owner(ptr)?;
-        door.record_use(ptr, stream.addr()).or_else(|e| match e.status {
+        let (door, handle) = (owner(ptr)?, stream.addr());
+        door.record_use(ptr, handle).or_else(|e| match e.status {
             Status::UnknownPointer => Err(e),
-            Status::WrongAllocator => use_elsewhere(door, ptr, stream.addr(), e),
+            Status::WrongAllocator => use_elsewhere(door, ptr, handle, e),
             _ if planted!(DoorRecordLost) => Ok(()),
-            _ => {
-                // It captures, say, and may be any device's: the free finds out.
-                others(door).for_each(|other| note(other, ptr, stream.addr()));
-                door.use_unknown(ptr)
-            }
+            _ => use_unasked(door, ptr, handle),
         })
     }));
 }
@@ -192,64 +168,70 @@ fn others(door: &Door) -> impl Iterator<Item = &'static Door> {
     doors().filter(move |other| is_pytorchs && !core::ptr::eq(*other, door))
 }
 
-/// A stream of that device may use the memory.
-fn note(other: &'static Door, ptr: *mut c_void, handle: usize) {
-    let mut all = ELSEWHERE.lock();
-    let uses = all.entry(ptr.addr()).or_default();
-    if !uses.iter().any(|&(of, there)| there == handle && core::ptr::eq(of, other)) {
-        uses.push((other, handle));
-    }
-    IS_ELSEWHERE.store(true, Ordering::Release);
-}
-
 /// The stream is another device's: the free will be behind what it holds then.
 #[cold]
 fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
-    let Some(other) = others(door).find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
+    let mut is_kept = false;
+    for other in others(door) {
+        let user = match other.who(handle) {
+            Ok(id) => User::Known(id),
+            Err(e) if e.status == Status::WrongAllocator || planted!(DoorElsewhereLost) => continue,
+            // It captures, or the driver fails: the free finds out.
+            Err(e) => {
+                if e.for_good {
+                    User::Unmarked
+                } else {
+                    User::Unasked
+                }
+            }
+        };
+        door.used_elsewhere(ptr, other, handle, user)?;
+        is_kept = true;
+        if matches!(user, User::Known(_)) {
+            break;
+        }
+    }
+    if !is_kept {
         door.use_unknown(ptr)?;
         return Err(why);
-    };
-    note(other, ptr, handle);
+    }
     Ok(())
 }
 
-/// Records uses on other devices as uses of a stream of our own, which waits for what they hold.
-///
-/// # Errors
-/// One that cannot be recorded now, which is kept, and the others are recorded: the memory must not be freed.
+/// The stream cannot be asked: it captures, say, and may be any device's.
 #[cold]
-fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
-    // The free refuses what is another allocator's: its uses stay.
-    if !owner(ptr).is_ok_and(|of| core::ptr::eq(of, door)) {
+fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+    door.use_unknown(ptr)?;
+    // What a default stream's handle means, and a declared one's, needs no question.
+    if handle <= PER_THREAD || door.declared(handle).is_some() {
         return Ok(());
     }
-    let uses = ELSEWHERE.lock().remove(&ptr.addr()).unwrap_or_default();
-    let mut failed = Ok(());
-    for (other, handle) in uses {
-        let event = other.on(handle, |lane| Ok(lane.stream().record()?));
-        match event.and_then(|event| door.use_behind(ptr, &event)) {
-            // Not a stream of that device.
-            Err(e) if e.status == Status::WrongAllocator => {}
-            // A stream that captures, or a driver that fails.
-            Err(e) => {
-                note(other, ptr, handle);
-                failed = failed.and(Err(e));
-            }
-            Ok(()) => {}
-        }
+    if let Some((other, id)) = others(door).find_map(|other| Some((other, other.declared(handle)?))) {
+        return door.used_elsewhere(ptr, other, handle, User::Known(id));
     }
-    failed
+    let home = door.home_without_ids(handle);
+    let user = if home.is_some() { User::Unmarked } else { User::Unasked };
+    let may_be = |other: &&'static Door| home.is_none_or(|device| device == other.device());
+    others(door).filter(may_be).try_for_each(|other| door.used_elsewhere(ptr, other, handle, user))
 }
 
 /// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
-    // What cannot be freed yet for work of another device, first: it goes back here, too.
-    let later = LATER.lock().len();
-    free_later(later);
-    for door in OF_DEVICE.iter().filter_map(OnceLock::get) {
-        untold(call(|| door.empty()));
-    }
+    untold(call(|| {
+        let put_off = Door::put_off_now();
+        let mut done = empty_all();
+        // What waited for another device goes back, too.
+        if Door::put_off_now() < put_off {
+            done = done.and(empty_all());
+        }
+        done
+    }));
+}
+
+/// All devices', and the first failure.
+fn empty_all() -> Result<(), Failure> {
+    OF_DEVICE.iter().filter_map(OnceLock::get).map(|door| door.empty()).fold(Ok(()), Result::and)
 }
 
 /// PyTorch's `set_per_process_memory_fraction`.

@@ -12,6 +12,8 @@ mod crowds;
 mod ended;
 mod figures;
 mod fresh;
+#[path = "abi/later.rs"]
+mod later;
 #[path = "abi/most.rs"]
 mod most;
 #[path = "abi/old.rs"]
@@ -71,7 +73,7 @@ fn linked(name: &str) -> Option<*const ()> {
             millpond_last_error millpond_alloc_pinned millpond_free_pinned millpond_free_pinned_unknown
             millpond_record_pinned_use;
         torch: millpond_torch_allocator millpond_torch_alloc millpond_torch_free millpond_torch_record_stream
-            millpond_torch_empty_cache millpond_torch_base millpond_torch_untold;
+            millpond_torch_empty_cache millpond_torch_base millpond_torch_memory_fraction millpond_torch_untold;
     };
     all.iter().find(|(n, _)| *n == name).map(|&(_, at)| at)
 }

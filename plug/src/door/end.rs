@@ -8,7 +8,7 @@
 //! When nothing is left of it, it is freed itself, by a later create: not under a call that found it before, and not one of the last that ended, whose
 //! reports stay readable. It does not know what a stream is.
 
-use super::{DOORS, Door};
+use super::{CROWD, DOORS, Door, Lane};
 use crate::burial::Burial;
 use crate::met;
 use crate::status::Failure;
@@ -17,6 +17,8 @@ use parking_lot::Mutex;
 use pond::Trim;
 use pond::cuda::Cuda;
 use pond::driver::Fences as _;
+use pond::units::StreamId;
+use std::sync::Arc;
 
 /// Some destroyed door may hold memory that nobody has.
 static OWING: AtomicBool = AtomicBool::new(false);
@@ -25,6 +27,9 @@ static OWING: AtomicBool = AtomicBool::new(false);
 pub const READABLE: usize = 64;
 
 static ENDED: Burial = Burial::new();
+
+/// How a call waits for all that is queued on the device: for what ended allocators of it owe as for its own.
+type Wait = fn(&Door) -> Result<(), pond::Error>;
 
 impl Door {
     /// The device's primary context is held to the end of the process: a thread that remembers streams of an allocator that ended
@@ -97,7 +102,7 @@ impl Door {
         let _ = self.wait();
         if self.owes.load(Ordering::Acquire) {
             let _ = self.pay();
-            self.rest();
+            self.rest(Door::wait);
         } else if !planted!(DoorEventsKept) {
             self.gpu.trim_events();
         }
@@ -124,29 +129,49 @@ impl Door {
     /// # Errors
     /// The driver's.
     pub(crate) fn empty(&self) -> Result<(), Failure> {
+        let before = Door::put_off_until_now();
         self.wait()?;
-        self.waited()?;
+        Door::waited_for(self.device, before);
+        self.forget_unmet();
+        self.waited(Door::wait)?;
         if !self.has_ended() {
             self.gpu.trim(Trim::All)?;
         }
         Ok(())
     }
 
-    /// The device was waited for: what ended allocators of it owe goes back, this one's if it is one.
-    fn waited(&self) -> Result<(), Failure> {
+    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
+    /// Behind a wait for the device they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
+    fn forget_unmet(&self) {
+        let lasting = StreamId(u64::MAX);
+        let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
+        let gone: Vec<_> = {
+            let mut lanes = self.lanes.lock();
+            // Of few streams the pools are kept: their memory is cached there for those that come back.
+            if lanes.len() <= CROWD {
+                return;
+            }
+            lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
+        };
+        // Their ends speak to the driver: not under the lock.
+        drop(gone);
+    }
+
+    /// The device was waited for, in this way: what ended allocators of it owe goes back, this one's if it is one.
+    fn waited(&self, wait: Wait) -> Result<(), Failure> {
         let own = if self.has_ended() { self.pay() } else { Ok(0) };
-        Door::settle(Some(self.device));
+        Door::settle(Some((self.device, wait)));
         if self.has_ended() {
-            self.rest();
+            self.rest(wait);
         }
         own.map(drop)
     }
 
     /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
     /// is left, but for what is done meanwhile.
-    fn rest(&self) {
+    fn rest(&self, wait: Wait) {
         if !self.owes.load(Ordering::Acquire) && !planted!(DoorEventsKept) {
-            let _ = self.wait().map(|()| self.gpu.trim_events());
+            let _ = wait(self).map(|()| self.gpu.trim_events());
         }
     }
 
@@ -199,15 +224,15 @@ impl Door {
 
     /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
     /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
-    pub(super) fn settle(waited_for: Option<u32>) {
+    pub(super) fn settle(waited_for: Option<(u32, Wait)>) {
         if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
             return;
         }
         for door in DOORS.iter() {
             if door.owes.swap(false, Ordering::AcqRel) {
-                if waited_for == Some(door.device) {
+                if let Some((_, wait)) = waited_for.filter(|(device, _)| *device == door.device) {
                     // If it fails, what is pending is owed again.
-                    let _ = door.wait();
+                    let _ = wait(door);
                 }
                 let _ = door.pay();
             }
@@ -243,11 +268,14 @@ impl Door {
 
     /// Waits for the device, and so knows everything complete, of destroyed doors too: what those owe goes back, this one's if it is one.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
-        self.gpu.synchronize()?;
+        let before = Door::put_off_until_now();
+        let wait: Wait = |door| door.gpu.synchronize();
+        wait(self)?;
+        Door::waited_for(self.device, before);
         if self.has_ended() && planted!(DoorEndedKept) {
             return Ok(());
         }
         self.forget_unmet();
-        self.waited()
+        self.waited(wait)
     }
 }

@@ -31,7 +31,7 @@ fn without(name: &str, whole: PathBuf, test: &str) -> PathBuf {
     old
 }
 
-fn alone_without_ids(test: &str, body: impl FnOnce(&super::Fake)) {
+pub(super) fn alone_without_ids(test: &str, body: impl FnOnce(&super::Fake)) {
     alone_on(
         test,
         |whole| without("cuStreamGetId", whole, test),

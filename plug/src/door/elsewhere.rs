@@ -1,0 +1,262 @@
+//! Uses of an allocation on streams of other devices, and the frees that such a use keeps from being made.
+//!
+//! At a free an event is recorded behind what the other device's stream holds, and a stream of our own, which stands for all of them, waits for that and
+//! is a user like any other. Where it cannot be recorded, because the stream captures, has ended or the driver fails, the allocation is not ended. A free
+//! that cannot be refused is put off then: the allocation keeps its slot, marked, so that to every call it is no allocation any more, and its bytes are nobody
+//! else's. Its end is made when the uses can be recorded, or behind a wait for their devices, which needs no stream.
+//!
+//! What is known of an allocation's uses is read and written under the hold of its slot. It does not know which allocators there are.
+
+use super::{Door, peek, record_use};
+use crate::index::{Hold, index};
+use crate::status::{Failure, MillpondStatus as Status};
+use crate::tag::{PER_THREAD, Tag};
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use parking_lot::Mutex;
+use pond::Event;
+use pond::cuda::Cuda;
+use pond::units::StreamId;
+use std::collections::{BTreeMap, VecDeque};
+
+/// By address, of allocations whose tags say that there are any: each free looks there then.
+static USES: Mutex<BTreeMap<usize, Vec<Use>>> = Mutex::new(BTreeMap::new());
+static LATER: Mutex<Later> = Mutex::new(Later { next: 0, all: VecDeque::new() });
+/// How many frees were put off: a free takes no lock to see that there are none.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Frees that were put off, by address, in the order in which they were last tried, each with its number.
+struct Later {
+    next: u64,
+    all: VecDeque<(usize, u64)>,
+}
+
+/// Who it was that a handle meant when a use was told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum User {
+    Known(StreamId),
+    /// It could not be asked, and may be any device's.
+    Unasked,
+    /// One that cannot be marked any more: only a wait for its device tells that it is done.
+    Unmarked,
+}
+
+/// By a stream of that allocator's device.
+#[derive(Clone, Copy)]
+struct Use {
+    on: &'static Door,
+    handle: usize,
+    user: User,
+}
+
+impl Use {
+    fn is(&self, on: &Door, handle: usize) -> bool {
+        self.handle == handle && core::ptr::eq(self.on, on)
+    }
+
+    /// A use of what the stream holds by now, as one of ours.
+    fn record(&mut self, of: &Door, ptr: *const c_void, hold: &Hold<'_>) -> Result<(), Failure> {
+        if self.user == User::Unmarked {
+            return Err(self.nobody());
+        }
+        let event = self.on.on(self.handle, |lane| match self.user {
+            User::Known(id) if id != lane.stream.id() && !planted!(DoorElsewhereByHandle) => {
+                Err(Failure { for_good: true, ..self.nobody() })
+            }
+            _ => Ok(lane.stream.record()?),
+        });
+        match event {
+            Ok(event) => of.use_behind(ptr, hold, &event),
+            // Not a stream of that device.
+            Err(e) if e.status == Status::WrongAllocator && self.user == User::Unasked => Ok(()),
+            // Another one has its handle, or nobody.
+            Err(e) if e.for_good || e.status == Status::WrongAllocator => {
+                self.user = User::Unmarked;
+                Err(self.nobody())
+            }
+            // A stream that captures, or a driver that fails.
+            Err(e) => Err(e),
+        }
+    }
+
+    #[cold]
+    fn nobody(&self) -> Failure {
+        let message = format!(
+            "the stream {:#x} of device {} used this memory and has ended since, or cannot be asked who it is: millpond_torch_free frees it behind a wait for that device, which millpond_torch_empty_cache and millpond_synchronize are",
+            self.handle, self.on.device
+        );
+        Failure::new(Status::Driver, message)
+    }
+}
+
+impl Door {
+    /// Which device a stream is on that was not declared, where the driver has no stream ids: there it is followed by nobody, and any may be asked this.
+    pub(crate) fn home_without_ids(&self, handle: usize) -> Option<u32> {
+        let cuda = self.gpu.driver();
+        if cuda.has_stream_ids() {
+            return None;
+        }
+        // SAFETY: whoever names a stream in a call promises that it is alive, and the reference ends here.
+        let stream = unsafe { cuda.permanent_stream(core::ptr::without_provenance_mut(handle)) };
+        stream.ok().map(|stream| stream.info().device.0)
+    }
+
+    /// Who a stream is that was declared permanent here, by its handle alone.
+    pub(crate) fn declared(&self, handle: usize) -> Option<StreamId> {
+        let lasting = StreamId(u64::MAX);
+        let crowded = || self.lanes.lock().get(&(handle, lasting)).map(|lane| lane.stream.id());
+        self.permanent(handle).map(|lane| lane.stream.id()).or_else(crowded).filter(|_| handle > PER_THREAD)
+    }
+
+    /// Who a stream of this allocator's device is.
+    ///
+    /// # Errors
+    /// It is another device's; it cannot be asked.
+    pub(crate) fn who(&self, handle: usize) -> Result<StreamId, Failure> {
+        self.on(handle, |lane| Ok(lane.stream.id()))
+    }
+
+    pub(crate) fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// Work on a stream of `on`'s device, queued by now or before the free, uses the bytes.
+    pub(crate) fn used_elsewhere(
+        &self,
+        ptr: *const c_void,
+        on: &'static Door,
+        handle: usize,
+        user: User,
+    ) -> Result<(), Failure> {
+        let (mut hold, tag) = self.hold(ptr)?;
+        {
+            let mut all = USES.lock();
+            let uses = all.entry(ptr.addr()).or_default();
+            // Whoever had the handle has ended.
+            let is_another = |of: &mut Use| matches!((of.user, user), (User::Known(one), User::Known(other)) if one != other);
+            let ended = uses.extract_if(.., |of| of.is(on, handle) && is_another(of)).count() > 0;
+            for user in [Some(user), ended.then_some(User::Unmarked)].into_iter().flatten() {
+                if !uses.iter().any(|of| of.is(on, handle) && of.user == user) {
+                    uses.push(Use { on, handle, user });
+                }
+            }
+        }
+        hold.set_tag(tag.elsewhere(true).word());
+        Ok(())
+    }
+
+    /// Records the uses on other devices of an allocation that has some. What cannot be recorded now is kept, and the others are recorded.
+    ///
+    /// # Errors
+    /// It cannot be freed yet.
+    #[cold]
+    pub(super) fn behind_elsewhere(&self, ptr: *const c_void, hold: &mut Hold<'_>) -> Result<(), Failure> {
+        let mut uses = USES.lock().get(&ptr.addr()).cloned().unwrap_or_default();
+        let mut failed = Ok(());
+        uses.retain_mut(|of| match of.record(self, ptr, hold) {
+            Ok(()) => false,
+            Err(e) => {
+                if failed.is_ok() {
+                    failed = Err(e);
+                }
+                true
+            }
+        });
+        Door::are_left(ptr, hold, uses);
+        failed
+    }
+
+    fn are_left(ptr: *const c_void, hold: &mut Hold<'_>, uses: Vec<Use>) {
+        let any = !uses.is_empty();
+        {
+            let mut all = USES.lock();
+            if any { drop(all.insert(ptr.addr(), uses)) } else { drop(all.remove(&ptr.addr())) }
+        }
+        hold.set_tag(Tag::of(hold.entry().tag).elsewhere(any).word());
+    }
+
+    /// What is behind an event of another device's stream uses the bytes.
+    fn use_behind(&self, ptr: *const c_void, hold: &Hold<'_>, event: &Event<Cuda>) -> Result<(), Failure> {
+        let mut waits = self.waits.lock();
+        let stream = match &mut *waits {
+            Some(stream) => stream,
+            none => none.insert(self.gpu.stream()?),
+        };
+        stream.wait(event)?;
+        Ok(peek(ptr.addr() as u64, hold.entry()).record_use(stream)?)
+    }
+
+    /// Puts a free off. To callers the allocation is none from here on. What the stream of the free holds is a use of now: whoever makes the end
+    /// later may be another thread, and the stream may be gone.
+    pub(crate) fn put_off(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+        let (mut hold, mut tag) = self.hold(ptr)?;
+        if !tag.is_home(handle) {
+            let allocation = peek(ptr.addr() as u64, hold.entry());
+            if self.on(handle, |lane| record_use(&allocation, lane)).is_err() {
+                tag = tag.unknown();
+            }
+        }
+        hold.set_tag(tag.deferred().word());
+        let mut later = LATER.lock();
+        let number = later.next;
+        later.next += 1;
+        later.all.push_back((ptr.addr(), number));
+        WAITING.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How many frees are put off.
+    #[inline]
+    pub(crate) fn put_off_now() -> usize {
+        WAITING.load(Ordering::Relaxed)
+    }
+
+    /// Tries frees again that were put off, so many of them: how many were made.
+    #[cold]
+    pub(crate) fn try_again(most: usize) -> usize {
+        let most = most.min(LATER.lock().all.len());
+        (0..most)
+            .filter(|_| Door::again(|door, ptr, hold, _| door.behind_elsewhere(ptr, hold).is_ok()))
+            .count()
+    }
+
+    /// Makes the end of the oldest one if `may_end` says so.
+    fn again(may_end: impl FnOnce(&Door, *const c_void, &mut Hold<'_>, u64) -> bool) -> bool {
+        let Some((addr, number)) = LATER.lock().all.pop_front() else { return false };
+        let ptr = core::ptr::without_provenance_mut(addr);
+        // While it is put off nobody else ends it.
+        let Some(mut hold) = index().hold(addr as u64) else { return false };
+        let tag = Tag::of(hold.entry().tag);
+        let Some(door) = Door::tagged(tag) else { return false };
+        if tag.is_elsewhere() && !may_end(door, ptr, &mut hold, number) {
+            LATER.lock().all.push_back((addr, number));
+            return false;
+        }
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+        Door::end(ptr, hold, tag.is_unknown());
+        door.freed();
+        true
+    }
+
+    /// Of frees that were put off before this: to be asked for before a wait, and given to [`Door::waited_for`] behind it.
+    pub(super) fn put_off_until_now() -> u64 {
+        LATER.lock().next
+    }
+
+    /// All that was queued on the device when `before` was asked for is complete: uses by streams there, told of frees that had been put off by then, are over.
+    pub(super) fn waited_for(device: u32, before: u64) {
+        if Door::put_off_now() == 0 {
+            return;
+        }
+        let all = LATER.lock().all.len();
+        for _ in 0..all {
+            Door::again(|_, ptr, hold, number| {
+                let mut uses = USES.lock().get(&ptr.addr()).cloned().unwrap_or_default();
+                uses.retain(|of| of.on.device != device || number >= before);
+                let none = uses.is_empty();
+                Door::are_left(ptr, hold, uses);
+                none
+            });
+        }
+    }
+}
