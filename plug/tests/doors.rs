@@ -78,8 +78,11 @@ fn a_program_in_the_environment() {
         // Allocators keep their contexts to the end of the process.
         let (contexts, streams, events) = (left("the primary context"), left("SimStream"), left("SimEvent"));
         let modules = left("a module");
-        let others = leaks.lines().count() - contexts - streams - events - modules;
+        // By which a wait beside captures was made: told as lost where the driver takes it back neither at once nor in its drop.
+        let pages = leaks.lines().filter(|l| l.starts_with("512 bytes ") && l.contains("Pinned")).count();
+        let others = leaks.lines().count() - contexts - streams - events - modules - pages;
         let few = streams <= most.streams && events <= most.events && modules <= most.modules;
+        let few = few && pages <= most.pages;
         assert!(others == 0 && few, "left, {most:?}:\n{leaks}");
     }
     // The allocators are on this driver still.

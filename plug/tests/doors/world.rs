@@ -157,6 +157,7 @@ pub(crate) struct Lasting {
     pub(crate) streams: usize,
     pub(crate) events: usize,
     pub(crate) modules: usize,
+    pub(crate) pages: usize,
 }
 
 /// Memory of the program's own on each device.
@@ -609,15 +610,17 @@ impl World {
     /// What may be left of a program; nothing is known where the context was lost. What could not be destroyed stays, and nothing else
     /// can be while no context can be made current; but memory comes back all the same.
     pub(crate) fn may_be_left(&self) -> Option<Lasting> {
-        let any = Lasting { streams: usize::MAX, events: usize::MAX, modules: usize::MAX };
+        let any = Lasting { streams: usize::MAX, events: usize::MAX, modules: usize::MAX, pages: 0 };
         let kept = World::has_kept() || driver::has_broken();
-        (!driver::is_lost()).then(|| if kept { any } else { self.lasting() })
+        let most = if kept { any } else { self.lasting() };
+        let pages = if driver::has_broken() { usize::MAX } else { 0 };
+        (!driver::is_lost()).then_some(Lasting { pages, ..most })
     }
 
     /// One that wipes does so on a stream of its own. Of events nothing is left: the last call waited for the device, and nothing was owed.
     fn lasting(&self) -> Lasting {
         let streams = self.doors.iter().filter(|d| d.scrubs).count();
-        Lasting { streams, events: 0, modules: 0 }
+        Lasting { streams, events: 0, modules: 0, pages: 0 }
     }
 
     /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, or by a
