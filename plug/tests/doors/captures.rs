@@ -193,7 +193,14 @@ impl World {
         let Some(n) = super::pick(ended.len(), a) else { return };
         let device = self.captures[ended[n]].device;
         self.end_capture(ended[n]);
-        if b.is_multiple_of(2) || self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
+        if b % 2 == 1 {
+            self.nothing_is_held_back(device);
+        }
+    }
+
+    /// Behind the last capture: each allocator of the device is told that it is quiet, and then holds nothing back.
+    fn nothing_is_held_back(&mut self, device: usize) {
+        if self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
             return;
         }
         for door in 0..self.doors.len() {
@@ -204,6 +211,36 @@ impl World {
                 let stats = Stats::of(self.doors[door].number);
                 assert_eq!(stats.total("held_back"), 0, "the device is quiet: {stats}");
             }
+        }
+    }
+
+    /// A stream is destroyed in its capture, which nobody ends before. The one it began on ends it with itself; one that joined it, and that it has waited
+    /// for, leaves it.
+    pub(super) fn dies_capturing(&mut self, a: u8, b: u8) {
+        let Some(n) = super::pick(self.captures.len(), a) else { return };
+        let Capture { origin, forked, device, .. } = self.captures[n].clone();
+        let dies = forked.filter(|_| b.is_multiple_of(2)).unwrap_or(origin);
+        let of_it = |m: &Option<Made>| m.is_some_and(|m| m.named.who == dies.who && !m.permanent);
+        // A thread's own ends with the thread.
+        let Some(slot) = self.streams.iter().position(of_it).filter(|_| !driver::is_broken()) else { return };
+        driver::bind(self.contexts[device]);
+        if dies.who != origin.who {
+            let event = self.event(dies);
+            self.wait(origin, &[event]);
+            self.close(slot);
+            let blocking = self.is_blocking(origin);
+            let capture = &mut self.captures[n];
+            (capture.forked, capture.blocking) = (None, blocking);
+            return;
+        }
+        self.close(slot);
+        self.captures.remove(n);
+        if let Some(mail) = self.mail.clone() {
+            *mail.captures.write().expect("nothing went wrong") -= 1;
+        }
+        self.nobody_joined();
+        if b / 2 % 2 == 1 {
+            self.nothing_is_held_back(device);
         }
     }
 

@@ -21,7 +21,7 @@ verbs! {
     Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
     Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4 EmptyCache 2
     ThreadEnds 2 WaitStream 2 WaitDevice 1
-    Capture 0 CaptureEnds 0 CaptureMeanwhile 0
+    Capture 0 CaptureEnds 0 CaptureDies 0 CaptureMeanwhile 0
     Breaks 0 Mends 0
     NextStream 0
 }
@@ -288,8 +288,11 @@ impl Kind {
             }
             let mut steps = vec![step(Verb::Capture, a, b, c, 0)];
             steps.extend(between);
-            // Some stay open to the program's end, or until another step ends them.
-            if end > 0 {
+            // Some stay open to the program's end, or until another step ends them; some end with a stream of theirs, named again by what follows.
+            if end == 6 {
+                steps.push(step(Verb::CaptureDies, 0, c, 0, 0));
+                steps.push(step(Verb::Alloc, a % 3, a, 3, 0));
+            } else if end > 0 {
                 steps.push(step(Verb::CaptureEnds, 255, end, 0, 0));
             }
             steps

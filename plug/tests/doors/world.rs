@@ -513,6 +513,7 @@ impl World {
             }),
             Verb::Capture => self.capture(a, b, c, here),
             Verb::CaptureEnds => self.end_one(a, b, here),
+            Verb::CaptureDies => self.dies_capturing(a, b),
             Verb::CaptureMeanwhile => self.capture_meanwhile(a, b, c, fault, here),
             Verb::ThreadEnds => self.leave(here),
             Verb::Sync | Verb::Destroy if self.mail.is_some() => {
