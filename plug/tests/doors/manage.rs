@@ -36,6 +36,7 @@ impl World {
         }
         let stream = self.made(slot, 1);
         // It is promised, whatever the call comes to.
+        self.lasts(stream);
         self.streams[slot].as_mut().expect("made").permanent = true;
         let expected: &[Status] = match open {
             false => &[Status::UnknownAllocator],

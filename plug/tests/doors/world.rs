@@ -7,6 +7,7 @@ use crate::program::{Fault, Kind, Step, Verb};
 use captures::Capture;
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
+use shared::Shared;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -32,6 +33,8 @@ mod manage;
 mod pinned;
 #[path = "pytorch.rs"]
 mod pytorch;
+#[path = "shared.rs"]
+mod shared;
 #[allow(dead_code, reason = "the soak's")]
 #[path = "steady.rs"]
 pub(crate) mod steady;
@@ -85,7 +88,7 @@ pub(crate) struct World {
     /// Which allocators steps name: two on device 0, one on device 1, `PyTorch`'s.
     slots: [usize; SLOTS],
     streams: [Option<Made>; STREAMS],
-    /// The one that threads that run at once have in common: none of them ends it, or captures on it.
+    /// The one that threads that run at once have in common: none of them captures on it.
     shared: Option<Who>,
     blocks: Vec<Block>,
     /// Threads' own default streams that have had memory, and of which allocator.
@@ -134,13 +137,16 @@ pub(crate) struct Mail {
     captures: RwLock<usize>,
     /// How often the driver was to break.
     breaks: AtomicU8,
+    /// The stream that all have.
+    shared: Shared,
     /// All allocators that there were, and which of them steps name.
     doors: Mutex<(Vec<Door>, [usize; SLOTS])>,
 }
 
 impl Mail {
-    pub(crate) fn new(rough: bool) -> Arc<Mail> {
-        Arc::new(Mail { rough, ..Mail::default() })
+    /// `ends`: the stream that all have is ended by one of them, now and then.
+    pub(crate) fn new(rough: bool, ends: bool) -> Arc<Mail> {
+        Arc::new(Mail { rough, shared: Shared::new(ends), ..Mail::default() })
     }
 }
 
@@ -234,15 +240,6 @@ impl World {
     fn is_ending(&self, door: usize) -> bool {
         let own = u8::from(self.ending == Some(door));
         self.is_rough() && self.doors[door].life.load(Ordering::Acquire) > own
-    }
-
-    /// Makes the first stream, for all threads that will run at once.
-    pub(crate) fn share(&mut self, flags: u32) {
-        self.shared = Some(self.made(0, flags).who);
-    }
-
-    fn is_shared(&self, stream: Named) -> bool {
-        self.shared == Some(stream.who)
     }
 
     /// The world of one of the threads that run at once: the same allocators, and all else its own.
@@ -444,6 +441,12 @@ impl World {
     }
 
     pub(crate) fn step(&mut self, step: Step, here: Here) {
+        if !self.ends_shared(step) {
+            self.while_it_lives(|world| world.makes(step, here));
+        }
+    }
+
+    fn makes(&mut self, step: Step, here: Here) {
         driver::bind(self.contexts[0]);
         let Step { verb, a, b, c, fault, .. } = step;
         let fault = if driver::is_broken() { 0 } else { fault };
@@ -572,6 +575,10 @@ impl World {
 
     /// A program's end: it gives back all it has, in the order that it happens to have it.
     pub(crate) fn end(&mut self, here: Here) {
+        self.while_it_lives(|world| world.gives_back(here));
+    }
+
+    fn gives_back(&mut self, here: Here) {
         say!(self, "// the end");
         if self.first {
             self.mends();
