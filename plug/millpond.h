@@ -165,7 +165,7 @@ millpond_status millpond_alloc(millpond_allocator allocator,
 /*
  Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, nor if the allocator was
  destroyed: then it goes back later (see millpond_destroy). Of streams that were not declared permanent it is held back from others until they are named again. Null is
- nothing.
+ nothing. PyTorch's memory that another device's stream uses (millpond_torch_record_stream) comes back behind that too; no function frees it while that stream captures.
  */
 millpond_status millpond_free(millpond_allocator allocator,
                               void *ptr);
@@ -320,7 +320,8 @@ void millpond_torch_free(void *ptr, size_t _size, int device, void *stream);
 /*
  PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
  means the one of the pointer's device. While such a use cannot be recorded, because its stream captures or the driver fails, the memory is not freed: a later
- millpond_torch_free or millpond_torch_empty_cache does. Memory that was used so is millpond_torch_free's to free: no other function looks for these uses.
+ millpond_torch_free or millpond_torch_empty_cache does. Every other function that frees answers
+ a code then, CAPTURING if a stream captures, and has freed nothing.
  */
 void millpond_torch_record_stream(void *ptr,
                                   void *stream);

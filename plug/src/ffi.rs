@@ -6,6 +6,7 @@
 )]
 
 use crate::door::Door;
+use crate::elsewhere;
 use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -159,12 +160,22 @@ pub extern "C" fn millpond_alloc(
     })
 }
 
+/// The allocator of memory that is to be freed, behind what streams of other devices hold that use it.
+#[inline]
+fn freeing(allocator: MillpondAllocator, ptr: *mut c_void) -> Result<&'static Door, Failure> {
+    let door = Door::any(allocator)?;
+    if !planted!(DoorElsewhereUnseen) {
+        elsewhere::behind(door, ptr)?;
+    }
+    Ok(door)
+}
+
 /// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, nor if the allocator was
 /// destroyed: then it goes back later (see millpond_destroy). Of streams that were not declared permanent it is held back from others until they are named again. Null is
-/// nothing.
+/// nothing. PyTorch's memory that another device's stream uses (millpond_torch_record_stream) comes back behind that too; no function frees it while that stream captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
-    call(|| Door::any(allocator)?.free(ptr))
+    call(|| freeing(allocator, ptr)?.free(ptr))
 }
 
 /// As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
@@ -175,14 +186,14 @@ pub extern "C" fn millpond_free_on(
     ptr: *mut c_void,
     stream: *mut c_void,
 ) -> MillpondStatus {
-    call(|| Door::any(allocator)?.free_on(ptr, stream.addr()))
+    call(|| freeing(allocator, ptr)?.free_on(ptr, stream.addr()))
 }
 
 /// As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it. Held back until
 /// millpond_synchronize.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
-    call(|| Door::any(allocator)?.free_unknown(ptr))
+    call(|| freeing(allocator, ptr)?.free_unknown(ptr))
 }
 
 /// As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
@@ -220,6 +231,7 @@ pub extern "C" fn millpond_free_after(
                 return Err(Failure::new(Status::Capturing, message));
             }
         }
+        elsewhere::behind(door, ptr)?;
         let most = if planted!(DoorFreeAfterOne) { 1 } else { n };
         for stream in streams.iter().take(most) {
             door.record_use(ptr, stream.addr())?;

@@ -43,6 +43,7 @@ macro_rules! planted {
 
 mod burial;
 mod door;
+mod elsewhere;
 pub mod ffi;
 mod index;
 mod met;

@@ -8,13 +8,13 @@
 #![allow(clippy::not_unsafe_ptr_arg_deref, reason = "C has no unsafe functions")]
 
 use crate::door::Door;
+use crate::elsewhere::{self, Later};
 use crate::ffi::{MillpondAllocator, place, put, text};
 use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, last};
 use crate::throw::throw;
 use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
 
 /// So many devices at most.
@@ -23,12 +23,6 @@ static OF_DEVICE: [OnceLock<&'static Door>; DEVICES] = [const { OnceLock::new() 
 static OPENING: Mutex<()> = Mutex::new(());
 /// Frees and uses of pointers that are none of ours, and of streams that could not be asked.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
-/// By address, uses of live memory on streams of other devices: the allocators there and the handles. PyTorch destroys no stream.
-static ELSEWHERE: Mutex<BTreeMap<usize, Vec<(&Door, usize)>>> = Mutex::new(BTreeMap::new());
-/// There was one ever: a free looks there then.
-static IS_ELSEWHERE: AtomicBool = AtomicBool::new(false);
-/// Frees that such a use keeps from being made, because it can not be recorded just now: device, pointer and stream. What they free is live until then.
-static LATER: Mutex<VecDeque<(&Door, usize, usize)>> = Mutex::new(VecDeque::new());
 
 fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
     let slot = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
@@ -116,10 +110,7 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
         }
         // A device without an allocator has no allocation either.
         let door = *slot.get().ok_or_else(|| foreign(ptr))?;
-        if IS_ELSEWHERE.load(Ordering::Acquire) {
-            return free_behind(door, ptr, stream.addr());
-        }
-        free_on(door, ptr, stream.addr())
+        free_behind(door, ptr, stream.addr())
     }));
 }
 
@@ -132,16 +123,15 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
     })
 }
 
-/// A free where memory was used on other devices: the oldest of those that could not be made is tried again first.
-#[cold]
+/// Where memory was used on other devices the oldest of the frees that could not be made is tried again first.
 fn free_behind(door: &'static Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
-    free_later(1);
-    // Freed twice, as far as PyTorch can tell.
-    if LATER.lock().iter().any(|&(_, later, _)| later == ptr.addr()) {
-        return Err(foreign(ptr));
+    if elsewhere::is_some() {
+        free_later(1);
     }
-    if let Err(e) = behind_elsewhere(door, ptr) {
-        LATER.lock().push_back((door, ptr.addr(), handle));
+    if let Err(e) = elsewhere::behind(door, ptr) {
+        if e.status != Status::UnknownPointer {
+            Later::new(door, ptr, handle).waits();
+        }
         return Err(e);
     }
     free_on(door, ptr, handle)
@@ -151,19 +141,19 @@ fn free_behind(door: &'static Door, ptr: *mut c_void, handle: usize) -> Result<(
 #[cold]
 fn free_later(most: usize) {
     for _ in 0..most {
-        let Some((door, ptr, handle)) = LATER.lock().pop_front() else { return };
-        let ptr = core::ptr::without_provenance_mut(ptr);
-        if behind_elsewhere(door, ptr).is_ok() {
-            untold(call(|| free_on(door, ptr, handle)));
+        let Some(later) = Later::oldest() else { return };
+        if elsewhere::record(later.door, later.ptr()).is_ok() {
+            untold(call(|| free_on(later.door, later.ptr(), later.handle)));
         } else {
-            LATER.lock().push_back((door, ptr.addr(), handle));
+            later.waits();
         }
     }
 }
 
 /// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
 /// means the one of the pointer's device. While such a use cannot be recorded, because its stream captures or the driver fails, the memory is not freed: a later
-/// millpond_torch_free or millpond_torch_empty_cache does. Memory that was used so is millpond_torch_free's to free: no other function looks for these uses.
+/// millpond_torch_free or millpond_torch_empty_cache does. Every other function that frees answers
+/// a code then, CAPTURING if a stream captures, and has freed nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     untold(call(|| {
@@ -178,7 +168,7 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
             _ if planted!(DoorRecordLost) => Ok(()),
             _ => {
                 // It captures, say, and may be any device's: the free finds out.
-                others(door).for_each(|other| note(other, ptr, stream.addr()));
+                others(door).for_each(|other| elsewhere::note(other, ptr, stream.addr()));
                 door.use_unknown(ptr)
             }
         })
@@ -192,61 +182,31 @@ fn others(door: &Door) -> impl Iterator<Item = &'static Door> {
     doors().filter(move |other| is_pytorchs && !core::ptr::eq(*other, door))
 }
 
-/// A stream of that device may use the memory.
-fn note(other: &'static Door, ptr: *mut c_void, handle: usize) {
-    let mut all = ELSEWHERE.lock();
-    let uses = all.entry(ptr.addr()).or_default();
-    if !uses.iter().any(|&(of, there)| there == handle && core::ptr::eq(of, other)) {
-        uses.push((other, handle));
-    }
-    IS_ELSEWHERE.store(true, Ordering::Release);
-}
-
-/// The stream is another device's: the free will be behind what it holds then.
+/// The stream is another device's: the free will be behind what it holds then. Of a device that cannot be asked just now it may be, too.
 #[cold]
 fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
-    let Some(other) = others(door).find(|other| other.on(handle, |_| Ok(())).is_ok()) else {
-        door.use_unknown(ptr)?;
-        return Err(why);
-    };
-    note(other, ptr, handle);
-    Ok(())
-}
-
-/// Records uses on other devices as uses of a stream of our own, which waits for what they hold.
-///
-/// # Errors
-/// One that cannot be recorded now, which is kept, and the others are recorded: the memory must not be freed.
-#[cold]
-fn behind_elsewhere(door: &Door, ptr: *mut c_void) -> Result<(), Failure> {
-    // The free refuses what is another allocator's: its uses stay.
-    if !owner(ptr).is_ok_and(|of| core::ptr::eq(of, door)) {
-        return Ok(());
-    }
-    let uses = ELSEWHERE.lock().remove(&ptr.addr()).unwrap_or_default();
-    let mut failed = Ok(());
-    for (other, handle) in uses {
-        let event = other.on(handle, |lane| Ok(lane.stream().record()?));
-        match event.and_then(|event| door.use_behind(ptr, &event)) {
-            // Not a stream of that device.
-            Err(e) if e.status == Status::WrongAllocator => {}
-            // A stream that captures, or a driver that fails.
-            Err(e) => {
-                note(other, ptr, handle);
-                failed = failed.and(Err(e));
+    let mut may_be = false;
+    for other in others(door) {
+        match other.on(handle, |_| Ok(())) {
+            Err(e) if e.status == Status::WrongAllocator || planted!(DoorElsewhereUnasked) => {}
+            asked => {
+                elsewhere::note(other, ptr, handle);
+                may_be = true;
+                if asked.is_ok() {
+                    return Ok(());
+                }
             }
-            Ok(()) => {}
         }
     }
-    failed
+    door.use_unknown(ptr)?;
+    if may_be { Ok(()) } else { Err(why) }
 }
 
 /// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
     // What cannot be freed yet for work of another device, first: it goes back here, too.
-    let later = LATER.lock().len();
-    free_later(later);
+    free_later(Later::count());
     for door in OF_DEVICE.iter().filter_map(OnceLock::get) {
         untold(call(|| door.empty()));
     }

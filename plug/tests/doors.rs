@@ -279,6 +279,12 @@ const EACH_ENTRY: &str = "
     TorchAlloc 0 0 0 4 F
     TorchUse 0 0 5 0 F
     TorchFree 0 0 0 0 F
+    TorchAlloc 0 0 0 4 0
+    TorchUse 0 0 21 0 F
+    TorchFree 0 0 0 0 F
+    TorchAlloc 0 0 192 4 F
+    TorchUse 0 0 149 0 0
+    Free 0 0 0 0 F
     Limit 0 0 1 0 F
     Limit 0 0 0 0 0
     Limit 0 3 2 0 F

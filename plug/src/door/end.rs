@@ -107,7 +107,8 @@ impl Door {
     /// Not under their lock: they speak to the driver when they end.
     fn let_lanes_go(&self) {
         let lanes = core::mem::take(&mut *self.lanes.lock());
-        drop(lanes);
+        let waits = self.waits.lock().take();
+        drop((lanes, waits));
     }
 
     /// Waits for all that is queued on the device, and ends no capture there but one that the caller has said there is none of (`captures=none`).

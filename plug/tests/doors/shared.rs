@@ -73,7 +73,13 @@ impl World {
             let named = Named { who: Who::Made(self.name()), handle };
             say!(self, "cuStreamCreate(&{named}, {}); // {handle:#x}", u32::from(!blocking));
             // A driver that has just broken makes none.
-            *there = (handle != 0).then_some(Made { named, permanent: false, declared: false, blocking });
+            *there = (handle != 0).then_some(Made {
+                named,
+                permanent: false,
+                kept: false,
+                declared: false,
+                blocking,
+            });
             self.meets(*there);
         }
         // Others name the next one, as soon as they may.

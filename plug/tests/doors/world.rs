@@ -87,6 +87,8 @@ pub(crate) struct World {
     pub(crate) doors: Vec<Door>,
     /// Which allocators steps name: two on device 0, one on device 1, `PyTorch`'s.
     slots: [usize; SLOTS],
+    /// `PyTorch`'s, one a device.
+    torch: [usize; 2],
     streams: [Option<Made>; STREAMS],
     /// The one that threads that run at once have in common: none of them captures on it.
     shared: Option<Who>,
@@ -96,6 +98,8 @@ pub(crate) struct World {
     pinned: Vec<Pinned>,
     captures: Vec<Capture>,
     freed: Vec<usize>,
+    /// What `PyTorch` has freed and the interface has not yet: a stream of another device that uses it captured, or a call failed.
+    later: Vec<Block>,
     reads: Vec<Read>,
     scratch: [u64; 2],
     scratch_used: usize,
@@ -184,6 +188,7 @@ impl World {
             contexts,
             doors: Vec::new(),
             slots: [0; SLOTS],
+            torch: [0; 2],
             streams: [None; STREAMS],
             shared: None,
             blocks: Vec::new(),
@@ -191,6 +196,7 @@ impl World {
             pinned: Vec::new(),
             captures: Vec::new(),
             freed: Vec::new(),
+            later: Vec::new(),
             reads: Vec::new(),
             scratch: own(contexts),
             scratch_used: 0,
@@ -215,7 +221,9 @@ impl World {
         world.create(0, 0, 0, 0);
         world.create(1, 1, 0, 0);
         world.create(2, 1, 1, 0);
-        world.torch();
+        world.torch(0);
+        world.torch(1);
+        world.slots[3] = world.torch[0];
         if let Some(mail) = &world.mail {
             *mail.doors.lock().expect("nothing went wrong") = (world.doors.clone(), world.slots);
         }
@@ -252,6 +260,7 @@ impl World {
             pinned: Vec::new(),
             captures: Vec::new(),
             freed: Vec::new(),
+            later: Vec::new(),
             reads: Vec::new(),
             scratch: own(self.contexts),
             events: Vec::new(),
@@ -266,6 +275,7 @@ impl World {
     pub(crate) fn learn(&mut self, other: &mut World) {
         // What it could not free.
         self.blocks.append(&mut other.blocks);
+        self.later.append(&mut other.later);
         self.pinned.append(&mut other.pinned);
         for (door, same) in self.doors.iter_mut().zip(&other.doors) {
             door.handles.extend(&same.handles);
@@ -275,20 +285,22 @@ impl World {
         }
     }
 
-    fn torch(&mut self) {
+    fn torch(&mut self, device: usize) {
         let mut number = 0;
         let options = if self.quiet {
             c"growth=exact,pinned_limit=1MiB,captures=none"
         } else {
             c"growth=exact,pinned_limit=1MiB"
         };
-        let status = crate::inside(|| torch::millpond_torch_allocator(0, options.as_ptr(), &raw mut number));
+        let status = crate::inside(|| {
+            torch::millpond_torch_allocator(i32::from(device > 0), options.as_ptr(), &raw mut number)
+        });
         assert_eq!(status, Status::Ok, "{}", last());
-        say!(self, "millpond_torch_allocator(0, {options:?}, &a{number});");
-        self.slots[3] = self.doors.len();
+        say!(self, "millpond_torch_allocator({device}, {options:?}, &a{number});");
+        self.torch[device] = self.doors.len();
         self.doors.push(Door {
             number,
-            device: 0,
+            device,
             open: true,
             torch: true,
             scrubs: false,
@@ -299,7 +311,7 @@ impl World {
     }
 
     fn live_of(&self, door: usize) -> (u64, u64) {
-        let of = || self.blocks.iter().filter(|b| b.door == door);
+        let of = || self.blocks.iter().chain(&self.later).filter(|b| b.door == door);
         (of().count() as u64, of().map(|b| b.bytes as u64).sum())
     }
 
@@ -393,7 +405,8 @@ impl World {
         }
         let named = Named { who: Who::Made(self.name()), handle };
         say!(self, "cuStreamCreate(&{named}, {flags}); // {:#x}", named.handle);
-        self.streams[slot] = Some(Made { named, permanent: false, declared: false, blocking: flags == 0 });
+        self.streams[slot] =
+            Some(Made { named, permanent: false, kept: false, declared: false, blocking: flags == 0 });
         named
     }
 
@@ -546,7 +559,7 @@ impl World {
             if self.is_rough() { a.is_multiple_of(2) } else { matches!(verb, Verb::Hostile | Verb::Destroy) };
         if !leaves {
             self.blocks.extend(mail.pop());
-        } else if let Some(x) = self.pick(a) {
+        } else if let Some(x) = self.pick(a).filter(|&x| self.blocks[x].elsewhere.is_empty()) {
             mail.push(self.blocks.swap_remove(x));
         }
         drop(mail);
@@ -590,6 +603,11 @@ impl World {
         }
         self.refresh();
         self.free_all(here);
+        if self.first && !driver::is_broken() {
+            // What others that ran beside this one have left, too.
+            self.torch_empty_cache(0);
+            assert!(self.settled(), "{:?} wait for nobody", self.later);
+        }
         for slot in 0..STREAMS {
             self.close(slot);
         }
@@ -606,6 +624,9 @@ impl World {
         }
         let mut turn = 0_u8;
         while let Some(x) = self.pick(255) {
+            if driver::is_broken() {
+                return self.free_what_can_be(here);
+            }
             turn = turn.wrapping_add(1);
             let verb = [Verb::Free, Verb::FreeOn, Verb::FreeAfter][usize::from(turn) % 3];
             self.free(x, verb, turn.wrapping_mul(37), 0, here);
@@ -694,7 +715,7 @@ impl World {
         self.shared = self.shared.filter(|_| !self.first);
         for slot in 0..STREAMS {
             if let Some(made) = &mut self.streams[slot] {
-                made.permanent = false;
+                (made.permanent, made.kept) = (false, false);
             }
             self.close(slot);
         }
