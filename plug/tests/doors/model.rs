@@ -40,6 +40,7 @@ impl fmt::Display for Named {
 }
 
 /// A stream that the program made and has not destroyed.
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     pub(crate) named: Named,

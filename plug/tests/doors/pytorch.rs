@@ -24,7 +24,7 @@ impl World {
         let mut at = null_mut();
         let captures = self.captures(stream);
         let status = self.call(fault, &words, || {
-            at = torch::millpond_torch_alloc(bytes, device as i32, stream.raw());
+            at = torch::millpond_torch_alloc(bytes, i32::from(device > 0), stream.raw());
             if at.is_null() { Status::OutOfMemory } else { Status::Ok }
         });
         if status == Status::Ok {
@@ -84,8 +84,8 @@ impl World {
         let device = self.doors[door].device;
         let (fraction, limit) = [(1.0, 64 << 30), (1.0 / 65_536.0, 1 << 20), (0.0, 0)][usize::from(b) % 3];
         let words = format!("millpond_torch_memory_fraction({fraction}, {device})");
-        let done =
-            self.untold(fault, &words, || torch::millpond_torch_memory_fraction(fraction, device as i32));
+        let done = self
+            .untold(fault, &words, || torch::millpond_torch_memory_fraction(fraction, i32::from(device > 0)));
         assert!(done || may_fail(fault), "{words}: {}", last());
         if done {
             self.doors[door].limit = Some(limit);
@@ -158,7 +158,7 @@ impl World {
     /// The same on a stream of the other device, which lasts from then on. It is said before it is made: whatever fails meanwhile, the free finds it.
     fn torch_use_elsewhere(&mut self, x: usize, b: u8, fault: Fault, here: Here) {
         let there = 1 - self.device_of(x);
-        let stream = self.stream(b & !7 | b % 6, there, here);
+        let stream = self.stream((b & !7) | (b % 6), there, here);
         if !matches!(stream.who, Who::Made(_)) {
             return;
         }
@@ -250,7 +250,7 @@ impl World {
         }
         let words = format!("millpond_torch_free(p{name}, {bytes}, {device}, {home})");
         let told = self.untold(fault, &words, || {
-            torch::millpond_torch_free(at as *mut c_void, bytes, device as i32, home.raw());
+            torch::millpond_torch_free(at as *mut c_void, bytes, i32::from(device > 0), home.raw());
         });
         let block = &self.blocks[x];
         let (stuck, may_be) = (self.is_stuck_elsewhere(block), self.may_be_stuck(block));

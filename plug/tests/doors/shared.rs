@@ -1,7 +1,7 @@
 //! The one stream that threads that run at once have in common. In half of their programs a thread that comes to end it does, while the others remember it
 //! and have memory that it used: between two steps of theirs, because whoever names a stream promises that it is alive. The next one has its handle, mostly.
 //!
-//! The other half has no lock around its steps: it would order what ThreadSanitizer is to see unordered.
+//! The other half has no lock around its steps: it would order what `ThreadSanitizer` is to see unordered.
 
 use super::{STREAMS, Step, Verb, World};
 use crate::driver;
