@@ -70,10 +70,7 @@ impl Door {
             !door.lasting.load(Ordering::Acquire)
                 && !door.owes.load(Ordering::Acquire)
                 && door.pinned.lock().is_empty()
-                && {
-                    let report = door.gpu.report();
-                    report.reserved == 0 && report.pinned.is_none_or(|pinned| pinned.reserved == 0)
-                }
+                && !door.gpu.has_segments()
         })
     }
 
