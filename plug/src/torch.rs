@@ -175,7 +175,7 @@ fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> 
     for other in others(door) {
         let user = match other.who(handle) {
             Ok(id) => User::Known(id),
-            Err(e) if e.status == Status::WrongAllocator || planted!(DoorElsewhereLost) => continue,
+            Err(e) if e.status == Status::WrongAllocator || planted!(DoorElsewhereUnasked) => continue,
             // It captures, or the driver fails: the free finds out.
             Err(e) => {
                 if e.for_good {

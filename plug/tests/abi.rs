@@ -623,7 +623,7 @@ fn the_pair_follows_another_devices_stream() {
         assert_eq!((untold(), here.held_back()), (1, 2 * MIB as u64));
         assert_eq!(here.one("millpond_synchronize"), OK);
         door(1).declare_permanent(&t);
-        let used = |told: bool| {
+        let used = |told: bool, plain: bool| {
             let x = alloc(2 * MIB, 0, s.handle().cast());
             if told {
                 record(x, t.handle().cast());
@@ -632,17 +632,21 @@ fn the_pair_follows_another_devices_stream() {
             cudas[0].record(&event, &s).expect("recorded");
             cudas[1].wait(&t, &event).expect("queued");
             write(&cudas[1], &t, x, 2 * MIB, 1);
-            free(x, 2 * MIB, 0, s.handle().cast());
+            if plain {
+                assert_eq!(here.free(x), OK);
+            } else {
+                free(x, 2 * MIB, 0, s.handle().cast());
+            }
             let y = alloc(2 * MIB, 0, s.handle().cast());
             assert_eq!(y, x, "the same bytes, or nothing is shown");
             write(&cudas[0], &s, y, 2 * MIB, 2);
             free(y, 2 * MIB, 0, s.handle().cast());
             fake.verdict()
         };
-        assert_eq!(used(true), None);
-        assert_eq!(used(true), None);
+        assert_eq!(used(true, false), None);
+        assert_eq!(used(true, true), None, "freed by millpond_free");
         assert_eq!(untold(), 1);
-        assert!(used(false).is_some(), "a use that nobody told is caught, or the rest shows nothing");
+        assert!(used(false, false).is_some(), "a use that nobody told is caught, or the rest shows nothing");
     });
 }
 
@@ -704,14 +708,27 @@ fn the_pair_keeps_two_devices_apart() {
             assert_eq!((untold(), doors[0].stat("live")), (before + 1, 1), "told, and not freed");
             free(z, MIB, 0, native(0));
             assert_eq!((untold(), doors[0].stat("live")), (before + 2, 1), "a second free of it");
+            assert_eq!([doors[0].free(z), doors[0].free_unknown(z)], [UNKNOWN_POINTER; 2], "by any function");
             assert!(captures::end(&more[0]), "the capture lives");
             let w = alloc(MIB, 0, native(0));
             free(w, MIB, 0, native(0));
             assert_eq!((untold(), doors[0].stat("live")), (before + 2, 0), "the next free makes it");
         }
+        // Nor does any other function free it meanwhile: it is refused, and changes nothing.
+        let z = alloc(MIB, 0, native(0));
+        record(z, other);
+        captures::begin(&more[0]);
+        let refused = [doors[0].free(z), doors[0].free_on(z, &streams[0]), doors[0].free_unknown(z)];
+        assert_eq!((refused, doors[0].stat("live")), ([CAPTURING; 3], 1), "{}", last());
+        assert!(captures::end(&more[0]), "the capture lives");
+        assert_eq!((doors[0].free(z), doors[0].stat("live")), (OK, 0));
         function::<extern "C" fn()>("millpond_torch_empty_cache")();
         assert_eq!(doors.map(|d| d.stat("reserved")), [0, 0]);
-        assert_eq!(fake.verdict(), None);
+        // The stream of its own by which an allocator waits for others goes with it.
+        let there_are = || fake.leaks().unwrap_or_default().matches("SimStream").count();
+        let before = there_are();
+        doors[0].destroy();
+        assert_eq!((before - there_are(), fake.verdict()), (1, None));
     });
 }
 

@@ -78,8 +78,11 @@ fn a_program_in_the_environment() {
         // Allocators keep their contexts to the end of the process.
         let (contexts, streams, events) = (left("the primary context"), left("SimStream"), left("SimEvent"));
         let modules = left("a module");
-        let others = leaks.lines().count() - contexts - streams - events - modules;
+        // By which a wait beside captures was made: told as lost where the driver takes it back neither at once nor in its drop.
+        let pages = leaks.lines().filter(|l| l.starts_with("512 bytes ") && l.contains("Pinned")).count();
+        let others = leaks.lines().count() - contexts - streams - events - modules - pages;
         let few = streams <= most.streams && events <= most.events && modules <= most.modules;
+        let few = few && pages <= most.pages;
         assert!(others == 0 && few, "left, {most:?}:\n{leaks}");
     }
     // The allocators are on this driver still.
@@ -276,6 +279,12 @@ const EACH_ENTRY: &str = "
     TorchAlloc 0 0 0 4 F
     TorchUse 0 0 5 0 F
     TorchFree 0 0 0 0 F
+    TorchAlloc 0 0 0 4 0
+    TorchUse 0 0 21 0 F
+    TorchFree 0 0 0 0 F
+    TorchAlloc 0 0 192 4 F
+    TorchUse 0 0 149 0 0
+    Free 0 0 0 0 F
     Limit 0 0 1 0 F
     Limit 0 0 0 0 0
     Limit 0 3 2 0 F
@@ -560,7 +569,6 @@ fn every_bug_of_the_doors_is_found() {
     /// another device's streams use: `plug/tests/abi/later.rs`.
     const ELSEWHERE: &[Bug] = &[
         Bug::DoorHoldShared,
-        Bug::DoorElsewhereLost,
         Bug::DoorElsewhereByHandle,
         Bug::DoorPutOffShared,
         Bug::DoorBuriedEarly,

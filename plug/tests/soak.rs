@@ -236,15 +236,19 @@ fn too_often(fake: &Fake, before: Calls, pools_events: bool) -> String {
     found
 }
 
+/// The program makes its streams by the first, the library by the second.
+const STREAMS_MADE: [&str; 2] = ["cuStreamCreate", "cuStreamCreateWithPriority"];
+
 type Counts = judge::Counts<7>;
 
 fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
-    let of_driver = |made: &str, ended: &str| {
-        let live = |calls: &dyn Fn(&str) -> u64| calls(made) - calls(ended);
+    let of_driver = |made: &[&str], ended: &str| {
+        let live =
+            |calls: &dyn Fn(&str) -> u64| made.iter().map(|made| calls(made)).sum::<u64>() - calls(ended);
         live(&|name| fake.calls(name)) - live(&driver::own_calls)
     };
-    let events = of_driver("cuEventCreate", "cuEventDestroy_v2");
-    let streams = of_driver("cuStreamCreate", "cuStreamDestroy_v2");
+    let events = of_driver(&["cuEventCreate"], "cuEventDestroy_v2");
+    let streams = of_driver(&STREAMS_MADE, "cuStreamDestroy_v2");
     let stats: Vec<String> = doors.iter().map(|door| door.stats()).collect();
     let of = |name| stats.iter().map(|stats| field(stats, name)).sum();
     let (taken, in_flight, segments) = (of("reserved"), of("in_flight"), of("segments"));
@@ -379,7 +383,8 @@ fn watch(
     found += &grown_or_rising((&first, &last), PART, &parts, rounds / PERIOD);
     // A stream that lasts as long as the process may be marked once; PyTorch's allocator lasts as long, too.
     let [(_, left), ..] = counts(account, fake, &[]);
-    let streams = fake.calls("cuStreamCreate") - fake.calls("cuStreamDestroy_v2");
+    let streams =
+        STREAMS_MADE.iter().map(|made| fake.calls(made)).sum::<u64>() - fake.calls("cuStreamDestroy_v2");
     let most = if options == "table, permanent" { 2 * streams } else { streams };
     if left > most && options != "none" && !options.starts_with("random") {
         let _ = write!(found, "\n    driver events after the end: {left}");

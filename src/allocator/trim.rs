@@ -73,6 +73,15 @@ impl<D: Driver> Allocator<D> {
     }
 }
 
+impl<D: Driver> Allocator<D> {
+    /// Whether it has anything of the device's, or pinned memory: what [`Allocator::report`] has as `reserved`, of both, is more than nothing. Looks at no pool.
+    pub fn has_segments(&self) -> bool {
+        let core = self.core();
+        let of_device = !core.backing.lock().segments.is_empty();
+        of_device || !core.host.lock().backing.segments.is_empty()
+    }
+}
+
 impl<D: Driver> Core<D> {
     /// Learns what is complete everywhere, drains every pool, and gives back the idle segments: of one stream's pool,
     /// or of all.

@@ -455,7 +455,14 @@ fn segments_in_which_nothing_is_alive_are_told() {
     gpu.synchronize().unwrap();
     let trimmed = gpu.trim(Trim::All).unwrap().bytes;
     assert_eq!((trimmed, gpu.unused_segment_bytes(), taken()), (12 * MIB + pinned, 0, 2 * MIB));
-    drop((y, s, t));
+    assert!(gpu.has_segments());
+    drop(y);
+    gpu.synchronize().unwrap();
+    let trimmed = gpu.trim(Trim::All).unwrap().bytes;
+    assert_eq!((trimmed, gpu.has_segments()), (2 * MIB, false));
+    let p = gpu.alloc_pinned(MIB).unwrap();
+    assert!(gpu.has_segments(), "pinned memory, too");
+    drop((p, s, t));
     all_clean(&sim, gpu);
 }
 

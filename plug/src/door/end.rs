@@ -75,10 +75,7 @@ impl Door {
             !door.lasting.load(Ordering::Acquire)
                 && !door.owes.load(Ordering::Acquire)
                 && door.pinned.lock().is_empty()
-                && {
-                    let report = door.gpu.report();
-                    report.reserved == 0 && report.pinned.is_none_or(|pinned| pinned.reserved == 0)
-                }
+                && !door.gpu.has_segments()
         })
     }
 
@@ -112,7 +109,8 @@ impl Door {
     /// Not under their lock: they speak to the driver when they end.
     fn let_lanes_go(&self) {
         let lanes = core::mem::take(&mut *self.lanes.lock());
-        drop(lanes);
+        let waits = self.waits.lock().take();
+        drop((lanes, waits));
     }
 
     /// Waits for all that is queued on the device, and ends no capture there but one that the caller has said there is none of (`captures=none`).

@@ -325,3 +325,49 @@ fn an_end_waits_beside_captures() {
         assert_eq!(function::<extern "C" fn() -> u64>("millpond_torch_untold")(), 0, "an empty_cache failed");
     });
 }
+
+/// A stream that was not declared is destroyed in a capture, its own or one that it joined. Nobody can mark it any more: what it freed is held back, and what
+/// a synchronise takes back is all of it. The next stream has its handle, and is none of its.
+#[test]
+fn what_a_stream_freed_that_died_in_a_capture_comes_back_at_a_synchronise() {
+    alone("captures::what_a_stream_freed_that_died_in_a_capture_comes_back_at_a_synchronise", |fake| {
+        let cuda = program();
+        bind(&cuda);
+        for joined in [false, true] {
+            let door = Door::new("growth=exact");
+            let [s, t] = [(); 2].map(|()| stream(&cuda));
+            let (x, y, z) = (door.alloc(MIB, &t), door.alloc(2 * MIB, &s), door.alloc(4 * MIB, &t));
+            write(&cuda, &t, x, MIB, 1);
+            assert_eq!([door.record_use(y, &t), door.free(x)], [OK; 2]);
+            begin(if joined { &s } else { &t });
+            if joined {
+                let event = cuda.create_event().expect("an event");
+                cuda.record(&event, &s).expect("captured");
+                cuda.wait(&t, &event).expect("joined");
+            }
+            let gone = t.handle();
+            assert_eq!([door.free_on(z, &t), door.record_use(y, &t)], [CAPTURING; 2]);
+            if joined {
+                let event = cuda.create_event().expect("an event");
+                cuda.record(&event, &t).expect("captured");
+                cuda.wait(&s, &event).expect("joined again");
+            }
+            drop(t);
+            assert_eq!([door.free(y), door.free(z)], [OK; 2]);
+            assert_eq!((door.trim(), door.held_back()), (OK, 7 * MIB as u64), "joined: {joined}");
+            assert!(!joined || end(&s), "the capture was destroyed");
+            let next = stream(&cuda);
+            assert_eq!(next.handle(), gone, "or nothing is shown");
+            let w = door.alloc(MIB, &next);
+            write(&cuda, &next, w, MIB, 2);
+            assert_eq!([door.free_on(w, &next), door.one("millpond_synchronize")], [OK; 2]);
+            assert_eq!(
+                (door.held_back(), door.trim(), door.stat("reserved")),
+                (0, OK, 0),
+                "joined: {joined}"
+            );
+            door.destroy();
+        }
+        assert_eq!(fake.verdict(), None);
+    });
+}

@@ -8,7 +8,7 @@ const FINDERS: [(Bug, &str); 6] = [
     (Bug::DoorHoldShared, "same::of_calls_that_name_one_pointer_at_once_one_frees_it"),
     (Bug::DoorHoldShared, "same::of_calls_that_name_one_pointer_of_a_permanent_stream_one_frees_it"),
     (Bug::DoorHoldShared, "same::of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it"),
-    (Bug::DoorElsewhereLost, "later::a_use_on_another_device_is_kept_whatever_fails"),
+    (Bug::DoorElsewhereUnasked, "later::a_use_on_another_device_is_kept_whatever_fails"),
     (Bug::DoorElsewhereByHandle, "later::a_stream_is_not_taken_for_the_one_that_had_its_handle"),
     (Bug::DoorPutOffShared, "later::what_is_freed_later_is_nobodys"),
 ];

@@ -15,6 +15,13 @@ impl World {
         self.doors[self.blocks[block].door].device
     }
 
+    fn device_of_stream(&self, stream: Named) -> usize {
+        match stream.who {
+            Who::Legacy(device) | Who::PerThread(_, device) => device,
+            Who::Made(_) => usize::from(self.streams[3].is_some_and(|m| m.named.who == stream.who)),
+        }
+    }
+
     pub(super) fn alloc(&mut self, a: u8, b: u8, c: u8, fault: Fault, here: Here) {
         // PyTorch's allocator is named by its own functions.
         let door = self.slots[usize::from(a) % (SLOTS - 1)];
@@ -47,7 +54,7 @@ impl World {
     pub(super) fn born(&mut self, at: usize, bytes: usize, door: usize, home: Named, c: u8) {
         let name = self.name();
         assert!(at.is_multiple_of(512), "p{name} is {at:#x}");
-        for other in &self.blocks {
+        for other in self.blocks.iter().chain(self.later.iter().filter(|_| self.mail.is_none())) {
             let apart = at + bytes <= other.at || other.at + other.bytes <= at;
             assert!(
                 apart,
@@ -69,6 +76,8 @@ impl World {
             home,
             value: None,
             refused: false,
+            elsewhere: Vec::new(),
+            unsure: false,
             uses: Uses::default(),
         });
         let x = self.blocks.len() - 1;
@@ -85,7 +94,7 @@ impl World {
     pub(super) fn access(&mut self, x: usize, on: Named, writes: bool) {
         let block = self.blocks[x].clone();
         let device = self.doors[block.door].device;
-        driver::bind(self.contexts[device]);
+        driver::bind(self.contexts[self.device_of_stream(on)]);
         // Where the driver was broken at its birth, others have nothing to wait for: its own stream is the first.
         if self.captures(on) || driver::is_broken() || block.uses.is_fresh() && on.who != block.home.who {
             return;
@@ -148,6 +157,9 @@ impl World {
     pub(super) fn free(&mut self, x: usize, verb: Verb, b: u8, fault: Fault, here: Here) {
         let device = self.device_of(x);
         driver::bind(self.contexts[device]);
+        if self.is_stuck_elsewhere(&self.blocks[x]) || self.may_be_stuck(&self.blocks[x]) {
+            return self.is_not_freed(x, verb, fault);
+        }
         let Block { name, at, door, ref uses, .. } = self.blocks[x];
         let (ptr, number, open) = (at as *mut c_void, self.doors[door].number, self.doors[door].open);
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();

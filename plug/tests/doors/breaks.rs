@@ -59,6 +59,13 @@ impl World {
         for (d, door, stats) in self.reports() {
             let pinned = self.pinned.iter().filter(|p| p.door == d).count() as u64;
             let found = ((stats.total("live"), stats.total("requested")), stats.pinned("live"));
+            if self.mail.is_some() && door.torch {
+                // Other threads may have freed what had to wait.
+                let waits = self.later.iter().filter(|b| b.door == d).count() as u64;
+                let (most, live) = (self.live_of(d).0, stats.total("live"));
+                assert!((most - waits..=most).contains(&live), "a{}: {stats}", door.number);
+                continue;
+            }
             assert_eq!(found, (self.live_of(d), pinned), "a{}: {stats}", door.number);
         }
     }

@@ -193,17 +193,55 @@ impl World {
         let Some(n) = super::pick(ended.len(), a) else { return };
         let device = self.captures[ended[n]].device;
         self.end_capture(ended[n]);
-        if b.is_multiple_of(2) || self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
+        if b % 2 == 1 {
+            self.nothing_is_held_back(device);
+        }
+    }
+
+    /// Behind the last capture: each allocator of the device is told that it is quiet, and then holds nothing back.
+    fn nothing_is_held_back(&mut self, device: usize) {
+        if self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
             return;
         }
         for door in 0..self.doors.len() {
             if self.doors[door].open && self.doors[door].device == device {
                 let sync = Step { thread: 0, verb: Verb::Sync, a: 0, b: 0, c: 0, fault: 0 };
-                let Some(slot) = self.slots.iter().position(|d| *d == door) else { continue };
-                self.manage(Step { a: slot as u8, ..sync });
+                let (of, b) = if door == self.torch[1] { (self.torch[0], 192) } else { (door, 0) };
+                let Some(slot) = self.slots.iter().position(|d| *d == of) else { continue };
+                self.manage(Step { a: slot as u8, b, ..sync });
                 let stats = Stats::of(self.doors[door].number);
                 assert_eq!(stats.total("held_back"), 0, "the device is quiet: {stats}");
             }
+        }
+    }
+
+    /// A stream is destroyed in its capture, which nobody ends before. The one it began on ends it with itself; one that joined it, and that it has waited
+    /// for, leaves it.
+    pub(super) fn dies_capturing(&mut self, a: u8, b: u8) {
+        let Some(n) = super::pick(self.captures.len(), a) else { return };
+        let Capture { origin, forked, device, .. } = self.captures[n].clone();
+        let dies = forked.filter(|_| b.is_multiple_of(2)).unwrap_or(origin);
+        let of_it = |m: &Option<Made>| m.is_some_and(|m| m.named.who == dies.who && !m.permanent && !m.kept);
+        // A thread's own ends with the thread.
+        let Some(slot) = self.streams.iter().position(of_it).filter(|_| !driver::is_broken()) else { return };
+        driver::bind(self.contexts[device]);
+        if dies.who != origin.who {
+            let event = self.event(dies);
+            self.wait(origin, &[event]);
+            self.close(slot);
+            let blocking = self.is_blocking(origin);
+            let capture = &mut self.captures[n];
+            (capture.forked, capture.blocking) = (None, blocking);
+            return;
+        }
+        self.close(slot);
+        self.captures.remove(n);
+        if let Some(mail) = self.mail.clone() {
+            *mail.captures.write().expect("nothing went wrong") -= 1;
+        }
+        self.nobody_joined();
+        if b / 2 % 2 == 1 {
+            self.nothing_is_held_back(device);
         }
     }
 
@@ -241,7 +279,7 @@ impl World {
 
     /// Whether a stream captures nothing any more, so that it can be destroyed.
     pub(super) fn released(&mut self, slot: usize, here: Here) -> bool {
-        let Some(made) = self.streams[slot].filter(|m| !m.permanent) else { return true };
+        let Some(made) = self.streams[slot].filter(|m| !m.permanent && !m.kept) else { return true };
         let Some(n) = self.captures.iter().position(|c| c.has(made.named.who)) else { return true };
         let ours = self.captures[n].is_ended_by(here);
         if ours {

@@ -105,13 +105,16 @@ impl World {
         World::arm_here(fault);
         let status = crate::inside(call);
         let struck = self.disarm_here(fault);
+        self.settle();
         assert_eq!(waits(), before, "{words} calls what may wait: {WAITING:?}, {GIVING:?}");
         if status != Status::Ok || !struck.is_empty() {
             say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });
         }
         if status != Status::Ok {
             assert!(!matches!(status, Status::Panic | Status::Forked), "{words}: {status:?}: {}", last());
-            World::is_as_it_was(&seen, words, fault);
+            let told = |b: &Block| b.elsewhere.len() + usize::from(b.unsure);
+            let elsewhere = self.blocks.iter().map(told).max().unwrap_or(0);
+            World::is_as_it_was(&seen, words, fault, elsewhere);
             self.nothing_has_changed(words, fault);
         }
         status

@@ -19,7 +19,8 @@ impl World {
     /// Destroys a stream, unannounced, whatever is on it.
     pub(super) fn close(&mut self, slot: usize) {
         let shared = self.shared;
-        let ends = |m: &mut Made| !m.permanent && shared != Some(m.named.who) && !driver::is_broken();
+        let ends =
+            |m: &mut Made| !m.permanent && !m.kept && shared != Some(m.named.who) && !driver::is_broken();
         if let Some(made) = self.streams[slot].take_if(ends) {
             driver::bind(self.contexts[usize::from(slot == 3)]);
             say!(self, "cuStreamDestroy({});", made.named);
@@ -36,6 +37,7 @@ impl World {
         }
         let stream = self.made(slot, 1);
         // It is promised, whatever the call comes to.
+        self.lasts(stream);
         self.streams[slot].as_mut().expect("made").permanent = true;
         let expected: &[Status] = match open {
             false => &[Status::UnknownAllocator],
@@ -57,6 +59,8 @@ impl World {
     pub(super) fn manage(&mut self, Step { verb, a, b, c, fault, .. }: Step) {
         let slot = usize::from(a) % SLOTS;
         let door = self.slots[slot];
+        // PyTorch has one on each device.
+        let door = if self.doors[door].torch && b >= 192 { self.torch[1] } else { door };
         let Door { number, device, open, torch, .. } = self.doors[door];
         let expected = if open { Status::Ok } else { Status::UnknownAllocator };
         match verb {
@@ -77,7 +81,7 @@ impl World {
                     );
                 }
             }
-            Verb::Limit if torch => self.torch_memory_fraction(b, fault),
+            Verb::Limit if torch => self.torch_memory_fraction(door, b, fault),
             Verb::Limit => {
                 let limit = [None, Some(1 << 20), Some(16 << 20)][usize::from(b) % 3];
                 let text = limit.map_or("none".to_owned(), |n: u64| n.to_string());

@@ -40,10 +40,13 @@ impl fmt::Display for Named {
 }
 
 /// A stream that the program made and has not destroyed.
+#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     pub(crate) named: Named,
     pub(crate) permanent: bool,
+    /// It uses another device's memory, until that is freed: so it lasts, as PyTorch's do.
+    pub(crate) kept: bool,
     /// An allocator was told so: then anybody asks it whether it captures.
     pub(crate) declared: bool,
     /// The legacy default stream waits for it.
@@ -135,6 +138,10 @@ pub(crate) struct Block {
     pub(crate) value: Option<u8>,
     /// `millpond_free_after` of it failed: the uses of some streams may be recorded.
     pub(crate) refused: bool,
+    /// Streams of another device that `PyTorch` was told of.
+    pub(crate) elsewhere: Vec<Who>,
+    /// It was told of one that could not be asked whose it is, because it captured or a call failed: it may be another device's.
+    pub(crate) unsure: bool,
     pub(crate) uses: Uses,
 }
 

@@ -21,7 +21,7 @@ verbs! {
     Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
     Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4 EmptyCache 2
     ThreadEnds 2 WaitStream 2 WaitDevice 1
-    Capture 0 CaptureEnds 0 CaptureMeanwhile 0
+    Capture 0 CaptureEnds 0 CaptureDies 0 CaptureMeanwhile 0
     Breaks 0 Mends 0
     NextStream 0
 }
@@ -188,22 +188,25 @@ impl Kind {
         use Verb::{Alloc, Close, Declare, Free, FreeAfter, FreeOn, FreeUnknown};
         use Verb::{Read, TorchAlloc, TorchFree, TorchUse, Write};
         let free = prop::sample::select(vec![Free, FreeOn, FreeOn, FreeUnknown, FreeAfter, Declare]);
-        let uses = prop::collection::vec((0..8_u8, any::<bool>()), 1..3);
+        let uses = prop::collection::vec((0..8_u8, any::<bool>(), prop::bool::weighted(0.3)), 1..3);
         let threads = (0..self.threads, 0..self.threads);
         (threads, 0..5_u8, 0..8_u8, uses, free, 0..32_u8, [self.fault(), self.fault()], any::<u8>()).prop_map(
             |((home, user), door, stream, uses, free, size, [first, second], ends)| {
                 let step = |thread, verb, a, b, c, fault| Step { thread, verb, a, b, c, fault };
                 let torch = door > 2;
-                let alloc = step(home, if torch { TorchAlloc } else { Alloc }, door, stream, size, 0);
+                // PyTorch's on the second device.
+                let on = stream + if door == 4 { 192 } else { 0 };
+                let alloc = step(home, if torch { TorchAlloc } else { Alloc }, door, on, size, 0);
                 let mut steps = vec![alloc];
-                for (on, writes) in uses {
-                    // From 100 on it is no use on the own stream; from 128 on PyTorch's is a write.
+                for (on, writes, there) in uses {
+                    // With 16 PyTorch's is on the other device. From 100 on it is no use on the own stream; from 128 on PyTorch's is a write.
                     let verb = match (torch, writes) {
                         (true, _) => TorchUse,
                         (false, true) => Write,
                         (false, false) => Read,
                     };
-                    steps.push(step(user, verb, 0, if writes { 128 } else { 104 } + on, 0, first));
+                    let there = if torch && there { 16 } else { 0 };
+                    steps.push(step(user, verb, 0, if writes { 128 } else { 104 } + on + there, 0, first));
                 }
                 if ends < 60 {
                     steps.push(step(user, Close, ends % 3, 0, 0, 0));
@@ -288,8 +291,11 @@ impl Kind {
             }
             let mut steps = vec![step(Verb::Capture, a, b, c, 0)];
             steps.extend(between);
-            // Some stay open to the program's end, or until another step ends them.
-            if end > 0 {
+            // Some stay open to the program's end, or until another step ends them; some end with a stream of theirs, named again by what follows.
+            if end == 6 {
+                steps.push(step(Verb::CaptureDies, 0, c, 0, 0));
+                steps.push(step(Verb::Alloc, a % 3, a, 3, 0));
+            } else if end > 0 {
                 steps.push(step(Verb::CaptureEnds, 255, end, 0, 0));
             }
             steps

@@ -2,7 +2,8 @@
 
 use super::breaks::may_fail;
 use super::{Here, SIZES, World};
-use crate::model::{Block, Door, Named, Stats, last};
+use crate::driver;
+use crate::model::{Block, Door, Named, Stats, Who, last};
 use crate::program::{Fault, Verb};
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
@@ -11,18 +12,19 @@ use std::ptr::null_mut;
 
 impl World {
     pub(super) fn torch_alloc(&mut self, b: u8, c: u8, fault: Fault, here: Here) {
-        let door = self.slots[3];
+        let device = usize::from(b >= 192);
+        let door = self.torch[device];
         let Door { open, limit, .. } = self.doors[door];
         if !open {
             return;
         }
-        let (stream, bytes) = (self.stream(b, 0, here), SIZES[usize::from(c) % SIZES.len()]);
+        let (stream, bytes) = (self.stream(b, device, here), SIZES[usize::from(c) % SIZES.len()]);
         self.names_to(door, stream);
-        let words = format!("p{} = millpond_torch_alloc({bytes}, 0, {stream})", self.names + 1);
+        let words = format!("p{} = millpond_torch_alloc({bytes}, {device}, {stream})", self.names + 1);
         let mut at = null_mut();
         let captures = self.captures(stream);
         let status = self.call(fault, &words, || {
-            at = torch::millpond_torch_alloc(bytes, 0, stream.raw());
+            at = torch::millpond_torch_alloc(bytes, i32::from(device > 0), stream.raw());
             if at.is_null() { Status::OutOfMemory } else { Status::Ok }
         });
         if status == Status::Ok {
@@ -36,13 +38,19 @@ impl World {
     /// A call with nobody to tell: what it came to, by what the thread's last failure says, and by the count of all threads' failures.
     fn untold(&mut self, fault: Fault, words: &str, call: impl FnOnce()) -> bool {
         let alone = self.mail.is_none();
+        // It is for all devices, and tries each.
+        let most = if words.starts_with("millpond_torch_empty_cache") { 2 } else { 1 };
         let status = self.call(fault, words, || {
             let (before, another) = (torch::millpond_torch_untold(), another_failure());
             call();
             let more = torch::millpond_torch_untold() - before;
             let failed = last() != another;
             assert!(
-                if alone { more == u64::from(failed) } else { more > 0 || !failed },
+                if alone {
+                    (u64::from(failed)..=most * u64::from(failed)).contains(&more)
+                } else {
+                    more > 0 || !failed
+                },
                 "{more} failures of one call"
             );
             if failed { Status::Driver } else { Status::Ok }
@@ -52,12 +60,16 @@ impl World {
 
     /// Waits for the device and gives idle memory back, as `PyTorch` does, and ends no capture.
     pub(super) fn torch_empty_cache(&mut self, fault: Fault) {
-        let door = self.slots[3];
         let at_once = self.mail.is_some();
-        let expected = self.waits_beside_captures(door, fault);
+        let well = self.torch.map(|door| self.waits_beside_captures(door, fault)) == [Status::Ok; 2];
         let done = self.untold(fault, "millpond_torch_empty_cache()", || torch::millpond_torch_empty_cache());
-        assert!(done == (expected == Status::Ok) || !done && may_fail(fault), "{expected:?}: {}", last());
-        if done && !at_once {
+        assert!(done == well || !done && may_fail(fault), "{well}: {}", last());
+        if !done || at_once {
+            return;
+        }
+        let waits = self.later.iter().find(|b| !self.is_stuck_elsewhere(b) && !self.may_be_stuck(b));
+        assert!(waits.is_none() || may_fail(fault), "{waits:?} waits for nobody");
+        for door in self.torch {
             let stats = Stats::of(self.doors[door].number);
             assert_eq!(stats.total("held_back"), 0, "the device is quiet: {stats}");
             let (number, mut freed) = (self.doors[door].number, 77);
@@ -68,11 +80,12 @@ impl World {
     }
 
     /// The device has 64 GiB.
-    pub(super) fn torch_memory_fraction(&mut self, b: u8, fault: Fault) {
-        let door = self.slots[3];
+    pub(super) fn torch_memory_fraction(&mut self, door: usize, b: u8, fault: Fault) {
+        let device = self.doors[door].device;
         let (fraction, limit) = [(1.0, 64 << 30), (1.0 / 65_536.0, 1 << 20), (0.0, 0)][usize::from(b) % 3];
-        let words = format!("millpond_torch_memory_fraction({fraction}, 0)");
-        let done = self.untold(fault, &words, || torch::millpond_torch_memory_fraction(fraction, 0));
+        let words = format!("millpond_torch_memory_fraction({fraction}, {device})");
+        let done = self
+            .untold(fault, &words, || torch::millpond_torch_memory_fraction(fraction, i32::from(device > 0)));
         assert!(done || may_fail(fault), "{words}: {}", last());
         if done {
             self.doors[door].limit = Some(limit);
@@ -111,39 +124,145 @@ impl World {
 
     /// A use on a stream, and `record_stream`: if that cannot be done it is as good as a use by nobody knows whom.
     pub(super) fn torch_use(&mut self, x: usize, b: u8, fault: Fault, here: Here) {
-        let Block { name, at, door, .. } = self.blocks[x];
-        let stream = self.stream(b, 0, here);
+        if b & 16 > 0 {
+            return self.torch_use_elsewhere(x, b, fault, here);
+        }
+        let stream = self.stream(b, self.device_of(x), here);
         self.access(x, stream, b >= 128);
+        self.record_stream(x, stream, fault);
+        self.blocks[x].uses.declare(stream.who);
+    }
+
+    fn record_stream(&mut self, x: usize, stream: Named, fault: Fault) {
+        let Block { name, at, door, .. } = self.blocks[x];
         self.names_to(door, stream);
+        if may_fail(fault) || self.captures(stream) {
+            self.keep(stream);
+            self.blocks[x].unsure = true;
+        }
         let words = format!("millpond_torch_record_stream(p{name}, {stream})");
         let told = self.untold(fault, &words, || {
             torch::millpond_torch_record_stream(at as *mut c_void, stream.raw());
         });
         assert!(told, "p{name} and its stream are known: {}", last());
-        self.blocks[x].uses.declare(stream.who);
+    }
+
+    /// It is destroyed no more, as no stream of `PyTorch`'s is.
+    fn keep(&mut self, stream: Named) {
+        if let Some(made) = self.streams.iter_mut().flatten().find(|m| m.named.who == stream.who) {
+            made.kept = true;
+        }
+        self.lasts(stream);
+    }
+
+    /// The same on a stream of the other device, which lasts from then on. It is said before it is made: whatever fails meanwhile, the free finds it.
+    fn torch_use_elsewhere(&mut self, x: usize, b: u8, fault: Fault, here: Here) {
+        let there = 1 - self.device_of(x);
+        let stream = self.stream((b & !7) | (b % 6), there, here);
+        if !matches!(stream.who, Who::Made(_)) {
+            return;
+        }
+        self.keep(stream);
+        self.names_to(self.torch[there], stream);
+        self.record_stream(x, stream, fault);
+        let block = &mut self.blocks[x];
+        if !block.elsewhere.contains(&stream.who) {
+            block.elsewhere.push(stream.who);
+        }
+        block.uses.declare(stream.who);
+        self.access(x, stream, b >= 128);
+    }
+
+    /// Whether a stream of another device that uses it captures: nobody frees it then.
+    pub(super) fn is_stuck_elsewhere(&self, block: &Block) -> bool {
+        let captures = |who: &Who| {
+            let made = self.streams.iter().flatten().find(|m| m.named.who == *who);
+            made.is_some_and(|m| self.captures(m.named))
+        };
+        block.elsewhere.iter().any(captures)
+    }
+
+    /// Whether one that could not be asked may be such a stream. Nobody frees it meanwhile, or it is none and it is freed.
+    pub(super) fn may_be_stuck(&self, block: &Block) -> bool {
+        block.unsure && (self.mail.is_some() || !self.captures.is_empty())
+    }
+
+    /// By no other call than `PyTorch`'s either, which has nobody to tell.
+    pub(super) fn is_not_freed(&mut self, x: usize, verb: Verb, fault: Fault) {
+        let Block { name, at, door, .. } = self.blocks[x];
+        let (number, ptr) = (self.doors[door].number, at as *mut c_void);
+        let (call, words): (extern "C" fn(u32, *mut c_void) -> Status, _) = match verb {
+            Verb::Free if self.blocks[x].uses.undeclared.is_empty() => (ffi::millpond_free, "millpond_free"),
+            _ => (ffi::millpond_free_unknown, "millpond_free_unknown"),
+        };
+        let expected = if self.is_stuck_elsewhere(&self.blocks[x]) {
+            &[Status::Capturing][..]
+        } else {
+            &[Status::Capturing, Status::Ok]
+        };
+        if self.may(fault, expected, &format!("{words}(a{number}, p{name})"), || call(number, ptr)) {
+            self.died(x);
+        }
+    }
+
+    /// What had to wait and does so no more.
+    pub(super) fn settle(&mut self) {
+        if self.later.is_empty() || self.mail.is_some() {
+            return;
+        }
+        let Self { later, doors, freed, .. } = self;
+        later.retain(|block| {
+            let (mut begin, mut bytes) = (null_mut(), 0);
+            let found = ffi::millpond_find(
+                doors[block.door].number,
+                block.at as *const c_void,
+                &raw mut begin,
+                &raw mut bytes,
+            );
+            if found != Status::Ok {
+                freed.push(block.at);
+            }
+            found == Status::Ok
+        });
+    }
+
+    /// Whether nothing waits, once all threads have ended.
+    pub(super) fn settled(&mut self) -> bool {
+        if self.mail.is_some() {
+            // Of all that is alive in PyTorch's nothing is in these lists.
+            let alive = |door: &usize| Stats::of(self.doors[*door].number).total("live");
+            let most = self.torch.iter().map(alive).sum::<u64>();
+            self.later.truncate(most as usize);
+        }
+        self.later.is_empty()
     }
 
     pub(super) fn torch_free(&mut self, x: usize, fault: Fault, here: Here) {
-        let Block { name, at, bytes, home, ref uses, .. } = self.blocks[x];
+        let Block { name, at, bytes, home, ref uses, door, .. } = self.blocks[x];
+        let device = self.doors[door].device;
         let users: Option<Vec<Named>> = uses.undeclared.iter().map(|&who| self.named(who, here)).collect();
         let (Some(users), Some(home)) = (users, self.named(home.who, here)) else {
             return self.free(x, Verb::FreeUnknown, 0, fault, here);
         };
         self.names_to(self.blocks[x].door, home);
         for stream in users {
-            self.names_to(self.blocks[x].door, stream);
-            let words = format!("millpond_torch_record_stream(p{name}, {stream})");
-            let told = self.untold(0, &words, || {
-                torch::millpond_torch_record_stream(at as *mut c_void, stream.raw());
-            });
-            assert!(told, "p{name} and its stream are known: {}", last());
+            self.record_stream(x, stream, 0);
         }
-        let words = format!("millpond_torch_free(p{name}, {bytes}, 0, {home})");
+        let words = format!("millpond_torch_free(p{name}, {bytes}, {device}, {home})");
         let told = self.untold(fault, &words, || {
-            torch::millpond_torch_free(at as *mut c_void, bytes, 0, home.raw());
+            torch::millpond_torch_free(at as *mut c_void, bytes, i32::from(device > 0), home.raw());
         });
-        assert!(told, "p{name} is known: {}", last());
-        self.died(x);
+        let block = &self.blocks[x];
+        let (stuck, may_be) = (self.is_stuck_elsewhere(block), self.may_be_stuck(block));
+        let looked_for = block.unsure || !block.elsewhere.is_empty();
+        assert!(!(told && stuck) || driver::is_broken(), "{words} did not wait for a stream that captures");
+        assert!(told || stuck || may_be || looked_for && may_fail(fault), "p{name} is known: {}", last());
+        if told {
+            self.died(x);
+        } else {
+            let block = self.blocks.swap_remove(x);
+            self.later.push(block);
+        }
     }
 }
 

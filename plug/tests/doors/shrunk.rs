@@ -53,4 +53,10 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         PinFree 0 0 54 0 0
         Trim 0 0 0 0 0",
     ),
+    (
+        "the check of what is left knew no page of a wait that a driver which had broken takes back neither at once nor in its drop",
+        "schedule 0 rounds 0
+        Breaks 0 64 16 0 0
+        Destroy 0 58 0 12 0",
+    ),
 ];

@@ -110,7 +110,8 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
 /// Each thread on its own, beside the others; blocks go from one to the other, and one stream is everybody's.
 fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
-    let mut first = World::new(slots, show, program.quiet, Some(Mail::new(program.rough)));
+    let ends = program.steps.len().is_multiple_of(2);
+    let mut first = World::new(slots, show, program.quiet, Some(Mail::new(program.rough, ends)));
     if program.steps.iter().any(|step| step.verb == Verb::Capture) {
         // Where one of these fails, others' captures may end, and no thread can tell in time.
         World::spare_captures();
@@ -120,9 +121,12 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     // Of three programs one has a blocking stream there.
     first.share(u32::from(!program.schedule.is_multiple_of(3)));
     let worlds: Vec<World> = (0..slots).map(|_| first.beside()).collect();
+    // A short program would be over on one thread before the next is there.
+    let begin = &std::sync::Barrier::new(slots);
     let mut ended: Vec<World> = std::thread::scope(|scope| {
         let run = |(slot, world): (usize, World)| {
             scope.spawn(move || {
+                begin.wait();
                 let of_it = program.steps.iter().copied().filter(|s| usize::from(s.thread) == slot);
                 let steps: Vec<Step> = of_it.collect();
                 lives(

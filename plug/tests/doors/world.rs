@@ -7,6 +7,7 @@ use crate::program::{Fault, Kind, Step, Verb};
 use captures::Capture;
 use millpond_plug::status::MillpondStatus as Status;
 use millpond_plug::{ffi, torch};
+use shared::Shared;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -32,6 +33,8 @@ mod manage;
 mod pinned;
 #[path = "pytorch.rs"]
 mod pytorch;
+#[path = "shared.rs"]
+mod shared;
 #[allow(dead_code, reason = "the soak's")]
 #[path = "steady.rs"]
 pub(crate) mod steady;
@@ -84,8 +87,10 @@ pub(crate) struct World {
     pub(crate) doors: Vec<Door>,
     /// Which allocators steps name: two on device 0, one on device 1, `PyTorch`'s.
     slots: [usize; SLOTS],
+    /// `PyTorch`'s, one a device.
+    torch: [usize; 2],
     streams: [Option<Made>; STREAMS],
-    /// The one that threads that run at once have in common: none of them ends it, or captures on it.
+    /// The one that threads that run at once have in common: none of them captures on it.
     shared: Option<Who>,
     blocks: Vec<Block>,
     /// Threads' own default streams that have had memory, and of which allocator.
@@ -93,6 +98,8 @@ pub(crate) struct World {
     pinned: Vec<Pinned>,
     captures: Vec<Capture>,
     freed: Vec<usize>,
+    /// What `PyTorch` has freed and the interface has not yet: a stream of another device that uses it captured, or a call failed.
+    later: Vec<Block>,
     reads: Vec<Read>,
     scratch: [u64; 2],
     scratch_used: usize,
@@ -134,13 +141,16 @@ pub(crate) struct Mail {
     captures: RwLock<usize>,
     /// How often the driver was to break.
     breaks: AtomicU8,
+    /// The stream that all have.
+    shared: Shared,
     /// All allocators that there were, and which of them steps name.
     doors: Mutex<(Vec<Door>, [usize; SLOTS])>,
 }
 
 impl Mail {
-    pub(crate) fn new(rough: bool) -> Arc<Mail> {
-        Arc::new(Mail { rough, ..Mail::default() })
+    /// `ends`: the stream that all have is ended by one of them, now and then.
+    pub(crate) fn new(rough: bool, ends: bool) -> Arc<Mail> {
+        Arc::new(Mail { rough, shared: Shared::new(ends), ..Mail::default() })
     }
 }
 
@@ -157,6 +167,7 @@ pub(crate) struct Lasting {
     pub(crate) streams: usize,
     pub(crate) events: usize,
     pub(crate) modules: usize,
+    pub(crate) pages: usize,
 }
 
 /// Memory of the program's own on each device.
@@ -177,6 +188,7 @@ impl World {
             contexts,
             doors: Vec::new(),
             slots: [0; SLOTS],
+            torch: [0; 2],
             streams: [None; STREAMS],
             shared: None,
             blocks: Vec::new(),
@@ -184,6 +196,7 @@ impl World {
             pinned: Vec::new(),
             captures: Vec::new(),
             freed: Vec::new(),
+            later: Vec::new(),
             reads: Vec::new(),
             scratch: own(contexts),
             scratch_used: 0,
@@ -208,7 +221,9 @@ impl World {
         world.create(0, 0, 0, 0);
         world.create(1, 1, 0, 0);
         world.create(2, 1, 1, 0);
-        world.torch();
+        world.torch(0);
+        world.torch(1);
+        world.slots[3] = world.torch[0];
         if let Some(mail) = &world.mail {
             *mail.doors.lock().expect("nothing went wrong") = (world.doors.clone(), world.slots);
         }
@@ -235,15 +250,6 @@ impl World {
         self.is_rough() && self.doors[door].life.load(Ordering::Acquire) > own
     }
 
-    /// Makes the first stream, for all threads that will run at once.
-    pub(crate) fn share(&mut self, flags: u32) {
-        self.shared = Some(self.made(0, flags).who);
-    }
-
-    fn is_shared(&self, stream: Named) -> bool {
-        self.shared == Some(stream.who)
-    }
-
     /// The world of one of the threads that run at once: the same allocators, and all else its own.
     pub(crate) fn beside(&mut self) -> World {
         self.begun += 1;
@@ -254,6 +260,7 @@ impl World {
             pinned: Vec::new(),
             captures: Vec::new(),
             freed: Vec::new(),
+            later: Vec::new(),
             reads: Vec::new(),
             scratch: own(self.contexts),
             events: Vec::new(),
@@ -268,6 +275,7 @@ impl World {
     pub(crate) fn learn(&mut self, other: &mut World) {
         // What it could not free.
         self.blocks.append(&mut other.blocks);
+        self.later.append(&mut other.later);
         self.pinned.append(&mut other.pinned);
         for (door, same) in self.doors.iter_mut().zip(&other.doors) {
             door.handles.extend(&same.handles);
@@ -277,20 +285,22 @@ impl World {
         }
     }
 
-    fn torch(&mut self) {
+    fn torch(&mut self, device: usize) {
         let mut number = 0;
         let options = if self.quiet {
             c"growth=exact,pinned_limit=1MiB,captures=none"
         } else {
             c"growth=exact,pinned_limit=1MiB"
         };
-        let status = crate::inside(|| torch::millpond_torch_allocator(0, options.as_ptr(), &raw mut number));
+        let status = crate::inside(|| {
+            torch::millpond_torch_allocator(i32::from(device > 0), options.as_ptr(), &raw mut number)
+        });
         assert_eq!(status, Status::Ok, "{}", last());
-        say!(self, "millpond_torch_allocator(0, {options:?}, &a{number});");
-        self.slots[3] = self.doors.len();
+        say!(self, "millpond_torch_allocator({device}, {options:?}, &a{number});");
+        self.torch[device] = self.doors.len();
         self.doors.push(Door {
             number,
-            device: 0,
+            device,
             open: true,
             torch: true,
             scrubs: false,
@@ -301,7 +311,7 @@ impl World {
     }
 
     fn live_of(&self, door: usize) -> (u64, u64) {
-        let of = || self.blocks.iter().filter(|b| b.door == door);
+        let of = || self.blocks.iter().chain(&self.later).filter(|b| b.door == door);
         (of().count() as u64, of().map(|b| b.bytes as u64).sum())
     }
 
@@ -395,7 +405,8 @@ impl World {
         }
         let named = Named { who: Who::Made(self.name()), handle };
         say!(self, "cuStreamCreate(&{named}, {flags}); // {:#x}", named.handle);
-        self.streams[slot] = Some(Made { named, permanent: false, declared: false, blocking: flags == 0 });
+        self.streams[slot] =
+            Some(Made { named, permanent: false, kept: false, declared: false, blocking: flags == 0 });
         named
     }
 
@@ -443,6 +454,12 @@ impl World {
     }
 
     pub(crate) fn step(&mut self, step: Step, here: Here) {
+        if !self.ends_shared(step) {
+            self.while_it_lives(|world| world.makes(step, here));
+        }
+    }
+
+    fn makes(&mut self, step: Step, here: Here) {
         driver::bind(self.contexts[0]);
         let Step { verb, a, b, c, fault, .. } = step;
         let fault = if driver::is_broken() { 0 } else { fault };
@@ -512,6 +529,7 @@ impl World {
             }),
             Verb::Capture => self.capture(a, b, c, here),
             Verb::CaptureEnds => self.end_one(a, b, here),
+            Verb::CaptureDies => self.dies_capturing(a, b),
             Verb::CaptureMeanwhile => self.capture_meanwhile(a, b, c, fault, here),
             Verb::ThreadEnds => self.leave(here),
             Verb::Sync | Verb::Destroy if self.mail.is_some() => {
@@ -541,7 +559,7 @@ impl World {
             if self.is_rough() { a.is_multiple_of(2) } else { matches!(verb, Verb::Hostile | Verb::Destroy) };
         if !leaves {
             self.blocks.extend(mail.pop());
-        } else if let Some(x) = self.pick(a) {
+        } else if let Some(x) = self.pick(a).filter(|&x| self.blocks[x].elsewhere.is_empty()) {
             mail.push(self.blocks.swap_remove(x));
         }
         drop(mail);
@@ -570,6 +588,10 @@ impl World {
 
     /// A program's end: it gives back all it has, in the order that it happens to have it.
     pub(crate) fn end(&mut self, here: Here) {
+        self.while_it_lives(|world| world.gives_back(here));
+    }
+
+    fn gives_back(&mut self, here: Here) {
         say!(self, "// the end");
         if self.first {
             self.mends();
@@ -581,6 +603,11 @@ impl World {
         }
         self.refresh();
         self.free_all(here);
+        if self.first && !driver::is_broken() {
+            // What others that ran beside this one have left, too.
+            self.torch_empty_cache(0);
+            assert!(self.settled(), "{:?} wait for nobody", self.later);
+        }
         for slot in 0..STREAMS {
             self.close(slot);
         }
@@ -597,6 +624,9 @@ impl World {
         }
         let mut turn = 0_u8;
         while let Some(x) = self.pick(255) {
+            if driver::is_broken() {
+                return self.free_what_can_be(here);
+            }
             turn = turn.wrapping_add(1);
             let verb = [Verb::Free, Verb::FreeOn, Verb::FreeAfter][usize::from(turn) % 3];
             self.free(x, verb, turn.wrapping_mul(37), 0, here);
@@ -609,15 +639,17 @@ impl World {
     /// What may be left of a program; nothing is known where the context was lost. What could not be destroyed stays, and nothing else
     /// can be while no context can be made current; but memory comes back all the same.
     pub(crate) fn may_be_left(&self) -> Option<Lasting> {
-        let any = Lasting { streams: usize::MAX, events: usize::MAX, modules: usize::MAX };
+        let any = Lasting { streams: usize::MAX, events: usize::MAX, modules: usize::MAX, pages: 0 };
         let kept = World::has_kept() || driver::has_broken();
-        (!driver::is_lost()).then(|| if kept { any } else { self.lasting() })
+        let most = if kept { any } else { self.lasting() };
+        let pages = if driver::has_broken() { usize::MAX } else { 0 };
+        (!driver::is_lost()).then_some(Lasting { pages, ..most })
     }
 
     /// One that wipes does so on a stream of its own. Of events nothing is left: the last call waited for the device, and nothing was owed.
     fn lasting(&self) -> Lasting {
         let streams = self.doors.iter().filter(|d| d.scrubs).count();
-        Lasting { streams, events: 0, modules: 0 }
+        Lasting { streams, events: 0, modules: 0, pages: 0 }
     }
 
     /// When the program's threads have ended: whatever is owed is given back by the next allocator of its device that ends, or by a
@@ -683,7 +715,7 @@ impl World {
         self.shared = self.shared.filter(|_| !self.first);
         for slot in 0..STREAMS {
             if let Some(made) = &mut self.streams[slot] {
-                made.permanent = false;
+                (made.permanent, made.kept) = (false, false);
             }
             self.close(slot);
         }
