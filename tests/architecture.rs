@@ -76,7 +76,7 @@ const LONGEST: usize = 700;
 
 /// The most lines of code that the root package may have, by `cargo run -p xtask -- lines`: what it has today, so that it cannot grow. The goal
 /// is 14,000 (DESIGN.md, "Owed"); who takes code out lowers the number, who adds some says in the same commit why it is worth it.
-const MOST_LINES: usize = 16_794;
+const MOST_LINES: usize = 17_160;
 
 /// How many files of a package may import each other in a circle: three, and where there are more today, no more than that. A number
 /// here may fall and not rise.

@@ -647,7 +647,7 @@ impl Door {
         if ptr.is_null() {
             return Ok(());
         }
-        let (hold, _) = self.hold_to_free(ptr)?;
+        let Some(hold) = self.hold_or_put_off(ptr)? else { return Ok(()) };
         Door::end(ptr, hold, true);
         self.freed();
         Ok(())

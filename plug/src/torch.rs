@@ -61,6 +61,13 @@ fn open(
     Ok(place.get_or_init(|| door))
 }
 
+/// Whether a free of what begins there was put off: for tests, to which every call says that there is no allocation.
+#[doc(hidden)]
+#[must_use]
+pub fn is_put_off(ptr: usize) -> bool {
+    Door::is_put_off(ptr)
+}
+
 /// The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
 /// then it may not exist yet.
 #[unsafe(no_mangle)]
@@ -131,7 +138,7 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
         _ => door.free_unknown(ptr).or_else(|e| match e.status {
             Status::UnknownPointer | Status::WrongAllocator => Err(e),
             // A use on another device.
-            _ => door.put_off(ptr, handle).and(Err(e)),
+            _ => door.put_off(ptr, Some(handle)).and(Err(e)),
         }),
     })
 }
@@ -142,7 +149,7 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
 /// all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
 /// millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
 /// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
-/// refuse while they cannot record the use, and what they could record stays. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+/// refuse while they cannot record the use, and what they could record stays; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
 /// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {

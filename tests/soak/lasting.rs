@@ -128,7 +128,7 @@ fn exact() -> Config {
     Config::default().growth(Growth::Exact)
 }
 
-/// Of the other pool whose tests section 7 has: exactly what is asked from the device, nothing shared between streams.
+/// As a pool that shares nothing: exactly what is asked from the device, nothing shared between streams.
 fn parity() -> Config {
     exact().reuse(Reuse::Never)
 }

@@ -61,7 +61,7 @@ impl Use {
         }
         let event = self.on.on(self.handle, |lane| match self.user {
             User::Known(id) if id != lane.stream.id() && !planted!(DoorElsewhereByHandle) => {
-                Err(Failure { for_good: true, ..self.nobody() })
+                Err(self.nobody())
             }
             _ => Ok(lane.stream.record()?),
         });
@@ -83,10 +83,10 @@ impl Use {
     #[cold]
     fn nobody(&self) -> Failure {
         let message = format!(
-            "the stream {:#x} of device {} used this memory and has ended since, or cannot be asked who it is: millpond_torch_free frees it behind a wait for that device, which millpond_torch_empty_cache and millpond_synchronize are",
+            "the stream {:#x} of device {} used this memory and has ended since, or cannot be asked who it is: millpond_torch_free and millpond_free_unknown free it behind a wait for that device, which millpond_torch_empty_cache and millpond_synchronize are",
             self.handle, self.on.device
         );
-        Failure::new(Status::Driver, message)
+        Failure { for_good: true, ..Failure::new(Status::Driver, message) }
     }
 }
 
@@ -187,15 +187,28 @@ impl Door {
         Ok(peek(ptr.addr() as u64, hold.entry()).record_use(stream)?)
     }
 
-    /// Puts a free off. To callers the allocation is none from here on. What the stream of the free holds is a use of now: whoever makes the end
+    /// As [`Door::hold_to_free`], for a free by nobody knows whom: none if nobody can be asked what was used elsewhere, and it is put off.
+    pub(super) fn hold_or_put_off(&self, ptr: *mut c_void) -> Result<Option<Hold<'static>>, Failure> {
+        match self.hold_to_free(ptr) {
+            Ok((hold, _)) => Ok(Some(hold)),
+            Err(e) if e.for_good => self.put_off(ptr, None).map(|()| None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Puts a free off, on a stream or by nobody knows whom. To callers the allocation is none from here on. What the stream of the free holds is a use of now: whoever makes the end
     /// later may be another thread, and the stream may be gone.
-    pub(crate) fn put_off(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+    pub(crate) fn put_off(&self, ptr: *mut c_void, handle: Option<usize>) -> Result<(), Failure> {
         let (mut hold, mut tag) = self.hold(ptr)?;
-        if !tag.is_home(handle) {
-            let allocation = peek(ptr.addr() as u64, hold.entry());
-            if self.on(handle, |lane| record_use(&allocation, lane)).is_err() {
-                tag = tag.unknown();
+        match handle {
+            Some(handle) if tag.is_home(handle) => {}
+            Some(handle) => {
+                let allocation = peek(ptr.addr() as u64, hold.entry());
+                if self.on(handle, |lane| record_use(&allocation, lane)).is_err() {
+                    tag = tag.unknown();
+                }
             }
+            None => tag = tag.unknown(),
         }
         hold.set_tag(tag.deferred().word());
         let mut later = LATER.lock();
@@ -213,6 +226,11 @@ impl Door {
     #[inline]
     pub(crate) fn put_off_now() -> usize {
         WAITING.load(Ordering::Relaxed)
+    }
+
+    /// Whether that of an allocation is.
+    pub(crate) fn is_put_off(addr: usize) -> bool {
+        index().hold(addr as u64).is_some_and(|hold| Tag::of(hold.entry().tag).is_deferred())
     }
 
     /// Tries frees again that were put off, so many of them: how many were made.

@@ -5,8 +5,8 @@ use super::{Here, SCRATCH, SIZES, SLOTS, World};
 use crate::driver;
 use crate::model::{Block, Door, Named, Read, Stats, Uses, Who, last};
 use crate::program::{Fault, Verb};
-use millpond_plug::ffi;
 use millpond_plug::status::MillpondStatus as Status;
+use millpond_plug::{ffi, torch};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -157,7 +157,9 @@ impl World {
     pub(super) fn free(&mut self, x: usize, verb: Verb, b: u8, fault: Fault, here: Here) {
         let device = self.device_of(x);
         driver::bind(self.contexts[device]);
-        if self.is_stuck_elsewhere(&self.blocks[x]) || self.may_be_stuck(&self.blocks[x]) {
+        let block = &self.blocks[x];
+        let may_have_ended = block.unsure && !block.elsewhere.is_empty();
+        if self.is_stuck_elsewhere(block) || self.may_be_stuck(block) || may_have_ended {
             return self.is_not_freed(x, verb, fault);
         }
         let Block { name, at, door, ref uses, .. } = self.blocks[x];
@@ -226,6 +228,9 @@ impl World {
         };
         if freed {
             self.died(x);
+        } else {
+            // A driver that failed may have said that a stream of another device is gone.
+            self.blocks[x].unsure |= may_fail(fault) && !self.blocks[x].elsewhere.is_empty();
         }
     }
 
@@ -273,6 +278,10 @@ impl World {
 
     pub(super) fn died(&mut self, x: usize) {
         let block = self.blocks.swap_remove(x);
-        self.freed.push(block.at);
+        if torch::is_put_off(block.at) {
+            self.later.push(block);
+        } else {
+            self.freed.push(block.at);
+        }
     }
 }

@@ -195,13 +195,22 @@ impl World {
             Verb::Free if self.blocks[x].uses.undeclared.is_empty() => (ffi::millpond_free, "millpond_free"),
             _ => (ffi::millpond_free_unknown, "millpond_free_unknown"),
         };
-        let expected = if self.is_stuck_elsewhere(&self.blocks[x]) {
-            &[Status::Capturing][..]
-        } else {
-            &[Status::Capturing, Status::Ok]
+        let stuck = self.is_stuck_elsewhere(&self.blocks[x]);
+        let unknown = words.ends_with("unknown");
+        // Of one that cannot be asked nobody can tell what it holds: who says so is freed behind a wait.
+        let expected: &[Status] = match (stuck, unknown) {
+            (true, _) => &[Status::Capturing],
+            (false, true) => &[Status::Capturing, Status::Ok],
+            (false, false) => &[Status::Capturing, Status::Driver, Status::Ok],
         };
-        if self.may(fault, expected, &format!("{words}(a{number}, p{name})"), || call(number, ptr)) {
+        self.freeing = Some(at);
+        let words = format!("{words}(a{number}, p{name})");
+        let freed = self.may(fault, expected, &words, || call(number, ptr));
+        self.freeing = None;
+        if freed {
             self.died(x);
+        } else if !unknown && !stuck {
+            self.is_not_freed(x, Verb::FreeUnknown, 0);
         }
     }
 
@@ -210,19 +219,13 @@ impl World {
         if self.later.is_empty() || self.mail.is_some() {
             return;
         }
-        let Self { later, doors, freed, .. } = self;
+        let Self { later, freed, .. } = self;
         later.retain(|block| {
-            let (mut begin, mut bytes) = (null_mut(), 0);
-            let found = ffi::millpond_find(
-                doors[block.door].number,
-                block.at as *const c_void,
-                &raw mut begin,
-                &raw mut bytes,
-            );
-            if found != Status::Ok {
+            let waits = torch::is_put_off(block.at);
+            if !waits {
                 freed.push(block.at);
             }
-            found == Status::Ok
+            waits
         });
     }
 
@@ -249,20 +252,17 @@ impl World {
             self.record_stream(x, stream, 0);
         }
         let words = format!("millpond_torch_free(p{name}, {bytes}, {device}, {home})");
+        self.freeing = Some(at);
         let told = self.untold(fault, &words, || {
             torch::millpond_torch_free(at as *mut c_void, bytes, i32::from(device > 0), home.raw());
         });
+        self.freeing = None;
         let block = &self.blocks[x];
         let (stuck, may_be) = (self.is_stuck_elsewhere(block), self.may_be_stuck(block));
         let looked_for = block.unsure || !block.elsewhere.is_empty();
         assert!(!(told && stuck) || driver::is_broken(), "{words} did not wait for a stream that captures");
         assert!(told || stuck || may_be || looked_for && may_fail(fault), "p{name} is known: {}", last());
-        if told {
-            self.died(x);
-        } else {
-            let block = self.blocks.swap_remove(x);
-            self.later.push(block);
-        }
+        self.died(x);
     }
 }
 

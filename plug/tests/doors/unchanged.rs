@@ -283,7 +283,7 @@ const MOVING: [&str; 9] = [
 ];
 /// Those of them that move memory to other streams, or take what was in flight back to a stream that nobody has marked since, as a create does for ended
 /// allocators: by which it may be held back.
-const HOLDING: [&str; 5] = ["_alloc", "_create", "_trim", "_limit", "_fraction"];
+const HOLDING: [&str; 6] = ["_alloc", "_create", "_trim", "_limit", "_fraction", "_cache"];
 
 #[cfg(test)]
 mod tests {
