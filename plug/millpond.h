@@ -331,7 +331,7 @@ void millpond_torch_free(void *ptr,
  all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
  millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
  the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
- refuse while they cannot record the use, and what they could record stays; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+ refuse while they cannot record the use; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
  PyTorch has no allocator on that device, the use is not known, and not counted.
  */
 void millpond_torch_record_stream(void *ptr,

@@ -537,6 +537,7 @@ impl Door {
     /// Ends an allocation. Its slot first: the bytes may be another's at once.
     #[inline]
     fn end(ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
+        Door::forget_elsewhere(ptr, &hold);
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
         let late = if planted!(DoorSlotLate) {
             Some(hold)
@@ -648,9 +649,7 @@ impl Door {
             return Ok(());
         }
         let Some(hold) = self.hold_or_put_off(ptr)? else { return Ok(()) };
-        Door::end(ptr, hold, true);
-        self.freed();
-        Ok(())
+        self.end_unknown(ptr, hold)
     }
 
     /// Work on `handle`, queued by now or before the free, uses the bytes.

@@ -135,7 +135,7 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
         Status::UnknownPointer => Err(e),
         // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
         // pointer this says the same again.
-        _ => door.free_unknown(ptr).or_else(|e| match e.status {
+        _ => door.free_unknown_now(ptr).or_else(|e| match e.status {
             Status::UnknownPointer | Status::WrongAllocator => Err(e),
             // A use on another device.
             _ => door.put_off(ptr, Some(handle)).and(Err(e)),
@@ -149,7 +149,7 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
 /// all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
 /// millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
 /// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
-/// refuse while they cannot record the use, and what they could record stays; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+/// refuse while they cannot record the use; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
 /// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
@@ -226,19 +226,18 @@ fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failu
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
     untold(call(|| {
-        let put_off = Door::put_off_now();
-        let mut done = empty_all();
+        let (made, done) = empty_all();
         // What waited for another device goes back, too.
-        if Door::put_off_now() < put_off {
-            done = done.and(empty_all());
-        }
-        done
+        if made > 0 { done.and(empty_all().1) } else { done }
     }));
 }
 
-/// All devices', and the first failure.
-fn empty_all() -> Result<(), Failure> {
-    OF_DEVICE.iter().filter_map(OnceLock::get).map(|door| door.empty()).fold(Ok(()), Result::and)
+/// All devices': how many frees that had been put off were made, and the first failure.
+fn empty_all() -> (usize, Result<(), Failure>) {
+    OF_DEVICE.iter().filter_map(OnceLock::get).fold((0, Ok(())), |(made, done), door| match door.empty() {
+        Ok(more) => (made + more, done),
+        Err(e) => (made, done.and(Err(e))),
+    })
 }
 
 /// PyTorch's `set_per_process_memory_fraction`.

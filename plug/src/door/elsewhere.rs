@@ -146,18 +146,20 @@ impl Door {
         Ok(())
     }
 
-    /// Records the uses on other devices of an allocation that has some. What cannot be recorded now is kept, and the others are recorded.
+    /// Records the uses on other devices of an allocation that has some. Until its end, or until its free is put off, they stay: their streams may do
+    /// more, and this free may yet be refused.
     ///
     /// # Errors
-    /// It cannot be freed yet.
+    /// It cannot be freed yet. If one of them may be recorded later, it says why not now.
     #[cold]
     pub(super) fn behind_elsewhere(&self, ptr: *const c_void, hold: &mut Hold<'_>) -> Result<(), Failure> {
         let mut uses = USES.lock().get(&ptr.addr()).cloned().unwrap_or_default();
-        let mut failed = Ok(());
+        let is_over = Tag::of(hold.entry().tag).is_deferred();
+        let mut failed: Result<(), Failure> = Ok(());
         uses.retain_mut(|of| match of.record(self, ptr, hold) {
-            Ok(()) => false,
+            Ok(()) => !is_over,
             Err(e) => {
-                if failed.is_ok() {
+                if failed.as_ref().err().is_none_or(|first| first.for_good && !e.for_good) {
                     failed = Err(e);
                 }
                 true
@@ -165,6 +167,15 @@ impl Door {
         });
         Door::are_left(ptr, hold, uses);
         failed
+    }
+
+    /// An allocation ends: before its slot is another's.
+    #[inline]
+    pub(super) fn forget_elsewhere(ptr: *const c_void, hold: &Hold<'_>) {
+        if Tag::of(hold.entry().tag).is_elsewhere() {
+            let uses = USES.lock().remove(&ptr.addr());
+            drop(uses);
+        }
     }
 
     fn are_left(ptr: *const c_void, hold: &mut Hold<'_>, uses: Vec<Use>) {
@@ -194,6 +205,18 @@ impl Door {
             Err(e) if e.for_good => self.put_off(ptr, None).map(|()| None),
             Err(e) => Err(e),
         }
+    }
+
+    /// As [`Door::free_unknown`], but never put off.
+    pub(crate) fn free_unknown_now(&self, ptr: *mut c_void) -> Result<(), Failure> {
+        let (hold, _) = self.hold_to_free(ptr)?;
+        self.end_unknown(ptr, hold)
+    }
+
+    pub(super) fn end_unknown(&self, ptr: *mut c_void, hold: Hold<'_>) -> Result<(), Failure> {
+        Door::end(ptr, hold, true);
+        self.freed();
+        Ok(())
     }
 
     /// Puts a free off, on a stream or by nobody knows whom. To callers the allocation is none from here on. What the stream of the free holds is a use of now: whoever makes the end
@@ -246,7 +269,7 @@ impl Door {
     fn again(may_end: impl FnOnce(&Door, *const c_void, &mut Hold<'_>, u64) -> bool) -> bool {
         let Some((addr, number)) = LATER.lock().all.pop_front() else { return false };
         let ptr = core::ptr::without_provenance_mut(addr);
-        // While it is put off nobody else ends it.
+        // While it is put off nobody else ends it, and its allocator is PyTorch's, which lasts.
         let Some(mut hold) = index().hold(addr as u64) else { return false };
         let tag = Tag::of(hold.entry().tag);
         let Some(door) = Door::tagged(tag) else { return false };
@@ -266,19 +289,22 @@ impl Door {
     }
 
     /// All that was queued on the device when `before` was asked for is complete: uses by streams there, told of frees that had been put off by then, are over.
-    pub(super) fn waited_for(device: u32, before: u64) {
+    /// How many were made.
+    pub(super) fn waited_for(device: u32, before: u64) -> usize {
         if Door::put_off_now() == 0 {
-            return;
+            return 0;
         }
         let all = LATER.lock().all.len();
+        let mut made = 0;
         for _ in 0..all {
-            Door::again(|_, ptr, hold, number| {
+            made += usize::from(Door::again(|_, ptr, hold, number| {
                 let mut uses = USES.lock().get(&ptr.addr()).cloned().unwrap_or_default();
                 uses.retain(|of| of.on.device != device || number >= before);
                 let none = uses.is_empty();
                 Door::are_left(ptr, hold, uses);
                 none
-            });
+            }));
         }
+        made
     }
 }

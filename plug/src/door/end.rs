@@ -124,18 +124,20 @@ impl Door {
 
     /// Waits for the device and gives everything back that nobody has, what ended allocators of the device owe too. Ends no capture.
     ///
+    /// How many frees that had been put off were made.
+    ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn empty(&self) -> Result<(), Failure> {
+    pub(crate) fn empty(&self) -> Result<usize, Failure> {
         let before = Door::put_off_until_now();
         self.wait()?;
-        Door::waited_for(self.device, before);
+        let made = Door::waited_for(self.device, before);
         self.forget_unmet();
         self.waited(Door::wait)?;
         if !self.has_ended() {
             self.gpu.trim(Trim::All)?;
         }
-        Ok(())
+        Ok(made)
     }
 
     /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.

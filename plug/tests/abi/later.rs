@@ -197,6 +197,47 @@ fn a_use_on_another_device_is_kept_whatever_fails() {
     });
 }
 
+/// A refused free has taken no use away: what the streams that it could record do afterwards is before the next one's end, too.
+#[test]
+fn a_refused_free_knows_all_who_use_it_still() {
+    alone("later::a_refused_free_knows_all_who_use_it_still", |fake| {
+        type FreeOn = extern "C" fn(u32, *mut c_void, *mut c_void) -> c_int;
+        fake.reset(GIB, 2, When::Latest);
+        let pair = Pair::new(TIGHT);
+        let here = pair.doors[0];
+        for other_captures in [true, false] {
+            let u = pair.other();
+            let x = pair.used_by(&pair.t, |x| record(x, &pair.t));
+            record(x, &u);
+            let refused = if other_captures {
+                pair.begin(&u);
+                here.free(x)
+            } else {
+                let s = stream(&pair.cudas[0]);
+                bind(&pair.cudas[0]);
+                begin(&s);
+                let code = function::<FreeOn>("millpond_free_on")(here.0, x, s.handle().cast());
+                assert!(end(&s));
+                code
+            };
+            assert_eq!(refused, CAPTURING, "{}", last());
+            // The program has not freed it.
+            write(&pair.cudas[1], &pair.t, x, BYTES, 3);
+            if other_captures {
+                assert!(end(&u));
+            }
+            assert_eq!(here.free(x), OK, "{}", last());
+            let y = alloc(BYTES, &pair.s);
+            if !y.is_null() {
+                write(&pair.cudas[0], &pair.s, y, BYTES, 4);
+                free(y, &pair.s);
+            }
+            assert_eq!(fake.verdict(), None);
+            empty_cache();
+        }
+    });
+}
+
 /// A free that was put off has freed, to whoever asks.
 #[test]
 fn what_is_freed_later_is_nobodys() {
