@@ -566,6 +566,12 @@ fn options_say_where_segments_come_from_and_wipe_them() {
     drop((home, gpu));
 
     let wiping = rig.cuda.clone().scrub(true);
+    // What overwrites first spares no use that it was not waited for.
+    assert!(rig.cuda.free_spares_uses() && rig.cuda.unpin_spares_uses() && !pooled.free_spares_uses());
+    let pooled_and_wiping = pooled.clone().scrub(true);
+    assert!(pooled_and_wiping.free_waits_for_device() && !pooled_and_wiping.free_spares_uses());
+    assert!(!wiping.free_spares_uses() && !wiping.unpin_spares_uses());
+    drop(pooled_and_wiping);
     let fills = rig.calls_of("cuMemsetD8Async");
     let (range, page) =
         (wiping.allocate(MIB).expect("memory"), wiping.pin(4096, HostKind::Cached).expect("page"));

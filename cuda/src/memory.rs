@@ -254,6 +254,11 @@ unsafe impl Memory for Cuda {
         self.pool.is_none() || self.scrub
     }
 
+    /// [`Backing::Plain`]'s do, but for scrubbing, whose fill comes first.
+    fn free_spares_uses(&self) -> bool {
+        self.pool.is_none() && !self.scrub
+    }
+
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let ranges = &self.device.ranges;
         let ours = |k: &Kind| matches!(k, Kind::Plain | Kind::Pooled(_));
@@ -354,6 +359,11 @@ unsafe impl Host for Cuda {
     /// `cuMemFreeHost` does (`unpinning_waits_for_whatever_is_queued` in the conformance suite, on a GPU).
     fn unpin_waits_for_device(&self) -> bool {
         true
+    }
+
+    /// Not where they are overwritten, which the CPU does at once.
+    fn unpin_spares_uses(&self) -> bool {
+        !self.scrub
     }
 
     fn unpin_failed(&self, error: DriverError) {

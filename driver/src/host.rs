@@ -44,6 +44,12 @@ pub unsafe trait Host: Clone + Send + Sync + Sized + 'static {
         false
     }
 
+    /// Whether a page that work on the device uses still may be given to [`Host::unpin_raw`] all the same, because nothing touches its bytes before that work
+    /// is complete. As [`Host::unpin_waits_for_device`], unless a driver overwrites pages first.
+    fn unpin_spares_uses(&self) -> bool {
+        self.unpin_waits_for_device()
+    }
+
     /// Keeps an error that a destructor met, for whoever asks later. Empty by default.
     fn unpin_failed(&self, error: DriverError) {
         let _ = error;

@@ -42,6 +42,12 @@ pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
         true
     }
 
+    /// Whether a range that work on the device uses still may be given to [`Memory::free_raw`] all the same, because nothing touches its bytes before that
+    /// work is complete. As [`Memory::free_waits_for_device`], unless a driver overwrites ranges first.
+    fn free_spares_uses(&self) -> bool {
+        self.free_waits_for_device()
+    }
+
     /// Frees a range. Waits for every kernel on the device, unless [`Memory::free_waits_for_device`] says that it does
     /// not.
     ///

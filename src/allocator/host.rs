@@ -94,7 +94,7 @@ impl<D: Driver> HostPool<D> {
     pub(crate) fn release_all(&self, driver: &D, over: bool) {
         let segments = self.lock().backing.take_all();
         assert_unlocked("pinned memory is given back");
-        if !segments.is_empty() && !laws::may_give_back(over, driver.unpin_waits_for_device()) {
+        if !segments.is_empty() && !laws::may_give_back(over, driver.unpin_spares_uses()) {
             let bytes = segments.iter().map(OwnedHost::bytes).sum();
             segments.into_iter().for_each(core::mem::forget);
             return driver.unpin_failed(kept(bytes, "pinned host"));

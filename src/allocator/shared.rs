@@ -271,7 +271,7 @@ impl<D: Driver> Core<D> {
             }
         }
         let segments = self.backing.lock().take_all();
-        if laws::may_give_back(over, self.driver.free_waits_for_device()) {
+        if laws::may_give_back(over, self.driver.free_spares_uses()) {
             for segment in segments {
                 if let Err((range, e)) = segment.release() {
                     self.driver.drop_failed(e);

@@ -39,8 +39,8 @@ use std::sync::{Arc, OnceLock};
 ///
 /// **Cost**, besides what cudarc does for a slice of its own (a wait and a record for a copy from it, two waits and a record for one to it) and asking who the
 /// stream is: an event for a stream's first read since a write, where none is left from before; in a write a wait for each other stream that has
-/// read; for the first launch that writes behind copies that read, these waits, two more and a record, on a stream that is made for
-/// that once. The events, at most one for each stream that was alive with others, go with the slice.
+/// read, and one record if there is any (also one that wrote it since, if that has waited for nobody); for the first launch that writes behind copies that read, these waits, two more and a record, on a stream that is made for
+/// that once. The events, at most one for each handle that readers had between two such writes, go with the slice.
 ///
 /// Dropped, at any time and on any thread, its bytes are reused only behind
 /// everything that any stream of the context holds by then, because that tracking does not know all readers. So a
@@ -284,47 +284,55 @@ impl Streams {
         ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some((seen, party)) = self.admit(stream) else { return refused() };
-        let lent = lend(&self.cuda, stream, seen, |seen| {
-            self.readings.wait(&party, seen)?;
-            Ok(ask(seen))
-        });
-        if lent.0 != NULL {
-            self.readings.forget();
-        }
-        lent
+        lend(&self.cuda, stream, seen, |seen| {
+            let any = self.readings.wait(&party, seen)?;
+            let (address, end) = ask(seen);
+            // At once: the end of the use may never be recorded, and whoever is next comes behind these readers all the same. What this stream alone
+            // has read stays instead.
+            if let (true, SyncOnDrop::Record(Some((cudarcs, on)))) = (any, &end) {
+                cudarcs.record(on)?;
+                self.readings.forget();
+            }
+            Ok((address, end))
+        })
     }
 
-    /// An argument to be written by a launch, which waits for cudarc's event of reads: that is recorded behind all who read. Where it cannot be,
-    /// the error is in cudarc's store, and the launch is refused.
-    fn join<T>(&self, argument: &impl DevicePtr<T>) {
-        if !laws::launch_comes_behind_readers(self.readings.is_apart()) {
+    /// An argument to be written by a launch, which waits for cudarc's event of writes: that is recorded behind all who read. Where it cannot be,
+    /// the host waits for them; where that fails too the error is in cudarc's store, and the launch is refused.
+    fn join<T>(&self, argument: &mut impl DevicePtrMut<T>) {
+        if !laws::launch_comes_behind_readers(self.readings.is_any()) {
             return;
         }
         let context = self.home.context();
-        let joined = || {
+        let join = || {
             let on = if let Some(on) = self.joins.get() {
                 on
             } else {
                 let made = self.anchor.fork()?;
                 self.joins.get_or_init(|| made)
             };
-            let (_, end) = argument.device_ptr(on);
+            // A write of nothing.
+            let (_, end) = argument.device_ptr_mut(on);
             let behind = match &end {
                 SyncOnDrop::Record(Some((cudarcs, _))) => {
-                    // What launches have read.
-                    on.wait(cudarcs).and_then(|()| self.readings.join(on))
+                    self.readings.wait_all(on).and_then(|()| cudarcs.record(on))
                 }
                 _ => Ok(()),
             };
-            if behind.is_err() {
-                // Not recorded: it is behind the launches that read still.
-                core::mem::forget(end);
-            }
+            core::mem::forget(end);
             behind
         };
-        let kept = || store_stays(context, joined);
-        let (joined, stored) = self.cuda.relaxed(|| self.cuda.current_stays(kept));
-        store_error(context, joined.and(stored));
+        let kept = || match store_stays(context, join) {
+            (Ok(()), Ok(())) => Ok(()),
+            (Err(e), _) | (_, Err(e)) => {
+                store_stays(context, || self.readings.synchronize()).0.map_err(|_| e)
+            }
+        };
+        let joined = self.cuda.relaxed(|| self.cuda.current_stays(kept));
+        if joined.is_ok() {
+            self.readings.forget();
+        }
+        store_error(context, joined);
     }
 
     /// A stream of another value, as one of ours. No driver call and no lock: a stream made in that value instead would wait for
@@ -527,7 +535,7 @@ argument!(
 argument!(
     /// As the `CudaSlice` that it is, to write.
     <'a, 'b: 'a> &'b mut PooledSlice<T> => &'b mut CudaSlice<T>, slice => {
-        slice.streams.join(&*slice.slice);
+        slice.streams.join(&mut *slice.slice);
         &mut slice.slice
     }
 );
@@ -538,7 +546,7 @@ argument!(
 argument!(
     /// As the `CudaViewMut` that it is.
     <'a, 'b: 'a, 'c: 'b> &'b mut PooledViewMut<'c, T> => &'b mut CudaViewMut<'c, T>, view => {
-        view.streams.join(&view.view);
+        view.streams.join(&mut view.view);
         &mut view.view
     }
 );

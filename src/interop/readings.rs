@@ -60,19 +60,11 @@ impl Party {
     }
 }
 
-/// What one stream has read, or several of one handle.
+/// What one stream has read, or several of one handle: the last one since the slice was written.
 struct Reading {
-    by: Mutex<By>,
+    by: Mutex<Option<Party>>,
     event: CudaEvent,
     next: OnceLock<Box<Reading>>,
-}
-
-#[derive(Default)]
-struct By {
-    /// The last one since the slice was written.
-    party: Option<Party>,
-    /// Whether cudarc's own event of the slice's reads is behind it.
-    joined: bool,
 }
 
 /// A list that only grows, so that an event of it can be lent while others are added: by as many as have read between two writes.
@@ -100,7 +92,7 @@ impl Readings {
                 reading
             } else {
                 // Not under a lock. Where another thread's comes first this one is asked about below, by nobody's name.
-                let (by, event) = (Mutex::new(By::default()), of.new_event(None)?);
+                let (by, event) = (Mutex::new(None), of.new_event(None)?);
                 at.get_or_init(|| Box::new(Reading { by, event, next: OnceLock::new() }))
             };
             if reading.is_had_by(reader, stream)? {
@@ -110,29 +102,39 @@ impl Readings {
         }
     }
 
-    /// Makes a stream wait for all that was read, but for what it has read itself.
-    pub(super) fn wait(&self, writer: &Party, stream: &CudaStream) -> Result<(), DriverError> {
-        let others = |reading: &&Reading| reading.by.lock().party.as_ref().is_some_and(|by| !by.is(writer));
-        self.each().filter(others).try_for_each(|reading| stream.wait(&reading.event))
-    }
-
-    /// Whether cudarc's own event is not behind all of it.
-    pub(super) fn is_apart(&self) -> bool {
-        self.each().any(Reading::is_apart)
-    }
-
-    /// Makes a stream wait for what cudarc's own event is not behind, which is recorded there next.
-    pub(super) fn join(&self, stream: &CudaStream) -> Result<(), DriverError> {
-        self.each().filter(|reading| reading.is_apart()).try_for_each(|reading| {
+    /// Makes a stream wait for all that was read, but for what it has read itself. Whether there was any.
+    pub(super) fn wait(&self, writer: &Party, stream: &CudaStream) -> Result<bool, DriverError> {
+        let others = |reading: &&Reading| reading.by.lock().as_ref().is_some_and(|by| !by.is(writer));
+        let mut any = false;
+        for reading in self.each().filter(others) {
             stream.wait(&reading.event)?;
-            reading.by.lock().joined = true;
-            Ok(())
-        })
+            any = true;
+        }
+        Ok(any)
     }
 
-    /// All of it is behind what was written since. By who has the slice alone.
+    /// Whether anybody has read.
+    pub(super) fn is_any(&self) -> bool {
+        self.each().any(|reading| reading.by.lock().is_some())
+    }
+
+    /// Makes a stream wait for all that was read.
+    pub(super) fn wait_all(&self, stream: &CudaStream) -> Result<(), DriverError> {
+        self.each()
+            .filter(|reading| reading.by.lock().is_some())
+            .try_for_each(|reading| stream.wait(&reading.event))
+    }
+
+    /// The host waits for all that was read.
+    pub(super) fn synchronize(&self) -> Result<(), DriverError> {
+        self.each()
+            .filter(|reading| reading.by.lock().is_some())
+            .try_for_each(|reading| reading.event.synchronize())
+    }
+
+    /// The event of the slice's writes is behind all of it. By who has the slice alone.
     pub(super) fn forget(&self) {
-        self.each().for_each(|reading| *reading.by.lock() = By::default());
+        self.each().for_each(|reading| *reading.by.lock() = None);
     }
 }
 
@@ -140,7 +142,7 @@ impl Reading {
     /// Takes the event for a stream, if it is its own, nobody's, or one's that nobody uses any more.
     fn is_had_by(&self, reader: &Party, stream: &CudaStream) -> Result<bool, DriverError> {
         let mut by = self.by.lock();
-        match &by.party {
+        match &*by {
             Some(last) if last.is(reader) || !laws::tells_readers_apart() => {}
             // Under the lock: a second call on the same stream would record in the event before it is waited for.
             Some(last) if last.is_over_for(reader) => {
@@ -149,13 +151,8 @@ impl Reading {
             Some(_) => return Ok(false),
             None => {}
         }
-        *by = By { party: Some(reader.clone()), joined: false };
+        *by = Some(reader.clone());
         Ok(true)
-    }
-
-    fn is_apart(&self) -> bool {
-        let by = self.by.lock();
-        by.party.is_some() && !by.joined
     }
 }
 

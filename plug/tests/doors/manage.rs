@@ -296,9 +296,14 @@ impl World {
                         ffi::millpond_record_use(number, ptr, stream.raw())
                     });
                     let words = format!("millpond_free_on(a{number}, p{name}, {stream})");
-                    self.must(0, Status::WrongAllocator, &words, || {
-                        ffi::millpond_free_on(number, ptr, stream.raw())
-                    });
+                    // Or what keeps every free of it from being made.
+                    let block = &self.blocks[x];
+                    let answers: &[Status] = if block.unsure || self.is_stuck_elsewhere(block) {
+                        &[Status::WrongAllocator, Status::Capturing, Status::Driver]
+                    } else {
+                        &[Status::WrongAllocator]
+                    };
+                    self.may(0, answers, &words, || ffi::millpond_free_on(number, ptr, stream.raw()));
                 }
             }
             4 => {
