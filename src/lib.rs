@@ -52,6 +52,7 @@ internal!(order);
 #[doc = concat!("[why not always]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/decisions/unpin-to-wait.md")]
 #[doc = ""]
 #[doc = include_str!("../docs/ordering.md")]
+#[allow(clippy::doc_markdown)] // K_t and H_u are formulas there.
 pub mod ordering {}
 pub mod report;
 internal!(sync);

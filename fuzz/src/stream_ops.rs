@@ -28,7 +28,7 @@ pub fn run_with(schedule: u8, options: u8, program: &Program) {
         if let Some(addr) = handed {
             look_at(program.steps[number].op, addr, &sim);
         }
-        if number % 8 == 0 {
+        if number.is_multiple_of(8) {
             gpu.check();
         }
     };

@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # In a source package the repository's own folders stand in this one.
 INSIDE = "rust"
 # What cargo needs to build the library. It loads every member of the workspace, so all of them are taken along.
-FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "benches/*.rs", "plug/*.*", "plug/build"]
+FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "docs/ordering.md", "benches/*.rs", "plug/*.*", "plug/build"]
 FOLDERS = ["src", "kernels", "benches/rivals", "benches/streams", "examples", "plug/src", "plug/examples"]
 
 

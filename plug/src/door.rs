@@ -649,7 +649,8 @@ impl Door {
             return Ok(());
         }
         let Some(hold) = self.hold_or_put_off(ptr)? else { return Ok(()) };
-        self.end_unknown(ptr, hold)
+        self.end_unknown(ptr, hold);
+        Ok(())
     }
 
     /// Work on `handle`, queued by now or before the free, uses the bytes.

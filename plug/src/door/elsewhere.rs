@@ -210,13 +210,13 @@ impl Door {
     /// As [`Door::free_unknown`], but never put off.
     pub(crate) fn free_unknown_now(&self, ptr: *mut c_void) -> Result<(), Failure> {
         let (hold, _) = self.hold_to_free(ptr)?;
-        self.end_unknown(ptr, hold)
+        self.end_unknown(ptr, hold);
+        Ok(())
     }
 
-    pub(super) fn end_unknown(&self, ptr: *mut c_void, hold: Hold<'_>) -> Result<(), Failure> {
+    pub(super) fn end_unknown(&self, ptr: *mut c_void, hold: Hold<'_>) {
         Door::end(ptr, hold, true);
         self.freed();
-        Ok(())
     }
 
     /// Puts a free off, on a stream or by nobody knows whom. To callers the allocation is none from here on. What the stream of the free holds is a use of now: whoever makes the end
