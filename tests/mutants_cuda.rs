@@ -51,7 +51,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (
         Bug::CudaWaitsCaptured,
         &[
-            "cudarc_types::random::programs_that_capture",
+            "cudarc_types::random::programs_that_capture_beside_streams_that_nobody_holds",
             "cudarc_types::expected::no_call_of_cudarcs_on_an_array_waits_for_the_device",
             "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
         ],
