@@ -4,7 +4,7 @@
 //! holds other threads' driver calls up meanwhile. What is complete when either returns is numbered before it begins (O8). Which of them
 //! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
 
-use super::Allocator;
+use super::{Allocator, Stream};
 use super::registry::{Registry, is_marked_by_handle};
 use super::shared::Core;
 use super::undo::Undo;
@@ -47,6 +47,17 @@ impl<D: Driver> Core<D> {
         pending.dedup_by_key(|p| p.on);
         let by_marker = |p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true));
         if pending.into_iter().all(by_marker) { Ok(()) } else { self.registry.prove_all(&self.driver) }
+    }
+}
+
+impl<D: Driver> Stream<D> {
+    /// Blocks the host until all that is queued on it is complete: for who cannot go on before, and whom a failed wait for the stream is no answer to.
+    ///
+    /// # Errors
+    /// As [`Core::wait_or_synchronize`].
+    pub(crate) fn wait_or_synchronize(&self) -> DriverResult<()> {
+        let (core, line) = (self.core(), self.line());
+        core.wait_or_synchronize(vec![Pending { on: line.id, epoch: line.promise() }])
     }
 }
 
