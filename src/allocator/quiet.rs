@@ -4,11 +4,11 @@
 //! holds other threads' driver calls up meanwhile. What is complete when either returns is numbered before it begins (O8). Which of them
 //! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
 
-use super::{Allocator, Stream};
 use super::registry::{Registry, is_marked_by_handle};
 use super::shared::Core;
 use super::undo::Undo;
 use super::unpin::unpin;
+use super::{Allocator, Stream};
 use crate::driver::{Driver, DriverResult};
 use crate::error::{DriverError, Error};
 use crate::laws::{self, steps};

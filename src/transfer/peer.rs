@@ -8,7 +8,7 @@ use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, Touch, operate, order_behind};
 use crate::array::{DeviceArray, DeviceViewMut, IntoView};
-use crate::driver::{Called, Driver, QueuedBy};
+use crate::driver::{Called, Driver, Note, QueuedBy};
 use crate::error::Error;
 use bytemuck::Pod;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -41,6 +41,9 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         from_stream.wait(&stream.record()?)?;
         // It is the other side's stream that writes.
         let Touch { of, intent } = self.touch();
+        if let Some(id) = of.id() {
+            stream.driver().note(Note::Admitted { id, stream: from_stream.id() });
+        }
         of.note_operation(stream.driver(), from_stream.id(), intent.access(), QueuedBy::Library);
         let queue = || {
             let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {

@@ -5,7 +5,9 @@
 #![allow(clippy::many_single_char_names, reason = "s is a stream; x, y, z arrays")]
 
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, DeviceArray, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, transfer};
+use millpond::{
+    Allocator, Config, DeviceArray, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, transfer,
+};
 use millpond_sim::{Call, Schedule, Sim, SimStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
