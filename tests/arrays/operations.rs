@@ -746,6 +746,7 @@ impl Machine {
 
     /// # Panics
     /// Without another device.
+    #[allow(clippy::many_single_char_names, reason = "x and y are arrays, a and b the ends of a part")]
     fn far(&mut self, step: Far) {
         let Machine { sim, streams, arrays, any_declared, tokens, .. } = self;
         let there = self.neighbour.as_mut().expect("another device");

@@ -85,7 +85,9 @@ fn a_scope_that_cannot_be_waited_for_ends_no_capture() {
         let scoped = w.scope(|sim| {
             before = calls.map(|call| sim.ledger().calls_of(call));
             own_waits_fail(sim);
-            more.iter().for_each(|&call| sim.fail(call, 1, DriverErrorKind::OutOfMemory));
+            for &call in more {
+                sim.fail(call, 1, DriverErrorKind::OutOfMemory);
+            }
         });
         assert_eq!(before[0], counted + 1, "the copy has its marker");
         scoped.expect_err("the first failure is told");
@@ -121,7 +123,9 @@ fn the_borrows_of_a_scope_end_behind_its_copies_whatever_fails() {
         let mut before = 0;
         let scoped = w.scope(|sim| {
             before = sim.call_count();
-            failing.iter().for_each(|call| sim.fail_call(before + call, DriverErrorKind::Other));
+            for call in failing {
+                sim.fail_call(before + call, DriverErrorKind::Other);
+            }
         });
         let (made, device) = (w.sim.call_count() - before, w.made(Call::CtxSynchronize));
         w.end(&format!("calls {failing:?} fail"));
@@ -160,7 +164,9 @@ fn the_borrows_of_a_scope_end_behind_its_copies_if_a_fallback_panics() {
         let scoped = catch_unwind(AssertUnwindSafe(|| {
             w.scope(|sim| {
                 own_waits_fail(sim);
-                failing.iter().for_each(|&call| sim.fail(call, 1, DriverErrorKind::OutOfMemory));
+                for &call in failing {
+                    sim.fail(call, 1, DriverErrorKind::OutOfMemory);
+                }
                 sim.panic_behind(panicking, 1);
             })
         }));

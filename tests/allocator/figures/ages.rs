@@ -99,7 +99,9 @@ impl Ages {
 
     /// So many events were recorded on streams by a request that waits: on whichever.
     pub(crate) fn recorded_somewhere(&mut self, events: u64, open: &[StreamId]) {
-        open.iter().for_each(|&s| self.marked(Some(s), (0, events)));
+        for &s in open {
+            self.marked(Some(s), (0, events));
+        }
     }
 
     /// A request on the same device, of another allocator, found nothing: it marks who is due, and streams of its own.
