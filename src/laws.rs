@@ -64,6 +64,21 @@ pub(crate) fn teaches(own: bool) -> bool {
     own || planted!(Z12)
 }
 
+/// Has the source's stream wait for whatever uses the target of a copy between devices.
+pub(crate) fn peer_comes_behind<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(PeerTargetEarly) { Ok(()) } else { wait() }
+}
+
+/// Has the target's stream wait for a copy between devices.
+pub(crate) fn comes_behind_peer<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(PeerUnwaited) { Ok(()) } else { wait() }
+}
+
+/// Whether the host waits for a copy between devices that nothing of the target's device is behind, because that wait failed.
+pub(crate) fn waits_for_lost_peer() -> bool {
+    !planted!(PeerLost)
+}
+
 /// Whether the driver may be told of a stream here: a per-thread default stream has its handle on its own thread alone.
 pub(crate) fn may_name(here: bool) -> bool {
     here || planted!(OwnThreadUnasked)

@@ -129,7 +129,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
         "calls are whole in the programs, nobody stands still in one",
     ),
     (&[Bug::Z5, Bug::OwnThreadUnasked], "the programs make no threads' default streams"),
-    (&[Bug::Z12], "the programs have one device"),
+    (&[Bug::Z12, Bug::PeerTargetEarly, Bug::PeerUnwaited, Bug::PeerLost], "the programs have one device"),
     (&[Bug::Z4, Bug::LineUnlinked], "the programs adopt no streams of others"),
     (&[Bug::ScrubSkipped, Bug::ScrubUnborn], "the programs do not scrub"),
     (&[Bug::ForeignAtOnce, Bug::KeeperFirstDone], "the programs bring in no memory of others"),
@@ -241,6 +241,11 @@ fn is_of_devices(bug: Bug) -> bool {
     bug == Bug::Z12
 }
 
+/// Bugs that only copies between devices can show: programs of arrays on two devices look for them.
+fn is_of_peers(bug: Bug) -> bool {
+    bug.name().starts_with("peer-")
+}
+
 /// Bugs that only several threads' default streams can show.
 fn is_of_default_streams(bug: Bug) -> bool {
     matches!(bug, Bug::Z5 | Bug::OwnThreadUnasked)
@@ -259,10 +264,11 @@ fn is_of_waits(bug: Bug) -> bool {
 /// The program of a seed that may show a bug; of each kind in turn for none.
 fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
     let kind = match bug {
-        None => seed % 12,
+        None => seed % 13,
         Some(bug) if is_of_scrubbing(bug) => 8,
         Some(bug) if is_of_captures_inside(bug) => 9,
         Some(bug) if is_of_devices(bug) => 10,
+        Some(bug) if is_of_peers(bug) => 12,
         Some(Bug::ArrayUnsealed | Bug::OpenEndsEarly | Bug::DeclaredEndsEarly | Bug::RevivedEndsEarly) => 11,
         Some(bug) if is_of_safe_calls(bug) => 4,
         Some(bug) if is_of_waits(bug) => 5,
@@ -282,6 +288,7 @@ fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
         9 => cases::random::run_captured(seed),
         10 => cases::random::run_beside_another(seed),
         11 => arrays::crowded_program(seed),
+        12 => arrays::peer_program(seed),
         5 => (endless::STEPS, cases::judge(|| endless::run(seed).map(drop))),
         _ => cases::threads::run(seed),
     }
@@ -319,6 +326,10 @@ fn is_a_verdict(failure: &str) -> bool {
 /// finds them by their bytes or a law alone.
 const BLAMED_ON_PROGRAMS: &[(Bug, &str)] = &[
     (Bug::ScrubUnborn, "the wipe is a fill like any other, and a program may fill what it shares"),
+    (
+        Bug::PeerLost,
+        "the copy runs on a stream of another device, which the target's allocator cannot record: its wait is all that is between",
+    ),
     (Bug::Z4, "the library takes a stream for another, and what it tells of the other is all that it knows"),
     (
         Bug::Z11,

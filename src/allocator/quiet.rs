@@ -4,13 +4,13 @@
 //! holds other threads' driver calls up meanwhile. What is complete when either returns is numbered before it begins (O8). Which of them
 //! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
 
-use super::Allocator;
-use super::registry::is_marked_by_handle;
+use super::registry::{Registry, is_marked_by_handle};
 use super::shared::Core;
 use super::undo::Undo;
 use super::unpin::unpin;
+use super::{Allocator, Stream};
 use crate::driver::{Driver, DriverResult};
-use crate::error::Error;
+use crate::error::{DriverError, Error};
 use crate::laws::{self, steps};
 use crate::order::Pending;
 use core::time::Duration;
@@ -32,6 +32,53 @@ impl<D: Driver> Core<D> {
         for line in &lines {
             let newest = Pending { on: line.id, epoch: line.marked() };
             only_lost(self.registry.wait_host(&self.driver, newest, Duration::MAX))?;
+        }
+        Ok(())
+    }
+
+    /// Blocks the host until these are complete, by their markers: nobody else's calls stand meanwhile. Where a stream cannot be marked, or
+    /// its marker not be waited for, until all on the device is.
+    ///
+    /// # Errors
+    /// The driver's, when that cannot be waited for either. Of a lost context there is nothing left to wait for.
+    pub(crate) fn wait_or_synchronize(&self, mut pending: Vec<Pending>) -> DriverResult<()> {
+        // The newest of each stream covers the others.
+        pending.sort_unstable_by(|a, b| b.cmp(a));
+        pending.dedup_by_key(|p| p.on);
+        let by_marker = |p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true));
+        if pending.into_iter().all(by_marker) { Ok(()) } else { self.registry.prove_all(&self.driver) }
+    }
+}
+
+impl<D: Driver> Stream<D> {
+    /// Blocks the host until all that is queued on it is complete: for who cannot go on before, and whom a failed wait for the stream is no answer to.
+    ///
+    /// # Errors
+    /// As [`Core::wait_or_synchronize`].
+    pub(crate) fn wait_or_synchronize(&self) -> DriverResult<()> {
+        let (core, line) = (self.core(), self.line());
+        core.wait_or_synchronize(vec![Pending { on: line.id, epoch: line.promise() }])
+    }
+}
+
+impl<D: Driver> Registry<D> {
+    /// All that was queued before `wait` counts as complete behind it: the one place where a wait for everything becomes knowledge.
+    ///
+    /// # Errors
+    /// The wait's. Then nothing counts as complete by it.
+    pub(super) fn prove_behind(&self, wait: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
+        let lines = self.lines();
+        let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
+        let promised = steps::promise_then_synchronise_all(promise, || {
+            // Whether it fails or panics.
+            let failed = Undo::new(|| lines.iter().for_each(|line| line.loosen()));
+            self.watch(wait())?;
+            failed.forget();
+            point!("all synchronised");
+            Ok::<_, DriverError>(())
+        })?;
+        for (line, epoch) in lines.iter().zip(promised) {
+            self.proved(line, epoch);
         }
         Ok(())
     }
@@ -59,7 +106,8 @@ impl<D: Driver> Allocator<D> {
         {
             return Err(Error::Capturing { stream: Some(stream) });
         }
-        self.behind(|driver| driver.relaxed(|| driver.synchronize_device()))?;
+        let wait = |driver: &D| driver.relaxed(|| driver.synchronize_device());
+        core.registry.prove_behind(|| if laws::synchronises() { wait(&core.driver) } else { Ok(()) })?;
         core.registry.serve_and_wait(&core.driver);
         self.learnt();
         Ok(())
@@ -86,7 +134,7 @@ impl<D: Driver> Allocator<D> {
         }
         // What markers tell is waited for first, by waits that hold nobody up.
         core.wait_for_markers()?;
-        self.behind(unpin)?;
+        core.registry.prove_behind(|| if laws::synchronises() { unpin(&core.driver) } else { Ok(()) })?;
         // What needs a wait for the device beyond that, a closing marker that cannot be recorded, is left to whoever may wait for it.
         core.registry.serve_beside_captures(&core.driver);
         self.learnt();
@@ -97,27 +145,6 @@ impl<D: Driver> Allocator<D> {
     /// [trim](Allocator::trim) gives back what it finds too, and marks each stream anew, to learn what it can.
     pub fn trim_events(&self) {
         self.core().registry.trim_events();
-    }
-
-    /// All that was queued before it counts as complete behind a call that waits for it.
-    fn behind(&self, wait: impl FnOnce(&D) -> DriverResult<()>) -> Result<(), Error> {
-        let core = self.core();
-        let lines = core.registry.lines();
-        let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
-        let promised = steps::promise_then_synchronise_all(promise, || {
-            if laws::synchronises() {
-                // Whether it fails or panics.
-                let failed = Undo::new(|| lines.iter().for_each(|line| line.loosen()));
-                core.registry.watch(wait(&core.driver))?;
-                failed.forget();
-            }
-            point!("all synchronised");
-            Ok::<_, Error>(())
-        })?;
-        for (line, epoch) in lines.iter().zip(promised) {
-            core.registry.proved(line, epoch);
-        }
-        Ok(())
     }
 
     /// Puts what is known now where requests find it.

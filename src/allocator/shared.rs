@@ -15,7 +15,7 @@ use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
 use super::registry::Registry;
 use super::undo::resume;
-use crate::driver::{Driver, OwnedRange};
+use crate::driver::{Driver, DriverResult, OwnedRange};
 use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::laws;
 use crate::order::Pending;
@@ -24,7 +24,6 @@ use crate::sync::atomic::{AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
 use crate::trace::Event;
 use crate::units::DeviceId;
-use core::time::Duration;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -237,8 +236,8 @@ impl<D: Driver> Core<D> {
         let done = || {
             self.driver.relaxed(|| {
                 let pending = self.host.lock().pool.in_flight.uses().collect();
-                let waited = self.wait_or_synchronize(pending);
-                self.host.release_all(&self.driver, waited);
+                let over = self.is_over(self.wait_or_synchronize(pending));
+                self.host.release_all(&self.driver, over);
                 self.registry.serve(&self.driver);
                 self.registry.retire();
                 self.registry.trim_events();
@@ -258,7 +257,7 @@ impl<D: Driver> Core<D> {
         // Asked before the wait: what is freed later has uses that this does not wait for.
         let unpin = self.host.lock().pool.heap.live() == 0;
         // A driver that panics in it is one that fails.
-        let waited = catch_unwind(AssertUnwindSafe(|| self.wait_or_synchronize(self.ours())));
+        let waited = catch_unwind(AssertUnwindSafe(|| self.is_over(self.wait_or_synchronize(self.ours()))));
         let over = *waited.as_ref().unwrap_or(&false);
         let pools = core::mem::take(&mut *self.pools.lock());
         for pool in &pools {
@@ -312,20 +311,10 @@ impl<D: Driver> Core<D> {
         pending
     }
 
-    /// Waits by markers. Where a stream cannot be marked, or its marker not be waited for, the host waits for everything. Whether nothing uses
-    /// the memory any more: all was waited for, or the context is lost.
-    fn wait_or_synchronize(&self, mut pending: Vec<Pending>) -> bool {
-        // The newest of each stream covers the others.
-        pending.sort_unstable_by(|a, b| b.cmp(a));
-        pending.dedup_by_key(|p| p.on);
-        let waited = pending
-            .into_iter()
-            .all(|p| matches!(self.registry.wait_host(&self.driver, p, Duration::MAX), Ok(true)));
-        if waited {
-            return true;
-        }
-        // The second failure in a row: what is given back waits by itself, or is kept. A lost context has nothing left to wait for.
-        self.registry.prove_all(&self.driver).map_or_else(
+    /// Whether nothing uses the memory any more: all was waited for, or the context is lost, which has nothing left to wait for. Any other
+    /// failure is the second in a row: what is given back waits by itself, or is kept.
+    fn is_over(&self, waited: DriverResult<()>) -> bool {
+        waited.map_or_else(
             |e| {
                 let lost = e.is_context_lost();
                 self.driver.drop_failed(e);

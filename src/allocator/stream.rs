@@ -9,7 +9,7 @@ use super::events::SharedEvent;
 use super::keeper::{Keeper, Until};
 use super::pool::{Pool, Watch};
 use super::registry::{Line, Named, Registry};
-use super::shared::{Owner, lost};
+use super::shared::{Core, Owner, lost};
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
 use crate::laws::{self, steps};
@@ -88,8 +88,11 @@ impl<D: Driver> Stream<D> {
         let all = Pending { on: line.id, epoch: line.stamp() };
         self.keeper().keep(Until::Uses(smallvec![all]), 0, value);
     }
+    pub(super) fn core(&self) -> &Core<D> {
+        self.0.owner.core()
+    }
     pub(super) fn registry(&self) -> &Arc<Registry<D>> {
-        &self.0.owner.core().registry
+        &self.core().registry
     }
     pub(crate) fn driver(&self) -> &D {
         &self.0.owner.core().driver

@@ -28,12 +28,6 @@ fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
 impl<D: Driver> Registry<D> {
     /// As [`wait_for_all`]; all that was queued before it counts as complete then.
     pub(super) fn prove_all(&self, driver: &D) -> DriverResult<()> {
-        let lines = self.lines();
-        let promised: Vec<_> = lines.iter().map(|l| l.promise()).collect();
-        self.watch(wait_for_all(driver))?;
-        for (line, epoch) in lines.iter().zip(promised) {
-            self.proved(line, epoch);
-        }
-        Ok(())
+        self.prove_behind(|| wait_for_all(driver))
     }
 }

@@ -67,11 +67,11 @@ fn noted<D: Driver, T>(copy: DriverResult<()>, stream: &Stream<D>, host: *const 
 }
 
 /// Copies on a stream that nothing but the host's wait keeps from what comes next: behind this they are over, whatever the
-/// wait for them met. Gives back what it was.
+/// wait for them met. Waits by a marker of the stream's, which holds nobody else up, else for all, in a way that ends no capture, and only where that fails
+/// for the device. Gives back what it was.
 fn over<D: Driver>(stream: &Stream<D>, waited: Result<(), Error>) -> Result<(), Error> {
     let Err(error) = waited else { return Ok(()) };
-    let driver = stream.driver();
-    match driver.relaxed(|| driver.synchronize_device()) {
+    match stream.wait_or_synchronize() {
         Ok(()) => Err(error),
         // A lost context runs nothing any more.
         Err(e) if e.is_context_lost() => Err(error),

@@ -8,8 +8,9 @@ use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, Touch, operate, order_behind};
 use crate::array::{DeviceArray, DeviceViewMut, IntoView};
-use crate::driver::{Called, Driver, QueuedBy};
+use crate::driver::{Called, Driver, Note, QueuedBy};
 use crate::error::Error;
+use crate::laws;
 use bytemuck::Pod;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -38,9 +39,12 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
             return Ok(());
         }
         order_behind(stream, &[self.touch()], QueuedBy::Library)?;
-        from_stream.wait(&stream.record()?)?;
+        laws::peer_comes_behind(|| from_stream.wait(&stream.record()?))?;
         // It is the other side's stream that writes.
         let Touch { of, intent } = self.touch();
+        if let Some(id) = of.id() {
+            stream.driver().note(Note::Admitted { id, stream: from_stream.id() });
+        }
         of.note_operation(stream.driver(), from_stream.id(), intent.access(), QueuedBy::Library);
         let queue = || {
             let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {
@@ -48,9 +52,10 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
                 // the copy before the target's use is recorded, and `self` has it alone until then.
                 unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
             })?;
-            let arrived =
-                queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)));
-            if arrived.is_err() {
+            let arrived = laws::comes_behind_peer(|| {
+                queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)))
+            });
+            if arrived.is_err() && laws::waits_for_lost_peer() {
                 // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
                 let _ = over(from_stream, from_stream.synchronize());
             }

@@ -488,31 +488,34 @@ impl World {
         let made = |call| after.calls_of(call) - before.calls_of(call);
         // Behind a wait of a stream's they are the waits', on whichever stream; a stream that ends is marked once more.
         match step {
-            _ if self.kind.waits => {}
             Step::Fail { .. } => self.ages.others_recorded(),
             Step::Close { .. } | Step::Synchronize => {}
             _ => {
                 let open: Vec<_> = self.streams.iter().map(Stream::id).collect();
-                self.ages.recorded(made(Call::EventRecord), &open);
+                if made(Call::StreamWaitEvent) + made(Call::EventSynchronize) > 0 {
+                    self.ages.recorded_somewhere(made(Call::EventRecord), &open);
+                } else {
+                    self.ages.recorded(made(Call::EventRecord), &open);
+                }
             }
         }
     }
 
-    /// What the callback gave up in a request: how often it was asked.
-    fn give_up(&mut self) -> u64 {
+    /// What the callback gave up in a request: how often it was asked, and whether it had something the last time.
+    fn give_up(&mut self) -> (u64, bool) {
         let given = core::mem::take(&mut *self.given.lock().unwrap());
         for &(id, bytes) in given.iter().flatten() {
             self.live -= rounded(bytes);
             self.pools.get_mut(&id).unwrap().free(bytes, false);
             self.ages.freed(id, None, rounded(bytes));
         }
-        given.len() as u64
+        (given.len() as u64, given.last().is_some_and(Option::is_some))
     }
 
     /// What a request on a stream cost: waits are the request's, whoever's memory it had.
     fn note(&mut self, on: StreamId, bytes: u64, before: &Ledger, served: bool) {
         let after = self.sim.ledger();
-        let times = self.give_up();
+        let (times, gave) = self.give_up();
         let waits = after.calls_of(Call::StreamWaitEvent) - before.calls_of(Call::StreamWaitEvent);
         let heard = self.hear_of(Some(on));
         let (host_waits, lent, missed) = (heard.host_waits, heard.lent, heard.missed);
@@ -535,7 +538,9 @@ impl World {
                 (false, _, true) => Some(climbs::MIGRATE),
                 (false, _, false) => Some(climbs::POLL),
             };
-            let climb = Climb { small, hopeless, served, rung, asked: times };
+            // Refused is who found nothing behind the user's last help, or had none.
+            let stuck = times + u64::from(!served && (gave || times == 0));
+            let climb = Climb { small, hopeless, served, rung, asked: times, stuck };
             self.climbs.iter_mut().for_each(|climbs| climbs.push(climb));
         }
         self.asked += times;
@@ -818,6 +823,9 @@ impl World {
         if let Some(loose) = &mut self.loose {
             loose.note(&report.pools);
         }
+        for p in report.pools.iter().filter(|p| p.in_flight_ranges == 0) {
+            self.ages.land_of(p.stream.expect("a pool has one"));
+        }
     }
 
     /// Panics unless every figure is what the model says.
@@ -878,14 +886,14 @@ impl World {
             assert_eq!(p.name.as_deref(), (open == Some(0)).then_some("default"), "{stream}");
             self.pools[&stream].check(p, &stream.to_string());
             self.owners.check(p);
-            if self.kind.waits {
-                // On which streams its markers were made is not known; those that were due may have been waited for.
-                let most = ledger.calls_of(Call::EventRecord) + ledger.calls_of(Call::CtxRecordEvent);
-                assert!(p.oldest_in_flight.is_none_or(|n| n <= most), "{stream}: {p:?}");
+            let bounds = if self.kind.waits {
+                self.ages.oldest_of(stream, p.in_flight_ranges)
             } else {
-                let bounds = self.ages.oldest(stream);
-                assert_eq!(p.oldest_in_flight.is_some(), bounds.is_some(), "{stream}");
-                let (n, (least, most)) = (p.oldest_in_flight.unwrap_or(0), bounds.unwrap_or((0, 0)));
+                self.ages.oldest(stream)
+            };
+            assert!(p.oldest_in_flight.is_none() || bounds.is_some(), "{stream}");
+            assert!(self.kind.waits || p.oldest_in_flight.is_some() == bounds.is_some(), "{stream}");
+            if let (Some(n), Some((least, most))) = (p.oldest_in_flight, bounds) {
                 assert!(least <= n && n <= most, "{stream}: {n} of {least} to {most} markers");
             }
             if let Some(loose) = &self.loose {

@@ -12,6 +12,7 @@ mod operations;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod safe_calls;
 mod transfers;
+mod unwaited;
 mod verdicts;
 
 // For the code that is made there once (`millpond_testkit::compiled`).

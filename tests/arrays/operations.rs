@@ -99,7 +99,61 @@ enum Step {
         on: usize,
     },
     Rare(Rare),
+    Far(Far),
 }
+
+/// What is done beside another device, which has an allocator, streams and arrays of its own. Streams are chosen on both, the first device's first.
+#[derive(Clone, Copy, Debug)]
+enum Far {
+    New {
+        on: usize,
+    },
+    Fill {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+        value: u8,
+    },
+    /// From one device to the other, there or back; and so that a driver call of it fails or panics.
+    Copy {
+        what: usize,
+        from: usize,
+        on: (usize, usize),
+        part: (usize, usize),
+        back: bool,
+        fault: usize,
+    },
+    /// A stream waits for one of the other device, for the program's own sake.
+    Wait {
+        on: (usize, usize),
+        back: bool,
+    },
+    Download {
+        what: usize,
+        on: usize,
+        part: (usize, usize),
+    },
+    Drop {
+        what: usize,
+    },
+    /// A stream there ends, with whatever it holds, and another one takes its place.
+    Close {
+        on: usize,
+    },
+    Synchronize {
+        on: usize,
+    },
+}
+
+/// What a copy between devices may meet: the `n`th call of this kind fails, or the copy panics behind its work.
+const PEER_FAULTS: [Option<(Call, u64)>; 6] = [
+    Some((Call::StreamWaitEvent, 1)),
+    Some((Call::StreamWaitEvent, 2)),
+    Some((Call::StreamWaitEvent, 3)),
+    Some((Call::EventRecord, 1)),
+    Some((Call::EventRecord, 2)),
+    None,
+];
 
 /// What is rarer in programs: uses that are open for a while, memory of others, streams that end.
 #[derive(Clone, Copy, Debug)]
@@ -211,6 +265,28 @@ fn step(whole_only: bool) -> impl Strategy<Value = Step> {
         1 => on.clone().prop_map(|on| Step::Synchronize { on }),
         2 => on.prop_map(|on| Step::Advance { on }),
     ]
+}
+
+/// Beside another device.
+fn far_step() -> impl Strategy<Value = Step> {
+    let part = prop_oneof![Just((0, LEN)), (0..LEN, 0..LEN).prop_map(|(a, b)| (a.min(b), a.max(b)))];
+    let (what, on) = (0..16_usize, 0..STREAMS);
+    let both = (on.clone(), on.clone());
+    let far = prop_oneof![
+        2 => on.clone().prop_map(|on| Far::New { on }),
+        3 => (what.clone(), on.clone(), part.clone(), any::<u8>())
+            .prop_map(|(what, on, part, value)| Far::Fill { what, on, part, value }),
+        6 => (what.clone(), what.clone(), both.clone(), part.clone(), any::<bool>(), 0..4 * PEER_FAULTS.len())
+            .prop_map(|(what, from, on, part, back, fault)| Far::Copy { what, from, on, part, back, fault }),
+        1 => (both, any::<bool>()).prop_map(|(on, back)| Far::Wait { on, back }),
+        2 => (what.clone(), on.clone(), part).prop_map(|(what, on, part)| Far::Download { what, on, part }),
+        1 => what.prop_map(|what| Far::Drop { what }),
+        1 => prop_oneof![
+            on.clone().prop_map(|on| Far::Close { on }),
+            on.prop_map(|on| Far::Synchronize { on }),
+        ],
+    ];
+    prop_oneof![1 => crowded_step(), 1 => far.prop_map(Step::Far)]
 }
 
 /// Of both kinds.
@@ -454,6 +530,17 @@ fn reborn(
     }
 }
 
+/// What another device has.
+struct Neighbour {
+    sim: Sim,
+    gpu: Allocator<Sim>,
+    streams: Vec<Stream<Sim>>,
+    arrays: Vec<(DeviceArray<u8, Sim>, Vec<u8>)>,
+    /// Copies between the devices that were made; and of those that failed or panicked how many were not queued, and how many were.
+    copied: u64,
+    failed: [u64; 2],
+}
+
 /// The arrays of a program, each beside what it holds if everything is done in order.
 struct Machine {
     sim: Sim,
@@ -461,6 +548,7 @@ struct Machine {
     streams: Vec<Stream<Sim>>,
     /// Another allocator, perhaps, which has every other array, on the same streams; each operation names those of the first.
     other: Option<(Allocator<Sim>, Vec<Stream<Sim>>)>,
+    neighbour: Option<Neighbour>,
     made: usize,
     /// How often operands of both met, and how often a drawn call panicked, by whether the operation was queued by then.
     met: u64,
@@ -482,7 +570,10 @@ struct Machine {
 
 impl Machine {
     fn new(schedule: Schedule) -> Machine {
-        let sim = Sim::new(GIB).schedule(schedule);
+        Machine::on(Sim::new(GIB).schedule(schedule))
+    }
+
+    fn on(sim: Sim) -> Machine {
         // Room for few arrays, so that bytes are used again soon, and by other streams.
         let config = Config::default()
             .growth(Growth::Exact)
@@ -496,6 +587,7 @@ impl Machine {
             gpu,
             streams,
             other: None,
+            neighbour: None,
             made: 0,
             met: 0,
             panicked: [0; 2],
@@ -517,6 +609,20 @@ impl Machine {
         let other = Allocator::new(machine.sim.clone(), config).unwrap();
         let adopted = machine.streams.iter().map(|s| other.adopt(s.native().clone()).unwrap()).collect();
         machine.other = Some((other, adopted));
+        machine
+    }
+
+    /// With another device beside it.
+    fn of_devices(schedule: Schedule) -> Machine {
+        let mut sims = Sim::devices(2, GIB);
+        sims[0].set_schedule(schedule);
+        let (there, here) = (sims.pop().expect("two"), sims.pop().expect("two"));
+        let mut machine = Machine::on(here);
+        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(16 * LEN as u64));
+        let gpu = Allocator::new(there.clone(), config).unwrap();
+        let streams = (0..STREAMS).map(|_| gpu.stream().unwrap()).collect();
+        let arrays = Vec::new();
+        machine.neighbour = Some(Neighbour { sim: there, gpu, streams, arrays, copied: 0, failed: [0; 2] });
         machine
     }
 
@@ -571,6 +677,7 @@ impl Machine {
             Step::Synchronize { on } => streams[on].synchronize().unwrap(),
             Step::Advance { on } => drop(sim.advance(streams[on].native()).unwrap()),
             Step::Rare(rare) => self.rare(rare),
+            Step::Far(far) => self.far(far),
             _ if n == 0 => {}
             Step::Fill { what, on, part: (a, b), value } => {
                 let (x, model) = &mut arrays[what % n];
@@ -633,6 +740,76 @@ impl Machine {
             Step::Drop { what } => {
                 declared.swap_remove(what % n);
                 drop(arrays.swap_remove(what % n));
+            }
+        }
+    }
+
+    /// # Panics
+    /// Without another device.
+    #[allow(clippy::many_single_char_names, reason = "x and y are arrays, a and b the ends of a part")]
+    fn far(&mut self, step: Far) {
+        let Machine { sim, streams, arrays, any_declared, tokens, .. } = self;
+        let there = self.neighbour.as_mut().expect("another device");
+        // What one device's allocator is told of the other's streams it does not know.
+        *any_declared = true;
+        let n = there.arrays.len();
+        match step {
+            Far::New { on } => {
+                if n < 6 {
+                    let mut x = there.gpu.uninit(LEN, &there.streams[on]).unwrap();
+                    x.fill_bytes(0, &there.streams[on]).unwrap();
+                    there.arrays.push((x, vec![0; LEN]));
+                }
+            }
+            Far::Wait { on, back } => {
+                let (one, other) = (&streams[on.0], &there.streams[on.1]);
+                if back { one.wait_stream(other).unwrap() } else { other.wait_stream(one).unwrap() }
+            }
+            Far::Close { on } => there.streams[on] = there.gpu.stream().unwrap(),
+            Far::Synchronize { on } => there.streams[on].synchronize().unwrap(),
+            _ if n == 0 => {}
+            Far::Fill { what, on, part: (a, b), value } => {
+                let (x, model) = &mut there.arrays[what % n];
+                let mut target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
+                target.fill_bytes(value, &there.streams[on]).unwrap();
+                model[a..b].fill(value);
+            }
+            Far::Download { what, on, part: (a, b) } => {
+                let (x, model) = &there.arrays[what % n];
+                let down = x.slice(a..b).to_pinned(&there.streams[on]).unwrap();
+                tokens.push(Token::Down(down, model[a..b].to_vec()));
+            }
+            Far::Drop { what } => drop(there.arrays.swap_remove(what % n)),
+            Far::Copy { .. } if arrays.is_empty() => {}
+            Far::Copy { what, from, on: (here, far), part: (a, b), back, fault } => {
+                let m = arrays.len();
+                let ((x, to), (y, source), from_stream, stream) = if back {
+                    (&mut arrays[what % m], &mut there.arrays[from % n], &there.streams[far], &streams[here])
+                } else {
+                    (&mut there.arrays[what % n], &mut arrays[from % m], &streams[here], &there.streams[far])
+                };
+                match PEER_FAULTS.get(fault) {
+                    Some(&Some((call, nth))) => sim.fail(call, nth, DriverErrorKind::Other),
+                    Some(None) => sim.panic_behind(Call::MemcpyPeer, 1),
+                    None => {}
+                }
+                let made = || [&*sim, &there.sim].map(|sim| sim.ledger().calls_of(Call::MemcpyPeer));
+                let before = made();
+                let mut target = if (a, b) == (0, LEN) { x.view_mut() } else { x.slice_mut(a..b) };
+                let copied = catch_unwind(AssertUnwindSafe(|| {
+                    target.copy_from_peer(y.slice(a..b), from_stream, stream)
+                }));
+                sim.clear_faults();
+                let queued = made() != before;
+                if matches!(copied, Ok(Ok(()))) {
+                    there.copied += u64::from(queued);
+                } else {
+                    assert!(fault < PEER_FAULTS.len(), "nothing was planted: {copied:?}");
+                    there.failed[usize::from(queued)] += 1;
+                }
+                if queued {
+                    to[a..b].copy_from_slice(&source[a..b]);
+                }
             }
         }
     }
@@ -805,6 +982,12 @@ impl Machine {
         for (x, model) in &self.arrays {
             assert!(x.to_vec(&self.streams[0]).unwrap() == *model);
         }
+        if let Some(there) = &self.neighbour {
+            for (x, model) in &there.arrays {
+                assert!(x.to_vec(&there.streams[0]).unwrap() == *model, "on the other device");
+            }
+            there.gpu.check();
+        }
         // A forgotten token keeps its own memory of the host, and nothing of the device's.
         let outlives = self.forgotten.len() % 2 == 1;
         let mut forgotten = self.forgotten.into_iter().map(ManuallyDrop::into_inner);
@@ -812,6 +995,12 @@ impl Machine {
             forgotten.by_ref().for_each(drop);
         }
         self.gpu.check();
+        // Either allocator ends first, with what the other one's streams still do with its arrays.
+        let mut neighbour = self.neighbour;
+        let there = neighbour.as_ref().map(|there| there.sim.clone());
+        if self.made.is_multiple_of(2) {
+            drop(neighbour.take());
+        }
         if let Some((other, adopted)) = self.other {
             other.check();
             // One ends before the other, and arrays of one may outlive it.
@@ -823,6 +1012,14 @@ impl Machine {
             }
         } else {
             drop((self.arrays, self.indices, self.streams, self.gpu));
+        }
+        drop(neighbour);
+        if let Some(there) = there {
+            assert!(
+                there.ledger().bytes_taken == 0,
+                "memory of the other device is left: {:?}",
+                there.leaks()
+            );
         }
         assert!(self.sim.ledger().bytes_taken == 0, "device memory is left: {:?}", self.sim.leaks());
         forgotten.for_each(drop);
@@ -855,8 +1052,23 @@ pub fn crowded_program(seed: u64) -> (usize, Result<(), String>) {
     (made, outcome.map(drop))
 }
 
-/// A program from a seed, of steps of a kind: as [`program`], and how many waits there were, and how many nobody needed.
+/// The same beside another device.
+pub fn peer_program(seed: u64) -> (usize, Result<(), String>) {
+    let (made, outcome) = played_on(seed, Machine::of_devices, far_step());
+    (made, outcome.map(drop))
+}
+
+/// On one device: as [`played_on`].
 fn played(seed: u64, steps: impl Strategy<Value = Step>) -> (usize, Result<(u64, u64), String>) {
+    played_on(seed, Machine::new, steps)
+}
+
+/// A program from a seed, of steps of a kind: as [`program`], and how many waits there were, and how many nobody needed.
+fn played_on(
+    seed: u64,
+    machine: fn(Schedule) -> Machine,
+    steps: impl Strategy<Value = Step>,
+) -> (usize, Result<(u64, u64), String>) {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let dice = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
@@ -866,7 +1078,7 @@ fn played(seed: u64, steps: impl Strategy<Value = Step>) -> (usize, Result<(u64,
     let mut made = 0;
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         // What went wrong cannot always be dropped.
-        let mut machine = ManuallyDrop::new(Machine::new(schedule));
+        let mut machine = ManuallyDrop::new(machine(schedule));
         for step in steps {
             made += 1;
             machine.step(step);
@@ -943,7 +1155,8 @@ proptest! {
     }
 }
 
-/// How often operands of two allocators met in programs of so many seeds, and how often a drawn call panicked.
+/// How often operands of two allocators met in programs of so many seeds, or copies between two devices were made, and how often a drawn call panicked, or
+/// such a copy did or failed.
 fn all_of(
     seeds: std::ops::Range<u64>,
     machine: fn(Schedule) -> Machine,
@@ -965,8 +1178,10 @@ fn all_of(
                 at += 1;
                 machine.step(step);
             }
-            met += machine.met;
-            panicked = [0, 1].map(|q| panicked[q] + machine.panicked[q]);
+            let there = machine.neighbour.as_ref();
+            met += machine.met + there.map_or(0, |there| there.copied);
+            let failed = there.map_or(machine.panicked, |there| there.failed);
+            panicked = [0, 1].map(|q| panicked[q] + failed[q]);
             ManuallyDrop::into_inner(machine).finish();
         }));
         if let Err(why) = ran {
@@ -983,6 +1198,14 @@ fn all_of(
 fn operands_of_two_allocators_come_to_what_they_come_to_in_order() {
     let (met, _) = all_of(0..200, Machine::of_two, &crowded_step().boxed());
     assert!(met > 200, "operands of both met {met} times");
+}
+
+/// Two devices, each with an allocator: arrays are copied to and fro on streams of either that others have used, streams wait for the other device's, calls of
+/// the copies fail and panic, streams end, and either allocator ends first.
+#[test]
+fn copies_between_devices_come_to_what_they_come_to_in_order() {
+    let (copied, failed) = all_of(0..300, Machine::of_devices, &far_step().boxed());
+    assert!(copied > 1000 && failed.iter().all(|&n| n > 50), "{copied} copies, {failed:?} failed");
 }
 
 /// An operation's driver call panics, of its own or one about it, behind its work: what was queued by then is ordered, what was not is not

@@ -372,6 +372,23 @@ fn h02(n: usize) {
     assert!(again.copy_from_peer(&w, &far, &b).is_err(), "no copy reaches from one world to another");
 }
 
+/// H2: the first stream that a fresh target is used by may be another one than its own, in a copy between devices as in any other operation. The program was
+/// convicted of using the target before it was allocated.
+#[test]
+fn h02_a_copy_between_devices_may_be_the_first_use_of_its_target() {
+    let sims = Sim::devices(2, GIB);
+    sims[0].set_schedule(Schedule::Latest);
+    let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), Config::default()).unwrap());
+    let (a, home, t) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap(), gpus[1].stream().unwrap());
+    let mut x = gpus[0].uninit::<u8>(1024, &a).unwrap();
+    x.fill_bytes(7, &a).unwrap();
+    let mut y = gpus[1].uninit::<u8>(1024, &home).unwrap();
+    y.copy_from_peer(&x, &a, &t).unwrap();
+    assert!(y.to_vec(&home).unwrap().iter().all(|&v| v == 7));
+    drop((x, y, gpus, a, home, t));
+    sims[0].verdict().unwrap_or_else(|v| panic!("{v}"));
+}
+
 /// H2 with calls of the copy failing, one and two at a time: the target's bytes go to the next owner behind the copy, and the
 /// source's too, or there was no copy.
 #[test]
@@ -575,6 +592,10 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("g07_pinned_batches_without_blocking", || g07(4, [4, 10])),
     ("h01_a_pinned_buffer_lives_until_its_copy_is_done", h01_a_pinned_buffer_lives_until_its_copy_is_done),
     ("h02_a_copy_between_devices_keeps_both_ends", || h02(100)),
+    (
+        "h02_a_copy_between_devices_may_be_the_first_use_of_its_target",
+        h02_a_copy_between_devices_may_be_the_first_use_of_its_target,
+    ),
     ("data_are_waited_for_on_independent_streams_too", data_are_waited_for_on_independent_streams_too),
     ("d02_an_array_dropped_under_a_reader", || d02(2, 100)),
     ("a_kept_source_goes_behind_a_wait_for_its_stream", a_kept_source_goes_behind_a_wait_for_its_stream),

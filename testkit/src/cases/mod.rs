@@ -17,6 +17,7 @@ mod entering;
 mod ladder;
 mod markers;
 mod operands;
+mod peers;
 mod pinned;
 pub mod random;
 mod shrunk;
@@ -55,6 +56,7 @@ pub fn all() -> Vec<Case> {
         ladder::CASES,
         markers::CASES,
         operands::CASES,
+        peers::CASES,
         pinned::CASES,
         shrunk::CASES,
         uses::CASES,

@@ -1,5 +1,6 @@
-//! How old the oldest use in flight is: how many markers its stream was given since the free, where nothing comes back before the host
-//! waits.
+//! How old the oldest use in flight is: how many markers its stream was given since the free. Where waits are inserted what is in flight may come
+//! back whenever the device is asked, so that of several any may be the oldest; and of a request that waits for somebody it is not told which streams
+//! it marked: each of them at most as often as there were markers.
 //!
 //! Whom the allocator marks follows from the frees: a stream that sixteen of them wait for, or 16 MiB, is due, and the next call that may
 //! marks all that are due; a trim marks every stream, and so does a request that finds nothing. A stream's own frees count too, once
@@ -96,6 +97,13 @@ impl Ages {
         }
     }
 
+    /// So many events were recorded on streams by a request that waits: on whichever.
+    pub(crate) fn recorded_somewhere(&mut self, events: u64, open: &[StreamId]) {
+        for &s in open {
+            self.marked(Some(s), (0, events));
+        }
+    }
+
     /// A request on the same device, of another allocator, found nothing: it marks who is due, and streams of its own.
     pub(crate) fn others_recorded(&mut self) {
         let lines: Vec<_> = self.lines.iter().map(|(&s, &line)| (s, line)).collect();
@@ -140,6 +148,20 @@ impl Ages {
     pub(crate) fn oldest(&self, home: StreamId) -> Option<Bounds> {
         let ages = self.in_flight.iter().filter(|waiting| waiting.home == home).map(|waiting| waiting.age);
         ages.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1)))
+    }
+
+    /// The same where so many are left of what was freed.
+    pub(crate) fn oldest_of(&self, home: StreamId, left: u64) -> Option<Bounds> {
+        let ages = || self.in_flight.iter().filter(|waiting| waiting.home == home).map(|waiting| waiting.age);
+        if ages().count() as u64 == left {
+            return self.oldest(home);
+        }
+        ages().reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+
+    /// Nothing of a stream's is in flight any more.
+    pub(crate) fn land_of(&mut self, home: StreamId) {
+        self.in_flight.retain(|waiting| waiting.home != home);
     }
 
     /// Whether all of them are known exactly.

@@ -26,6 +26,8 @@ pub(crate) struct Climb {
     pub rung: Option<usize>,
     /// So often was the user asked: who is served then was helped.
     pub asked: u64,
+    /// So often nothing moved though all was looked at: then the user was asked, or had been too often, or the request was refused.
+    pub stuck: u64,
 }
 
 /// What the allocator is like.
@@ -54,20 +56,17 @@ impl Rungs {
             sums = sums
                 .iter()
                 .flat_map(|sum| ends.iter().map(|end| (plus(sum.0, end.0), plus(sum.1, end.1))))
-                .filter(|sum| self.within(sum.0, tried) && (0..7).all(|rung| sum.1[rung] <= served[rung]))
+                .filter(|sum| within(sum.0, tried) && within(sum.1, served))
                 .collect();
         }
-        // How many rounds the host waited in, and in which of them what it waited for was no more, is the device's where it may wait.
-        let same = |sum: [u64; 7]| (0..7).all(|rung| self.waits && rung == WAIT || sum[rung] == tried[rung]);
-        let any = tried[WAIT] == 0 || !self.waits || !all.is_empty();
-        any && sums.iter().any(|&(sum, by)| same(sum) && by == served)
-    }
-
-    fn within(self, counts: [u64; 7], tried: [u64; 7]) -> bool {
-        (0..7).all(|rung| self.waits && rung == WAIT || counts[rung] <= tried[rung])
+        sums.contains(&(tried, served))
     }
 
     /// How often each rung may have been tried, and served, by one request.
+    ///
+    /// Rounds in which the host may wait follow one another as long as something moves, which is the device's to say; where nothing waits nothing
+    /// does. Behind one in which nothing moved comes one that looks at everything, without the wait. If that finds nothing either the user is asked,
+    /// or the request refused. So of each number of rounds there is one number of waits.
     fn ends(self, of: &Climb, tried: [u64; 7], served: [u64; 7]) -> BTreeSet<([u64; 7], [u64; 7])> {
         let mut ends = BTreeSet::new();
         let mut counts = [0; 7];
@@ -76,39 +75,43 @@ impl Rungs {
             ends.extend((!of.served).then_some((counts, [0; 7])));
             return ends;
         }
-        // Whoever was asked, or refused, had a round before that looked at everything.
-        let stuck = of.asked + u64::from(!of.served && of.asked == 0);
-        for full in 0.. {
-            // Where the host waits, something may have moved in a round that found nothing: then it may wait in the next one too.
-            let round = self.of_a_round(of.small, !self.waits && full % 2 == 1);
-            if !of.served && full / 2 >= stuck {
+        // In a round that looked at everything, and one before that.
+        for _ in 0..of.stuck {
+            counts = self.after_a_round(self.after_a_round(counts, of.small, false), of.small, true);
+        }
+        // And as many more as something moved in, which are not the last before one that looks at everything.
+        while within(counts, tried) {
+            if !of.served {
                 ends.insert((counts, [0; 7]));
             }
-            for rung in round {
-                counts[rung] += 1;
-                let (counted, mut by) = (if of.asked > 0 { CALLBACK } else { rung }, [0; 7]);
-                by[counted] = 1;
-                let right = of.served && full / 2 >= stuck && of.rung.is_none_or(|known| known == rung);
-                if right && served[counted] > 0 {
-                    ends.insert((counts, by));
+            let all = self.after_a_round(counts, of.small, false);
+            for (mut sum, thorough) in [(counts, false), (all, true)] {
+                for rung in self.of_a_round(of.small, thorough) {
+                    sum[rung] += 1;
+                    let (counted, mut by) = (if of.asked > 0 { CALLBACK } else { rung }, [0; 7]);
+                    by[counted] = 1;
+                    let right = of.served && of.rung.is_none_or(|known| known == rung);
+                    if right && served[counted] > 0 {
+                        ends.insert((sum, by));
+                    }
                 }
             }
-            if !self.within(counts, tried) {
+            if !self.waits {
                 break;
             }
-        }
-        if self.waits {
-            // Which of them is not asked.
-            ends = ends
-                .into_iter()
-                .map(|(mut counts, by)| {
-                    counts[WAIT] = 0;
-                    (counts, by)
-                })
-                .collect();
+            counts = all;
         }
         ends
     }
+
+    fn after_a_round(self, mut counts: [u64; 7], small: bool, thorough: bool) -> [u64; 7] {
+        self.of_a_round(small, thorough).into_iter().for_each(|rung| counts[rung] += 1);
+        counts
+    }
+}
+
+fn within(counts: [u64; 7], all: [u64; 7]) -> bool {
+    (0..7).all(|rung| counts[rung] <= all[rung])
 }
 
 fn plus(a: [u64; 7], b: [u64; 7]) -> [u64; 7] {

@@ -235,3 +235,25 @@ fn a_wait_in_place_of_a_context_wide_event_asks_who_captures() {
     drop((native, stranger));
     all_back(&sim);
 }
+
+/// What an end waits for with all else is over for every allocator of the device, on streams that nobody may mark too. Such a stream's timeline stayed
+/// behind it until somebody synchronised: the end's wait did not count what was freed on it as covered.
+#[test]
+fn an_end_that_waits_for_all_covers_what_nobody_may_mark() {
+    let sim = late();
+    sim.expect_captures();
+    let (gpu, stays) = (on(&sim, small()), on(&sim, small()));
+    let (native, s, stranger) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
+    let mortal = stays.adopt(sim.mortal_stream(&native)).unwrap();
+    let x = stays.alloc(MIB, &mortal).unwrap();
+    let work = Launch::new("theirs").writes(x.address(), x.len()).tag(x.id().unwrap());
+    sim.launch(&native, work).unwrap();
+    drop(x);
+    used_by_nobody_knows_whom(&sim, &gpu, &s, &stranger);
+    drop((s, gpu));
+    drop(mortal);
+    let given = stays.trim(Trim::All).unwrap().bytes;
+    assert_eq!((given, stays.bookkeeping().timelines), (MIB, 1), "the context's is left");
+    drop((native, stranger));
+    all_clean(&sim, stays);
+}

@@ -236,3 +236,113 @@ fn a_use_of_memory_of_others_is_recorded() {
     drop((range, s, t, gpu));
     sim.verdict().unwrap();
 }
+
+/// What was begun before user code ran, and is done or taken back though that panics: an owner whose drop panics is dropped by the verb itself.
+#[test]
+fn what_a_verb_began_is_done_or_taken_back_though_an_owners_drop_panics() {
+    type Verb = fn(&Owned);
+    let verbs: [(&str, Verb); 4] = [
+        ("record_use", |o| {
+            let (x, t) = (o.block(), o.reader());
+            o.owned();
+            panics(|| x.record_use(&t).unwrap());
+            o.reads(&t, x.address());
+            drop(x);
+            o.is_in_flight("the use");
+        }),
+        ("free_on", |o| {
+            let (x, t) = (o.block(), o.reader());
+            o.owned();
+            o.reads(&t, x.address());
+            panics(|| x.free_on(&t).map_err(|(_, e)| e).unwrap());
+            o.is_in_flight("the use");
+        }),
+        ("record_use of pinned memory", |o| {
+            let (pinned, t) = (o.gpu.alloc_pinned(4096).unwrap(), o.reader());
+            o.owned();
+            panics(|| pinned.record_use(&t).unwrap());
+            let gate = o.sim.gate(t.native()).unwrap();
+            drop(pinned);
+            assert!(o.gpu.report().pinned.unwrap().in_flight > 0, "the use is recorded");
+            gate.open();
+        }),
+        ("record_use of memory of others", |o| {
+            let owner = Arc::new(());
+            let (x, t) = (o.brought_in(Arc::clone(&owner)), o.reader());
+            o.owned();
+            panics(|| x.record_use(&t).unwrap());
+            o.reads(&t, x.address());
+            drop(x);
+            o.home.synchronize().unwrap();
+            drop(o.home.record().unwrap());
+            assert_eq!(Arc::strong_count(&owner), 2, "kept for the reader");
+        }),
+    ];
+    for (what, verb) in verbs {
+        let owned = Owned::new();
+        verb(&owned);
+        owned.gpu.synchronize().unwrap();
+        owned.gpu.check();
+        owned.end(what);
+    }
+}
+
+/// An allocator with an owner to be dropped by the next call that may, whose drop panics.
+struct Owned {
+    sim: Sim,
+    gpu: millpond::Allocator<Sim>,
+    home: millpond::Stream<Sim>,
+    kept: std::cell::RefCell<Vec<millpond::driver::OwnedRange<Sim>>>,
+}
+
+struct DropPanics;
+impl Drop for DropPanics {
+    fn drop(&mut self) {
+        panic!("an owner's drop");
+    }
+}
+
+impl Owned {
+    fn new() -> Owned {
+        let sim = late();
+        let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)));
+        Owned { home: gpu.stream().unwrap(), gpu, sim, kept: std::cell::RefCell::default() }
+    }
+    /// An array in somebody's memory.
+    fn brought_in<O: Send + 'static>(&self, owner: O) -> DeviceArray<u8, Sim> {
+        let range = self.sim.allocate(4096).unwrap();
+        let memory = ForeignMemory { address: range.addr(), bytes: 4096, device: self.gpu.device() };
+        self.kept.borrow_mut().push(range);
+        // SAFETY: the range lives until the end of the test.
+        #[allow(unsafe_code, reason = "memory of others")]
+        let made = unsafe { DeviceArray::from_foreign(memory, 4096, &self.home, owner) };
+        made.map_err(|(_, e)| e).unwrap()
+    }
+    /// One that is over and not yet known to be: whoever asks next drops its owner.
+    fn owned(&self) {
+        let mut x = self.brought_in(DropPanics);
+        x.fill_bytes(1, &self.home).unwrap();
+        drop(x);
+        drop(self.home.record().unwrap());
+        self.sim.run_until_idle();
+    }
+    fn block(&self) -> millpond::Allocation<Sim> {
+        self.gpu.alloc(MIB, &self.home).unwrap()
+    }
+    fn reader(&self) -> millpond::Stream<Sim> {
+        self.gpu.stream().unwrap()
+    }
+    fn reads(&self, on: &millpond::Stream<Sim>, at: millpond::units::Addr) {
+        self.sim.launch(on.native(), Launch::new("reads").reads(at, 4096)).unwrap();
+    }
+    fn is_in_flight(&self, what: &str) {
+        assert!(self.gpu.report().total.in_flight > 0, "{what} is recorded");
+    }
+    fn end(self, what: &str) {
+        let Owned { sim, gpu, home, kept } = self;
+        drop((gpu, home));
+        drop(kept);
+        assert_eq!(sim.leaks(), [], "{what}");
+        sim.verdict().unwrap_or_else(|v| panic!("{what}: {v}"));
+    }
+}
