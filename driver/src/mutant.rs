@@ -257,6 +257,7 @@ doors:
     DoorElsewhereLost "door-elsewhere-lost" "PyTorch's use on another device's stream is lost where the free cannot be put behind it"
     DoorElsewhereUnseen "door-elsewhere-unseen" "millpond_free and its like look for no use on another device's stream"
     DoorLaterLost "door-later-lost" "PyTorch's free that could not be made for a use on another device's stream is never made"
+    DoorBuriedAlive "door-buried-alive" "an allocator that ended long ago is let go although memory of it is alive"
     DoorHoldShared "door-hold-shared" "two calls that name one allocation at once both have it"
     DoorElsewhereByHandle "door-elsewhere-by-handle" "a use on another device is looked for by the handle of its stream, which may be another's by the free"
     DoorPutOffShared "door-put-off-shared" "a free that was put off can be made again by whoever names the pointer"

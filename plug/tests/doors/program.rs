@@ -79,6 +79,8 @@ pub(crate) struct Program {
     pub(crate) rough: bool,
     /// Nobody captures but on streams that were declared, and its allocators are told so.
     pub(crate) quiet: bool,
+    /// It begins behind many allocators that have ended: each one that it makes lets such a one go.
+    pub(crate) crowded: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -107,6 +109,12 @@ pub(crate) struct Kind {
 
 impl Kind {
     pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
+        (self.plain(), prop::bool::weighted(0.125))
+            .prop_map(|(program, crowded)| Program { crowded, ..program })
+    }
+
+    /// Of one allocator a slot at the beginning, as a program that never ends has them.
+    pub(crate) fn plain(self) -> impl Strategy<Value = Program> {
         let scene = prop_oneof![
             if self.rough { 4 } else { 0 } => self.rough_step(),
             u32::from(self.faults == Faults::Single) => self.making(),
@@ -129,6 +137,7 @@ impl Kind {
             rounds: self.rounds,
             rough: self.rough,
             quiet,
+            crowded: false,
             steps: scenes.concat(),
         })
     }
@@ -354,7 +363,8 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rough = if self.rough { " rough" } else { "" };
         let quiet = if self.quiet { " quiet" } else { "" };
-        writeln!(f, "schedule {} rounds {}{rough}{quiet}", self.schedule, self.rounds)?;
+        let crowded = if self.crowded { " crowded" } else { "" };
+        writeln!(f, "schedule {} rounds {}{rough}{quiet}{crowded}", self.schedule, self.rounds)?;
         self.steps.iter().try_for_each(|s| {
             write!(f, "{:?} {} {} {} {} ", s.verb, s.thread, s.a, s.b, s.c)?;
             match parts(s.fault) {
@@ -372,14 +382,16 @@ impl FromStr for Program {
         let first: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
         let ["schedule", schedule, "rounds", rounds, ref more @ ..] = first[..] else {
             return Err(
-                "the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`, `quiet`".to_owned()
+                "the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`, `quiet`, `crowded`"
+                    .to_owned(),
             );
         };
         let (rough, quiet) = (more.contains(&"rough"), more.contains(&"quiet"));
+        let crowded = more.contains(&"crowded");
         let number = |text: &str| text.parse().map_err(|_| format!("no number: {text}"));
         let (schedule, rounds) = (number(schedule)?, number(rounds)?);
         let steps = lines.map(step).collect::<Result<_, _>>()?;
-        Ok(Program { schedule, rounds, rough, quiet, steps })
+        Ok(Program { schedule, rounds, rough, quiet, crowded, steps })
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
     let kind = Kind { threads, faults: Faults::None, captures, rounds: 0, rough: false, scenes: 50 };
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     loop {
-        let drawn = kind.programs().new_tree(&mut runner);
+        let drawn = kind.plain().new_tree(&mut runner);
         let mut steps = drawn.expect("a program").current().steps;
         steps.retain(|s| match s.verb {
             Create | Destroy | ThreadEnds => false,
