@@ -251,6 +251,7 @@ doors:
     DoorReleaseWaits "door-release-waits" "millpond_release waits for the device, which ends captures"
     DoorEventsKept "door-events-kept" "an allocator that has ended keeps the event of each permanent stream that it met"
     DoorUseFirst "door-use-first" "a use that cannot be recorded counts as one by nobody knows whom"
+    DoorUseKept "door-use-kept" "a use that cannot be recorded is recorded all the same, and refused"
     DoorRefusedTrims "door-refused-trims" "a use that cannot be recorded has given idle memory back before it is refused"
     DoorEndUnasked "door-end-unasked" "an end or a synchronise waits for the device and asks no stream before whether it captures"
     DoorElsewhereUnasked "door-elsewhere-unasked" "PyTorch's use on another device's stream is lost where that cannot be asked just now"

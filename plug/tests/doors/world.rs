@@ -127,6 +127,8 @@ pub(crate) struct World {
     next: u64,
     /// How often there was something to look at all for.
     looks: u64,
+    /// Streams that have a handle which an allocator takes for another one's, and which nobody names.
+    unnamed: Vec<(usize, usize)>,
     /// So many of the first have ended and have as many others that ended behind them as stay readable.
     crowded: usize,
     /// The allocator that a call under way ends.
@@ -219,6 +221,7 @@ impl World {
             steady: false,
             next: 0,
             looks: 0,
+            unnamed: Vec::new(),
             crowded: 0,
             ending: None,
             unended: 0,
@@ -309,6 +312,7 @@ impl World {
             reads: Vec::new(),
             scratch: own(self.contexts),
             events: Vec::new(),
+            unnamed: Vec::new(),
             mail: self.mail.clone(),
             names: self.begun * 1_000_000,
             first: false,
@@ -562,6 +566,7 @@ impl World {
                 }
             }
             Verb::Permanent => self.permanent(a, b, fault),
+            Verb::BreaksItsWord => self.breaks_its_word(usize::from(a) % STREAMS, b),
             Verb::Pin => self.pin(a, c, fault),
             Verb::PinIn | Verb::PinOut | Verb::PinDeclare | Verb::PinFree | Verb::PinFreeUnknown => {
                 if let Some(x) = pick(self.pinned.len(), a) {
@@ -772,6 +777,10 @@ impl World {
         }
         for event in std::mem::take(&mut self.events).into_iter().filter(|event| *event != 0) {
             driver::destroy_event(event as driver::Handle);
+        }
+        for (device, handle) in std::mem::take(&mut self.unnamed) {
+            driver::bind(self.contexts[device]);
+            driver::destroy_stream(handle as driver::Handle);
         }
         for (device, at) in self.scratch.into_iter().enumerate() {
             driver::bind(self.contexts[device]);
