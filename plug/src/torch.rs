@@ -68,6 +68,13 @@ pub fn is_put_off(ptr: usize) -> bool {
     Door::is_put_off(ptr)
 }
 
+/// How many frees are put off: for tests.
+#[doc(hidden)]
+#[must_use]
+pub fn put_off() -> usize {
+    Door::put_off_now()
+}
+
 /// The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
 /// then it may not exist yet.
 #[unsafe(no_mangle)]
