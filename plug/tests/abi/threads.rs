@@ -355,7 +355,7 @@ fn thousands_of_threads_with_streams_that_ended_leave_no_more_than_a_few() {
     alone("threads::thousands_of_threads_with_streams_that_ended_leave_no_more_than_a_few", |fake| {
         fake.reset(GIB, 2, When::Latest);
         for destroys in [Destroys::BeforeTheFree, Destroys::BehindTheFree] {
-            let left = [100, 2000].map(|threads| {
+            let left = [100_u32, 2000].map(|threads| {
                 let door = Door::new("");
                 for n in 0..threads {
                     assert_eq!(with_a_stream(door, destroys, n as u8), (OK, String::new()));
