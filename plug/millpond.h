@@ -32,8 +32,9 @@
  * On a driver without stream ids (before CUDA 12) nothing tells a stream from the one that had its handle before: a call that names one
  * which was not declared permanent, nor is a default stream, answers MILLPOND_STATUS_DRIVER.
  *
- * A process that is forked from one that has an allocator can do nothing with it: every call there answers
- * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. At the end of a process nothing needs
+ * A process that is forked from one that has an allocator, or has started CUDA to make one, can do nothing with it: every call there answers
+ * MILLPOND_STATUS_FORKED and touches nothing, neither of the parent's nor of the driver's. Of PyTorch's calls those without a code do nothing and are counted in
+ * millpond_torch_untold, and an allocation fails; that count, millpond_version and millpond_last_error answer as ever. At the end of a process nothing needs
  * to be freed: the driver takes everything back, work pending or not. dlclose unloads nothing (on Linux): allocators, memory and
  * what threads remember are as they were, and who opens the library again finds them. */
 
@@ -95,7 +96,7 @@ typedef enum {
    */
   MILLPOND_STATUS_PANIC = 9,
   /*
-   This process was forked from one that had an allocator: CUDA does not work here.
+   This process was forked from one that had an allocator, or had started CUDA to make one: CUDA does not work here.
    */
   MILLPOND_STATUS_FORKED = 10,
 } millpond_status;
@@ -338,7 +339,8 @@ void millpond_torch_record_stream(void *ptr,
                                   void *stream);
 
 /*
- PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
+ PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture. While it
+ frees its page other threads' launches stand: where queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
  */
 void millpond_torch_empty_cache(void);
 

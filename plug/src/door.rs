@@ -17,6 +17,8 @@
 mod elsewhere;
 mod end;
 mod options;
+#[cfg(millpond_mutants)]
+mod planted;
 
 pub(crate) use elsewhere::User;
 pub use end::READABLE;
@@ -659,18 +661,15 @@ impl Door {
         if ptr.is_null() {
             return Ok(());
         }
-        #[cfg_attr(not(millpond_mutants), allow(unused_mut, reason = "a planted bug writes it"))]
-        let (mut hold, tag) = self.hold(ptr)?;
+        let (hold, tag) = self.hold(ptr)?;
         if tag.is_home(handle) {
             return Ok(());
         }
         let allocation = peek(ptr.addr() as u64, hold.entry());
         let recorded = self.on(handle, |lane| record_use(&allocation, lane));
-        if recorded.is_err() && planted!(DoorUseFirst) {
-            hold.set_tag(tag.unknown().word());
-        }
-        if recorded.is_err() && planted!(DoorRefusedTrims) {
-            let _ = self.gpu.trim(pond::Trim::All);
+        #[cfg(millpond_mutants)]
+        if recorded.is_err() {
+            self.use_was_refused(&allocation, hold, tag, handle);
         }
         recorded
     }

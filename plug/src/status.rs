@@ -30,7 +30,7 @@ pub enum MillpondStatus {
     Driver = 8,
     /// A defect of millpond: nothing is known of what was changed.
     Panic = 9,
-    /// This process was forked from one that had an allocator: CUDA does not work here.
+    /// This process was forked from one that had an allocator, or had started CUDA to make one: CUDA does not work here.
     Forked = 10,
 }
 

@@ -68,6 +68,13 @@ pub fn is_put_off(ptr: usize) -> bool {
     Door::is_put_off(ptr)
 }
 
+/// How many frees are put off: for tests.
+#[doc(hidden)]
+#[must_use]
+pub fn put_off() -> usize {
+    Door::put_off_now()
+}
+
 /// The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
 /// then it may not exist yet.
 #[unsafe(no_mangle)]
@@ -222,7 +229,8 @@ fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failu
     others(door).filter(may_be).try_for_each(|other| door.used_elsewhere(ptr, other, handle, user))
 }
 
-/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture.
+/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture. While it
+/// frees its page other threads' launches stand: where queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
     untold(call(|| {

@@ -46,7 +46,7 @@ use program::Step;
 use remote::{Fake, When};
 use std::ffi::{CStr, CString, c_char};
 use std::fmt::Write;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -239,7 +239,7 @@ fn too_often(fake: &Fake, before: Calls, pools_events: bool) -> String {
 /// The program makes its streams by the first, the library by the second.
 const STREAMS_MADE: [&str; 2] = ["cuStreamCreate", "cuStreamCreateWithPriority"];
 
-type Counts = judge::Counts<7>;
+type Counts = judge::Counts<11>;
 
 fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
     let of_driver = |made: &[&str], ended: &str| {
@@ -249,6 +249,9 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
     };
     let events = of_driver(&["cuEventCreate"], "cuEventDestroy_v2");
     let streams = of_driver(&STREAMS_MADE, "cuStreamDestroy_v2");
+    let contexts = of_driver(&["cuDevicePrimaryCtxRetain"], "cuDevicePrimaryCtxRelease_v2");
+    let pinned = of_driver(&["cuMemHostAlloc"], "cuMemFreeHost");
+    let modules = of_driver(&["cuModuleLoadData"], "cuModuleUnload");
     let stats: Vec<String> = doors.iter().map(|door| door.stats()).collect();
     let of = |name| stats.iter().map(|stats| field(stats, name)).sum();
     let (taken, in_flight, segments) = (of("reserved"), of("in_flight"), of("segments"));
@@ -258,6 +261,10 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
     [
         ("driver events", events),
         ("driver streams", streams),
+        ("holds of contexts", contexts),
+        ("pinned ranges", pinned),
+        ("modules", modules),
+        ("frees put off", torch::put_off() as u64),
         ("bytes taken", taken),
         ("bytes in flight", in_flight),
         ("segments", segments),
@@ -357,8 +364,9 @@ fn watch(
         }
         let now = counts(account, fake, &doors());
         parts.add(i, rounds, &now);
-        if now[2].1 > MOST_TAKEN {
-            let _ = write!(found, "\n    bytes taken: {} after {i} rounds", now[2].1);
+        let taken = now.iter().find(|(name, _)| *name == "bytes taken").map_or(0, |(_, bytes)| *bytes);
+        if taken > MOST_TAKEN {
+            let _ = write!(found, "\n    bytes taken: {taken} after {i} rounds");
             late.add(&now);
             break;
         }
@@ -425,12 +433,17 @@ programs! {
     allocators_that_come_and_go_with_permanent_streams: "table, permanent", |_, _| allocators(true);
 }
 
+#[test]
+fn the_pair_for_pytorch_beside_captures_of_another_device() {
+    soak("the_pair_for_pytorch_beside_captures_of_another_device", "none", |_, _| pytorch_beside_captures());
+}
+
 macro_rules! random {
     ($($name:ident: $seed:literal, $beyond:ident;)*) => {$(
         #[test]
         fn $name() {
             let options = match Beyond::$beyond {
-                Beyond::Allocators => "random, table",
+                beyond if beyond.ends_allocators() => "random, table",
                 Beyond::Tidies => "random, trims",
                 _ => "random",
             };
@@ -457,6 +470,10 @@ random! {
     random_allocators_0: 0, Allocators;
     random_allocators_1: 1, Allocators;
     random_allocators_2: 2, Allocators;
+    random_captures_and_threads_that_end_3: 3, CapturesAndThreadEnds;
+    random_captures_and_threads_that_end_6: 6, CapturesAndThreadEnds;
+    random_captures_and_allocators_0: 0, CapturesAndAllocators;
+    random_captures_and_allocators_1: 1, CapturesAndAllocators;
 }
 
 /// Rounds of a random program, a dozen calls each, unless others were asked for: there are as many of these programs as of those with names.
@@ -482,7 +499,7 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
         let same = Arc::clone(&world);
         let round = move |i: u64| {
             counting::device(|| {
-                if beyond == Beyond::ThreadEnds && i.is_multiple_of(every) {
+                if beyond.ends_threads() && i.is_multiple_of(every) {
                     a_thread_s_round(&world, &steps, context);
                 } else {
                     for &step in &steps {
@@ -493,7 +510,7 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
                     }
                     locked(&world).ends_round(HERE);
                 }
-                let turn = beyond == Beyond::Allocators && i % allocator_every == allocator_every - 1;
+                let turn = beyond.ends_allocators() && i % allocator_every == allocator_every - 1;
                 if turn {
                     let lasting = locked(&world).next_allocator(seed, i / allocator_every);
                     ENDED.fetch_add(lasting as u64, Relaxed);
@@ -765,6 +782,49 @@ fn pytorch(_: Option<Door>, _: Context) -> Round {
     })
 }
 
+/// A stream of the other device uses the memory and captures when it is freed, in one of two rounds: such a free is put off, and made by a later one.
+fn pytorch_beside_captures() -> Steady {
+    let contexts = driver::contexts();
+    let doors = [0, 1].map(|device| {
+        let mut number = 0;
+        must(torch::millpond_torch_allocator(device, null(), &raw mut number));
+        Door(number)
+    });
+    driver::bind(contexts[1]);
+    let t = stream();
+    driver::bind(contexts[0]);
+    let s = stream();
+    let round = move |i: u64| {
+        let (bytes, captures) = ((1 + i as usize % 7) * 10 * KIB, i.is_multiple_of(2));
+        let x = torch::millpond_torch_alloc(bytes, 0, s);
+        torch::millpond_torch_record_stream(x, t);
+        if captures {
+            driver::bind(contexts[1]);
+            driver::begin_capture(t, 2);
+            driver::bind(contexts[0]);
+        }
+        torch::millpond_torch_free(x, bytes, 0, s);
+        assert_eq!(torch::is_put_off(x.addr()), captures, "round {i}");
+        driver::bind(contexts[1]);
+        if captures {
+            let mut graph = null_mut();
+            assert_eq!(driver::end_capture(t, &raw mut graph), 0, "round {i}: it lives");
+            driver::destroy_graph(graph);
+        }
+        OPERATIONS.fetch_add(3, Relaxed);
+        if i % PERIOD == PERIOD - 1 {
+            synchronize();
+        }
+        driver::bind(contexts[0]);
+    };
+    Steady {
+        round: Box::new(round),
+        rounds: rounds(),
+        doors: Box::new(move || doors.to_vec()),
+        end: Box::new(|| ()),
+    }
+}
+
 /// What README.md shows between the making of the allocator and its end: [`README`].
 fn of_the_readme(door: Option<Door>, _: Context) -> Round {
     let (door, s, other) = (door.expect("an allocator"), stream(), stream());
@@ -875,6 +935,7 @@ fn every_leak_of_the_doors_is_found() {
         (Bug::LeakUnlooked, "frees_that_name_their_own_stream"),
         (Bug::LeakUnpooled, "frees_that_name_their_own_stream"),
         (Bug::LeakUnfiled, "two_users_and_a_small_footprint"),
+        (Bug::DoorLaterLost, "the_pair_for_pytorch_beside_captures_of_another_device"),
         (Bug::LeakUnpooled, "random_threads_that_end_0"),
         (Bug::SweepNever, "random_threads_that_end_0"),
         (Bug::DoorLaneKept, "random_untold_0"),

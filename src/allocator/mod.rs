@@ -94,7 +94,9 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 /// ```
 ///
 /// It ends when it and all its streams are dropped: what is kept for copies, and pinned memory that nobody has, is waited for and given back by the drop of
-/// the last of them, device memory too unless an [`Allocation`] lives, which gives it back when it goes.
+/// the last of them, device memory too unless an [`Allocation`] lives, which gives it back when it goes. That drop waits by markers; where a stream's cannot be made
+/// or waited for, as of one that ended unmarked, it waits as [`Allocator::synchronize_beside_captures`] does, whether captures are expected or not, and other threads'
+/// launches stand meanwhile. Where queued work waits for what another thread has yet to launch (collectives), wait for it before the last handle goes.
 pub struct Allocator<D: Driver> {
     owner: Owner<D>,
 }

@@ -2,7 +2,8 @@
 //! the same.
 
 use super::{
-    Door, Fake, GIB, MIB, OK, When, alone, bind, function, function_of_driver, last, program, stream,
+    Door, Fake, GIB, MIB, OK, OUT_OF_MEMORY, When, alone, bind, function, function_of_driver, last, program,
+    stream,
 };
 use cudarc::driver::sys;
 use pond::cuda::Cuda;
@@ -260,5 +261,121 @@ fn eight_thousand_threads_leave_no_more_than_five_hundred() {
             assert!(left.first <= few.first && left.next <= few.next && left.end <= few.end, "{told}");
             assert!(left.taken <= (u64::from(*threads) + 1) * 2 * MIB as u64, "{told}");
         }
+    });
+}
+
+/// When a thread destroys its own stream, which it remembers to its end.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Destroys {
+    BeforeTheFree,
+    BehindTheFree,
+}
+
+/// A thread with a stream of its own, which makes one request there. The code of that, and the words.
+fn with_a_stream(door: Door, destroys: Destroys, value: u8) -> (c_int, String) {
+    let (send, receive) = std::sync::mpsc::channel();
+    thread(move |_| {
+        let create = function_of_driver::<extern "C" fn(*mut sys::CUstream, u32) -> c_int>("cuStreamCreate");
+        let destroy = function_of_driver::<extern "C" fn(sys::CUstream) -> c_int>("cuStreamDestroy_v2");
+        let set =
+            function_of_driver::<extern "C" fn(u64, u8, usize, sys::CUstream) -> c_int>("cuMemsetD8Async");
+        let alloc =
+            function::<extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int>("millpond_alloc");
+        let (mut s, mut x) = (null_mut(), null_mut());
+        assert_eq!(create(&raw mut s, 1), 0);
+        let code = alloc(door.0, 4096, s.cast(), &raw mut x);
+        if code != OK {
+            assert_eq!(destroy(s), 0);
+            send.send((code, last())).expect("somebody listens");
+            return;
+        }
+        assert_eq!(set(x.addr() as u64, value, 4096, s), 0);
+        if destroys == Destroys::BeforeTheFree {
+            assert_eq!(destroy(s), 0);
+        }
+        assert_eq!(door.free(x), OK);
+        if destroys == Destroys::BehindTheFree {
+            assert_eq!(destroy(s), 0);
+        }
+        send.send((OK, String::new())).expect("somebody listens");
+    });
+    receive.recv().expect("it was sent")
+}
+
+/// Threads that end while they remember streams that they have destroyed: what each freed there nobody can mark, so a segment for each thread is held back, which
+/// the report says to the byte and the refusal of the request that finds none in words. A synchronise has all of it back.
+fn beyond_the_last_segment(fake: &Fake, destroys: Destroys) {
+    fake.reset(GIB, 2, When::Latest);
+    let door = Door::new("");
+    let most = (GIB / (2 * MIB) as u64) as usize;
+    for round in 0..2 {
+        let mut served = 0;
+        let told = loop {
+            match with_a_stream(door, destroys, served as u8) {
+                (OK, _) => served += 1,
+                (code, told) => {
+                    assert_eq!(code, OUT_OF_MEMORY, "{told}");
+                    break told;
+                }
+            }
+            assert!(served <= most, "{served} segments of 2 MiB are more than there are");
+        };
+        assert_eq!(served, most, "{destroys:?}, {round}: {told}");
+        assert!(told.contains("held back"), "{told}");
+        assert_eq!((door.stat("live"), door.held_back()), (0, door.stat("reserved")), "{told}");
+        // That of the thread that was refused, and the sum.
+        assert!(pools(door) <= served + 3, "{} pools for {served} streams", pools(door));
+        assert_eq!(door.one("millpond_synchronize"), OK);
+        assert_eq!(door.held_back(), 0);
+        assert_eq!((door.trim(), door.stat("reserved")), (OK, 0));
+    }
+    door.destroy();
+    assert_eq!(fake.verdict(), None);
+    let (made, ended) = (fake.calls("cuEventCreate"), fake.calls("cuEventDestroy_v2"));
+    assert_eq!(made, ended, "events are left of threads that ended");
+}
+
+#[test]
+fn threads_that_end_remember_streams_that_ended_before_the_free() {
+    alone("threads::threads_that_end_remember_streams_that_ended_before_the_free", |fake| {
+        beyond_the_last_segment(fake, Destroys::BeforeTheFree);
+    });
+}
+
+#[test]
+fn threads_that_end_remember_streams_that_ended_behind_the_free() {
+    alone("threads::threads_that_end_remember_streams_that_ended_behind_the_free", |fake| {
+        beyond_the_last_segment(fake, Destroys::BehindTheFree);
+    });
+}
+
+/// Thousands of them are as a few, where the program says now and then that the device is quiet.
+#[test]
+fn thousands_of_threads_with_streams_that_ended_leave_no_more_than_a_few() {
+    alone("threads::thousands_of_threads_with_streams_that_ended_leave_no_more_than_a_few", |fake| {
+        fake.reset(GIB, 2, When::Latest);
+        for destroys in [Destroys::BeforeTheFree, Destroys::BehindTheFree] {
+            let left = [100_u32, 2000].map(|threads| {
+                let door = Door::new("");
+                for n in 0..threads {
+                    assert_eq!(with_a_stream(door, destroys, n as u8), (OK, String::new()));
+                    if n % 100 == 99 {
+                        assert_eq!(door.one("millpond_synchronize"), OK);
+                    }
+                }
+                bind(&program());
+                let before = fake.calls_total();
+                assert_eq!(door.free(alloc(door, 4096)), OK);
+                let request = fake.calls_total() - before;
+                let (pools, taken) = (pools(door), door.stat("reserved"));
+                let before = fake.calls_total();
+                door.destroy();
+                (request, fake.calls_total() - before, pools, taken)
+            });
+            let [few, many] = left;
+            assert!(many.0 <= few.0 && many.1 <= few.1 && many.2 <= few.2 + 2 && many.3 <= few.3, "{left:?}");
+            assert!(few.0 < 20 && few.2 < 120 && few.3 <= 100 * 2 * MIB as u64, "{left:?}");
+        }
+        assert_eq!(fake.verdict(), None);
     });
 }

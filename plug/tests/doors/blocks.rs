@@ -175,7 +175,9 @@ impl World {
                 assert!(declared || self.is_ending(door) || driver::is_broken());
                 if declared {
                     let words = format!("millpond_free(a{number}, p{name})");
-                    self.must(fault, Status::Ok, &words, || ffi::millpond_free(number, ptr))
+                    let freed = self.must(fault, Status::Ok, &words, || ffi::millpond_free(number, ptr));
+                    self.is_behind_nobody(x, before.filter(|_| freed), &[], &words);
+                    freed
                 } else {
                     self.free_unknown(x, fault)
                 }
@@ -193,7 +195,9 @@ impl World {
                 if declared {
                     let freed =
                         self.may(fault, expected, &words, || ffi::millpond_free_on(number, ptr, last.raw()));
-                    self.holds_nothing_back(x, before.filter(|_| freed), &[last.who], &words);
+                    let before = before.filter(|_| freed);
+                    self.holds_nothing_back(x, before, &[last.who], &words);
+                    self.is_behind_nobody(x, before, &[last.who], &words);
                     freed
                 } else {
                     self.free_unknown(x, fault)
@@ -221,7 +225,9 @@ impl World {
                 });
                 self.blocks[x].refused |= !freed;
                 let named: Vec<Who> = users.iter().map(|s| s.who).collect();
-                self.holds_nothing_back(x, before.filter(|_| freed), &named, &words);
+                let before = before.filter(|_| freed);
+                self.holds_nothing_back(x, before, &named, &words);
+                self.is_behind_nobody(x, before, &named, &words);
                 freed
             }
             _ => self.free_unknown(x, fault),
@@ -234,8 +240,8 @@ impl World {
         }
     }
 
-    /// What is held back before a free of this block, where nothing but the free itself can change that.
-    fn held_back(&mut self, x: usize, fault: Fault) -> Option<u64> {
+    /// What is held back, and what is in flight, before a free of this block, where nothing but the free itself can change that.
+    fn held_back(&mut self, x: usize, fault: Fault) -> Option<[u64; 2]> {
         if !self.looks() {
             return None;
         }
@@ -243,17 +249,32 @@ impl World {
         // A free that failed may have left uses recorded, by which this one comes back later.
         let quiet =
             !self.blocks[x].refused && !may_fail(fault) && self.mail.is_none() && self.captures.is_empty();
-        (quiet && door.open && !door.torch).then(|| Stats::of(door.number).total("held_back"))
+        (quiet && door.open && !door.torch).then(|| {
+            let stats = Stats::of(door.number);
+            ["held_back", "in_flight"].map(|name| stats.total(name))
+        })
     }
 
     /// A free that named all users, and the stream of its own, has held nothing back.
-    fn holds_nothing_back(&self, x: usize, before: Option<u64>, named: &[Who], words: &str) {
+    fn holds_nothing_back(&self, x: usize, before: Option<[u64; 2]>, named: &[Who], words: &str) {
         let Block { door, home, ref uses, .. } = self.blocks[x];
-        let Some(before) = before.filter(|_| named.contains(&home.who) && uses.are_all_in(named)) else {
+        let Some([before, _]) = before.filter(|_| named.contains(&home.who) && uses.are_all_in(named)) else {
             return;
         };
         let after = Stats::of(self.doors[door].number);
         assert!(after.total("held_back") <= before, "{words}: more than {before} is held back: {after}");
+    }
+
+    /// A free of what its own stream alone has used, as all calls that answered OK have it, waits for nobody: a use that was refused is none.
+    fn is_behind_nobody(&self, x: usize, before: Option<[u64; 2]>, named: &[Who], words: &str) {
+        let Block { door, home, ref uses, .. } = self.blocks[x];
+        let alone = uses.are_none() && named.iter().all(|who| *who == home.who);
+        let Some([_, before]) = before.filter(|_| alone) else { return };
+        let after = Stats::of(self.doors[door].number);
+        assert!(
+            after.total("in_flight") <= before,
+            "{words}: more than {before} is in flight, and nobody else has used it: {after}"
+        );
     }
 
     fn free_unknown(&mut self, x: usize, fault: Fault) -> bool {
@@ -266,7 +287,7 @@ impl World {
         let words = format!("millpond_free_unknown(a{number}, p{name})");
         let freed =
             self.must(fault, Status::Ok, &words, || ffi::millpond_free_unknown(number, at as *mut c_void));
-        if let Some(before) = before {
+        if let Some([before, _]) = before {
             let after = Stats::of(number);
             assert!(
                 after.total("held_back") <= before,

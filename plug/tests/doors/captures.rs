@@ -66,7 +66,7 @@ impl World {
             (false, _) => &[Status::UnknownAllocator],
             (true, false) => &[Status::Ok],
             // Its own stream may not have to be asked anything.
-            (true, true) if stream.who == home.who => &[Status::Capturing, Status::Ok],
+            (true, true) if stream.handle == home.handle => &[Status::Capturing, Status::Ok],
             (true, true) => &[Status::Capturing],
         }
     }

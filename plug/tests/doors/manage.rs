@@ -43,6 +43,8 @@ impl World {
             false => &[Status::UnknownAllocator],
             // Known before, it is not asked.
             true if self.captures(stream) => &[Status::Capturing, Status::Ok],
+            // Another one had it.
+            true if self.doors[door].broken.contains(&stream.handle) => &[Status::BadArgument],
             true => &[Status::Ok],
         };
         let words = format!("millpond_declare_permanent(a{number}, {stream})");
@@ -51,8 +53,34 @@ impl World {
             self.may(fault, expected, &words, || ffi::millpond_declare_permanent(number, stream.raw()));
         self.names_to(door, stream);
         self.streams[slot].as_mut().expect("made").declared |= done;
+        if done && !self.doors[door].promised.contains(&stream.handle) {
+            self.doors[door].promised.push(stream.handle);
+        }
         if done && first {
             self.doors[door].declared.push(stream.who);
+        }
+    }
+
+    /// A stream that was to last is destroyed all the same, when it has done everything: who has its handle next is taken for it. With an even `b`
+    /// that is nobody whom the program names.
+    pub(super) fn breaks_its_word(&mut self, slot: usize, b: u8) {
+        let Some(made) = self.streams[slot].filter(|m| m.permanent && !m.kept) else { return };
+        // A program may wait for no stream beside a capture. And the next one who has its handle is to be this program's.
+        if self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
+            return;
+        }
+        let (device, handle) = (usize::from(slot == 3), made.named.handle);
+        driver::bind(self.contexts[device]);
+        say!(self, "cuStreamSynchronize({}); // it was to last, and does not", made.named);
+        driver::synchronize_stream(made.named.raw());
+        self.streams[slot].as_mut().expect("it is there").permanent = false;
+        self.close(slot);
+        let told = |d: &&mut Door| d.device == device && d.promised.contains(&handle);
+        self.doors.iter_mut().filter(told).for_each(|d| d.broken.push(handle));
+        if b.is_multiple_of(2) {
+            let handle = driver::stream(1);
+            say!(self, "cuStreamCreate(&unnamed, 1); // {handle:#x}");
+            self.unnamed.push((device, handle));
         }
     }
 
@@ -227,7 +255,9 @@ impl World {
     pub(crate) fn before_the_end(&self, thread: u32) -> Vec<(usize, usize)> {
         let here = |who| matches!(who, Who::PerThread(of, _) if of == thread);
         let of_it = |&(door, who): &(usize, Who)| {
-            let alive = self.blocks.iter().any(|b| b.door == door && b.home.who == who);
+            // What is put off is alive there.
+            let mut blocks = self.blocks.iter().chain(&self.later);
+            let alive = blocks.any(|b| b.door == door && b.home.who == who);
             self.doors[door].open && here(who) && !alive
         };
         let doors = self.own.iter().filter(|own| of_it(own)).map(|&(door, _)| door);

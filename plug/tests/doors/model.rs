@@ -77,6 +77,10 @@ pub(crate) struct Door {
     pub(crate) met: Vec<Who>,
     /// Those that were declared permanent to it before any allocator of the device had met them.
     pub(crate) declared: Vec<Who>,
+    /// Handles that were declared permanent to it.
+    pub(crate) promised: Vec<usize>,
+    /// Those of them whose streams were destroyed all the same.
+    pub(crate) broken: Vec<usize>,
 }
 
 /// Who used some memory, in the program's own order: each access is behind those it depends on.
@@ -112,6 +116,10 @@ impl Uses {
     /// Whether nobody has used it, the program at its birth included.
     pub(crate) fn is_fresh(&self) -> bool {
         self.writer.is_none() && self.readers.is_empty()
+    }
+    /// Whether no use of it but its own stream's was told or is to be told.
+    pub(crate) fn are_none(&self) -> bool {
+        self.undeclared.is_empty() && self.declared.is_empty()
     }
     /// Whether these are all that used it or were declared.
     pub(crate) fn are_all_in(&self, named: &[Who]) -> bool {

@@ -17,7 +17,7 @@ macro_rules! verbs {
 verbs! {
     Alloc 30 Write 14 Read 8 Declare 5 Free 12 FreeOn 8 FreeUnknown 3 FreeAfter 3
     TorchAlloc 6 TorchUse 6 TorchFree 6
-    Open 5 Close 8 Permanent 2
+    Open 5 Close 8 Permanent 2 BreaksItsWord 0
     Pin 4 PinIn 4 PinOut 3 PinDeclare 2 PinFree 4 PinFreeUnknown 1
     Trim 1 Limit 1 Sync 1 Destroy 2 Create 2 Look 1 Hostile 4 EmptyCache 2
     ThreadEnds 2 WaitStream 2 WaitDevice 1
@@ -34,8 +34,9 @@ impl Verb {
     }
     /// Not for threads that run at once: others rely on what it changes, or its answer hangs on what they do.
     pub(crate) fn is_for_one(self) -> bool {
-        use Verb::{CaptureMeanwhile, Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
-        matches!(self, CaptureMeanwhile | Create | Destroy | Hostile | Limit | Permanent | ThreadEnds)
+        use Verb::{BreaksItsWord, CaptureMeanwhile, Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
+        let judged = matches!(self, CaptureMeanwhile | Create | Destroy | Hostile | Limit);
+        judged || matches!(self, BreaksItsWord | Permanent | ThreadEnds)
     }
 }
 
@@ -79,6 +80,8 @@ pub(crate) struct Program {
     pub(crate) rough: bool,
     /// Nobody captures but on streams that were declared, and its allocators are told so.
     pub(crate) quiet: bool,
+    /// It begins behind many allocators that have ended: each one that it makes lets such a one go.
+    pub(crate) crowded: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -107,6 +110,19 @@ pub(crate) struct Kind {
 
 impl Kind {
     pub(crate) fn programs(self) -> impl Strategy<Value = Program> {
+        let more = prop_oneof![self.broken_word(), self.refused_use()];
+        let more = prop::collection::vec((any::<prop::sample::Index>(), more), 0..3);
+        (self.plain(), prop::bool::weighted(0.125), more).prop_map(|(mut program, crowded, more)| {
+            for (at, scene) in more {
+                let at = at.index(program.steps.len() + 1);
+                program.steps.splice(at..at, scene);
+            }
+            Program { crowded, ..program }
+        })
+    }
+
+    /// Of one allocator a slot at the beginning and streams that keep their word, as a program that never ends has them.
+    pub(crate) fn plain(self) -> impl Strategy<Value = Program> {
         let scene = prop_oneof![
             if self.rough { 4 } else { 0 } => self.rough_step(),
             u32::from(self.faults == Faults::Single) => self.making(),
@@ -129,6 +145,7 @@ impl Kind {
             rounds: self.rounds,
             rough: self.rough,
             quiet,
+            crowded: false,
             steps: scenes.concat(),
         })
     }
@@ -173,6 +190,43 @@ impl Kind {
         );
         (0..self.threads, verbs, any::<[u8; 3]>(), self.fault())
             .prop_map(|(thread, verb, [a, b, c], fault)| Step { thread, verb, a, b, c, fault })
+    }
+
+    /// A stream that was to last is destroyed, and has freed something or has something alive; its handle comes back, or does not.
+    fn broken_word(self) -> impl Strategy<Value = Vec<Step>> {
+        (0..self.threads, 0..2_u8, any::<[u8; 3]>()).prop_map(|(thread, door, [slot, b, c])| {
+            let step = |verb, a, b, c| Step { thread, verb, a, b, c, fault: 0 };
+            let mut steps =
+                vec![step(Verb::Permanent, door, slot % 3, 0), step(Verb::Alloc, door, slot % 3, c)];
+            if c < 160 {
+                steps.push(step(Verb::Free, 0, 0, 0));
+            }
+            steps.push(step(Verb::BreaksItsWord, slot % 3, b, 0));
+            if b < 64 {
+                // By whoever has its handle now.
+                steps.push(step(Verb::Permanent, door, slot % 3, 0));
+            }
+            steps.push(step(Verb::Alloc, door, b, c));
+            steps
+        })
+    }
+
+    /// A use by a stream that was met and does not use the block. It may be refused; then a free that names the block's own stream is behind nothing.
+    fn refused_use(self) -> impl Strategy<Value = Vec<Step>> {
+        let nth = if self.faults == Faults::Single { 1..4_u8 } else { 0..1 };
+        let code = prop::sample::select(&CODES[..]);
+        (0..self.threads, 0..2_u8, any::<[u8; 3]>(), nth, code).prop_map(
+            |(thread, door, [on, other, c], nth, code)| {
+                let step = |verb, a, b, c| Step { thread, verb, a, b, c, fault: 0 };
+                let other = 100 + other % 100;
+                vec![
+                    step(Verb::Alloc, door, other, c),
+                    step(Verb::Alloc, door, on, c),
+                    Step { fault: fault(nth, code), ..step(Verb::Declare, 0, other, 0) },
+                    step(Verb::FreeOn, 0, on, 0),
+                ]
+            },
+        )
     }
 
     fn rough_step(self) -> impl Strategy<Value = Vec<Step>> {
@@ -354,7 +408,8 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rough = if self.rough { " rough" } else { "" };
         let quiet = if self.quiet { " quiet" } else { "" };
-        writeln!(f, "schedule {} rounds {}{rough}{quiet}", self.schedule, self.rounds)?;
+        let crowded = if self.crowded { " crowded" } else { "" };
+        writeln!(f, "schedule {} rounds {}{rough}{quiet}{crowded}", self.schedule, self.rounds)?;
         self.steps.iter().try_for_each(|s| {
             write!(f, "{:?} {} {} {} {} ", s.verb, s.thread, s.a, s.b, s.c)?;
             match parts(s.fault) {
@@ -372,14 +427,16 @@ impl FromStr for Program {
         let first: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
         let ["schedule", schedule, "rounds", rounds, ref more @ ..] = first[..] else {
             return Err(
-                "the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`, `quiet`".to_owned()
+                "the first line is `schedule NUMBER rounds NUMBER`, and perhaps `rough`, `quiet`, `crowded`"
+                    .to_owned(),
             );
         };
         let (rough, quiet) = (more.contains(&"rough"), more.contains(&"quiet"));
+        let crowded = more.contains(&"crowded");
         let number = |text: &str| text.parse().map_err(|_| format!("no number: {text}"));
         let (schedule, rounds) = (number(schedule)?, number(rounds)?);
         let steps = lines.map(step).collect::<Result<_, _>>()?;
-        Ok(Program { schedule, rounds, rough, quiet, steps })
+        Ok(Program { schedule, rounds, rough, quiet, crowded, steps })
     }
 }
 

@@ -32,6 +32,22 @@ pub(crate) enum Beyond {
     Tidies,
     /// Now and then the first allocator ends, and another one is made in its place.
     Allocators,
+    /// Captures, in rounds that have a thread of their own.
+    CapturesAndThreadEnds,
+    /// Captures, beside an allocator that ends now and then.
+    CapturesAndAllocators,
+}
+
+impl Beyond {
+    pub(crate) fn captures(self) -> bool {
+        matches!(self, Beyond::Captures | Beyond::CapturesAndThreadEnds | Beyond::CapturesAndAllocators)
+    }
+    pub(crate) fn ends_threads(self) -> bool {
+        matches!(self, Beyond::ThreadEnds | Beyond::CapturesAndThreadEnds)
+    }
+    pub(crate) fn ends_allocators(self) -> bool {
+        matches!(self, Beyond::Allocators | Beyond::CapturesAndAllocators)
+    }
 }
 
 /// The steps of a seed. What waits for the device or gives memory back is left out, because it would hide what grows, but in programs
@@ -43,11 +59,11 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let threads = if beyond == Beyond::Turns { 2 } else { 1 };
-    let captures = beyond == Beyond::Captures;
+    let captures = beyond.captures();
     let kind = Kind { threads, faults: Faults::None, captures, rounds: 0, rough: false, scenes: 50 };
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     loop {
-        let drawn = kind.programs().new_tree(&mut runner);
+        let drawn = kind.plain().new_tree(&mut runner);
         let mut steps = drawn.expect("a program").current().steps;
         steps.retain(|s| match s.verb {
             Create | Destroy | ThreadEnds => false,
@@ -58,10 +74,10 @@ pub(crate) fn steps(seed: u64, beyond: Beyond) -> Vec<Step> {
         });
         // Some are drawn with hardly a step, or with nothing of what they are for.
         let shows = |s: &Step| match beyond {
-            Beyond::Captures => s.verb == Capture,
+            beyond if beyond.captures() => s.verb == Capture,
             Beyond::Turns => s.thread == 1,
             Beyond::Tidies => matches!(s.verb, Sync | Trim | EmptyCache),
-            Beyond::Nothing | Beyond::Untold | Beyond::ThreadEnds | Beyond::Allocators => true,
+            _ => true,
         };
         if steps.len() < MOST || !steps[..MOST].iter().any(shows) {
             continue;

@@ -67,7 +67,9 @@ pub(crate) fn run(program: &Program, show: bool) -> Option<Lasting> {
         return at_once(program, show);
     }
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
-    let world = Arc::new(Mutex::new(World::new(slots, show, program.quiet, None)));
+    let world = World::new(slots, show, program.quiet, None);
+    let world = if program.crowded { world.crowded() } else { world };
+    let world = Arc::new(Mutex::new(world));
     let mut workers: Vec<Worker> = (0..slots).map(|_| Worker::new(&world)).collect();
     for &step in &program.steps {
         let slot = usize::from(step.thread);
@@ -112,6 +114,9 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let ends = program.steps.len().is_multiple_of(2);
     let mut first = World::new(slots, show, program.quiet, Some(Mail::new(program.rough, ends)));
+    if program.crowded {
+        first = first.crowded();
+    }
     if program.steps.iter().any(|step| step.verb == Verb::Capture) {
         // Where one of these fails, others' captures may end, and no thread can tell in time.
         World::spare_captures();

@@ -193,12 +193,13 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    fn of(number: u32, scrubs: bool) -> Seen {
-        let figures = Stats::of(number);
+    /// Nothing of one that ended and is let go.
+    fn of(number: u32, scrubs: bool) -> Option<Seen> {
+        let figures = Stats::of_ended(number)?;
         let (mut text, mut needed) = (vec![0_u8; 1 << 14], 0);
         let status = ffi::millpond_report(number, text.as_mut_ptr().cast(), text.len(), &raw mut needed);
         assert!(status == Status::Ok && needed <= text.len(), "{status:?}, {needed} bytes");
-        Seen { number, scrubs, figures, words: driver::words(text.as_ptr().cast()) }
+        Some(Seen { number, scrubs, figures, words: driver::words(text.as_ptr().cast()) })
     }
 
     /// The figures, how many pools they are of, and the words but for what is counted.
@@ -211,7 +212,9 @@ impl Seen {
 
     /// What differs now that may not.
     fn differs(&self, does: Does, meets: usize) -> Vec<String> {
-        let ((figures, pools, words), now) = (self.read(), Seen::of(self.number, self.scrubs).read());
+        // Let go by a create, which the model asks for what is alive there.
+        let Some(now) = Seen::of(self.number, self.scrubs) else { return Vec::new() };
+        let ((figures, pools, words), now) = (self.read(), now.read());
         let does = Does { allocates: does.allocates && self.scrubs, ..does };
         let mut differs = differ(&figures, &now.0, does);
         if now.1 > pools + meets {
@@ -235,7 +238,7 @@ impl World {
         if self.mail.is_some() || self.steady || !self.later.is_empty() {
             return Vec::new();
         }
-        self.doors.iter().map(|door| Seen::of(door.number, door.scrubs)).collect()
+        self.doors.iter().filter_map(|door| Seen::of(door.number, door.scrubs)).collect()
     }
 
     /// A call failed: all that a caller can see is as it was, but for what the header says.

@@ -6,7 +6,7 @@ use crate::model::{Block, Door, ENDED, Made, Named, Pinned, Read, Stats, Who, la
 use crate::program::{Fault, Kind, Step, Verb};
 use captures::Capture;
 use millpond_plug::status::MillpondStatus as Status;
-use millpond_plug::{ffi, torch};
+use millpond_plug::{READABLE, ffi, torch};
 use shared::Shared;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -127,6 +127,10 @@ pub(crate) struct World {
     next: u64,
     /// How often there was something to look at all for.
     looks: u64,
+    /// Streams that have a handle which an allocator takes for another one's, and which nobody names.
+    unnamed: Vec<(usize, usize)>,
+    /// So many of the first have ended and have as many others that ended behind them as stay readable.
+    crowded: usize,
     /// The allocator that a call under way ends.
     ending: Option<usize>,
     /// Ends of threads that a fault may have struck: streams that stay open.
@@ -217,6 +221,8 @@ impl World {
             steady: false,
             next: 0,
             looks: 0,
+            unnamed: Vec::new(),
+            crowded: 0,
             ending: None,
             unended: 0,
         };
@@ -231,6 +237,44 @@ impl World {
             *mail.doors.lock().expect("nothing went wrong") = (world.doors.clone(), world.slots);
         }
         world
+    }
+
+    /// One allocator that has ended with something alive, and as many behind it as stay readable, and more: each later create lets one go of which nothing is left, and
+    /// finds what is left of the first.
+    pub(crate) fn crowded(mut self) -> World {
+        let here = Here { thread: 0 };
+        self.alloc(0, 0, 3, 0, here);
+        assert!(self.destroy(self.slots[0], false, 0));
+        say!(
+            self,
+            "// {} more, each with a block that is freed, and which end one after the other",
+            READABLE + 6
+        );
+        for n in 0..READABLE + 6 {
+            let mut number = 0;
+            // What others say to a device counts for all of it.
+            let options = if self.quiet { c"captures=none" } else { c"" };
+            let made = ffi::millpond_create(0, options.as_ptr(), &raw mut number);
+            let (on, mut at) = (self.stream((n % 8) as u8, 0, here), null_mut());
+            let had = ffi::millpond_alloc(number, 512, on.raw(), &raw mut at);
+            let freed = ffi::millpond_free_on(number, at, on.raw());
+            let ended = match n % 2 {
+                0 => ffi::millpond_destroy(number),
+                _ => ffi::millpond_release(number),
+            };
+            assert_eq!([made, had, freed, ended], [Status::Ok; 4], "{}", last());
+        }
+        // Threads at once have streams of their own.
+        for slot in 0..STREAMS {
+            self.close(slot);
+        }
+        // Slot 0 had the first of all.
+        self.crowded = 1;
+        self.create(0, 0, 0, 0);
+        if let Some(mail) = &self.mail {
+            *mail.doors.lock().expect("nothing went wrong") = (self.doors.clone(), self.slots);
+        }
+        self
     }
 
     /// Learns of the allocators that other threads have made and destroyed.
@@ -268,6 +312,7 @@ impl World {
             reads: Vec::new(),
             scratch: own(self.contexts),
             events: Vec::new(),
+            unnamed: Vec::new(),
             mail: self.mail.clone(),
             names: self.begun * 1_000_000,
             first: false,
@@ -521,6 +566,7 @@ impl World {
                 }
             }
             Verb::Permanent => self.permanent(a, b, fault),
+            Verb::BreaksItsWord => self.breaks_its_word(usize::from(a) % STREAMS, b),
             Verb::Pin => self.pin(a, c, fault),
             Verb::PinIn | Verb::PinOut | Verb::PinDeclare | Verb::PinFree | Verb::PinFreeUnknown => {
                 if let Some(x) = pick(self.pinned.len(), a) {
@@ -692,9 +738,10 @@ impl World {
     /// Every allocator's, ended ones too, but for those that are gone: of which nothing is alive, and behind which as many others ended as stay readable, those of
     /// the slots among them, which may have been made before.
     fn reports(&self) -> impl Iterator<Item = (usize, &Door, Stats)> {
-        let latest = self.doors.len().saturating_sub(millpond_plug::READABLE - SLOTS);
+        let latest = self.doors.len().saturating_sub(READABLE - SLOTS);
         self.doors.iter().enumerate().filter_map(move |(d, door)| {
-            if door.open || d >= latest || self.live_of(d) != (0, 0) {
+            let crowded = d < self.crowded;
+            if door.open || d >= latest && !crowded || self.live_of(d) != (0, 0) {
                 return Some((d, door, Stats::of(door.number)));
             }
             Some((d, door, Stats::of_ended(door.number)?))
@@ -730,6 +777,10 @@ impl World {
         }
         for event in std::mem::take(&mut self.events).into_iter().filter(|event| *event != 0) {
             driver::destroy_event(event as driver::Handle);
+        }
+        for (device, handle) in std::mem::take(&mut self.unnamed) {
+            driver::bind(self.contexts[device]);
+            driver::destroy_stream(handle as driver::Handle);
         }
         for (device, at) in self.scratch.into_iter().enumerate() {
             driver::bind(self.contexts[device]);
