@@ -12,7 +12,7 @@
 //! | `run` | the loop and the judgement |
 //! | `judge` | what is compared, and by how much it may change; the soaks of the doors use it too |
 //! | `programs` | programs with a name, in one allocator that stays |
-//! | `readme` | the README's two, line by line |
+//! | `readme` | the README's for the simulated device, line by line |
 //! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
 //! | `lasting` | rows whose tests make a device each: what these do, on a device and an allocator that last |
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
