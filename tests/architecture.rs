@@ -692,6 +692,42 @@ fn every_check_is_run() {
     assert_eq!(parts, slow, "what the workflow runs beside `--quick` against what that leaves out");
 }
 
+/// Words that a doc comment may not begin with: they point to another item, which a reader then has to find, and do not say what this
+/// one is or does. A section of it may (`# Errors`, "As [`Allocator::alloc`].").
+const POINTERS: &[&str] = &["As [`", "As `", "As said", "See "];
+/// "The same of a closed pool", but not "The same elements in another shape".
+const BEHIND_THE_SAME: &[&str] =
+    &["as", "beside", "by", "for", "from", "if", "in", "of", "on", "once", "to", "where", "with"];
+
+/// The lines of doc comments that only point.
+fn pointers(source: &str) -> Vec<usize> {
+    let doc = |line: &str| line.trim_start().strip_prefix("///").map(|text| text.trim_start().to_owned());
+    let points = |text: &str| {
+        let same = text.strip_prefix("The same ").map(|rest| rest.split(' ').next().unwrap_or_default());
+        POINTERS.iter().any(|p| text.starts_with(p))
+            || same.is_some_and(|word| BEHIND_THE_SAME.contains(&word))
+    };
+    let docs: Vec<Option<String>> = source.lines().map(doc).collect();
+    let begins = |at: usize| at == 0 || docs[at - 1].is_none();
+    let of_line = |(at, text): (usize, &Option<String>)| {
+        text.as_ref().filter(|text| begins(at) && points(text)).map(|_| at + 1)
+    };
+    docs.iter().enumerate().filter_map(of_line).collect()
+}
+
+#[test]
+fn doc_comments_say_what_they_mean() {
+    let files = rust_files(&["src", "driver/src", "trace/src", "replay/src"]);
+    let found: Vec<String> = files
+        .iter()
+        .flat_map(|f| pointers(&read(f)).into_iter().map(move |line| format!("{}:{line}", f.display())))
+        .collect();
+    assert_none("doc comments that only point to another one: say what it means, then link", &found);
+    // It can fail.
+    let planted = "/// As [`a`], of b.\nfn a() {}\n/// Does it.\n///\n/// # Errors\n/// As [`a`].\nfn b() {}\n    /// The same of a closed pool.\nfn c() {}\n/// The same elements.\nfn d() {}";
+    assert_eq!(pointers(planted), [1, 8]);
+}
+
 #[test]
 fn files_stay_short() {
     let long: Vec<String> = rust_files(SOURCES)

@@ -291,7 +291,7 @@ pub struct Report {
     /// The most that was live at once over all pools, in bytes (rounded): at least this was. A hit tells no other pool, so that
     /// with several pools two bounds are known; they are equal where the figure itself is ([`Report::peak_allocated`]).
     pub allocated_peak: u64,
-    /// The same from above: at most this was.
+    /// The most that was live at once over all pools, from above: at most this was.
     pub allocated_peak_at_most: u64,
     /// The sum over pools.
     pub total: PoolReport,
