@@ -107,6 +107,7 @@ impl<D: Driver> Clone for Allocator<D> {
 
 /// Which memory a trim looks at.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Trim<'a, D: Driver> {
     /// Every pool's, and pinned host memory.
     All,

@@ -199,6 +199,7 @@ impl PoolReport {
 /// How often each rung of the miss ladder was climbed, and how often it served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Rung {
     /// Tried.
     pub tried: u64,

@@ -75,6 +75,7 @@ pub enum AccessKind {
 
 /// Where physical memory is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
 pub enum Space {
     /// On a device.
     Device,
