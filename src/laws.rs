@@ -4,7 +4,7 @@
 //! Each is a pure function next to the law that it follows (O1 to O9, told in docs/ordering.md with the interleavings that they forbid),
 //! is called at the one place where it is decided, and is where the bugs of that decision are planted (docs/mutants.md). Which step comes
 //! before which, where that is the law, is in `steps`; what only costs memory or time is in `cost`. A bug of a sequence that is none of these
-//! is planted where the sequence is: docs/mutants.md lists those, and tests/architecture.rs counts them.
+//! is planted where the sequence is: docs/mutants.md lists those, and tests/architecture/main.rs counts them.
 //!
 //! It does not know a lock, a driver, a pool, a heap or a stream: numbers come in, an answer goes out.
 

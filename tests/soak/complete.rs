@@ -279,10 +279,11 @@ fn rows(table: &str) -> Vec<Row> {
     rows
 }
 
-/// The table of tests/rows.rs.
+/// The table of tests/architecture/requirements.rs.
 fn table() -> String {
-    let text = read("tests/rows.rs");
-    let (_, table) = text.split_once("const ROWS: &[(&str, &str, &[Evidence])] = &[").expect("the table");
+    let text = read("tests/architecture/requirements.rs");
+    let (_, table) =
+        text.split_once("const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[").expect("the table");
     table.split("\n];").next().expect("its end").to_owned()
 }
 
@@ -347,6 +348,6 @@ fn every_test_of_rows_is_repeated() {
 
 #[test]
 fn the_table_is_read_as_it_stands() {
-    let table = "    (\"A1\", \"what, and why\", &[Owed(\"x\")]),\n    (\n        \"A2\",\n        \"two\",\n        &[\n            Suite(\"s\"),\n            Bench(F, \"b\"),\n            Test(\n                \"tests/f.rs\",\n                \"t\",\n            ),\n        ],\n    ),\n";
+    let table = "    (\"A1\", Talk, \"what, and why\", &[Owed(\"x\")]),\n    (\n        \"A2\",\n        Talk,\n        \"two\",\n        &[\n            Suite(\"s\"),\n            Bench(F, \"b\"),\n            Test(\n                \"tests/f.rs\",\n                \"t\",\n            ),\n        ],\n    ),\n";
     assert_eq!(rows(table), [Row { id: "A2".into(), tests: vec!["s".into(), "t".into()] }]);
 }

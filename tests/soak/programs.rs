@@ -1,4 +1,4 @@
-//! Steady programs with a name: the README's and the examples, by the very code; shapes of the rows of tests/rows.rs
+//! Steady programs with a name: the README's and the examples, by the very code; shapes of the rows of tests/architecture/requirements.rs
 //! inside one allocator that stays (`whole` has the rows' own code); and shapes that once grew for ever.
 
 #![allow(
