@@ -718,7 +718,7 @@ fn pointers(source: &str) -> Vec<usize> {
 
 #[test]
 fn doc_comments_say_what_they_mean() {
-    let files = rust_files(&["src", "driver/src", "trace/src", "replay/src"]);
+    let files = rust_files(SOURCES);
     let found: Vec<String> = files
         .iter()
         .flat_map(|f| pointers(&read(f)).into_iter().map(move |line| format!("{}:{line}", f.display())))
