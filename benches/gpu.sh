@@ -9,7 +9,7 @@
 #   soak      ten million pairs and a million frees behind another stream: memory of process and device stays flat (examples/gpu_soak.rs)
 #   replay    every recorded workload on four streams, every byte of every block checked
 #   examples  the examples that anybody reads first, on the simulated device and on this one, and what they say of it
-#   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/rows.rs
+#   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/architecture/requirements.rs
 #   rows      what plain allocations and what frees by events or host functions cost; what a second stream takes of the device
 #             where a first one has freed as much, beside two peers (examples/gpu_rows.rs, benches/peers/t13.py)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)

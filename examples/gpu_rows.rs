@@ -1,4 +1,4 @@
-//! Three claims of a talk on caching pools, put to a GPU (rows T1, T13 and T14 of tests/rows.rs).
+//! Three claims of a talk on caching pools, put to a GPU (rows T1, T13 and T14 of tests/architecture/requirements.rs).
 //!
 //! `gpu_rows [quick]` prints a tab-separated table with a heading for each claim, a blank line between two.
 //!

@@ -4,7 +4,7 @@
 //! Each is a pure function next to the law that it follows (O1 to O9, told in docs/ordering.md with the interleavings that they forbid),
 //! is called at the one place where it is decided, and is where the bugs of that decision are planted (docs/mutants.md). Which step comes
 //! before which, where that is the law, is in `steps`; what only costs memory or time is in `cost`. A bug of a sequence that is none of these
-//! is planted where the sequence is: docs/mutants.md lists those, and tests/architecture.rs counts them.
+//! is planted where the sequence is: docs/mutants.md lists those, and tests/architecture/main.rs counts them.
 //!
 //! It does not know a lock, a driver, a pool, a heap or a stream: numbers come in, an answer goes out.
 
@@ -48,7 +48,8 @@ pub(crate) fn may_lend(ordered: bool) -> bool {
     ordered || planted!(Z16)
 }
 
-/// The same of a closed pool, whose memory is under no other law.
+/// Whether memory of a pool is taken over: if the law accepts it, and a closed pool's is under no other law
+/// than that.
 #[inline]
 pub(crate) fn may_take(accepted: bool, closed: bool) -> bool {
     accepted || (closed && planted!(Z7))
@@ -211,12 +212,13 @@ pub(crate) fn entry_stamp(
     }
 }
 
-/// The same of a range that was in flight here.
+/// The stamp with which a range that was in flight in its own pool becomes free.
 pub(crate) fn drained_stamp(stamp: Epoch) -> Epoch {
     if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp }
 }
 
-/// The same of a range of another pool, or of the device; `marked` is the number of the pool's last marker.
+/// The stamp with which a range of another pool, or of the device, becomes free here; `marked` is the number
+/// of the pool's last marker.
 pub(crate) fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
     match stamp {
         Epoch::COMPLETE => stamp,
@@ -248,7 +250,8 @@ pub(crate) fn merged_stamp(one: Epoch, other: Epoch) -> Epoch {
     if planted!(Z23) { one.min(other) } else { one.max(other) }
 }
 
-/// The same where a third one comes in on the other side.
+/// The stamp of a merged range that a third neighbour joins on the other side: complete when the latest of
+/// the three is.
 #[inline]
 pub(crate) fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
     if planted!(MergeBothForgets) { stamp } else { merged_stamp(stamp, third) }
@@ -355,7 +358,8 @@ pub(crate) fn is_last_user(last: impl FnOnce() -> bool) -> bool {
     planted!(OpenEndsEarly) || last()
 }
 
-/// The same of a declared use.
+/// Whether a stream of which nobody else has a reference holds all that it ever will, so that a declared use
+/// of it ends.
 pub(crate) fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
     planted!(DeclaredEndsEarly) || last()
 }
@@ -384,25 +388,25 @@ pub(crate) fn after_write(written: impl FnOnce() -> u64) -> u64 {
     if planted!(ArrayWriteUnseen) { 0 } else { written() }
 }
 
-/// The same of its last read, which only a write has to come after.
+/// What of the home stream's last read an access comes after: only a write has to.
 #[inline]
 pub(crate) fn after_read(writes: bool, read: impl FnOnce() -> u64) -> u64 {
     if writes && !planted!(ArrayReadUnseen) { read() } else { 0 }
 }
 
-/// The same of work there that has no number yet.
+/// Whether an access comes after work on the home stream that has no number yet.
 #[inline]
 pub(crate) fn after_open(open: bool) -> bool {
     open && !planted!(ArrayOpenUnseen)
 }
 
-/// The same of the bytes' former life (O7).
+/// What of the bytes' former life an access comes after (O7).
 #[inline]
 pub(crate) fn after_birth<T>(birth: Option<T>) -> Option<T> {
     birth.filter(|_| !planted!(ArrayBirthUnseen))
 }
 
-/// The same of other streams' uses, if there are any.
+/// Whether an access comes after other streams' uses, if there are any.
 #[inline]
 pub(crate) fn after_others(shared: bool) -> bool {
     shared && !planted!(ArrayUseUnseen)

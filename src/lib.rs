@@ -7,8 +7,6 @@
 #![doc = concat!("[examples/two_streams.rs]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/examples/two_streams.rs")]
 #![doc = concat!("[examples/share_between_streams.rs]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/examples/share_between_streams.rs")]
 #![doc = "[docs/ordering.md]: ordering"]
-#![doc = concat!("[tests/lawmodel]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/tests/lawmodel/README.md")]
-#![doc = "[docs/ordering.md#kinds-of-streams]: ordering#kinds-of-streams"]
 #![doc = concat!("[`millpond-sim`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/sim/README.md")]
 #![doc = concat!("[`millpond-replay`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/replay/README.md")]
 #![doc = concat!("[`millpond-trace`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/trace/README.md")]

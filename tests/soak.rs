@@ -1,7 +1,7 @@
 //! The soak: steady programs in a loop, and nothing may grow.
 //!
 //! What an allocator holds may be a function of what is pending, never of what has ever happened. That is a promise about
-//! loops, so it is tested on loops: the README's programs, the examples, what tests/rows.rs lists, and random ones, each
+//! loops, so it is tested on loops: the README's programs, the examples, what tests/architecture/requirements.rs lists, and random ones, each
 //! 4,000 rounds in an ordinary test run, 10,000 by `.ci/soak` (`MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak` for more), on the simulated
 //! device at four paces. Rows run with the elements and repetitions of a loop; `whole` lists the one that has fewer rounds, and why. `run` says what is compared; `millpond_testkit::counting` how the memory of library and device are told apart; and
 //! `complete` reads which programs there are, and fails if one has no loop.
@@ -12,8 +12,8 @@
 //! | `run` | the loop and the judgement |
 //! | `judge` | what is compared, and by how much it may change; the soaks of the doors use it too |
 //! | `programs` | programs with a name, in one allocator that stays |
-//! | `readme` | the README's two, line by line |
-//! | `whole` | rows of tests/rows.rs from beginning to end, again and again: the tests themselves |
+//! | `readme` | the README's for the simulated device, line by line |
+//! | `whole` | rows of tests/architecture/requirements.rs from beginning to end, again and again: the tests themselves |
 //! | `lasting` | rows whose tests make a device each: what these do, on a device and an allocator that last |
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
 //! | `machine`, `rarer`, `crew` | what a step of these does, and what one of the rarer parts of the interface; the threads that do it |

@@ -12,7 +12,7 @@
 #[cfg(millpond_mutants)]
 #[path = "threads_loom/operands.rs"]
 mod operands;
-mod toy;
+mod toy_device;
 
 /// As the C interface's own files ask.
 #[cfg(millpond_mutants)]
@@ -46,7 +46,7 @@ use millpond::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use millpond::sync::{Arc, Mutex, Ordering, Quick};
 use millpond::units::{Addr, Epoch, Granules, KIB, MIB, SegmentId};
 use millpond::{Allocator, Config, Growth, Limit, Trim};
-use toy::{Toy, launch};
+use toy_device::{Toy, launch};
 
 /// One exploration at a time: the panic hook belongs to the process.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -98,7 +98,7 @@ fn is_caught_within(preemptions: Option<usize>, program: impl Fn() + Sync + Send
     caught.is_err()
 }
 
-fn probe() -> (Toy, toy::Queue, Arc<Probe<Toy>>) {
+fn probe() -> (Toy, toy_device::Queue, Arc<Probe<Toy>>) {
     let toy = Toy::new(64 * MIB);
     let queue = toy.queue();
     let probe = Probe::attach(toy.clone(), &queue).unwrap();

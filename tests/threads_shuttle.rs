@@ -24,7 +24,7 @@ mod operands;
 #[path = "threads_shuttle/reduced.rs"]
 mod reduced;
 #[cfg(millpond_mutants)]
-mod toy;
+mod toy_device;
 
 use millpond::driver::Memory;
 use millpond::trace::{Event as Happening, Sink};

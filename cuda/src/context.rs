@@ -61,9 +61,10 @@ pub(super) struct Device {
     pub(super) ranges: Ranges,
     pub(super) known: Known,
     pub(super) mortals: Mortals,
-    /// As [`Cuda::expect_captures`](super::Cuda::expect_captures) was told.
+    /// Whether somebody else may capture: [`Cuda::expect_captures`](super::Cuda::expect_captures) was called.
     pub(super) expects_captures: AtomicBool,
-    /// As [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was told.
+    /// Whether nobody else captures: [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was
+    /// called.
     pub(super) captures_nowhere: AtomicBool,
     pub(super) kernels: Mutex<Option<Arc<Kernels>>>,
     /// Programs' kernels.
@@ -248,7 +249,7 @@ impl Device {
         self.bind_context(self.context)
     }
 
-    /// As [`Device::bind`], another context than ours.
+    /// Makes another context than ours current until the guard is dropped.
     pub(super) fn bind_context(&self, context: Handle<CUctx_st>) -> DriverResult<Bound<'_>> {
         let current = self.current()?;
         if current.0 == context.0 {

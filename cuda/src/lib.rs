@@ -239,7 +239,7 @@ impl Cuda {
         self.device.captures_nowhere.store(true, core::sync::atomic::Ordering::Relaxed);
     }
 
-    /// As [`Cuda::patterns`] was told.
+    /// Whether a replay on this value fills and checks its blocks: [`Cuda::patterns`].
     pub fn has_patterns(&self) -> bool {
         self.patterns
     }

@@ -88,7 +88,7 @@ impl GpuStream {
         self.0.exposed.store(true, Ordering::Relaxed);
         self.0.handle.0
     }
-    /// The same for cudarc's value, which is given out by whoever makes it.
+    /// The native handle for cudarc's value, which is given out by whoever makes it.
     pub(super) fn handle_for_alias(&self) -> CUstream {
         if !planted!(CudaAliasUnseen) {
             self.0.exposed.store(true, Ordering::Relaxed);
@@ -387,7 +387,7 @@ impl Cuda {
         stream
     }
 
-    /// As [`Cuda::reference`], with the driver's id in `info`, or a number of ours where there is none.
+    /// A reference with the driver's id in `info`, or a number of ours where there is none.
     fn numbered(&self, handle: CUstream, id: Option<StreamId>, info: StreamInfo, whose: Whose) -> GpuStream {
         if let Some(id) = id {
             return self.reference(handle, StreamInfo { id, ..info }, whose);
@@ -469,7 +469,8 @@ impl Cuda {
         }
     }
 
-    /// As [`Cuda::raw_stream`], a stream that is never destroyed: the pool streams of frameworks. Works on every driver.
+    /// A stream by its native handle ([`Cuda::raw_stream`]) that is never destroyed: the pool streams of frameworks.
+    /// Works on every driver.
     ///
     /// # Errors
     /// As [`Cuda::adopt`].
@@ -485,13 +486,12 @@ impl Cuda {
         }
     }
 
-    /// As [`Cuda::raw_stream`], a stream that whoever made it may destroy at any time, work pending or not: Python objects.
-    /// The reference outlives it without harm. Use the reference only in calls that name the stream while it is alive: such calls
-    /// mark what it holds by then, and nothing else does. What was freed on it, or behind it, since the last one that did
-    /// serves the stream itself, and others when it is named again or the program synchronises
-    /// (`held_back`). Who it is after its end is [`Cuda::raw_id`]'s to tell: another stream may have
-    /// its handle. From the first one on captures are expected ([`Cuda::expect_captures`]),
-    /// unless there are none ([`Cuda::promise_no_captures`]).
+    /// A stream by its native handle ([`Cuda::raw_stream`]) that whoever made it may destroy at any time, work pending or not:
+    /// Python objects. The reference outlives it without harm. Use the reference only in calls that name the stream while it is
+    /// alive: such calls mark what it holds by then, and nothing else does. What was freed on it, or behind it, since the last
+    /// one that did serves the stream itself, and others when it is named again or the program synchronises (`held_back`). Who it
+    /// is after its end is [`Cuda::raw_id`]'s to tell: another stream may have its handle. From the first one on captures are
+    /// expected ([`Cuda::expect_captures`]), unless there are none ([`Cuda::promise_no_captures`]).
     ///
     /// # Errors
     /// As [`Cuda::raw_stream`].

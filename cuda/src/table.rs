@@ -330,9 +330,9 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     }
 }
 
-/// The same where the call is known. A question about an event, or a wait for it, whose arguments are ours and valid, has this answer when the
-/// event was last recorded in a capture that has ended (H100, driver 580.159.04, CUDA 13.0; while it goes on a question is answered 907, and
-/// ends it).
+/// What a code means to an allocator where the call is known. A question about an event, or a wait for it, whose arguments are ours and valid,
+/// has this answer when the event was last recorded in a capture that has ended (H100, driver 580.159.04, CUDA 13.0; while it goes on a
+/// question is answered 907, and ends it).
 pub(super) fn kind_of_answer(call: Call, code: Code) -> DriverErrorKind {
     let of_event = matches!(call, Call::event_query | Call::event_synchronize | Call::stream_wait_event);
     if of_event && code == 1 { DriverErrorKind::Capturing } else { kind_of(code) }

@@ -92,7 +92,7 @@ impl<D: Driver> Called<D> {
     pub fn here() -> Called<D> {
         Called::at(Caller::Code(Location::caller()))
     }
-    /// As said.
+    /// A verb that somebody else names the caller of: code, or a call by another language.
     #[inline]
     pub fn at(caller: Caller) -> Called<D> {
         let outermost = D::JUDGES

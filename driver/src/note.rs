@@ -38,7 +38,7 @@ pub enum Note {
         addr: Addr,
         /// The stream that uses it.
         stream: StreamId,
-        /// As of [`Note::Used`].
+        /// Only what the stream was given up to now, not up to the free.
         so_far: bool,
     },
     /// An array in memory of others begins at an address. What was done with the memory before it is known to the library
@@ -69,7 +69,7 @@ pub enum Note {
         /// Who queues it.
         by: QueuedBy,
     },
-    /// As [`Note::Operation`], of an array in memory of others.
+    /// An operation is about to be queued on an array in memory of others: [`Note::Operation`] by an address.
     OperationAt {
         /// Any byte of it.
         addr: Addr,
@@ -89,7 +89,7 @@ pub enum Note {
         /// What it was to do.
         used: RangeUse,
     },
-    /// As [`Note::GuardEnded`], of an array in memory of others.
+    /// A guard of an array in memory of others ended: [`Note::GuardEnded`] by an address.
     GuardEndedAt {
         /// Any byte of it.
         addr: Addr,

@@ -1,5 +1,5 @@
 //! What copies, their overlap with kernels, launches and waits cost on a GPU: ours beside plain CUDA and cudarc, in one run
-//! (rows S2, S3, S7, S13, T9, P1 and P3 of tests/rows.rs).
+//! (rows S2, S3, S7, S13, T9, P1 and P3 of tests/architecture/requirements.rs).
 //!
 //! `gpu_transfers [quick|tiny] [PART...]` prints tab-separated tables, a heading each, then every aim with its figure, and
 //! PASS or FAIL. Parts: `rates`, `three_ways`, `overlap`, `launches`, `waits`, `pageable`; all of them if none is named. `quick`

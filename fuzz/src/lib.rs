@@ -1,6 +1,6 @@
 //! What the fuzz targets do with their bytes: one function a target, which panics when something is wrong.
 //!
-//! They are apart from the targets so that `tests/fuzz_seeds.rs` can run them over the committed seeds with no fuzzer at
+//! They are apart from the targets so that `tests/allocator/fuzz_seeds.rs` can run them over the committed seeds with no fuzzer at
 //! hand. Nothing here knows a fuzzer.
 
 /// The name under which `plug`'s tests know it, which share `c_abi`.

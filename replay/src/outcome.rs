@@ -26,7 +26,7 @@ pub struct Outcome {
     pub foreign_uses: u64,
     /// Highest sum of live bytes of the device's memory, as requested, in the order of the trace.
     pub peak_requested_bytes: u64,
-    /// The same of pinned host memory, which only programs ask for.
+    /// Highest sum of live bytes of pinned host memory, as requested; only programs ask for it.
     pub peak_pinned_bytes: u64,
     /// The most that was ever reserved from the device.
     pub peak_reserved_bytes: u64,

@@ -38,8 +38,8 @@ pub fn replay<D: Touch>(program: &Program, allocator: &Allocator<D>) -> Result<O
     replay_watched(program, allocator, &|_, _| {})
 }
 
-/// As [`replay`], calling `after` behind each step with the step's number and, if it handed a block out, where that begins: for tests
-/// that check something at every step.
+/// Runs a program on an allocator ([`replay`]) and calls `after` behind each step with the step's number and, if it handed a block out,
+/// where that begins: for tests that check something at every step.
 ///
 /// # Errors
 /// As [`replay`].

@@ -296,7 +296,7 @@ pub(super) fn reach(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
     reached
 }
 
-/// As [`reach`], whatever gates are opened on the way.
+/// Runs what it takes to reach these positions, whatever gates are opened on the way.
 fn only(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
     let mut stack = goals;
     'calls: loop {

@@ -42,7 +42,7 @@ pub(super) struct Faults {
     panics: Vec<(Call, u64)>,
     /// Streams on which captures begin behind calls, counting down.
     captures: Vec<(Call, u64, StreamKey)>,
-    /// The same for captures that begin right before a call and end behind it.
+    /// Streams on which captures begin right before a call and end behind it, counting down.
     around: Vec<(Call, u64, StreamKey)>,
     /// What happens before calls, counting down.
     meanwhile: Vec<(Call, u64, Meanwhile)>,

@@ -269,7 +269,7 @@ impl Sim {
         queued
     }
 
-    /// As [`Sim::launch`], for kernels that touch pinned memory too.
+    /// Launches a kernel that may touch pinned memory too ([`Sim::launch`]).
     ///
     /// # Errors
     /// As [`Sim::launch`], but pinned ranges are fine.

@@ -168,7 +168,8 @@ impl Sim {
         self.set_schedule(schedule);
         self
     }
-    /// As [`Sim::schedule`], on a device in use. What is queued stays queued until the new schedule runs it.
+    /// When queued work runs ([`Sim::schedule`]), on a device in use. What is queued stays queued until the
+    /// new schedule runs it.
     pub fn set_schedule(&self, schedule: Schedule) {
         let guard = self.lock();
         let mut world = guard.borrow_mut();
@@ -371,8 +372,8 @@ impl Sim {
         }
         guard
     }
-    /// As [`Sim::call`], under a lock taken [`before`](Sim::before) it and held throughout: what is left to do when the schedule had its turn,
-    /// a wait say, is done `then`.
+    /// One driver call under a lock taken [`before`](Sim::before) it and held throughout: what is left to do when the schedule had its turn, a
+    /// wait say, is done `then`.
     #[track_caller]
     fn call_and<T, R>(
         &self,

@@ -243,7 +243,7 @@ impl World {
         }
     }
 
-    /// As [`World::resolve`], and the stream must be of this device.
+    /// The stream that a reference names ([`World::resolve`]), which must be of this device.
     pub(super) fn resolve_here(
         &mut self,
         sim: &Sim,
@@ -500,8 +500,9 @@ impl Sim {
         };
         SimStream::new(self, handle, which)
     }
-    /// As [`Sim::stream_from_handle`], a stream that whoever made it may destroy at any time: an allocator that adopts the
-    /// reference names it in calls that name it and nowhere else. From the first one on captures are expected.
+    /// A borrowed reference by native value ([`Sim::stream_from_handle`]) of a stream that whoever made it may destroy at
+    /// any time: an allocator that adopts the reference names it in calls that name it and nowhere else. From the first
+    /// one on captures are expected.
     pub fn mortal_stream(&self, stream: &SimStream) -> SimStream {
         self.expect_captures();
         let (shared, device, handle) = (self.shared().clone(), self.index(), stream.handle());
@@ -551,7 +552,8 @@ impl Sim {
         }
         Ok(())
     }
-    /// As [`Sim::name_stream`], for the number of a stream in the file that is replayed.
+    /// Gives a stream the number that it has in the file that is replayed, for verdicts to show
+    /// ([`Sim::name_stream`]).
     ///
     /// # Errors
     /// As [`Sim::name_stream`].

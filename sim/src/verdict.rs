@@ -56,7 +56,8 @@ impl Sim {
         exec::run_all(&self.lock());
         self.verdict_so_far()
     }
-    /// As [`Sim::verdict`], without running anything: the contents of what is still queued are not judged.
+    /// Judges as [`Sim::verdict`] does without running anything: the contents of what is still queued are not
+    /// judged.
     ///
     /// # Errors
     /// Everything that was found.

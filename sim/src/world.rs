@@ -57,7 +57,7 @@ pub(super) struct Device {
     pub(super) taken_peak: u64,
     pub(super) pinned: u64,
     pub(super) pinned_peak: u64,
-    /// As [`Sim::expect_captures`](super::Sim::expect_captures) was told.
+    /// Whether somebody else may capture: [`Sim::expect_captures`](super::Sim::expect_captures) was called.
     pub(super) expects_captures: bool,
     pub(super) plain_space: FreeAddresses,
     pub(super) virtual_space: FreeAddresses,

@@ -340,7 +340,8 @@ fn join(into: &mut PendingSet, pending: Pending) {
     }
 }
 
-/// The same for a set: by a look at each for few, by one sort for many, since each of them would be looked for among all the others.
+/// Adds a set of pending uses to a set, the maximum a stream: by a look at each for few, by one sort for many, since each of them
+/// would be looked for among all the others.
 fn join_all(into: &mut PendingSet, set: PendingSet) {
     if into.len() + set.len() <= SORTED_FROM {
         set.into_iter().for_each(|pending| join(into, pending));
@@ -559,7 +560,8 @@ pub(crate) fn order_behind<D: Driver>(
     order_line_behind(&Via::of(stream), stream.line(), touches, by)
 }
 
-/// As [`order_behind`], for a stream of this device that does not capture.
+/// Makes later work on a stream of this device that does not capture come after these touches:
+/// [`order_behind`] without its questions.
 fn order_line_behind<D: Driver>(
     via: &Via<'_, D>,
     line: &Line<D>,

@@ -25,6 +25,23 @@ use core::time::Duration;
 ///
 /// The one exception: if the `Allocator` and all its `Stream`s are gone, the drop of the last allocation waits for the
 /// device and gives everything back to it (of pinned memory, the drop of the last pinned allocation).
+///
+/// ```
+/// use millpond::{Allocator, Config, units::{GIB, MIB}};
+/// use millpond_sim::{Launch, Sim};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sim = Sim::new(GIB);
+/// let gpu = Allocator::new(sim.clone(), Config::default())?;
+/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
+/// let batch = gpu.alloc(MIB, &copy)?;
+/// sim.launch(copy.native(), Launch::new("load").writes(batch.address(), batch.len()))?;
+/// work.wait_stream(&copy)?; // `work` comes behind the load
+/// batch.record_use(&work)?; // and uses the bytes from here on
+/// sim.launch(work.native(), Launch::new("train").reads(batch.address(), batch.len()))?;
+/// drop(batch); // reused behind `train`
+/// sim.verdict()?;
+/// # Ok(()) }
+/// ```
 pub struct Allocation<D: Driver> {
     /// `None`: no bytes were asked for.
     pub(super) home: Option<Home<D>>,
@@ -60,7 +77,6 @@ impl<D: Driver> Allocation<D> {
     pub(crate) fn pool(&self) -> Option<&Arc<Pool<D>>> {
         self.home.as_ref().map(|h| &*h.pool)
     }
-    /// What it knows of its bytes; `None` if there are none.
     /// The device that it is on; `None` for no bytes.
     pub(crate) fn device(&self) -> Option<crate::units::DeviceId> {
         self.home.as_ref().map(|home| home.pool.core.device)

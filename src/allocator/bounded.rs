@@ -14,7 +14,8 @@ use crate::units::Epoch;
 /// Whom requests may wait for.
 pub(crate) struct Waitable<'a, D: Driver> {
     registry: &'a Registry<D>,
-    /// As the driver's.
+    /// Whether somebody else may capture:
+    /// [`Fences::expects_captures`](crate::driver::Fences::expects_captures).
     expects_captures: bool,
 }
 
@@ -51,7 +52,8 @@ impl<D: Driver> Waitable<'_, D> {
         self.registry.line(pending.on).is_none_or(|l| self.is_orderable(&l, pending.epoch))
     }
 
-    /// The same for a timeline that the caller has.
+    /// Whether a stream may be made to wait for this epoch of a timeline that the caller has; if not, a
+    /// marker falls due.
     pub(crate) fn is_orderable(&self, line: &Line<D>, epoch: Epoch) -> bool {
         let held = line.is_held_back(epoch, self.expects_captures);
         if held {

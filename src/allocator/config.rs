@@ -308,7 +308,8 @@ impl Config {
         Config::from_env_and(|_| None)
     }
 
-    /// As [`Config::from_env`], with values of the caller's by the variables' names, which go above the environment's.
+    /// The defaults, changed by environment variables ([`Config::from_env`]) and by values of the caller's under the
+    /// same names, which go above the environment's.
     ///
     /// # Errors
     /// As [`Config::from_env`].
@@ -326,7 +327,8 @@ impl Config {
         })
     }
 
-    /// As [`Config::from_env`], with a look-up of the caller's.
+    /// The defaults, changed by what a look-up of the caller's has for the variables of [`Config::from_env`];
+    /// the environment is not read.
     ///
     /// # Errors
     /// As [`Config::from_env`].

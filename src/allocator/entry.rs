@@ -41,7 +41,8 @@ impl<D: Driver> Pool<D> {
         self.drain_locked(&mut self.lock())
     }
 
-    /// The same with the pool's lock held. Makes no driver call.
+    /// With the pool's lock held: own ranges in flight whose uses are over enter the free state. Returns
+    /// whether any did. Makes no driver call.
     pub(crate) fn drain_locked(&self, state: &mut PoolState) -> bool {
         if state.in_flight.is_empty() {
             return false;

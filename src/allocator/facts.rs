@@ -27,7 +27,7 @@ pub(crate) struct Holding {
     pub(super) aligned_on: Vec<StreamId>,
     /// Bytes of segments that are wholly free.
     pub(super) idle: u64,
-    /// The same once the uses of ranges in flight are over.
+    /// Bytes of segments that are wholly free once the uses of ranges in flight are over.
     pub(super) idle_after_uses: u64,
     /// Whether a run would serve then.
     pub(super) serves_after_uses: bool,

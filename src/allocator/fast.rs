@@ -90,7 +90,8 @@ impl<D: Driver> Pool<D> {
 }
 
 impl PoolState {
-    /// As `report::Histogram::add`, into an array: the index needs no check and nothing grows.
+    /// Counts a size, as `report::Histogram::add` does, into an array: the index needs no check and nothing
+    /// grows.
     #[inline]
     pub(super) fn count_size(&mut self, len: Granules) {
         self.sizes[(u64::from(len.0 - 1) << 1 | 1).ilog2() as usize] += 1;

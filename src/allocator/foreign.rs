@@ -30,7 +30,7 @@ pub(crate) struct Foreign<D: Driver> {
     /// not nobody's, and a use of it is not over.
     native: Mutex<Option<D::Stream>>,
     pub(super) uses: Mutex<Uses>,
-    /// As a pool's: what another room keeps with it.
+    /// What cudarc's interop keeps with this memory, as it does with a pool.
     #[cfg(feature = "cuda")]
     pub(super) guest: super::pool::Guest,
     bytes: u64,

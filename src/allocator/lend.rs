@@ -119,7 +119,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         handed.or_else(|| all().into_iter().find_map(|number| lend(number, &mut asked)))
     }
 
-    /// The same of this pool, which is asked about while there are `questions`.
+    /// Takes a range of this pool over, if one serves; the pool is asked about while there are `questions`.
     fn lend_from(
         &mut self,
         from: &Pool<D>,

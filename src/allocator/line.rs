@@ -169,7 +169,8 @@ impl<D: Driver> Line<D> {
     pub(crate) fn promise(&self) -> Epoch {
         self.promise_in(&self.state.lock())
     }
-    /// As [`Line::promise`], for a call that proves all that was freed until now complete, or else is followed by [`Line::loosen`].
+    /// Reserves a number before a call that will prove all that was freed until now complete, or else is followed by
+    /// [`Line::loosen`].
     pub(crate) fn promise_all(&self) -> Epoch {
         if planted!(PromiseInTwoHolds) {
             self.tighten(&self.state.lock());

@@ -109,6 +109,7 @@ impl<D: Driver> Clone for Allocator<D> {
 
 /// Which memory a trim looks at.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Trim<'a, D: Driver> {
     /// Every pool's, and pinned host memory.
     All,
@@ -192,9 +193,9 @@ impl<D: Driver> Allocator<D> {
         self.enlist(native, true, true)
     }
 
-    /// As [`Allocator::adopt`], in a call that waits for nothing: [`Allocator::adopt`] waits, for at most
-    /// [`bounded_wait`](Config::bounded_wait), in a deterministic allocator of which dozens of streams have ended, because that asks no
-    /// event whether they are done. What is left of them stays until [`Allocator::finish_ended`], which any such call makes, or
+    /// Makes a stream of the program's one of this allocator's, in a call that waits for nothing: [`Allocator::adopt`] waits, for at
+    /// most [`bounded_wait`](Config::bounded_wait), in a deterministic allocator of which dozens of streams have ended, because that
+    /// asks no event whether they are done. What is left of them stays until [`Allocator::finish_ended`], which any such call makes, or
     /// [`Allocator::synchronize`].
     ///
     /// # Errors
@@ -278,8 +279,8 @@ impl<D: Driver> Allocator<D> {
         Ok(stream)
     }
 
-    /// As [`Allocator::alloc`], for a caller who has just seen that the stream does not capture: on an adopted stream that
-    /// spares the question to the driver.
+    /// Allocates on a stream that the caller has just seen not to capture, otherwise as [`Allocator::alloc`]: on an
+    /// adopted stream that spares the question to the driver.
     ///
     /// # Errors
     /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that others have then.
@@ -294,7 +295,7 @@ impl<D: Driver> Allocator<D> {
         self.alloc_hit(bytes, stream)
     }
 
-    /// As [`Allocator::alloc`], at an address that is a multiple of `align`.
+    /// Allocates at an address that is a multiple of `align`, otherwise as [`Allocator::alloc`].
     ///
     /// # Errors
     /// As [`Allocator::alloc`]; [`Error::BadAlignment`] if `align` is no power of two or above 1 GiB.
@@ -308,7 +309,8 @@ impl<D: Driver> Allocator<D> {
         self.alloc_rare(bytes, granules, stream)
     }
 
-    /// As [`Allocator::alloc`], with a name for [`Allocator::live`], out-of-memory errors and verdicts to show.
+    /// Allocates with a name for [`Allocator::live`], out-of-memory errors and verdicts to show, otherwise as
+    /// [`Allocator::alloc`].
     ///
     /// # Errors
     /// As [`Allocator::alloc`].
@@ -357,7 +359,7 @@ impl<D: Driver> Allocator<D> {
         }
     }
 
-    /// The same if that was no hit.
+    /// Allocates on such a stream where the cache has nothing that fits.
     #[cold]
     #[inline(never)]
     fn alloc_missed(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
@@ -368,7 +370,7 @@ impl<D: Driver> Allocator<D> {
         }
     }
 
-    /// The same for what is rare: an alignment, a stream that is watched for more than captures, no bytes, or a mistake.
+    /// Allocates what is rare: an alignment, a stream that is watched for more than captures, no bytes, or a mistake.
     #[cold]
     #[inline(never)]
     fn alloc_rare(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
@@ -459,7 +461,8 @@ impl<D: Driver> Allocator<D> {
         self.alloc_pinned_as(bytes, HostKind::Cached)
     }
 
-    /// As [`Allocator::alloc_pinned`], cached by the CPU or write-combined. The two come from segments of their own.
+    /// Allocates pinned memory that is cached by the CPU or write-combined, otherwise as
+    /// [`Allocator::alloc_pinned`]. The two come from segments of their own.
     ///
     /// # Errors
     /// As [`Allocator::alloc_pinned`].

@@ -101,8 +101,8 @@ impl<D: Driver> Core<D> {
         (pools.clone(), known)
     }
 
-    /// As [`Core::cut_peaks`], once as many pools may be looked at as there are: a program with thousands of streams would look at
-    /// all of them for each that grows.
+    /// Cuts the stretch of which the peaks are known ([`Core::cut_peaks`]), once as many pools may be looked at as there are: a
+    /// program with thousands of streams would look at all of them for each that grows.
     pub(super) fn cut_peaks_when_due(&self) {
         if self.is_due(&self.peaks.due, FEW) {
             self.cut_peaks();

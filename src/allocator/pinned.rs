@@ -20,6 +20,24 @@ use core::ptr::NonNull;
 /// Asynchronous copies from and into it have to be recorded ([`PinnedAllocation::record_use`]) before it is dropped: it
 /// is handed out again only when they are complete; where nobody can record them, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver call and never blocks for the device,
 /// but for the last one of an allocator that is gone with all its streams: it waits for what uses the memory, and gives it back to the driver.
+///
+/// ```
+/// use millpond::driver::Copies;
+/// use millpond::{Allocator, Config, units::{GIB, KIB}};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sim = Sim::new(GIB);
+/// let gpu = Allocator::new(sim.clone(), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let (host, device) = (gpu.alloc_pinned(64 * KIB)?, gpu.alloc(64 * KIB, &stream)?);
+/// // SAFETY: both live until the copy is done: the use of `host` is recorded, and `device` is of this stream.
+/// unsafe { sim.copy_h2d(device.address(), host.as_ptr().as_ptr(), host.len(), stream.native())? };
+/// host.record_use(&stream)?;
+/// drop(host); // handed out again when the copy is complete
+/// # drop(device);
+/// # sim.verdict()?;
+/// # Ok(()) }
+/// ```
 pub struct PinnedAllocation<D: Driver> {
     home: Option<Home<D>>,
     bytes: u64,

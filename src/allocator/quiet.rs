@@ -113,10 +113,10 @@ impl<D: Driver> Allocator<D> {
         Ok(())
     }
 
-    /// As [`Allocator::synchronize`], and ends no capture, on whatever stream in the context and by whomever: 512 bytes of host memory are pinned and
-    /// unpinned, and unpinning waits for all that is queued on the device ([`Host::unpin_waits_for_device`](crate::driver::Host::unpin_waits_for_device)).
-    /// What a capture holds is not queued: it runs when its graph is launched. That is so whether captures are expected or not
-    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)).
+    /// Waits for all that is queued on the device, as [`Allocator::synchronize`] does, and ends no capture, on whatever stream in the context and by
+    /// whomever: 512 bytes of host memory are pinned and unpinned, and unpinning waits for all that is queued on the device
+    /// ([`Host::unpin_waits_for_device`](crate::driver::Host::unpin_waits_for_device)). What a capture holds is not queued: it runs when its graph is
+    /// launched. That is so whether captures are expected or not ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)).
     ///
     /// The price: what streams hold whose end no marker tells, those that capture or are not known here, is waited for while launches and records of other threads stand
     /// still in CUDA's driver (21 ms beside a wait of 20 ms; docs/decisions/unpin-to-wait.md). So it must not be called while such queued work

@@ -221,7 +221,7 @@ impl<D: Driver> Registry<D> {
         result
     }
 
-    /// As [`Registry::make_marker_as`], in a call that may not name the stream.
+    /// Makes a marker of a timeline, in a call that may not name its stream.
     pub(crate) fn make_marker(
         &self,
         driver: &D,
@@ -360,7 +360,7 @@ impl<D: Driver> Registry<D> {
         self.insert_wait(driver, to, pending, limit)
     }
 
-    /// The same for what was seen not to be ordered yet.
+    /// Orders later work on `to` after `pending`, which was seen not to be ordered yet.
     pub(super) fn insert_wait(
         &self,
         driver: &D,
@@ -470,13 +470,14 @@ impl<D: Driver> Registry<D> {
         self.serve_errands(driver, May::Mark);
     }
 
-    /// The same beside captures that nobody can be asked about: what needs a context-wide event, which ends them, is left to another call.
+    /// Makes the markers that are due beside captures that nobody can be asked about: what needs a context-wide event, which ends them, is
+    /// left to another call.
     pub(crate) fn serve_beside_captures(&self, driver: &D) {
         self.serve_errands(driver, May::MarkByHandle);
     }
 
-    /// The same for a caller that has just waited for the device, or that waits for it anyway: it does again where a closing marker cannot
-    /// be recorded, and tries all that failed. Nobody else does, since a capture would not survive it.
+    /// Makes the markers that are due for a caller that has just waited for the device, or that waits for it anyway: it does again where a
+    /// closing marker cannot be recorded, and tries all that failed. Nobody else does, since a capture would not survive it.
     pub(crate) fn serve_and_wait(&self, driver: &D) {
         self.serve_errands(driver, May::Wait);
     }

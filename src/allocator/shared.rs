@@ -367,7 +367,7 @@ pub(crate) fn lost() -> Error {
     Error::Driver(lost_context())
 }
 
-/// As [`lost`], as the driver would have said it.
+/// The context is lost, as the driver would have said it.
 pub(crate) fn lost_context() -> DriverError {
     DriverError::new(
         "context",

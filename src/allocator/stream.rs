@@ -25,6 +25,20 @@ use smallvec::smallvec;
 /// unless it is the last owner of the allocator: see [`Allocator`], whose end that is.
 ///
 /// There is no current stream: streams are arguments.
+///
+/// ```
+/// use millpond::{Allocator, Config, kernel, units::GIB};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
+/// let x = gpu.zeros::<f32>(1024, &copy)?;
+/// let mut y = gpu.zeros::<f32>(1024, &work)?;
+/// kernel::saxpy(2.0, &x, &mut y, &work)?; // arrays know what `work` has to come behind
+/// work.wait_stream(&copy)?; // for plain allocations the program says it: on the device, the host goes on
+/// work.synchronize()?; // the host waits
+/// # Ok(()) }
+/// ```
 pub struct Stream<D: Driver>(Arc<Inner<D>>);
 
 // Each allocation reads it: on cache lines of its own, away from whatever lies beside.
@@ -127,7 +141,7 @@ impl<D: Driver> Stream<D> {
     pub fn set_independent(&self, on: bool) {
         self.0.owner.core().registry.set_independent(self.line(), on);
     }
-    /// As [`Stream::set_independent`], for building.
+    /// Declares the stream independent ([`Stream::set_independent`]) where it is made.
     #[must_use]
     pub fn independent(self) -> Stream<D> {
         self.set_independent(true);
@@ -284,6 +298,20 @@ impl<D: Driver> Drop for Inner<D> {
 }
 
 /// A point on a stream: everything queued on it before [`Stream::record`]. Immutable; cheap to clone.
+///
+/// ```
+/// use millpond::{Allocator, Config, units::GIB};
+/// use millpond_sim::Sim;
+/// use std::time::Duration;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
+/// let loaded = copy.record()?; // behind all that `copy` has been given by now
+/// work.wait(&loaded)?; // what `work` is given from here on comes behind that
+/// loaded.synchronize(Duration::from_secs(1))?; // the host waits, a second at most
+/// assert!(loaded.is_complete()?);
+/// # Ok(()) }
+/// ```
 pub struct Event<D: Driver> {
     /// Knows the registry and the driver, and drops what the event proves complete.
     keeper: Arc<Keeper<D>>,

@@ -26,7 +26,7 @@ fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
 }
 
 impl<D: Driver> Registry<D> {
-    /// As [`wait_for_all`]; all that was queued before it counts as complete then.
+    /// Waits for all that is queued ([`wait_for_all`]), which counts as complete then.
     pub(super) fn prove_all(&self, driver: &D) -> DriverResult<()> {
         self.prove_behind(|| wait_for_all(driver))
     }

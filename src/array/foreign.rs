@@ -10,7 +10,7 @@ use crate::error::{Error, ForeignRange, ForeignRangeKind};
 use crate::units::{Addr, DeviceId};
 use bytemuck::Pod;
 
-/// A range of device memory that is not ours.
+/// A range of device memory that is not ours. [`DeviceArray::from_foreign`] makes an array of it, with what keeps it alive; an example is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ForeignMemory {
     /// The first byte.

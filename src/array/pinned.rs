@@ -59,8 +59,9 @@ impl<D: Driver> Allocator<D> {
     pub fn pinned_uninit<T: Pod>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
         self.pinned_uninit_as(shape, HostKind::Cached)
     }
-    /// As [`Allocator::pinned_uninit`], cached by the CPU or write-combined. Write-combined memory is for sources that
-    /// the CPU only writes, in order: the CPU reads it very slowly.
+    /// An array in pinned memory that is cached by the CPU or write-combined, otherwise as
+    /// [`Allocator::pinned_uninit`] makes it. Write-combined memory is for sources that the CPU only writes, in order:
+    /// the CPU reads it very slowly.
     ///
     /// # Errors
     /// As [`Allocator::pinned_uninit`].
@@ -160,7 +161,8 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
         self.memory.settle_writes()?;
         Ok(self.elements())
     }
-    /// The same to be written, behind copies by cudarc from the array too.
+    /// The elements, to be written: behind copies by cudarc from the array too, not only into it
+    /// ([`PinnedArray::settled`]).
     ///
     /// # Errors
     /// As [`PinnedArray::settled`].

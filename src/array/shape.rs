@@ -48,7 +48,7 @@ impl Shape {
     pub fn rows(&self) -> usize {
         self.lengths().first().copied().unwrap_or(1)
     }
-    /// The same with another number of rows.
+    /// This shape with another number of rows.
     pub(super) fn with_rows(mut self, rows: usize) -> Shape {
         self.lengths[0] = rows;
         self.dimensions = self.dimensions.max(1);

@@ -132,7 +132,7 @@ impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     pub(crate) fn touch(&self) -> Touch<'_, D> {
         Touch { of: self.of, intent: if self.whole { Intent::WriteWhole } else { Intent::Write } }
     }
-    /// As `touch`, for as long as the array is borrowed.
+    /// Its part in an operation, for as long as the array is borrowed.
     pub(crate) fn into_touch(self) -> Touch<'a, D> {
         Touch { of: self.of, intent: if self.whole { Intent::WriteWhole } else { Intent::Write } }
     }

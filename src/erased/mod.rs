@@ -68,7 +68,8 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// [`Error::ForeignStream`] for a stream of another kind of device too.
     fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
 
-    /// As [`GpuAlloc::alloc`], at an address that is a multiple of `align`: [`Allocator::alloc_aligned`].
+    /// Allocates at an address that is a multiple of `align`, otherwise as [`GpuAlloc::alloc`]:
+    /// [`Allocator::alloc_aligned`].
     ///
     /// # Errors
     /// Those of [`GpuAlloc::alloc`]; [`Error::BadAlignment`] unless `align` is a power of two up to 1 GiB.

@@ -79,7 +79,7 @@ pub struct OutOfMemory {
     /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
     /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
-    /// The same once the uses of all that is in flight are over.
+    /// Bytes in segments that will be wholly free once the uses of all that is in flight are over.
     pub idle_after_uses: u64,
     /// Whether what is free and what is in flight holds the request then.
     pub serves_after_uses: bool,

@@ -80,7 +80,7 @@ impl Bin {
     pub(super) const fn of(kind: Kind, len: u32) -> Bin {
         Bin(kind as u32 * HALF).of_same_kind(len)
     }
-    /// As [`Bin::of`], for the kind of this bin.
+    /// The bin of chunks of this bin's kind and of `len` granules.
     #[inline]
     const fn of_same_kind(self, len: u32) -> Bin {
         // The leading one stays at bit 4: a length of five significant bits or fewer is not shifted at all.
@@ -417,7 +417,7 @@ impl Bins {
         Some(Bin((at as u32) << 6 | of_bins(at).ilog2()))
     }
 
-    /// As [`Bins::best_fit`], at an address to be sought.
+    /// The tightest fit at an address to be sought, and how many chunks were looked at.
     pub(super) fn best_fit_at(&self, chunks: &[Chunk], sought: &Sought<'_>) -> (Option<u32>, u32) {
         let own = Bin::of(sought.kind, sought.len);
         let (hit, first) = self.tightest(own, chunks, sought, WALK as usize, |_| true);

@@ -187,17 +187,18 @@ impl Slab {
     pub(super) fn all(&self) -> &[Chunk] {
         &self.records
     }
-    /// As [`Slab::all`], to change them.
+    /// The records, to change them.
     #[inline]
     pub(super) fn all_mut(&mut self) -> &mut [Chunk] {
         &mut self.records
     }
-    /// As [`Slab::all_mut`], with the head of the vacant list: for a verb by which a record vanishes.
+    /// The records, to change them, and the head of the vacant list: for a verb by which a record vanishes.
     #[inline]
     pub(super) fn parts_mut(&mut self) -> (&mut [Chunk], &mut u32) {
         (&mut self.records, &mut self.vacant)
     }
-    /// As [`Slab::parts_mut`], with a slot vacant: for a verb by which a record comes into being.
+    /// The records, to change them, and the head of a vacant list that is not empty: for a verb by which a
+    /// record comes into being.
     #[inline]
     pub(super) fn parts_to_fill(&mut self) -> (&mut [Chunk], &mut u32) {
         if self.vacant == NIL {

@@ -49,7 +49,8 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::take`], but from the free chunks of the *other* kind: the last resort before a pool grows.
+    /// Hands out `want` from the free chunks of the *other* kind, or `None` if none fits: the last resort
+    /// before a pool grows.
     ///
     /// # Panics
     /// As [`Heap::take`].
@@ -89,7 +90,7 @@ impl Heap {
         Some(self.hand_out(id, asked).taken())
     }
 
-    /// As [`Heap::take`], at any address: the fast path.
+    /// Hands out a request at any address from the free chunks of a kind ([`Heap::take`]): the fast path.
     #[inline]
     pub fn take_plain(&mut self, request: Request, kind: Kind) -> Option<Packed> {
         self.take_front(request.len.0, kind, request.asked)
@@ -202,7 +203,7 @@ impl Heap {
         self.settle(id, stamp)
     }
 
-    /// As [`Heap::give`], for an allocation with no tag; `None`, and nothing is done, if it has one.
+    /// Takes a range back that has no tag ([`Heap::give`]); `None`, and nothing is done, if it has one.
     ///
     /// # Panics
     /// H7, when `chunk` and `generation` name nothing that is allocated: a double free.

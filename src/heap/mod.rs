@@ -295,7 +295,7 @@ impl fmt::Debug for Heap {
     }
 }
 
-/// As [`broken`], with words that are still to be put together.
+/// Panics for a broken law ([`broken`]), with words that are still to be put together.
 #[cold]
 #[inline(never)]
 fn broken_by(number: &str, what: impl FnOnce() -> String) -> ! {

@@ -529,22 +529,22 @@ macro_rules! argument {
     };
 }
 argument!(
-    /// As the `CudaSlice` that it is, to read.
+    /// A kernel's argument to read: the `CudaSlice` that it is.
     <'a, 'b: 'a> &'b PooledSlice<T> => &'b CudaSlice<T>, slice => &slice.slice
 );
 argument!(
-    /// As the `CudaSlice` that it is, to write.
+    /// A kernel's argument to write: the `CudaSlice` that it is.
     <'a, 'b: 'a> &'b mut PooledSlice<T> => &'b mut CudaSlice<T>, slice => {
         slice.streams.join(&mut *slice.slice);
         &mut slice.slice
     }
 );
 argument!(
-    /// As the `CudaView` that it is.
+    /// A kernel's argument to read: the `CudaView` that it is.
     <'a, 'b: 'a, 'c: 'b> &'b PooledView<'c, T> => &'b CudaView<'c, T>, view => &view.view
 );
 argument!(
-    /// As the `CudaViewMut` that it is.
+    /// A kernel's argument to write: the `CudaViewMut` that it is.
     <'a, 'b: 'a, 'c: 'b> &'b mut PooledViewMut<'c, T> => &'b mut CudaViewMut<'c, T>, view => {
         view.streams.join(&mut view.view);
         &mut view.view

@@ -73,8 +73,8 @@ impl<D: Driver + Kernels> Stream<D> {
         unsafe { self.launch_and_compare_by(kernel, reference, grid, arguments, |_| false) }
     }
 
-    /// As [`Stream::launch_and_compare`], with a judge of elements that are not the same bit by bit: `true` lets one pass. For floats
-    /// that a GPU rounds in another order:
+    /// Launches a kernel and compares it with a CPU reference ([`Stream::launch_and_compare`]), with a judge of elements that are not
+    /// the same bit by bit: `true` lets one pass. For floats that a GPU rounds in another order:
     ///
     /// ```
     /// # use millpond::error::Difference;

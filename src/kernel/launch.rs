@@ -72,7 +72,7 @@ impl<D: Driver + Kernels> Stream<D> {
         unsafe { self.launch_collected(kernel, grid, &parameters) }
     }
 
-    /// As [`Stream::launch`], of a grid that has a thread.
+    /// Launches a kernel over a grid that has a thread.
     ///
     /// # Safety
     /// What [`Stream::launch`] is promised.

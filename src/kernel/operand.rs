@@ -40,7 +40,7 @@ impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     }
 }
 impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
-    /// As [`DeviceView::read`].
+    /// An operand that a kernel reads and does not write.
     pub fn read(&self) -> Operand<'_, D> {
         self.view().read()
     }

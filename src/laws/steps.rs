@@ -78,7 +78,8 @@ pub(crate) fn promise_then_synchronise<C, E>(
     Ok((promised, known))
 }
 
-/// The same of the whole device, which proves a number of each of its timelines.
+/// What synchronising the whole device proves: a number of each of its timelines, all reserved before the
+/// call (O8).
 pub(crate) fn promise_then_synchronise_all<P, E>(
     promise: impl Fn() -> P,
     synchronise: impl FnOnce() -> Result<(), E>,

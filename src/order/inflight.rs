@@ -196,7 +196,7 @@ impl InFlight {
         Some(entry)
     }
 
-    /// The same of one that is listed nowhere any more.
+    /// Takes one range out that is listed nowhere any more.
     fn forget(&mut self, chunk: u32) -> Option<Filed> {
         let filed = self.entries.remove(&chunk)?;
         self.by_len.remove(&(filed.entry.len, chunk));
@@ -213,7 +213,7 @@ impl InFlight {
         self.oldest_behind(None)
     }
 
-    /// The same of the streams behind this one, in their order.
+    /// The oldest use that ranges wait on of each stream behind this one, in their order.
     pub fn oldest_behind(&self, on: Option<TimelineId>) -> impl Iterator<Item = Pending> + '_ {
         let from = on.map_or(Bound::Unbounded, Bound::Excluded);
         let waiting = self.waiting.range((from, Bound::Unbounded));

@@ -289,7 +289,7 @@ fn a_use_costs_the_logarithm_of_the_uses_there_are() {
     assert!(many <= 2 * few, "{few} uses looked at for each of 250, {many} for each of 4,000");
 }
 
-/// The same table whether it is a list or a tree, at the edge between the two.
+/// A table is the same whether it is a list or a tree, at the edge between the two.
 #[test]
 fn few_uses_and_many_are_kept_alike() {
     for many in 1..40 {

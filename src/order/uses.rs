@@ -224,7 +224,8 @@ impl Uses {
         ended
     }
 
-    /// As [`Uses::replace_exact`] by the home stream, whose own uses need no entry, or by a use that stays open.
+    /// Forgets the uses that a write to the whole allocation ends ([`Uses::replace_exact`]): a write by the home
+    /// stream, whose own uses need no entry, or by a use that stays open.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn forget_exact(&mut self) -> Streams {
         let ends = |u: &Use| u.is_open() && u.kind != UseKind::Declared;

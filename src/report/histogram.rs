@@ -10,6 +10,7 @@ use core::fmt;
 /// Counts of sizes by power of two: `counts[k]` is how many were in `(2^(k-1), 2^k]` granules.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Histogram {
     /// One count a power of two, up to the largest that occurred.
     pub counts: Vec<u64>,

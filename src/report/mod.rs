@@ -199,6 +199,7 @@ impl PoolReport {
 /// How often each rung of the miss ladder was climbed, and how often it served.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Rung {
     /// Tried.
     pub tried: u64,
@@ -291,7 +292,7 @@ pub struct Report {
     /// The most that was live at once over all pools, in bytes (rounded): at least this was. A hit tells no other pool, so that
     /// with several pools two bounds are known; they are equal where the figure itself is ([`Report::peak_allocated`]).
     pub allocated_peak: u64,
-    /// The same from above: at most this was.
+    /// The most that was live at once over all pools, from above: at most this was.
     pub allocated_peak_at_most: u64,
     /// The sum over pools.
     pub total: PoolReport,

@@ -15,6 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 /// Two counters that only grow, at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Usage {
     /// Bytes handed out so far, as asked for.
     pub used: u64,

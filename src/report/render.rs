@@ -240,7 +240,7 @@ impl Report {
         self.to_value().to_string()
     }
 
-    /// The same as a value, to be put inside another.
+    /// The report as a JSON value, to be put inside another.
     pub fn to_value(&self) -> serde_json::Value {
         use serde_json::{Value, json};
         let pool = |p: &PoolReport| {

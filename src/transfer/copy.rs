@@ -112,7 +112,8 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         Ok(self.copy_to(target, stream)?)
     }
 
-    /// As [`DeviceView::to_pinned`], into a pinned array that there is. The copy owns it until it is done.
+    /// Queues a copy into a pinned array that there is, otherwise as [`DeviceView::to_pinned`]. The copy owns
+    /// it until it is done.
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`] and [`PinnedArray::settled_mut`]. All come with the target.
@@ -153,7 +154,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
 
 /// Copies of whole arrays.
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
-    /// As [`DeviceViewMut::copy_from`], into all of it.
+    /// Queues a copy from pinned memory into all of the array: [`DeviceViewMut::copy_from`].
     ///
     /// # Errors
     /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the source:
@@ -166,7 +167,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     ) -> Result<Transfer<P, D>, Refused<P>> {
         self.view_mut().copy_from(source, stream)
     }
-    /// As [`DeviceViewMut::copy_from_device`], into all of it.
+    /// Queues a copy from another array of the device into all of this one:
+    /// [`DeviceViewMut::copy_from_device`].
     ///
     /// # Errors
     /// Shapes that differ, an array or a stream of another device, a capturing stream, the driver's:
@@ -179,7 +181,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     ) -> Result<(), Error> {
         self.view_mut().copy_from_device(source, stream)
     }
-    /// As [`DeviceView::to_pinned`], of all of it.
+    /// Queues a copy of the whole array into fresh pinned memory: [`DeviceView::to_pinned`].
     ///
     /// # Errors
     /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_pinned`].
@@ -187,7 +189,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
         self.view().to_pinned(stream)
     }
-    /// As [`DeviceView::copy_to`], of all of it.
+    /// Queues a copy of the whole array into a pinned array that there is: [`DeviceView::copy_to`].
     ///
     /// # Errors
     /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the target:

@@ -75,7 +75,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
 }
 
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
-    /// As [`DeviceViewMut::copy_from_peer`], into all of it.
+    /// Queues a copy from an array on another device into all of this one: [`DeviceViewMut::copy_from_peer`].
     ///
     /// # Errors
     /// Shapes that differ, a stream of the wrong device, a capturing stream, the driver's: [`DeviceViewMut::copy_from_peer`].

@@ -125,7 +125,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
 
 /// Staged copies of whole arrays.
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
-    /// As [`DeviceViewMut::copy_from_pageable`], into all of it.
+    /// Copies from pageable memory into all of the array: [`DeviceViewMut::copy_from_pageable`].
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless there are as many elements, or what a copy can meet: [`DeviceViewMut::copy_from_pageable`].
@@ -133,7 +133,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn copy_from_pageable(&mut self, source: &[T], stream: &Stream<D>) -> Result<(), Error> {
         self.view_mut().copy_from_pageable(source, stream)
     }
-    /// As [`DeviceView::copy_to_pageable`], of all of it.
+    /// Copies the whole array into pageable memory: [`DeviceView::copy_to_pageable`].
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless there are as many elements, or what a copy can meet: [`DeviceView::copy_to_pageable`].
@@ -141,7 +141,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn copy_to_pageable(&self, target: &mut [T], stream: &Stream<D>) -> Result<(), Error> {
         self.view().copy_to_pageable(target, stream)
     }
-    /// As [`DeviceView::to_vec`], of all of it.
+    /// The whole array's elements as a vector: [`DeviceView::to_vec`].
     ///
     /// # Errors
     /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_vec`].

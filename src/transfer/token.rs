@@ -20,6 +20,20 @@ use std::sync::Arc;
 /// pinned segments that it lies among, and one event, which keeps the device's context; nothing else. The exception: when the allocator, its streams and all its device
 /// allocations are gone, the last of them waits for the work on its memory and gives it back, and so does then the last handle of
 /// pinned memory.
+///
+/// ```
+/// use millpond::{Allocator, Config, units::GIB};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let mut x = gpu.zeros::<f32>(1024, &stream)?;
+/// let batch = gpu.pinned_from_fn(1024, |i| i as f32)?;
+/// let sent = x.copy_from(batch, &stream)?; // the host goes on; nobody can write the source meanwhile
+/// let batch = sent.wait()?; // the source, ready for the next batch
+/// assert_eq!(batch[3], 3.0);
+/// # Ok(()) }
+/// ```
 #[must_use = "it owns the source: wait() gives it back, dropping it lets it go behind the copy"]
 pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
 
@@ -109,7 +123,7 @@ impl<P: StableSource, D: Driver> Transfer<P, D> {
     pub fn wait(self) -> Result<P, Error> {
         self.0.wait()
     }
-    /// As [`Transfer::wait`], for at most `limit`, and the token stays.
+    /// Waits for the copy, for at most `limit`, and the token stays: [`Transfer::wait`].
     ///
     /// # Errors
     /// [`Error::TimedOut`], or the driver's.
@@ -144,7 +158,7 @@ impl<T: Pod, D: Driver> Download<T, D> {
     pub fn wait(self) -> Result<PinnedArray<T, D>, Error> {
         self.0.wait()
     }
-    /// As [`Download::wait`], for at most `limit`, and the token stays.
+    /// Waits for the copy, for at most `limit`, and the token stays: [`Download::wait`].
     ///
     /// # Errors
     /// [`Error::TimedOut`], or the driver's.

@@ -2,9 +2,10 @@
 //! for that device once.
 
 mod corners;
+mod fast_path;
 mod faults;
 mod figures;
-mod hits;
+mod fuzz_seeds;
 mod lifetimes;
 mod out_of_memory;
 mod parity;

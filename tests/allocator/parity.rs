@@ -1,4 +1,4 @@
-//! What the tests of another well-known pool demand, as behaviour to match (the rows 7 of `tests/rows.rs`), on the simulated device. Where
+//! What the tests of another well-known pool demand, as behaviour to match (the rows 7 of `tests/architecture/requirements.rs`), on the simulated device. Where
 //! we differ on purpose, the test says so.
 
 #![allow(clippy::many_single_char_names, reason = "a, b are streams and x, y blocks throughout")]

@@ -1,5 +1,5 @@
 //! Rows at allocator level, on the simulated device under both oracles: articles (S), a talk (T), an issue (G), a
-//! library (H) and behaviours that users compare (C). `tests/rows.rs` says which row is shown where.
+//! library (H) and behaviours that users compare (C). `tests/architecture/requirements.rs` says which row is shown where.
 
 #![allow(clippy::many_single_char_names, reason = "a, b are streams and x, y blocks throughout")]
 
@@ -527,7 +527,7 @@ fn a_use_behind_the_recorded_event_is_the_programs() {
     }
 }
 
-/// Used by name in `tests/rows.rs` for reuse across streams being a choice.
+/// Used by name in `tests/architecture/requirements.rs` for reuse across streams being a choice.
 #[test]
 fn reuse_never_keeps_pools_apart() {
     let sim = Sim::new(GIB);

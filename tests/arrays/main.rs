@@ -1,12 +1,12 @@
 //! Arrays on the simulated device, and what is built of them: operations, copies, memory of others, verdicts on programs of them, and the
 //! trait objects and wrappers that carry them.
 
-mod careless;
 mod erased;
 mod example;
 mod extremes;
 mod foreign;
 mod forgotten;
+mod mistakes;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod operations;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]

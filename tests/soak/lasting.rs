@@ -1,4 +1,4 @@
-//! Rows of tests/rows.rs whose own tests make a device each, or an allocator: what such a test does, in every round again, on a device, an
+//! Rows of tests/architecture/requirements.rs whose own tests make a device each, or an allocator: what such a test does, in every round again, on a device, an
 //! allocator and streams that live through the whole loop. There its events, markers, uses and entries of maps could pile up, and would be counted;
 //! `whole` repeats the tests themselves, of whose devices only host memory can be left. A program has the name of the row's test.
 //!

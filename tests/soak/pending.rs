@@ -424,10 +424,10 @@ fn reach(reached: &mut Vec<Reached>, name: (&'static str, bool), percent: u64) -
 /// Runs the program of a seed: what each count came to, and what is above its bound, and when, the first of each.
 /// Ends where something is said of `until`.
 fn run(seed: u64, until: Option<&str>) -> (Vec<Reached>, Vec<String>) {
-    let (kind, mut draw) = (Kind::of(seed), Draw(seed));
+    let (kind, mut draw) = (Kind::of(seed), Draw::new(seed));
     let account = Account::open();
     let seed_of_world = draw.below(1 << 30) as u64;
-    let mut w = account.scope(|| World::new(kind, Draw(seed_of_world)));
+    let mut w = account.scope(|| World::new(kind, Draw::new(seed_of_world)));
     let mut stated = Stated::new(kind.is_unasked());
     let (mut phase, mut nth) = (NOTHING, 0);
     let (mut reached, mut found) = (Vec::new(), Vec::new());

@@ -2,20 +2,21 @@
 //!
 //! It does not know how a step is done (`pending`), nor what may be kept (`stated`).
 
+use millpond::driver::random::SplitMix64;
 use millpond::trace::{Event, Sink};
 use millpond::{Config, Growth, Policy, Reuse};
 use std::sync::Arc;
 
-/// A seeded generator (splitmix64).
-pub struct Draw(pub u64);
+/// Choices from a seed.
+pub struct Draw(SplitMix64);
 
 impl Draw {
+    pub const fn new(seed: u64) -> Draw {
+        Draw(SplitMix64::new(seed))
+    }
+    /// A number below `n`, of the upper bits: a seed stands for a program, so this stays as it is.
     pub fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 16) as usize % n
+        (self.0.next() >> 16) as usize % n
     }
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0

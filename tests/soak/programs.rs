@@ -1,4 +1,4 @@
-//! Steady programs with a name: the README's two and the examples, by the very code; shapes of the rows of tests/rows.rs
+//! Steady programs with a name: the README's and the examples, by the very code; shapes of the rows of tests/architecture/requirements.rs
 //! inside one allocator that stays (`whole` has the rows' own code); and shapes that once grew for ever.
 
 #![allow(
@@ -58,7 +58,6 @@ macro_rules! programs {
 }
 
 programs! {
-    readme_arrays: Config::default();
     readme_plain: Config::default();
     first_steps: Config::default();
     two_streams: Config::default();
@@ -153,18 +152,11 @@ pub fn streams<const N: usize>(b: &Bench) -> ([Stream<Device>; N], Box<dyn FnMut
     (streams, first)
 }
 
-/// The README's first program; `complete` compares it with what stands there.
-fn readme_arrays(b: &Bench) -> Steady {
-    let (gpu, ([copy, work], synchronise)) = (b.gpu.clone(), streams(b));
-    let round = Box::new(move |_| readme::arrays(&gpu, &copy, &work).expect("the README's first program"));
-    Steady { round, synchronise, asked: 2 }
-}
-
-/// The README's second program.
+/// The README's program for the simulated device; `complete` compares it with what stands there.
 fn readme_plain(b: &Bench) -> Steady {
     let (device, gpu, ([copy, work], synchronise)) = (b.device.clone(), b.gpu.clone(), streams(b));
     let round = Box::new(move |_| {
-        readme::plain(&readme::Launches(&device), &gpu, &copy, &work).expect("the README's second program");
+        readme::plain(&readme::Launches(&device), &gpu, &copy, &work).expect("the README's program");
     });
     Steady { round, synchronise, asked: 2 }
 }

@@ -9,6 +9,7 @@
 use super::crew::{Crew, Task};
 use super::judge::is_ordinary;
 use super::machine::{ARRAYS, LIMIT, Machine, STREAMS, Step, Verb, streams};
+use super::phases::Draw;
 use super::run::{Bench, OPERATIONS_AN_EVENT, PERIOD, Pace, Run, Soaked, Steady, soaked};
 use millpond::units::KIB;
 use millpond::{Config, Growth, Limit, Policy, Reuse};
@@ -84,19 +85,6 @@ impl Kind {
     }
 }
 
-/// A seeded generator (splitmix64).
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) >> 16) as usize % n
-    }
-}
-
 /// A program, as drawn.
 #[derive(Clone, Debug)]
 struct Drawn {
@@ -120,7 +108,7 @@ enum Synchronise {
 }
 
 fn draw(seed: u64) -> (Drawn, Config) {
-    let (mut draw, kind) = (Draw(seed), Kind::of(seed));
+    let (mut draw, kind) = (Draw::new(seed), Kind::of(seed));
     let mut config = Config::default();
     let mut said = Vec::new();
     let mut option = |one_in: usize, name: &'static str, set: fn(Config) -> Config| {
@@ -185,7 +173,7 @@ fn draw(seed: u64) -> (Drawn, Config) {
 /// Two verbs of rarer parts of the interface, and captures that end with their streams. Drawn apart, as [`with_little_memory`]: the verbs come by turns, so that
 /// programs of an ordinary run have them all.
 fn with_rarer_verbs(seed: u64, drawn: &mut Drawn) {
-    let (mut draw, kind) = (Draw(seed.rotate_left(32)), drawn.kind);
+    let (mut draw, kind) = (Draw::new(seed.rotate_left(32)), drawn.kind);
     let rarer: Vec<Verb> = Verb::RARER.iter().filter(|verb| kind.has(**verb)).copied().collect();
     let mut add = |verb: Verb| {
         let at = draw.below(drawn.steps.len() + 1);
@@ -205,7 +193,7 @@ fn with_rarer_verbs(seed: u64, drawn: &mut Drawn) {
 
 /// Some of the programs come to the end of the allocator's memory. Drawn apart: all else is what the seed has without.
 fn with_little_memory(seed: u64, mut drawn: Drawn, mut config: Config) -> (Drawn, Config) {
-    let mut draw = Draw(!seed);
+    let mut draw = Draw::new(!seed);
     if draw.below(3) == 0 {
         drawn.config.push(SHORT);
         config = config.limit(Limit::Bytes(LIMIT));

@@ -5,8 +5,8 @@
 
 use super::operands::convicts;
 use super::reduced::{Tried, every_order};
-use super::toy::joined;
-use super::toy::operands::{in_step, out_of_order};
+use super::toy_device::joined;
+use super::toy_device::operands::{in_step, out_of_order};
 use millpond::mutant::Bug;
 use millpond::sync::Rank;
 use millpond::sync::atomic::AtomicU32;

@@ -115,6 +115,7 @@ pub struct Log {
 /// What a log amounts to.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Info {
     /// The log's name.
     pub name: String,

@@ -1,5 +1,5 @@
 //! The text form and the rules of a well-formed program, by example. Round trips over all programs are in
-//! `replay/tests/codec.rs`, in the package of `replay`.
+//! `replay/tests/replay/codec.rs`, in the package of `replay`.
 
 use super::*;
 

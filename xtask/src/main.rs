@@ -10,8 +10,8 @@ mod features;
 mod lines;
 mod mutants;
 mod names;
-#[allow(dead_code, reason = "shared with tests/architecture.rs, which uses the rest")]
-#[path = "../../tests/house/rust.rs"]
+#[allow(dead_code, reason = "shared with tests/architecture, which uses the rest")]
+#[path = "../../tests/architecture/sources/rust.rs"]
 mod rust;
 mod values;
 

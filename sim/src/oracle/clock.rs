@@ -92,7 +92,7 @@ impl Stamp {
     pub(super) fn join(&mut self, other: &Stamp) -> bool {
         self.join_via(other, Via::NONE)
     }
-    /// As [`Stamp::join`], by a wait.
+    /// Takes in all that happened before `other`, by a wait; whether that was news.
     pub(super) fn join_via(&mut self, other: &Stamp, via: Via) -> bool {
         let own = self.own.map(|at| at.line);
         let others = other.own.filter(|at| Some(at.line) != own && at.tick > self.base.tick_of(at.line));

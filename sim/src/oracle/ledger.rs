@@ -253,8 +253,8 @@ impl Ledger {
         let live = &self.live[&id];
         addr.since(live.addr).is_some_and(|n| n < live.bytes()).then_some(id)
     }
-    /// As [`Ledger::live_at`], of all that live, and of what was handed out where no memory is: of two at one address, that one
-    /// forgets which was freed first.
+    /// The allocation whose bytes an address is one of, of all that live, and of what was handed out where no memory is: of two
+    /// at one address, that one forgets which was freed first.
     pub(super) fn any_live_at(&self, addr: Addr) -> Option<AllocationId> {
         let contains = |from: Addr, bytes| addr.since(from).is_some_and(|n| n < bytes);
         let here = |l: &Live| {

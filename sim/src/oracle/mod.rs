@@ -75,6 +75,7 @@ pub enum AccessKind {
 
 /// Where physical memory is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
 pub enum Space {
     /// On a device.
     Device,
@@ -457,22 +458,23 @@ impl Oracle {
         self.judge_use(host, id, stream, u64::MAX);
     }
 
-    /// As [`Oracle::used`], but reuse must respect only what the stream was given before this call: the owner recorded an
-    /// event behind its uses and named that. What was queued between the event and this call counts as told, too: the
-    /// oracle does not know which event it was.
+    /// The owner told the allocator of a use up to now ([`Oracle::used`]): reuse must respect only what the stream was
+    /// given before this call: the owner recorded an event behind its uses and named that. What was queued between the
+    /// event and this call counts as told, too: the oracle does not know which event it was.
     pub fn used_so_far(&mut self, host: HostKey, id: AllocationId, stream: StreamKey) {
         let so_far = self.order.position(stream).tick;
         self.judge_use(host, id, stream, so_far);
     }
 
-    /// As [`Oracle::used`], of whatever allocation lives at an address; nothing where none does.
+    /// A use of whatever allocation lives at an address ([`Oracle::used`]); nothing where none does.
     pub fn used_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.used(host, id, stream);
         }
     }
 
-    /// As [`Oracle::used_so_far`], of whatever allocation lives at an address; nothing where none does.
+    /// A use up to now of whatever allocation lives at an address ([`Oracle::used_so_far`]); nothing where
+    /// none does.
     pub fn used_so_far_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.used_so_far(host, id, stream);
@@ -506,14 +508,16 @@ impl Oracle {
         }
     }
 
-    /// As [`Oracle::guard_ended`], of whatever allocation lives at an address; nothing where none does.
+    /// The end of a guard of whatever allocation lives at an address ([`Oracle::guard_ended`]); nothing where
+    /// none does.
     pub fn guard_ended_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.guard_ended(id, stream, kind);
         }
     }
 
-    /// As [`Oracle::operation_comes`], of whatever allocation lives at an address; nothing where none does.
+    /// An operation that comes on whatever allocation lives at an address ([`Oracle::operation_comes`]);
+    /// nothing where none does.
     pub fn operation_comes_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind, by: QueuedBy) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.operation_comes(id, stream, kind, by);

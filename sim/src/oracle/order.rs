@@ -389,7 +389,7 @@ impl Order {
             _ => false,
         }
     }
-    /// As [`Order::before`], but no wait counts as needed for it.
+    /// Whether `at` happened before `point`; no wait counts as needed for it.
     pub(super) fn known_before(&self, at: At, point: &Stamp) -> bool {
         point.tick_of(at.line) >= at.tick || self.always_before(at.line)
     }

@@ -55,6 +55,7 @@ pub enum Blame {
 
 /// The property that was violated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum Property {
     /// No two live allocations overlap.
     P1,

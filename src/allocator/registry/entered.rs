@@ -40,7 +40,8 @@ impl<D: Driver> Registry<D> {
         Some(Entered { registry: self, line })
     }
 
-    /// As [`Registry::enter`], for a stream that `native` keeps alive for as long as it is held here.
+    /// The timeline of a stream that `native` keeps alive for as long as it is held here: a new one where the
+    /// stream is not known.
     pub(crate) fn enter_or_attach(&self, driver: &D, info: StreamInfo, native: &D::Stream) -> Entered<'_, D> {
         if let Some(entered) = self.enter(info.id) {
             return entered;

@@ -30,7 +30,7 @@ pub(crate) enum Named {
     No,
 }
 
-/// See the table above.
+/// By what a timeline can be marked: the right columns of the table above.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Means {
     Handle,

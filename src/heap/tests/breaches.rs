@@ -38,7 +38,7 @@ fn taken<const N: usize>() -> (Heap, [Taken; N]) {
     (heap, all)
 }
 
-/// As [`heap`], and all of it is Away again.
+/// A heap of 64 granules, all of it Away again.
 fn away() -> Heap {
     let mut heap = heap(64);
     heap.cut_free_of(S);

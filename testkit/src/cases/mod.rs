@@ -1,6 +1,6 @@
 //! One scenario for each bug of docs/mutants.md: right code passes it, the code with that bug planted does not.
 //!
-//! `tests/zoo.rs` runs them all in ordinary builds, as regression tests; `tests/mutants.rs` runs each with its bugs
+//! `tests/on_sim/scenarios.rs` runs them all in ordinary builds, as regression tests; `tests/mutants.rs` runs each with its bugs
 //! planted and demands that it fails. A scenario says what it is about; it does not know what a bug looks like.
 
 #![allow(

@@ -2,7 +2,7 @@
 //! simulated device relies on, so that hardware checks the simulator.
 //!
 //! A [`Bench`] is a device and what a test needs beyond the driver's traits: kernels that write and check a pattern, a
-//! gate that holds a stream, and a judgement at the end. `tests/on_sim.rs` and its siblings make one each and say
+//! gate that holds a stream, and a judgement at the end. `tests/on_sim/main.rs` and its siblings make one each and say
 //! `conformance!`. A test knows no device: it uses gates, so that work behind them is provably pending, never time.
 //!
 //! | file | what it holds against a device |
@@ -16,7 +16,7 @@
 //! | `pinned` | the allocator: host memory |
 //! | `scrub` | the allocator: memory that changes hands shows nothing |
 //! | `pools` | the allocator: what it makes of sizes, and what it says of itself |
-//! | `rows` | rows of tests/rows.rs that are shown on every device |
+//! | `rows` | rows of tests/architecture/requirements.rs that are shown on every device |
 //! | `arrays`, `transfers` | typed arrays, copies and their tokens |
 //! | `operands` | what verbs take for an array, and kernels beside their CPU references |
 //! | `kernels`, `guards` | kernels on arrays, ours to queue or somebody else's |

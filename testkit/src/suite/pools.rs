@@ -1,4 +1,4 @@
-//! What a pool makes of the sizes that it is asked for, and what it says of itself: rows of tests/rows.rs about a caching
+//! What a pool makes of the sizes that it is asked for, and what it says of itself: rows of tests/architecture/requirements.rs about a caching
 //! pool. Nothing here hangs on time; what is handed out is written, so that a range given twice is found.
 
 use super::*;

@@ -1,4 +1,4 @@
-//! Rows of tests/rows.rs that need a device of their own kind under them: they are shown on each bench.
+//! Rows of tests/architecture/requirements.rs that need a device of their own kind under them: they are shown on each bench.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t streams; x, y, z arrays")]
 

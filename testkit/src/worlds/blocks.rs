@@ -3,7 +3,7 @@
 //! The simple version of exhaustive would be every sequence of operations with every operand. Programs that only differ by
 //! the names of streams or blocks are one program here: the first block is allocated on stream 0. So are those that only
 //! differ by which thread makes which call: calls are whole and follow one another (`tests/mutants.rs` stops threads
-//! inside them), and between two of them a thread keeps nothing (`tests/architecture.rs`, G4). That this is so is shown
+//! inside them), and between two of them a thread keeps nothing (`tests/architecture/main.rs`, G4). That this is so is shown
 //! and not only said: shorter programs are run in all ways of dealing their calls to two threads, and each way comes to
 //! the same addresses, the same calls of the driver, the same checks of the oracle and the same report.
 //!

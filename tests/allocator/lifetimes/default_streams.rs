@@ -63,7 +63,7 @@ impl Stage {
 
 type Verb = (&'static str, fn(&mut Stage) -> Result<(), Error>);
 
-/// Every verb that is given a stream, given `p`. `tests/architecture.rs` reads the sources for others.
+/// Every verb that is given a stream, given `p`. `tests/architecture/main.rs` reads the sources for others.
 const VERBS: &[Verb] = &[
     ("alloc", |st| st.gpu.alloc(4096, &st.p).map(drop)),
     ("alloc, a miss", |st| st.gpu.alloc(64 * MIB, &st.p).map(drop)),

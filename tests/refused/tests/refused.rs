@@ -6,13 +6,13 @@
 
 #![cfg(not(any(loom, shuttle, miri, millpond_mutants)))]
 
-#[allow(dead_code, unused_imports, reason = "shared with architecture.rs, which uses the rest")]
-#[path = "../../house/mod.rs"]
-mod house;
 #[path = "../ui/lawful/mod.rs"]
 mod lawful;
+#[allow(dead_code, unused_imports, reason = "shared with tests/architecture, which uses the rest")]
+#[path = "../../architecture/sources/mod.rs"]
+mod sources;
 
-use house::{read, root};
+use sources::{read, root};
 use std::io::Write;
 use std::process::Command;
 

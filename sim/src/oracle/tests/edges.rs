@@ -1,4 +1,4 @@
-//! The rules of order, E1 to E8, as far as clocks go; the same facts of the whole device are in `tests/sim_facts/order.rs`.
+//! The rules of order, E1 to E8, as far as clocks go; the same facts of the whole device are in `tests/on_sim/facts/order.rs`.
 
 use super::*;
 

@@ -76,7 +76,7 @@ impl Marks {
     pub(super) fn set_below(&mut self, slot: usize, marks: Marks) {
         self.parts()[slot] = marks;
     }
-    /// The same in a tree that is higher.
+    /// These marks in a tree that is higher.
     pub(super) fn as_high_as(&self, own: u32, height: u32) -> Marks {
         (own..height).fold(self.clone(), |marks, _| {
             let mut parts = [const { Marks::All(Via::NONE) }; PAGES];

@@ -4,6 +4,7 @@
 #![allow(clippy::many_single_char_names, reason = "s and t are streams; x and y are arrays")]
 
 use millpond::array::ForeignMemory;
+use millpond::driver::random::SplitMix64;
 use millpond::units::{DeviceId, GIB};
 use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Stream, kernel};
 use millpond_sim::oracle::{Blame, Violation};
@@ -25,15 +26,12 @@ enum Mistake {
     Untold,
 }
 
-/// Choices from a seed (splitmix64).
-struct Dice(u64);
+/// Choices from a seed.
+struct Dice(SplitMix64);
 
 impl Dice {
     fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % n as u64) as usize
+        self.0.below(n as u64) as usize
     }
 }
 
@@ -57,7 +55,16 @@ impl Program {
         let gpu = Allocator::new(sim.clone(), config).unwrap();
         let streams = (0..STREAMS).map(|_| gpu.stream().unwrap()).collect();
         let side = gpu.stream().unwrap();
-        Program { sim, gpu, streams, side, arrays: Vec::new(), brought_in: 0, mistake, dice: Dice(seed) }
+        Program {
+            sim,
+            gpu,
+            streams,
+            side,
+            arrays: Vec::new(),
+            brought_in: 0,
+            mistake,
+            dice: Dice(SplitMix64::new(seed)),
+        }
     }
 
     fn step(&mut self) {

@@ -1,19 +1,47 @@
-//! What others' texts and tests show, claim or fail at, a row each, and what shows that it works here.
-//!
-//! Keys: S two articles on asynchronous transfers from pinned memory, T a talk on a caching pool for arrays, P a tutorial
-//! on pinned and non-blocking copies, G an issue asking for a prefetcher, H the library that both point to, C behaviours
-//! that users of array libraries compare, 7 tests of others, D side-by-side demonstrations. A row's test is named after
-//! it. This file knows where the evidence is, not what it proves.
-
-#[allow(dead_code, unused_imports, reason = "shared with architecture.rs, which uses the rest")]
-mod house;
+//! What must work here because others' texts and tests show it, claim it or fail at it: a requirement each, with its source and what shows
+//! that it works. A requirement's test is named after it. This file knows where the evidence is, not what it proves.
 
 use Evidence::{Bench, Docs, Owed, Refused, Suite, Test};
-use house::{code_only, is_word, read, root};
+use Source::{Articles, Comparisons, Demonstrations, Issue, Library, OthersTests, Talk, Tutorial};
+
+use crate::sources::{code_only, is_word, read, root};
 use std::collections::BTreeSet;
 use std::io::Write;
 
-/// What shows that a row works here.
+/// Where a requirement is from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// Two articles on asynchronous transfers from pinned memory.
+    Articles,
+    /// A talk on a caching pool for arrays.
+    Talk,
+    /// A tutorial on pinned and non-blocking copies.
+    Tutorial,
+    /// An issue that asks for a prefetcher.
+    Issue,
+    /// The library that talk and issue point to.
+    Library,
+    /// Behaviours that users of array libraries compare.
+    Comparisons,
+    /// Tests of another pool.
+    OthersTests,
+    /// Demonstrations, a peer beside ours.
+    Demonstrations,
+}
+
+/// The sources, with what an id begins with and how many requirements there are of each.
+const SOURCES: &[(Source, &str, usize)] = &[
+    (Articles, "S", 17),
+    (Talk, "T", 18),
+    (Tutorial, "P", 18),
+    (Issue, "G", 11),
+    (Library, "H", 13),
+    (Comparisons, "C", 8),
+    (OthersTests, "7.", 22),
+    (Demonstrations, "D", 13),
+];
+
+/// What shows that a requirement is met.
 #[derive(Clone, Copy, Debug)]
 enum Evidence {
     /// A test: its file and its function.
@@ -35,13 +63,13 @@ enum Evidence {
 /// user about the machine.
 const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 
-/// Where the tests of rows at allocator level are.
+/// Where the tests of requirements at allocator level are.
 const ALLOCATOR: &str = "tests/allocator/rows_allocator.rs";
 
 /// Where the heap is held against a naive one.
 const HEAP: &str = "tests/heap_model.rs";
 
-/// Where the tests of rows about copies are.
+/// Where the tests of requirements about copies are.
 const TRANSFERS: &str = "tests/arrays/transfers.rs";
 
 /// Where the articles' and the tutorial's programs are measured.
@@ -50,8 +78,8 @@ const OVERLAP: &str = "examples/gpu_transfers/overlap.rs";
 /// Where what others' tests demand is tested.
 const PARITY: &str = "tests/allocator/parity.rs";
 
-/// The walls of the house.
-const WALLS: &str = "tests/architecture.rs";
+/// Who may import whom.
+const WALLS: &str = "tests/architecture/main.rs";
 
 /// Programs that must not compile.
 const REFUSED: &str = "tests/refused/tests/refused.rs";
@@ -65,21 +93,29 @@ const ORDERS: &str = "tests/allocator/lifetimes/orders.rs";
 /// Tests and sentences of the table that are not written yet. To be emptied: what is named here is printed, not demanded.
 const PENDING: &[&str] = &[];
 
-/// The rows: id, what must hold, and what shows it: first the test that is named after the row, if it is a test.
-const ROWS: &[(&str, &str, &[Evidence])] = &[
-    ("S1", "data larger than the device is fed batch by batch, copies behind compute", &[Owed("feeding")]),
+/// The table: id, source, what must hold, and what shows it: first the test that is named after the id, if it is a test.
+const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
+    (
+        "S1",
+        Articles,
+        "data larger than the device is fed batch by batch, copies behind compute",
+        &[Owed("feeding")],
+    ),
     (
         "S2",
+        Articles,
         "two copies from pageable memory on two streams do not overlap a kernel",
         &[Suite("s02_pageable_sources_serialise"), Bench(OVERLAP, "articles")],
     ),
     (
         "S3",
+        Articles,
         "the same from pinned memory does overlap",
         &[Test(TRANSFERS, "s03_pinned_copies_overlap_a_kernel"), Bench(OVERLAP, "articles")],
     ),
     (
         "S4",
+        Articles,
         "both copies on one stream, which the host waits for before the kernel, do not overlap it",
         &[
             Test(TRANSFERS, "s04_one_copy_stream_no_overlap"),
@@ -88,17 +124,25 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S5",
+        Articles,
         "arrays in pinned memory, with a shape",
         &[Test(TRANSFERS, "s05_pinned_arrays_have_a_shape"), Suite("zeros_are_zero_and_pinned_too")],
     ),
-    ("S6", "waiting for one stream leaves the others running", &[Suite("s06_stream_wait_is_local")]),
+    (
+        "S6",
+        Articles,
+        "waiting for one stream leaves the others running",
+        &[Suite("s06_stream_wait_is_local")],
+    ),
     (
         "S7",
+        Articles,
         "the legacy default stream destroys overlap between blocking streams",
         &[Suite("s07_the_legacy_stream_destroys_overlap"), Bench(OVERLAP, "legacy")],
     ),
     (
         "S8",
+        Articles,
         "a kernel that reads before the copy is ordered is caught",
         &[
             Test(ALLOCATOR, "s08_read_before_copy_detected"),
@@ -107,11 +151,13 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S9",
+        Articles,
         "a host thread does not make a blocking copy asynchronous",
         &[Docs("A host thread around a blocking copy does not make the copy asynchronous.")],
     ),
     (
         "S10",
+        Articles,
         "an array from host data without blocking, through a pinned slot",
         &[
             Test(TRANSFERS, "s10_an_array_from_host_data_without_blocking"),
@@ -120,6 +166,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S11",
+        Articles,
         "a copy into an array checks shape, type and layout",
         &[
             Test(TRANSFERS, "s11_a_copy_checks_the_shape"),
@@ -130,6 +177,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S12",
+        Articles,
         "a copy to the host without blocking",
         &[
             Test(TRANSFERS, "s12_a_copy_to_the_host_without_blocking"),
@@ -138,6 +186,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S13",
+        Articles,
         "a copy to pageable host memory blocks",
         &[
             Test(TRANSFERS, "s13_a_copy_to_pageable_memory_blocks"),
@@ -147,6 +196,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S14",
+        Articles,
         "warm up before measuring",
         &[
             Bench("examples/gpu_transfers/bench.rs", "new"),
@@ -155,9 +205,10 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
             Bench("benches/traces.rs", "replay"),
         ],
     ),
-    ("S15", "a timeline of copies and pools to look at", &[Owed("feeding")]),
+    ("S15", Articles, "a timeline of copies and pools to look at", &[Owed("feeding")]),
     (
         "S16",
+        Articles,
         "a pinned source overwritten while its copy is in flight",
         &[
             Test(ALLOCATOR, "s16_mutate_pinned_in_flight"),
@@ -167,42 +218,49 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "S17",
+        Articles,
         "a pinned source dropped while its copy is in flight",
         &[Suite("s17_drop_pinned_in_flight"), Refused("source_dropped_in_flight")],
     ),
     (
         "T1",
+        Talk,
         "what a plain allocation costs against a cached one",
         &[Bench("examples/gpu_rows.rs", "plain_against_cached")],
     ),
-    ("T2", "the old pool: exact sizes only, as a baseline", &[Suite("t02_exact_fit_baseline")]),
+    ("T2", Talk, "the old pool: exact sizes only, as a baseline", &[Suite("t02_exact_fit_baseline")]),
     (
         "T3",
+        Talk,
         "exact sizes miss although larger chunks are cached",
         &[Suite("t03_exact_fit_misses_where_best_fit_hits")],
     ),
     (
         "T4",
+        Talk,
         "the tightest chunk is taken and split",
         &[Suite("t04_best_fit_splits"), Test(HEAP, "t4_the_smallest_that_fits")],
     ),
     (
         "T5",
+        Talk,
         "a freed chunk merges with both neighbours",
         &[Suite("t05_merge_on_free"), Test(HEAP, "t5_no_two_free_neighbours")],
     ),
     (
         "T6",
+        Talk,
         "best fit takes a fraction of exact fit's memory on varying lengths",
         &[
             Test(ALLOCATOR, "t06_best_fit_takes_a_quarter_on_varying_lengths"),
             Bench("benches/traces.rs", "taken"),
         ],
     ),
-    ("T7", "bytes used and bytes acquired, by scope", &[Suite("t07_bytes_used_and_acquired_by_scope")]),
-    ("T8", "timelines in a profiler", &[Owed("feeding")]),
+    ("T7", Talk, "bytes used and bytes acquired, by scope", &[Suite("t07_bytes_used_and_acquired_by_scope")]),
+    ("T8", Talk, "timelines in a profiler", &[Owed("feeding")]),
     (
         "T9",
+        Talk,
         "both copy directions and a kernel at the same time",
         &[
             Test(TRANSFERS, "t09_both_copies_and_a_kernel_at_once"),
@@ -211,11 +269,13 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "T10",
+        Talk,
         "one stream: reuse at once, before the kernel is done",
         &[Test(ALLOCATOR, "t10_same_stream_early_reuse_ok"), Suite("the_same_stream_reuses_at_once")],
     ),
     (
         "T11",
+        Talk,
         "two streams over one pool go wrong, and are caught",
         &[
             Test(ALLOCATOR, "t11_two_streams_one_pool_is_caught"),
@@ -224,11 +284,13 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "T12",
+        Talk,
         "a pool for each stream",
         &[Test(ALLOCATOR, "t12_pool_per_stream"), Suite("an_unordered_stream_gets_other_bytes")],
     ),
     (
         "T13",
+        Talk,
         "one stream's cached memory serves another, in order",
         &[
             Test(ALLOCATOR, "t13_cross_stream_reclaim"),
@@ -240,16 +302,19 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "T14",
+        Talk,
         "freeing in a stream callback against an event",
         &[Bench("examples/gpu_rows.rs", "callback_vs_event")],
     ),
     (
         "T15",
+        Talk,
         "the stream of an allocation and of a launch is named",
         &[Test(WALLS, "t15_no_stream_is_kept_where_nobody_named_it")],
     ),
     (
         "T16",
+        Talk,
         "the default stream waits for blocking streams only",
         &[
             Suite("t16_the_default_stream_waits_for_blocking_streams"),
@@ -258,20 +323,23 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "T17",
+        Talk,
         "an input read by two streams is reused after both",
         &[
             Suite("t17_an_input_of_two_readers_is_reused_behind_both"),
             Test(ALLOCATOR, "t17_shared_reader_two_streams"),
         ],
     ),
-    ("T18", "bytes used, free and total, and free chunks", &[Suite("t18_pool_statistics")]),
+    ("T18", Talk, "bytes used, free and total, and free chunks", &[Suite("t18_pool_statistics")]),
     (
         "P1",
+        Tutorial,
         "pageable sources go through a staging buffer",
         &[Bench("examples/gpu_transfers/rates.rs", "pageable")],
     ),
     (
         "P2",
+        Tutorial,
         "a blocking copy is an asynchronous one and a synchronise",
         &[
             Suite("p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait"),
@@ -280,19 +348,22 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "P3",
+        Tutorial,
         "overlap needs a copy engine, a stream of its own and a pinned source",
         &[Bench(OVERLAP, "truth_table")],
     ),
-    ("P4", "copying from pinned memory against pinning first", &[Owed("feeding")]),
-    ("P5", "many small copies and one synchronise", &[Owed("feeding")]),
-    ("P6", "many large copies: blocking or not, pageable or pinned", &[Owed("feeding")]),
+    ("P4", Tutorial, "copying from pinned memory against pinning first", &[Owed("feeding")]),
+    ("P5", Tutorial, "many small copies and one synchronise", &[Owed("feeding")]),
+    ("P6", Tutorial, "many large copies: blocking or not, pageable or pinned", &[Owed("feeding")]),
     (
         "P7",
+        Tutorial,
         "reading the target of a copy to the host too early",
         &[Suite("p07_data_of_a_copy_to_the_host_come_behind_the_wait"), Refused("download_read_early")],
     ),
     (
         "P8",
+        Tutorial,
         "a copy to the device is ordered before later work on its stream",
         &[
             Test(TRANSFERS, "p08_work_on_the_copys_stream_comes_after_it"),
@@ -301,6 +372,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "P9",
+        Tutorial,
         "a pinned source changed or freed too early",
         &[
             Test(TRANSFERS, "p09_a_source_cannot_change_while_it_is_read"),
@@ -311,30 +383,34 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "P10",
+        Tutorial,
         "copies to targets that no stream orders",
         &[Docs("A copy to a target that no stream orders is safe to read only after a synchronise.")],
     ),
-    ("P11", "threads that fill pinned slots in place", &[Owed("feeding")]),
-    ("P12", "several threads pin and copy", &[Owed("feeding")]),
-    ("P13", "filling pinned memory is the limit, not the copy", &[Owed("feeding")]),
-    ("P14", "bytes in flight have a budget", &[Owed("feeding")]),
+    ("P11", Tutorial, "threads that fill pinned slots in place", &[Owed("feeding")]),
+    ("P12", Tutorial, "several threads pin and copy", &[Owed("feeding")]),
+    ("P13", Tutorial, "filling pinned memory is the limit, not the copy", &[Owed("feeding")]),
+    ("P14", Tutorial, "bytes in flight have a budget", &[Owed("feeding")]),
     (
         "P15",
+        Tutorial,
         "pinned memory has a cap, and an error above it",
         &[Suite("p15_a_pinned_limit_refuses_and_recovers")],
     ),
-    ("P16", "cores, load, memory, copy engines and link, told", &[Owed("doctor")]),
+    ("P16", Tutorial, "cores, load, memory, copy engines and link, told", &[Owed("doctor")]),
     (
         "P17",
+        Tutorial,
         "a copy to the host is waited for before it is read",
         &[Docs("A copy to the host is waited for before its target is read, never after.")],
     ),
-    ("P18", "figures of our own", &[Bench("benches/RESULTS.md", "## On an H200")]),
-    ("G1", "wait for a batch, start copying the next, train", &[Owed("feeding")]),
-    ("G2", "the same one after the other leaves the device idle", &[Owed("feeding")]),
-    ("G3", "a prefetcher that always holds a batch blocks nobody's trim", &[Owed("feeding")]),
+    ("P18", Tutorial, "figures of our own", &[Bench("benches/RESULTS.md", "## On an H200")]),
+    ("G1", Issue, "wait for a batch, start copying the next, train", &[Owed("feeding")]),
+    ("G2", Issue, "the same one after the other leaves the device idle", &[Owed("feeding")]),
+    ("G3", Issue, "a prefetcher that always holds a batch blocks nobody's trim", &[Owed("feeding")]),
     (
         "G4",
+        Issue,
         "a copying thread cannot change the stream of another",
         &[
             Test(WALLS, "g04_a_thread_keeps_nothing_that_an_order_depends_on"),
@@ -343,11 +419,13 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "G5",
+        Issue,
         "allocated on one thread, used on a second, freed on a third",
         &[Suite("g05_allocated_used_and_freed_on_three_threads"), Test(ALLOCATOR, "g05_thread_hop")],
     ),
     (
         "G6",
+        Issue,
         "a stream waits for an event or for a stream",
         &[
             Suite("g06_a_stream_waits_for_an_event_or_for_a_stream"),
@@ -356,15 +434,17 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "G7",
+        Issue,
         "pinned batches, copied without blocking",
         &[Test(TRANSFERS, "g07_pinned_batches_without_blocking")],
     ),
-    ("G8", "what an asynchronous loader gained elsewhere", &[Owed("feeding")]),
-    ("G9", "share of the bound with no loading, by workers", &[Owed("feeding")]),
-    ("G10", "a prefetcher is part of it", &[Owed("feeding")]),
-    ("G11", "a batch is written once, into its pinned slot", &[Owed("feeding")]),
+    ("G8", Issue, "what an asynchronous loader gained elsewhere", &[Owed("feeding")]),
+    ("G9", Issue, "share of the bound with no loading, by workers", &[Owed("feeding")]),
+    ("G10", Issue, "a prefetcher is part of it", &[Owed("feeding")]),
+    ("G11", Issue, "a batch is written once, into its pinned slot", &[Owed("feeding")]),
     (
         "H1",
+        Library,
         "a pinned buffer lives until its copy is complete",
         &[
             Test(TRANSFERS, "h01_a_pinned_buffer_lives_until_its_copy_is_done"),
@@ -373,6 +453,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "H2",
+        Library,
         "a copy between devices keeps both ends alive",
         &[
             Test(TRANSFERS, "h02_a_copy_between_devices_keeps_both_ends"),
@@ -382,29 +463,32 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
             ),
         ],
     ),
-    ("H3", "the next batch travels while this one trains", &[Owed("feeding")]),
+    ("H3", Library, "the next batch travels while this one trains", &[Owed("feeding")]),
     (
         "H4",
+        Library,
         "a slot is refilled only after it was read",
         &[Suite("h04_a_slot_is_overwritten_behind_its_reads")],
     ),
-    ("H5", "no step synchronises the device", &[Owed("feeding")]),
-    ("H6", "several slots, first in first out", &[Owed("feeding")]),
-    ("H7", "batches of varying size without a synchronise", &[Owed("feeding")]),
-    ("H8", "equal bytes in another shape or type are another slot", &[Owed("feeding")]),
-    ("H9", "its tests run on a device too", &[Owed("feeding")]),
-    ("H10", "ragged examples are padded, batches are tuples or structs", &[Owed("feeding")]),
-    ("H11", "sources are plain iterators or channels", &[Owed("feeding")]),
-    ("H12", "sizes in units that people read", &[Test(ALLOCATOR, "h12_report_units")]),
-    ("H13", "bytes used over bytes acquired", &[Test(ALLOCATOR, "h13_profile_reuse_factor")]),
-    ("C1", "trim one stream or all", &[Test(ALLOCATOR, "c01_trim_one_stream_or_all")]),
+    ("H5", Library, "no step synchronises the device", &[Owed("feeding")]),
+    ("H6", Library, "several slots, first in first out", &[Owed("feeding")]),
+    ("H7", Library, "batches of varying size without a synchronise", &[Owed("feeding")]),
+    ("H8", Library, "equal bytes in another shape or type are another slot", &[Owed("feeding")]),
+    ("H9", Library, "its tests run on a device too", &[Owed("feeding")]),
+    ("H10", Library, "ragged examples are padded, batches are tuples or structs", &[Owed("feeding")]),
+    ("H11", Library, "sources are plain iterators or channels", &[Owed("feeding")]),
+    ("H12", Library, "sizes in units that people read", &[Test(ALLOCATOR, "h12_report_units")]),
+    ("H13", Library, "bytes used over bytes acquired", &[Test(ALLOCATOR, "h13_profile_reuse_factor")]),
+    ("C1", Comparisons, "trim one stream or all", &[Test(ALLOCATOR, "c01_trim_one_stream_or_all")]),
     (
         "C2",
+        Comparisons,
         "a limit in bytes, as a fraction, from the environment",
         &[Test(ALLOCATOR, "c02_limit_by_bytes_fraction_and_environment")],
     ),
     (
         "C3",
+        Comparisons,
         "the allocator of a scope",
         &[
             Suite("c03_the_allocator_of_a_scope_is_an_argument"),
@@ -414,11 +498,13 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "C4",
+        Comparisons,
         "sources of memory: plain, stream-ordered, pinned host",
         &[Test("tests/cuda_backend.rs", "c04_sources_of_memory")],
     ),
     (
         "C5",
+        Comparisons,
         "a foreign pointer with its owner kept alive",
         &[
             Suite("c05_a_foreign_range_keeps_its_owner"),
@@ -427,6 +513,7 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "C6",
+        Comparisons,
         "a capturing stream is refused, others go on",
         &[
             Test(ALLOCATOR, "c06_capturing_stream_refused_others_go_on"),
@@ -439,89 +526,139 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "C7",
+        Comparisons,
         "a per-thread default stream is itself, not its handle",
         &[Suite("c07_per_thread_default_streams_are_known_by_their_ids")],
     ),
-    ("C8", "events as JSON lines", &[Test(ALLOCATOR, "c08_json_lines_hook")]),
-    ("7.1", "sizes are rounded up", &[Test(PARITY, "parity_rounding")]),
+    ("C8", Comparisons, "events as JSON lines", &[Test(ALLOCATOR, "c08_json_lines_hook")]),
+    ("7.1", OthersTests, "sizes are rounded up", &[Test(PARITY, "parity_rounding")]),
     (
         "7.2",
+        OthersTests,
         "four in two in one, and back, in both orders of dropping",
         &[Test(PARITY, "parity_split_tree_merges_back_in_both_drop_orders")],
     ),
-    ("7.3", "live chunks are distinct", &[Test(PARITY, "parity_live_chunks_are_distinct")]),
+    ("7.3", OthersTests, "live chunks are distinct", &[Test(PARITY, "parity_live_chunks_are_distinct")]),
     (
         "7.4",
+        OthersTests,
         "a split hands out its head first, then its tail",
         &[Test(PARITY, "parity_split_order_head_then_tail")],
     ),
     (
         "7.5",
+        OthersTests,
         "a limit admits five and refuses one more, until raised",
         &[Test(PARITY, "parity_limit_five_plus_one")],
     ),
-    ("7.6", "a limit over fragmented chunks", &[Test(PARITY, "parity_fragmented_limit")]),
-    ("7.7", "a freed address is reused", &[Test(PARITY, "parity_reuse_of_the_same_address")]),
+    ("7.6", OthersTests, "a limit over fragmented chunks", &[Test(PARITY, "parity_fragmented_limit")]),
+    ("7.7", OthersTests, "a freed address is reused", &[Test(PARITY, "parity_reuse_of_the_same_address")]),
     (
         "7.8",
+        OthersTests,
         "no reuse across streams unless ordered",
         &[Test(PARITY, "parity_no_reuse_across_streams_unless_ordered")],
     ),
     (
         "7.9",
+        OthersTests,
         "trim of whole and split segments, of one stream and of all",
         &[Test(PARITY, "parity_trim_whole_split_one_stream_all")],
     ),
-    ("7.10", "used, free and total bytes, by stream", &[Test(PARITY, "parity_bytes_per_stream")]),
+    (
+        "7.10",
+        OthersTests,
+        "used, free and total bytes, by stream",
+        &[Test(PARITY, "parity_bytes_per_stream")],
+    ),
     (
         "7.11",
+        OthersTests,
         "limits by size and by fraction, and their errors",
         &[Test(PARITY, "parity_limits_by_size_and_fraction_and_their_errors")],
     ),
-    ("7.12", "the limit in the environment: 0, bytes, percent", &[Test(PARITY, "parity_environment_limit")]),
-    ("7.13", "zero bytes take nothing from the pool", &[Test(PARITY, "parity_zero_size_unpooled")]),
-    ("7.14", "a double free is found", &[Test(PARITY, "parity_double_free")]),
-    ("7.15", "a knob: never reuse across streams", &[Test(PARITY, "parity_knob_cross_stream_reuse_never")]),
-    ("7.16", "a knob: grow by exactly what was asked", &[Test(PARITY, "parity_knob_exact_growth")]),
-    ("7.17", "a knob: bytes count as free once dropped", &[Test(PARITY, "parity_knob_accounting_at_drop")]),
+    (
+        "7.12",
+        OthersTests,
+        "the limit in the environment: 0, bytes, percent",
+        &[Test(PARITY, "parity_environment_limit")],
+    ),
+    (
+        "7.13",
+        OthersTests,
+        "zero bytes take nothing from the pool",
+        &[Test(PARITY, "parity_zero_size_unpooled")],
+    ),
+    ("7.14", OthersTests, "a double free is found", &[Test(PARITY, "parity_double_free")]),
+    (
+        "7.15",
+        OthersTests,
+        "a knob: never reuse across streams",
+        &[Test(PARITY, "parity_knob_cross_stream_reuse_never")],
+    ),
+    (
+        "7.16",
+        OthersTests,
+        "a knob: grow by exactly what was asked",
+        &[Test(PARITY, "parity_knob_exact_growth")],
+    ),
+    (
+        "7.17",
+        OthersTests,
+        "a knob: bytes count as free once dropped",
+        &[Test(PARITY, "parity_knob_accounting_at_drop")],
+    ),
     (
         "7.18",
+        OthersTests,
         "a knob: remainders are split off down to one granule",
         &[Test(PARITY, "parity_knob_remainders_down_to_a_granule")],
     ),
     (
         "7.19",
+        OthersTests,
         "a knob: trim leaves split segments where they are",
         &[Test(PARITY, "parity_knob_trim_keeps_split_addresses")],
     ),
     (
         "7.20",
+        OthersTests,
         "eight threads, random sizes, trims in between",
         &[Test(PARITY, "parity_eight_threads_random_sizes_with_trims")],
     ),
-    ("7.21", "a recorded log of another allocator replays", &[Test(PARITY, "parity_replay_of_rmm_logs")]),
+    (
+        "7.21",
+        OthersTests,
+        "a recorded log of another allocator replays",
+        &[Test(PARITY, "parity_replay_of_rmm_logs")],
+    ),
     (
         "7.22",
+        OthersTests,
         "a stream destroyed before its arrays",
         &[Test(PARITY, "parity_stream_destroyed_before_its_arrays")],
     ),
     (
         "D1",
+        Demonstrations,
         "a pinned source dropped behind a slow kernel keeps its bytes",
         &[Suite("d01_a_pinned_source_dropped_in_flight")],
     ),
     (
         "D2",
+        Demonstrations,
         "an array read on another stream, dropped, its bytes reused in order",
         &[Suite("d02_an_array_dropped_under_a_reader")],
     ),
     (
         "D3",
+        Demonstrations,
         "a stream dropped with work pending, its handle's value back",
         &[Suite("d03_a_stream_dropped_with_work_pending")],
     ),
     (
         "D4",
+        Demonstrations,
         "an early read of a copy to the host does not compile",
         &[
             Test(REFUSED, "d04_an_early_read_does_not_compile"),
@@ -531,31 +668,41 @@ const ROWS: &[(&str, &str, &[Evidence])] = &[
     ),
     (
         "D5",
+        Demonstrations,
         "a fresh stream per epoch keeps the footprint flat",
         &[Test(ORDERS, "d05_a_fresh_stream_per_epoch_stays_flat")],
     ),
-    ("D6", "prefetching stays near the bytes alive", &[Owed("virtual memory")]),
+    ("D6", Demonstrations, "prefetching stays near the bytes alive", &[Owed("virtual memory")]),
     (
         "D7",
+        Demonstrations,
         "a pinned request takes what was asked",
         &[Test(TRANSFERS, "d07_a_pinned_request_takes_what_was_asked")],
     ),
     (
         "D8",
+        Demonstrations,
         "one slow stream does not grow the pinned pool",
         &[Test(TRANSFERS, "d08_one_slow_stream_does_not_grow_the_pinned_pool")],
     ),
-    ("D9", "a large request fits where every other piece was freed", &[Owed("virtual memory")]),
-    ("D10", "giving memory back waits for nobody's kernel", &[Owed("virtual memory")]),
-    ("D11", "least memory of all on varying lengths", &[Owed("virtual memory")]),
-    ("D12", "a fed training loop against the bound with no loading", &[Owed("feeding")]),
-    ("D13", "staged copies against copies from pinned memory", &[Owed("feeding")]),
+    (
+        "D9",
+        Demonstrations,
+        "a large request fits where every other piece was freed",
+        &[Owed("virtual memory")],
+    ),
+    ("D10", Demonstrations, "giving memory back waits for nobody's kernel", &[Owed("virtual memory")]),
+    ("D11", Demonstrations, "least memory of all on varying lengths", &[Owed("virtual memory")]),
+    ("D12", Demonstrations, "a fed training loop against the bound with no loading", &[Owed("feeding")]),
+    ("D13", Demonstrations, "staged copies against copies from pinned memory", &[Owed("feeding")]),
 ];
 
-/// Every id there must be, in order.
-fn every_id() -> Vec<String> {
-    let chapters = [("S", 17), ("T", 18), ("P", 18), ("G", 11), ("H", 13), ("C", 8), ("7.", 22), ("D", 13)];
-    chapters.iter().flat_map(|&(key, last)| (1..=last).map(move |n| format!("{key}{n}"))).collect()
+/// Every id there must be, in order, and its source.
+fn every_id() -> Vec<(String, Source)> {
+    SOURCES
+        .iter()
+        .flat_map(|&(source, key, last)| (1..=last).map(move |n| (format!("{key}{n}"), source)))
+        .collect()
 }
 
 /// Whether the code has a test function of this name.
@@ -653,15 +800,15 @@ fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
 }
 
 #[test]
-fn the_table_has_every_row_once_and_in_order() {
-    let ids: Vec<&str> = ROWS.iter().map(|r| r.0).collect();
+fn the_table_has_every_requirement_once_and_in_order_with_its_source() {
+    let ids: Vec<(String, Source)> = REQUIREMENTS.iter().map(|r| (r.0.to_owned(), r.1)).collect();
     assert_eq!(ids, every_id());
 }
 
 #[test]
-fn every_row_has_its_evidence() {
+fn every_requirement_has_its_evidence() {
     let (mut absent, mut pending, mut found) = (Vec::new(), Vec::new(), 0);
-    for &(id, _, evidence) in ROWS {
+    for &(id, _, _, evidence) in REQUIREMENTS {
         let lacks: Vec<_> = evidence.iter().filter_map(|&e| missing(id, e)).collect();
         found += usize::from(lacks.is_empty());
         for (name, why) in lacks {
@@ -672,24 +819,26 @@ fn every_row_has_its_evidence() {
             }
         }
     }
-    let owed = ROWS.iter().filter(|r| matches!(r.2, [Owed(_)])).count();
+    let owed = REQUIREMENTS.iter().filter(|r| matches!(r.3, [Owed(_)])).count();
     // Past the test harness, which shows what a passing test prints to nobody.
     let mut out = std::io::stderr();
     let _ = writeln!(
         out,
-        "{} rows: {} shown, {} pending, {owed} owed to later parts",
-        ROWS.len(),
+        "{} requirements: {} shown, {} pending, {owed} owed to later parts",
+        REQUIREMENTS.len(),
         found - owed,
         pending.len()
     );
     let _ = pending.iter().try_for_each(|p| writeln!(out, "  pending: {p}"));
-    assert!(absent.is_empty(), "rows without what shows them:\n  {}\n", absent.join("\n  "));
+    assert!(absent.is_empty(), "requirements without what shows them:\n  {}\n", absent.join("\n  "));
 }
 
 #[test]
 fn nothing_is_owed_to_a_room_that_is_there() {
-    let owed =
-        ROWS.iter().flat_map(|r| r.2).filter_map(|e| if let Owed(part) = e { Some(*part) } else { None });
+    let owed = REQUIREMENTS
+        .iter()
+        .flat_map(|r| r.3)
+        .filter_map(|e| if let Owed(part) = e { Some(*part) } else { None });
     let owed: BTreeSet<&str> = owed.collect();
     assert_eq!(owed, LATER.iter().copied().collect(), "the parts that are left are those that rows wait for");
     let built: Vec<_> = LATER.iter().filter(|part| root().join("src").join(part).exists()).collect();
@@ -697,10 +846,10 @@ fn nothing_is_owed_to_a_room_that_is_there() {
 }
 
 #[test]
-fn what_is_pending_belongs_to_a_row() {
-    let named: BTreeSet<&str> = ROWS
+fn what_is_pending_belongs_to_a_requirement() {
+    let named: BTreeSet<&str> = REQUIREMENTS
         .iter()
-        .flat_map(|r| r.2)
+        .flat_map(|r| r.3)
         .filter_map(|evidence| match evidence {
             Test(_, name) | Suite(name) | Refused(name) | Bench(name, _) | Docs(name) => Some(*name),
             Owed(_) => None,
@@ -711,9 +860,9 @@ fn what_is_pending_belongs_to_a_row() {
 }
 
 #[test]
-fn tests_are_named_after_their_rows_and_stand_for_one_each() {
+fn tests_are_named_after_their_requirements_and_stand_for_one_each() {
     let mut seen = BTreeSet::new();
-    for &(id, behaviour, evidence) in ROWS {
+    for &(id, _, behaviour, evidence) in REQUIREMENTS {
         assert!(
             !behaviour.is_empty() && !behaviour.contains('\n'),
             "{id}: one line that says what must hold"
@@ -762,7 +911,7 @@ fn the_backends_promises_name_tests_that_are_there() {
 
 #[test]
 fn missing_evidence_is_reported() {
-    let here = "tests/rows.rs";
+    let here = "tests/architecture/requirements.rs";
     assert!(missing("S1", Test(here, "missing_evidence_is_reported")).is_none());
     assert!(missing("S1", Test(here, "on_one_line")).is_some(), "a function that is no test");
     assert!(missing("S1", Test(here, "s99_nobody_wrote_this")).is_some());

@@ -2,13 +2,13 @@
 
 #![allow(dead_code, unreachable_pub, reason = "the bodies are a library of the fuzz package too")]
 
-#[path = "../fuzz/src/heap_ops.rs"]
+#[path = "../../fuzz/src/heap_ops.rs"]
 mod heap_ops;
-#[path = "../fuzz/src/stream_ops.rs"]
+#[path = "../../fuzz/src/stream_ops.rs"]
 mod stream_ops;
-#[path = "../fuzz/src/trace_codec.rs"]
+#[path = "../../fuzz/src/trace_codec.rs"]
 mod trace_codec;
-#[path = "../fuzz/src/trace_import.rs"]
+#[path = "../../fuzz/src/trace_import.rs"]
 mod trace_import;
 
 // For the code that is made there once (`millpond_testkit::compiled`).

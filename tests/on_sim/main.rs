@@ -1,4 +1,8 @@
-//! The conformance suite on the simulated device: early, late and random, both oracles judging.
+//! The simulated device: the conformance suite on it, early, late and random, both oracles judging; what the device promises, fact by
+//! fact; and the scenarios of planted bugs, on right code.
+
+mod facts;
+mod scenarios;
 
 use millpond_sim::Schedule;
 use millpond_testkit::on_sim::bench;

@@ -32,7 +32,7 @@ mod traces {
             #[test]
             fn every_trace_of_the_model_is_a_test() {
                 // "  Mutant: what went wrong | shrunk ..."
-                let file = include_str!("lawmodel/traces.txt");
+                let file = include_str!("../lawmodel/traces.txt");
                 let told = file.lines().filter(|l| l.contains(" | shrunk ")).map(|l| l.trim().split(':').next());
                 let told: Vec<&str> = told.flatten().collect();
                 assert_eq!(told, [$($trace),+]);

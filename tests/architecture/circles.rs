@@ -1,7 +1,7 @@
 //! Which files of a folder import each other in a circle: who changes one of them has to understand all. It reads `use` declarations and
 //! other paths that begin with `crate`, `super` or `self`; methods reached through a value are not seen.
 
-use crate::house::{is_word, read, without_tests};
+use crate::sources::{is_word, read, without_tests};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

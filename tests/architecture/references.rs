@@ -1,7 +1,7 @@
 //! What documents and comments send a reader to is in the repository: the files that they name, and no text that only its author has.
 //! It reads documents whole, and of sources and scripts the comments. It does not know whether what is named says what it is named for.
 
-use crate::house::{code_only, is_word, root};
+use crate::sources::{code_only, is_word, root};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
