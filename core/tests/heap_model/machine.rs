@@ -2,8 +2,8 @@
 //! heap; every law is walked and the bytes' contents compared after each step.
 
 use super::naive::{Ask, Pool, Range, Spec, Spot, What};
-use millpond::heap::{ChunkId, ChunkState, Cut, Heap, Kind, SegmentMap, Taken, Want};
-use millpond::units::{Addr, Epoch, Granules, SegmentId};
+use millpond_core::heap::{ChunkId, ChunkState, Cut, Heap, Kind, SegmentMap, Taken, Want};
+use millpond_driver::units::{Addr, Epoch, Granules, SegmentId};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};

@@ -6,8 +6,8 @@ mod machine;
 #[path = "heap_model/naive.rs"]
 mod naive;
 
-use millpond::heap::{ChunkState, ChunkView, FreeChunk, Heap, Kind, Taken, Want};
-use millpond::units::{Addr, Epoch, Granules, SegmentId};
+use millpond_core::heap::{ChunkState, ChunkView, FreeChunk, Heap, Kind, Taken, Want};
+use millpond_driver::units::{Addr, Epoch, Granules, SegmentId};
 use proptest::prelude::*;
 
 const S: SegmentId = SegmentId(1);

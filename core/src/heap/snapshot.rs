@@ -66,7 +66,6 @@ impl Ripe {
 
 /// The totals of a heap, in bytes where not said otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
     /// All bytes here: `free + allocated + in_flight`.
     pub held: u64,
