@@ -88,10 +88,20 @@ const CIRCLES: &[(&str, usize)] = &[
     ("cuda/src", 7),
     ("sim/src", 3),
     ("trace/src", 3),
-    ("src", 18),
+    ("src", 3),
     ("replay/src", 3),
     ("cli/src", 3),
     ("plug/src", 3),
+];
+
+/// The folders inside `src/allocator`, each with its file of the same name, in an order: which of those above it each may import.
+const INSIDE: &[(&str, &[&str])] = &[
+    ("config", &[]),
+    ("registry", &[]),
+    ("lenders", &["registry"]),
+    ("pool", &["registry"]),
+    ("pinned", &["registry", "pool"]),
+    ("access", &["registry", "pool"]),
 ];
 
 /// Where a thread may have something of its own, or a stream may be kept for all: drivers, whose streams are the machine's, the
@@ -546,6 +556,69 @@ fn circles_of_files_do_not_grow() {
             "{package}: {largest} files import each other, not {most}: lower the number"
         );
     }
+}
+
+/// Which folder inside the allocator a file belongs to.
+fn folder_of(file: &Path) -> Option<&'static str> {
+    let first = file.strip_prefix("src/allocator").ok()?.components().next()?;
+    let name = Path::new(first.as_os_str()).file_stem()?;
+    INSIDE.iter().map(|(folder, _)| *folder).find(|folder| *folder == name)
+}
+
+/// Imports between folders inside the allocator that their table does not allow, of these imports between files.
+fn across_folders<'a>(imports: impl IntoIterator<Item = (&'a PathBuf, &'a PathBuf)>) -> Vec<String> {
+    let allowed =
+        |from: &str| INSIDE.iter().find(|(folder, _)| *folder == from).map_or(&[][..], |(_, to)| to);
+    imports
+        .into_iter()
+        .filter(|(file, named)| match (folder_of(file), folder_of(named)) {
+            (Some(from), Some(to)) => from != to && !allowed(from).contains(&to),
+            _ => false,
+        })
+        .map(|(file, named)| format!("{} -> {}", file.display(), named.display()))
+        .collect()
+}
+
+/// Who changes a folder knows which others have to be read: those that come after it.
+#[test]
+fn folders_inside_the_allocator_have_an_order() {
+    let there =
+        std::fs::read_dir(root().join("src/allocator")).expect("a folder").map(|e| e.expect("an entry"));
+    let folders = there.filter(|e| e.path().is_dir());
+    let mut there: Vec<String> = folders.map(|e| e.file_name().into_string().expect("a name")).collect();
+    let mut listed: Vec<&str> = INSIDE.iter().map(|(folder, _)| *folder).collect();
+    for (at, (folder, allowed)) in INSIDE.iter().enumerate() {
+        assert!(
+            allowed.iter().all(|to| listed[..at].contains(to)),
+            "{folder} may import what comes after it"
+        );
+    }
+    there.sort();
+    listed.sort_unstable();
+    assert_eq!(there, listed, "folders in src/allocator against the table in tests/architecture.rs");
+
+    let files: Vec<PathBuf> = rust_files(&["src"]).into_iter().filter(|f| !f.ends_with("tests.rs")).collect();
+    let imports = circles::imports(&files, Path::new("src"));
+    let between = |&(file, named): &(&PathBuf, &PathBuf)| {
+        folder_of(file) != folder_of(named) && folder_of(named).is_some()
+    };
+    assert!(
+        imports.iter().filter(|i| folder_of(i.0).is_some()).filter(|i| between(i)).count() > 5,
+        "none is seen"
+    );
+    assert_none("imports between folders that the table does not allow", &across_folders(imports));
+
+    let file = |path: &str| PathBuf::from(path);
+    let (pool, registry) = (file("src/allocator/pool/state.rs"), file("src/allocator/registry.rs"));
+    let (top, means) = (file("src/allocator/mod.rs"), file("src/allocator/registry/means.rs"));
+    let planted = across_folders([
+        (&pool, &registry),
+        (&registry, &pool),
+        (&registry, &means),
+        (&top, &pool),
+        (&means, &top),
+    ]);
+    assert_eq!(planted, ["src/allocator/registry.rs -> src/allocator/pool/state.rs"]);
 }
 
 /// The pages of docs.rs that are documents of the repository: the document, and what it is there.
