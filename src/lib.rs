@@ -12,6 +12,7 @@
 #![doc = concat!("[`millpond-trace`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/trace/README.md")]
 #![doc = concat!("[`millpond-driver`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/driver/README.md")]
 #![doc = concat!("[`millpond-cuda`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/cuda/README.md")]
+#![doc = concat!("[`millpond-core`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/core/README.md")]
 #![doc = concat!("[DESIGN.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/DESIGN.md")]
 #![doc = concat!("[CONTRIBUTING.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/CONTRIBUTING.md")]
 #![doc = concat!("[CHANGELOG.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/CHANGELOG.md")]
@@ -42,11 +43,9 @@ pub mod allocator;
 pub mod array;
 pub mod erased;
 pub mod error;
-internal!(heap);
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub mod interop;
 pub mod kernel;
-internal!(order);
 #[doc = concat!("[why not always]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/decisions/unpin-to-wait.md")]
 #[doc = ""]
 #[doc = include_str!("../docs/ordering.md")]
@@ -54,10 +53,17 @@ internal!(order);
 pub mod ordering {}
 pub mod report;
 internal!(sync);
-mod laws;
 mod time;
 pub mod transfer;
 pub mod wrap;
+
+// The package beneath, which is nobody's business but ours either.
+use millpond_core::laws;
+#[cfg(not(feature = "internals"))]
+use millpond_core::{heap, order};
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub use millpond_core::{heap, order};
 
 pub use allocator::{
     Allocation, Allocator, Config, Event, Growth, Limit, PinnedAllocation, Policy, RawAllocation, Reuse,

@@ -24,14 +24,16 @@ pub(crate) mod open;
 mod waits;
 
 use super::allocation::{Allocation, Home};
+use super::event::Event;
 use super::foreign::Foreign;
 use super::keeper::Keeper;
+use super::pool::Pool;
 #[cfg(feature = "cuda")]
-use super::pool::Guest;
-use super::pool::{Pool, release_uses};
+use super::pool::state::Guest;
+use super::registry::uses::{bound, conflicts, release_uses};
 use super::registry::{Line, Registry};
 use super::shared::lost;
-use super::stream::{Event, Stream};
+use super::stream::Stream;
 use crate::driver::{Driver, DriverResult, Note, QueuedBy};
 use crate::error::Error;
 use crate::heap::ChunkId;
@@ -444,32 +446,6 @@ struct Via<'a, D: Driver> {
 impl<'a, D: Driver> Via<'a, D> {
     fn of(stream: &'a Stream<D>) -> Via<'a, D> {
         Via { registry: stream.registry(), driver: stream.driver(), keeper: stream.keeper() }
-    }
-}
-
-pub(super) fn conflicts<D: Driver>(
-    uses: &Uses,
-    registry: &Registry<D>,
-    to: TimelineId,
-    access: Access,
-) -> PendingSet {
-    let seen = registry.seen();
-    uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
-}
-
-/// Keeps the number of uses at most a quarter above that of those that were pending at the last look, or open on streams that somebody can still
-/// queue work on.
-pub(super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
-    if uses.is_crowded() {
-        // A guard has its stream, and who borrows an array queues on a stream that they have, as does who declared a use: what is left open
-        // was forgotten, or is over. Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
-        let last = |u: Use| {
-            let declared = u.kind == UseKind::Declared;
-            registry.line(u.on).and_then(|line| line.last_stamp(driver, declared))
-        };
-        let ended = uses.end(driver.expects_captures(), last);
-        uses.retire(&registry.seen());
-        release_uses(registry, ended);
     }
 }
 

@@ -3,8 +3,9 @@
 //! It knows its pool, its chunk and the chunk's generation; everything else (its uses, its stamps) is in the pool's
 //! hands, so that forgetting one costs memory and never safety.
 
+use super::event::Event;
 use super::pool::Pool;
-use super::stream::{Event, Stream};
+use super::stream::Stream;
 use super::undo::Undo;
 use crate::driver::{Called, Driver, Note};
 use crate::error::Error;

@@ -4,6 +4,7 @@
 //! before the driver is asked and given back if it refuses, so that two growers cannot pass the limit together. It does
 //! not know who wants the memory.
 
+use crate::error::{DriverError, DriverErrorKind};
 use crate::units::{Granules, SegmentId};
 use hashbrown::HashMap;
 
@@ -89,4 +90,12 @@ impl<R> Backing<R> {
         self.taken = 0;
         self.segments.drain().map(|(_, range)| range).collect()
     }
+}
+
+/// An allocator's end could not wait for what may still use so many bytes, and the driver's frees wait for nothing.
+pub(super) fn kept(bytes: u64, whose: &str) -> DriverError {
+    let message = format!(
+        "{bytes} bytes of {whose} memory stay allocated for good: what may still use them could not be waited for at the allocator's end, and this driver's frees wait for nothing; drop an allocator's last handles when the device can be waited for"
+    );
+    DriverError::new("end of an allocator", 0, DriverErrorKind::Other, message)
 }

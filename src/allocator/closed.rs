@@ -9,6 +9,7 @@
 
 use super::entry::Range;
 use super::pool::Pool;
+use super::registry::SWEEP_LEAST;
 use super::shared::Core;
 use crate::driver::Driver;
 use crate::laws::cost;
@@ -16,9 +17,6 @@ use crate::order::Pending;
 use crate::sync::{Arc, Ordering};
 use crate::units::{Epoch, GRANULE_BYTES, SegmentId};
 use core::cell::Cell;
-
-/// Lists of pools shorter than this are not swept.
-pub(super) const SWEEP_LEAST: usize = 16;
 
 impl<D: Driver> Core<D> {
     /// Sweeps when the list of pools has become twice as long as the last sweep left it. Waits for the end of closed streams where nobody

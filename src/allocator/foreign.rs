@@ -4,9 +4,8 @@
 //! (O6), and the owner goes to the keeper until each is *complete*: whoever owns the memory may give it to anybody, in an
 //! order that nobody here knows (O4). It does not know what the owner is.
 
-use super::access::bound;
 use super::keeper::{Keeper, Until};
-use super::pool::close_open;
+use super::registry::uses::{bound, close_open};
 use super::registry::{Line, Registry};
 use super::stream::Stream;
 use super::undo::Undo;
@@ -32,7 +31,7 @@ pub(crate) struct Foreign<D: Driver> {
     pub(super) uses: Mutex<Uses>,
     /// What cudarc's interop keeps with this memory, as it does with a pool.
     #[cfg(feature = "cuda")]
-    pub(super) guest: super::pool::Guest,
+    pub(super) guest: super::pool::state::Guest,
     bytes: u64,
     /// Taken in the drop. Behind a lock because it may be no `Sync`: nobody looks at it through a shared reference.
     owner: Mutex<Option<Box<dyn Send>>>,
@@ -53,7 +52,7 @@ impl<D: Driver> Foreign<D> {
             native: Mutex::new(Some(stream.native().clone())),
             uses: Mutex::new(Uses::default()),
             #[cfg(feature = "cuda")]
-            guest: super::pool::Guest::new(),
+            guest: super::pool::state::Guest::new(),
             owner: Mutex::new(Some(owner)),
         }
     }

@@ -5,31 +5,28 @@
 //! order), each waiting for its own stream: one slow stream keeps back what it uses and nothing else. There is one pool
 //! for all streams. It does not know what is copied where.
 //!
-//! What is kept of it is a [`PoolState`], as of a stream's memory, and a [`Backing`]. A miss climbs the same ladder with fewer rungs: it
+//! What is kept of it is in `pinned/pool.rs`: a [`PoolState`], as of a stream's memory, and a `Backing`. A miss climbs the same ladder with fewer rungs: it
 //! learns what is complete, grows, and waits. It never unpins: that waits for the whole device, so only an explicit trim does.
 //! Cached and write-combined memory never share a segment.
 
-use super::backing::Backing;
 use super::facts::{Holding, in_flight_by_segment};
-use super::hands::Hands;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pinned::PinnedAllocation;
-use super::pool::{
-    AfterFree, Pieces, PoolState, Watch, in_flight_held_back, longest_free, note_pending, release_open,
-};
-use super::registry::{QUESTIONS, Registry};
-use super::shared::{Core, kept};
+use super::pinned::pool::{HostPool, HostState, drain};
+use super::pool::{AfterFree, PoolState};
+use super::registry::QUESTIONS;
+use super::registry::uses::{note_pending, release_open};
+use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
 use super::waiting::{Patience, wait_for_some};
-use crate::driver::{Driver, HostKind, Note, OwnedHost};
+use crate::driver::{Driver, HostKind, Note};
 use crate::error::{DriverError, Error, OutOfMemory};
-use crate::heap::{ChunkId, Heap, Kind, Taken, Want};
+use crate::heap::{ChunkId, Kind, Taken, Want};
 use crate::laws;
-use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
-use crate::report::PoolReport;
-use crate::sync::{Arc, Rank, Ranked, RankedGuard, assert_unlocked};
-use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
+use crate::order::{Completed, Entry, Pending, TimelineId};
+use crate::sync::{Arc, assert_unlocked};
+use crate::units::{AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
 use core::time::Duration;
 use hashbrown::HashMap;
@@ -39,114 +36,7 @@ use hashbrown::HashMap;
 const SEGMENT: u64 = 64 << 20;
 /// The unit that larger segments are rounded to.
 const MULTIPLE: u64 = 2 << 20;
-/// The CPU's timeline, which is none.
-const NOBODY: TimelineId = TimelineId(u32::MAX);
-
-/// An allocator's pinned memory.
-pub(crate) struct HostPool<D: Driver> {
-    pub(super) number: u32,
-    state: Ranked<HostState<D>>,
-    /// Room claimed and not yet pinned, segments on their way back to the driver.
-    hands: Hands,
-}
-
-/// What its lock protects.
-pub(super) struct HostState<D: Driver> {
-    pub(super) pool: PoolState,
-    pub(super) backing: Backing<OwnedHost<D>>,
-}
-
 impl<D: Driver> HostPool<D> {
-    pub(crate) fn new(limit: Option<u64>) -> HostPool<D> {
-        HostPool {
-            number: super::shared::next_pool_number(),
-            hands: Hands::default(),
-            state: Ranked::new(
-                Rank::Pool,
-                HostState { pool: PoolState::new(), backing: Backing::new(limit) },
-            ),
-        }
-    }
-
-    pub(super) fn lock(&self) -> RankedGuard<'_, HostState<D>> {
-        self.state.lock()
-    }
-
-    /// No owner is left: the last free gives back what is pinned.
-    pub(crate) fn abandon(&self) {
-        let watch = &mut self.lock().pool.watch;
-        watch.set(Watch::LEAVING);
-        watch.set(Watch::ORPHAN);
-    }
-
-    /// Whether something is pinned and nothing of it is live.
-    pub(crate) fn is_idle(&self) -> bool {
-        let host = self.lock();
-        host.pool.heap.live() == 0 && !host.backing.segments.is_empty()
-    }
-
-    /// What is complete comes back.
-    pub(crate) fn drain(&self, registry: &Registry<D>) {
-        drain(&mut self.lock().pool, &registry.seen());
-    }
-
-    /// Unpins everything; nothing refers to any of it. What uses it is `over`, or else the driver waits for that in its call, or it is kept.
-    pub(crate) fn release_all(&self, driver: &D, over: bool) {
-        let segments = self.lock().backing.take_all();
-        assert_unlocked("pinned memory is given back");
-        if !segments.is_empty() && !laws::may_give_back(over, driver.unpin_spares_uses()) {
-            let bytes = segments.iter().map(OwnedHost::bytes).sum();
-            segments.into_iter().for_each(core::mem::forget);
-            return driver.unpin_failed(kept(bytes, "pinned host"));
-        }
-        for segment in segments {
-            if let Err((range, e)) = segment.release() {
-                driver.unpin_failed(e);
-                drop(range);
-            }
-        }
-    }
-
-    /// Walks the heap.
-    ///
-    /// # Panics
-    /// With the number of the invariant that is broken.
-    pub(crate) fn check(&self) {
-        let state = self.lock();
-        state.pool.heap.check();
-        let (held, taken) = (state.pool.heap.stats().held, state.backing.taken);
-        // What is claimed and not yet pinned, or on its way back, is counted as taken.
-        assert!(held <= taken, "H5: {held} pinned bytes held, {taken} taken");
-    }
-
-    fn id_of(&self, chunk: ChunkId, generation: u32) -> AllocationId {
-        AllocationId { pool: self.number, chunk: chunk.index(), generation }
-    }
-
-    /// The pinned part of a report, if there is anything to say.
-    pub(crate) fn report(&self, registry: &Registry<D>, expects_captures: bool) -> Option<PoolReport> {
-        let held_back = in_flight_held_back(self, registry, expects_captures);
-        let largest_free = longest_free(self);
-        let state = self.lock();
-        let report = PoolReport {
-            name: Some("pinned host memory".into()),
-            reserved_peak: state.backing.taken_peak,
-            ..state.pool.report(largest_free, held_back)
-        };
-        (report.counters.allocations > 0).then_some(report)
-    }
-
-    /// Adds to the uses of an allocation that is alive.
-    pub(crate) fn with_uses(&self, device: (&Registry<D>, &D), id: AllocationId, of: impl FnOnce(&mut Uses)) {
-        self.lock().pool.with_uses(device, (ChunkId::from_index(id.chunk), id.generation), of);
-    }
-
-    /// What an access of the CPU's has to be complete.
-    pub(crate) fn conflicts(&self, registry: &Registry<D>, id: AllocationId, access: Access) -> PendingSet {
-        let which = (ChunkId::from_index(id.chunk), id.generation);
-        self.lock().pool.conflicts(registry, which, (NOBODY, access))
-    }
-
     /// An allocation's bytes come back: at once if every use is complete, else when they are.
     pub(crate) fn free(&self, core: &Core<D>, id: AllocationId) {
         let (chunk, generation) = (ChunkId::from_index(id.chunk), id.generation);
@@ -180,33 +70,6 @@ impl<D: Driver> HostPool<D> {
             core.pinned_done();
         }
     }
-}
-
-impl<D: Driver> Pieces for HostPool<D> {
-    fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R {
-        let state = self.lock();
-        let found = look(&state.pool.heap, &state.pool.in_flight);
-        state.unlock_fair();
-        found
-    }
-}
-
-impl<D: Driver> HostState<D> {
-    /// A segment of which nothing is in use enters.
-    fn enter(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
-        self.pool.heap.add_segment(id, base, len, kind);
-        self.pool.heap.extend(id, Granules::ZERO, len, Epoch::COMPLETE);
-    }
-}
-
-/// Ranges all of whose uses are complete come back. Returns whether any did.
-fn drain(state: &mut PoolState, seen: &impl Completed) -> bool {
-    let done = state.in_flight.drain(|p| laws::pinned_use_is_over(seen.is_complete(p)));
-    let any = !done.is_empty();
-    for entry in done {
-        state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, Epoch::COMPLETE);
-    }
-    any
 }
 
 /// Serves a request for pinned memory.

@@ -13,8 +13,8 @@
 //! what values wait for, as for ranges in flight, and asks about all before it says that there is no memory: an owner may hold what the
 //! request needs.
 
+use super::event::Event;
 use super::registry::Registry;
-use super::stream::Event;
 use super::undo::resume;
 use crate::driver::Driver;
 use crate::laws::{self, cost};

@@ -1,7 +1,7 @@
 //! What a model checker may touch: the smallest steps of a line and its registry, for `tests/threads_loom.rs`. Built under
 //! `--cfg loom` only; it does nothing itself but name the real thing, and [`Probe::reserve_unlocked`], which is wrong.
 
-use super::pool;
+use super::registry::uses::release_open;
 use super::registry::{Line, Registry};
 use crate::driver::{Driver, DriverResult};
 use crate::order::{Access, Pending, Uses};
@@ -75,7 +75,7 @@ impl<D: Driver> Probe<D> {
     pub fn end_use(&self) {
         let mut uses = Uses::default();
         drop(uses.open(self.line.id, Access::Write));
-        pool::release_open(&self.registry, &uses);
+        release_open(&self.registry, &uses);
     }
     /// It ends, and the pools are counted by a load, which may return an old value, as it must not be.
     pub fn end_use_by_load(&self) {

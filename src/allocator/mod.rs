@@ -16,6 +16,7 @@ mod bounded;
 mod closed;
 mod config;
 mod entry;
+mod event;
 mod events;
 mod facts;
 mod fast;
@@ -53,9 +54,10 @@ mod waiting;
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
 pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES};
+pub use event::Event;
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;
-pub use stream::{Event, Stream};
+pub use stream::Stream;
 pub use trim::Trimmed;
 
 use crate::driver::{Called, Driver, HostKind, StreamKind, StreamOptions};
@@ -268,7 +270,7 @@ impl<D: Driver> Allocator<D> {
                 line.pools.fetch_sub(1, crate::sync::Ordering::AcqRel);
                 Arc::clone(pool)
             } else {
-                let pool = Arc::new(Pool::new(Arc::clone(core), line, shared::next_pool_number()));
+                let pool = Arc::new(Pool::new(Arc::clone(core), line, pool::state::next_pool_number()));
                 pools.push(Arc::clone(&pool));
                 pool
             }

@@ -1,11 +1,13 @@
 //! The owned handle of pinned memory, and what is said about its uses. It does not know where its bytes came from.
 
 mod lent;
+pub(super) mod pool;
 
 use self::lent::Lent;
+use super::event::Event;
 use super::registry::CONTEXT;
 use super::shared::Core;
-use super::stream::{Event, Stream};
+use super::stream::Stream;
 use super::undo::Undo;
 use crate::driver::{Driver, Note};
 use crate::error::Error;

@@ -7,23 +7,23 @@
 //! It does not know other pools: who lends what to whom is told in `lend`.
 
 mod figures;
+pub(super) mod pieces;
+pub(super) mod state;
 
-pub(super) use figures::{PIECE, Pieces, in_flight_held_back, longest_free};
-
-use super::access::{bound, conflicts};
-use super::registry::{CONTEXT, Line, Registry};
-use super::share::Shares;
+use super::registry::uses::{note_pending, release_open};
+use super::registry::{CONTEXT, Line};
 use super::shared::Core;
 use crate::driver::Driver;
-use crate::heap::{ChunkId, ChunkView, Cut, Heap, Kind, Taken, Want};
+use crate::heap::{ChunkId, ChunkView, Kind};
 use crate::laws::{self, cost, steps};
-use crate::order::{self, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
-use crate::report::Counters;
+use crate::order::{self, Entry, Pending, PendingSet, TimelineId, Uses};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Arc, Ordering, Quick, Rank, Ranked, RankedGuard};
 use crate::trace::Event;
-use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
-use hashbrown::HashMap;
+use crate::units::{Addr, AllocationId, Epoch, Granules};
+#[cfg(feature = "cuda")]
+use state::Guest;
+pub(crate) use state::{AfterFree, PoolState, Watch};
 
 /// Looks in vain double what the next one looks at so often: from 64 ranges to 65,536.
 const IN_VAIN: u32 = 10;
@@ -45,10 +45,6 @@ pub(crate) struct Pool<D: Driver> {
     pub(crate) grower: Ranked<()>,
 }
 
-/// What another room keeps with something of the allocator's.
-#[cfg(feature = "cuda")]
-pub(crate) type Guest = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync>>;
-
 /// What other threads touch, on cache lines of its own.
 #[repr(align(128))]
 struct Shared {
@@ -59,250 +55,6 @@ struct Shared {
 
 /// A pool, locked.
 pub(crate) type Held<'a> = RankedGuard<'a, PoolState, Quick>;
-
-/// What the pool's lock protects.
-pub(crate) struct PoolState {
-    pub(crate) heap: Heap,
-    pub(crate) watch: Watch,
-    /// References for the handles to come.
-    pub(crate) shares: Shares,
-    /// What [`Pool::longest_hint`] says.
-    longest: [u32; 2],
-    /// At least the longest range in flight, in granules, for the index of all pools (F3 in `lenders`).
-    longest_in_flight: u32,
-    /// By kind: it may stand aside ([`lenders`](super::lenders)); and looks in vain, since something entered it, that did not show
-    /// all that was asked for.
-    aside: [bool; 2],
-    in_vain: [u32; 2],
-    /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
-    pub(super) sizes: [u64; 33],
-    /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
-    pub(crate) counters: Counters,
-    /// Allocations served by misses.
-    missed: u64,
-    held_peak: u64,
-    /// The most that was live before this stretch (`peaks`).
-    former_peak: u64,
-    pub(crate) in_flight: InFlight,
-    /// Bytes in flight that [`Miss::order_older_half`](super::miss::Miss::order_older_half) left the last time.
-    pub(crate) left_in_flight: u64,
-    pub(super) uses: UseSlab,
-    pub(super) names: HashMap<u32, Arc<str>>,
-    /// Handles of the stream that users hold.
-    pub(crate) streams: usize,
-    /// The stream is gone: only complete ranges enter, with stamp 0, or ranges that return unchanged.
-    pub(crate) closed: bool,
-}
-
-/// What a free has to look after beside the heap: nothing, nearly always, and then it is one comparison.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Watch(u8);
-
-impl Watch {
-    /// The stream is gone or going: the last free closes the pool.
-    pub(crate) const LEAVING: Watch = Watch(1);
-    /// The allocator and all its streams are gone: the last free here ends the pool.
-    pub(crate) const ORPHAN: Watch = Watch(2);
-    /// Another pool came asking for memory: frees here raise the due flag, so that it can be lent early.
-    pub(crate) const ASKED: Watch = Watch(4);
-    /// Some allocation has a name.
-    const NAMED: Watch = Watch(8);
-    /// Events are wanted.
-    const RECORDING: Watch = Watch(16);
-
-    #[inline]
-    pub(crate) fn set(&mut self, what: Watch) {
-        self.0 |= what.0;
-    }
-    pub(crate) fn clear(&mut self, what: Watch) {
-        self.0 &= !what.0;
-    }
-    fn has(self, what: Watch) -> bool {
-        self.0 & what.0 != 0
-    }
-    #[inline]
-    pub(crate) fn is_calm(self) -> bool {
-        self.0 == 0
-    }
-}
-
-/// The uses of allocations that were used by other streams: a side slab, found by the chunk's tag.
-#[derive(Default)]
-pub(super) struct UseSlab {
-    pub(super) slots: Vec<Uses>,
-    free: Vec<u32>,
-}
-
-impl UseSlab {
-    /// The uses with this tag; tag 0 is none so far, and gets one.
-    pub(super) fn get_or_add(&mut self, tag: u32) -> (u32, &mut Uses) {
-        let tag = if tag != 0 {
-            tag
-        } else if let Some(t) = self.free.pop() {
-            t
-        } else {
-            self.slots.push(Uses::default());
-            u32::try_from(self.slots.len()).expect("2^32 allocations with foreign uses")
-        };
-        (tag, &mut self.slots[tag as usize - 1])
-    }
-    /// The uses with this tag, which is free from here on.
-    pub(super) fn take(&mut self, tag: u32) -> Uses {
-        if tag == 0 {
-            return Uses::default();
-        }
-        self.free.push(tag);
-        core::mem::take(&mut self.slots[tag as usize - 1])
-    }
-}
-
-/// What a free left to do for its caller, once the pool is unlocked.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AfterFree {
-    /// Nothing.
-    Done,
-    /// The pool has no allocation left and its stream is gone: it may close.
-    Empty,
-    /// The pool has no allocation left and the allocator is gone too: one orphan less.
-    Orphaned,
-}
-
-impl PoolState {
-    /// Of nothing, with no handle of a stream.
-    pub(crate) fn new() -> PoolState {
-        PoolState {
-            heap: Heap::new(),
-            watch: Watch(0),
-            shares: Shares::default(),
-            longest: [0; 2],
-            longest_in_flight: 0,
-            aside: [false; 2],
-            in_vain: [0; 2],
-            sizes: [0; 33],
-            counters: Counters::default(),
-            missed: 0,
-            held_peak: 0,
-            former_peak: 0,
-            in_flight: InFlight::new(),
-            left_in_flight: 0,
-            uses: UseSlab::default(),
-            names: HashMap::new(),
-            streams: 0,
-            closed: false,
-        }
-    }
-
-    /// The uses of an allocation that is alive, which may be the first. The heap panics if the generation is another's (H7).
-    pub(super) fn with_uses<D: Driver, R>(
-        &mut self,
-        (registry, driver): (&Registry<D>, &D),
-        (chunk, generation): (ChunkId, u32),
-        then: impl FnOnce(&mut Uses) -> R,
-    ) -> R {
-        let tag = self.heap.view(chunk, generation).tag;
-        let (tag, uses) = self.uses.get_or_add(tag);
-        let result = then(uses);
-        bound(uses, registry, driver);
-        self.heap.set_tag(chunk, tag);
-        result
-    }
-
-    /// What other streams' uses an access on `to` has to come after.
-    pub(super) fn conflicts<D: Driver>(
-        &mut self,
-        registry: &Registry<D>,
-        (chunk, generation): (ChunkId, u32),
-        (to, access): (TimelineId, order::Access),
-    ) -> PendingSet {
-        match self.heap.view(chunk, generation).tag {
-            0 => PendingSet::new(),
-            tag => conflicts(self.uses.get_or_add(tag).1, registry, to, access),
-        }
-    }
-
-    /// What an allocation is and the uses that it had, at its free.
-    pub(super) fn end_uses(&mut self, chunk: ChunkId, generation: u32) -> (ChunkView, Uses) {
-        let view = self.heap.view(chunk, generation);
-        let uses = self.uses.take(view.tag);
-        self.heap.set_tag(chunk, 0);
-        (view, uses)
-    }
-
-    /// A hit at an aligned address, or of exact fits only: what is rare.
-    pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
-        let taken = if exact { self.heap.take_exact(want, asked) } else { self.heap.take(want, asked) };
-        let taken = taken?;
-        self.count_size(want.len);
-        Some(taken)
-    }
-
-    /// Takes a chunk for a miss that looks again or has brought something, and counts the miss.
-    pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
-        let taken = self.hit_rare(want, asked, exact)?;
-        self.missed += 1;
-        Some(taken)
-    }
-
-    /// Takes a chunk for a miss that has brought this free one, or found it: it serves, of whichever kind it is, and however many near
-    /// misses an aligned request comes by before it.
-    pub(crate) fn take_brought(&mut self, want: &Want, asked: u64, brought: ChunkId) -> Option<Taken> {
-        if let Some(taken) = self.take(want, asked, false) {
-            return Some(taken);
-        }
-        let taken = self.heap.take_of(brought, want, asked)?;
-        self.count_size(want.len);
-        self.missed += 1;
-        Some(taken)
-    }
-
-    /// A range leaves ([`Heap::cut`]). A segment of which nothing is left is forgotten: with all streams' memory passing through
-    /// all pools, each would come to know every segment.
-    pub(crate) fn cut(&mut self, chunk: ChunkId, offset: Granules, len: Granules) -> Cut {
-        let cut = self.heap.cut(chunk, offset, len);
-        self.heap.remove_segment(cut.segment);
-        cut
-    }
-
-    /// All that is free of a segment leaves.
-    pub(crate) fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
-        let cuts = self.heap.cut_free_of(segment);
-        self.heap.remove_segment(segment);
-        cuts
-    }
-
-    /// How many free ranges of a kind another pool's miss looks at, which begins with `steps`.
-    pub(super) fn steps(&self, kind: Kind, steps: usize) -> usize {
-        steps << self.in_vain[kind as usize]
-    }
-
-    /// The other kind's space: only before the pool would grow.
-    pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Taken> {
-        let taken = self.heap.take_across(want, asked)?;
-        self.count_size(want.len);
-        self.missed += 1;
-        Some(taken)
-    }
-
-    /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
-    pub(super) fn after_free(&self) -> AfterFree {
-        if !self.watch.has(Watch::LEAVING) || self.heap.live() > 0 {
-            AfterFree::Done
-        } else if self.watch.has(Watch::ORPHAN) {
-            AfterFree::Orphaned
-        } else {
-            AfterFree::Empty
-        }
-    }
-
-    pub(crate) fn set_name(&mut self, chunk: ChunkId, name: Arc<str>) {
-        self.names.insert(chunk.index(), name);
-        self.watch.set(Watch::NAMED);
-    }
-
-    pub(crate) fn name(&self, chunk: ChunkId) -> Option<&Arc<str>> {
-        self.names.get(&chunk.index())
-    }
-}
 
 impl<D: Driver> Pool<D> {
     pub(crate) fn new(core: Arc<Core<D>>, line: Arc<Line<D>>, number: u32) -> Pool<D> {
@@ -570,44 +322,6 @@ impl<D: Driver> Pool<D> {
     pub(crate) fn born_now(&self, chunk: ChunkId, generation: u32) {
         let mut state = self.lock();
         state.heap.set_stamp(chunk, generation, self.line.stamp());
-    }
-}
-
-/// A range was freed that has to wait for `pending`: counts towards its stream's next marker. For the context, which
-/// nobody else would mark, one falls due at once, unless the caller makes it (`made`).
-pub(crate) fn note_pending<D: Driver>(registry: &Registry<D>, pending: Pending, bytes: u64, made: bool) {
-    let Some(line) = registry.line(pending.on) else { return };
-    if line.note_unmarked(bytes) {
-        registry.raise_errand(&line);
-    }
-    if pending.on == CONTEXT && !made {
-        line.raise_due();
-        registry.raise_errand(&line);
-    }
-}
-
-/// The open uses of a freed allocation end.
-pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
-    release_uses(registry, uses.open_on());
-}
-
-/// Open uses end, one on each of these streams.
-pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoIterator<Item = TimelineId>) {
-    for on in on.into_iter().filter(|_| laws::counts_ended()) {
-        if let Some(line) = registry.line(on) {
-            close_open(registry, &line);
-        }
-    }
-}
-
-/// One open use of a line ends.
-pub(super) fn close_open<D: Driver>(registry: &Registry<D>, line: &Arc<Line<D>>) {
-    if line.open.fetch_sub(1, Ordering::AcqRel) == 1
-        // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open` as
-        // this looks at `pools`, and one of the two has to see the other.
-        && line.pools.fetch_add(0, Ordering::AcqRel) == 0
-    {
-        registry.raise_errand(line);
     }
 }
 

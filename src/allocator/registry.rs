@@ -15,6 +15,7 @@ mod completion;
 pub(crate) mod entered;
 mod errands;
 mod means;
+pub(crate) mod uses;
 
 use super::events::{EventPool, SharedEvent};
 use super::line::new_line;
@@ -39,6 +40,9 @@ pub(crate) use means::{Named, is_marked_by_handle};
 /// How long a request waits for somebody else's last marker of a stream. Making one takes microseconds; if it cannot be recorded,
 /// its maker may wait for the whole stream.
 pub(crate) const CLOSING: Duration = Duration::from_millis(1);
+
+/// Lists of pools, and tables of timelines, shorter than this are not looked through.
+pub(super) const SWEEP_LEAST: usize = 16;
 
 /// A marker half made (O8): its number and the clock's copy, taken in one hold of the line's lock.
 struct Reserved<D: Driver> {

@@ -15,16 +15,13 @@
 
 #![allow(unsafe_code, reason = "references are counted by hand")]
 
-use super::pool::{Held, Pool, PoolState, Watch};
+use super::pool::state::{PoolState, Shares, Watch};
+use super::pool::{Held, Pool};
 use crate::driver::Driver;
 use crate::sync::Arc;
 
 /// How many references are counted at once. Few under Miri, where a test that goes through several batches takes minutes.
 const BATCH: u32 = if cfg!(miri) { 16 } else { 256 };
-
-/// References to a pool in its own state. Dropping it loses them: [`Pool::leave`] is what ends them.
-#[derive(Default)]
-pub(crate) struct Shares(pub(super) u32);
 
 impl Shares {
     /// In whole batches.

@@ -4,13 +4,13 @@
 //! each other until the last owner is gone and the last device allocation freed, in whichever order: then everything is
 //! waited for and given back ([`Core::shut_down`]). It does not know how memory is found.
 
-use super::backing::Backing;
+use super::backing::{Backing, kept};
 use super::config::{Config, Growth, SMALL_BYTES};
 use super::hands::Hands;
-use super::host::HostPool;
 use super::keeper::Keeper;
 use super::lenders::Lenders;
 use super::peaks::Peaks;
+use super::pinned::pool::HostPool;
 use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
 use super::registry::Registry;
@@ -21,24 +21,11 @@ use crate::laws;
 use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU64, AtomicUsize};
-use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked, plain};
+use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked};
 use crate::trace::Event;
 use crate::units::DeviceId;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
-static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
-
-/// A pool's number in this process.
-///
-/// # Panics
-/// After 2^32 pools in one process.
-pub(crate) fn next_pool_number() -> u32 {
-    let n = NEXT_POOL.fetch_add(1, Ordering::Relaxed);
-    assert!(n != 0, "2^32 pools in one process");
-    n
-}
 
 /// The pool of this number in a list of them: numbers are given out under the list's lock, so that they grow in it.
 pub(super) fn numbered<D: Driver>(pools: &[Arc<Pool<D>>], number: u32) -> Option<&Arc<Pool<D>>> {
@@ -117,7 +104,7 @@ impl<D: Driver> Core<D> {
             departed: Mutex::new((Counters::default(), Histogram::default())),
             peaks: Peaks::new(),
             moving: AtomicU64::new(0),
-            sweep_above: AtomicUsize::new(super::closed::SWEEP_LEAST),
+            sweep_above: AtomicUsize::new(super::registry::SWEEP_LEAST),
             gone: Mutex::new(BTreeSet::new()),
             turn: AtomicUsize::new(0),
             hands: Hands::default(),
@@ -375,14 +362,6 @@ pub(crate) fn lost_context() -> DriverError {
         DriverErrorKind::ContextLost,
         "the device's context was lost earlier; start a new process",
     )
-}
-
-/// An allocator's end could not wait for what may still use so many bytes, and the driver's frees wait for nothing.
-pub(super) fn kept(bytes: u64, whose: &str) -> DriverError {
-    let message = format!(
-        "{bytes} bytes of {whose} memory stay allocated for good: what may still use them could not be waited for at the allocator's end, and this driver's frees wait for nothing; drop an allocator's last handles when the device can be waited for"
-    );
-    DriverError::new("end of an allocator", 0, DriverErrorKind::Other, message)
 }
 
 impl<D: Driver> core::fmt::Debug for Core<D> {

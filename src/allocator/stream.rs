@@ -1,10 +1,11 @@
-//! Streams and events as users hold them.
+//! Streams as users hold them.
 //!
 //! A [`Stream`] is one native stream and its pool in one allocator. Order between streams that is made through it is
 //! known to the allocator; order that is made behind its back (the driver's own calls) holds on the device but is not
 //! known, which costs memory and never safety.
 
 use super::Allocator;
+use super::event::Event;
 use super::events::SharedEvent;
 use super::keeper::{Keeper, Until};
 use super::pool::{Pool, Watch};
@@ -15,9 +16,8 @@ use crate::error::Error;
 use crate::laws::{self, steps};
 use crate::order::{Marker, Pending, TimelineId};
 use crate::sync::{Arc, Ordering};
-use crate::units::{DeviceId, Epoch, StreamId};
+use crate::units::StreamId;
 use core::fmt;
-use core::time::Duration;
 use smallvec::smallvec;
 
 /// A stream with a pool in an [`Allocator`]. Cheap to clone; may be dropped before or after its
@@ -294,107 +294,5 @@ impl<D: Driver> Drop for Inner<D> {
             core.close_pool(&self.pool);
             core.registry.serve(&core.driver);
         }
-    }
-}
-
-/// A point on a stream: everything queued on it before [`Stream::record`]. Immutable; cheap to clone.
-///
-/// ```
-/// use millpond::{Allocator, Config, units::GIB};
-/// use millpond_sim::Sim;
-/// use std::time::Duration;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
-/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
-/// let loaded = copy.record()?; // behind all that `copy` has been given by now
-/// work.wait(&loaded)?; // what `work` is given from here on comes behind that
-/// loaded.synchronize(Duration::from_secs(1))?; // the host waits, a second at most
-/// assert!(loaded.is_complete()?);
-/// # Ok(()) }
-/// ```
-pub struct Event<D: Driver> {
-    /// Knows the registry and the driver, and drops what the event proves complete.
-    keeper: Arc<Keeper<D>>,
-    on: Arc<Line<D>>,
-    marker: Marker<SharedEvent<D>>,
-}
-
-impl<D: Driver> Clone for Event<D> {
-    fn clone(&self) -> Event<D> {
-        let (keeper, on) = (Arc::clone(&self.keeper), Arc::clone(&self.on));
-        Event { keeper, on, marker: self.marker.clone() }
-    }
-}
-
-impl<D: Driver> Event<D> {
-    pub(crate) fn registry(&self) -> &Arc<Registry<D>> {
-        &self.keeper.registry
-    }
-    /// The stream it was recorded on.
-    pub fn stream(&self) -> StreamId {
-        self.on.info.id
-    }
-    /// The device it was recorded on.
-    pub fn device(&self) -> DeviceId {
-        self.on.info.device
-    }
-    pub(crate) fn timeline(&self) -> TimelineId {
-        self.on.id
-    }
-    /// Its number on its stream.
-    pub fn epoch(&self) -> Epoch {
-        self.marker.number
-    }
-    /// It is known to be complete: what was kept for that is dropped.
-    fn let_go(&self) {
-        self.keeper.learnt(self.on.id, &self.marker.copy);
-    }
-    /// Whether it is known to be complete, without asking.
-    pub(crate) fn is_seen(&self) -> bool {
-        self.on.seen() >= self.marker.number
-    }
-    /// Whether everything it was recorded behind is complete.
-    ///
-    /// # Errors
-    /// The driver's; never to be read as complete.
-    pub fn is_complete(&self) -> Result<bool, Error> {
-        if self.is_seen() {
-            self.let_go();
-            return Ok(true);
-        }
-        let (registry, driver) = (self.registry(), &self.keeper.driver);
-        let done = registry.watch(driver.relaxed(|| driver.query(&self.marker.event)))?;
-        // Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
-        if done && self.keeper.asks {
-            registry.marker_complete(&self.on, &self.marker);
-            self.let_go();
-        }
-        Ok(done)
-    }
-    /// Blocks the host until it is complete, at most `limit`.
-    ///
-    /// # Errors
-    /// [`Error::TimedOut`], or the driver's.
-    pub fn synchronize(&self, limit: Duration) -> Result<(), Error> {
-        if self.is_seen() {
-            self.let_go();
-            return Ok(());
-        }
-        let (registry, driver) = (self.registry(), &self.keeper.driver);
-        if registry.watch(driver.relaxed(|| driver.wait_event(&self.marker.event, limit)))? {
-            registry.marker_complete(&self.on, &self.marker);
-            self.let_go();
-            registry.host_waited();
-            Ok(())
-        } else {
-            let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-            Err(Error::TimedOut { what: "an event", millis })
-        }
-    }
-}
-
-impl<D: Driver> fmt::Debug for Event<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({} of {})", self.marker.number.0, self.on.info.id)
     }
 }

@@ -10,7 +10,8 @@
 
 use super::Allocator;
 use super::entry::Range;
-use super::pool::{PIECE, Pool};
+use super::pool::Pool;
+use super::pool::pieces::PIECE;
 use super::shared::{Core, lost_context};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult};

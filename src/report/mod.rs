@@ -312,12 +312,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// The total as the sum over the pools; see [`PoolReport::sum`] for what is no sum. An allocator's own report has in its
-    /// total also what pools did that are gone, and for its peaks the better bounds.
-    pub fn sum_pools(&mut self) {
-        self.total = PoolReport::sum(&self.pools);
-    }
-
     /// The most that was live at once over all pools, if it is known.
     pub fn peak_allocated(&self) -> Option<u64> {
         (self.allocated_peak == self.allocated_peak_at_most).then_some(self.allocated_peak)

@@ -224,7 +224,7 @@ fn pool(k: u64, held: u64) -> PoolReport {
 
 fn report(pools: Vec<PoolReport>) -> Report {
     let mut r = Report { capacity: 144 * GIB, policy: "latency".into(), pools, ..Report::default() };
-    r.sum_pools();
+    r.total = PoolReport::sum(&r.pools);
     r.reserved = r.total.reserved;
     r.reserved_peak = r.total.reserved_peak;
     r.allocated_peak = r.total.allocated_peak;

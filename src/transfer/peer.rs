@@ -39,7 +39,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
             return Ok(());
         }
         order_behind(stream, &[self.touch()], QueuedBy::Library)?;
-        laws::peer_comes_behind(|| from_stream.wait(&stream.record()?))?;
+        laws::steps::peer_comes_behind(|| from_stream.wait(&stream.record()?))?;
         // It is the other side's stream that writes.
         let Touch { of, intent } = self.touch();
         if let Some(id) = of.id() {
@@ -52,10 +52,10 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
                 // the copy before the target's use is recorded, and `self` has it alone until then.
                 unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
             })?;
-            let arrived = laws::comes_behind_peer(|| {
+            let arrived = laws::steps::comes_behind_peer(|| {
                 queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)))
             });
-            if arrived.is_err() && laws::waits_for_lost_peer() {
+            if arrived.is_err() && laws::steps::waits_for_lost_peer() {
                 // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
                 let _ = over(from_stream, from_stream.synchronize());
             }

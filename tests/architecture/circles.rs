@@ -102,6 +102,12 @@ fn arrows(files: &[PathBuf], root: &Path) -> Vec<Vec<usize>> {
         .collect()
 }
 
+/// The files of a folder that import each other: who, and whom.
+pub(crate) fn imports<'a>(files: &'a [PathBuf], root: &Path) -> Vec<(&'a PathBuf, &'a PathBuf)> {
+    let named = arrows(files, root).into_iter().enumerate();
+    named.flat_map(|(from, to)| to.into_iter().map(move |to| (&files[from], &files[to]))).collect()
+}
+
 /// Every set of two and more files that reach each other, the largest first.
 pub(crate) fn circles(files: &[PathBuf], root: &Path) -> Vec<Vec<PathBuf>> {
     let arrows = arrows(files, root);

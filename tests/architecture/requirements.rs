@@ -67,7 +67,7 @@ const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 const ALLOCATOR: &str = "tests/allocator/rows_allocator.rs";
 
 /// Where the heap is held against a naive one.
-const HEAP: &str = "tests/heap_model.rs";
+const HEAP: &str = "core/tests/heap_model.rs";
 
 /// Where the tests of requirements about copies are.
 const TRANSFERS: &str = "tests/arrays/transfers.rs";

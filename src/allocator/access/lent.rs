@@ -8,8 +8,8 @@
 //!
 //! This file does not know what is queued, or by which library.
 
-use super::super::pool::release_uses;
 use super::super::registry::entered::Entered;
+use super::super::registry::uses::release_uses;
 use super::super::registry::{CONTEXT, Line, Registry};
 use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_line_behind};
 use crate::driver::{Driver, DriverResult, QueuedBy};

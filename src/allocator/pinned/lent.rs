@@ -15,8 +15,8 @@
 //! This file does not know what is queued, or by which library.
 
 use super::{Home, PinnedAllocation};
-use crate::allocator::pool::release_uses;
 use crate::allocator::registry::CONTEXT;
+use crate::allocator::registry::uses::release_uses;
 #[cfg(feature = "cuda")]
 use crate::allocator::registry::{Registry, entered::Entered};
 #[cfg(feature = "cuda")]

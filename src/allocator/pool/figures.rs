@@ -5,14 +5,14 @@
 
 use super::super::Live;
 use super::super::facts::ByName;
-use super::{Pool, PoolState, Registry};
+use super::pieces::{Pieces, in_flight_held_back, in_pieces, longest_free, oldest_in_flight, piece};
+use super::{Pool, PoolState};
 use crate::driver::{Driver, StreamKind};
 use crate::heap::{ChunkId, Heap};
-use crate::laws::cost;
-use crate::order::{InFlight, Pending};
+use crate::order::InFlight;
 use crate::report::{Counters, DEFAULT, Histogram, PER_THREAD_DEFAULT, PoolReport};
 use crate::sync::Arc;
-use crate::units::{AllocationId, Epoch, Granules, SegmentId, StreamId};
+use crate::units::{AllocationId, Epoch, SegmentId, StreamId};
 
 /// What a stream is called that the program did not make: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
@@ -124,20 +124,6 @@ impl PoolState {
     }
 }
 
-/// So many records a report looks at in one hold of a pool's lock: some microseconds, whatever there is. What follows comes in the next
-/// hold, so that a hit waits for one piece and not for all. The figures are exact when nothing runs beside it, as all of a report is.
-pub(in super::super) const PIECE: usize = 128;
-
-fn piece() -> usize {
-    cost::piece(PIECE)
-}
-
-/// What a report goes through in pieces: a pool's records, each piece in a hold of the pool's lock.
-pub(in super::super) trait Pieces {
-    /// Looks at a piece.
-    fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R;
-}
-
 impl<D: Driver> Pieces for Pool<D> {
     fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R {
         let state = self.lock();
@@ -145,63 +131,6 @@ impl<D: Driver> Pieces for Pool<D> {
         state.unlock_fair();
         found
     }
-}
-
-/// Piece after piece, each from where the one before ended, until one says that there are no more.
-fn in_pieces<P: Pieces, C: Copy>(of: &P, first: C, mut look: impl FnMut(&Heap, &InFlight, C) -> Option<C>) {
-    let mut from = Some(first);
-    while let Some(at) = from {
-        from = of.hold(|heap, in_flight| look(heap, in_flight, at));
-    }
-}
-
-/// The longest free range, in bytes.
-pub(in super::super) fn longest_free(of: &impl Pieces) -> u64 {
-    if let Some(longest) = of.hold(|heap, _| heap.longest_free(piece())) {
-        return longest.bytes();
-    }
-    let mut longest = Granules::ZERO;
-    in_pieces(of, 0, |heap, _, from| {
-        let (end, free) = heap.free_from(from, piece() as u32)?;
-        longest = free.map(|range| range.len).fold(longest, Granules::max);
-        Some(end)
-    });
-    longest.bytes()
-}
-
-/// Bytes of ranges in flight that wait for somebody whom nobody can mark here and now.
-pub(in super::super) fn in_flight_held_back<D: Driver>(
-    of: &impl Pieces,
-    registry: &Registry<D>,
-    expects_captures: bool,
-) -> u64 {
-    let is_held =
-        |p: &Pending| registry.line(p.on).is_some_and(|line| line.is_held_back(p.epoch, expects_captures));
-    let mut held = 0;
-    in_pieces(of, None, |_, in_flight, from| {
-        let mut last = None;
-        for (place, entry) in in_flight.behind(from).take(piece()) {
-            held += if entry.uses.iter().any(is_held) { entry.len.bytes() } else { 0 };
-            last = Some(Some(place));
-        }
-        last
-    });
-    held
-}
-
-/// How many markers the oldest use that a range in flight waits on is behind.
-fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<D>) -> Option<u64> {
-    let mut oldest = None;
-    in_pieces(of, None, |_, in_flight, from| {
-        let mut last = None;
-        for p in in_flight.oldest_behind(from).take(piece()) {
-            let behind = registry.line(p.on).map(|line| (line.marked().0 + 1).saturating_sub(p.epoch.0));
-            oldest = oldest.max(behind);
-            last = Some(Some(p.on));
-        }
-        last
-    });
-    oldest
 }
 
 impl<D: Driver> Pool<D> {

@@ -1,9 +1,8 @@
 //! A hold on a stream's timeline by the stream's identity, for operations on streams that the caller has no pool on: while
 //! it lives, the line neither closes nor leaves the table.
 
-use super::super::closed::SWEEP_LEAST;
-use super::{Line, Registry};
-use crate::allocator::pool::release_uses;
+use super::uses::release_uses;
+use super::{Line, Registry, SWEEP_LEAST};
 use crate::driver::{Driver, StreamInfo};
 use crate::order::TimelineId;
 use crate::sync::plain::AtomicU64;

@@ -11,14 +11,14 @@ use crate::units::Epoch;
 
 /// The stamp of a free whose uses on other streams may be ordered before its own: the facts first, then the stamp (O5). A stamp that is
 /// loaded before looks covered by a marker that somebody makes between the two. `None`: they are not ordered.
-pub(crate) fn freed_stamp(ordered: impl FnOnce() -> bool, stamp: impl Fn() -> Epoch) -> Option<Epoch> {
+pub fn freed_stamp(ordered: impl FnOnce() -> bool, stamp: impl Fn() -> Epoch) -> Option<Epoch> {
     let early = planted!(Z32).then(&stamp);
     ordered().then(|| early.unwrap_or_else(stamp))
 }
 
 /// A free ends the uses that it sealed: the last open use may let its stream go (closing a stream), whose closing marker has to cover the
 /// seals and the home stamp, so that these are loaded first.
-pub(crate) fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn()) -> T {
+pub fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn()) -> T {
     if planted!(Z38) {
         release();
     }
@@ -32,7 +32,7 @@ pub(crate) fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn())
 /// The second half of a marker, whose number was reserved and whose clock was copied (O8): its event is recorded, and then it is
 /// published, by `publish`. One whose record failed covers nothing, and nobody is told of it. Its number and its clock are not those of
 /// `now` and `clock_now`: work that was queued since is not covered, and what the stream came to wait for since is not carried.
-pub(crate) fn record_then_publish<C: Clone, E>(
+pub fn record_then_publish<C: Clone, E>(
     (number, copy): (Epoch, C),
     record: impl FnOnce() -> Result<(), E>,
     publish: impl Fn(Epoch, C),
@@ -53,7 +53,7 @@ pub(crate) fn record_then_publish<C: Clone, E>(
 }
 
 /// A stream comes after what it is made to wait for once the wait has returned (O8). One that failed teaches nothing.
-pub(crate) fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()) -> Result<(), E> {
+pub fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()) -> Result<(), E> {
     if planted!(Z26) {
         learn();
     }
@@ -66,7 +66,7 @@ pub(crate) fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: im
 
 /// What synchronising a stream proves: a number that was reserved before the call, and what the stream came after by then (O8). Nobody
 /// waited for what was queued since.
-pub(crate) fn promise_then_synchronise<C, E>(
+pub fn promise_then_synchronise<C, E>(
     promise: impl Fn() -> Epoch,
     clock: impl Fn() -> C,
     synchronise: impl FnOnce() -> Result<(), E>,
@@ -80,11 +80,27 @@ pub(crate) fn promise_then_synchronise<C, E>(
 
 /// What synchronising the whole device proves: a number of each of its timelines, all reserved before the
 /// call (O8).
-pub(crate) fn promise_then_synchronise_all<P, E>(
+pub fn promise_then_synchronise_all<P, E>(
     promise: impl Fn() -> P,
     synchronise: impl FnOnce() -> Result<(), E>,
 ) -> Result<P, E> {
     let promised = promise();
     synchronise()?;
     Ok(if planted!(DevicePromiseLate) { promise() } else { promised })
+}
+
+/// Has the source's stream wait for whatever uses the target of a copy between devices.
+pub fn peer_comes_behind<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(PeerTargetEarly) { Ok(()) } else { wait() }
+}
+
+/// Has the target's stream wait for a copy between devices.
+pub fn comes_behind_peer<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if planted!(PeerUnwaited) { Ok(()) } else { wait() }
+}
+
+/// Whether the host waits for a copy between devices that nothing of the target's device is behind, because that wait failed.
+#[inline]
+pub fn waits_for_lost_peer() -> bool {
+    !planted!(PeerLost)
 }

@@ -1,6 +1,6 @@
 //! The naive heap: lists of ranges, searched from end to end by the documented rule, merged by starting again.
 
-use millpond::heap::Kind;
+use millpond_core::heap::Kind;
 use std::collections::BTreeMap;
 
 /// What a range is. Free ranges remember when they entered their bin: a bin is searched newest first.

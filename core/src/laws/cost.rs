@@ -8,89 +8,103 @@
 use core::time::Duration;
 
 /// Whether a clock of `len` names is looked at, of which the last look left `left`.
-pub(crate) fn clock_is_crowded(len: usize, few: usize, left: usize) -> bool {
+#[inline]
+pub fn clock_is_crowded(len: usize, few: usize, left: usize) -> bool {
     !planted!(ClockNeverCrowded) && (planted!(ClockAlwaysCrowded) || len > few.max(2 * left))
 }
 
 /// Whether as many ranges in flight are looked at.
-pub(crate) fn flight_is_crowded(len: usize, few: usize, crowd: usize) -> bool {
+#[inline]
+pub fn flight_is_crowded(len: usize, few: usize, crowd: usize) -> bool {
     !planted!(FlightNeverCrowded) && (planted!(FlightAlwaysCrowded) || len >= few.max(crowd))
 }
 
 /// Whether a pool of which nobody asks what is over waits on its stream for the older half of its bytes in flight, before it grows: they
 /// are as many as it ever had live, as a small program has at all, and as twice what the last such look left, which is half at most.
-pub(crate) fn unasked_is_crowded(in_flight: u64, peak: u64, left: u64) -> bool {
+#[inline]
+pub fn unasked_is_crowded(in_flight: u64, peak: u64, left: u64) -> bool {
     const LITTLE: u64 = 2 << 20;
     in_flight >= peak.max(LITTLE).max(2 * left) && !planted!(LeakUnordered)
 }
 
 /// Whether as many uses of one allocation are looked at.
-pub(crate) fn uses_are_crowded(len: usize, few: usize, crowd: usize) -> bool {
+#[inline]
+pub fn uses_are_crowded(len: usize, few: usize, crowd: usize) -> bool {
     !planted!(UsesNeverCrowded) && (planted!(UsesAlwaysCrowded) || len >= few.max(crowd))
 }
 
 /// Whether closed pools are looked at.
-pub(crate) fn sweeps(few: bool) -> bool {
+#[inline]
+pub fn sweeps(few: bool) -> bool {
     !planted!(SweepNever) && (!few || planted!(SweepAlways))
 }
 
 /// Whether ended streams are asked about.
-pub(crate) fn finishes(asks: bool, few: bool) -> bool {
+#[inline]
+pub fn finishes(asks: bool, few: bool) -> bool {
     !(asks || few || planted!(FinishNever))
 }
 
 /// Whether a clock is rid of names: it is crowded, or names more timelines than there are.
-pub(crate) fn forgets_names(crowded: bool, named: usize, timelines: usize) -> bool {
+#[inline]
+pub fn forgets_names(crowded: bool, named: usize, timelines: usize) -> bool {
     (crowded || named > timelines) && !planted!(NamesKept)
 }
 
 /// Whether it is rid of pending ones too.
-pub(crate) fn forgets_pending() -> bool {
+#[inline]
+pub fn forgets_pending() -> bool {
     planted!(NamesPruned)
 }
 
 /// How many timelines pay for a look that comes by all of them.
-pub(crate) fn look_pays(timelines: u64) -> u64 {
+#[inline]
+pub fn look_pays(timelines: u64) -> u64 {
     if planted!(LookTooSoon) { 0 } else { timelines }
 }
 
 /// How many events are pooled at most.
-pub(crate) fn pooled(most: usize, least: usize) -> usize {
+#[inline]
+pub fn pooled(most: usize, least: usize) -> usize {
     if planted!(BurstKept) { usize::MAX } else { most.max(least) }
 }
 
 /// Whether a wait of the host's counts as retired markers do for what the pool of events gives back.
-pub(crate) fn waits_pay() -> bool {
+#[inline]
+pub fn waits_pay() -> bool {
     !planted!(BurstUnwaited)
 }
 
 /// What is left of a request's patience.
-pub(crate) fn patience(left: Duration, spent: impl FnOnce() -> Duration) -> Duration {
+pub fn patience(left: Duration, spent: impl FnOnce() -> Duration) -> Duration {
     if planted!(PatienceRenewed) { left } else { left.saturating_sub(spent()) }
 }
 
 /// Whether so many markers are looked at.
-pub(crate) fn looks(markers: impl FnOnce() -> u64, at: u64) -> bool {
+pub fn looks(markers: impl FnOnce() -> u64, at: u64) -> bool {
     markers() >= at && !planted!(LeakUnlooked)
 }
 
 /// Whether one that was taken out of a deterministic timeline is followed by the next.
-pub(crate) fn thins_on() -> bool {
+#[inline]
+pub fn thins_on() -> bool {
     !planted!(LeakThinned)
 }
 
 /// Whether a range whose use is over is filed under its next one.
-pub(crate) fn files_next() -> bool {
+#[inline]
+pub fn files_next() -> bool {
     !planted!(LeakUnfiled)
 }
 
 /// Whether anything is kept for tokens that were dropped.
-pub(crate) fn keeps_any(waiting: bool) -> bool {
+#[inline]
+pub fn keeps_any(waiting: bool) -> bool {
     waiting && !planted!(LeakKept)
 }
 
 /// The pool that an event goes back to.
-pub(crate) fn event_home<T>(home: Option<T>) -> Option<T> {
+pub fn event_home<T>(home: Option<T>) -> Option<T> {
     home.filter(|_| !planted!(LeakUnpooled))
 }
 
@@ -98,38 +112,42 @@ pub(crate) fn event_home<T>(home: Option<T>) -> Option<T> {
 
 /// Whether a pool's bound on its free ranges rises.
 #[inline]
-pub(crate) fn raises_bound(longest: u32, bound: u32) -> bool {
+pub fn raises_bound(longest: u32, bound: u32) -> bool {
     longest > bound && !planted!(HintNeverRaised)
 }
 
 /// Whether that bound is one.
-pub(crate) fn is_bound(longest: u32, bound: u32) -> bool {
+#[inline]
+pub fn is_bound(longest: u32, bound: u32) -> bool {
     longest <= bound || planted!(HintNeverRaised)
 }
 
 /// Whether a pool that stood aside is looked at again when memory entered.
 #[inline]
-pub(crate) fn calls_back(aside: bool) -> bool {
+pub fn calls_back(aside: bool) -> bool {
     aside && !planted!(EnteredUnheard)
 }
 
 /// Whether who listens is told of a timeline's news.
 #[inline]
-pub(crate) fn tells(listened: bool) -> bool {
+pub fn tells(listened: bool) -> bool {
     listened && !planted!(NewsLost)
 }
 
 /// Whether the request itself is the last size that a growth tries.
-pub(crate) fn grows_by_request() -> bool {
+#[inline]
+pub fn grows_by_request() -> bool {
     !planted!(Z15)
 }
 
 /// Whether a refused growth gives its room under the limit back.
-pub(crate) fn unclaims() -> bool {
+#[inline]
+pub fn unclaims() -> bool {
     !planted!(UnclaimForgotten)
 }
 
 /// How many records a report looks at in one hold of a pool's lock.
-pub(crate) fn piece(records: usize) -> usize {
+#[inline]
+pub fn piece(records: usize) -> usize {
     if planted!(ReportWhole) { 1 << 30 } else { records }
 }

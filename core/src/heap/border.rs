@@ -95,11 +95,6 @@ impl Heap {
         self.segments.iter().map(Segment::view)
     }
 
-    /// How much of a segment is free here; nothing, if it is not known.
-    pub fn free_in(&self, id: SegmentId) -> Granules {
-        self.segments.slot(id).map_or(Granules::ZERO, |slot| Granules(self.segments[slot].free))
-    }
-
     /// A range arrives: it is free, with `stamp`, and merges as in [`Heap::give`].
     ///
     /// # Panics

@@ -76,7 +76,7 @@ impl Heap {
     ///
     /// # Panics
     /// H7, when the slot is neither allocated nor in flight.
-    pub(crate) fn allocated_len(&self, chunk: ChunkId) -> Granules {
+    pub fn allocated_len(&self, chunk: ChunkId) -> Granules {
         Granules(self.chunks[self.in_use(chunk, "allocated_len")].len)
     }
 

@@ -136,7 +136,6 @@ impl Segments {
     }
 
     /// Where the records lie, those to come included.
-    #[cfg(test)]
     pub(super) fn addresses(&self) -> core::ops::Range<usize> {
         let start = self.slots.as_ptr().addr();
         start..start + self.slots.capacity() * size_of::<Segment>()

@@ -91,7 +91,6 @@ use std::collections::BTreeMap;
 /// Which requests a segment serves. On a device small ones live apart, so that long-lived small chunks do not pin large ranges. A heap of
 /// pinned memory keeps two others apart, which have names of their own, [`Kind::CACHED`] and [`Kind::WRITE_COMBINED`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum Kind {
     /// Small requests.
     Small,
@@ -192,7 +191,7 @@ pub struct Packed {
 
 impl Packed {
     /// At no address of a range: those are multiples of 512.
-    pub(crate) const NONE: Packed = Packed { id: 0, addr: Addr(1) };
+    pub const NONE: Packed = Packed { id: 0, addr: Addr(1) };
 
     #[inline]
     fn new(chunk: u32, generation: u32, addr: Addr) -> Packed {
@@ -204,7 +203,7 @@ impl Packed {
     }
     /// What it is, unless it is [`Packed::NONE`].
     #[inline]
-    pub(crate) fn some(self) -> Option<Taken> {
+    pub fn some(self) -> Option<Taken> {
         (self.addr != Packed::NONE.addr).then(|| self.taken())
     }
 }
@@ -277,8 +276,8 @@ impl Heap {
     }
 
     /// The addresses of the records that hits write: the chunks', the segments'.
-    #[cfg(test)]
-    pub(crate) fn records(&self) -> [core::ops::Range<usize>; 2] {
+    #[doc(hidden)]
+    pub fn records(&self) -> [core::ops::Range<usize>; 2] {
         [self.chunks.addresses(), self.segments.addresses()]
     }
 }

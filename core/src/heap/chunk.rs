@@ -50,7 +50,6 @@ impl fmt::Display for ChunkId {
 
 /// What a chunk's bytes are, for the heap that has the record.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum ChunkState {
     /// Kept for the next request, in exactly one bin.
     Free,
@@ -217,7 +216,6 @@ impl Slab {
         self.vacant
     }
     /// Where the records lie, those to come included.
-    #[cfg(test)]
     pub(super) fn addresses(&self) -> core::ops::Range<usize> {
         let start = self.records.as_ptr().addr();
         start..start + self.records.capacity() * size_of::<Chunk>()

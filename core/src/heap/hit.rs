@@ -81,7 +81,9 @@ impl Heap {
     pub fn take_of(&mut self, chunk: ChunkId, want: &Want, asked: u64) -> Option<Taken> {
         assert_holds(want.len, asked);
         let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free));
-        let Some(free) = free else { super::broken("H4", format_args!("{chunk} is taken from but is not free")) };
+        let Some(free) = free else {
+            super::broken("H4", format_args!("{chunk} is taken from but is not free"))
+        };
         let kind = self.segments[free.segment].kind;
         if !want.sought(kind, &self.segments).fits(free) {
             return None;

@@ -117,6 +117,7 @@ impl InFlight {
     }
 
     /// Takes out every range all of whose uses `over` says are over. `over` must be monotone in the epoch of one stream.
+    #[allow(clippy::missing_panics_doc, reason = "what is listed is filed")]
     pub fn drain(&mut self, mut over: impl FnMut(Pending) -> bool) -> Vec<Entry> {
         let mut out = Vec::new();
         let streams: Vec<TimelineId> = self.waiting.keys().copied().collect();
@@ -165,7 +166,8 @@ impl InFlight {
     /// The last use of each stream by the older half of the bytes that `fits` accepts, by when their own stream let go of them: who
     /// comes after these has that half back.
     pub fn ends_of_older_half(&self, mut fits: impl FnMut(&Entry) -> bool) -> Vec<Pending> {
-        let mut accepted: Vec<&Entry> = self.entries.values().map(|filed| &filed.entry).filter(|entry| fits(entry)).collect();
+        let mut accepted: Vec<&Entry> =
+            self.entries.values().map(|filed| &filed.entry).filter(|entry| fits(entry)).collect();
         // Nothing of it may come from the table's own order: a deterministic allocator asks this.
         accepted.sort_unstable_by_key(|entry| (entry.home, entry.chunk));
         let mut left: u64 = accepted.iter().map(|entry| u64::from(entry.len.0)).sum();

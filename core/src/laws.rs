@@ -9,9 +9,10 @@
 //! It does not know a lock, a driver, a pool, a heap or a stream: numbers come in, an answer goes out.
 
 #![allow(clippy::nonminimal_bool, reason = "a bug that is not planted is the constant `false`")]
+#![allow(clippy::missing_errors_doc, reason = "what is given fails, and nothing else here")]
 
-pub(crate) mod cost;
-pub(crate) mod steps;
+pub mod cost;
+pub mod steps;
 
 use crate::units::Epoch;
 
@@ -19,7 +20,7 @@ use crate::units::Epoch;
 
 /// Whether work up to `epoch` is complete in the host's view, which saw its timeline complete up to `seen` (O4).
 #[inline]
-pub(crate) fn is_complete(epoch: Epoch, seen: impl FnOnce() -> Epoch) -> bool {
+pub fn is_complete(epoch: Epoch, seen: impl FnOnce() -> Epoch) -> bool {
     if epoch == Epoch::COMPLETE {
         return true;
     }
@@ -29,7 +30,7 @@ pub(crate) fn is_complete(epoch: Epoch, seen: impl FnOnce() -> Epoch) -> bool {
 
 /// Whether a stream comes after work up to `epoch`: its own (`same`), known to its clock up to `known`, or complete.
 #[inline]
-pub(crate) fn is_ordered(
+pub fn is_ordered(
     same: bool,
     known: impl FnOnce() -> Epoch,
     epoch: Epoch,
@@ -44,142 +45,146 @@ pub(crate) fn is_ordered(
 
 /// Whether a free range of another pool serves: its stamp is ordered before the asker.
 #[inline]
-pub(crate) fn may_lend(ordered: bool) -> bool {
+pub fn may_lend(ordered: bool) -> bool {
     ordered || planted!(Z16)
 }
 
 /// Whether memory of a pool is taken over: if the law accepts it, and a closed pool's is under no other law
 /// than that.
 #[inline]
-pub(crate) fn may_take(accepted: bool, closed: bool) -> bool {
+pub fn may_take(accepted: bool, closed: bool) -> bool {
     accepted || (closed && planted!(Z7))
 }
 
 /// Whether an own range in flight serves before a wait for what its uses hold.
-pub(crate) fn serves_in_flight() -> bool {
+#[inline]
+pub fn serves_in_flight() -> bool {
     planted!(InFlightAtOnce)
 }
 
 /// Whether a wait on the other device's or another registry's event teaches our clocks: only our own events do.
-pub(crate) fn teaches(own: bool) -> bool {
+#[inline]
+pub fn teaches(own: bool) -> bool {
     own || planted!(Z12)
 }
 
-/// Has the source's stream wait for whatever uses the target of a copy between devices.
-pub(crate) fn peer_comes_behind<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-    if planted!(PeerTargetEarly) { Ok(()) } else { wait() }
-}
-
-/// Has the target's stream wait for a copy between devices.
-pub(crate) fn comes_behind_peer<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-    if planted!(PeerUnwaited) { Ok(()) } else { wait() }
-}
-
-/// Whether the host waits for a copy between devices that nothing of the target's device is behind, because that wait failed.
-pub(crate) fn waits_for_lost_peer() -> bool {
-    !planted!(PeerLost)
-}
-
 /// Whether the driver may be told of a stream here: a per-thread default stream has its handle on its own thread alone.
-pub(crate) fn may_name(here: bool) -> bool {
+#[inline]
+pub fn may_name(here: bool) -> bool {
     here || planted!(OwnThreadUnasked)
 }
 
 /// Whether nobody is made to wait for a stream, and it for nobody.
 #[inline]
-pub(crate) fn is_independent(declared: bool) -> bool {
+pub fn is_independent(declared: bool) -> bool {
     declared && !planted!(IndependentWaits)
 }
 
 // O4: what leaves the device, or goes to the host, needs completion; a failed query is none.
 
 /// What a query says.
-pub(crate) fn is_done<E>(answer: Result<bool, E>) -> Result<bool, E> {
+pub fn is_done<E>(answer: Result<bool, E>) -> Result<bool, E> {
     answer.or_else(|e| if planted!(Z10) { Ok(true) } else { Err(e) })
 }
 
 /// Whether so many free granules of a segment may be all of it.
-pub(crate) fn may_be_free(free: u64, len: u64) -> bool {
+#[inline]
+pub fn may_be_free(free: u64, len: u64) -> bool {
     free == len || (free > 0 && planted!(Z13))
 }
 
 /// Whether what was gathered is all of a segment.
-pub(crate) fn is_whole(gathered: u64, len: u64) -> bool {
+#[inline]
+pub fn is_whole(gathered: u64, len: u64) -> bool {
     gathered == len || planted!(Z13)
 }
 
 /// Whether a segment goes back to the driver: it is whole, and all that its stamps stand for is complete.
-pub(crate) fn may_release(whole: bool, complete: impl FnOnce() -> bool) -> bool {
+pub fn may_release(whole: bool, complete: impl FnOnce() -> bool) -> bool {
     whole && (complete() || planted!(TrimPending))
 }
 
 /// Whether an allocator's end gives memory back: what may use it was waited for, or the driver's free waits for that itself.
-pub(crate) fn may_give_back(waited: bool, free_waits: bool) -> bool {
+#[inline]
+pub fn may_give_back(waited: bool, free_waits: bool) -> bool {
     waited || free_waits || planted!(EndUnwaited)
 }
 
 /// Whether a trim looks first for what came back from flight: an idle pool's is there, too.
-pub(crate) fn trim_drains() -> bool {
+#[inline]
+pub fn trim_drains() -> bool {
     !planted!(Z40)
 }
 
 /// Whether a request may give memory back: not where a free waits for the whole device.
-pub(crate) fn request_may_trim(free_waits: bool) -> bool {
+#[inline]
+pub fn request_may_trim(free_waits: bool) -> bool {
     !free_waits || planted!(RequestTrims)
 }
 
 /// Whether freed pinned memory is free at once: the host may write it when every use is complete.
-pub(crate) fn pinned_is_free(complete: bool) -> bool {
+#[inline]
+pub fn pinned_is_free(complete: bool) -> bool {
     complete || planted!(PinnedAtOnce)
 }
 
 /// Whether a use of pinned memory in flight is over: complete, and not only ordered.
-pub(crate) fn pinned_use_is_over(complete: bool) -> bool {
+#[inline]
+pub fn pinned_use_is_over(complete: bool) -> bool {
     complete || planted!(Z14)
 }
 
 /// Whether a foreign owner is kept until what used its memory is complete.
-pub(crate) fn keeps_foreign() -> bool {
+#[inline]
+pub fn keeps_foreign() -> bool {
     !planted!(ForeignAtOnce)
 }
 
 /// Whether a dropped token's value is filed until its operation is complete.
-pub(crate) fn files_values() -> bool {
+#[inline]
+pub fn files_values() -> bool {
     !planted!(KeeperAtOnce)
 }
 
 /// Whether a value one of whose uses is over is kept for the next.
-pub(crate) fn keeps_for_next_use() -> bool {
+#[inline]
+pub fn keeps_for_next_use() -> bool {
     !planted!(KeeperFirstDone)
 }
 
 /// Whether a query that failed ends what is kept for it.
-pub(crate) fn error_ends_keeping() -> bool {
+#[inline]
+pub fn error_ends_keeping() -> bool {
     planted!(KeeperErrorDone)
 }
 
 /// Whether a source of so many bytes is kept until its copy is complete.
-pub(crate) fn keeps_source(bytes: u64) -> bool {
+#[inline]
+pub fn keeps_source(bytes: u64) -> bool {
     !(planted!(LargeSourceUnseen) && bytes > 4 << 20)
 }
 
 /// Whether a wait for the whole device may stand for one that could not be made: not where it would end somebody's capture, or may.
-pub(crate) fn may_wait_instead(captures: bool, expects_captures: bool) -> bool {
+#[inline]
+pub fn may_wait_instead(captures: bool, expects_captures: bool) -> bool {
     !captures && !expects_captures || planted!(CudaWaitsCaptured)
 }
 
 /// Whether somebody's capture is asked for before the device is waited for.
-pub(crate) fn asks_who_captures() -> bool {
+#[inline]
+pub fn asks_who_captures() -> bool {
     !planted!(DoorEndUnasked)
 }
 
 /// Whether the device is waited for before all of it counts as complete.
-pub(crate) fn synchronises() -> bool {
+#[inline]
+pub fn synchronises() -> bool {
     !planted!(Z11)
 }
 
 /// Whether a limit is taken back that could not be kept.
-pub(crate) fn takes_limit_back(failed: bool) -> bool {
+#[inline]
+pub fn takes_limit_back(failed: bool) -> bool {
     failed && !planted!(DoorLimitKept)
 }
 
@@ -188,13 +193,13 @@ pub(crate) fn takes_limit_back(failed: bool) -> bool {
 /// Whether a range in flight is over for its own pool: ordered before its stream is enough, but not once the pool is closed, whose
 /// memory goes to others.
 #[inline]
-pub(crate) fn is_over(closed: bool, complete: impl FnOnce() -> bool, ordered: impl FnOnce() -> bool) -> bool {
+pub fn is_over(closed: bool, complete: impl FnOnce() -> bool, ordered: impl FnOnce() -> bool) -> bool {
     if closed && !planted!(ClosedDrainsOrdered) { complete() } else { ordered() }
 }
 
 /// The stamp with which a range enters, after its facts were checked: none if all that it carries is complete; `now`, the pool's next
 /// number, otherwise. `None`: a closed pool takes in complete ranges only. `last` is the last of what it carries.
-pub(crate) fn entry_stamp(
+pub fn entry_stamp(
     complete: impl FnOnce() -> bool,
     closed: bool,
     now: impl FnOnce() -> Epoch,
@@ -213,13 +218,14 @@ pub(crate) fn entry_stamp(
 }
 
 /// The stamp with which a range that was in flight in its own pool becomes free.
-pub(crate) fn drained_stamp(stamp: Epoch) -> Epoch {
+#[inline]
+pub fn drained_stamp(stamp: Epoch) -> Epoch {
     if planted!(DrainedComplete) { Epoch::COMPLETE } else { stamp }
 }
 
 /// The stamp with which a range of another pool, or of the device, becomes free here; `marked` is the number
 /// of the pool's last marker.
-pub(crate) fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
+pub fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
     match stamp {
         Epoch::COMPLETE => stamp,
         _ if planted!(Z1) => marked(),
@@ -229,37 +235,39 @@ pub(crate) fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epo
 }
 
 /// Whether a range with this stamp comes in: one that returns to a closed pool as it was does.
-pub(crate) fn comes_in(closed: bool, stamp: Epoch) -> bool {
+#[inline]
+pub fn comes_in(closed: bool, stamp: Epoch) -> bool {
     !(planted!(ClosedKeepsOut) && closed && stamp != Epoch::COMPLETE)
 }
 
 /// The stamp of a range that had no owner in between: its own.
-pub(crate) fn returned_stamp(stamp: Epoch) -> Epoch {
+#[inline]
+pub fn returned_stamp(stamp: Epoch) -> Epoch {
     if planted!(PutBackComplete) { Epoch::COMPLETE } else { stamp }
 }
 
 /// The stamp of what a split leaves: the whole's.
 #[inline]
-pub(crate) fn split_stamp(stamp: Epoch) -> Epoch {
+pub fn split_stamp(stamp: Epoch) -> Epoch {
     if planted!(SplitUnstamped) { Epoch::COMPLETE } else { stamp }
 }
 
 /// The stamp of two neighbours that become one: the bytes of both are complete when the later stamp is.
 #[inline]
-pub(crate) fn merged_stamp(one: Epoch, other: Epoch) -> Epoch {
+pub fn merged_stamp(one: Epoch, other: Epoch) -> Epoch {
     if planted!(Z23) { one.min(other) } else { one.max(other) }
 }
 
 /// The stamp of a merged range that a third neighbour joins on the other side: complete when the latest of
 /// the three is.
 #[inline]
-pub(crate) fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
+pub fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
     if planted!(MergeBothForgets) { stamp } else { merged_stamp(stamp, third) }
 }
 
 /// What of a free serves a pool at once: order within the stream is enough (O2), unless others used the range, as its tag says.
 #[inline]
-pub(crate) fn free_ignores_tag() -> bool {
+pub fn free_ignores_tag() -> bool {
     planted!(Z9)
 }
 
@@ -267,116 +275,125 @@ pub(crate) fn free_ignores_tag() -> bool {
 
 /// The number that covers work queued before now on a timeline on which `submitted` markers were numbered: the next one (O8).
 #[inline]
-pub(crate) fn stamp(submitted: u64) -> Epoch {
+pub fn stamp(submitted: u64) -> Epoch {
     Epoch(submitted + u64::from(!planted!(StampSubmitted)))
 }
 
 /// The number that seals an open use: of the stream's `next` marker, not of the last one that it has.
 #[inline]
-pub(crate) fn seal(next: impl FnOnce() -> Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
+pub fn seal(next: impl FnOnce() -> Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
     if planted!(SealSubmitted) { marked() } else { next() }
 }
 
 /// Whether a declared use stays open until the free.
-pub(crate) fn stays_open() -> bool {
+#[inline]
+pub fn stays_open() -> bool {
     !planted!(Z21)
 }
 
 /// Whether a use on one stream is forgotten for another's.
 #[inline]
-pub(crate) fn use_replaces_others() -> bool {
+pub fn use_replaces_others() -> bool {
     planted!(Z22)
 }
 
 /// The number of two exact uses on one stream, of which `new` was published last.
 #[inline]
-pub(crate) fn exact_of(old: Epoch, new: Epoch) -> Epoch {
+pub fn exact_of(old: Epoch, new: Epoch) -> Epoch {
     if planted!(Z34) { new } else { old.max(new) }
 }
 
 /// How many operations of one stream hold a use open, with one more.
 #[inline]
-pub(crate) fn opened_again(count: u64) -> u64 {
+pub fn opened_again(count: u64) -> u64 {
     count + u64::from(!planted!(Z33))
 }
 
 /// Whether an operation's exact use is its own, beside one like it.
-pub(crate) fn has_own_use(like: impl FnOnce() -> bool) -> bool {
+pub fn has_own_use(like: impl FnOnce() -> bool) -> bool {
     !(planted!(Z33) && like())
 }
 
 /// Whether of several uses the last alone counts at the free.
 #[inline]
-pub(crate) fn free_forgets_uses() -> bool {
+pub fn free_forgets_uses() -> bool {
     planted!(Z8)
 }
 
 /// Whether it counts that nobody knows who used the memory.
 #[inline]
-pub(crate) fn is_unknown(unknown: bool) -> bool {
+pub fn is_unknown(unknown: bool) -> bool {
     unknown && !planted!(UnknownPlain)
 }
 
 /// The home stamp of a range in flight that is looked at by its own pool: the home stream may still use it.
-pub(crate) fn home_of_drained(home: Epoch) -> Option<Epoch> {
+#[inline]
+pub fn home_of_drained(home: Epoch) -> Option<Epoch> {
     (!planted!(Z36)).then_some(home)
 }
 
 /// The same, by another pool.
-pub(crate) fn home_of_lent(home: Epoch) -> Option<Epoch> {
+#[inline]
+pub fn home_of_lent(home: Epoch) -> Option<Epoch> {
     (!planted!(Z29)).then_some(home)
 }
 
 /// Whether what a lend leaves of a range in flight is free.
-pub(crate) fn rest_is_free() -> bool {
+#[inline]
+pub fn rest_is_free() -> bool {
     planted!(Z6)
 }
 
 /// How many of its uses the rest of a range in flight keeps: all.
-pub(crate) fn rest_keeps() -> usize {
+#[inline]
+pub fn rest_keeps() -> usize {
     if planted!(RestForgetsUses) { 1 } else { usize::MAX }
 }
 
 /// Whether a use keeps a range in flight: it is not over.
 #[inline]
-pub(crate) fn keeps_in_flight(over: bool) -> bool {
+pub fn keeps_in_flight(over: bool) -> bool {
     !over && !planted!(Z27)
 }
 
 /// Whether an open use stays when the whole of an array was written: a declared one, which nobody ends before the free.
-pub(crate) fn outlasts_a_write(declared: bool) -> bool {
+#[inline]
+pub fn outlasts_a_write(declared: bool) -> bool {
     declared && !planted!(ArrayWholeForgetsOpen)
 }
 
 /// Whether a guard's use is sealed when it begins.
-pub(crate) fn guard_ends_at_once() -> bool {
+#[inline]
+pub fn guard_ends_at_once() -> bool {
     planted!(GuardSealedEarly)
 }
 
 /// Whether a stream of which nobody else has a reference holds all that it ever will, so that an operation's open use of it ends.
-pub(crate) fn is_last_user(last: impl FnOnce() -> bool) -> bool {
+pub fn is_last_user(last: impl FnOnce() -> bool) -> bool {
     planted!(OpenEndsEarly) || last()
 }
 
 /// Whether a stream of which nobody else has a reference holds all that it ever will, so that a declared use
 /// of it ends.
-pub(crate) fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
+pub fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
     planted!(DeclaredEndsEarly) || last()
 }
 
 /// Whether a stream that nobody has any more may be had again: of what was allocated on it, while a pool of its is open.
-pub(crate) fn may_come_back(pools: usize) -> bool {
+#[inline]
+pub fn may_come_back(pools: usize) -> bool {
     pools > 0 && !planted!(RevivedEndsEarly)
 }
 
 /// Whether a stream with so many open uses and no pool may close.
 #[inline]
-pub(crate) fn may_close(open: usize) -> bool {
+pub fn may_close(open: usize) -> bool {
     open == 0 || planted!(Z28)
 }
 
 /// Whether an open use that ended is counted off.
-pub(crate) fn counts_ended() -> bool {
+#[inline]
+pub fn counts_ended() -> bool {
     !planted!(OpenForgotten)
 }
 
@@ -384,91 +401,97 @@ pub(crate) fn counts_ended() -> bool {
 
 /// What of the home stream's last write an access comes after.
 #[inline]
-pub(crate) fn after_write(written: impl FnOnce() -> u64) -> u64 {
+pub fn after_write(written: impl FnOnce() -> u64) -> u64 {
     if planted!(ArrayWriteUnseen) { 0 } else { written() }
 }
 
 /// What of the home stream's last read an access comes after: only a write has to.
 #[inline]
-pub(crate) fn after_read(writes: bool, read: impl FnOnce() -> u64) -> u64 {
+pub fn after_read(writes: bool, read: impl FnOnce() -> u64) -> u64 {
     if writes && !planted!(ArrayReadUnseen) { read() } else { 0 }
 }
 
 /// Whether an access comes after work on the home stream that has no number yet.
 #[inline]
-pub(crate) fn after_open(open: bool) -> bool {
+pub fn after_open(open: bool) -> bool {
     open && !planted!(ArrayOpenUnseen)
 }
 
 /// What of the bytes' former life an access comes after (O7).
 #[inline]
-pub(crate) fn after_birth<T>(birth: Option<T>) -> Option<T> {
+pub fn after_birth<T>(birth: Option<T>) -> Option<T> {
     birth.filter(|_| !planted!(ArrayBirthUnseen))
 }
 
 /// Whether an access comes after other streams' uses, if there are any.
 #[inline]
-pub(crate) fn after_others(shared: bool) -> bool {
+pub fn after_others(shared: bool) -> bool {
     shared && !planted!(ArrayUseUnseen)
 }
 
 /// Whether an operation on another stream than home is kept as a use.
-pub(crate) fn keeps_use() -> bool {
+#[inline]
+pub fn keeps_use() -> bool {
     !planted!(ArrayUseLost)
 }
 
 /// Whether the home stream's stamps say nothing more after a write elsewhere: of the whole, not of a part.
-pub(crate) fn write_ends_home(whole: bool, writes: bool) -> bool {
+#[inline]
+pub fn write_ends_home(whole: bool, writes: bool) -> bool {
     whole || (planted!(PartForgetsHome) && writes)
 }
 
 /// Whether a read ends earlier uses.
-pub(crate) fn read_ends_uses(reads: bool) -> bool {
+#[inline]
+pub fn read_ends_uses(reads: bool) -> bool {
     planted!(ArrayReadForgets) && reads
 }
 
 /// Whether what was lent before ends with the next loan: with an access to the whole alone.
-#[cfg(feature = "cuda")]
-pub(crate) fn ends_loans(whole: bool) -> bool {
+#[inline]
+pub fn ends_loans(whole: bool) -> bool {
     whole || planted!(CudaLentEndsEarly)
 }
 
 /// Whether a write of the whole that was refused gives what was lent before it a number: all of that was queued before.
-pub(crate) fn refused_ends_loans() -> bool {
+#[inline]
+pub fn refused_ends_loans() -> bool {
     !planted!(CudaLentForEver)
 }
 
 /// Whether a loan is kept as a use.
-#[cfg(feature = "cuda")]
-pub(crate) fn keeps_loan() -> bool {
+#[inline]
+pub fn keeps_loan() -> bool {
     !planted!(CudaLentUnseen)
 }
 
 /// Whether a loan is sealed when it begins.
-#[cfg(feature = "cuda")]
-pub(crate) fn loan_ends_at_once() -> bool {
+#[inline]
+pub fn loan_ends_at_once() -> bool {
     planted!(CudaLentSealed)
 }
 
 /// Whether what was lent to many streams is lent to all of them instead.
-pub(crate) fn lends_to_all() -> bool {
+#[inline]
+pub fn lends_to_all() -> bool {
     !planted!(CudaLentToNobody)
 }
 
 /// Whether an operation is kept that was queued and has no marker, because none could be made.
-pub(crate) fn keeps_unmarked() -> bool {
+#[inline]
+pub fn keeps_unmarked() -> bool {
     !planted!(ArrayUnsealed)
 }
 
 /// Whether it is kept when the driver's call panicked: it may have been queued.
-pub(crate) fn keeps_panicked(panicking: impl FnOnce() -> bool) -> bool {
+pub fn keeps_panicked(panicking: impl FnOnce() -> bool) -> bool {
     !(planted!(PanicUnsealed) && panicking())
 }
 
 /// Whether the wait for the `i`th of an operation's `n` missing uses is left out because the marker for another one carries it: never,
 /// candidates are not compared. `covers(i, j)`: whether the marker for the `i`th carries the `j`th.
 #[inline]
-pub(crate) fn is_left_to_another(i: usize, n: usize, covers: impl Fn(usize, usize) -> bool) -> bool {
+pub fn is_left_to_another(i: usize, n: usize, covers: impl Fn(usize, usize) -> bool) -> bool {
     let another = |j| j != i && covers(j, i);
     (planted!(ArrayCoverAny) && i > 0)
         || (planted!(CoverOther) && (0..n).any(another))
@@ -478,73 +501,73 @@ pub(crate) fn is_left_to_another(i: usize, n: usize, covers: impl Fn(usize, usiz
 // O6 of memory in cudarc's hands (docs/cudarc.md).
 
 /// Whether a slice may be made on a stream, of which it was asked whether it captures.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn may_slice<E>(asked: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+pub fn may_slice<E>(asked: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     if planted!(CudaSliceCaptured) { Ok(()) } else { asked() }
 }
 
 /// Whether a pooled slice's event is recorded behind what its memory comes after.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn slice_comes_behind() -> bool {
+#[inline]
+pub fn slice_comes_behind() -> bool {
     !planted!(CudaPooledHome)
 }
 
 /// Whether cudarc tracks a stream for a pooled slice by itself: one of the slice's own context value.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn is_tracked(same_context: bool) -> bool {
+#[inline]
+pub fn is_tracked(same_context: bool) -> bool {
     same_context || planted!(CudaPooledUntracked)
 }
 
 /// Whether a stream that reads a pooled slice leaves the last one's event alone, if that is another stream.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn tells_readers_apart() -> bool {
+#[inline]
+pub fn tells_readers_apart() -> bool {
     !planted!(CudaOneReader)
 }
 
 /// Has a stream that reads a pooled slice wait for what the one that had its handle before it has read.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn behind_its_handles_last<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+pub fn behind_its_handles_last<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     if planted!(CudaReaderReplaced) { Ok(()) } else { wait() }
 }
 
 /// Whether a launch that writes a pooled slice has to be told of copies that read it, as cudarc's event is not behind some.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn launch_comes_behind_readers(are_apart: bool) -> bool {
+#[inline]
+pub fn launch_comes_behind_readers(are_apart: bool) -> bool {
     are_apart && !planted!(CudaLaunchApart)
 }
 
 /// Whether nobody knows who used a pooled slice.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn slice_users_are_unknown() -> bool {
+#[inline]
+pub fn slice_users_are_unknown() -> bool {
     !planted!(CudaPooledPlain)
 }
 
 /// Whether pinned memory that cudarc copies into is lent to be read only, on a default stream or another.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn copy_only_reads(on_default: bool) -> bool {
+#[inline]
+pub fn copy_only_reads(on_default: bool) -> bool {
     planted!(CudaHostDefaultRead) && on_default
 }
 
 /// What an array keeps for cudarc's calls from one to the next.
-#[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
-pub(crate) fn keeps_anchor<T>(guest: Option<T>) -> Option<T> {
+pub fn keeps_anchor<T>(guest: Option<T>) -> Option<T> {
     guest.filter(|_| !planted!(CudaAnchorEach))
 }
 
 // O7: the bytes' former life on the home stream.
 
 /// What a first use on another stream comes after.
-pub(crate) fn birth(stamp: Epoch) -> Epoch {
+#[inline]
+pub fn birth(stamp: Epoch) -> Epoch {
     if planted!(Z20) { Epoch::COMPLETE } else { stamp }
 }
 
 /// Whether fresh bytes are overwritten before they are handed out.
-pub(crate) fn scrubs() -> bool {
+#[inline]
+pub fn scrubs() -> bool {
     !planted!(ScrubSkipped)
 }
 
 /// Whether bytes that were overwritten are born behind that.
-pub(crate) fn born_behind_scrub() -> bool {
+#[inline]
+pub fn born_behind_scrub() -> bool {
     !planted!(ScrubUnborn)
 }
 
@@ -552,101 +575,116 @@ pub(crate) fn born_behind_scrub() -> bool {
 
 /// Which of a timeline's markers covers a number: the oldest that is not below it, which is at `at`.
 #[inline]
-pub(crate) fn covering(at: usize) -> usize {
+pub fn covering(at: usize) -> usize {
     at.saturating_sub(usize::from(planted!(CoverOlder)))
 }
 
 /// Whether a marker is needed no more: it is complete.
 #[inline]
-pub(crate) fn may_retire(number: Epoch, seen: Epoch) -> bool {
+pub fn may_retire(number: Epoch, seen: Epoch) -> bool {
     number <= seen || planted!(MarkersRetiredEarly)
 }
 
 /// Whether a timeline may leave the table: closed, with nothing pending.
-pub(crate) fn may_leave(seen: u64, submitted: u64) -> bool {
+#[inline]
+pub fn may_leave(seen: u64, submitted: u64) -> bool {
     seen >= submitted || planted!(LineRetiredEarly)
 }
 
 /// Whether a stream's entry goes with a timeline: it is that timeline's, and not one's that came after.
-pub(crate) fn leaves_with(own: bool) -> bool {
+#[inline]
+pub fn leaves_with(own: bool) -> bool {
     own || planted!(LineUnlinked)
 }
 
 /// Whether a marker carries what its stream was ordered after.
-pub(crate) fn carries_clock() -> bool {
+#[inline]
+pub fn carries_clock() -> bool {
     !planted!(CopyEmpty)
 }
 
 /// Whether a wait is for what its stream's clock says now, beside what the marker carries.
-pub(crate) fn learns_now() -> bool {
+#[inline]
+pub fn learns_now() -> bool {
     planted!(Z30)
 }
 
 /// Whether a stream learns of a marker that it was not made to wait for.
-pub(crate) fn learns_unwaited() -> bool {
+#[inline]
+pub fn learns_unwaited() -> bool {
     planted!(WaitDropped)
 }
 
 /// Of which timeline a wait teaches.
-pub(crate) fn learnt_of(on: u32) -> u32 {
+#[inline]
+pub fn learnt_of(on: u32) -> u32 {
     on + u32::from(planted!(WaitWrongLine))
 }
 
 /// Whether a host wait for a marker proves all later ones.
-pub(crate) fn wait_proves_newest() -> bool {
+#[inline]
+pub fn wait_proves_newest() -> bool {
     planted!(WaitProvesNewest)
 }
 
 /// Whether the completion of a marker proves what its stream was made to wait for since.
-pub(crate) fn completion_proves_now() -> bool {
+#[inline]
+pub fn completion_proves_now() -> bool {
     planted!(CompleteJoinsNow)
 }
 
 /// Whether the marker above a complete one counts as complete.
-pub(crate) fn completes_next() -> bool {
+#[inline]
+pub fn completes_next() -> bool {
     planted!(FoldOffByOne)
 }
 
 /// Whether a marker that a capture took for its own covers what it did.
-pub(crate) fn captured_covers() -> bool {
+#[inline]
+pub fn captured_covers() -> bool {
     planted!(CapturedCovers)
 }
 
 /// Whether a marker that fails because it was captured is taken out.
-pub(crate) fn takes_out_captured(captured: bool) -> bool {
+#[inline]
+pub fn takes_out_captured(captured: bool) -> bool {
     captured && !planted!(CapturedKept)
 }
 
 /// Whether somebody else's stream is asked again after a record whether it captures.
-pub(crate) fn asks_again(asked: bool) -> bool {
+#[inline]
+pub fn asks_again(asked: bool) -> bool {
     asked && !planted!(CaptureUnseen)
 }
 
 /// Whether a context-wide marker may be made for a stream: not where it may end somebody's capture.
-pub(crate) fn may_mark_context(mortal: bool, expects_captures: impl FnOnce() -> bool) -> bool {
+pub fn may_mark_context(mortal: bool, expects_captures: impl FnOnce() -> bool) -> bool {
     planted!(ContextMarker) || !(mortal || expects_captures())
 }
 
 /// Whether the last number of a stream that nobody can mark has to cover what is on it since.
-pub(crate) fn last_number_covers(loose: bool) -> bool {
+#[inline]
+pub fn last_number_covers(loose: bool) -> bool {
     loose && !planted!(LooseForgotten)
 }
 
 // O9: drops make no call, so that what they leave falls due.
 
 /// Whether what falls due, and could not be done, is over.
-pub(crate) fn failed_is_served() -> bool {
+#[inline]
+pub fn failed_is_served() -> bool {
     planted!(DueDropped)
 }
 
 /// Whether a marker for the whole context that could not be made falls due.
-pub(crate) fn context_falls_due() -> bool {
+#[inline]
+pub fn context_falls_due() -> bool {
     !planted!(ContextDueLost)
 }
 
 /// Whether a call that names a stream makes the marker that fell due for it.
 #[inline]
-pub(crate) fn serves_named(unmanaged: bool, due: impl FnOnce() -> bool) -> bool {
+pub fn serves_named(unmanaged: bool, due: impl FnOnce() -> bool) -> bool {
     unmanaged && due() && !planted!(NamedNotServed)
 }
 
@@ -654,6 +692,6 @@ pub(crate) fn serves_named(unmanaged: bool, due: impl FnOnce() -> bool) -> bool 
 
 /// The length by which a chunk's bin is chosen (H3).
 #[inline]
-pub(crate) fn binned(len: u32) -> u32 {
+pub fn binned(len: u32) -> u32 {
     len + u32::from(planted!(BinAbove))
 }

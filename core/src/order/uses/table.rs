@@ -58,7 +58,10 @@ impl Eq for Key {}
 pub(super) struct Table {
     list: SmallVec<[Use; 2]>,
     /// All of them instead, if there are many.
-    #[allow(clippy::box_collection, reason = "nearly no allocation has many: it is to cost the others a pointer")]
+    #[allow(
+        clippy::box_collection,
+        reason = "nearly no allocation has many: it is to cost the others a pointer"
+    )]
     tree: Option<Box<BTreeMap<Key, Use>>>,
 }
 

@@ -6,7 +6,6 @@
 use super::bins::Bin;
 use super::chunk::{Chunk, ChunkState};
 use super::{Heap, Kind, Want};
-use crate::report::Histogram;
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use smallvec::SmallVec;
 
@@ -67,7 +66,6 @@ impl Ripe {
 
 /// The totals of a heap, in bytes where not said otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Stats {
     /// All bytes here: `free + allocated + in_flight`.
     pub held: u64,
@@ -144,8 +142,6 @@ pub struct Snapshot {
     pub stats: Stats,
     /// The largest free range, exactly.
     pub largest_free: Granules,
-    /// The sizes of the free chunks.
-    pub free_sizes: Histogram,
     /// The segments by id.
     pub segments: Vec<SegmentMap>,
 }
@@ -363,7 +359,6 @@ impl Heap {
     /// A copy of everything, range by range.
     pub fn snapshot(&self) -> Snapshot {
         let mut largest_free = Granules::ZERO;
-        let mut counts = Vec::new();
         let segments: Vec<SegmentMap> = self
             .segments
             .iter()
@@ -384,17 +379,7 @@ impl Heap {
             .collect();
         for range in segments.iter().flat_map(|s| &s.ranges).filter(|r| r.state == ChunkState::Free) {
             largest_free = largest_free.max(range.len);
-            let power = power_above(range.len.0);
-            if counts.len() <= power {
-                counts.resize(power + 1, 0);
-            }
-            counts[power] += 1;
         }
-        Snapshot { stats: self.stats(), largest_free, free_sizes: Histogram { counts }, segments }
+        Snapshot { stats: self.stats(), largest_free, segments }
     }
-}
-
-/// The least `k` with `n ≤ 2^k`.
-const fn power_above(n: u32) -> usize {
-    (u32::BITS - n.saturating_sub(1).leading_zeros()) as usize
 }

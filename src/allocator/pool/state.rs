@@ -1,0 +1,278 @@
+//! What a pool keeps under its lock, and what is done with that alone. A pool of pinned memory keeps the same.
+//!
+//! It does not know the lock, other pools, the stream that the pool is of, nor what others are told when something changes here.
+
+use crate::allocator::registry::Registry;
+use crate::allocator::registry::uses::{bound, conflicts};
+use crate::driver::Driver;
+use crate::heap::{ChunkId, ChunkView, Cut, Heap, Kind, Taken, Want};
+use crate::order::{self, InFlight, PendingSet, TimelineId, Uses};
+use crate::report::Counters;
+use crate::sync::{Arc, Ordering, plain};
+use crate::units::{Granules, SegmentId};
+use hashbrown::HashMap;
+
+/// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
+static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
+
+/// A pool's number in this process.
+///
+/// # Panics
+/// After 2^32 pools in one process.
+pub(crate) fn next_pool_number() -> u32 {
+    let n = NEXT_POOL.fetch_add(1, Ordering::Relaxed);
+    assert!(n != 0, "2^32 pools in one process");
+    n
+}
+
+/// What another room keeps with something of the allocator's.
+#[cfg(feature = "cuda")]
+pub(crate) type Guest = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync>>;
+
+/// References to a pool in its own state. Dropping it loses them: [`Pool::leave`](super::Pool::leave) is what ends them.
+#[derive(Default)]
+pub(crate) struct Shares(pub(in super::super) u32);
+
+/// What the pool's lock protects.
+pub(crate) struct PoolState {
+    pub(crate) heap: Heap,
+    pub(crate) watch: Watch,
+    /// References for the handles to come.
+    pub(crate) shares: Shares,
+    /// What [`Pool::longest_hint`](super::Pool::longest_hint) says.
+    pub(super) longest: [u32; 2],
+    /// At least the longest range in flight, in granules, for the index of all pools (F3 in `lenders`).
+    pub(super) longest_in_flight: u32,
+    /// By kind: it may stand aside ([`lenders`](super::super::lenders)); and looks in vain, since something entered it, that did not show
+    /// all that was asked for.
+    pub(super) aside: [bool; 2],
+    pub(super) in_vain: [u32; 2],
+    /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
+    pub(in super::super) sizes: [u64; 33],
+    /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
+    pub(crate) counters: Counters,
+    /// Allocations served by misses.
+    pub(super) missed: u64,
+    pub(super) held_peak: u64,
+    /// The most that was live before this stretch (`peaks`).
+    pub(super) former_peak: u64,
+    pub(crate) in_flight: InFlight,
+    /// Bytes in flight that [`Miss::order_older_half`](super::super::miss::Miss::order_older_half) left the last time.
+    pub(crate) left_in_flight: u64,
+    pub(in super::super) uses: UseSlab,
+    pub(in super::super) names: HashMap<u32, Arc<str>>,
+    /// Handles of the stream that users hold.
+    pub(crate) streams: usize,
+    /// The stream is gone: only complete ranges enter, with stamp 0, or ranges that return unchanged.
+    pub(crate) closed: bool,
+}
+
+/// What a free has to look after beside the heap: nothing, nearly always, and then it is one comparison.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Watch(u8);
+
+impl Watch {
+    /// The stream is gone or going: the last free closes the pool.
+    pub(crate) const LEAVING: Watch = Watch(1);
+    /// The allocator and all its streams are gone: the last free here ends the pool.
+    pub(crate) const ORPHAN: Watch = Watch(2);
+    /// Another pool came asking for memory: frees here raise the due flag, so that it can be lent early.
+    pub(crate) const ASKED: Watch = Watch(4);
+    /// Some allocation has a name.
+    pub(super) const NAMED: Watch = Watch(8);
+    /// Events are wanted.
+    pub(super) const RECORDING: Watch = Watch(16);
+
+    #[inline]
+    pub(crate) fn set(&mut self, what: Watch) {
+        self.0 |= what.0;
+    }
+    pub(crate) fn clear(&mut self, what: Watch) {
+        self.0 &= !what.0;
+    }
+    pub(super) fn has(self, what: Watch) -> bool {
+        self.0 & what.0 != 0
+    }
+    #[inline]
+    pub(crate) fn is_calm(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// The uses of allocations that were used by other streams: a side slab, found by the chunk's tag.
+#[derive(Default)]
+pub(in super::super) struct UseSlab {
+    pub(in super::super) slots: Vec<Uses>,
+    free: Vec<u32>,
+}
+
+impl UseSlab {
+    /// The uses with this tag; tag 0 is none so far, and gets one.
+    pub(in super::super) fn get_or_add(&mut self, tag: u32) -> (u32, &mut Uses) {
+        let tag = if tag != 0 {
+            tag
+        } else if let Some(t) = self.free.pop() {
+            t
+        } else {
+            self.slots.push(Uses::default());
+            u32::try_from(self.slots.len()).expect("2^32 allocations with foreign uses")
+        };
+        (tag, &mut self.slots[tag as usize - 1])
+    }
+    /// The uses with this tag, which is free from here on.
+    pub(in super::super) fn take(&mut self, tag: u32) -> Uses {
+        if tag == 0 {
+            return Uses::default();
+        }
+        self.free.push(tag);
+        core::mem::take(&mut self.slots[tag as usize - 1])
+    }
+}
+
+/// What a free left to do for its caller, once the pool is unlocked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AfterFree {
+    /// Nothing.
+    Done,
+    /// The pool has no allocation left and its stream is gone: it may close.
+    Empty,
+    /// The pool has no allocation left and the allocator is gone too: one orphan less.
+    Orphaned,
+}
+
+impl PoolState {
+    /// Of nothing, with no handle of a stream.
+    pub(crate) fn new() -> PoolState {
+        PoolState {
+            heap: Heap::new(),
+            watch: Watch(0),
+            shares: Shares::default(),
+            longest: [0; 2],
+            longest_in_flight: 0,
+            aside: [false; 2],
+            in_vain: [0; 2],
+            sizes: [0; 33],
+            counters: Counters::default(),
+            missed: 0,
+            held_peak: 0,
+            former_peak: 0,
+            in_flight: InFlight::new(),
+            left_in_flight: 0,
+            uses: UseSlab::default(),
+            names: HashMap::new(),
+            streams: 0,
+            closed: false,
+        }
+    }
+
+    /// The uses of an allocation that is alive, which may be the first. The heap panics if the generation is another's (H7).
+    pub(in super::super) fn with_uses<D: Driver, R>(
+        &mut self,
+        (registry, driver): (&Registry<D>, &D),
+        (chunk, generation): (ChunkId, u32),
+        then: impl FnOnce(&mut Uses) -> R,
+    ) -> R {
+        let tag = self.heap.view(chunk, generation).tag;
+        let (tag, uses) = self.uses.get_or_add(tag);
+        let result = then(uses);
+        bound(uses, registry, driver);
+        self.heap.set_tag(chunk, tag);
+        result
+    }
+
+    /// What other streams' uses an access on `to` has to come after.
+    pub(in super::super) fn conflicts<D: Driver>(
+        &mut self,
+        registry: &Registry<D>,
+        (chunk, generation): (ChunkId, u32),
+        (to, access): (TimelineId, order::Access),
+    ) -> PendingSet {
+        match self.heap.view(chunk, generation).tag {
+            0 => PendingSet::new(),
+            tag => conflicts(self.uses.get_or_add(tag).1, registry, to, access),
+        }
+    }
+
+    /// What an allocation is and the uses that it had, at its free.
+    pub(in super::super) fn end_uses(&mut self, chunk: ChunkId, generation: u32) -> (ChunkView, Uses) {
+        let view = self.heap.view(chunk, generation);
+        let uses = self.uses.take(view.tag);
+        self.heap.set_tag(chunk, 0);
+        (view, uses)
+    }
+
+    /// A hit at an aligned address, or of exact fits only: what is rare.
+    pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
+        let taken = if exact { self.heap.take_exact(want, asked) } else { self.heap.take(want, asked) };
+        let taken = taken?;
+        self.count_size(want.len);
+        Some(taken)
+    }
+
+    /// As [`PoolState::hit_rare`], for a miss that looks again or has brought something.
+    pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
+        let taken = self.hit_rare(want, asked, exact)?;
+        self.missed += 1;
+        Some(taken)
+    }
+
+    /// As [`PoolState::take`], for a miss that has brought this free chunk, or found it: it serves, of whichever kind it is, and however
+    /// many near misses an aligned request comes by before it.
+    pub(crate) fn take_brought(&mut self, want: &Want, asked: u64, brought: ChunkId) -> Option<Taken> {
+        if let Some(taken) = self.take(want, asked, false) {
+            return Some(taken);
+        }
+        let taken = self.heap.take_of(brought, want, asked)?;
+        self.count_size(want.len);
+        self.missed += 1;
+        Some(taken)
+    }
+
+    /// A range leaves ([`Heap::cut`]). A segment of which nothing is left is forgotten: with all streams' memory passing through
+    /// all pools, each would come to know every segment.
+    pub(crate) fn cut(&mut self, chunk: ChunkId, offset: Granules, len: Granules) -> Cut {
+        let cut = self.heap.cut(chunk, offset, len);
+        self.heap.remove_segment(cut.segment);
+        cut
+    }
+
+    /// All that is free of a segment leaves.
+    pub(crate) fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
+        let cuts = self.heap.cut_free_of(segment);
+        self.heap.remove_segment(segment);
+        cuts
+    }
+
+    /// How many free ranges of a kind another pool's miss looks at, which begins with `steps`.
+    pub(in super::super) fn steps(&self, kind: Kind, steps: usize) -> usize {
+        steps << self.in_vain[kind as usize]
+    }
+
+    /// The other kind's space: only before the pool would grow.
+    pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Taken> {
+        let taken = self.heap.take_across(want, asked)?;
+        self.count_size(want.len);
+        self.missed += 1;
+        Some(taken)
+    }
+
+    /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
+    pub(in super::super) fn after_free(&self) -> AfterFree {
+        if !self.watch.has(Watch::LEAVING) || self.heap.live() > 0 {
+            AfterFree::Done
+        } else if self.watch.has(Watch::ORPHAN) {
+            AfterFree::Orphaned
+        } else {
+            AfterFree::Empty
+        }
+    }
+
+    pub(crate) fn set_name(&mut self, chunk: ChunkId, name: Arc<str>) {
+        self.names.insert(chunk.index(), name);
+        self.watch.set(Watch::NAMED);
+    }
+
+    pub(crate) fn name(&self, chunk: ChunkId) -> Option<&Arc<str>> {
+        self.names.get(&chunk.index())
+    }
+}

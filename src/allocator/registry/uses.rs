@@ -1,0 +1,75 @@
+//! Uses of memory against the table of timelines: what an access has to come after, which uses are over, and what their ends leave to be done.
+//!
+//! It does not know where uses are kept, nor whose memory they are of.
+
+use super::{CONTEXT, Line, Registry};
+use crate::driver::Driver;
+use crate::laws;
+use crate::order::{Access, Pending, PendingSet, TimelineId, Use, UseKind, Uses};
+use crate::sync::{Arc, Ordering};
+use crate::units::Epoch;
+
+/// What other streams' uses an access on `to` has to come after, as they are known now.
+pub(in super::super) fn conflicts<D: Driver>(
+    uses: &Uses,
+    registry: &Registry<D>,
+    to: TimelineId,
+    access: Access,
+) -> PendingSet {
+    let seen = registry.seen();
+    uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
+}
+
+/// Keeps the number of uses at most a quarter above that of those that were pending at the last look, or open on streams that somebody can still
+/// queue work on.
+pub(in super::super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
+    if uses.is_crowded() {
+        // A guard has its stream, and who borrows an array queues on a stream that they have, as does who declared a use: what is left open
+        // was forgotten, or is over. Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
+        let last = |u: Use| {
+            let declared = u.kind == UseKind::Declared;
+            registry.line(u.on).and_then(|line| line.last_stamp(driver, declared))
+        };
+        let ended = uses.end(driver.expects_captures(), last);
+        uses.retire(&registry.seen());
+        release_uses(registry, ended);
+    }
+}
+
+/// A range was freed that has to wait for `pending`: counts towards its stream's next marker. For the context, which
+/// nobody else would mark, one falls due at once, unless the caller makes it (`made`).
+pub(crate) fn note_pending<D: Driver>(registry: &Registry<D>, pending: Pending, bytes: u64, made: bool) {
+    let Some(line) = registry.line(pending.on) else { return };
+    if line.note_unmarked(bytes) {
+        registry.raise_errand(&line);
+    }
+    if pending.on == CONTEXT && !made {
+        line.raise_due();
+        registry.raise_errand(&line);
+    }
+}
+
+/// The open uses of a freed allocation end.
+pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
+    release_uses(registry, uses.open_on());
+}
+
+/// Open uses end, one on each of these streams.
+pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoIterator<Item = TimelineId>) {
+    for on in on.into_iter().filter(|_| laws::counts_ended()) {
+        if let Some(line) = registry.line(on) {
+            close_open(registry, &line);
+        }
+    }
+}
+
+/// One open use of a line ends.
+pub(in super::super) fn close_open<D: Driver>(registry: &Registry<D>, line: &Arc<Line<D>>) {
+    if line.open.fetch_sub(1, Ordering::AcqRel) == 1
+        // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open` as
+        // this looks at `pools`, and one of the two has to see the other.
+        && line.pools.fetch_add(0, Ordering::AcqRel) == 0
+    {
+        registry.raise_errand(line);
+    }
+}
