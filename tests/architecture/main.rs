@@ -596,7 +596,7 @@ fn folders_inside_the_allocator_have_an_order() {
     }
     there.sort();
     listed.sort_unstable();
-    assert_eq!(there, listed, "folders in src/allocator against the table in tests/architecture.rs");
+    assert_eq!(there, listed, "folders in src/allocator against the table in tests/architecture/main.rs");
 
     let files: Vec<PathBuf> = rust_files(&["src"]).into_iter().filter(|f| !f.ends_with("tests.rs")).collect();
     let imports = circles::imports(&files, Path::new("src"));

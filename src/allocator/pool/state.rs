@@ -209,15 +209,15 @@ impl PoolState {
         Some(taken)
     }
 
-    /// As [`PoolState::hit_rare`], for a miss that looks again or has brought something.
+    /// Takes a chunk for a miss that looks again or has brought something, and counts the miss.
     pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
         let taken = self.hit_rare(want, asked, exact)?;
         self.missed += 1;
         Some(taken)
     }
 
-    /// As [`PoolState::take`], for a miss that has brought this free chunk, or found it: it serves, of whichever kind it is, and however
-    /// many near misses an aligned request comes by before it.
+    /// Takes a chunk for a miss that has brought this free one, or found it: it serves, of whichever kind it is, and however many near
+    /// misses an aligned request comes by before it.
     pub(crate) fn take_brought(&mut self, want: &Want, asked: u64, brought: ChunkId) -> Option<Taken> {
         if let Some(taken) = self.take(want, asked, false) {
             return Some(taken);
