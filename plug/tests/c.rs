@@ -121,7 +121,11 @@ fn the_library_is_made_from_every_package_that_it_depends_on() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("it is there");
     let packages = fresh::packages(&root.join("plug"));
     let named: Vec<_> = packages.iter().map(|p| p.strip_prefix(&root).expect("inside").to_owned()).collect();
-    assert_eq!(named, ["", "core", "cuda", "driver", "plug", "trace"].map(PathBuf::from), "and none of tests alone");
+    assert_eq!(
+        named,
+        ["", "core", "cuda", "driver", "plug", "trace"].map(PathBuf::from),
+        "and none of tests alone"
+    );
     assert!(packages.iter().all(|p| p.join("src/lib.rs").exists()), "{packages:?}");
 }
 

@@ -219,7 +219,11 @@ impl World {
     /// for, leaves it.
     pub(super) fn dies_capturing(&mut self, a: u8, b: u8) {
         let Some(n) = super::pick(self.captures.len(), a) else { return };
-        let Capture { origin, forked, device, .. } = self.captures[n].clone();
+        let Capture { origin, forked, device, may_be_lost, .. } = self.captures[n].clone();
+        // Of one that a synchronise has destroyed there is nothing to wait for.
+        if may_be_lost {
+            return;
+        }
         let dies = forked.filter(|_| b.is_multiple_of(2)).unwrap_or(origin);
         let of_it = |m: &Option<Made>| m.is_some_and(|m| m.named.who == dies.who && !m.permanent && !m.kept);
         // A thread's own ends with the thread.
