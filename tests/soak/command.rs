@@ -3,7 +3,7 @@
 //! `MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak -- --ignored --exact command::every_program --nocapture`; the
 //! executable takes the same words behind its name, on a machine that has no Rust and no sources either. `MILLPOND_SOAK_ONLY=random,t12`
 //! takes the programs that have one of the words in their names, `MILLPOND_SOAK_SEEDS=1000` so many random ones, and
-//! `MILLPOND_SOAK_THREADS` runs so many at a time. Times are printed and judge nothing. With fewer than 3,000 rounds the first part is
+//! `MILLPOND_SOAK_THREADS` runs so many at a time. Times are printed and judge nothing. With fewer than 5,000 rounds the first part is
 //! over before some lists are as long as they may be when nothing is pending, and that looks like growth.
 //!
 //! It does not know what a program does.
