@@ -52,7 +52,7 @@
 #define MILLPOND_VERSION_NUMBER (MILLPOND_VERSION_MAJOR * 1000000 + MILLPOND_VERSION_MINOR * 1000 + MILLPOND_VERSION_PATCH)
 
 /*
- What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed.
+ What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed, but for what the head of this file names.
  */
 typedef enum {
   /*

@@ -6,7 +6,7 @@ use pond::{DriverErrorKind, Error};
 use std::cell::RefCell;
 use std::ffi::CString;
 
-/// What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed.
+/// What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed, but for what the head of this file names.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MillpondStatus {

@@ -202,7 +202,8 @@ impl<D: Driver> Allocation<D> {
 
     /// Frees it when nobody knows which streams used it: the bytes are reused after everything queued on any stream of
     /// the context by now, destroyed ones included. Where captures by others are expected
-    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)) they are held back until the program synchronises.
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)), or a [deterministic](super::Config::deterministic) allocator may insert no
+    /// waits, they are held back until the program synchronises the [allocator](super::Allocator::synchronize).
     #[track_caller]
     pub fn free_unknown(mut self) {
         let _called = Called::<D>::here();

@@ -223,7 +223,9 @@ impl Config {
     /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it makes
     /// another one ([`Allocator::stream`](super::Allocator::stream), `adopt`), for two seconds at most. Memory that other streams used
     /// comes back by waits of the device's: a stream that has as much of it in flight as it ever had live, and 2 MiB, waits for the
-    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits. Pinned memory whose uses nobody waited for is not known
+    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits. If it does not, what nobody knows the users of
+    /// ([`Allocation::free_unknown`](super::Allocation::free_unknown)) comes back at [`Allocator::synchronize`](super::Allocator::synchronize) only: no wait
+    /// for single streams tells of all. Pinned memory whose uses nobody waited for is not known
     /// to be free: a program that never waits pins ever more of it, up to [`pinned_limit`](Config::pinned_limit).
     #[must_use]
     pub fn deterministic(mut self, on: bool) -> Config {

@@ -37,6 +37,7 @@ use crate::array::Shape;
 use crate::driver::{Driver, DriverResult, Note};
 use crate::error::{Error, Mismatch, Side};
 use crate::units::Addr;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Fails unless the two sides of a copy have the same shape.
 fn same_shape<T>(
@@ -68,10 +69,19 @@ fn noted<D: Driver, T>(copy: DriverResult<()>, stream: &Stream<D>, host: *const 
 
 /// Copies on a stream that nothing but the host's wait keeps from what comes next: behind this they are over, whatever the
 /// wait for them met. Waits by a marker of the stream's, which holds nobody else up, else for all, in a way that ends no capture, and only where that fails
-/// for the device. Gives back what it was.
+/// for the device. A driver that panics in that has waited for nothing, maybe: it is asked once more, and then for the device, before the panic goes on.
+/// Gives back what it was.
 fn over<D: Driver>(stream: &Stream<D>, waited: Result<(), Error>) -> Result<(), Error> {
     let Err(error) = waited else { return Ok(()) };
-    match stream.wait_or_synchronize() {
+    let wait = || catch_unwind(AssertUnwindSafe(|| stream.wait_or_synchronize()));
+    let device = |_| stream.driver().relaxed(|| stream.driver().synchronize_device());
+    let (waited, panic) = match wait() {
+        Ok(waited) => (waited, None),
+        Err(panic) => (wait().unwrap_or_else(device), Some(panic)),
+    };
+    match waited {
+        // Beside a panic that is on its way there is nobody to tell of another.
+        Ok(()) if !std::thread::panicking() => panic.map_or(Err(error), |panic| resume_unwind(panic)),
         Ok(()) => Err(error),
         // A lost context runs nothing any more.
         Err(e) if e.is_context_lost() => Err(error),

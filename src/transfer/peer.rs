@@ -21,7 +21,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of the wrong device; a capturing stream; the driver's,
     /// "not supported" where the devices cannot reach each other. If the copy was queued before an error, it was waited
-    /// for.
+    /// for, if need be as in [`scope`](super::scope())'s errors.
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from_peer<'s>(

@@ -56,7 +56,8 @@ enum Last<D: Driver> {
 ///
 /// # Errors
 /// The driver's, for the wait. If it is not only that the context is lost, and waiting for the device fails too, the
-/// process ends: the borrows cannot be given back.
+/// process ends: the borrows cannot be given back. Where the stream's own waits fail, the host may wait by unpinning a page, while which other threads'
+/// launches stand ([`Allocator::synchronize_beside_captures`](crate::Allocator::synchronize_beside_captures) says what that must not wait for).
 pub fn scope<'scope, D: Driver, R>(
     stream: &'scope Stream<D>,
     copies: impl FnOnce(&Scope<'scope, D>) -> R,

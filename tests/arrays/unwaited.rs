@@ -246,3 +246,58 @@ fn a_scope_that_nothing_waits_for_ends_the_process() {
     let said = String::from_utf8_lossy(&ended.stderr);
     assert!(!ended.status.success() && said.contains("the process ends"), "{said}");
 }
+
+/// The same where the driver panics in the copy and again in what its handler does, or in what is tried then: the next owner's bytes come behind the copy.
+#[test]
+fn a_peer_copy_is_waited_for_though_the_driver_panics_twice() {
+    let mut told = 0;
+    for (first, second, page) in (1..=6).flat_map(|first| {
+        (first + 1..=8).flat_map(move |second| [false, true].map(|page| (first, second, page)))
+    }) {
+        let what = format!("records {first} and {second}, a page too: {page}");
+        let sims = Sim::devices(2, GIB);
+        sims[0].set_schedule(Schedule::Latest);
+        // Room for one array: the next one has its bytes.
+        let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+        let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), config()).unwrap());
+        let (a, b, c) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap(), gpus[1].stream().unwrap());
+        let mut x = gpus[0].uninit::<u8>(MIB as usize, &a).unwrap();
+        x.fill_bytes(7, &a).unwrap();
+        let mut y = gpus[1].zeros::<u8>(MIB as usize, &c).unwrap();
+        sims[0].panic_behind(Call::EventRecord, first);
+        sims[0].fail(Call::StreamSynchronize, 1, DriverErrorKind::Other);
+        if page {
+            sims[0].fail(Call::EventRecord, second, DriverErrorKind::Other);
+            sims[0].panic_behind(Call::MemHostAlloc, 1);
+        } else {
+            sims[0].panic_behind(Call::EventRecord, second);
+        }
+        let copied = catch_unwind(AssertUnwindSafe(|| y.copy_from_peer(&x, &a, &b)));
+        told += u64::from(copied.is_err());
+        sims[0].clear_faults();
+        drop(y);
+        let mut y = gpus[1].uninit::<u8>(MIB as usize, &c).unwrap();
+        y.fill_bytes(3, &c).unwrap();
+        assert!(y.to_vec(&c).unwrap().iter().all(|&v| v == 3), "{what}: the next owner's bytes");
+        drop((x, y));
+        sims[0].verdict().unwrap_or_else(|v| panic!("{what}: {v}"));
+    }
+    assert!(told > 4, "the driver panicked in {told} copies");
+}
+
+/// A closure that panics, whose scope's waits fail, over a driver that panics in what is tried then: the borrows end behind the copies, and the closure's panic is told.
+#[test]
+fn a_scope_that_a_panic_ends_is_waited_for_though_the_driver_panics_too() {
+    for calls in [&[Call::EventRecord][..], &[Call::EventRecord, Call::EventRecord]] {
+        let mut w = World::new(false);
+        let scoped = catch_unwind(AssertUnwindSafe(|| {
+            w.scope(|sim| {
+                own_waits_fail(sim);
+                (1..).zip(calls).for_each(|(nth, &call)| sim.panic_behind(call, nth));
+                panic!("the closure's");
+            })
+        }));
+        assert_eq!(scoped.unwrap_err().downcast_ref::<&str>(), Some(&"the closure's"));
+        w.end(&format!("{calls:?} panic"));
+    }
+}

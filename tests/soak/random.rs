@@ -161,6 +161,11 @@ fn draw(seed: u64) -> (Drawn, Config) {
     }
     let threads = if matches!(kind, Kind::Turns | Kind::AtOnce) { 2 + draw.below(2) } else { 1 };
     let steps: Vec<(usize, Step)> = steps.into_iter().map(|step| (draw.below(threads), step)).collect();
+    // What nobody knows the users of is over at a synchronise of all only, where nobody asks and no wait may be inserted.
+    let waits = !said.contains(&"no reuse") && !said.contains(&"ordered reuse");
+    let unknown = steps.iter().any(|(_, step)| step.verb == Verb::FreeUnknown);
+    let synchronise =
+        if kind == Kind::Deterministic && unknown && !waits { Synchronise::All } else { synchronise };
     let drawn = Drawn { kind, config: said, pace, synchronise, steps, threads };
     let (mut drawn, config) =
         if seed < KINDS { (drawn, config) } else { with_little_memory(seed, drawn, config) };
