@@ -326,10 +326,6 @@ fn is_a_verdict(failure: &str) -> bool {
 /// finds them by their bytes or a law alone.
 const BLAMED_ON_PROGRAMS: &[(Bug, &str)] = &[
     (Bug::ScrubUnborn, "the wipe is a fill like any other, and a program may fill what it shares"),
-    (
-        Bug::PeerLost,
-        "the copy runs on a stream of another device, which the target's allocator cannot record: its wait is all that is between",
-    ),
     (Bug::Z4, "the library takes a stream for another, and what it tells of the other is all that it knows"),
     (
         Bug::Z11,

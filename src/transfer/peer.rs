@@ -52,6 +52,10 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
                 // the copy before the target's use is recorded, and `self` has it alone until then.
                 unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
             })?;
+            // Whatever orders the next owner's work behind it, this library knows of it.
+            if let Some(id) = of.id() {
+                stream.driver().note(Note::Used { id, stream: from_stream.id(), so_far: true });
+            }
             let arrived = laws::steps::comes_behind_peer(|| {
                 queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)))
             });
