@@ -175,22 +175,38 @@ fn the_borrows_of_a_scope_end_behind_its_copies_if_a_fallback_panics() {
     }
 }
 
+/// Two devices: an array of sevens on the first, of a stream of its own, and one on the second, where there is room for no other: the next one has its bytes. A copy is given
+/// the second's other stream.
+struct Peers {
+    sims: Vec<Sim>,
+    gpus: [Allocator<Sim>; 2],
+    /// The source's; the copy's on the target's side; the target's own.
+    on: [Stream<Sim>; 3],
+    x: DeviceArray<u8, Sim>,
+    y: DeviceArray<u8, Sim>,
+}
+
+impl Peers {
+    fn new() -> Peers {
+        let sims = Sim::devices(2, GIB);
+        sims[0].set_schedule(Schedule::Latest);
+        let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+        let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), config()).unwrap());
+        let on = [0, 1, 1].map(|i| gpus[i].stream().unwrap());
+        let mut x = gpus[0].uninit::<u8>(MIB as usize, &on[0]).unwrap();
+        x.fill_bytes(7, &on[0]).unwrap();
+        let y = gpus[1].zeros::<u8>(MIB as usize, &on[2]).unwrap();
+        Peers { sims, gpus, on, x, y }
+    }
+}
+
 /// A copy between devices that neither the target's stream nor a wait for the source's can be ordered behind: the same, and the next owner of the
 /// target's bytes comes behind it, however many of the calls fail from the wait on, up to the last.
 #[test]
 fn a_peer_copy_that_cannot_be_waited_for_ends_no_capture() {
     // Whether the device was waited for.
     let run = |more: u64, captures: bool| {
-        let sims = Sim::devices(2, GIB);
-        sims[0].set_schedule(Schedule::Latest);
-        // Room for one array: the next one has its bytes.
-        let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
-        let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), config()).unwrap());
-        let (a, b, c) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap(), gpus[1].stream().unwrap());
-        let mut x = gpus[0].uninit::<u8>(MIB as usize, &a).unwrap();
-        x.fill_bytes(7, &a).unwrap();
-        let mut y = gpus[1].uninit::<u8>(MIB as usize, &c).unwrap();
-        y.fill_bytes(0, &c).unwrap();
+        let Peers { sims, gpus, on: [a, b, c], x, mut y } = Peers::new();
         let stranger = sims[0].stream().unwrap();
         if captures {
             sims[0].begin_capture(&stranger).unwrap();
@@ -255,15 +271,7 @@ fn a_peer_copy_is_waited_for_though_the_driver_panics_twice() {
         (first + 1..=8).flat_map(move |second| [false, true].map(|page| (first, second, page)))
     }) {
         let what = format!("records {first} and {second}, a page too: {page}");
-        let sims = Sim::devices(2, GIB);
-        sims[0].set_schedule(Schedule::Latest);
-        // Room for one array: the next one has its bytes.
-        let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
-        let gpus = [0, 1].map(|i| Allocator::new(sims[i].clone(), config()).unwrap());
-        let (a, b, c) = (gpus[0].stream().unwrap(), gpus[1].stream().unwrap(), gpus[1].stream().unwrap());
-        let mut x = gpus[0].uninit::<u8>(MIB as usize, &a).unwrap();
-        x.fill_bytes(7, &a).unwrap();
-        let mut y = gpus[1].zeros::<u8>(MIB as usize, &c).unwrap();
+        let Peers { sims, gpus, on: [a, b, c], x, mut y } = Peers::new();
         sims[0].panic_behind(Call::EventRecord, first);
         sims[0].fail(Call::StreamSynchronize, 1, DriverErrorKind::Other);
         if page {
