@@ -467,12 +467,18 @@ fn two_foreign_users_and_no_reuse(b: &Bench) -> Steady {
 }
 
 /// An array in memory that somebody else has: a block here, so that whatever keeps its owner shows in every count.
+///
+/// # Errors
+/// The allocation's and [`DeviceArray::from_foreign`]'s: a stream that captures.
 #[allow(unsafe_code, reason = "a block that is the owner's alone")]
-pub fn brought_in(gpu: &Allocator<Device>, on: &Stream<Device>) -> DeviceArray<f32, Device> {
-    let owner = block(gpu, 4 * KIB, on);
+pub fn brought_in(
+    gpu: &Allocator<Device>,
+    on: &Stream<Device>,
+) -> Result<DeviceArray<f32, Device>, millpond::Error> {
+    let owner = gpu.alloc(4 * KIB, on)?;
     let memory = ForeignMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
     // SAFETY: the block lives as long as its owner, and nobody else uses it.
-    unsafe { DeviceArray::from_foreign(memory, 1024, on, owner) }.map_err(|(_, e)| e).expect("memory")
+    unsafe { DeviceArray::from_foreign(memory, 1024, on, owner) }.map_err(|(_, e)| e)
 }
 
 /// Nothing is queued that the allocator would see, and blocks are hits: the program's own waits let the owners go.
@@ -481,7 +487,7 @@ fn foreign_memory(b: &Bench) -> Steady {
     let s = stream(&gpu);
     let synchronise = synchronise(&s);
     let round = Box::new(move |_| {
-        drop(brought_in(&gpu, &s));
+        drop(brought_in(&gpu, &s).expect("memory"));
         drop(block(&gpu, 4 * KIB, &s));
     });
     Steady { round, synchronise, asked: 1 }
@@ -500,7 +506,7 @@ fn foreign_memory_that_another_stream_uses(b: &Bench) -> Steady {
         second.record().expect("recorded").synchronize(std::time::Duration::MAX).expect("waited");
     });
     let round = Box::new(move |i| {
-        let x = brought_in(&gpu, &s);
+        let x = brought_in(&gpu, &s).expect("memory");
         t.wait_stream(&s).expect("ordered");
         x.record_use(&t).expect("recorded");
         device.launch(t.native(), || Launch::new("read").reads(x.address(), 4 * KIB));
@@ -521,7 +527,7 @@ fn foreign_memory_in_operations(b: &Bench) -> Steady {
     let (s, t) = (stream(&gpu), stream(&gpu));
     let synchronise = synchronise(&s);
     let round = Box::new(move |_| {
-        let mut x = brought_in(&gpu, &s);
+        let mut x = brought_in(&gpu, &s).expect("memory");
         kernel::fill(&mut x, 1.0, &t).expect("queued");
         kernel::fill(&mut x, 2.0, &s).expect("queued");
     });

@@ -95,12 +95,12 @@ impl Machine {
         let Step { verb, i, j, .. } = step;
         match verb {
             Verb::BroughtIn => {
-                let mut x = brought_in(&self.gpu, home);
+                let mut x = brought_in(&self.gpu, home)?;
                 kernel::fill(&mut x, 1.0, on)?;
                 kernel::saxpy(1.0, x.slice(..LEN), &mut self.arrays[i], home)?;
             }
             Verb::BroughtInUsed => {
-                let x = brought_in(&self.gpu, home);
+                let x = brought_in(&self.gpu, home)?;
                 x.wait_on(on)?;
                 x.record_use(on)?;
                 let (at, bytes) = (x.address(), x.size_bytes());
