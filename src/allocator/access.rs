@@ -34,7 +34,7 @@ use super::registry::uses::{bound, conflicts, release_uses};
 use super::registry::{Line, Registry};
 use super::shared::lost;
 use super::stream::Stream;
-use crate::driver::{Driver, DriverResult, Note, QueuedBy};
+use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
 use crate::heap::ChunkId;
 use crate::laws;
@@ -551,8 +551,8 @@ fn order_line_behind<D: Driver>(
         end_what_is_over(touches);
         return Err(e.into());
     }
-    for id in touches.iter().filter(|t| !t.of.is_home(line)).filter_map(|t| t.of.id()) {
-        via.driver.note(Note::Admitted { id, stream: line.info.id });
+    for Touch { of, .. } in touches.iter().filter(|t| !t.of.is_home(line)) {
+        of.note_admitted(via.driver, line.info.id);
     }
     for Touch { of, intent } in touches {
         of.note_operation(via.driver, line.info.id, intent.access(), by);

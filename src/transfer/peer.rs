@@ -8,7 +8,7 @@ use super::{over, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, Touch, operate, order_behind};
 use crate::array::{DeviceArray, DeviceViewMut, IntoView};
-use crate::driver::{Called, Driver, Note, QueuedBy};
+use crate::driver::{Called, Driver, QueuedBy};
 use crate::error::Error;
 use crate::laws;
 use bytemuck::Pod;
@@ -42,9 +42,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         laws::steps::peer_comes_behind(|| from_stream.wait(&stream.record()?))?;
         // It is the other side's stream that writes.
         let Touch { of, intent } = self.touch();
-        if let Some(id) = of.id() {
-            stream.driver().note(Note::Admitted { id, stream: from_stream.id() });
-        }
+        of.note_admitted(stream.driver(), from_stream.id());
         of.note_operation(stream.driver(), from_stream.id(), intent.access(), QueuedBy::Library);
         let queue = || {
             let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {
@@ -53,9 +51,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
                 unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
             })?;
             // Whatever orders the next owner's work behind it, this library knows of it.
-            if let Some(id) = of.id() {
-                stream.driver().note(Note::Used { id, stream: from_stream.id(), so_far: true });
-            }
+            of.note_used(stream.driver(), from_stream.id(), true);
             let arrived = laws::steps::comes_behind_peer(|| {
                 queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)))
             });

@@ -263,7 +263,7 @@ fn a_scope_that_nothing_waits_for_ends_the_process() {
     assert!(!ended.status.success() && said.contains("the process ends"), "{said}");
 }
 
-/// The same where the driver panics in the copy and again in what its handler does, or in what is tried then: the next owner's bytes come behind the copy.
+/// The driver panics in a copy between devices, and again in the wait for it or in what is tried in its place: the target's next owner comes behind the copy.
 #[test]
 fn a_peer_copy_is_waited_for_though_the_driver_panics_twice() {
     let mut told = 0;
@@ -308,4 +308,19 @@ fn a_scope_that_a_panic_ends_is_waited_for_though_the_driver_panics_too() {
         assert_eq!(scoped.unwrap_err().downcast_ref::<&str>(), Some(&"the closure's"));
         w.end(&format!("{calls:?} panic"));
     }
+}
+
+/// A copy whose own marker could not be made lies behind all markers that there are: what stands in for the scope's wait is a marker behind it.
+#[test]
+fn a_copy_without_a_marker_is_waited_for_by_one_behind_it() {
+    let mut w = World::new(false);
+    w.s.record().unwrap();
+    let World { sim, s, x, to, .. } = &mut w;
+    let scoped = transfer::scope(s, |copies| {
+        sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
+        let _ = copies.download(&*x, to.view_mut());
+        sim.fail(Call::StreamSynchronize, 1, DriverErrorKind::Other);
+    });
+    scoped.expect_err("the wait failed");
+    w.end("no marker");
 }

@@ -35,8 +35,10 @@ impl Verb {
     /// Not for threads that run at once: others rely on what it changes, or its answer hangs on what they do.
     pub(crate) fn is_for_one(self) -> bool {
         use Verb::{BreaksItsWord, CaptureMeanwhile, Create, Destroy, Hostile, Limit, Permanent, ThreadEnds};
-        let judged = matches!(self, CaptureMeanwhile | Create | Destroy | Hostile | Limit);
-        judged || matches!(self, BreaksItsWord | Permanent | ThreadEnds)
+        matches!(
+            self,
+            BreaksItsWord | CaptureMeanwhile | Create | Destroy | Hostile | Limit | Permanent | ThreadEnds
+        )
     }
 }
 

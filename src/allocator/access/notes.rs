@@ -20,8 +20,15 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
+    /// Tells a checking device that this stream may use it: the library has ordered it behind all that has to come before.
+    pub(crate) fn note_admitted(&self, driver: &D, stream: StreamId) {
+        if let Some(id) = self.id() {
+            driver.note(Note::Admitted { id, stream });
+        }
+    }
+
     /// Tells a checking device that this stream uses it: up to now, or from here on.
-    pub(super) fn note_used(&self, driver: &D, stream: StreamId, so_far: bool) {
+    pub(crate) fn note_used(&self, driver: &D, stream: StreamId, so_far: bool) {
         let ours = |id| Note::Used { id, stream, so_far };
         self.note(driver, ours, |addr| Note::UsedAt { addr, stream, so_far });
     }
