@@ -398,7 +398,7 @@ stage_bench() {
     else
         if build_peers "$here/peers-async"; then
             within 120 "$here/peers-async" "$here" async $size >>"$rows" || failed=1
-            for how in "" :mortal; do
+            for how in "" :unmanaged; do
                 within 120 "$here/peers-async" "$here" "$bin/libmillpond.so$how" $size >>"$rows" || failed=1
             done
         else

@@ -1,6 +1,6 @@
 // What a call costs with the allocators that others use, on the work files that gpu_bench makes (examples/gpu_bench.rs says
 // what is in them), in rows of the same shape. benches/gpu.sh builds and runs it.
-//   peers DIR async|torch|LIBRARY|LIBRARY:mortal [quick]
+//   peers DIR async|torch|LIBRARY|LIBRARY:unmanaged [quick]
 // Built with -DWITH_TORCH it has PyTorch's native allocator; cudaMallocAsync is always there. LIBRARY is our own C library, by
 // its path, through the pair of functions that PyTorch would call; its streams are declared permanent, or may end.
 #include <cuda_runtime.h>
@@ -71,7 +71,7 @@ struct Async : Allocator {
 
 // Our C library, opened.
 struct Plug : Allocator {
-    bool mortal;
+    bool unmanaged;
     uint32_t number = 0;
     void* (*alloc)(size_t, int, cudaStream_t);
     void (*free)(void*, size_t, int, cudaStream_t);
@@ -85,7 +85,7 @@ struct Plug : Allocator {
             std::exit(2);
         }
     }
-    Plug(const char* path, bool mortal) : mortal(mortal) {
+    Plug(const char* path, bool unmanaged) : unmanaged(unmanaged) {
         void* library = dlopen(path, RTLD_NOW);
         if (!library) {
             std::fprintf(stderr, "%s\n", dlerror());
@@ -102,13 +102,13 @@ struct Plug : Allocator {
             std::exit(2);
         }
     }
-    const char* name() const override { return mortal ? "millpond C pair, mortal streams" : "millpond C pair"; }
+    const char* name() const override { return unmanaged ? "millpond C pair, unmanaged streams" : "millpond C pair"; }
     void* take(size_t bytes, cudaStream_t on) override { return alloc(bytes, 0, on); }
     void give(void* at, cudaStream_t on) override { free(at, 0, 0, on); }
     void empty() override { empty_cache(); }
     bool meets(cudaStream_t stream) override {
-        if (!mortal && permanent(number, stream) != 0) std::exit(2);
-        return !mortal;
+        if (!unmanaged && permanent(number, stream) != 0) std::exit(2);
+        return !unmanaged;
     }
 };
 
@@ -284,7 +284,7 @@ int main(int argc, char** argv) {
 #endif
     std::string name = argv[2];
     if (name.find(".so") != std::string::npos) {
-        auto end = name.rfind(":mortal");
+        auto end = name.rfind(":unmanaged");
         from = std::make_unique<Plug>(name.substr(0, end).c_str(), end != std::string::npos);
     }
     if (!from) {

@@ -6,7 +6,7 @@
 mod common;
 
 use millpond::driver::{Driver, Kernels};
-use millpond::kernel::{Argument, Kernel, TwinMemory};
+use millpond::kernel::{Argument, Kernel, ReferenceMemory};
 use millpond::{Allocator, Config, Stream};
 use std::error::Error;
 use std::process::ExitCode;
@@ -69,10 +69,10 @@ pub(crate) static SAXPY: Kernel = Kernel::new(
 }
 ",
 )
-.twin(saxpy_on_the_cpu);
+.reference(saxpy_on_the_cpu);
 
 /// The same where there is no GPU.
-fn saxpy_on_the_cpu(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+fn saxpy_on_the_cpu(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let &[a, x, y] = arguments else { panic!("saxpy(float a, const float *x, float *y)") };
     let (mut xs, mut ys) = (vec![0; 4 * N], vec![0; 4 * N]);
     memory.read(x.as_addr(), &mut xs);

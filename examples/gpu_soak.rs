@@ -153,7 +153,7 @@ pub(crate) fn soak<D: Driver + Kernels>(
     rounds: Rounds,
     resident: Option<fn() -> u64>,
 ) -> Result<(), Box<dyn Error>> {
-    kernel::load_house(&device)?;
+    kernel::load_builtins(&device)?;
     let gpu = Allocator::new(device, Config::default())?;
     let (s, t) = (gpu.stream()?, gpu.stream()?);
     println!(

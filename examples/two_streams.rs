@@ -7,7 +7,7 @@
 mod common;
 
 use millpond::driver::{Driver, Kernels};
-use millpond::transfer::Transfer;
+use millpond::transfer::Upload;
 use millpond::{Allocator, Config, PinnedArray, Stream, kernel};
 use std::error::Error;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ pub(crate) fn sums<D: Driver + Kernels>(
 ) -> Result<Vec<f32>, Box<dyn Error>> {
     // Two pinned buffers: one is filled while the other travels.
     let mut buffers = vec![gpu.pinned_uninit::<f32>(len)?, gpu.pinned_uninit::<f32>(len)?];
-    let mut travelling: Vec<Transfer<PinnedArray<f32, D>, D>> = Vec::new();
+    let mut travelling: Vec<Upload<PinnedArray<f32, D>, D>> = Vec::new();
     let mut results = Vec::new();
     for batch in 0..BATCHES {
         let mut buffer = match buffers.pop() {

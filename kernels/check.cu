@@ -1,4 +1,4 @@
-// Checks that a range holds a repeating 8-byte word, little endian, beginning at `at`. CPU twin: `Launch::check_pattern`
+// Checks that a range holds a repeating 8-byte word, little endian, beginning at `at`. CPU reference: `Launch::check_pattern`
 // of the simulated device.
 //
 // `out` is the launch's own slot of four 8-byte words in device memory, zero except for the second, which is all ones:

@@ -1,5 +1,5 @@
 // Fills a range with a repeating 8-byte word, little endian, beginning at `at`; a last piece shorter than a word gets the
-// word's first bytes. CPU twin: `Launch::write_pattern` of the simulated device.
+// word's first bytes. CPU reference: `Launch::write_pattern` of the simulated device.
 //
 // `at` may have any alignment: whole words are written by words where it is a multiple of 8, else byte by byte.
 extern "C" __global__ void millpond_fill(unsigned char *at, unsigned long long bytes, unsigned long long word)

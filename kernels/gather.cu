@@ -1,5 +1,5 @@
 // Element i of out = element at[i] of from, for i below n; where at[i] is not below length, element i stays as it is. An
-// element is `pieces` pieces of 1, 2, 4 or 8 bytes, as the kernel's name says. CPU twin: `gather` in src/kernel/twins.rs.
+// element is `pieces` pieces of 1, 2, 4 or 8 bytes, as the kernel's name says. CPU reference: `gather` in src/kernel/references.rs.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;

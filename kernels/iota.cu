@@ -1,5 +1,5 @@
 // out[i] = first + i * step, for i below n. Integers wrap round, so one kernel serves both signs; floats are rounded once.
-// CPU twin: `iota` in src/kernel/twins.rs.
+// CPU reference: `iota` in src/kernel/references.rs.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 

@@ -1,7 +1,7 @@
 // out[b] = the sum of the elements [b * 8192, (b + 1) * 8192) of x that are below n: one block each, of 256 threads.
-// Launched again on its own sums until one is left. CPU twin: `reduce` in src/kernel/twins.rs.
+// Launched again on its own sums until one is left. CPU reference: `reduce` in src/kernel/references.rs.
 //
-// The order of the additions is fixed, so that floats give the same sum on every device, and in the twin: thread t adds
+// The order of the additions is fixed, so that floats give the same sum on every device, and in the reference: thread t adds
 // the elements t, t + 256, ... of its block's part from zero on, in order; then thread t adds the sum of thread t + 128
 // to its own, then t + 64, and so on. Integers wrap round, so one kernel serves both signs.
 typedef unsigned int u32;

@@ -1,5 +1,5 @@
 // y[i] = a * x[i] + y[i], for i below n. Integers wrap round, so one kernel serves both signs; floats are rounded once.
-// CPU twin: `saxpy` in src/kernel/twins.rs.
+// CPU reference: `saxpy` in src/kernel/references.rs.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 

@@ -1,6 +1,6 @@
 // Element at[i] of out = element i of from, for i below n; where at[i] is not below length, nothing is written. Of several
 // elements for one place any may win, piece by piece. An element is `pieces` pieces of 1, 2, 4 or 8 bytes, as the kernel's
-// name says. CPU twin: `scatter` in src/kernel/twins.rs; there the last one wins.
+// name says. CPU reference: `scatter` in src/kernel/references.rs; there the last one wins.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;

@@ -1,5 +1,5 @@
 // Holds a stream until the host opens the gate, or until a limit in nanoseconds is over: no mistake of the host's may
-// hang the device. One thread. CPU twin: `Sim::gate` of the simulated device.
+// hang the device. One thread. CPU reference: `Sim::gate` of the simulated device.
 //
 // `cell` is two 4-byte words in pinned host memory. The host writes 1 into the first to open. The kernel writes the second:
 //   1 running   2 ended because it was opened   3 ended because the limit was over

@@ -59,19 +59,19 @@ pub struct Mismatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("memory from elsewhere, {bytes} bytes at {address}, {kind}")]
 #[non_exhaustive]
-pub struct ForeignRange {
+pub struct ExternalRange {
     /// The first byte given.
     pub address: Addr,
     /// The length given, in bytes.
     pub bytes: u64,
     /// What is wrong with it.
-    pub kind: ForeignRangeKind,
+    pub kind: ExternalRangeKind,
 }
 
 /// What is wrong with a range of memory from elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ForeignRangeKind {
+pub enum ExternalRangeKind {
     /// The address is null.
     #[error("begins at null: look at what its allocation returned")]
     Null,
@@ -100,30 +100,30 @@ pub enum ForeignRangeKind {
 #[non_exhaustive]
 pub enum Error {
     /// The request is above what a range can ever be.
-    #[error("asked for {requested} bytes; one allocation holds at most {most}: split the request")]
+    #[error("asked for {requested} bytes; one allocation holds at most {max}: split the request")]
     TooLarge {
         /// Bytes asked for.
         requested: u64,
         /// The most that can be asked.
-        most: u64,
+        max: u64,
     },
     /// The alignment is no power of two, or above what a range can have.
-    #[error("asked for an alignment of {requested} bytes; it must be a power of two up to {most}")]
+    #[error("asked for an alignment of {requested} bytes; it must be a power of two up to {max}")]
     BadAlignment {
         /// Bytes asked for.
         requested: u64,
         /// The most that can be asked.
-        most: u64,
+        max: u64,
     },
     /// No memory, with the facts.
     #[error("{0}")]
     OutOfMemory(#[source] Box<OutOfMemory>),
     /// The request would pass a limit that its user was given ([`wrap::Limited`](crate::wrap::Limited)).
     #[error(
-        "asked for {} where {} of at most {} are live: free something, or raise this limit (set_most)",
+        "asked for {} where {} of at most {} are live: free something, or raise this limit (set_limit)",
         bytes(*requested),
         bytes(*allocated),
-        bytes(*most)
+        bytes(*max)
     )]
     AboveLimit {
         /// Bytes asked for.
@@ -131,13 +131,13 @@ pub enum Error {
         /// Bytes alive under the limit.
         allocated: u64,
         /// The limit in bytes.
-        most: u64,
+        max: u64,
     },
     /// The stream belongs to another allocator.
     #[error(
         "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
     )]
-    ForeignStream {
+    OtherAllocator {
         /// The stream given.
         stream: StreamId,
         /// The device of this allocator.
@@ -170,16 +170,16 @@ pub enum Error {
     Differs(#[source] Box<Difference>),
     /// Memory from elsewhere cannot be used as it was given.
     #[error("{0}")]
-    ForeignRange(#[source] ForeignRange),
+    ExternalRange(#[source] ExternalRange),
     /// A shape with more dimensions than a [`Shape`](crate::Shape) has.
     #[error(
-        "a shape of {asked} dimensions was given, an array has at most {most}: join neighbouring dimensions"
+        "a shape of {requested} dimensions was given, an array has at most {max}: join neighbouring dimensions"
     )]
     TooManyDimensions {
         /// How many lengths were given.
-        asked: usize,
+        requested: usize,
         /// How many there can be.
-        most: usize,
+        max: usize,
     },
     /// An array of this many elements has more bytes than any array, 2^63 - 1, or more elements than can be counted.
     #[error(
@@ -282,8 +282,8 @@ mod tests {
             DriverError::new("cuInit", 803, DriverErrorKind::Other, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH");
         assert!(matches!(Error::from(Unavailable::Driver(failed.clone())), Error::Driver(e) if e == failed));
         assert!(matches!(
-            Error::from(Unavailable::NoDevice { asked: 1, found: 1 }),
-            Error::Unavailable(Unavailable::NoDevice { asked: 1, found: 1 })
+            Error::from(Unavailable::NoDevice { requested: 1, found: 1 }),
+            Error::Unavailable(Unavailable::NoDevice { requested: 1, found: 1 })
         ));
     }
 

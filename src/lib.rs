@@ -86,4 +86,4 @@ pub use half;
 pub use array::{AsViewMut, DeviceArray, DeviceView, DeviceViewMut, IntoView, PinnedArray, Shape};
 pub use erased::GpuAlloc;
 pub use error::{DriverError, DriverErrorKind, Error, Mismatch, OutOfMemory, Unavailable};
-pub use transfer::{Download, Transfer};
+pub use transfer::{Download, Upload};

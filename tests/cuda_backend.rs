@@ -195,7 +195,7 @@ fn values_of_one_context_share_its_timelines_and_other_devices_streams_are_found
     drop((again, through, theirs));
     assert_eq!(
         Cuda::new(99).err(),
-        Some(Unavailable::NoDevice { asked: 99, found: Cuda::devices().unwrap() })
+        Some(Unavailable::NoDevice { requested: 99, found: Cuda::devices().unwrap() })
     );
     rig.clean();
 }

@@ -302,7 +302,7 @@ fn arrays_that_stay(b: &Bench) -> Round<'_> {
 
 /// `examples/gpu_rows.rs`, T1: allocate, copy in, kernel, copy out, free. Of 1 KiB in place of a MiB.
 fn small_program(b: &Bench) -> Round<'_> {
-    b.rig.cuda.load_kernels().expect("the house's kernels");
+    b.rig.cuda.load_kernels().expect("the built-in kernels");
     let pool = gpu_rows::Pool { home: b.home(), gpu: b.gpu.clone() };
     let host = b.rig.cuda.pin(BYTES, HostKind::Cached).expect("pinned");
     Box::new(move |_| {
@@ -312,7 +312,7 @@ fn small_program(b: &Bench) -> Round<'_> {
 
 /// `examples/gpu_rows.rs`, T14: a chain of kernels, each on a block of its own that is freed behind it.
 fn chain(b: &Bench) -> Round<'_> {
-    b.rig.cuda.load_kernels().expect("the house's kernels");
+    b.rig.cuda.load_kernels().expect("the built-in kernels");
     let mut frees = gpu_rows::Nothing { home: b.home(), gpu: b.gpu.clone() };
     Box::new(move |_| {
         let home = frees.home.native().clone();
@@ -322,7 +322,7 @@ fn chain(b: &Bench) -> Round<'_> {
 
 /// README.md, "On a GPU".
 fn readme(b: &Bench) -> Round<'_> {
-    b.rig.cuda.load_kernels().expect("the house's kernels");
+    b.rig.cuda.load_kernels().expect("the built-in kernels");
     let (copy, work) = (b.home(), b.home());
     Box::new(move |_| readme_on_a_gpu::on_a_gpu(&b.gpu, &copy, &work).expect("the README's program"))
 }

@@ -214,7 +214,7 @@ fn hazard_4_a_drop_on_a_fresh_thread_leaks_nothing_and_blames_nobody() {
 
 /// What was lent lasts until the array is borrowed alone and whole; what is then given to the stream is not waited for.
 #[test]
-fn a_write_to_the_whole_ends_what_was_lent() {
+fn a_write_to_the_whole_ends_what_was_borrowed() {
     let Some(rig) = rig() else { return };
     {
         let gpu = rig.room_for(2);
@@ -274,7 +274,7 @@ fn a_capturing_stream_gets_no_address() {
 /// A lent use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
 /// between.
 #[test]
-fn what_is_queued_late_under_a_lend_is_waited_for() {
+fn what_is_queued_late_under_a_borrow_is_waited_for() {
     let Some(rig) = rig() else { return };
     {
         let gpu = rig.room_for(1);

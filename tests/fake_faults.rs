@@ -231,13 +231,13 @@ fn loaded_kernels_are_loaded_once() {
     let Some(fake) = fake(When::Earliest) else { return };
     {
         let cuda = Cuda::new(0).expect("the stand-in");
-        kernel::load_house(&cuda).expect("loaded");
+        kernel::load_builtins(&cuda).expect("loaded");
         let loads =
             || (fake.calls("cuModuleLoadData"), fake.calls("cuModuleGetFunction"), fake.calls("cuFuncLoad"));
         let before = loads();
-        assert_eq!(before.1, kernel::house().count() as u64);
+        assert_eq!(before.1, kernel::builtins().count() as u64);
         LAUNCHES.run(&fake, None).result.expect("nothing fails");
-        kernel::load_house(&cuda).expect("nothing to do");
+        kernel::load_builtins(&cuda).expect("nothing to do");
         assert_eq!(loads(), before);
     }
     assert_eq!((fake.verdict(), fake.leaks()), (None, None));

@@ -385,7 +385,7 @@ fn refused(why: Refuses, streams: usize) -> (u64, u64) {
     let streams: Vec<_> = natives
         .iter()
         .map(|native| match why {
-            Refuses::HeldBack => gpu.adopt(sim.mortal_stream(native)).expect("a stream"),
+            Refuses::HeldBack => gpu.adopt(sim.unmanaged_stream(native)).expect("a stream"),
             Refuses::Captures => gpu.adopt(native.clone()).expect("a stream"),
             Refuses::Independent => gpu.adopt(native.clone()).expect("a stream").independent(),
         })

@@ -204,7 +204,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     (&[Bug::ArrayCoverAny], "on two streams an operation has one other to wait for"),
 ];
 
-/// Bugs that only operations on arrays, guards, tokens and foreign memory can show: programs of arrays look for them.
+/// Bugs that only operations on arrays, guards, tokens and external memory can show: programs of arrays look for them.
 fn is_of_arrays(bug: Bug) -> bool {
     use Bug::{
         ForeignAtOnce, GuardSealedEarly, KeeperAtOnce, KeeperErrorDone, KeeperFirstDone, LargeSourceUnseen,

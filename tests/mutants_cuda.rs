@@ -101,7 +101,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (
         Bug::CudaLentSealed,
         &[
-            "cudarc_types::what_is_queued_late_under_a_lend_is_waited_for",
+            "cudarc_types::what_is_queued_late_under_a_borrow_is_waited_for",
             "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
         ],
     ),
@@ -161,7 +161,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         &[
             "cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise",
             "cudarc_types::doors::what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise",
-            "cudarc_types::expected::what_was_lent_at_home_is_over_behind_a_refusal_and_a_synchronise",
+            "cudarc_types::expected::what_was_borrowed_at_home_is_over_behind_a_refusal_and_a_synchronise",
             "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
         ],
     ),

@@ -16,7 +16,7 @@ mod toy_device;
 
 /// As the C interface's own files ask.
 #[cfg(millpond_mutants)]
-macro_rules! planted {
+macro_rules! mutant {
     ($bug:ident) => {
         millpond::mutant::is(millpond::mutant::Bug::$bug)
     };
@@ -107,24 +107,24 @@ fn probe() -> (Toy, toy_device::Queue, Arc<Probe<Toy>>) {
 
 /// O8: a marker that reserves a stamp's number, or a later one, is recorded behind the stamp's operation.
 fn a_marker_covers_what_was_stamped(counted_after: bool) {
-    let (_toy, queue, line) = probe();
+    let (_toy, queue, timeline) = probe();
     let maker = {
-        let (queue, line) = (queue.clone(), Arc::clone(&line));
+        let (queue, timeline) = (queue.clone(), Arc::clone(&timeline));
         thread::spawn(move || {
             if counted_after {
                 // Z17: recorded first, and counted when it is too late.
                 let captured = queue.position();
-                Some((line.promise(), captured))
+                Some((timeline.reserve_epoch(), captured))
             } else {
-                line.mark().unwrap();
+                timeline.mark().unwrap();
                 None
             }
         })
     };
     let position = launch(&queue);
-    let stamp = line.stamp();
+    let stamp = timeline.stamp();
     let mut markers: Vec<(u64, u64)> = maker.join().unwrap().into_iter().collect();
-    line.published(|number, event| markers.push((number, event.captured())));
+    timeline.published(|number, event| markers.push((number, event.captured())));
     assert_eq!(markers.len(), 1);
     for (number, captured) in markers {
         assert!(
@@ -144,35 +144,35 @@ fn marker_reservation_against_a_stamp() {
 fn what_falls_due_is_served(weak: bool) {
     struct Flags {
         due: AtomicBool,
-        errand: AtomicBool,
+        maintenance_due: AtomicBool,
     }
-    let (_toy, queue, line) = probe();
-    let flags = Arc::new(Flags { due: AtomicBool::new(true), errand: AtomicBool::new(true) });
-    let serve = move |line: &Probe<Toy>, flags: &Flags| {
+    let (_toy, queue, timeline) = probe();
+    let flags = Arc::new(Flags { due: AtomicBool::new(true), maintenance_due: AtomicBool::new(true) });
+    let maintain = move |timeline: &Probe<Toy>, flags: &Flags| {
         if !weak {
-            line.serve();
-        } else if flags.errand.swap(false, Ordering::AcqRel) && flags.due.load(Ordering::Acquire) {
-            line.mark().unwrap();
+            timeline.serve();
+        } else if flags.maintenance_due.swap(false, Ordering::AcqRel) && flags.due.load(Ordering::Acquire) {
+            timeline.mark().unwrap();
             // A flag, cleared once the marker is there: by now it may say something else.
             flags.due.store(false, Ordering::Release);
         }
     };
-    assert!(line.note_unmarked(16 << 20));
-    line.raise_errand();
+    assert!(timeline.note_unmarked(16 << 20));
+    timeline.request_maintenance();
     let server = {
-        let (line, flags) = (Arc::clone(&line), Arc::clone(&flags));
-        thread::spawn(move || serve(&line, &flags))
+        let (timeline, flags) = (Arc::clone(&timeline), Arc::clone(&flags));
+        thread::spawn(move || serve(&timeline, &flags))
     };
     launch(&queue);
-    let stamp = line.stamp();
-    assert!(line.note_unmarked(16 << 20), "a large free is due at once");
-    line.raise_errand();
+    let stamp = timeline.stamp();
+    assert!(timeline.note_unmarked(16 << 20), "a large free is due at once");
+    timeline.request_maintenance();
     flags.due.store(true, Ordering::Release);
-    flags.errand.store(true, Ordering::Release);
+    flags.maintenance_due.store(true, Ordering::Release);
     server.join().unwrap();
-    serve(&line, &flags);
+    serve(&timeline, &flags);
     let mut newest = 0;
-    line.published(|number, _| newest = newest.max(number));
+    timeline.published(|number, _| newest = newest.max(number));
     assert!(newest >= stamp, "the free stamped {stamp} fell due, and the newest marker is {newest}");
 }
 
@@ -184,27 +184,27 @@ fn the_due_flag_raised_while_being_served() {
 
 /// Closing: the closing marker has the last number of its line, so that whatever number is read later is covered.
 fn the_closing_number_is_the_last(weak: bool) {
-    let (_toy, _queue, line) = probe();
+    let (_toy, _queue, timeline) = probe();
     let maker = {
-        let line = Arc::clone(&line);
+        let timeline = Arc::clone(&timeline);
         thread::spawn(move || {
             if weak {
                 // Looks first and reserves later, without the lock.
-                if !line.is_closed() {
-                    line.reserve_unlocked();
+                if !timeline.is_closed() {
+                    timeline.reserve_unlocked();
                 }
             } else {
-                line.mark().unwrap();
-                line.promise();
+                timeline.mark().unwrap();
+                timeline.reserve_epoch();
             }
         })
     };
-    line.detach();
-    line.serve();
+    timeline.detach();
+    timeline.serve();
     maker.join().unwrap();
-    assert!(line.is_closed());
+    assert!(timeline.is_closed());
     // Panics (O8) if the newest number of the closed line is covered by no marker.
-    assert!(line.wait_for_newest().unwrap());
+    assert!(timeline.wait_for_newest().unwrap());
 }
 
 #[test]
@@ -215,17 +215,17 @@ fn closing_against_a_maker_of_markers() {
 
 /// Closing: of the last pool and the last open use, whichever goes second says that the stream can close.
 fn the_last_to_leave_closes(weak: bool) {
-    let (_toy, _queue, line) = probe();
-    line.open_use();
+    let (_toy, _queue, timeline) = probe();
+    timeline.open_use();
     let user = {
-        let line = Arc::clone(&line);
-        thread::spawn(move || if weak { line.end_use_by_load() } else { line.end_use() })
+        let timeline = Arc::clone(&timeline);
+        thread::spawn(move || if weak { timeline.end_use_by_load() } else { timeline.end_use() })
     };
-    line.detach();
-    line.serve();
+    timeline.detach();
+    timeline.serve();
     user.join().unwrap();
-    line.serve();
-    assert!(line.is_closed(), "nothing needs the stream, and nobody closes it");
+    timeline.serve();
+    assert!(timeline.is_closed(), "nothing needs the stream, and nobody closes it");
 }
 
 #[test]
@@ -237,19 +237,19 @@ fn the_last_pool_against_the_last_use() {
 /// Closing: the pool is closed before its closing marker is numbered; what enters in between would carry a stamp that
 /// no marker ever covers (Z37).
 fn nothing_enters_behind_the_closing_marker(flag_after: bool) {
-    let (_toy, _queue, line) = probe();
+    let (_toy, _queue, timeline) = probe();
     let closed = Arc::new(Mutex::new(false));
     let closer = {
-        let (line, closed) = (Arc::clone(&line), Arc::clone(&closed));
+        let (timeline, closed) = (Arc::clone(&timeline), Arc::clone(&closed));
         thread::spawn(move || {
-            let number = flag_after.then(|| line.mark().unwrap().unwrap());
+            let number = flag_after.then(|| timeline.mark().unwrap().unwrap());
             *closed.lock() = true;
-            number.unwrap_or_else(|| line.mark().unwrap().unwrap())
+            number.unwrap_or_else(|| timeline.mark().unwrap().unwrap())
         })
     };
     let entered = {
         let closed = closed.lock();
-        (!*closed).then(|| line.stamp())
+        (!*closed).then(|| timeline.stamp())
     };
     let last = closer.join().unwrap();
     assert!(entered.is_none_or(|stamp| stamp <= last), "stamp {entered:?} behind the closing marker {last}");
@@ -275,7 +275,7 @@ fn one_segment(bytes: u64) -> (Toy, Allocator<Toy>, [millpond::Stream<Toy>; 2]) 
 /// A lend against a hit in the lender's pool: the bytes are in one place, and nobody is told that there are none. The
 /// lend takes the whole segment, so that the lender may find its own bytes gone and has to borrow them back.
 #[test]
-fn lend_hand_over() {
+fn migration_hand_over() {
     explore(Some(3), || {
         let (toy, gpu, [a, b]) = one_segment(256 * KIB);
         let borrower = {

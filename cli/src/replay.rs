@@ -192,7 +192,7 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
         "requested   peak {}   reserved {} at the peak   ratio {ratio}   {}",
         bytes(o.peak_requested_bytes),
         bytes(o.peak_reserved_bytes),
-        counted(o.foreign_uses, "use on another stream", "uses on other streams"),
+        counted(o.cross_stream_uses, "use on another stream", "uses on other streams"),
     )?;
     if o.peak_pinned_bytes > 0 {
         writeln!(out, "pinned      peak {} requested of the host's memory", bytes(o.peak_pinned_bytes))?;

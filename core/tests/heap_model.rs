@@ -82,7 +82,7 @@ proptest! {
 
     /// With at most sixteen free chunks the smallest that fits is always the one: never a larger.
     #[test]
-    fn t4_the_smallest_that_fits(sizes in prop::collection::vec(1_u32..3000, 1..16), asked in 1_u32..3000) {
+    fn t4_the_smallest_that_fits(sizes in prop::collection::vec(1_u32..3000, 1..16), requested in 1_u32..3000) {
         let mut heap = heap(sizes.iter().map(|n| n + 1).sum());
         let mut all = Vec::new();
         for &n in &sizes {
@@ -91,14 +91,14 @@ proptest! {
         }
         let before: Vec<ChunkView> = all.iter().map(|t| view(&heap, t)).collect();
         give_all(&mut heap, &all);
-        let best = before.iter().filter(|v| v.len.0 >= asked).min_by_key(|v| (v.len, v.offset));
-        let got = try_take(&mut heap, asked);
+        let best = before.iter().filter(|v| v.len.0 >= requested).min_by_key(|v| (v.len, v.offset));
+        let got = try_take(&mut heap, requested);
         let free = heap.stats().free_chunks;
         prop_assert_eq!(got.is_some(), best.is_some());
         if let (Some(got), Some(best)) = (got, best) {
             let chosen = before.iter().find(|v| v.addr == got.addr).unwrap();
             prop_assert_eq!(chosen.len, best.len);
-            prop_assert_eq!(free, sizes.len() as u64 - u64::from(best.len.0 == asked));
+            prop_assert_eq!(free, sizes.len() as u64 - u64::from(best.len.0 == requested));
         }
     }
 

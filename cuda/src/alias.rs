@@ -106,7 +106,7 @@ impl GpuStream {
                 let made = unsafe { context.wrap_borrowed_stream(handle) };
                 Ok(Arc::clone(alias.insert(made)))
             }
-            Whose::Promised | Whose::Mortal => Err(bad_handle(
+            Whose::Promised | Whose::Unmanaged => Err(bad_handle(
                 Call::stream_get_ctx,
                 "the stream was taken by its raw handle, so that nobody keeps it alive: cudarc's value of it is its owner's to make",
             )),
@@ -132,9 +132,9 @@ pub fn store_stays<R>(
     context: &CudaContext,
     calls: impl FnOnce() -> R,
 ) -> (R, Result<(), cudarc::driver::DriverError>) {
-    let _turn = (!planted!(CudaStoreShared)).then(|| turn(context));
+    let _turn = (!mutant!(CudaStoreShared)).then(|| turn(context));
     let somebodys = context.check_err();
-    point!("cudarc's store is looked after");
+    pause_point!("cudarc's store is looked after");
     let result = calls();
     let stored = context.check_err();
     context.record_err(somebodys);
@@ -245,7 +245,7 @@ impl Cuda {
     fn anchor_in(&self, context: &Arc<CudaContext>) -> DriverResult<Arc<CudaStream>> {
         let of_cudarc =
             |e: cudarc::driver::DriverError| failed(self.device.table(), Call::stream_create, e.0 as u32);
-        if context.is_in_multi_stream_mode() || !context.is_event_tracking() || planted!(CudaPhantomStream) {
+        if context.is_in_multi_stream_mode() || !context.is_event_tracking() || mutant!(CudaPhantomStream) {
             let (made, _) = self.current_stays(|| store_stays(context, || context.new_stream()));
             return made.map_err(of_cudarc);
         }

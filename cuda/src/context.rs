@@ -9,7 +9,7 @@
 //! is pushed and, at the end of the call, popped. Setting it and leaving it set would be cheaper and would surprise a
 //! program that works with two contexts in one thread.
 
-use super::ended::Mortals;
+use super::ended::Unmanaged;
 use super::kernel::Kernels;
 use super::launch::Loaded;
 use super::memory::AsyncPool;
@@ -60,7 +60,7 @@ pub(super) struct Device {
     pub(super) calls: Calls,
     pub(super) ranges: Ranges,
     pub(super) known: Known,
-    pub(super) mortals: Mortals,
+    pub(super) unmanaged: Unmanaged,
     /// Whether somebody else may capture: [`Cuda::expect_captures`](super::Cuda::expect_captures) was called.
     pub(super) expects_captures: AtomicBool,
     /// Whether nobody else captures: [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was
@@ -135,9 +135,9 @@ pub(super) fn count(api: &Api) -> Result<u32, Unavailable> {
 }
 
 /// The driver's own answer that there is no device, from its very start.
-pub(super) fn none_at_all(e: Unavailable, asked: u32) -> Unavailable {
+pub(super) fn none_at_all(e: Unavailable, requested: u32) -> Unavailable {
     match e {
-        Unavailable::Driver(d) if d.code == 100 => Unavailable::NoDevice { asked, found: 0 },
+        Unavailable::Driver(d) if d.code == 100 => Unavailable::NoDevice { requested, found: 0 },
         other => other,
     }
 }
@@ -145,24 +145,24 @@ pub(super) fn none_at_all(e: Unavailable, asked: u32) -> Unavailable {
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Device {
     /// The device's primary context.
-    pub(super) fn open(asked: u32) -> Result<Arc<Device>, Unavailable> {
-        let api = api().map_err(|e| none_at_all(e, asked))?;
-        let found = count(api).map_err(|e| none_at_all(e, asked))?;
-        let Some(ordinal) = c_int::try_from(asked).ok().filter(|_| asked < found) else {
-            return Err(Unavailable::NoDevice { asked, found });
+    pub(super) fn open(requested: u32) -> Result<Arc<Device>, Unavailable> {
+        let api = api().map_err(|e| none_at_all(e, requested))?;
+        let found = count(api).map_err(|e| none_at_all(e, requested))?;
+        let Some(ordinal) = c_int::try_from(requested).ok().filter(|_| requested < found) else {
+            return Err(Unavailable::NoDevice { requested, found });
         };
         let ordinal = device_of(api, ordinal)?;
         let mut context = core::ptr::null_mut();
         // SAFETY: the pointer is a local's and the device is one of the driver's.
         let code = unsafe { (api.table.primary_retain)(&raw mut context, ordinal) };
         check(&api.table, Call::primary_retain, code)?;
-        Device::shared(api, DeviceId(asked), ordinal, Handle(context), Keep::Primary)
+        Device::shared(api, DeviceId(requested), ordinal, Handle(context), Keep::Primary)
     }
 
     /// The context that somebody else made.
     pub(super) fn of_context(theirs: Arc<CudaContext>) -> Result<Arc<Device>, Unavailable> {
-        let asked = theirs.ordinal() as u32;
-        let found = api().and_then(|api| Ok((api, device_of(api, asked.cast_signed())?)));
+        let requested = theirs.ordinal() as u32;
+        let found = api().and_then(|api| Ok((api, device_of(api, requested.cast_signed())?)));
         let (api, ordinal) = match found {
             Ok(found) => found,
             Err(e) => {
@@ -171,7 +171,7 @@ impl Device {
             }
         };
         let context = Handle(theirs.cu_ctx());
-        Device::shared(api, DeviceId(asked), ordinal, context, Keep::Theirs(theirs))
+        Device::shared(api, DeviceId(requested), ordinal, context, Keep::Theirs(theirs))
     }
 
     /// The value of this context, the one there is or a new one.
@@ -203,7 +203,7 @@ impl Device {
             calls: Calls::new(),
             ranges: Ranges::default(),
             known: Known::default(),
-            mortals: Mortals::default(),
+            unmanaged: Unmanaged::default(),
             expects_captures: AtomicBool::new(false),
             captures_nowhere: AtomicBool::new(false),
             kernels: Mutex::new(None),
@@ -411,10 +411,10 @@ pub(super) fn lacking(call: Call, message: impl Into<std::borrow::Cow<'static, s
 }
 
 #[allow(unsafe_code, reason = "foreign calls")]
-fn device_of(api: &Api, asked: c_int) -> DriverResult<c_int> {
+fn device_of(api: &Api, requested: c_int) -> DriverResult<c_int> {
     let mut ordinal = 0;
     // SAFETY: the pointer is a local's.
-    let code = unsafe { (api.table.device_get)(&raw mut ordinal, asked) };
+    let code = unsafe { (api.table.device_get)(&raw mut ordinal, requested) };
     check(&api.table, Call::device_get, code)?;
     Ok(ordinal)
 }
@@ -524,7 +524,7 @@ pub(super) struct Mode<'a> {
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Mode<'_> {
     pub(super) fn relaxed(device: &Device) -> Mode<'_> {
-        if planted!(CudaNeverRelaxed) {
+        if mutant!(CudaNeverRelaxed) {
             return Mode { device, before: None };
         }
         Mode { device, before: exchange(device, RELAXED) }
@@ -550,7 +550,7 @@ fn exchange(device: &Device, mode: i32) -> Option<i32> {
 impl Drop for Mode<'_> {
     fn drop(&mut self) {
         if let Some(before) = self.before
-            && !planted!(CudaStaysRelaxed)
+            && !mutant!(CudaStaysRelaxed)
         {
             exchange(self.device, before);
         }

@@ -21,19 +21,19 @@ impl Ended {
     }
 }
 
-/// Of each handle the mortal stream that had it last, if something refers to that still: so at most as many as handles, and twice as many as are
+/// Of each handle the unmanaged stream that had it last, if something refers to that still: so at most as many as handles, and twice as many as are
 /// referred to.
 #[derive(Debug, Default)]
-pub(super) struct Mortals(Mutex<HashMap<usize, (StreamId, Weak<Ended>)>>);
+pub(super) struct Unmanaged(Mutex<HashMap<usize, (StreamId, Weak<Ended>)>>);
 
-impl Mortals {
+impl Unmanaged {
     /// A handle is a stream's, by the driver's word, in a call during which that is alive.
-    pub(super) fn met(&self, handle: usize, id: StreamId, mortal: bool) -> Option<Arc<Ended>> {
+    pub(super) fn met(&self, handle: usize, id: StreamId, unmanaged: bool) -> Option<Arc<Ended>> {
         let mut last = self.0.lock();
         if let Some((former, ended)) = last.get(&handle) {
             let ended = ended.upgrade();
             if *former == id {
-                if let Some(ended) = ended.filter(|_| mortal) {
+                if let Some(ended) = ended.filter(|_| unmanaged) {
                     return Some(ended);
                 }
             } else {
@@ -43,7 +43,7 @@ impl Mortals {
                 last.remove(&handle);
             }
         }
-        if !mortal {
+        if !unmanaged {
             return None;
         }
         if last.len() == last.capacity() {
@@ -60,27 +60,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mortal_stream_has_ended_when_its_handle_is_another_ones() {
-        let mortals = Mortals::default();
-        let first = mortals.met(0x10, StreamId(1), true).expect("mortal");
-        let again = mortals.met(0x10, StreamId(1), true).expect("mortal");
-        let other = mortals.met(0x20, StreamId(2), true).expect("mortal");
+    fn an_unmanaged_stream_has_ended_when_its_handle_is_another_ones() {
+        let unmanaged = Unmanaged::default();
+        let first = unmanaged.met(0x10, StreamId(1), true).expect("unmanaged");
+        let again = unmanaged.met(0x10, StreamId(1), true).expect("unmanaged");
+        let other = unmanaged.met(0x20, StreamId(2), true).expect("unmanaged");
         assert!(Arc::ptr_eq(&first, &again), "one for all references");
-        assert!(mortals.met(0x10, StreamId(1), false).is_none(), "the same stream, promised to last");
+        assert!(unmanaged.met(0x10, StreamId(1), false).is_none(), "the same stream, promised to last");
         assert!(!first.is_known());
-        let next = mortals.met(0x10, StreamId(3), true).expect("mortal");
+        let next = unmanaged.met(0x10, StreamId(3), true).expect("unmanaged");
         assert!(first.is_known() && !next.is_known() && !other.is_known());
         // One of ours, say.
-        assert!(mortals.met(0x20, StreamId(4), false).is_none());
+        assert!(unmanaged.met(0x20, StreamId(4), false).is_none());
         assert!(other.is_known() && !next.is_known());
     }
 
     #[test]
     fn as_many_are_remembered_as_are_referred_to() {
-        let mortals = Mortals::default();
+        let unmanaged = Unmanaged::default();
         for n in 0..10_000 {
-            drop(mortals.met(n, StreamId(n as u64), true));
+            drop(unmanaged.met(n, StreamId(n as u64), true));
         }
-        assert!(mortals.0.lock().capacity() <= 16, "none is referred to");
+        assert!(unmanaged.0.lock().capacity() <= 16, "none is referred to");
     }
 }

@@ -71,7 +71,7 @@ unsafe impl Fences for Cuda {
         let info = stream.info();
         // There is one value of a context.
         let elsewhere = info.device == self.device.id && !Arc::ptr_eq(stream.device(), &self.device);
-        if elsewhere && !planted!(CudaOtherContext) {
+        if elsewhere && !mutant!(CudaOtherContext) {
             return Err(bad_handle(
                 Call::stream_get_ctx,
                 "the stream's reference is of another context of this device, or of another device's Cuda: make it by a Cuda of the context that the stream is of (Cuda::from_context, Cuda::adopt)",
@@ -119,7 +119,7 @@ unsafe impl Fences for Cuda {
             );
             return Err(bad_handle(call, message));
         }
-        let native = if planted!(CudaRecordElsewhere) { core::ptr::null_mut() } else { stream.here(call)? };
+        let native = if mutant!(CudaRecordElsewhere) { core::ptr::null_mut() } else { stream.here(call)? };
         let bound = device.bind()?;
         // SAFETY: both are alive while their references are.
         let code = unsafe { (device.table().event_record)(event.handle.0, native) };
@@ -151,14 +151,14 @@ unsafe impl Fences for Cuda {
                 Err(e) if e.kind == DriverErrorKind::InvalidHandle && e.is_of_one_stream() => false,
                 asked => asked?,
             };
-            if captures && !planted!(CudaNobodySuspect) {
+            if captures && !mutant!(CudaNobodySuspect) {
                 let message = format!(
                     "{} is capturing a graph, which a context-wide event would destroy: it was not recorded; try again after the capture",
                     stream.info().id
                 );
                 return Err(DriverError::new(call.name(), 900, DriverErrorKind::Capturing, message));
             }
-            if planted!(CudaFirstSuspect) {
+            if mutant!(CudaFirstSuspect) {
                 break;
             }
         }
@@ -178,9 +178,9 @@ unsafe impl Fences for Cuda {
         drop(bound);
         if code == NOT_READY {
             device.calls.count(Call::event_query);
-            return Ok(planted!(CudaPendingDone));
+            return Ok(mutant!(CudaPendingDone));
         }
-        if code != 0 && planted!(CudaErrorPending) {
+        if code != 0 && mutant!(CudaErrorPending) {
             return Ok(false);
         }
         device.done(Call::event_query, code)?;
@@ -191,7 +191,7 @@ unsafe impl Fences for Cuda {
     fn wait(&self, stream: &GpuStream, event: &GpuEvent) -> DriverResult<()> {
         let (call, device) = (Call::stream_wait_event, &**stream.device());
         let native = stream.here(call)?;
-        if planted!(CudaWaitDropped) {
+        if mutant!(CudaWaitDropped) {
             return Ok(());
         }
         let bound = device.bind()?;

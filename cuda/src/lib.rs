@@ -227,13 +227,13 @@ impl Cuda {
     /// libraries. From now on, and for every value of this context, no allocator records a context-wide event, which would destroy
     /// such a capture, and no request waits for the device. What would need either is held back until the program
     /// synchronises (`Allocator::synchronize`). Nothing takes it back. A
-    /// [`mortal_stream`](Cuda::mortal_stream) says the same, unless [`Cuda::promise_no_captures`] was called before it.
+    /// [`unmanaged_stream`](Cuda::unmanaged_stream) says the same, unless [`Cuda::promise_no_captures`] was called before it.
     pub fn expect_captures(&self) {
         self.device.expects_captures.store(true, core::sync::atomic::Ordering::Relaxed);
     }
 
     /// Nobody captures graphs in this context, but on streams that it knows and that anybody may ask: ours, adopted ones and permanent
-    /// ones; and on these not while another thread calls. From now on a [`mortal_stream`](Cuda::mortal_stream) does not say that captures are
+    /// ones; and on these not while another thread calls. From now on a [`unmanaged_stream`](Cuda::unmanaged_stream) does not say that captures are
     /// expected. [`Cuda::expect_captures`] says so all the same, before or after, by whomever.
     pub fn promise_no_captures(&self) {
         self.device.captures_nowhere.store(true, core::sync::atomic::Ordering::Relaxed);

@@ -268,7 +268,7 @@ unsafe impl Memory for Cuda {
             );
             return Err(invalid(Call::mem_free, message));
         };
-        let wiped = if self.scrub && !planted!(CudaScrubbedNot) {
+        let wiped = if self.scrub && !mutant!(CudaScrubbedNot) {
             // SAFETY: the range was live until a line ago, and the caller says that its uses are complete.
             unsafe { self.wipe(addr.0, bytes) }
         } else {
@@ -326,7 +326,7 @@ unsafe impl Host for Cuda {
             return Err(DriverError::new(call.name(), 1, DriverErrorKind::NotSupported, message));
         };
         // SAFETY: `size` bytes from here are the new range, which nobody else has.
-        unsafe { ptr.write_bytes(if planted!(CudaDirtyPages) { 0xD1 } else { 0 }, size) };
+        unsafe { ptr.write_bytes(if mutant!(CudaDirtyPages) { 0xD1 } else { 0 }, size) };
         // Exposed, because copies between ranges of ours begin from the number.
         device.ranges.add(ptr.as_ptr().expose_provenance() as u64, bytes, Kind::Pinned);
         Ok(ptr)

@@ -55,7 +55,7 @@ pub(super) enum Reach {
 
 /// A safe call names device memory only: Rust may be looking at pinned memory.
 pub(super) fn refuse_pinned(place: Place, addr: Addr, bytes: u64, call: Call) -> DriverResult<()> {
-    if place == Place::Device || planted!(CudaPinnedUnrefused) {
+    if place == Place::Device || mutant!(CudaPinnedUnrefused) {
         return Ok(());
     }
     Err(invalid(
@@ -76,7 +76,7 @@ impl Ranges {
     pub(super) fn remove(&self, addr: u64, bytes: u64, is: impl FnOnce(&Kind) -> bool) -> Option<Kind> {
         let mut ranges = self.0.lock();
         let (found, kind) = ranges.get(&addr)?;
-        if (*found != bytes && !planted!(CudaPartFreed)) || !is(kind) {
+        if (*found != bytes && !mutant!(CudaPartFreed)) || !is(kind) {
             return None;
         }
         ranges.remove(&addr).map(|(_, kind)| kind)
@@ -84,7 +84,7 @@ impl Ranges {
 
     /// Takes out the mappings that begin in here.
     pub(super) fn remove_mapped(&self, addr: u64, bytes: u64) {
-        if planted!(CudaMappingKept) {
+        if mutant!(CudaMappingKept) {
             return;
         }
         let mut ranges = self.0.lock();

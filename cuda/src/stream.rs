@@ -5,7 +5,7 @@
 //! | [`Fences::create_stream`](millpond_driver::Fences::create_stream) | destroyed with the last clone, pending work or not | the driver's id |
 //! | [`Cuda::adopt`] | kept alive by their `Arc` | the driver's id |
 //! | [`Cuda::raw_stream`], [`Cuda::permanent_stream`] | not at all; the caller promises | the driver's id at the time of the call |
-//! | [`Cuda::mortal_stream`] | not at all; only calls that name it may use it | the same |
+//! | [`Cuda::unmanaged_stream`] | not at all; only calls that name it may use it | the same |
 //! | [`Cuda::legacy_stream`] | never gone | the context's |
 //! | [`Cuda::per_thread_stream`] | the thread's | one a thread and context: never the handle, which is 0x2 for all |
 //!
@@ -49,7 +49,7 @@ pub(super) enum Whose {
     /// Somebody's, by their promise.
     Promised,
     /// Somebody's, alive only in calls that name it.
-    Mortal,
+    Unmanaged,
     /// The legacy default stream.
     Legacy,
     /// The default stream of this thread.
@@ -66,7 +66,7 @@ struct Inner {
     exposed: AtomicBool,
     /// cudarc's value of a stream of ours, once it was asked for (`alias`).
     alias: Mutex<Option<Arc<CudaStream>>>,
-    /// Of a mortal stream: whether it is known to have ended.
+    /// Of an unmanaged stream: whether it is known to have ended.
     ended: Option<Arc<Ended>>,
 }
 
@@ -90,7 +90,7 @@ impl GpuStream {
     }
     /// The native handle for cudarc's value, which is given out by whoever makes it.
     pub(super) fn handle_for_alias(&self) -> CUstream {
-        if !planted!(CudaAliasUnseen) {
+        if !mutant!(CudaAliasUnseen) {
             self.0.exposed.store(true, Ordering::Relaxed);
         }
         self.0.handle.0
@@ -108,7 +108,7 @@ impl GpuStream {
     pub(super) fn alias(&self) -> &Mutex<Option<Arc<CudaStream>>> {
         &self.0.alias
     }
-    /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours. Of a mortal stream that it has
+    /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours. Of an unmanaged stream that it has
     /// ended: whoever made it has it until then. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
         if let Some(ended) = &self.0.ended {
@@ -132,7 +132,7 @@ impl GpuStream {
     #[inline]
     pub(super) fn here(&self, call: Call) -> DriverResult<CUstream> {
         match self.0.whose {
-            Whose::PerThread(owner) if owner != current_thread() && !planted!(CudaAnyThread) => {
+            Whose::PerThread(owner) if owner != current_thread() && !mutant!(CudaAnyThread) => {
                 Err(self.elsewhere(call))
             }
             _ => Ok(self.0.handle.0),
@@ -148,10 +148,10 @@ impl GpuStream {
     }
     /// Whether somebody else could have begun a capture on it.
     fn may_capture(&self) -> bool {
-        // A mortal stream may be gone: it cannot be asked.
+        // An unmanaged stream may be gone: it cannot be asked.
         let here = match self.0.whose {
             Whose::PerThread(owner) => owner == current_thread(),
-            ref whose => !matches!(whose, Whose::Mortal),
+            ref whose => !matches!(whose, Whose::Unmanaged),
         };
         here && (!matches!(self.0.whose, Whose::Ours) || self.is_exposed())
     }
@@ -175,13 +175,13 @@ impl Drop for Inner {
             Whose::Adopted(theirs) => {
                 // The last reference destroys the stream, and to do so may leave its context current.
                 let theirs = theirs.into_inner();
-                if planted!(CudaContextLeft) {
+                if mutant!(CudaContextLeft) {
                     drop(theirs);
                 } else {
                     self.device.current_stays(|| drop(theirs));
                 }
             }
-            Whose::Promised | Whose::Mortal | Whose::Legacy | Whose::PerThread(_) => {}
+            Whose::Promised | Whose::Unmanaged | Whose::Legacy | Whose::PerThread(_) => {}
         }
     }
 }
@@ -294,7 +294,7 @@ impl Device {
         // SAFETY: the pointer is a local's; the rest is the caller's promise.
         let ask = || unsafe { get_id(stream, &raw mut id) };
         self.ask_stream(Call::stream_get_id, stream, ask)?;
-        if planted!(CudaHandleIsId) {
+        if mutant!(CudaHandleIsId) {
             id = stream.addr() as u64;
         }
         Ok(Some(StreamId(id)))
@@ -367,7 +367,7 @@ impl Cuda {
         };
         device.sweep_parked();
         let handle =
-            device.make_stream(if planted!(CudaBlockingStream) { 0 } else { flags }, options.priority)?;
+            device.make_stream(if mutant!(CudaBlockingStream) { 0 } else { flags }, options.priority)?;
         // SAFETY: made above.
         let id = match unsafe { device.driver_id(handle.0) } {
             Ok(id) => id.unwrap_or_else(fresh_number),
@@ -377,11 +377,15 @@ impl Cuda {
                 return Err(e);
             }
         };
-        Ok(self.reference(handle.0, StreamInfo { id, device: device.id, kind, mortal: false }, Whose::Ours))
+        Ok(self.reference(
+            handle.0,
+            StreamInfo { id, device: device.id, kind, unmanaged: false },
+            Whose::Ours,
+        ))
     }
 
     fn reference(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
-        let ended = self.device.mortals.met(handle.addr(), info.id, info.mortal);
+        let ended = self.device.unmanaged.met(handle.addr(), info.id, info.unmanaged);
         let stream = self.unlisted(handle, info, whose, ended);
         self.device.known.add(&stream);
         stream
@@ -411,7 +415,7 @@ impl Cuda {
     /// A stream that is alive for as long as the reference: with no identity, and in no list that others could find it in.
     pub(super) fn passing_reference(&self, handle: CUstream) -> GpuStream {
         let kind = StreamKind::Blocking;
-        let info = StreamInfo { id: StreamId(u64::MAX), device: self.device.id, kind, mortal: true };
+        let info = StreamInfo { id: StreamId(u64::MAX), device: self.device.id, kind, unmanaged: true };
         self.unlisted(handle, info, Whose::Promised, None)
     }
 
@@ -498,7 +502,7 @@ impl Cuda {
     ///
     /// # Safety
     /// The handle names a stream that is alive during this call and during every later call that is given the reference.
-    pub unsafe fn mortal_stream(&self, handle: CUstream) -> DriverResult<GpuStream> {
+    pub unsafe fn unmanaged_stream(&self, handle: CUstream) -> DriverResult<GpuStream> {
         match handle.addr() {
             0 | LEGACY => self.legacy_stream(),
             PER_THREAD => self.per_thread_stream(),
@@ -511,7 +515,7 @@ impl Cuda {
                     self.expect_captures();
                 }
                 // SAFETY: passed on from the caller.
-                unsafe { self.borrow(handle, Whose::Mortal) }
+                unsafe { self.borrow(handle, Whose::Unmanaged) }
             }
         }
     }
@@ -571,8 +575,8 @@ impl Cuda {
         let id = unsafe { device.driver_id(handle)? };
         // SAFETY: alive and not capturing.
         let kind = unsafe { device.kind(handle)? };
-        let mortal = matches!(whose, Whose::Mortal);
-        Ok(self.numbered(handle, id, StreamInfo { id: StreamId(0), device: home, kind, mortal }, whose))
+        let unmanaged = matches!(whose, Whose::Unmanaged);
+        Ok(self.numbered(handle, id, StreamInfo { id: StreamId(0), device: home, kind, unmanaged }, whose))
     }
 
     /// The legacy default stream of this context: ordered with all blocking streams, in both directions.
@@ -605,7 +609,7 @@ impl Cuda {
         }
         // SAFETY: as above, and it does not capture.
         let id = unsafe { device.driver_id(handle)? };
-        let info = StreamInfo { id: StreamId(0), device: device.id, kind, mortal: false };
+        let info = StreamInfo { id: StreamId(0), device: device.id, kind, unmanaged: false };
         Ok(self.numbered(handle, id, info, whose))
     }
 }

@@ -61,7 +61,7 @@ fn opening_a_device_gives_a_device_or_one_sentence() {
             let alone = std::env::var_os(PATH_VARIABLE).is_some_and(|p| !p.is_empty());
             assert_eq!(tried.len(), if alone { 1 } else { 3 }, "{tried:?}");
         }
-        Unavailable::NoDevice { asked, .. } => assert_eq!(asked, u32::MAX),
+        Unavailable::NoDevice { requested, .. } => assert_eq!(requested, u32::MAX),
         Unavailable::DriverTooOld { need, have } => assert!(have < need),
         other => assert!(!other.to_string().is_empty()),
     }
@@ -73,8 +73,8 @@ fn unavailable_says_what_to_do() {
     let old = said(Unavailable::DriverTooOld { need: 11_040, have: 10_020 });
     assert_eq!(old, "the NVIDIA driver supports CUDA 10.2, 11.4 is needed: install a newer driver");
     assert!(said(Unavailable::SymbolMissing { name: "cuMemAlloc_v2" }).contains("cuMemAlloc_v2"));
-    assert!(said(Unavailable::NoDevice { asked: 0, found: 0 }).contains("sees none"));
-    let none = said(Unavailable::NoDevice { asked: 3, found: 2 });
+    assert!(said(Unavailable::NoDevice { requested: 0, found: 0 }).contains("sees none"));
+    let none = said(Unavailable::NoDevice { requested: 3, found: 2 });
     assert!(none.contains("device 3") && none.contains("there are 2"), "{none}");
 }
 

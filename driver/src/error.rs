@@ -107,10 +107,10 @@ pub enum Unavailable {
         name: &'static str,
     },
     /// There is no such device.
-    #[error("device {asked} was asked for{}: check nvidia-smi and CUDA_VISIBLE_DEVICES", there_are(*found))]
+    #[error("device {requested} was asked for{}: check nvidia-smi and CUDA_VISIBLE_DEVICES", there_are(*found))]
     NoDevice {
         /// The ordinal asked for.
-        asked: u32,
+        requested: u32,
         /// How many devices there are, from 0.
         found: u32,
     },

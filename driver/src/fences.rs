@@ -31,7 +31,7 @@ pub struct StreamInfo {
     pub kind: StreamKind,
     /// Whoever made it destroys it when they like: it may be named only in a call that names it itself. Such calls mark what it
     /// holds; what no such call has marked is held back until the program says that the device is quiet.
-    pub mortal: bool,
+    pub unmanaged: bool,
 }
 
 /// What a person calls the stream: `stream 7`, or by its kind where the program did not make it.
@@ -89,7 +89,7 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
         false
     }
     /// Whether nobody has another reference to the stream, in any form that was given out, so that nobody else can queue work on it. What
-    /// was queued through the others happens before the answer. Of a mortal stream, which whoever made it has until its end: whether it has
+    /// was queued through the others happens before the answer. Of an unmanaged stream, which whoever made it has until its end: whether it has
     /// ended. Of a default stream, which needs no reference: `false`; that the thread of one has ended the allocator knows itself. Makes no
     /// driver call; `false` where it is not known.
     fn is_last_reference(&self, stream: &Self::Stream) -> bool {

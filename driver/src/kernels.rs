@@ -1,4 +1,4 @@
-//! Kernels: code with a name, its twin on the CPU, and the launch of one with declared ranges.
+//! Kernels: code with a name, its reference on the CPU, and the launch of one with declared ranges.
 //!
 //! A [`Kernel`] is compiled text for a real device and a function for a simulated one: the same program launches either.
 //! A launch says which memory it reads and which it writes, so that a device that judges can. This file does not know
@@ -11,8 +11,8 @@ use crate::{DriverResult, Fences};
 use core::ffi::CStr;
 use core::fmt;
 
-/// Memory as a kernel's twin sees it: the ranges that its launch declared.
-pub trait TwinMemory {
+/// Memory as a kernel's reference sees it: the ranges that its launch declared.
+pub trait ReferenceMemory {
     /// Reads bytes, which the launch declared.
     fn read(&mut self, addr: Addr, into: &mut [u8]);
     /// Writes bytes, which the launch declared as written.
@@ -23,27 +23,27 @@ pub trait TwinMemory {
 }
 
 /// What a kernel does, on the CPU: all threads of it, by their arguments in the kernel's order.
-pub type Twin = fn(&mut dyn TwinMemory, &[Argument]);
+pub type Reference = fn(&mut dyn ReferenceMemory, &[Argument]);
 
-/// A kernel: its text, its name there, and its twin.
+/// A kernel: its text, its name there, and its reference.
 ///
 /// Make it a `static`: devices load a text once and remember it by its address.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     name: &'static CStr,
     text: &'static CStr,
-    twin: Option<Twin>,
+    reference: Option<Reference>,
 }
 
 impl Kernel {
     /// A kernel by its name in a module's text, which is PTX.
     pub const fn new(name: &'static CStr, text: &'static CStr) -> Kernel {
-        Kernel { name, text, twin: None }
+        Kernel { name, text, reference: None }
     }
     /// As it runs on a simulated device. Without one it does not run there.
     #[must_use]
-    pub const fn twin(self, twin: Twin) -> Kernel {
-        Kernel { twin: Some(twin), ..self }
+    pub const fn reference(self, reference: Reference) -> Kernel {
+        Kernel { reference: Some(reference), ..self }
     }
     /// Its name.
     pub const fn name(&self) -> &'static CStr {
@@ -56,11 +56,11 @@ impl Kernel {
     /// What it does, on the CPU.
     ///
     /// # Errors
-    /// [`DriverErrorKind::NotSupported`] if it has no twin.
-    pub fn on_cpu(&self) -> DriverResult<Twin> {
-        self.twin.ok_or_else(|| {
+    /// [`DriverErrorKind::NotSupported`] if it has no reference.
+    pub fn on_cpu(&self) -> DriverResult<Reference> {
+        self.reference.ok_or_else(|| {
             let message = format!(
-                "the kernel {:?} has no twin to run on a device that is not real: give it one with Kernel::twin",
+                "the kernel {:?} has no reference to run on a device that is not real: give it one with Kernel::reference",
                 self.name
             );
             DriverError::new("launch_kernel", 801, DriverErrorKind::NotSupported, message)
@@ -74,14 +74,14 @@ impl fmt::Debug for Kernel {
             f,
             "Kernel({}{})",
             self.name.to_string_lossy(),
-            if self.twin.is_some() { ", twin" } else { "" }
+            if self.reference.is_some() { ", reference" } else { "" }
         )
     }
 }
 
 /// A kernel's argument: a number of at most 8 bytes, or an address.
 ///
-/// The conversions from numbers keep their bits; a twin asks for them by the type that the kernel has there.
+/// The conversions from numbers keep their bits; a reference asks for them by the type that the kernel has there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Argument {
@@ -230,7 +230,7 @@ pub unsafe trait Kernels: Fences {
     /// Queues a kernel; it is loaded if it was not yet. The host does not wait for it. By default: not supported.
     ///
     /// # Errors
-    /// A text or a name that the driver refuses, a grid that the device does not have, no twin where one is needed,
+    /// A text or a name that the driver refuses, a grid that the device does not have, no reference where one is needed,
     /// whatever the driver says; nothing was then queued.
     ///
     /// # Safety

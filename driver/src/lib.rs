@@ -12,7 +12,7 @@
 #[doc(hidden)]
 #[cfg(not(millpond_mutants))]
 #[macro_export]
-macro_rules! planted {
+macro_rules! mutant {
     ($bug:ident) => {
         false
     };
@@ -20,7 +20,7 @@ macro_rules! planted {
 #[doc(hidden)]
 #[cfg(millpond_mutants)]
 #[macro_export]
-macro_rules! planted {
+macro_rules! mutant {
     ($bug:ident) => {
         $crate::mutant::is($crate::mutant::Bug::$bug)
     };
@@ -29,13 +29,13 @@ macro_rules! planted {
 #[doc(hidden)]
 #[cfg(not(millpond_mutants))]
 #[macro_export]
-macro_rules! point {
+macro_rules! pause_point {
     ($name:literal $(unless $busy:expr)?) => {};
 }
 #[doc(hidden)]
 #[cfg(millpond_mutants)]
 #[macro_export]
-macro_rules! point {
+macro_rules! pause_point {
     ($name:literal $(unless $busy:expr)?) => {
         if true $(&& !$busy)? {
             $crate::mutant::point($name);
@@ -77,7 +77,9 @@ pub use copies::Copies;
 pub use error::{DriverError, DriverErrorKind, Unavailable};
 pub use fences::{Fences, StreamInfo, StreamKind, StreamOptions};
 pub use host::{Host, HostKind, OwnedHost};
-pub use kernels::{Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Twin, TwinMemory};
+pub use kernels::{
+    Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Reference, ReferenceMemory,
+};
 pub use memory::{Mapping, Memory, MemoryInfo, OwnedRange};
 pub use note::{DeviceSlot, Driver, Note, QueuedBy};
 pub use pitch::{Pitched, Place};

@@ -1,9 +1,9 @@
 //! Planted bugs, one at a time, so that the suite can be seen to notice each: only in builds with
 //! `--cfg millpond_mutants`, of which ordinary builds hold no trace.
 //!
-//! `planted!(Z19)` stands at the one place where right code and bug differ; it is the constant `false` in ordinary
+//! `mutant!(Z19)` stands at the one place where right code and bug differ; it is the constant `false` in ordinary
 //! builds. Which bug is planted is chosen for a thread ([`plant`]), for the process ([`plant_everywhere`]), or by the
-//! variable `MILLPOND_PLANT`. `point!("sealed")` marks a place where some bugs need a thread to stand still while others
+//! variable `MILLPOND_PLANT`. `pause_point!("sealed")` marks a place where some bugs need a thread to stand still while others
 //! go on: [`at`] has a closure run there, on a thread of its own that is waited for, so that the freezing is exact.
 //!
 //! It does not know what any bug does to anybody, nor which test is to find it. docs/mutants.md says that.
@@ -55,12 +55,12 @@ macro_rules! zoo {
 }
 
 zoo! {
-    Z1 "z1" "a lent range is guarded by the borrower's last marker, recorded before the wait, instead of the next"
+    Z1 "z1" "a migrated range is guarded by the receiver's last marker, recorded before the wait, instead of the next"
     Z2 "z2" "memory from a stream-ordered source, which another pool is, enters with no stamp"
     Z3 "z3" "a marker is published before its event is recorded"
     Z4 "z4" "a stream is known by its native handle"
     Z5 "z5" "all per-thread default streams are one, since they share a handle"
-    Z6 "z6" "what a lend leaves of a range in flight is free"
+    Z6 "z6" "what a migration leaves of a range in flight is free"
     Z7 "z7" "a closed pool's memory goes to others without any order"
     Z8 "z8" "one event for all uses of an allocation: a use on a second stream forgets the first"
     Z9 "z9" "a free looks at the home stream only, whatever else used the bytes"
@@ -70,10 +70,10 @@ zoo! {
     Z13 "z13" "a trim takes a segment whose pieces are not the whole of it"
     Z14 "z14" "pinned memory comes back when its uses are ordered, not complete"
     Z15 "z15" "the sizes tried for a growth never shrink to the request"
-    Z16 "z16" "a lend takes any free range, complete or ordered or not"
+    Z16 "z16" "a migration takes any free range, complete or ordered or not"
     Z17 "z17" "a marker is counted after it was recorded"
     Z18 "z18" "what a synchronise proves is read after the call"
-    Z19 "z19" "a drained or lent range keeps its old stamp"
+    Z19 "z19" "a drained or migrated range keeps its old stamp"
     Z20 "z20" "an allocation has no birth stamp"
     Z21 "z21" "record_use is sealed at the call instead of at the free"
     Z22 "z22" "one last write: a second stream's replaces the first's"
@@ -81,13 +81,13 @@ zoo! {
     Z26 "z26" "a stream counts as ordered before its wait has succeeded"
     Z27 "z27" "a range in flight comes back when one of its uses is over"
     Z28 "z28" "a stream closes while a use is open on it"
-    Z29 "z29" "a range in flight is lent without its home stamp"
+    Z29 "z29" "a range in flight migrates without its home stamp"
     Z30 "z30" "a wait learns the source's clock of now"
     Z32 "z32" "the stamp of a free is loaded before the ordering facts are checked"
     Z33 "z33" "two operations share one open use"
     Z34 "z34" "of two exact uses on one stream the last published wins"
     Z35 "z35" "an exact use is reserved before its operation"
-    Z36 "z36" "a drained range is complete when its foreign uses are, whatever the home stream does"
+    Z36 "z36" "a drained range is complete when its cross-stream uses are, whatever the home stream does"
     Z37 "z37" "a pool's closed flag is set after the closing marker"
     Z38 "z38" "the count of open uses falls before the seal"
     Z39 "z39" "a native stream is not held while a marker is made on it"
@@ -96,7 +96,7 @@ zoo! {
     CompleteOffByOne "complete-off-by-one" "an epoch counts as complete one marker too early (O4)"
     StampSubmitted "stamp-submitted" "a stamp is the newest number reserved, not the next (O8)"
     SealSubmitted "seal-submitted" "a use is sealed with the newest number reserved, not the next (O6)"
-    RestForgetsUses "rest-forgets-uses" "what a lend leaves of a range in flight keeps one of its uses"
+    RestForgetsUses "rest-forgets-uses" "what a migration leaves of a range in flight keeps one of its uses"
     MergeBothForgets "merge-both-forgets" "a range that merges on both sides forgets the stamp of the one behind"
     BinAbove "bin-above" "a free range of a bin's greatest length is filed one bin higher"
     SplitUnstamped "split-unstamped" "the rest of a split has no stamp"
@@ -140,7 +140,7 @@ zoo! {
     PatienceRenewed "patience-renewed" "what a request has waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
     EndUnwaited "end-unwaited" "an allocator's end gives memory back that it could not wait for, where frees wait for nothing"
-    HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to lend"
+    HintNeverRaised "hint-never-raised" "frees do not tell other pools that there is something to give"
     NewsLost "news-lost" "pools that stand aside do not come back when their memory completes"
     EnteredUnheard "entered-unheard" "a pool that stands aside does not come back when something complete enters it"
     OpenForgotten "open-forgotten" "the count of open uses never falls"
@@ -152,7 +152,7 @@ zoo! {
     ArrayUseUnseen "array-use-unseen" "an operation does not come after other streams' uses (O6)"
     ArrayUseLost "array-use-lost" "an operation elsewhere is not recorded (O6)"
     ArrayReadForgets "array-read-forgets" "a read elsewhere replaces the uses before it, as a write of the whole may"
-    ArrayWholeForgetsOpen "array-whole-forgets-open" "a write of the whole ends foreign uses that are declared until the free"
+    ArrayWholeForgetsOpen "array-whole-forgets-open" "a write of the whole ends cross-stream uses that are declared until the free"
     ArrayUnsealed "array-unsealed" "an operation whose marker fails is not recorded"
     ArrayCoverAny "array-cover-any" "of several missing waits one is made, whatever its marker covers"
     CoverOther "cover-other" "a wait is left out because the clock of another candidate's marker covers its use"
@@ -165,14 +165,14 @@ zoo! {
     RevivedEndsEarly "revived-ends-early" "a use of a stream that nobody has is sealed though an allocation gives the stream out again"
     GuardSealedEarly "guard-sealed-early" "a guard's use is sealed when the guard is made, not when it ends (O6)"
     KeeperAtOnce "keeper-at-once" "what a dropped token owned is dropped with it (O4)"
-    KeeperErrorDone "keeper-error-done" "the keeper takes a query that fails for completion (O4)"
-    KeeperFirstDone "keeper-first-done" "the keeper lets a value go when the first of its uses is over (O4)"
+    KeeperErrorDone "keeper-error-done" "the deferred drops take a query that fails for completion (O4)"
+    KeeperFirstDone "keeper-first-done" "the deferred drops let a value go when the first of its uses is over (O4)"
     LargeSourceUnseen "large-source-unseen" "the pinned pool is not told of the copy whose token was dropped, if the source is large (O4)"
     SimPinnedUnrefused "sim-pinned-unrefused" "a safe call of the simulated device is not refused for pinned memory"
     SimPinnedReached "sim-pinned-reached" "what a safe call of the simulated device queued reaches memory that was pinned since"
     ScrubSkipped "scrub-skipped" "memory that changes hands is not wiped"
     ScrubUnborn "scrub-unborn" "the birth stamp is not taken anew behind the wipe (O7)"
-    ForeignAtOnce "foreign-at-once" "the owner of foreign memory is dropped with the array (O4)"
+    ForeignAtOnce "foreign-at-once" "the owner of external memory is dropped with the array (O4)"
     PeerTargetEarly "peer-target-early" "a copy between devices does not come after what uses its target"
     PeerUnwaited "peer-unwaited" "the target's stream does not wait for a copy between devices"
     PeerLost "peer-lost" "a copy between devices that the target's stream cannot wait for is waited for by nobody"
@@ -208,18 +208,18 @@ cuda:
     CudaPinnedUnrefused "cuda-pinned-unrefused" "a safe call of the CUDA backend is not refused for pinned memory"
     CudaPartFreed "cuda-part-freed" "a free of a part of a range frees the whole"
     CudaMappingKept "cuda-mapping-kept" "addresses that were unmapped still count as memory of ours"
-    CudaLentEndsEarly "cuda-lent-ends-early" "a use that is lent to cudarc ends at any access, not only one to the whole (O6)"
+    CudaLentEndsEarly "cuda-lent-ends-early" "a use that cudarc borrows ends at any access, not only one to the whole (O6)"
     CudaBlockingStream "cuda-blocking-stream" "streams of ours are blocking: the legacy stream waits for them"
-    CudaLentUnseen "cuda-lent-unseen" "what cudarc is lent an array for is not recorded (O6)"
-    CudaLentSealed "cuda-lent-sealed" "a lent use is sealed when the address is taken (O6)"
-    CudaLentToNobody "cuda-lent-to-nobody" "what is lent to many streams is forgotten, and lent to nobody instead (O6)"
+    CudaLentUnseen "cuda-lent-unseen" "what cudarc borrows an array for is not recorded (O6)"
+    CudaLentSealed "cuda-lent-sealed" "a borrowed use is sealed when the address is taken (O6)"
+    CudaLentToNobody "cuda-lent-to-nobody" "what many streams borrow is forgotten, and borrowed by nobody instead (O6)"
     CudaPooledPlain "cuda-pooled-plain" "a pooled slice is freed as if cudarc's tracking knew its readers (O6)"
     CudaPooledUntracked "cuda-pooled-untracked" "what is done to a pooled slice on a stream of another of cudarc's values for the context is not tracked"
     CudaOneReader "cuda-one-reader" "a pooled slice remembers one of the streams that have read it since it was written, as cudarc does"
     CudaReaderReplaced "cuda-reader-replaced" "a stream with the handle of one that is gone takes that one's place among a pooled slice's readers, and does not come behind it"
     CudaLaunchApart "cuda-launch-apart" "a launch that writes a pooled slice is not told of the copies that read it"
     CudaPhantomStream "cuda-phantom-stream" "a stream that cudarc counts and could not make stays counted, though nobody waited for the context"
-    CudaLentForEver "cuda-lent-for-ever" "a write of the whole that is refused leaves what was lent before it open, for ever where nobody can mark that"
+    CudaLentForEver "cuda-lent-for-ever" "a write of the whole that is refused leaves what was borrowed before it open, for ever where nobody can mark that"
     CudaOtherContext "cuda-other-context" "a reference of another context of the device is taken for one of this context's"
     CudaStoreShared "cuda-store-shared" "threads that look into cudarc's store of errors do not take turns"
     CudaSliceCaptured "cuda-slice-captured" "a pooled slice is made on a stream that captures, which its event destroys"
@@ -357,7 +357,7 @@ pub fn current() -> Option<Bug> {
     }
 }
 
-/// Whether this bug is the one: what `planted!` asks.
+/// Whether this bug is the one: what `mutant!` asks.
 pub fn is(bug: Bug) -> bool {
     current() == Some(bug)
 }
@@ -379,7 +379,7 @@ pub fn forget_points() {
     drop(gone);
 }
 
-/// A place where a thread may be made to stand still: what `point!` calls.
+/// A place where a thread may be made to stand still: what `pause_point!` calls.
 ///
 /// # Panics
 /// With what the closure panicked with.

@@ -41,7 +41,7 @@ impl Bench {
         // does once before it measures.
         cuda.load_kernels()?;
         let gpu = Allocator::new(cuda.clone(), Config::default())?;
-        millpond::kernel::load_house(cuda)?;
+        millpond::kernel::load_builtins(cuda)?;
         Ok(Bench { cuda: cuda.clone(), context, gpu, size, start: Instant::now() })
     }
 

@@ -11,7 +11,7 @@ use super::bench::{Aims, Bench, Fallible, median, ratio};
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use millpond::cuda::Cuda;
-use millpond::kernel::{Grid, Kernel, house};
+use millpond::kernel::{Grid, Kernel, builtins};
 use millpond::{DeviceArray, Stream};
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ const N: usize = 256;
 const NAME: &str = "millpond_saxpy_f32";
 
 fn saxpy() -> Fallible<&'static Kernel> {
-    Ok(house().find(|k| k.name().to_bytes() == NAME.as_bytes()).ok_or("the house has no such kernel")?)
+    Ok(builtins().find(|k| k.name().to_bytes() == NAME.as_bytes()).ok_or("no such built-in kernel")?)
 }
 
 /// Ours: two streams, an array that is read and one to write for each.
@@ -41,7 +41,7 @@ impl Ours {
         Ok(Ours { streams, x, y, kernel: saxpy()? })
     }
     #[inline]
-    #[allow(unsafe_code, reason = "a kernel of the house")]
+    #[allow(unsafe_code, reason = "a built-in kernel")]
     fn launch(&mut self, on: usize, y: usize) -> Fallible<()> {
         let operands = (self.y[y].write(), self.x.read(), N, 1.0_f32);
         // SAFETY: the kernel takes these, and touches as many elements as both have.
@@ -74,7 +74,7 @@ impl Theirs {
         Ok(Theirs { streams, x, y, function })
     }
     #[inline]
-    #[allow(unsafe_code, reason = "a kernel of the house")]
+    #[allow(unsafe_code, reason = "a built-in kernel")]
     fn launch(&mut self, on: usize, y: usize) -> Fallible<()> {
         let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
         let (n, a) = (N as u64, 1.0_f32);

@@ -10,7 +10,7 @@ use super::bench::{
 };
 use millpond::cuda::{Cuda, GpuStream};
 use millpond::driver::StreamOptions;
-use millpond::{DeviceArray, PinnedArray, Stream, Transfer, kernel};
+use millpond::{DeviceArray, PinnedArray, Stream, Upload, kernel};
 use std::time::{Duration, Instant};
 
 pub(super) type Array = DeviceArray<f32, Cuda>;
@@ -79,7 +79,7 @@ struct Feed {
     array: Array,
     source: Source,
     on: Stream<Cuda>,
-    sent: Option<Transfer<PinnedArray<f32, Cuda>, Cuda>>,
+    sent: Option<Upload<PinnedArray<f32, Cuda>, Cuda>>,
 }
 
 impl Feed {

@@ -41,7 +41,7 @@ struct Ours {
     stream: Stream<Cuda>,
     array: DeviceArray<u8, Cuda>,
     hosts: Vec<PinnedArray<u8, Cuda>>,
-    sent: Vec<millpond::Transfer<PinnedArray<u8, Cuda>, Cuda>>,
+    sent: Vec<millpond::Upload<PinnedArray<u8, Cuda>, Cuda>>,
     back: Vec<millpond::Download<u8, Cuda>>,
     copies: usize,
 }

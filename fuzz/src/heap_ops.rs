@@ -27,7 +27,7 @@ struct Out {
     chunk: ChunkId,
     generation: u32,
     len: u32,
-    asked: u64,
+    requested: u64,
     stamp: Epoch,
     in_flight: bool,
 }
@@ -84,13 +84,13 @@ impl World {
         let len = len_of(b, c);
         let align = if d < 200 { 1 } else { 1 << (d % 9) };
         let want = Want { len: Granules(len), align: Granules(align), kind: kind_of(a) };
-        let asked = (u64::from(len) * 512).saturating_sub(u64::from(d));
+        let requested = (u64::from(len) * 512).saturating_sub(u64::from(d));
         let h = &mut self.heaps[heap];
         let largest = h.largest_free(want.kind);
         let taken = match verb % 16 {
-            2 => h.take_exact(&want, asked),
-            3 => h.take_across(&want, asked),
-            _ => h.take(&want, asked),
+            2 => h.take_exact(&want, requested),
+            3 => h.take_across(&want, requested),
+            _ => h.take(&want, requested),
         };
         let Some(taken) = taken else {
             // Few chunks exist here, so a plain miss means that nothing is long enough; the bound is 1/16 too high.
@@ -113,7 +113,7 @@ impl World {
             chunk: taken.chunk,
             generation: taken.generation,
             len,
-            asked,
+            requested,
             stamp: view.stamp,
             in_flight: false,
         };
@@ -130,7 +130,7 @@ impl World {
         let Some((at, out)) = self.pick(a, b, |_| true) else { return };
         self.out.remove(&at);
         let view = self.heaps[out.heap].view(out.chunk, out.generation);
-        assert!(view.asked == out.asked || out.in_flight, "{view:?} of {out:?}");
+        assert!(view.requested == out.requested || out.in_flight, "{view:?} of {out:?}");
         let given = self.heaps[out.heap].give(out.chunk, out.generation, Epoch(self.epoch));
         assert_eq!(given.len.0, out.len);
         let free = self.heaps[out.heap].free_chunk(given.free).expect("what was given back is free");
@@ -215,9 +215,9 @@ impl World {
     }
 
     fn conserves(&self) {
-        let held: u64 = self.heaps.iter().map(|h| h.stats().held).sum();
+        let owned: u64 = self.heaps.iter().map(|h| h.stats().owned).sum();
         let total: u64 = self.segments.values().map(|&(len, _)| u64::from(len) * 512).sum();
-        assert_eq!(held, total, "P6: bytes held against bytes there are");
+        assert_eq!(owned, total, "P6: bytes held against bytes there are");
         for (heap, h) in self.heaps.iter().enumerate() {
             let sum = |in_flight: bool| -> u64 {
                 let mine = self.out.values().filter(|o| o.heap == heap && o.in_flight == in_flight);
@@ -240,7 +240,7 @@ impl World {
         }
         for h in &self.heaps {
             h.check();
-            assert_eq!((h.stats().held, h.segments().len()), (0, 0));
+            assert_eq!((h.stats().owned, h.segments().len()), (0, 0));
         }
     }
 }

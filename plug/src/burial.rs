@@ -42,7 +42,7 @@ impl Burial {
         let mut at = 0;
         ended.retain_mut(|ended| {
             at += 1;
-            let may_be_called = !planted!(DoorBuriedEarly) && !ended.before.are_over();
+            let may_be_called = !mutant!(DoorBuriedEarly) && !ended.before.are_over();
             let stays = at > old || may_be_called || !is_spent(ended.number);
             if !stays {
                 table.leaves(ended.number);

@@ -2,8 +2,8 @@
 //!
 //! A handle's value is the next stream's after a destroy, so a stream is known by handle and id together, unless it was
 //! declared permanent, or is the legacy default stream: then by its handle, in a table that all threads read and that
-//! only a declaration writes. A stream that was not declared may end unannounced; it is followed as mortal
-//! (`Cuda::mortal_stream`): only calls that name it mark what it holds, a free that names it at once. Each thread remembers those
+//! only a declaration writes. A stream that was not declared may end unannounced; it is followed as unmanaged
+//! (`Cuda::unmanaged_stream`): only calls that name it mark what it holds, a free that names it at once. Each thread remembers those
 //! it met last. Whoever calls from C may have others beside who capture graphs: that is expected of every context
 //! (`Cuda::expect_captures`) unless they say that nobody does, so that what nobody can mark is held back until a call that waits for the device. Either way a hit takes no lock but its pool's, and
 //! writes nothing that another thread's hit reads or writes.
@@ -156,7 +156,7 @@ impl Door {
             return Err(Door::too_many());
         }
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
-        if captures && planted!(DoorCreateTold) {
+        if captures && mutant!(DoorCreateTold) {
             cuda.expect_captures();
         }
         let gpu = Allocator::new(cuda, config)?;
@@ -333,7 +333,7 @@ impl Door {
             if !lane.lasting {
                 // SAFETY: whoever names a stream in a call promises that it is alive.
                 match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
-                    Ok(id) if id == lane.stream.id() || planted!(DoorHandleIsLane) => {}
+                    Ok(id) if id == lane.stream.id() || mutant!(DoorHandleIsLane) => {}
                     Ok(_) => return None,
                     Err(e) => return Some(Err(e.into())),
                 }
@@ -363,7 +363,7 @@ impl Door {
         }
         // SAFETY: whoever names a stream in a call promises that it is alive, and every later use of this reference is in
         // a call that names it.
-        let stream = unsafe { cuda.mortal_stream(native) }?;
+        let stream = unsafe { cuda.unmanaged_stream(native) }?;
         let id = stream.info().id;
         // Default streams are never gone; a per-thread one is lasting for its own thread, which alone remembers it.
         let key = (handle, if handle < PER_THREAD { lasting } else { id });
@@ -387,7 +387,7 @@ impl Door {
             if handle > PER_THREAD {
                 // The handle is another stream's now, so the one that had it has ended.
                 let ended = |&(h, i): &(usize, StreamId)| h == handle && i != id && i != lasting;
-                gone.extend(lanes.extract_if(|key, _| ended(key) && !planted!(DoorLaneKept)));
+                gone.extend(lanes.extract_if(|key, _| ended(key) && !mutant!(DoorLaneKept)));
             } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
                 // Those that ended threads could not end, and of threads past their lists' end. Who is forgotten and comes back
                 // is found anew.
@@ -402,7 +402,7 @@ impl Door {
 
     /// A thread's own default stream ends with it.
     fn owned(&self, lane: Arc<Lane>) -> Arc<Lane> {
-        if lane.handle == PER_THREAD && !planted!(DoorThreadStays) {
+        if lane.handle == PER_THREAD && !mutant!(DoorThreadStays) {
             met::own(self.number, &lane);
         }
         lane
@@ -517,7 +517,7 @@ impl Door {
     fn hold(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let hold = index().hold(ptr.addr() as u64).ok_or_else(|| unknown(ptr))?;
         let tag = Tag::of(hold.entry().tag);
-        if tag.is_deferred() && !planted!(DoorPutOffShared) {
+        if tag.is_deferred() && !mutant!(DoorPutOffShared) {
             return Err(unknown(ptr));
         }
         if tag.door() != self.place() {
@@ -530,7 +530,7 @@ impl Door {
     #[inline]
     fn hold_to_free(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let (mut hold, tag) = self.hold(ptr)?;
-        if tag.is_elsewhere() && !planted!(DoorElsewhereUnseen) {
+        if tag.is_elsewhere() && !mutant!(DoorElsewhereUnseen) {
             self.behind_elsewhere(ptr, &mut hold)?;
         }
         Ok((hold, tag))
@@ -541,13 +541,13 @@ impl Door {
     fn end(ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         Door::forget_elsewhere(ptr, &hold);
         let allocation = ManuallyDrop::into_inner(peek(ptr.addr() as u64, hold.entry()));
-        let late = if planted!(DoorSlotLate) {
+        let late = if mutant!(DoorSlotLate) {
             Some(hold)
         } else {
             hold.end();
             None
         };
-        if by_unknown && !planted!(DoorUnknownPlain) {
+        if by_unknown && !mutant!(DoorUnknownPlain) {
             allocation.free_unknown();
         } else {
             drop(allocation);
@@ -565,9 +565,9 @@ impl Door {
         if met::is_past() {
             self.freed_late();
         }
-        if self.closed.load(Ordering::Acquire) && !planted!(DoorUntrimmed) {
+        if self.closed.load(Ordering::Acquire) && !mutant!(DoorUntrimmed) {
             self.owe();
-            if planted!(DoorFreeTrims) {
+            if mutant!(DoorFreeTrims) {
                 let _ = self.pay();
             }
         }
@@ -600,7 +600,7 @@ impl Door {
             return Ok(());
         }
         let (hold, tag) = self.hold_to_free(ptr)?;
-        let unknown = tag.is_unknown() && !planted!(DoorTagForgotten);
+        let unknown = tag.is_unknown() && !mutant!(DoorTagForgotten);
         if tag.is_home(handle) {
             Door::end(ptr, hold, unknown);
             self.freed();
@@ -608,13 +608,13 @@ impl Door {
         }
         self.on(handle, |lane| {
             let recorded = record_use(&peek(ptr.addr() as u64, hold.entry()), lane);
-            if recorded.is_err() && planted!(DoorEndedFirst) {
+            if recorded.is_err() && mutant!(DoorEndedFirst) {
                 Door::end(ptr, hold, true);
                 return recorded;
             }
             recorded?;
             Door::end(ptr, hold, unknown);
-            if !planted!(DoorFreeUnmarked) {
+            if !mutant!(DoorFreeUnmarked) {
                 lane.stream.mark_frees();
             }
             self.freed();
@@ -630,7 +630,7 @@ impl Door {
     ) -> Result<(), Failure> {
         let (hold, tag) = self.hold_to_free(ptr)?;
         Door::end(ptr, hold, tag.is_unknown());
-        let marked = if planted!(DoorFreeUnmarked) { 0 } else { usize::MAX };
+        let marked = if mutant!(DoorFreeUnmarked) { 0 } else { usize::MAX };
         streams.take(marked).for_each(|handle| self.mark_frees(handle));
         self.freed();
         Ok(())

@@ -227,8 +227,8 @@ pub extern "C" fn millpond_free_after(
                 return Err(Failure::new(Status::Capturing, message));
             }
         }
-        let most = if planted!(DoorFreeAfterOne) { 1 } else { n };
-        for stream in streams.iter().take(most) {
+        let max = if mutant!(DoorFreeAfterOne) { 1 } else { n };
+        for stream in streams.iter().take(max) {
             door.record_use(ptr, stream.addr())?;
         }
         door.free_and_mark(ptr, streams.iter().map(|stream| stream.addr()))

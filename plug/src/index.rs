@@ -137,7 +137,7 @@ impl Index {
                 EMPTY => return None,
                 HELD => std::thread::yield_now(),
                 first => {
-                    let held = if planted!(DoorHoldShared) {
+                    let held = if mutant!(DoorHoldShared) {
                         std::thread::yield_now();
                         slot.0[0].store(HELD, Ordering::Relaxed);
                         Ok(first)

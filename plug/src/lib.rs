@@ -29,13 +29,13 @@
 
 /// Whether a bug of docs/mutants.md is planted here: never, but in builds for the tests that must find it.
 #[cfg(not(millpond_mutants))]
-macro_rules! planted {
+macro_rules! mutant {
     ($bug:ident) => {
         false
     };
 }
 #[cfg(millpond_mutants)]
-macro_rules! planted {
+macro_rules! mutant {
     ($bug:ident) => {
         pond::mutant::is(pond::mutant::Bug::$bug)
     };

@@ -24,7 +24,7 @@ pub(crate) struct Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let Some(memory) = self.memory.take() else { return };
-        if *self.by_unknown.get_mut() && !planted!(DoorPinnedUnknownPlain) {
+        if *self.by_unknown.get_mut() && !mutant!(DoorPinnedUnknownPlain) {
             memory.free_unknown();
         }
     }
@@ -77,7 +77,7 @@ impl Door {
     #[cold]
     fn none_of_ours(&self, ptr: *mut c_void) -> Failure {
         let whose = Door::all().find(|door| door.pinned().lock().contains_key(&ptr.addr()));
-        match whose.filter(|_| !planted!(DoorPinnedAnybodys)) {
+        match whose.filter(|_| !mutant!(DoorPinnedAnybodys)) {
             Some(other) => {
                 let (theirs, ours) = (other.name(), self.name());
                 let message = format!("{ptr:p} is pinned memory of allocator {theirs}, not of {ours}");

@@ -56,7 +56,7 @@ impl From<Error> for Failure {
         let status = match &e {
             // More than a range can be is more than there is.
             Error::OutOfMemory(_) | Error::TooLarge { .. } => Status::OutOfMemory,
-            Error::WrongDevice { .. } | Error::ForeignStream { .. } => Status::WrongAllocator,
+            Error::WrongDevice { .. } | Error::OtherAllocator { .. } => Status::WrongAllocator,
             Error::Capturing { .. } => Status::Capturing,
             Error::Driver(e) if e.kind == DriverErrorKind::Capturing => Status::Capturing,
             Error::Unavailable(_) => Status::NoDevice,

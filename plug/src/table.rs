@@ -102,7 +102,7 @@ impl<T, const N: usize> Table<T, N> {
     pub(crate) fn gone(&self) -> Vec<Box<T>> {
         let mut apart = self.apart.lock();
         let Apart { free, leaving } = &mut *apart;
-        let gone = leaving.extract_if(.., |(_, _, calls)| planted!(DoorFreedEarly) || calls.are_over());
+        let gone = leaving.extract_if(.., |(_, _, calls)| mutant!(DoorFreedEarly) || calls.are_over());
         gone.map(|(place, value, _)| {
             // A place whose numbers are all used up stays empty.
             if self.next[place].load(Ordering::Relaxed) < u32::MAX - N as u32 {

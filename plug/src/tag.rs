@@ -18,7 +18,7 @@ impl Tag {
 
     pub(crate) fn new(door: u32, handle: usize, lasting: bool) -> Tag {
         // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
-        let any_thread = handle == PER_THREAD && !planted!(DoorAnyThreadHome);
+        let any_thread = handle == PER_THREAD && !mutant!(DoorAnyThreadHome);
         let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
         Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
     }

@@ -169,7 +169,7 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
         door.record_use(ptr, handle).or_else(|e| match e.status {
             Status::UnknownPointer => Err(e),
             Status::WrongAllocator => use_elsewhere(door, ptr, handle, e),
-            _ if planted!(DoorRecordLost) => Ok(()),
+            _ if mutant!(DoorRecordLost) => Ok(()),
             _ => use_unasked(door, ptr, handle),
         })
     }));
@@ -189,7 +189,7 @@ fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> 
     for other in others(door) {
         let user = match other.who(handle) {
             Ok(id) => User::Known(id),
-            Err(e) if e.status == Status::WrongAllocator || planted!(DoorElsewhereUnasked) => continue,
+            Err(e) if e.status == Status::WrongAllocator || mutant!(DoorElsewhereUnasked) => continue,
             // It captures, or the driver fails: the free finds out.
             Err(e) => {
                 if e.for_good {

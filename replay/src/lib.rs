@@ -135,7 +135,7 @@ pub fn replay_log<D: Touch>(
     outcome.streams = u64::from(dealt.streams);
     outcome.threads = u64::from(dealt.threads);
     outcome.peak_requested_bytes = dealt.peak_live;
-    outcome.foreign_uses = dealt.visits.len() as u64;
+    outcome.cross_stream_uses = dealt.visits.len() as u64;
     outcome.failure = failure;
     outcome.take_report(&driver, allocator.report());
     // What was live at most is the trace's figure, of all its calls in its order.

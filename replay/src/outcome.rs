@@ -23,7 +23,7 @@ pub struct Outcome {
     /// Host threads that made them.
     pub threads: u64,
     /// Uses on another stream than the block's own.
-    pub foreign_uses: u64,
+    pub cross_stream_uses: u64,
     /// Highest sum of live bytes of the device's memory, as requested, in the order of the trace.
     pub peak_requested_bytes: u64,
     /// Highest sum of live bytes of pinned host memory, as requested; only programs ask for it.

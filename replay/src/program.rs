@@ -126,7 +126,7 @@ fn run<D: Touch>(
         calls: count as u64,
         streams: table.opened,
         threads: numbers.len().max(1) as u64,
-        foreign_uses: table.foreign_uses,
+        cross_stream_uses: table.cross_stream_uses,
         peak_requested_bytes: table.device.peak,
         peak_pinned_bytes: table.pinned.peak,
         refused: table.refused,
@@ -212,7 +212,7 @@ struct Table<D: Touch> {
     blocks: HashMap<BlockNo, Block<D>>,
     writes: u64,
     opened: u64,
-    foreign_uses: u64,
+    cross_stream_uses: u64,
     refused: u64,
     device: Live,
     pinned: Live,
@@ -241,7 +241,7 @@ impl<D: Touch> Table<D> {
             blocks: HashMap::new(),
             writes: 0,
             opened: 0,
-            foreign_uses: 0,
+            cross_stream_uses: 0,
             refused: 0,
             device: Live::default(),
             pinned: Live::default(),
@@ -384,7 +384,7 @@ impl<D: Touch> Table<D> {
         let Some(b) = self.blocks.get_mut(&block) else { return Ok(()) };
         let Some(id) = b.id() else { return Ok(()) };
         let stream = &self.streams[&stream];
-        self.foreign_uses += u64::from(b.is_away(stream));
+        self.cross_stream_uses += u64::from(b.is_away(stream));
         if recorded {
             b.record_use(stream)?;
         }
@@ -430,7 +430,7 @@ impl<D: Touch> Table<D> {
         if bytes == 0 {
             return Ok(());
         }
-        self.foreign_uses += [source, target].iter().filter(|b| b.is_away(stream)).count() as u64;
+        self.cross_stream_uses += [source, target].iter().filter(|b| b.is_away(stream)).count() as u64;
         // SAFETY: both blocks are alive and the program's, nobody made a reference to them, and both uses were recorded above,
         // so that their bytes go to nobody before the copy is complete.
         unsafe { self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)? };

@@ -15,7 +15,7 @@ fn generated(streams: u16, len: Range<usize>, manner: Manner) -> impl Strategy<V
 }
 
 /// Correct programs over `streams` streams (one at least): every use lies after its block's allocation and after the
-/// uses it conflicts with, foreign uses are recorded, frees on a stream come after every use. Blocks may be alive at
+/// uses it conflicts with, cross-stream uses are recorded, frees on a stream come after every use. Blocks may be alive at
 /// the end.
 ///
 /// `len` is the number of choices. A choice is one operation and the waits that make it correct, or nothing where

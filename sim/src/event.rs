@@ -165,8 +165,8 @@ unsafe impl Fences for Sim {
             #[cfg(millpond_mutants)]
             let key = w.key_by_handle(key);
             let s = w.stream(key);
-            let mortal = stream.0.mortal;
-            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind, mortal })
+            let unmanaged = stream.0.unmanaged;
+            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind, unmanaged })
         })
     }
 

@@ -1,19 +1,19 @@
-//! Launches of anybody's kernels on the simulated device: the twin runs on the contents, the oracle judges what was
-//! declared. This file does not know what a twin computes, nor whether it is right.
+//! Launches of anybody's kernels on the simulated device: the reference runs on the contents, the oracle judges what was
+//! declared. This file does not know what a reference computes, nor whether it is right.
 
 use super::launch::{KernelMemory, Launch};
 use super::stream::SimStream;
 use super::{Call, Sim};
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverError, DriverErrorKind};
-use millpond_driver::{DriverResult, KernelLaunch, Kernels, RangeUse, TwinMemory};
+use millpond_driver::{DriverResult, KernelLaunch, Kernels, RangeUse, ReferenceMemory};
 
 /// Threads of a block that every device can run.
 const MOST_THREADS: u128 = 1024;
 /// Blocks in the first dimension that every device can run.
 const MOST_BLOCKS: u32 = i32::MAX as u32;
 
-impl TwinMemory for KernelMemory<'_> {
+impl ReferenceMemory for KernelMemory<'_> {
     fn read(&mut self, addr: Addr, into: &mut [u8]) {
         KernelMemory::read(self, addr, into);
     }
@@ -27,18 +27,18 @@ impl TwinMemory for KernelMemory<'_> {
 
 #[allow(
     unsafe_code,
-    reason = "the contract is kept: the twin runs once, in stream order, held to its ranges"
+    reason = "the contract is kept: the reference runs once, in stream order, held to its ranges"
 )]
-// SAFETY: a twin reaches simulated memory only, inside the ranges that the launch declared.
+// SAFETY: a reference reaches simulated memory only, inside the ranges that the launch declared.
 unsafe impl Kernels for Sim {
-    /// The twin must be there before the launch, because it may run at once.
+    /// The reference must be there before the launch, because it may run at once.
     fn load_kernel(&self, kernel: &millpond_driver::Kernel) -> DriverResult<()> {
         kernel.on_cpu().map(drop)
     }
 
     #[track_caller]
     unsafe fn launch_kernel(&self, launch: &KernelLaunch<'_>, stream: &SimStream) -> DriverResult<()> {
-        let twin = launch.kernel.on_cpu()?;
+        let reference = launch.kernel.on_cpu()?;
         let grid = launch.grid;
         let threads: u128 = grid.threads.iter().map(|&t| u128::from(t)).product();
         if grid.is_empty() || threads > MOST_THREADS || grid.blocks[0] > MOST_BLOCKS {
@@ -68,7 +68,7 @@ unsafe impl Kernels for Sim {
             }
         }
         let arguments = launch.arguments.to_vec();
-        let declared = declared.body(move |memory| twin(memory, &arguments));
+        let declared = declared.body(move |memory| reference(memory, &arguments));
         // SAFETY: passed on: whoever launches owns the ranges on the stream until the kernel is complete.
         unsafe { self.launch_anywhere(stream, declared) }
     }
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn threads_beyond_counting_are_refused() {
-        static NOTHING: Kernel = Kernel::new(c"nothing", c"").twin(|_, _| ());
+        static NOTHING: Kernel = Kernel::new(c"nothing", c"").reference(|_, _| ());
         let sim = Sim::new(512);
         let stream = sim.stream().expect("a stream");
         let sizes = [

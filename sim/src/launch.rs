@@ -214,7 +214,7 @@ impl World {
     pub(super) fn refuse_pinned(&self, addr: u64, bytes: u64, call: Call) -> DriverResult<()> {
         let mut touched = self.memory.all_in(addr, addr.saturating_add(bytes));
         let pinned = touched.find(|(_, m)| bytes > 0 && m.backing == Backing::Pinned);
-        let pinned = pinned.filter(|_| !planted!(SimPinnedUnrefused));
+        let pinned = pinned.filter(|_| !mutant!(SimPinnedUnrefused));
         let Some((start, m)) = pinned else { return Ok(()) };
         Err(invalid(
             call,

@@ -24,9 +24,9 @@ pub struct Ledger {
     /// waited for as long as it was allowed to.
     pub endless_waits: u64,
     /// Bytes of device memory taken: plain allocations and handles.
-    pub bytes_taken: u64,
+    pub bytes_reserved: u64,
     /// The most that was ever taken.
-    pub bytes_taken_peak: u64,
+    pub bytes_reserved_peak: u64,
     /// Bytes of pinned host memory.
     pub bytes_pinned: u64,
     /// The most that was ever pinned.
@@ -50,7 +50,7 @@ pub struct Ledger {
 impl Ledger {
     /// Whether the device holds nothing for anybody.
     pub fn is_empty(&self) -> bool {
-        self.bytes_taken == 0
+        self.bytes_reserved == 0
             && self.bytes_pinned == 0
             && self.plain_ranges + self.pinned_ranges + self.handles + self.mappings == 0
             && self.reservations + self.streams + self.events == 0
@@ -174,8 +174,8 @@ fn ledger(w: &World, device: usize) -> Ledger {
         calls,
         host_waits: d.host_waits,
         endless_waits: d.endless_waits,
-        bytes_taken: d.taken,
-        bytes_taken_peak: d.taken_peak,
+        bytes_reserved: d.reserved,
+        bytes_reserved_peak: d.reserved_peak,
         bytes_pinned: d.pinned,
         bytes_pinned_peak: d.pinned_peak,
         reservations: d.reservations.len() as u64,

@@ -263,7 +263,7 @@ impl MemoryMap {
             Part::Hole { addr, .. } => Some(addr),
             Part::Here { addr, phys, .. } => {
                 let beyond = reach == Reach::Device && self.pieces[&phys.0].backing == Backing::Pinned;
-                (beyond && !planted!(SimPinnedReached)).then_some(addr)
+                (beyond && !mutant!(SimPinnedReached)).then_some(addr)
             }
         };
         match parts.iter().find_map(beyond) {

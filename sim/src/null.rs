@@ -99,7 +99,7 @@ pub struct Null(Arc<Inner>);
 struct Inner {
     device: DeviceId,
     capacity: u64,
-    taken: AtomicU64,
+    reserved: AtomicU64,
     next_stream: AtomicU64,
     calls: [AtomicU64; NAMES.len()],
     live: Mutex<Live>,
@@ -135,7 +135,7 @@ impl Null {
         Null(Arc::new(Inner {
             device,
             capacity,
-            taken: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             next_stream: AtomicU64::new(1),
             calls: [const { AtomicU64::new(0) }; NAMES.len()],
             live: Mutex::new(Live {
@@ -153,8 +153,8 @@ impl Null {
     }
 
     /// Device bytes allocated and not freed.
-    pub fn taken(&self) -> u64 {
-        self.0.taken.load(Ordering::Relaxed)
+    pub fn reserved(&self) -> u64 {
+        self.0.reserved.load(Ordering::Relaxed)
     }
 
     /// Ranges not given back: of device memory and of pinned memory. Both are 0 when nothing leaked.
@@ -169,7 +169,7 @@ impl Null {
             id: StreamId(0),
             device: self.0.device,
             kind: StreamKind::LegacyDefault,
-            mortal: false,
+            unmanaged: false,
         })
     }
 
@@ -258,15 +258,15 @@ unsafe impl Memory for Null {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.count(Call::MemoryInfo);
         let total = self.0.capacity;
-        Ok(MemoryInfo { free: total - self.taken(), total })
+        Ok(MemoryInfo { free: total - self.reserved(), total })
     }
 
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr> {
         self.count(Call::Allocate);
         whole_granules(Call::Allocate, bytes)?;
         let mut live = self.0.live.lock();
-        let taken = self.taken();
-        let free = self.0.capacity - taken;
+        let reserved = self.reserved();
+        let free = self.0.capacity - reserved;
         // A device with a capacity near 2^64 runs out of addresses first.
         let next =
             bytes.checked_next_multiple_of(ADDRESS_ALIGN).and_then(|n| live.next_address.checked_add(n));
@@ -280,7 +280,7 @@ unsafe impl Memory for Null {
         let addr = core::mem::replace(&mut live.next_address, next);
         live.device.insert(addr, bytes);
         // Written under the lock; relaxed, since readers outside it only report.
-        self.0.taken.store(taken + bytes, Ordering::Relaxed);
+        self.0.reserved.store(reserved + bytes, Ordering::Relaxed);
         Ok(Addr(addr))
     }
 
@@ -293,7 +293,7 @@ unsafe impl Memory for Null {
         self.count(Call::Free);
         let mut live = self.0.live.lock();
         take_out(Call::Free, &mut live.device, addr.0, bytes)?;
-        self.0.taken.store(self.taken() - bytes, Ordering::Relaxed);
+        self.0.reserved.store(self.reserved() - bytes, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -343,7 +343,7 @@ unsafe impl Fences for Null {
         self.count(Call::CreateStream);
         let id = StreamId(self.0.next_stream.fetch_add(1, Ordering::Relaxed));
         let kind = if options.blocking { StreamKind::Blocking } else { StreamKind::NonBlocking };
-        Ok(NullStream(StreamInfo { id, device: self.0.device, kind, mortal: false }))
+        Ok(NullStream(StreamInfo { id, device: self.0.device, kind, unmanaged: false }))
     }
 
     /// Not counted: the stream itself says who it is.

@@ -48,7 +48,7 @@ unsafe impl Memory for Sim {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(Call::MemGetInfo, |w| {
             let d = &w.devices[self.index()];
-            Ok(MemoryInfo { free: d.capacity - d.taken, total: d.capacity })
+            Ok(MemoryInfo { free: d.capacity - d.reserved, total: d.capacity })
         })
     }
 
@@ -65,7 +65,7 @@ unsafe impl Memory for Sim {
             w.take_capacity(self.index(), bytes, call)?;
             let spaced = w.with_gap(bytes);
             let Some(addr) = w.devices[self.index()].plain_space.take(spaced) else {
-                w.devices[self.index()].taken -= bytes;
+                w.devices[self.index()].reserved -= bytes;
                 let message = format!("no free range of {spaced} addresses: free some segments");
                 return Err(DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message));
             };
@@ -109,7 +109,7 @@ unsafe impl Memory for Sim {
             world.remove_whole(addr.0);
             let spaced = world.with_gap(bytes);
             let d = &mut world.devices[self.index()];
-            d.taken -= bytes;
+            d.reserved -= bytes;
             d.plain_space.give(addr.0, spaced);
             Ok(())
         })

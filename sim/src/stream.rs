@@ -208,7 +208,7 @@ impl World {
     #[cfg(millpond_mutants)]
     pub(super) fn key_by_handle(&self, key: StreamKey) -> StreamKey {
         let StreamState { kind, handle, .. } = *self.stream(key);
-        let taken = if kind == StreamKind::PerThreadDefault { planted!(Z5) } else { planted!(Z4) };
+        let taken = if kind == StreamKind::PerThreadDefault { mutant!(Z5) } else { mutant!(Z4) };
         let first = self.streams.iter().position(|s| s.as_ref().is_some_and(|s| s.handle == handle));
         first.filter(|_| taken).map_or(key, |first| StreamKey(first as u32))
     }
@@ -389,7 +389,7 @@ impl World {
         let kind = if options.blocking { StreamKind::Blocking } else { StreamKind::NonBlocking };
         let key = self.add_stream(device, kind, handle);
         self.handles.insert(handle, key);
-        if let Some(ended) = self.mortals.remove(&handle) {
+        if let Some(ended) = self.unmanaged.remove(&handle) {
             ended.store(true, Ordering::Release);
         }
         self.devices[device].streams_live += 1;
@@ -417,8 +417,8 @@ pub(super) struct StreamRef {
     pub(super) handle: u64,
     pub(super) which: Which,
     /// Whoever made it may destroy it at any time.
-    pub(super) mortal: bool,
-    /// Of a mortal one, what tells that it has ended: its handle is another stream's.
+    pub(super) unmanaged: bool,
+    /// Of an unmanaged one, what tells that it has ended: its handle is another stream's.
     ended: Option<Arc<AtomicBool>>,
 }
 
@@ -432,9 +432,9 @@ pub struct SimStream(pub(super) Arc<StreamRef>);
 impl SimStream {
     pub(super) fn new(sim: &Sim, handle: u64, which: Which) -> SimStream {
         let (shared, device) = (sim.shared().clone(), sim.index());
-        SimStream(Arc::new(StreamRef { shared, device, handle, which, mortal: false, ended: None }))
+        SimStream(Arc::new(StreamRef { shared, device, handle, which, unmanaged: false, ended: None }))
     }
-    /// Whether nobody else has it. Of a mortal one, whoever made it has it until its end, which shows when its handle is another's: what the
+    /// Whether nobody else has it. Of an unmanaged one, whoever made it has it until its end, which shows when its handle is another's: what the
     /// driver's ids tell of a real one. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
         if let Some(ended) = &self.0.ended {
@@ -503,11 +503,11 @@ impl Sim {
     /// A borrowed reference by native value ([`Sim::stream_from_handle`]) of a stream that whoever made it may destroy at
     /// any time: an allocator that adopts the reference names it in calls that name it and nowhere else. From the first
     /// one on captures are expected.
-    pub fn mortal_stream(&self, stream: &SimStream) -> SimStream {
+    pub fn unmanaged_stream(&self, stream: &SimStream) -> SimStream {
         self.expect_captures();
         let (shared, device, handle) = (self.shared().clone(), self.index(), stream.handle());
-        let ended = Some(Arc::clone(self.lock().borrow_mut().mortals.entry(handle).or_default()));
-        SimStream(Arc::new(StreamRef { shared, device, handle, which: Which::Value, mortal: true, ended }))
+        let ended = Some(Arc::clone(self.lock().borrow_mut().unmanaged.entry(handle).or_default()));
+        SimStream(Arc::new(StreamRef { shared, device, handle, which: Which::Value, unmanaged: true, ended }))
     }
     /// Somebody else may capture graphs on this device: allocators record no context-wide event from now on.
     pub fn expect_captures(&self) {

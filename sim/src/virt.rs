@@ -118,7 +118,7 @@ impl World {
 
     /// The memory of a handle is gone: its capacity comes back.
     fn handle_gone(&mut self, phys: PhysKey, device: usize, bytes: u64) {
-        self.devices[device].taken -= bytes;
+        self.devices[device].reserved -= bytes;
         let host = self.host();
         if let Some(oracle) = &mut self.oracle {
             oracle.memory_released(host, phys);

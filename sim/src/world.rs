@@ -53,8 +53,8 @@ impl Shared {
 pub(super) struct Device {
     pub(super) id: DeviceId,
     pub(super) capacity: u64,
-    pub(super) taken: u64,
-    pub(super) taken_peak: u64,
+    pub(super) reserved: u64,
+    pub(super) reserved_peak: u64,
     pub(super) pinned: u64,
     pub(super) pinned_peak: u64,
     /// Whether somebody else may capture: [`Sim::expect_captures`](super::Sim::expect_captures) was called.
@@ -94,8 +94,8 @@ pub(super) struct World {
     /// Native handle values to the streams that have them now.
     pub(super) handles: HashMap<u64, StreamKey>,
     pub(super) free_handles: Vec<u64>,
-    /// Of each handle, whether the mortal stream that had it last has ended, until another one has it.
-    pub(super) mortals: HashMap<u64, Arc<AtomicBool>>,
+    /// Of each handle, whether the unmanaged stream that had it last has ended, until another one has it.
+    pub(super) unmanaged: HashMap<u64, Arc<AtomicBool>>,
     pub(super) next_handle: u64,
     /// Per-thread default streams: (device, thread) to stream.
     pub(super) per_thread: HashMap<(usize, u64), StreamKey>,
@@ -161,7 +161,7 @@ impl World {
             made: Vec::new(),
             handles: HashMap::new(),
             free_handles: Vec::new(),
-            mortals: HashMap::new(),
+            unmanaged: HashMap::new(),
             next_handle: 0x5500_0000_0000,
             per_thread: HashMap::new(),
             active: Vec::new(),
@@ -201,8 +201,8 @@ impl World {
             world.devices.push(Device {
                 id: DeviceId(d),
                 capacity,
-                taken: 0,
-                taken_peak: 0,
+                reserved: 0,
+                reserved_peak: 0,
                 pinned: 0,
                 pinned_peak: 0,
                 expects_captures: false,
@@ -341,21 +341,21 @@ impl World {
     /// Takes `bytes` from a device's capacity.
     pub(super) fn take_capacity(&mut self, device: usize, bytes: u64, call: Call) -> DriverResult<()> {
         let d = &mut self.devices[device];
-        if bytes > d.capacity - d.taken {
+        if bytes > d.capacity - d.reserved {
             return Err(DriverError::new(
                 call.name(),
                 2,
                 DriverErrorKind::OutOfMemory,
                 format!(
                     "asked for {bytes} bytes; {} of {} are free on {}",
-                    d.capacity - d.taken,
+                    d.capacity - d.reserved,
                     d.capacity,
                     d.id
                 ),
             ));
         }
-        d.taken += bytes;
-        d.taken_peak = d.taken_peak.max(d.taken);
+        d.reserved += bytes;
+        d.reserved_peak = d.reserved_peak.max(d.reserved);
         Ok(())
     }
 }

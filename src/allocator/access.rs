@@ -12,27 +12,27 @@
 //!    right behind themselves ([`Mark::Each`]), and so does every operation on an allocation that lives on more than
 //!    one stream ([`Mark::Shared`]).
 //! 3. The bytes' former life on the home stream counts as a write before the first (O7).
-//! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or lent (`lent`).
+//! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or borrowed (`borrowed`).
 //!
 //! Several missing waits become few (`waits`). This file does not know types,
 //! extents (two parts of one allocation wait for each other), nor what an operation does.
 
 #[cfg(feature = "cuda")]
-pub(crate) mod lent;
+pub(crate) mod borrowed;
 mod notes;
 pub(crate) mod open;
 mod waits;
 
 use super::allocation::{Allocation, Home};
+use super::core::lost;
+use super::deferred_drops::DeferredDrops;
 use super::event::Event;
-use super::foreign::Foreign;
-use super::keeper::Keeper;
+use super::external::External;
 use super::pool::Pool;
 #[cfg(feature = "cuda")]
 use super::pool::state::Guest;
 use super::registry::uses::{bound, conflicts, release_uses};
-use super::registry::{Line, Registry};
-use super::shared::lost;
+use super::registry::{Registry, StreamTimeline};
 use super::stream::Stream;
 use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
@@ -62,13 +62,13 @@ pub(crate) struct Tracked<D: Driver> {
 /// Where the bytes are from.
 enum Bytes<D: Driver> {
     Ours(Allocation<D>),
-    Theirs(Box<Foreign<D>>),
+    Theirs(Box<External<D>>),
 }
 
 /// Who keeps other streams' uses of some bytes.
 enum Holder<'a, D: Driver> {
     Pool(&'a Home<D>),
-    Foreign(&'a Foreign<D>),
+    External(&'a External<D>),
 }
 
 /// What an operation does to an allocation.
@@ -76,7 +76,7 @@ enum Holder<'a, D: Driver> {
 pub(crate) enum Intent {
     /// Reads some of it.
     Read,
-    /// Reads some of it, and nobody borrows any of it to write meanwhile: what was lent to write was queued before.
+    /// Reads some of it, and nobody borrows any of it to write meanwhile: what was borrowed to write was queued before.
     ReadWhole,
     /// May write some of it.
     Write,
@@ -141,7 +141,7 @@ impl<D: Driver> Tracked<D> {
         tracked.written_by_now()
     }
     /// Foreign memory: what the stream that it was brought in on holds by now counts as a write.
-    pub(crate) fn foreign(memory: Foreign<D>) -> Tracked<D> {
+    pub(crate) fn external(memory: External<D>) -> Tracked<D> {
         Tracked::of(Bytes::Theirs(Box::new(memory))).written_by_now()
     }
     fn written_by_now(self) -> Tracked<D> {
@@ -165,7 +165,7 @@ impl<D: Driver> Tracked<D> {
             Bytes::Theirs(memory) => memory.addr,
         }
     }
-    /// Which allocation it is; `None` for no bytes, and for foreign ones.
+    /// Which allocation it is; `None` for no bytes, and for others.
     pub(crate) fn id(&self) -> Option<AllocationId> {
         match &self.bytes {
             Bytes::Ours(allocation) => allocation.id(),
@@ -184,15 +184,15 @@ impl<D: Driver> Tracked<D> {
             (via.registry, via.driver)
         })
     }
-    /// What another room keeps with the bytes, and their home stream's line; `None` for no bytes.
+    /// What another room keeps with the bytes, and their home stream's timeline; `None` for no bytes.
     #[cfg(feature = "cuda")]
-    pub(crate) fn guest(&self) -> Option<(&Guest, &Line<D>)> {
+    pub(crate) fn guest(&self) -> Option<(&Guest, &StreamTimeline<D>)> {
         self.holder().map(|holder| (holder.guest(), holder.home()))
     }
     fn holder(&self) -> Option<Holder<'_, D>> {
         match &self.bytes {
             Bytes::Ours(allocation) => allocation.home().map(Holder::Pool),
-            Bytes::Theirs(memory) => Some(Holder::Foreign(memory)),
+            Bytes::Theirs(memory) => Some(Holder::External(memory)),
         }
     }
 
@@ -203,7 +203,7 @@ impl<D: Driver> Tracked<D> {
             Bytes::Ours(allocation) => allocation.record_use(stream)?,
             Bytes::Theirs(memory) => memory.record_use(stream)?,
         }
-        if self.is_home(stream.line()) {
+        if self.is_home(stream.timeline()) {
             self.home_open.store(true, Ordering::Release);
         } else {
             self.shared.store(true, Ordering::Release);
@@ -212,10 +212,10 @@ impl<D: Driver> Tracked<D> {
         Ok(())
     }
 
-    fn is_home(&self, line: &Line<D>) -> bool {
-        self.holder().is_none_or(|k| k.home().id == line.id)
+    fn is_home(&self, timeline: &StreamTimeline<D>) -> bool {
+        self.holder().is_none_or(|k| k.home().id == timeline.id)
     }
-    fn lives_on_several(&self, with: &Line<D>) -> bool {
+    fn lives_on_several(&self, with: &StreamTimeline<D>) -> bool {
         !self.is_home(with) || self.shared.load(Ordering::Acquire)
     }
 
@@ -253,11 +253,11 @@ impl<D: Driver> Tracked<D> {
     /// The operation is queued on `stream` and ends by `epoch`. Another stream's may have been open until now.
     fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch, open: Option<Operation>) {
         let Some(holder) = self.holder() else { return };
-        let on = stream.line();
+        let on = stream.timeline();
         if holder.home().id == on.id {
             let last = if intent.access() == Access::Read { &self.home_read } else { &self.home_written };
             // Another thread's operation, on another part or a read as well, may have come in between.
-            let _ = if planted!(SealStores) {
+            let _ = if mutant!(SealStores) {
                 last.swap(epoch.0, Ordering::AcqRel)
             } else {
                 last.fetch_max(epoch.0, Ordering::AcqRel)
@@ -284,7 +284,7 @@ impl<D: Driver> Tracked<D> {
         self.note_used(stream.driver(), stream.id(), true);
     }
 
-    /// The whole of it was written behind every use: the home stream's reads, and what was lent or forgotten open there,
+    /// The whole of it was written behind every use: the home stream's reads, and what was borrowed or forgotten open there,
     /// say nothing more.
     fn forget_home_reads(&self) {
         self.home_read.store(0, Ordering::Release);
@@ -292,7 +292,7 @@ impl<D: Driver> Tracked<D> {
         self.home_writing.store(0, Ordering::Release);
     }
 
-    /// What was lent or forgotten open at home is over, of these accesses: it has the number of what the home stream holds by now. What was
+    /// What was borrowed or forgotten open at home is over, of these accesses: it has the number of what the home stream holds by now. What was
     /// declared there stays open. Nobody who would close it is alive.
     fn end_open_at_home(&self, is_over: impl Fn(Access) -> bool) {
         let Some(home) = self.holder().map(|holder| holder.home()) else { return };
@@ -356,17 +356,17 @@ fn join_all(into: &mut PendingSet, set: PendingSet) {
 
 /// What an operation does to the uses that are kept, wherever that is.
 impl<'a, D: Driver> Holder<'a, D> {
-    fn home(&self) -> &'a Line<D> {
+    fn home(&self) -> &'a StreamTimeline<D> {
         match self {
-            Holder::Pool(home) => &home.pool.line,
-            Holder::Foreign(memory) => &memory.home,
+            Holder::Pool(home) => &home.pool.timeline,
+            Holder::External(memory) => &memory.home,
         }
     }
     #[cfg(feature = "cuda")]
     fn guest(&self) -> &'a Guest {
         match self {
             Holder::Pool(home) => &home.pool.guest,
-            Holder::Foreign(memory) => &memory.guest,
+            Holder::External(memory) => &memory.guest,
         }
     }
     /// Fails for a stream of another device.
@@ -376,21 +376,21 @@ impl<'a, D: Driver> Holder<'a, D> {
                 let same = Arc::ptr_eq(home.registry(), stream.registry());
                 home.check(stream.info().device, same)
             }
-            Holder::Foreign(memory) => memory.check(stream),
+            Holder::External(memory) => memory.check(stream),
         }
     }
-    /// The former life of the bytes on the home stream; foreign memory had none here.
+    /// The former life of the bytes on the home stream; external memory had none here.
     fn birth(&self) -> Option<Pending> {
         match self {
             Holder::Pool(home) => Some(home.pool.birth(home.chunk, home.generation)),
-            Holder::Foreign(_) => None,
+            Holder::External(_) => None,
         }
     }
     /// What other streams' uses an access on `to` has to come after.
     fn conflicts(&self, to: TimelineId, access: Access) -> PendingSet {
         match self {
             Holder::Pool(home) => home.pool.conflicts(home.chunk, home.generation, to, access),
-            Holder::Foreign(memory) => conflicts(&memory.uses.lock(), &memory.registry, to, access),
+            Holder::External(memory) => conflicts(&memory.uses.lock(), &memory.registry, to, access),
         }
     }
     /// Another stream's use has a number now, whether it was open before or not. Returns the streams of uses that are open
@@ -403,7 +403,7 @@ impl<'a, D: Driver> Holder<'a, D> {
     fn forget_exact(&self) -> (bool, Streams) {
         match self {
             Holder::Pool(home) => home.pool.forget_exact(home.chunk, home.generation),
-            Holder::Foreign(memory) => {
+            Holder::External(memory) => {
                 let mut uses = memory.uses.lock();
                 let ended = uses.forget_exact();
                 (uses.is_empty(), ended)
@@ -414,7 +414,7 @@ impl<'a, D: Driver> Holder<'a, D> {
     fn with_uses<R>(&self, then: impl FnOnce(&mut Uses) -> R) -> R {
         match self {
             Holder::Pool(home) => home.pool.with_uses(home.chunk, home.generation, then),
-            Holder::Foreign(memory) => {
+            Holder::External(memory) => {
                 let mut uses = memory.uses.lock();
                 let result = then(&mut uses);
                 bound(&mut uses, &memory.registry, &memory.driver);
@@ -427,25 +427,27 @@ impl<'a, D: Driver> Holder<'a, D> {
         match self {
             Holder::Pool(home) => {
                 let core = &home.pool.core;
-                Via { registry: &core.registry, driver: &core.driver, keeper: &core.keeper }
+                Via { registry: &core.registry, driver: &core.driver, deferred_drops: &core.deferred_drops }
             }
-            Holder::Foreign(memory) => {
-                Via { registry: &memory.registry, driver: &memory.driver, keeper: memory.keeper() }
-            }
+            Holder::External(memory) => Via {
+                registry: &memory.registry,
+                driver: &memory.driver,
+                deferred_drops: memory.deferred_drops(),
+            },
         }
     }
 }
 
-/// A device's registry, driver and keeper.
+/// A device's registry, driver and deferred drops.
 struct Via<'a, D: Driver> {
     registry: &'a Registry<D>,
     driver: &'a D,
-    keeper: &'a Keeper<D>,
+    deferred_drops: &'a DeferredDrops<D>,
 }
 
 impl<'a, D: Driver> Via<'a, D> {
     fn of(stream: &'a Stream<D>) -> Via<'a, D> {
-        Via { registry: stream.registry(), driver: stream.driver(), keeper: stream.keeper() }
+        Via { registry: stream.registry(), driver: stream.driver(), deferred_drops: stream.deferred_drops() }
     }
 }
 
@@ -511,8 +513,8 @@ struct Sealing<'a, D: Driver> {
 
 impl<D: Driver> Drop for Sealing<'_, D> {
     fn drop(&mut self) {
-        let epoch = self.marker.unwrap_or_else(|| self.stream.line().stamp());
-        point!("stamped");
+        let epoch = self.marker.unwrap_or_else(|| self.stream.timeline().stamp());
+        pause_point!("stamped");
         let keeps = laws::keeps_panicked(std::thread::panicking);
         for touch in self.touches.iter().filter(|_| keeps) {
             touch.of.seal(self.stream, touch.intent, epoch, None);
@@ -533,34 +535,34 @@ pub(crate) fn order_behind<D: Driver>(
         holder.check(stream)?;
     }
     stream.admit("operate")?;
-    order_line_behind(&Via::of(stream), stream.line(), touches, by)
+    order_timeline_behind(&Via::of(stream), stream.timeline(), touches, by)
 }
 
 /// Makes later work on a stream of this device that does not capture come after these touches:
 /// [`order_behind`] without its questions.
-fn order_line_behind<D: Driver>(
+fn order_timeline_behind<D: Driver>(
     via: &Via<'_, D>,
-    line: &Line<D>,
+    timeline: &StreamTimeline<D>,
     touches: &[Touch<'_, D>],
     by: QueuedBy,
 ) -> Result<(), Error> {
-    let pending = all_conflicts(via, line.id, touches)?;
+    let pending = all_conflicts(via, timeline.id, touches)?;
     if !pending.is_empty()
-        && let Err(e) = via.registry.order_after_all(via.driver, line, &pending)
+        && let Err(e) = via.registry.order_after_all(via.driver, timeline, &pending)
     {
         end_what_is_over(touches);
         return Err(e.into());
     }
-    for Touch { of, .. } in touches.iter().filter(|t| !t.of.is_home(line)) {
-        of.note_admitted(via.driver, line.info.id);
+    for Touch { of, .. } in touches.iter().filter(|t| !t.of.is_home(timeline)) {
+        of.note_admitted(via.driver, timeline.info.id);
     }
     for Touch { of, intent } in touches {
-        of.note_operation(via.driver, line.info.id, intent.access(), by);
+        of.note_operation(via.driver, timeline.info.id, intent.access(), by);
     }
     Ok(())
 }
 
-/// An access that was refused changes nothing but this: what was lent before the whole was borrowed, or forgotten open, was queued by now, and
+/// An access that was refused changes nothing but this: what was borrowed before the whole was borrowed, or forgotten open, was queued by now, and
 /// has a number from here on: all of it where the whole is borrowed alone, what writes where it is borrowed to read. Else a use that nobody can
 /// mark would be open at each later try again, and no wait of the program's for the device would ever be one for it. What was declared stays open:
 /// its work is queued under no borrow.
@@ -578,7 +580,7 @@ fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
         let Some(holder) = of.holder() else { continue };
         let registry = holder.via().registry;
         let is_over = |u: Use| u.kind != UseKind::Declared && is_over(intent, u.access);
-        let now = |u: Use| is_over(u).then(|| registry.line(u.on).map(|line| line.stamp()));
+        let now = |u: Use| is_over(u).then(|| registry.timeline(u.on).map(|timeline| timeline.stamp()));
         let ended = holder.with_uses(|uses| uses.end(true, |u| now(u).flatten()));
         release_uses(registry, ended);
     }
@@ -593,8 +595,8 @@ fn all_conflicts<D: Driver>(
     if !via.registry.alive() {
         return Err(lost());
     }
-    via.registry.serve(via.driver);
-    via.keeper.serve();
+    via.registry.run_maintenance(via.driver);
+    via.deferred_drops.run();
     let mut pending = PendingSet::new();
     for touch in touches {
         touch.of.conflicts(to, touch.intent.access(), &mut pending);
@@ -614,9 +616,9 @@ pub(crate) fn operate<D: Driver>(
     operation: impl FnOnce(&D, &D::Stream) -> DriverResult<()>,
 ) -> Result<Queued<D>, Error> {
     order_behind(stream, touches, QueuedBy::Library)?;
-    let line = stream.line();
-    let wanted = mark == Mark::Each || touches.iter().any(|t| t.of.lives_on_several(line));
-    let early = if planted!(Z35) && wanted { Some(stream.mark()?) } else { None };
+    let timeline = stream.timeline();
+    let wanted = mark == Mark::Each || touches.iter().any(|t| t.of.lives_on_several(timeline));
+    let early = if mutant!(Z35) && wanted { Some(stream.mark()?) } else { None };
     let mut sealing = Sealing { stream, touches, marker: None };
     if let Err(e) = stream.registry().watch(operation(stream.driver(), stream.native())) {
         // Nothing was queued, says the driver's contract: withdrawn.

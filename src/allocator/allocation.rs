@@ -51,7 +51,7 @@ pub struct Allocation<D: Driver> {
 
 /// What a handle knows of its bytes.
 pub(crate) struct Home<D: Driver> {
-    /// The handle's reference; how it ends is told in `share`.
+    /// The handle's reference; how it ends is told in `refcount`.
     pub(crate) pool: ManuallyDrop<Arc<Pool<D>>>,
     pub(crate) addr: Addr,
     pub(crate) chunk: ChunkId,
@@ -107,7 +107,7 @@ impl<D: Driver> Allocation<D> {
     }
     /// The stream it was allocated on; `None` for no bytes, which belong to no stream.
     pub fn stream_id(&self) -> Option<StreamId> {
-        self.home.as_ref().map(|h| h.pool.line.info.id)
+        self.home.as_ref().map(|h| h.pool.timeline.info.id)
     }
     /// Which allocation it is, for launches on the simulator, traces and reports.
     pub fn id(&self) -> Option<AllocationId> {
@@ -126,14 +126,14 @@ impl<D: Driver> Allocation<D> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
         stream.admit("record_use")?;
-        if stream.line().id == home.pool.line.id {
+        if stream.timeline().id == home.pool.timeline.id {
             return Ok(());
         }
         {
             // Recorded whatever the driver does in what is due, and behind it: due markers come before the operation (O9).
             let _recorded = Undo::new(|| home.declare_use(stream));
-            home.pool.core.registry.serve(&home.pool.core.driver);
-            home.pool.core.keeper.serve();
+            home.pool.core.registry.run_maintenance(&home.pool.core.driver);
+            home.pool.core.deferred_drops.run();
         }
         Ok(())
     }
@@ -146,8 +146,8 @@ impl<D: Driver> Allocation<D> {
     pub fn record_use_until(&self, event: &Event<D>) -> Result<(), Error> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(event.device(), Arc::ptr_eq(home.registry(), event.registry()))?;
-        if event.timeline() != home.pool.line.id {
-            home.pool.declare_exact(home.chunk, home.generation, event.timeline(), event.epoch());
+        if event.timeline_id() != home.pool.timeline.id {
+            home.pool.declare_exact(home.chunk, home.generation, event.timeline_id(), event.epoch());
             home.pool.core.driver.note(Note::Used { id: home.id(), stream: event.stream(), so_far: true });
         }
         Ok(())
@@ -163,10 +163,10 @@ impl<D: Driver> Allocation<D> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
         stream.admit("share_with")?;
-        if stream.line().id != home.pool.line.id {
+        if stream.timeline().id != home.pool.timeline.id {
             let core = &home.pool.core;
             let birth = home.pool.birth(home.chunk, home.generation);
-            core.registry.order_after(&core.driver, stream.line(), birth, Duration::MAX)?;
+            core.registry.order_after(&core.driver, stream.timeline(), birth, Duration::MAX)?;
             core.driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
         }
         self.record_use(stream)
@@ -221,7 +221,7 @@ impl<D: Driver> Allocation<D> {
             core.driver.note(Note::Freed { id, unknown: true });
             after.set(Some(pool.free_used(pool.lock(), home.chunk, home.generation, true)));
         });
-        core.registry.serve(&core.driver);
+        core.registry.run_maintenance(&core.driver);
         drop(freed);
         core.registry.mark_context(&core.driver);
         drop(emptied);
@@ -234,8 +234,8 @@ impl<D: Driver> Home<D> {
     }
     /// Until the free. Of its own stream nothing is recorded.
     fn declare_use(&self, stream: &Stream<D>) {
-        if stream.line().id != self.pool.line.id {
-            self.pool.declare_use(self.chunk, self.generation, stream.line());
+        if stream.timeline().id != self.pool.timeline.id {
+            self.pool.declare_use(self.chunk, self.generation, stream.timeline());
             self.pool.core.driver.note(Note::Used { id: self.id(), stream: stream.id(), so_far: false });
         }
     }
@@ -251,7 +251,14 @@ impl<D: Driver> fmt::Debug for Allocation<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.home {
             Some(h) => {
-                write!(f, "Allocation({} {} + {} B on {})", h.id(), h.addr, self.bytes, h.pool.line.info.id)
+                write!(
+                    f,
+                    "Allocation({} {} + {} B on {})",
+                    h.id(),
+                    h.addr,
+                    self.bytes,
+                    h.pool.timeline.info.id
+                )
             }
             None => f.write_str("Allocation(empty)"),
         }

@@ -12,8 +12,8 @@ use hashbrown::HashMap;
 pub(crate) struct Backing<R> {
     pub(crate) segments: HashMap<SegmentId, R>,
     next: u32,
-    pub(crate) taken: u64,
-    pub(crate) taken_peak: u64,
+    pub(crate) reserved: u64,
+    pub(crate) reserved_peak: u64,
     pub(crate) limit: Option<u64>,
     pub(crate) growths: u64,
     pub(crate) releases: u64,
@@ -26,8 +26,8 @@ impl<R> Backing<R> {
         Backing {
             segments: HashMap::new(),
             next: 0,
-            taken: 0,
-            taken_peak: 0,
+            reserved: 0,
+            reserved_peak: 0,
             limit,
             growths: 0,
             releases: 0,
@@ -35,19 +35,19 @@ impl<R> Backing<R> {
         }
     }
 
-    /// Claims room for a segment under `most` bytes in all; `false` if there is none.
-    pub(crate) fn claim(&mut self, len: Granules, most: u64) -> bool {
-        let room = most.min(self.limit.unwrap_or(u64::MAX)).saturating_sub(self.taken);
+    /// Claims room for a segment under `max` bytes in all; `false` if there is none.
+    pub(crate) fn claim(&mut self, len: Granules, max: u64) -> bool {
+        let room = max.min(self.limit.unwrap_or(u64::MAX)).saturating_sub(self.reserved);
         if len.bytes() > room {
             return false;
         }
-        self.taken += len.bytes();
+        self.reserved += len.bytes();
         true
     }
 
     /// The driver refused: the claim is void.
     pub(crate) fn unclaim(&mut self, len: Granules) {
-        self.taken -= len.bytes();
+        self.reserved -= len.bytes();
     }
 
     /// The driver gave so many bytes that were claimed.
@@ -59,7 +59,7 @@ impl<R> Backing<R> {
         self.next = self.next.checked_add(1).expect("2^32 segments in one allocator");
         self.acquired += bytes;
         self.growths += 1;
-        self.taken_peak = self.taken_peak.max(self.taken);
+        self.reserved_peak = self.reserved_peak.max(self.reserved);
         self.segments.insert(id, range);
         id
     }
@@ -76,18 +76,18 @@ impl<R> Backing<R> {
 
     /// The device has the bytes again.
     pub(crate) fn released(&mut self, bytes: u64) {
-        self.taken -= bytes;
+        self.reserved -= bytes;
         self.releases += 1;
     }
 
     /// Sets the peak to the present value.
     pub(crate) fn reset_peak(&mut self) {
-        self.taken_peak = self.taken;
+        self.reserved_peak = self.reserved;
     }
 
     /// Everything, at the end.
     pub(crate) fn take_all(&mut self) -> Vec<R> {
-        self.taken = 0;
+        self.reserved = 0;
         self.segments.drain().map(|(_, range)| range).collect()
     }
 }

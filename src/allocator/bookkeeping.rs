@@ -81,22 +81,22 @@ impl<D: Driver> Allocator<D> {
         let core = self.core();
         let mut b = Bookkeeping {
             events_pooled: core.registry.events_pooled(),
-            kept: core.keeper.len(),
+            kept: core.deferred_drops.len(),
             segments: core.backing.lock().segments.len(),
             events_recorded: core.events_recorded(),
             ..Bookkeeping::default()
         };
-        for line in core.registry.lines() {
-            let state = line.state.lock();
+        for timeline in core.registry.timelines() {
+            let state = timeline.state.lock();
             b.timelines += 1;
-            b.markers += state.timeline.above(Epoch(0)).len();
-            b.clock_entries += state.timeline.clock().len();
+            b.markers += state.markers.above(Epoch(0)).len();
+            b.clock_entries += state.markers.clock().len();
         }
         for pool in core.pool_list() {
             b.pools += 1;
             let state = pool.lock();
             state.count(&mut b);
-            b.reference_batches += state.shares.batches();
+            b.reference_batches += state.refcounts.batches();
         }
         let host = core.host.lock();
         host.pool.count(&mut b);

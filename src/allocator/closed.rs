@@ -2,15 +2,15 @@
 //!
 //! A program that opens a stream for each epoch and never trims would keep the pools of all of them, each with a little free
 //! memory. So when the list of pools has become twice as long as it was left, what closed pools hold and is complete
-//! moves into one of them, the oldest, and those that are empty then leave. Moves are as in `lend`: one pool's lock at a
+//! moves into one of them, the oldest, and those that are empty then leave. Moves are as in `migrate`: one pool's lock at a
 //! time, facts before the stamp, and what is not complete returns exactly as it was.
 //!
 //! It does not know why a stream ended.
 
+use super::core::Core;
 use super::entry::Range;
 use super::pool::Pool;
 use super::registry::SWEEP_LEAST;
-use super::shared::Core;
 use crate::driver::Driver;
 use crate::laws::cost;
 use crate::order::Pending;
@@ -42,7 +42,7 @@ impl<D: Driver> Core<D> {
     fn gather_closed(&self) {
         // From before the list is read: while a hand is up no pool leaves it, and the heir is one that others find.
         let own = Cell::new(0);
-        let _hand = self.hands.take(&own);
+        let _transit = self.in_transit.take(&own);
         let mut closed = self.pool_list();
         closed.retain(|pool| pool.lock().closed);
         let Some((heir, others)) = closed.split_first() else { return };
@@ -58,17 +58,17 @@ impl<D: Driver> Core<D> {
     /// One segment's free pieces of a closed pool.
     fn inherit(&self, heir: &Pool<D>, pool: &Pool<D>, segment: SegmentId) {
         let own = Cell::new(0);
-        let (cuts, _hand) = {
+        let (cuts, _transit) = {
             let mut state = pool.lock();
             let cuts = state.cut_free_of(segment);
             let bytes: u64 = cuts.iter().map(|c| u64::from(c.len.0) * GRANULE_BYTES).sum();
             self.moving.fetch_add(bytes, Ordering::Relaxed);
             pool.tighten_longest(&mut state);
-            (cuts, self.hands.take(&own))
+            (cuts, self.in_transit.take(&own))
         };
         for cut in cuts {
             // In the host's view (O4): a closed pool admits nothing else.
-            let complete = self.registry.all_complete(&[Pending { on: pool.line.id, epoch: cut.stamp }]);
+            let complete = self.registry.all_complete(&[Pending { on: pool.timeline.id, epoch: cut.stamp }]);
             let (to, stamp) = if complete { (heir, Epoch::COMPLETE) } else { (pool, cut.stamp) };
             let mut state = to.lock();
             to.extend(&mut state, &Range::from(&cut), stamp);
@@ -86,11 +86,11 @@ impl<D: Driver> Core<D> {
                 let empty = state.closed
                     && state.heap.live() == 0
                     && state.in_flight.is_empty()
-                    && state.heap.stats().held == 0
+                    && state.heap.stats().owned == 0
                     // What is in hand may have been cut here and come back: under this lock, no hand means never.
-                    && !self.hands.any();
+                    && !self.in_transit.any();
                 if empty {
-                    // Nothing enters it any more: it is nobody's lender.
+                    // Nothing enters it any more: it is nobody's source.
                     pool.tighten_longest(&mut state);
                     pool.tighten_in_flight(&mut state);
                 }
@@ -120,18 +120,18 @@ impl<D: Driver> Core<D> {
     }
 
     /// The pool's stream is gone and nothing of it is live: only complete ranges enter from here on. Makes no driver
-    /// call; the stream itself closes at the next errand.
+    /// call; the stream itself closes at the next maintenance.
     pub(crate) fn close_pool(&self, pool: &Pool<D>) {
         {
             let mut state = pool.lock();
             if state.closed || state.streams > 0 || state.heap.live() > 0 {
                 return;
             }
-            if planted!(Z37) {
+            if mutant!(Z37) {
                 drop(state);
-                pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-                let _ = self.registry.close(&self.driver, &pool.line, true);
-                point!("closing");
+                pool.timeline.pools.fetch_sub(1, Ordering::AcqRel);
+                let _ = self.registry.close(&self.driver, &pool.timeline, true);
+                pause_point!("closing");
                 pool.lock().closed = true;
                 return;
             }
@@ -140,8 +140,8 @@ impl<D: Driver> Core<D> {
             // In the hold of the lock: whoever takes a closed pool off the list finds it here.
             self.gone.lock().insert(pool.number);
         }
-        point!("closing");
-        pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-        self.registry.raise_errand(&pool.line);
+        pause_point!("closing");
+        pool.timeline.pools.fetch_sub(1, Ordering::AcqRel);
+        self.registry.request_maintenance(&pool.timeline);
     }
 }

@@ -48,7 +48,7 @@ impl<D: Driver> Pool<D> {
             return false;
         }
         let registry = &self.core.registry;
-        let clock = self.line.clock();
+        let clock = self.timeline.clock();
         let closed = state.closed;
         let done = {
             let seen = registry.seen();
@@ -56,7 +56,7 @@ impl<D: Driver> Pool<D> {
                 laws::is_over(
                     closed,
                     || order::Completed::is_complete(&seen, p),
-                    || order::is_ordered(self.line.id, &clock, &seen, p),
+                    || order::is_ordered(self.timeline.id, &clock, &seen, p),
                 )
             };
             state.in_flight.drain(over)
@@ -75,11 +75,11 @@ impl<D: Driver> Pool<D> {
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
         let mut all = entry.uses.clone();
         if let Some(epoch) = laws::home_of_drained(entry.home) {
-            all.push(Pending { on: self.line.id, epoch });
+            all.push(Pending { on: self.timeline.id, epoch });
         }
         let Some(stamp) = self.entry_stamp(state, &all) else {
-            // A closed pool admits complete ranges only: the foreign uses are over, the home stamp is not yet.
-            let home = Pending { on: self.line.id, epoch: entry.home };
+            // A closed pool admits complete ranges only: the cross-stream uses are over, the home stamp is not yet.
+            let home = Pending { on: self.timeline.id, epoch: entry.home };
             self.fly(state, Entry { uses: smallvec::smallvec![home], ..entry });
             return false;
         };
@@ -97,7 +97,7 @@ impl<D: Driver> Pool<D> {
         laws::entry_stamp(
             || self.core.registry.all_complete(uses),
             state.closed,
-            || self.line.stamp(),
+            || self.timeline.stamp(),
             || uses.last().map_or(Epoch::COMPLETE, |last| last.epoch),
         )
     }
@@ -107,7 +107,7 @@ impl<D: Driver> Pool<D> {
     /// not complete.
     pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> Option<ChunkId> {
         let stamp = self.entry_stamp(state, uses)?;
-        self.extend(state, range, laws::entered_stamp(stamp, || self.line.marked()))
+        self.extend(state, range, laws::entered_stamp(stamp, || self.timeline.marked()))
     }
 
     /// A range comes in with this stamp: complete, or returning exactly as it was. Returns the chunk that it is part of then.

@@ -2,9 +2,9 @@
 //!
 //! It does not know the stream's pool, nor its allocator: those may be gone.
 
+use super::deferred_drops::DeferredDrops;
 use super::events::SharedEvent;
-use super::keeper::Keeper;
-use super::registry::{Line, Registry};
+use super::registry::{Registry, StreamTimeline};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::order::{Marker, TimelineId};
@@ -30,21 +30,21 @@ use core::time::Duration;
 /// ```
 pub struct Event<D: Driver> {
     /// Knows the registry and the driver, and drops what the event proves complete.
-    pub(super) keeper: Arc<Keeper<D>>,
-    pub(super) on: Arc<Line<D>>,
+    pub(super) deferred_drops: Arc<DeferredDrops<D>>,
+    pub(super) on: Arc<StreamTimeline<D>>,
     pub(super) marker: Marker<SharedEvent<D>>,
 }
 
 impl<D: Driver> Clone for Event<D> {
     fn clone(&self) -> Event<D> {
-        let (keeper, on) = (Arc::clone(&self.keeper), Arc::clone(&self.on));
-        Event { keeper, on, marker: self.marker.clone() }
+        let (deferred_drops, on) = (Arc::clone(&self.deferred_drops), Arc::clone(&self.on));
+        Event { deferred_drops, on, marker: self.marker.clone() }
     }
 }
 
 impl<D: Driver> Event<D> {
     pub(crate) fn registry(&self) -> &Arc<Registry<D>> {
-        &self.keeper.registry
+        &self.deferred_drops.registry
     }
     /// The stream it was recorded on.
     pub fn stream(&self) -> StreamId {
@@ -54,7 +54,7 @@ impl<D: Driver> Event<D> {
     pub fn device(&self) -> DeviceId {
         self.on.info.device
     }
-    pub(crate) fn timeline(&self) -> TimelineId {
+    pub(crate) fn timeline_id(&self) -> TimelineId {
         self.on.id
     }
     /// Its number on its stream.
@@ -63,7 +63,7 @@ impl<D: Driver> Event<D> {
     }
     /// It is known to be complete: what was kept for that is dropped.
     fn let_go(&self) {
-        self.keeper.learnt(self.on.id, &self.marker.copy);
+        self.deferred_drops.learnt(self.on.id, &self.marker.copy);
     }
     /// Whether it is known to be complete, without asking.
     pub(crate) fn is_seen(&self) -> bool {
@@ -78,10 +78,10 @@ impl<D: Driver> Event<D> {
             self.let_go();
             return Ok(true);
         }
-        let (registry, driver) = (self.registry(), &self.keeper.driver);
+        let (registry, driver) = (self.registry(), &self.deferred_drops.driver);
         let done = registry.watch(driver.relaxed(|| driver.query(&self.marker.event)))?;
         // Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
-        if done && self.keeper.asks {
+        if done && self.deferred_drops.asks {
             registry.marker_complete(&self.on, &self.marker);
             self.let_go();
         }
@@ -96,7 +96,7 @@ impl<D: Driver> Event<D> {
             self.let_go();
             return Ok(());
         }
-        let (registry, driver) = (self.registry(), &self.keeper.driver);
+        let (registry, driver) = (self.registry(), &self.deferred_drops.driver);
         if registry.watch(driver.relaxed(|| driver.wait_event(&self.marker.event, limit)))? {
             registry.marker_complete(&self.on, &self.marker);
             self.let_go();

@@ -66,12 +66,12 @@ impl<D: Driver> EventPool<D> {
         Ok(SharedEvent(Some(Arc::new(Slot { event, home: Arc::downgrade(self) }))))
     }
 
-    /// From now on at most `most` events are kept, [`LEAST`] in any case. Those above go back to the driver: not to be
+    /// From now on at most `max` events are kept, [`LEAST`] in any case. Those above go back to the driver: not to be
     /// called under a lock.
-    pub(crate) fn keep_at_most(&self, most: usize) {
+    pub(crate) fn keep_at_most(&self, max: usize) {
         let above = {
             let mut free = self.free.lock();
-            free.keep = cost::pooled(most, LEAST);
+            free.keep = cost::pooled(max, LEAST);
             let keep = free.keep.min(free.slots.len());
             free.slots.split_off(keep)
         };
@@ -85,7 +85,7 @@ impl<D: Driver> EventPool<D> {
     }
 
     /// How many are kept at most.
-    pub(crate) fn most(&self) -> usize {
+    pub(crate) fn max(&self) -> usize {
         self.free.lock().keep
     }
 

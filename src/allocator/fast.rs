@@ -8,7 +8,7 @@
 //! It does not know what a miss does (`miss`), who else may use the bytes (`Pool::free_used`), nor what is rare: alignments, streams that have
 //! to be asked, names, recorders.
 
-#![allow(unsafe_code, reason = "references are counted by hand: K1 to K3 of `share`")]
+#![allow(unsafe_code, reason = "references are counted by hand: K1 to K3 of `refcount`")]
 
 use super::allocation::Allocation;
 use super::pool::{AfterFree, Pool, PoolState};
@@ -29,12 +29,12 @@ impl<D: Driver> Allocator<D> {
     /// out, block the host for a bounded time.
     ///
     /// Two exceptions. Whether a stream captures is asked where others may capture on it, as on each that was adopted. And a stream that only calls
-    /// naming it may mark (a thread's default stream, one that [may end unannounced](crate::driver::StreamInfo::mortal)) is marked by the
+    /// naming it may mark (a thread's default stream, one that [may end unannounced](crate::driver::StreamInfo::unmanaged)) is marked by the
     /// next call that names it once a marker is due, at most one for sixteen frees or 16 MiB of them: such an allocation records an event and
     /// asks about some, a constant number in the mean.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::ForeignStream`], [`Error::Capturing`], or the
+    /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::OtherAllocator`], [`Error::Capturing`], or the
     /// driver's; that of an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
     #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
     #[inline(always)]
@@ -54,7 +54,7 @@ impl<D: Driver> Allocator<D> {
     #[inline]
     pub(super) fn handed(pool: Arc<Pool<D>>, taken: Taken, bytes: u64) -> Allocation<D> {
         let id = pool.id_of(taken.chunk, taken.generation);
-        let stream = Some(pool.line.info.id);
+        let stream = Some(pool.timeline.info.id);
         pool.core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream });
         Allocation::new(pool, taken.addr, taken.chunk, taken.generation, bytes)
     }
@@ -125,9 +125,9 @@ impl<D: Driver> Pool<D> {
         if let Some(given) = pool.give_back(&mut state, chunk, generation) {
             pool.publish_longest(&mut state, given.kind, given.free_len);
             if state.watch.is_calm() {
-                state.shares.0 += 1;
+                state.refcounts.0 += 1;
             } else {
-                let after = pool.settle(&mut state, chunk, generation, *addr, given.len, false);
+                let after = pool.after_merge(&mut state, chunk, generation, *addr, given.len, false);
                 drop(state);
                 // SAFETY: it was not put back.
                 Self::freed(unsafe { Arc::from_raw(raw) }, after);
@@ -160,6 +160,6 @@ impl<D: Driver> Pool<D> {
         }
         // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says
         // that other streams used it.
-        state.heap.give_untagged(chunk, generation, self.line.stamp())
+        state.heap.give_untagged(chunk, generation, self.timeline.stamp())
     }
 }

@@ -23,7 +23,7 @@ impl<D: Driver> Miss<'_, D> {
         if let Some(handed) = self.again() {
             return Ok(Some(handed));
         }
-        let most = if slack {
+        let max = if slack {
             let peak = self.core.peak_with(self.want.len.bytes());
             peak.saturating_add(peak / 100)
         } else {
@@ -34,7 +34,7 @@ impl<D: Driver> Miss<'_, D> {
         // What another rung was refused says nothing about smaller sizes.
         let before = self.refusal.take();
         for len in self.core.config.growth_sizes(needed, self.want.kind) {
-            if let Some(handed) = self.grow_by(len, most)? {
+            if let Some(handed) = self.grow_by(len, max)? {
                 return Ok(Some(handed));
             }
             if self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory()) {
@@ -45,14 +45,14 @@ impl<D: Driver> Miss<'_, D> {
         Ok(None)
     }
 
-    fn grow_by(&mut self, len: Granules, most: u64) -> Step {
+    fn grow_by(&mut self, len: Granules, max: u64) -> Step {
         let core = self.core;
         let claimed = {
             let mut backing = core.backing.lock();
-            backing.claim(len, most).then(|| self.hand())
+            backing.claim(len, max).then(|| self.transit())
         };
         // A claim is memory in hand: the driver may refuse it, and then there is room for others.
-        let Some(_hand) = claimed else { return Ok(None) };
+        let Some(_transit) = claimed else { return Ok(None) };
         assert_unlocked("memory is taken from the device");
         let unclaim = Undo::new(|| core.backing.lock().unclaim(len));
         let asked = core.registry.watch(core.driver.relaxed(|| core.driver.allocate(len.bytes())));
@@ -76,10 +76,10 @@ impl<D: Driver> Miss<'_, D> {
         let entered = self.pool.enter(state, &whole, &[]);
         let Some(chunk) = entered else { panic!("closing: {:?} grows while closed", self.pool) };
         let taken =
-            state.take_brought(&self.want, self.asked, chunk).expect("a new segment holds the request");
+            state.take_brought(&self.want, self.requested, chunk).expect("a new segment holds the request");
         if core.is_recording() {
             // Before others can take from the segment and tell of it.
-            core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: self.pool.line.info.id });
+            core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: self.pool.timeline.info.id });
         }
         drop(guard);
         core.cut_peaks_when_due();

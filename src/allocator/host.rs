@@ -9,14 +9,14 @@
 //! learns what is complete, grows, and waits. It never unpins: that waits for the whole device, so only an explicit trim does.
 //! Cached and write-combined memory never share a segment.
 
-use super::facts::{Holding, in_flight_by_segment};
+use super::core::Core;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
+use super::oom_facts::{Holding, in_flight_by_segment};
 use super::pinned::PinnedAllocation;
 use super::pinned::pool::{HostPool, HostState, drain};
 use super::pool::{AfterFree, PoolState};
 use super::registry::QUESTIONS;
 use super::registry::uses::{note_pending, release_open};
-use super::shared::Core;
 use super::trim::Trimmed;
 use super::undo::Undo;
 use super::waiting::{Patience, wait_for_some};
@@ -45,7 +45,8 @@ impl<D: Driver> HostPool<D> {
         let (view, uses) = state.end_uses(chunk, generation);
         let (pending, complete) = {
             let seen = core.registry.seen();
-            let pending = uses.at_free(None, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()));
+            let pending = uses
+                .at_free(None, |on| seen.timeline(on).map_or(Epoch::COMPLETE, |timeline| timeline.stamp()));
             let complete = laws::pinned_is_free(pending.iter().all(|&p| seen.is_complete(p)));
             (pending, complete)
         };
@@ -82,7 +83,7 @@ pub(crate) fn alloc<D: Driver>(
         return Ok(PinnedAllocation::empty());
     }
     let Some(len) = Granules::holding(bytes) else {
-        return Err(Error::TooLarge { requested: bytes, most: Granules::MAX.bytes() });
+        return Err(Error::TooLarge { requested: bytes, max: Granules::MAX.bytes() });
     };
     let segments = match kind {
         HostKind::Cached => Kind::CACHED,
@@ -97,15 +98,15 @@ pub(crate) fn alloc<D: Driver>(
 }
 
 #[cold]
-fn miss<D: Driver>(core: &Core<D>, want: Want, asked: u64) -> Result<Taken, Error> {
+fn miss<D: Driver>(core: &Core<D>, want: Want, requested: u64) -> Result<Taken, Error> {
     if !core.registry.alive() {
-        return Err(super::shared::lost());
+        return Err(super::core::lost());
     }
-    core.registry.serve(&core.driver);
-    core.keeper.sweep();
+    core.registry.run_maintenance(&core.driver);
+    core.deferred_drops.sweep();
     core.host.lock().pool.counters.misses += 1;
     let own = Cell::new(0);
-    Miss::new(core, &core.host, (want, asked), (&core.host.hands, &own)).climb()
+    Miss::new(core, &core.host, (want, requested), (&core.host.in_transit, &own)).climb()
 }
 
 /// A request for pinned memory on its way up.
@@ -124,7 +125,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     fn climb_once(&mut self, progress: &mut bool) -> Step {
         self.refusal = None;
         self.others_freed();
-        rung!(self: Poll, self.fold());
+        rung!(self: Poll, self.poll_completed());
         rung!(self: Grow, self.grow());
         rung!(self: Wait, self.wait(progress));
         Ok(None)
@@ -158,29 +159,30 @@ impl<D: Driver> Rungs for Miss<'_, D> {
 impl<D: Driver> Miss<'_, D> {
     /// Looks again, in a hold of the pool's lock in which something may have arrived.
     fn again(&self, state: &mut PoolState) -> Option<Taken> {
-        state.take(&self.want, self.asked, false)
+        state.take(&self.want, self.requested, false)
     }
 
     /// What is complete comes back. What cannot be asked is no completion; new memory may serve all the same.
-    fn fold(&mut self) -> Step {
+    fn poll_completed(&mut self) -> Step {
         let core = self.core;
         let mut questions = QUESTIONS;
         if self.thorough {
             // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
             questions = usize::MAX;
-            core.keeper.sweep();
+            core.deferred_drops.sweep();
             if let Err(e) = core.registry.mark_all(&core.driver) {
                 self.refused(None, e)?;
             }
         }
-        let asked = core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
-            let state = &mut core.host.lock().pool;
-            drain(state, &core.registry.seen());
-            state.in_flight.oldest().collect()
-        });
+        let requested =
+            core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
+                let state = &mut core.host.lock().pool;
+                drain(state, &core.registry.seen());
+                state.in_flight.oldest().collect()
+            });
         // What was drained before somebody could not be asked serves all the same.
         let taken = self.again(&mut self.pool.lock().pool);
-        match (taken, asked) {
+        match (taken, requested) {
             (None, Err(e)) => self.refused(None, e),
             (taken, _) => Ok(taken),
         }
@@ -216,12 +218,12 @@ impl<D: Driver> Miss<'_, D> {
     fn grow_by(&mut self, len: Granules) -> Step {
         let (host, driver) = (self.pool, &self.core.driver);
         let kind = if self.want.kind == Kind::CACHED { HostKind::Cached } else { HostKind::WriteCombined };
-        let _hand = {
+        let _transit = {
             let mut state = host.lock();
             if !state.backing.claim(len, u64::MAX) {
                 return Ok(None);
             }
-            self.hand()
+            self.transit()
         };
         assert_unlocked("host memory is pinned");
         let unclaim = Undo::new(|| host.lock().backing.unclaim(len));
@@ -249,7 +251,7 @@ impl<D: Driver> Miss<'_, D> {
         loop {
             let mut waiting: Vec<Pending> = core.host.lock().pool.in_flight.oldest().collect();
             // Kept sources are pinned memory, most of them.
-            waiting.extend(core.keeper.oldest());
+            waiting.extend(core.deferred_drops.oldest());
             waiting.sort_unstable();
             waiting.dedup();
             let waitable = core.registry.waitable(&core.driver);
@@ -265,7 +267,7 @@ impl<D: Driver> Miss<'_, D> {
                 });
             self.patience = patience;
             let done = done?;
-            let dropped = core.keeper.drop_all_known();
+            let dropped = core.deferred_drops.drop_all_known();
             let state = &mut core.host.lock().pool;
             let drained = drain(state, &core.registry.seen()) | dropped;
             *progress |= drained;
@@ -285,7 +287,7 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let own = Cell::new(0);
     let mut trimmed = Trimmed::default();
     let mut idle = Vec::new();
-    let _hand = {
+    let _transit = {
         let HostState { pool, backing } = &mut *core.host.lock();
         drain(pool, &core.registry.seen());
         let wholly: Vec<(SegmentId, Granules, Kind)> =
@@ -294,7 +296,7 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
             pool.cut_free_of(id);
             idle.extend(backing.take_out(id).map(|range| (id, len, kind, range)));
         }
-        core.host.hands.take(&own)
+        core.host.in_transit.take(&own)
     };
     assert_unlocked("host memory is unpinned");
     let mut failed = None;

@@ -8,8 +8,8 @@
 //! It does not know what a rung does, nor which memory is asked for: [`Rungs`] of device memory are in `miss`, those of pinned memory in
 //! `host`.
 
-use super::hands::{Hand, Hands};
-use super::shared::Core;
+use super::core::Core;
+use super::in_transit::{InTransit, TransitGuard};
 use super::waiting::Patience;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
@@ -74,8 +74,8 @@ pub(crate) struct Climb<'a, D: Driver, P> {
     pub(crate) core: &'a Core<D>,
     pub(crate) pool: &'a P,
     pub(crate) want: Want,
-    pub(crate) asked: u64,
-    hands: &'a Hands,
+    pub(crate) requested: u64,
+    in_transit: &'a InTransit,
     /// What this request had in hand and put down.
     pub(crate) own: &'a Cell<u64>,
     pub(super) tried: Vec<&'static str>,
@@ -107,7 +107,7 @@ pub(crate) struct Climb<'a, D: Driver, P> {
 
 /// Once over the rungs.
 struct Round {
-    /// How many hands had landed when it began, all and the request's own.
+    /// How many transits had ended when it began, all and the request's own.
     landed: (u64, u64),
     /// Whether something moved that may serve another round.
     progress: bool,
@@ -144,16 +144,16 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
     pub(crate) fn new(
         core: &'a Core<D>,
         pool: &'a P,
-        (want, asked): (Want, u64),
-        (hands, own): (&'a Hands, &'a Cell<u64>),
+        (want, requested): (Want, u64),
+        (in_transit, own): (&'a InTransit, &'a Cell<u64>),
     ) -> Climb<'a, D, P> {
         let patience = Patience::new(core.config.wait);
         Climb {
             core,
             pool,
             want,
-            asked,
-            hands,
+            requested,
+            in_transit,
             own,
             tried: Vec::new(),
             begun: (process_time(), patience.left()),
@@ -182,8 +182,8 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
     }
 
     /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.
-    pub(crate) fn hand(&self) -> Hand<'a> {
-        self.hands.take(self.own)
+    pub(crate) fn transit(&self) -> TransitGuard<'a> {
+        self.in_transit.take(self.own)
     }
 }
 
@@ -199,7 +199,7 @@ where
     pub(crate) fn climb(&mut self) -> Result<Taken, Error> {
         loop {
             if !self.is_hopeless() {
-                let mut round = Round { landed: (self.hands.landed(), self.own.get()), progress: false };
+                let mut round = Round { landed: (self.in_transit.landed(), self.own.get()), progress: false };
                 if let Some(taken) = self.climb_once(&mut round.progress)? {
                     return Ok(taken);
                 }
@@ -220,8 +220,8 @@ where
     }
 
     fn verdict(&mut self, mut round: Round) -> Verdict {
-        let (hands, before, own) = (self.hands, round.landed.0, self.own.get() - round.landed.1);
-        let mut moved = self.patience.spend(process_time, |left| hands.others_landed(before, own, left));
+        let (in_transit, before, own) = (self.in_transit, round.landed.0, self.own.get() - round.landed.1);
+        let mut moved = self.patience.spend(process_time, |left| in_transit.others_landed(before, own, left));
         moved |= self.thorough && self.others_freed();
         // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
         self.stamps_due |= moved;

@@ -1,18 +1,18 @@
 //! What happens when no cached chunk fits: the rungs of device memory, one a line.
 //!
 //! No lock is held over a driver call, no thread holds two pool locks. A rung either serves, or makes progress, or is not
-//! climbed again. How often the ladder is climbed is `ladder`'s; the mechanics of the rungs are in `lend`, `grow` and `trim`; this file
+//! climbed again. How often the ladder is climbed is `ladder`'s; the mechanics of the rungs are in `migrate`, `grow` and `trim`; this file
 //! decides their order.
 //!
 //! ```text
 //! latency                                      footprint
-//! 1 fold, drain, drop kept values, look again  1 the same
-//! 2 lend what is complete or ordered           2 the same
+//! 1 poll, drain, drop kept values, look again  1 the same
+//! 2 migrate what is complete or ordered           2 the same
 //!   where no event is asked and as much is in    the same
 //!   flight as was ever live: 4, own ranges
 //! 3 grow within the limit                      3 grow within 1 % above the peak of live bytes
 //!   small requests: large segments' space        the same
-//! 4 lend behind an inserted wait               4 the same
+//! 4 migrate behind an inserted wait               4 the same
 //! 5 (move handles: needs virtual memory)       5 (the same)
 //! 6 -                                          6 grow within the limit
 //! 7 give idle segments back, grow again        7 the same, both only where a free waits for nothing
@@ -22,10 +22,10 @@
 //! ```
 
 use super::config::{Policy, Reuse};
+use super::core::{Core, lost};
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pool::{Pool, PoolState};
 use super::registry::QUESTIONS;
-use super::shared::{Core, lost};
 use super::waiting::{Patience, wait_for_some};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
@@ -52,21 +52,21 @@ impl<D: Driver> Core<D> {
     /// Out of memory with its facts, or the driver's refusal.
     #[cold]
     #[inline(never)]
-    pub(crate) fn miss(&self, pool: &Pool<D>, want: Want, asked: u64) -> Result<Taken, Error> {
+    pub(crate) fn miss(&self, pool: &Pool<D>, want: Want, requested: u64) -> Result<Taken, Error> {
         assert_unlocked("a miss");
-        let lends = {
+        let migrates = {
             let mut state = pool.lock();
             state.counters.misses += 1;
             state.counters.migrations_in
         };
         let own = Cell::new(0);
-        let served = Miss::new(self, pool, (want, asked), (&self.hands, &own)).serve();
-        if served.is_ok() && pool.lock().counters.migrations_in != lends {
+        let served = Miss::new(self, pool, (want, requested), (&self.in_transit, &own)).serve();
+        if served.is_ok() && pool.lock().counters.migrations_in != migrates {
             // Another pool's memory is live here now, beside what is live there.
             self.cut_peaks_when_due();
         }
         if served.is_err() && self.is_recording() {
-            self.record(Event::OutOfMemory { asked, stream: pool.line.info.id });
+            self.record(Event::OutOfMemory { requested, stream: pool.timeline.info.id });
         }
         served
     }
@@ -104,9 +104,9 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     fn climb_once(&mut self, progress: &mut bool) -> Step {
         let (policy, reuse) = (self.core.config.policy, self.core.config.reuse);
         self.refused_on.clear();
-        rung!(self: Poll, self.fold());
-        if self.has_lenders() {
-            rung!(self: Migrate, Step::Ok(self.lend()));
+        rung!(self: Poll, self.poll_completed());
+        if self.has_sources() {
+            rung!(self: Migrate, Step::Ok(self.migrate()));
         }
         if reuse == Reuse::WithWaits && self.core.config.deterministic {
             rung!(self: MigrateWithWait, self.order_older_half());
@@ -114,11 +114,11 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         rung!(self: Grow, self.grow(policy == Policy::Footprint));
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));
-        if self.want.kind == Kind::Small && self.has_lenders() {
-            rung!(self: Migrate, Step::Ok(self.lend_across()));
+        if self.want.kind == Kind::Small && self.has_sources() {
+            rung!(self: Migrate, Step::Ok(self.migrate_across()));
         }
         if reuse == Reuse::WithWaits {
-            rung!(self: MigrateWithWait, self.lend_with_wait());
+            rung!(self: MigrateWithWait, self.migrate_with_wait());
         }
         if policy == Policy::Footprint {
             rung!(self: Grow, self.grow(false));
@@ -138,7 +138,11 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     }
 
     fn facts(&self) -> OutOfMemory {
-        self.core.out_of_memory(Some(self.pool.line.info.id), self, self.core.holding(&self.want, self.pool))
+        self.core.out_of_memory(
+            Some(self.pool.timeline.info.id),
+            self,
+            self.core.holding(&self.want, self.pool),
+        )
     }
 }
 
@@ -157,8 +161,8 @@ impl<D: Driver> Miss<'_, D> {
             return Ok(taken);
         }
         // Markers that fell due come before our own operation (O9).
-        self.core.registry.serve(&self.core.driver);
-        self.core.keeper.serve();
+        self.core.registry.run_maintenance(&self.core.driver);
+        self.core.deferred_drops.run();
         self.climb()
     }
 
@@ -202,10 +206,10 @@ impl<D: Driver> Miss<'_, D> {
     /// The same, in a hold of the pool's lock in which something arrived: nobody else can take it first.
     pub(crate) fn search_in(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
         let exact = self.core.config.exact_fit;
-        let taken = match state.take(&self.want, self.asked, exact) {
+        let taken = match state.take(&self.want, self.requested, exact) {
             Some(t) => Some(t),
             None if exact => None,
-            None if across => state.take_across(&self.want, self.asked),
+            None if across => state.take_across(&self.want, self.requested),
             None => None,
         };
         let taken = taken.or_else(|| if exact { None } else { self.search_all(state, across) });
@@ -222,14 +226,14 @@ impl<D: Driver> Miss<'_, D> {
         let mut kinds = kinds.filter(|_| self.thorough);
         let found =
             kinds.find_map(|kind| state.heap.find(&Want { kind, ..self.want }, usize::MAX, |_| true))?;
-        state.take_brought(&self.want, self.asked, found.chunk)
+        state.take_brought(&self.want, self.requested, found.chunk)
     }
 
     /// Rung 1: learn what is complete, drain what is over.
-    fn fold(&mut self) -> Step {
+    fn poll_completed(&mut self) -> Step {
         if self.thorough {
             // An owner may hold memory of the device's, or of ours.
-            self.core.keeper.sweep();
+            self.core.deferred_drops.sweep();
         }
         // What frees meanwhile, or the other kind, may serve without asking the driver.
         if let Some(handed) = self.again() {
@@ -238,7 +242,7 @@ impl<D: Driver> Miss<'_, D> {
         let (core, pool) = (self.core, self.pool);
         let asks = !core.config.deterministic;
         let mut any = false;
-        let asked = if self.thorough {
+        let requested = if self.thorough {
             // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
             core.registry.drain_to_end(&core.driver, asks, usize::MAX, || {
                 any |= self.drain_all();
@@ -250,7 +254,7 @@ impl<D: Driver> Miss<'_, D> {
                 pool.lock().in_flight.oldest().collect()
             })
         };
-        if let Err(e) = asked {
+        if let Err(e) = requested {
             self.one_refused(None, e)?;
         }
         if any { Ok(self.again()) } else { Ok(None) }
@@ -272,7 +276,7 @@ impl<D: Driver> Miss<'_, D> {
         }
         // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
         // Its new stamps are older than the markers made next.
-        *progress |= core.keeper.drop_all_known();
+        *progress |= core.deferred_drops.drop_all_known();
         *progress |= self.drain_all();
         if let Err(e) = core.registry.mark_all(&core.driver) {
             self.refused(e)?;
@@ -281,7 +285,7 @@ impl<D: Driver> Miss<'_, D> {
             self.stamps = self.pending(true);
         }
         let in_flight = self.pending(false);
-        let mut batch = [&in_flight[..], &self.stamps, &core.keeper.oldest()].concat();
+        let mut batch = [&in_flight[..], &self.stamps, &core.deferred_drops.oldest()].concat();
         batch.sort_unstable();
         batch.dedup();
         let waitable = core.registry.waitable(&core.driver);
@@ -289,7 +293,7 @@ impl<D: Driver> Miss<'_, D> {
         let told = |p: Pending| {
             self.pool.lock().counters.host_waits += 1;
             if core.is_recording() {
-                let stream = core.registry.line(p.on).map(|l| l.info.id);
+                let stream = core.registry.timeline(p.on).map(|l| l.info.id);
                 core.record(Event::HostWait { stream });
             }
         };
@@ -308,7 +312,7 @@ impl<D: Driver> Miss<'_, D> {
         *progress |= done > 0;
         // Another thread may have waited for it and not have drained yet.
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
-        *progress |= core.keeper.drop_all_known();
+        *progress |= core.deferred_drops.drop_all_known();
         *progress |= self.drain_all();
         if *progress { Ok(self.again()) } else { Ok(None) }
     }
@@ -320,10 +324,10 @@ impl<D: Driver> Miss<'_, D> {
             let state = pool.lock();
             pending.extend(state.in_flight.oldest());
             if stamps && state.heap.stats().free > 0 {
-                let line = &pool.line;
+                let timeline = &pool.timeline;
                 // Of a stream that cannot be marked here, what its markers cover.
-                let epoch = if line.is_unmanaged() { line.covered() } else { line.marked() };
-                pending.push(Pending { on: line.id, epoch });
+                let epoch = if timeline.is_named_only() { timeline.covered() } else { timeline.marked() };
+                pending.push(Pending { on: timeline.id, epoch });
             }
         }
         pending.sort_unstable();
@@ -334,7 +338,7 @@ impl<D: Driver> Miss<'_, D> {
     /// A stream that cannot be marked now may have been marked before.
     fn covered_before(&self, pending: Pending) -> Option<Pending> {
         let (registry, on) = (&self.core.registry, pending.on);
-        let before = Pending { on, epoch: registry.line(on)?.covered() };
+        let before = Pending { on, epoch: registry.timeline(on)?.covered() };
         (before.epoch < pending.epoch && !registry.all_complete(&[before])).then_some(before)
     }
 

@@ -1,8 +1,8 @@
 //! The meeting floor: the only place where bookkeeping and device meet.
 //!
 //! An [`Allocator`] hands out device memory in stream order from one pool a stream. Its rooms: `fast` (a hit and a free), `pool`,
-//! `miss` (the ladder when nothing cached fits) with `lend`, `grow` and `trim`, `registry` (the device's timelines),
-//! `host` (pinned memory), `shared` (what the handles have in common). Locks and their ranks are in
+//! `miss` (the ladder when nothing cached fits) with `migrate`, `grow` and `trim`, `registry` (the device's timelines),
+//! `host` (pinned memory), `core` (what the handles have in common). Locks and their ranks are in
 //! [`sync::Rank`](crate::sync::Rank): no two pool locks at once, no driver call and no user code under any but a grower's
 //! turn.
 //!
@@ -15,40 +15,40 @@ mod bookkeeping;
 mod bounded;
 mod closed;
 mod config;
+mod core;
+pub(crate) mod deferred_drops;
 mod entry;
 mod event;
 mod events;
-mod facts;
+pub(crate) mod external;
 mod fast;
-pub(crate) mod foreign;
 mod grow;
-mod hands;
 mod host;
-pub(crate) mod keeper;
+mod in_transit;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod kernels;
 mod ladder;
-mod lend;
-mod lenders;
-mod line;
+mod migrate;
 mod miss;
+mod oom_facts;
 mod peaks;
 mod pinned;
 mod pool;
-mod quiet;
 mod raw;
 pub(crate) mod recorder;
+mod refcount;
 mod registry;
 mod scrub;
-mod share;
-mod shared;
+mod sources;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod timeline;
 mod trim;
 mod undo;
 mod unpin;
+mod wait_all;
 mod waiting;
 
 pub use allocation::Allocation;
@@ -68,9 +68,9 @@ use crate::report::{Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
 use crate::units::{Addr, AllocationId, DeviceId, Granules, StreamId};
-use core::fmt;
+use ::core::fmt;
+use core::{Core, Owner};
 use pool::{Pool, Watch};
-use shared::{Core, Owner};
 use undo::Undo;
 
 /// The largest alignment that can be asked for, in bytes.
@@ -214,19 +214,19 @@ impl<D: Driver> Allocator<D> {
     /// allocation from it. A search through the pools: whoever allocates often keeps the handle.
     pub fn stream_of(&self, id: StreamId) -> Option<Stream<D>> {
         let found = self.core().pools.lock().iter().find_map(|pool| {
-            if pool.line.info.id != id {
+            if pool.timeline.info.id != id {
                 return None;
             }
             let mut state = pool.lock();
-            // An open pool's line has its stream, and whoever clones that of a closed one may be left with the last reference, under locks.
-            let native = if state.closed { None } else { pool.line.native() }?;
+            // An open pool's timeline has its stream, and whoever clones that of a closed one may be left with the last reference, under locks.
+            let native = if state.closed { None } else { pool.timeline.native() }?;
             state.streams += 1;
             state.watch.clear(Watch::LEAVING);
             Some((Arc::clone(pool), native))
         });
         let (pool, native) = found?;
-        let foreign = pool.line.foreign.load(crate::sync::Ordering::Relaxed);
-        Some(Stream::new(self.owner.clone(), pool, native, foreign))
+        let adopted = pool.timeline.adopted.load(crate::sync::Ordering::Relaxed);
+        Some(Stream::new(self.owner.clone(), pool, native, adopted))
     }
 
     /// Waits, as [`Allocator::adopt`] does, for the end of streams that have ended, if there are dozens and nobody asks about them. Otherwise
@@ -236,25 +236,25 @@ impl<D: Driver> Allocator<D> {
         core.registry.finish_closed(&core.driver, core.config.wait);
     }
 
-    fn enlist(&self, native: D::Stream, foreign: bool, may_wait: bool) -> Result<Stream<D>, Error> {
+    fn enlist(&self, native: D::Stream, adopted: bool, may_wait: bool) -> Result<Stream<D>, Error> {
         let core = self.core();
         if !core.registry.alive() {
-            return Err(shared::lost());
+            return Err(core::lost());
         }
         let info = core.registry.watch(core.driver.stream_info(&native))?;
         if info.device != core.device {
             return Err(Error::WrongDevice { found: info.device, expected: core.device });
         }
-        let foreign = foreign || info.kind != StreamKind::NonBlocking;
-        let line = core.registry.attach(info, &native, foreign);
+        let adopted = adopted || info.kind != StreamKind::NonBlocking;
+        let timeline = core.registry.attach(info, &native, adopted);
         let pool = {
             let mut pools = core.pools.lock();
-            // One count on the line is ours, made just now: then no pool of any allocator is on it. Read under the lock under
+            // One count on the timeline is ours, made just now: then no pool of any allocator is on it. Read under the lock under
             // which pools are added, because somebody else may adopt the stream at the same moment.
-            let alone = line.pools.load(crate::sync::Ordering::Acquire) == 1;
+            let alone = timeline.pools.load(crate::sync::Ordering::Acquire) == 1;
             let looked_at = if alone { &[][..] } else { pools.as_slice() };
             let known = looked_at.iter().find(|p| {
-                if p.line.id != line.id {
+                if p.timeline.id != timeline.id {
                     return false;
                 }
                 let mut state = p.lock();
@@ -267,16 +267,16 @@ impl<D: Driver> Allocator<D> {
             });
             if let Some(pool) = known {
                 // One count a pool, which it had.
-                line.pools.fetch_sub(1, crate::sync::Ordering::AcqRel);
+                timeline.pools.fetch_sub(1, crate::sync::Ordering::AcqRel);
                 Arc::clone(pool)
             } else {
-                let pool = Arc::new(Pool::new(Arc::clone(core), line, pool::state::next_pool_number()));
+                let pool = Arc::new(Pool::new(Arc::clone(core), timeline, pool::state::next_pool_number()));
                 pools.push(Arc::clone(&pool));
                 pool
             }
         };
         // Whatever becomes of the driver's calls behind this, the stream ends as streams do.
-        let stream = Stream::new(self.owner.clone(), pool, native, foreign);
+        let stream = Stream::new(self.owner.clone(), pool, native, adopted);
         core.tidy(may_wait);
         Ok(stream)
     }
@@ -289,7 +289,7 @@ impl<D: Driver> Allocator<D> {
     #[inline]
     pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_special() {
-            stream.line().own_thread("alloc")?;
+            stream.timeline().own_thread("alloc")?;
             stream.named();
             return self.alloc_checked(bytes, Granules(1), stream);
         }
@@ -305,7 +305,7 @@ impl<D: Driver> Allocator<D> {
     pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let _called = Called::<D>::here();
         if !align.is_power_of_two() || align > MOST_ALIGNMENT {
-            return Err(Error::BadAlignment { requested: align, most: MOST_ALIGNMENT });
+            return Err(Error::BadAlignment { requested: align, max: MOST_ALIGNMENT });
         }
         let granules = Granules::holding(align).unwrap_or(Granules(1));
         self.alloc_rare(bytes, granules, stream)
@@ -343,7 +343,7 @@ impl<D: Driver> Allocator<D> {
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, Box<Error>> {
         let allocation = if missed {
-            // A stream of ours that was lent since may capture. What the cache has it is given all the same; what a miss does would end that.
+            // A stream of ours that was migrated since may capture. What the cache has it is given all the same; what a miss does would end that.
             stream.refuse_capture().and_then(|()| self.alloc_missed(bytes, stream))
         } else if stream.is_special() || !Arc::ptr_eq(&stream.pool().core, self.core()) {
             self.alloc_rare(bytes, Granules(1), stream)
@@ -387,13 +387,13 @@ impl<D: Driver> Allocator<D> {
         let pool = stream.pool();
         let core = &pool.core;
         if !Arc::ptr_eq(core, self.core()) {
-            return Err(self.foreign(stream));
+            return Err(self.of_another(stream));
         }
         if bytes == 0 {
             return Ok(Allocation::dangling());
         }
         let Some(len) = Granules::holding(bytes) else {
-            return Err(Error::TooLarge { requested: bytes, most: Granules::MAX.bytes() });
+            return Err(Error::TooLarge { requested: bytes, max: Granules::MAX.bytes() });
         };
         let want = Want { len, align, kind: pool.kind(bytes) };
         let taken = {
@@ -430,9 +430,9 @@ impl<D: Driver> Allocator<D> {
             pool.core.record(trace::Event::Allocate {
                 id,
                 addr: allocation.address(),
-                asked: allocation.len(),
+                requested: allocation.len(),
                 rounded: len.bytes(),
-                stream: pool.line.info.id,
+                stream: pool.timeline.info.id,
                 hit,
             });
             pool.core.deliver();
@@ -442,10 +442,10 @@ impl<D: Driver> Allocator<D> {
 
     #[cold]
     #[inline(never)]
-    fn foreign(&self, stream: &Stream<D>) -> Error {
+    fn of_another(&self, stream: &Stream<D>) -> Error {
         let found = stream.info().device;
         if found == self.device() {
-            Error::ForeignStream { stream: stream.id(), device: found }
+            Error::OtherAllocator { stream: stream.id(), device: found }
         } else {
             Error::WrongDevice { found, expected: self.device() }
         }
@@ -497,7 +497,7 @@ impl<D: Driver> Allocator<D> {
     pub fn trim(&self, which: Trim<'_, D>) -> Result<Trimmed, Error> {
         let _called = Called::<D>::here();
         let core = self.core();
-        core.keeper.sweep();
+        core.deferred_drops.sweep();
         let trimmed = match which {
             Trim::All => {
                 let mut t = core.trim(None)?;
@@ -509,7 +509,7 @@ impl<D: Driver> Allocator<D> {
             }
             Trim::Stream(stream) => {
                 if !Arc::ptr_eq(&stream.pool().core, core) {
-                    return Err(self.foreign(stream));
+                    return Err(self.of_another(stream));
                 }
                 core.trim(Some(stream.pool()))?
             }
@@ -529,14 +529,15 @@ impl<D: Driver> Allocator<D> {
         let turn = core.limits.lock();
         let (before, above) = {
             let mut backing = core.backing.lock();
-            let before = core::mem::replace(&mut backing.limit, bytes);
-            (before, backing.taken.saturating_sub(bytes.unwrap_or(u64::MAX)))
+            let before = ::core::mem::replace(&mut backing.limit, bytes);
+            (before, backing.reserved.saturating_sub(bytes.unwrap_or(u64::MAX)))
         };
         if above == 0 {
             return Ok(());
         }
         let failed = Undo::new(|| core.backing.lock().limit = before);
-        let trimmed = core.learn().and_then(|()| core.trim_segments(None, above, &core::cell::Cell::new(0)));
+        let trimmed =
+            core.learn().and_then(|()| core.trim_segments(None, above, &::core::cell::Cell::new(0)));
         if laws::takes_limit_back(trimmed.is_err()) {
             drop(failed);
         } else {
@@ -569,7 +570,7 @@ impl<D: Driver> Allocator<D> {
         let mut all = Vec::new();
         for pool in self.core().pool_list() {
             let state = pool.lock();
-            state.add_live(pool.number, Some(pool.line.info.id), &mut all);
+            state.add_live(pool.number, Some(pool.timeline.info.id), &mut all);
             state.unlock_fair();
         }
         let host = &self.core().host;
@@ -591,7 +592,7 @@ impl<D: Driver> Allocator<D> {
         self.core().deliver();
     }
 
-    /// Checks every invariant of every heap by walking it, and that each pool is known for what it may lend: for tests.
+    /// Checks every invariant of every heap by walking it, and that each pool is known for what it may give: for tests.
     ///
     /// # Panics
     /// With the invariant's number.
@@ -601,12 +602,12 @@ impl<D: Driver> Allocator<D> {
         for pool in core.pool_list() {
             let state = pool.lock();
             state.heap.check();
-            bounds.push(pool.check_lender(&state));
-            held += state.heap.stats().held;
+            bounds.push(pool.check_source(&state));
+            held += state.heap.stats().owned;
         }
-        core.lenders.check(&bounds);
+        core.sources.check(&bounds);
         let moving = core.moving.load(crate::sync::Ordering::Relaxed);
-        let taken = core.backing.lock().taken;
+        let taken = core.backing.lock().reserved;
         assert_eq!(held + moving, taken, "H5: bytes held by pools and on the move, against bytes taken");
         core.host.check();
     }

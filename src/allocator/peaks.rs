@@ -2,20 +2,20 @@
 //!
 //! A pool knows its own peak exactly, from the lock that every hit holds anyway. Peaks of several pools need not fall on one
 //! moment, and a hit tells no other pool. So time is cut into stretches, on slow paths only: when a report is made,
-//! and when a pool has grown or was lent memory, each time while pools are few. At a cut the live bytes of all pools are known, a bound from below, as is
+//! and when a pool has grown or was given memory, each time while pools are few. At a cut the live bytes of all pools are known, a bound from below, as is
 //! each pool's peak; within a stretch what was live at once is at most the sum of the pools' peaks of that stretch. With one pool
 //! both bounds are one number.
 //!
 //! No thread holds two pools' locks. A cut is a moment at which all pools were seen: each is read, and read again; if none has
 //! changed, its figures were true together in between. If one has, there is no cut, and the stretch goes on.
 
+use super::core::Core;
 use super::pool::{Pool, PoolState};
-use super::shared::Core;
 use crate::driver::Driver;
 use crate::sync::atomic::{AtomicBool, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering};
 
-/// So many pools are looked at, on average, for a pool that has grown or was lent memory: few cost little beside that.
+/// So many pools are looked at, on average, for a pool that has grown or was given memory: few cost little beside that.
 const FEW: usize = 8;
 /// And so many for a miss that asks what it may grow to: it would rather know.
 const SOME: usize = 64;
@@ -171,7 +171,7 @@ impl<D: Driver> Core<D> {
         let known = *self.peaks.known.lock();
         let at_least = known.at_least.max(largest);
         // What is live was taken.
-        let at_most = known.at_most.max(stretch).min(self.backing.lock().taken_peak);
+        let at_most = known.at_most.max(stretch).min(self.backing.lock().reserved_peak);
         Bounds { at_least, at_most: at_most.max(at_least) }
     }
 

@@ -1,12 +1,12 @@
 //! The owned handle of pinned memory, and what is said about its uses. It does not know where its bytes came from.
 
-mod lent;
+mod borrowed;
 pub(super) mod pool;
 
-use self::lent::Lent;
+use self::borrowed::Borrows;
+use super::core::Core;
 use super::event::Event;
 use super::registry::CONTEXT;
-use super::shared::Core;
 use super::stream::Stream;
 use super::undo::Undo;
 use crate::driver::{Driver, Note};
@@ -43,7 +43,7 @@ use core::ptr::NonNull;
 pub struct PinnedAllocation<D: Driver> {
     home: Option<Home<D>>,
     bytes: u64,
-    lent: Lent,
+    borrowed: Borrows,
 }
 
 struct Home<D: Driver> {
@@ -55,11 +55,11 @@ struct Home<D: Driver> {
 impl<D: Driver> PinnedAllocation<D> {
     /// Of no bytes: nothing to give back.
     pub(crate) fn empty() -> PinnedAllocation<D> {
-        PinnedAllocation { home: None, bytes: 0, lent: Lent::not() }
+        PinnedAllocation { home: None, bytes: 0, borrowed: Borrows::not() }
     }
     pub(crate) fn new(core: &Arc<Core<D>>, addr: Addr, id: AllocationId, bytes: u64) -> PinnedAllocation<D> {
         let home = Some(Home { core: Arc::clone(core), addr, id });
-        PinnedAllocation { home, bytes, lent: Lent::not() }
+        PinnedAllocation { home, bytes, borrowed: Borrows::not() }
     }
     /// The first byte, as a number; a multiple of 512.
     pub fn address(&self) -> Addr {
@@ -101,16 +101,16 @@ impl<D: Driver> PinnedAllocation<D> {
         }
         // Recorded whatever the driver does in what is due.
         let _recorded = Undo::new(|| {
-            let line = stream.line();
+            let timeline = stream.timeline();
             home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
-                if uses.declare(line.id) {
-                    line.open.fetch_add(1, crate::sync::Ordering::AcqRel);
+                if uses.declare(timeline.id) {
+                    timeline.open.fetch_add(1, crate::sync::Ordering::AcqRel);
                 }
             });
             home.core.driver.note(Note::Used { id: home.id, stream: stream.id(), so_far: false });
         });
-        home.core.registry.serve(&home.core.driver);
-        home.core.keeper.serve();
+        home.core.registry.run_maintenance(&home.core.driver);
+        home.core.deferred_drops.run();
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl<D: Driver> PinnedAllocation<D> {
             return Err(Error::WrongDevice { found: event.device(), expected: home.core.device });
         }
         home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
-            uses.exact(event.timeline(), Access::Write, event.epoch());
+            uses.exact(event.timeline_id(), Access::Write, event.epoch());
         });
         home.core.driver.note(Note::Used { id: home.id, stream: event.stream(), so_far: true });
         Ok(())
@@ -144,7 +144,7 @@ impl<D: Driver> PinnedAllocation<D> {
             });
             core.host.free(&core, id);
         });
-        core.registry.serve(&core.driver);
+        core.registry.run_maintenance(&core.driver);
         drop(freed);
         core.registry.mark_context(&core.driver);
     }

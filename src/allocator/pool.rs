@@ -4,15 +4,15 @@
 //! Nothing here calls the driver or user code, so that a drop, which may come at any time on any thread, never waits for
 //! either (O9). What a hit and a plain free do is in `fast`.
 //!
-//! It does not know other pools: who lends what to whom is told in `lend`.
+//! It does not know other pools: what migrates from whom to whom is told in `migrate`.
 
 mod figures;
 pub(super) mod pieces;
 pub(super) mod state;
 
+use super::core::Core;
 use super::registry::uses::{note_pending, release_open};
-use super::registry::{CONTEXT, Line};
-use super::shared::Core;
+use super::registry::{CONTEXT, StreamTimeline};
 use crate::driver::Driver;
 use crate::heap::{ChunkId, ChunkView, Kind};
 use crate::laws::{self, cost, steps};
@@ -31,7 +31,7 @@ const IN_VAIN: u32 = 10;
 /// What one stream owns in one allocator.
 pub(crate) struct Pool<D: Driver> {
     pub(crate) core: Arc<Core<D>>,
-    pub(crate) line: Arc<Line<D>>,
+    pub(crate) timeline: Arc<StreamTimeline<D>>,
     /// Its number in this process, never used twice.
     pub(crate) number: u32,
     /// [`Core::small_bytes`], so that a hit reads nothing of the core: misses of all threads write there.
@@ -49,7 +49,7 @@ pub(crate) struct Pool<D: Driver> {
 #[repr(align(128))]
 struct Shared {
     state: Ranked<PoolState, Quick>,
-    /// At least the longest free range of each kind in granules: spares a lender's search a lock. Written under the lock.
+    /// At least the longest free range of each kind in granules: spares a source's search a lock. Written under the lock.
     longest: [AtomicU32; 2],
 }
 
@@ -57,7 +57,7 @@ struct Shared {
 pub(crate) type Held<'a> = RankedGuard<'a, PoolState, Quick>;
 
 impl<D: Driver> Pool<D> {
-    pub(crate) fn new(core: Arc<Core<D>>, line: Arc<Line<D>>, number: u32) -> Pool<D> {
+    pub(crate) fn new(core: Arc<Core<D>>, timeline: Arc<StreamTimeline<D>>, number: u32) -> Pool<D> {
         let mut state = PoolState { streams: 1, ..PoolState::new() };
         if core.is_recording() {
             state.watch.set(Watch::RECORDING);
@@ -65,7 +65,7 @@ impl<D: Driver> Pool<D> {
         Pool {
             small_bytes: core.small_bytes,
             core,
-            line,
+            timeline,
             number,
             state: Shared {
                 state: Ranked::new(Rank::Pool, state),
@@ -112,15 +112,15 @@ impl<D: Driver> Pool<D> {
     /// have. The next one looks at twice as many, until it is known what is complete of all that are long enough.
     pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, kind: Kind, len: Granules, steps: usize) {
         self.tighten_longest(state);
-        let lenders = &self.core.lenders;
-        if !lenders.are_many(kind) {
+        let sources = &self.core.sources;
+        if !sources.are_many(kind) {
             return;
         }
         let k = kind as usize;
-        let complete = self.line.seen();
+        let complete = self.timeline.seen();
         let ripe = state.heap.ripe(kind, steps, complete);
         let known = ripe.longest < len;
-        let aside = lenders.set_aside(self.number, kind, &self.line, state.longest[k], ripe, complete);
+        let aside = sources.set_aside(self.number, kind, &self.timeline, state.longest[k], ripe, complete);
         state.aside[k] |= aside;
         if !(aside && known) {
             state.in_vain[k] = (state.in_vain[k] + 1).min(IN_VAIN);
@@ -133,17 +133,17 @@ impl<D: Driver> Pool<D> {
         state.in_vain[k] = 0;
         if cost::calls_back(state.aside[k]) {
             state.aside[k] = false;
-            self.core.lenders.call_back(self.number, kind);
+            self.core.sources.call_back(self.number, kind);
         }
     }
 
-    /// Cold: a free that makes a range longer than the pool has had since the last search, or a search (F1 in `lenders`).
+    /// Cold: a free that makes a range longer than the pool has had since the last search, or a search (F1 in `sources`).
     #[cold]
     #[inline(never)]
     fn set_longest(&self, state: &mut PoolState, kind: Kind, longest: Granules) {
         let before = core::mem::replace(&mut state.longest[kind as usize], longest.0);
         self.state.longest[kind as usize].store(longest.0, Ordering::Relaxed);
-        self.core.lenders.moved(self.number, kind, before, longest.0);
+        self.core.sources.moved(self.number, kind, before, longest.0);
     }
 
     /// A range is in flight here.
@@ -168,12 +168,12 @@ impl<D: Driver> Pool<D> {
     #[inline(never)]
     fn set_longest_in_flight(&self, state: &mut PoolState, longest: u32) {
         let before = core::mem::replace(&mut state.longest_in_flight, longest);
-        self.core.lenders.flown(self.number, before, longest);
+        self.core.sources.flown(self.number, before, longest);
     }
 
     /// Panics unless F1 to F3 hold of this pool by itself. Returns its bounds, by which the index of all pools is to have it: of each
     /// kind, and of what is in flight.
-    pub(super) fn check_lender(&self, state: &PoolState) -> (u32, [u32; 3]) {
+    pub(super) fn check_source(&self, state: &PoolState) -> (u32, [u32; 3]) {
         for kind in Kind::ALL {
             let (longest, bound) = (state.heap.longest_free_of(kind).0, state.longest[kind as usize]);
             assert!(
@@ -186,7 +186,7 @@ impl<D: Driver> Pool<D> {
                 "F1: {self:?} says another bound than it has, {kind:?}"
             );
         }
-        self.core.lenders.check_aside(self.number, &self.line, &state.heap);
+        self.core.sources.check_aside(self.number, &self.timeline, &state.heap);
         let (longest, bound) = (state.in_flight.longest().0, state.longest_in_flight);
         assert!(
             cost::is_bound(longest, bound),
@@ -199,7 +199,7 @@ impl<D: Driver> Pool<D> {
     /// What is to be done beside a free: the watch says that there is something, perhaps.
     #[cold]
     #[inline(never)]
-    pub(crate) fn settle(
+    pub(crate) fn after_merge(
         &self,
         state: &mut PoolState,
         chunk: ChunkId,
@@ -214,16 +214,16 @@ impl<D: Driver> Pool<D> {
                 state.watch.clear(Watch::NAMED);
             }
         }
-        if state.watch.has(Watch::ASKED) && self.line.note_unmarked(len.bytes()) {
+        if state.watch.has(Watch::ASKED) && self.timeline.note_unmarked(len.bytes()) {
             state.watch.clear(Watch::ASKED);
-            self.core.registry.raise_errand(&self.line);
+            self.core.registry.request_maintenance(&self.timeline);
         }
         if state.watch.has(Watch::RECORDING) {
             self.core.record(Event::Free {
                 id: self.id_of(chunk, generation),
                 addr,
                 rounded: len.bytes(),
-                stream: self.line.info.id,
+                stream: self.timeline.info.id,
                 in_flight,
             });
         }
@@ -259,12 +259,12 @@ impl<D: Driver> Pool<D> {
     ) -> AfterFree {
         let registry = &self.core.registry;
         let state = &mut *guard;
-        point!("unsealed");
+        pause_point!("unsealed");
         // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
         let mut pending: PendingSet = {
             let seen = registry.seen();
-            uses.at_free(Some(self.line.id), |on| {
-                seen.line(on).map_or(Epoch::COMPLETE, |l| laws::seal(|| l.stamp(), || l.marked()))
+            uses.at_free(Some(self.timeline.id), |on| {
+                seen.timeline(on).map_or(Epoch::COMPLETE, |l| laws::seal(|| l.stamp(), || l.marked()))
             })
         };
         let unknown = laws::is_unknown(unknown);
@@ -272,15 +272,15 @@ impl<D: Driver> Pool<D> {
             pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
         }
         let ordered = || {
-            point!("sealed");
-            !unknown && registry.all_ordered(self.line.id, &self.line.clock(), &pending)
+            pause_point!("sealed");
+            !unknown && registry.all_ordered(self.timeline.id, &self.timeline.clock(), &pending)
         };
-        if let Some(stamp) = steps::freed_stamp(ordered, || self.line.stamp()) {
+        if let Some(stamp) = steps::freed_stamp(ordered, || self.timeline.stamp()) {
             let given = state.heap.give(chunk, generation, stamp);
             self.publish_longest(state, given.kind, given.free_len);
-            self.settle(state, chunk, generation, view.addr, given.len, false)
+            self.after_merge(state, chunk, generation, view.addr, given.len, false)
         } else {
-            let home = self.line.stamp();
+            let home = self.timeline.stamp();
             state.heap.hold(chunk, generation, home);
             for p in &pending {
                 note_pending(registry, *p, view.len.bytes(), unknown);
@@ -291,12 +291,12 @@ impl<D: Driver> Pool<D> {
             if state.in_flight.is_crowded() {
                 self.drain_locked(state);
             }
-            self.settle(state, chunk, generation, view.addr, view.len, true)
+            self.after_merge(state, chunk, generation, view.addr, view.len, true)
         }
     }
 
     /// Registers a use on `on` until the free, or until nobody can queue work there any more.
-    pub(crate) fn declare_use(&self, chunk: ChunkId, generation: u32, on: &Line<D>) {
+    pub(crate) fn declare_use(&self, chunk: ChunkId, generation: u32, on: &StreamTimeline<D>) {
         self.with_uses(chunk, generation, |uses| {
             if !laws::stays_open() {
                 uses.exact(on.id, order::Access::Write, on.stamp());
@@ -315,18 +315,18 @@ impl<D: Driver> Pool<D> {
     pub(crate) fn birth(&self, chunk: ChunkId, generation: u32) -> Pending {
         let state = self.lock();
         let stamp = state.heap.view(chunk, generation).stamp;
-        Pending { on: self.line.id, epoch: laws::birth(stamp) }
+        Pending { on: self.timeline.id, epoch: laws::birth(stamp) }
     }
 
     /// Takes the birth stamp anew, behind what was queued on the home stream for an allocation that nobody has yet.
     pub(crate) fn born_now(&self, chunk: ChunkId, generation: u32) {
         let mut state = self.lock();
-        state.heap.set_stamp(chunk, generation, self.line.stamp());
+        state.heap.set_stamp(chunk, generation, self.timeline.stamp());
     }
 }
 
 impl<D: Driver> core::fmt::Debug for Pool<D> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Pool({} of {})", self.number, self.line.info.id)
+        write!(f, "Pool({} of {})", self.number, self.timeline.info.id)
     }
 }

@@ -1,7 +1,7 @@
 //! A device's timelines behind locks, shared by all its allocators.
 //!
 //! `order` keeps the numbers; here they meet the driver: markers are made, waited for, queried and recycled. A timeline
-//! ([`Line`]) belongs to the device and outlives its stream, so that stamps can be compared long after the stream is
+//! ([`StreamTimeline`]) belongs to the device and outlives its stream, so that stamps can be compared long after the stream is
 //! gone. The registry hangs on the driver value ([`DeviceSlot`](crate::driver::DeviceSlot)) and dies with the device's
 //! last allocator.
 //!
@@ -13,13 +13,13 @@ mod captured;
 mod completion;
 #[cfg(feature = "cuda")]
 pub(crate) mod entered;
-mod errands;
-mod means;
+mod maintenance;
+mod marking;
 pub(crate) mod uses;
 
 use super::events::{EventPool, SharedEvent};
-use super::line::new_line;
-pub(crate) use super::line::{CONTEXT, Line};
+use super::timeline::new_timeline;
+pub(crate) use super::timeline::{CONTEXT, StreamTimeline};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
@@ -32,10 +32,10 @@ use crate::units::{Epoch, StreamId};
 use completion::Outstanding;
 pub(crate) use completion::QUESTIONS;
 use core::time::Duration;
-use errands::{Errands, Listed};
 use hashbrown::HashMap;
-use means::{Means, held_back};
-pub(crate) use means::{Named, is_marked_by_handle};
+use maintenance::{Listed, Maintenance};
+use marking::{Means, held_back};
+pub(crate) use marking::{Named, is_marked_by_handle};
 
 /// How long a request waits for somebody else's last marker of a stream. Making one takes microseconds; if it cannot be recorded,
 /// its maker may wait for the whole stream.
@@ -44,7 +44,7 @@ pub(crate) const CLOSING: Duration = Duration::from_millis(1);
 /// Lists of pools, and tables of timelines, shorter than this are not looked through.
 pub(super) const SWEEP_LEAST: usize = 16;
 
-/// A marker half made (O8): its number and the clock's copy, taken in one hold of the line's lock.
+/// A marker half made (O8): its number and the clock's copy, taken in one hold of the timeline's lock.
 struct Reserved<D: Driver> {
     number: Epoch,
     copy: Clock,
@@ -53,15 +53,15 @@ struct Reserved<D: Driver> {
     named: Named,
 }
 
-/// A close under way. Its end leaves the line no longer closing, and with its stream if that is still here.
+/// A close under way. Its end leaves the timeline no longer closing, and with its stream if that is still here.
 struct Closing<'a, D: Driver> {
-    line: &'a Line<D>,
+    timeline: &'a StreamTimeline<D>,
     native: Option<D::Stream>,
 }
 
 impl<D: Driver> Drop for Closing<'_, D> {
     fn drop(&mut self) {
-        let mut state = self.line.state.lock();
+        let mut state = self.timeline.state.lock();
         state.closing = false;
         if let Some(native) = self.native.take() {
             state.native = Some(native);
@@ -69,7 +69,7 @@ impl<D: Driver> Drop for Closing<'_, D> {
     }
 }
 
-/// What a call that serves errands may do to the device.
+/// What a call that runs maintenance may do to the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum May {
     /// Record events, of single streams.
@@ -88,41 +88,41 @@ pub(crate) struct Registry<D: Driver> {
     #[cfg(feature = "cuda")]
     attach_above: entered::AttachAbove,
     /// Timelines whose due or closable flag went up and that no call has served since.
-    errands: Ranked<Listed<D>>,
+    maintenance: Ranked<Listed<D>>,
     /// Whether there are any.
-    errand: AtomicBool,
+    maintenance_due: AtomicBool,
     lost: AtomicBool,
     /// How many timelines in the table are of independent streams.
     pub(super) independents: AtomicU32,
-    context: Arc<Line<D>>,
+    context: Arc<StreamTimeline<D>>,
 }
 
 struct Table<D: Driver> {
-    by_stream: HashMap<StreamId, Arc<Line<D>>>,
-    by_id: HashMap<TimelineId, Arc<Line<D>>>,
+    by_stream: HashMap<StreamId, Arc<StreamTimeline<D>>>,
+    by_id: HashMap<TimelineId, Arc<StreamTimeline<D>>>,
     next: u32,
 }
 
 /// What the host knows complete, read under one lock of the registry.
-pub(crate) struct Seen<'a, D: Driver>(crate::sync::RankedGuard<'a, Table<D>>, &'a Line<D>);
+pub(crate) struct Seen<'a, D: Driver>(crate::sync::RankedGuard<'a, Table<D>>, &'a StreamTimeline<D>);
 
 impl<D: Driver> Completed for Seen<'_, D> {
     fn completed(&self, on: TimelineId) -> Epoch {
         if on == CONTEXT {
             return self.1.seen();
         }
-        // A line leaves the table only when all its stamps are complete.
-        self.0.by_id.get(&on).map_or(Epoch(u64::MAX), |line| line.seen())
+        // A timeline leaves the table only when all its stamps are complete.
+        self.0.by_id.get(&on).map_or(Epoch(u64::MAX), |timeline| timeline.seen())
     }
 }
 
 impl<D: Driver> Seen<'_, D> {
-    pub(crate) fn line(&self, on: TimelineId) -> Option<&Arc<Line<D>>> {
+    pub(crate) fn timeline(&self, on: TimelineId) -> Option<&Arc<StreamTimeline<D>>> {
         self.0.by_id.get(&on)
     }
 }
 
-/// A driver call on a stream that the line has let go: a mistake of ours, which no request passes over.
+/// A driver call on a stream that the timeline has let go: a mistake of ours, which no request passes over.
 fn gone(call: &'static str) -> DriverError {
     DriverError::new(call, 400, DriverErrorKind::Other, "the stream was destroyed")
 }
@@ -133,9 +133,9 @@ impl<D: Driver> Registry<D> {
             id: StreamId(u64::MAX),
             device: driver.device(),
             kind: StreamKind::LegacyDefault,
-            mortal: false,
+            unmanaged: false,
         };
-        let context = new_line(CONTEXT, info, None);
+        let context = new_timeline(CONTEXT, info, None);
         let mut by_id = HashMap::new();
         by_id.insert(CONTEXT, Arc::clone(&context));
         Registry {
@@ -144,8 +144,8 @@ impl<D: Driver> Registry<D> {
             outstanding: Outstanding::default(),
             #[cfg(feature = "cuda")]
             attach_above: entered::AttachAbove::default(),
-            errands: Ranked::new(Rank::Leaf, Listed::default()),
-            errand: AtomicBool::new(false),
+            maintenance: Ranked::new(Rank::Leaf, Listed::default()),
+            maintenance_due: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             independents: AtomicU32::new(0),
             context,
@@ -153,45 +153,50 @@ impl<D: Driver> Registry<D> {
     }
 
     /// The timeline of a live stream, the one it has or a new one, with one more pool counted on it.
-    pub(crate) fn attach(&self, info: StreamInfo, native: &D::Stream, foreign: bool) -> Arc<Line<D>> {
+    pub(crate) fn attach(
+        &self,
+        info: StreamInfo,
+        native: &D::Stream,
+        adopted: bool,
+    ) -> Arc<StreamTimeline<D>> {
         let mut table = self.table.lock();
-        if let Some(line) = table.by_stream.get(&info.id) {
-            // A closed line's stamps stay comparable under its old id; the stream begins a new one. Counted under the
-            // line's lock, where closing looks.
-            let mut state = line.state.lock();
+        if let Some(timeline) = table.by_stream.get(&info.id) {
+            // A closed timeline's stamps stay comparable under its old id; the stream begins a new one. Counted under the
+            // timeline's lock, where closing looks.
+            let mut state = timeline.state.lock();
             if state.native.is_some() && !state.closing {
-                line.foreign.fetch_or(foreign, Ordering::Relaxed);
-                line.pools.fetch_add(1, Ordering::AcqRel);
-                let replaced = if info.mortal { None } else { line.lasts(&mut state, native) };
+                timeline.adopted.fetch_or(adopted, Ordering::Relaxed);
+                timeline.pools.fetch_add(1, Ordering::AcqRel);
+                let replaced = if info.unmanaged { None } else { timeline.lasts(&mut state, native) };
                 drop(state);
                 drop(replaced);
-                return Arc::clone(line);
+                return Arc::clone(timeline);
             }
         }
         let id = TimelineId(table.next);
         table.next = table.next.checked_add(1).expect("2^32 streams in one process");
-        let line = new_line(id, info, Some(native.clone()));
+        let timeline = new_timeline(id, info, Some(native.clone()));
         // Before anybody finds it.
-        line.foreign.store(foreign, Ordering::Relaxed);
-        line.pools.store(1, Ordering::Release);
-        table.by_stream.insert(info.id, Arc::clone(&line));
-        table.by_id.insert(id, Arc::clone(&line));
+        timeline.adopted.store(adopted, Ordering::Relaxed);
+        timeline.pools.store(1, Ordering::Release);
+        table.by_stream.insert(info.id, Arc::clone(&timeline));
+        table.by_id.insert(id, Arc::clone(&timeline));
         self.count_timelines(table.by_id.len());
-        line
+        timeline
     }
 
-    pub(crate) fn context(&self) -> &Arc<Line<D>> {
+    pub(crate) fn context(&self) -> &Arc<StreamTimeline<D>> {
         &self.context
     }
 
-    pub(crate) fn line(&self, on: TimelineId) -> Option<Arc<Line<D>>> {
+    pub(crate) fn timeline(&self, on: TimelineId) -> Option<Arc<StreamTimeline<D>>> {
         self.table.lock().by_id.get(&on).cloned()
     }
 
-    pub(crate) fn lines(&self) -> Vec<Arc<Line<D>>> {
-        let mut lines: Vec<_> = self.table.lock().by_id.values().cloned().collect();
-        lines.sort_by_key(|l| l.id);
-        lines
+    pub(crate) fn timelines(&self) -> Vec<Arc<StreamTimeline<D>>> {
+        let mut timelines: Vec<_> = self.table.lock().by_id.values().cloned().collect();
+        timelines.sort_by_key(|l| l.id);
+        timelines
     }
 
     /// What the host knows complete. Holds the registry's lock; no driver call while it lives.
@@ -229,42 +234,42 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn make_marker(
         &self,
         driver: &D,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
-        self.make_marker_as(driver, line, Named::No)
+        self.make_marker_as(driver, timeline, Named::No)
     }
 
-    /// O8: reserve, copy the clock, record, publish. `None` when the line is closed: its closing marker covers all.
+    /// O8: reserve, copy the clock, record, publish. `None` when the timeline is closed: its closing marker covers all.
     ///
     /// # Errors
     /// The driver's; the stream captures; it cannot be marked here and now ([`Means::Nothing`]): then it falls due.
     pub(crate) fn make_marker_as(
         &self,
         driver: &D,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
         named: Named,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         assert_unlocked("a marker is recorded");
-        let means = Means::of(driver, line, named);
+        let means = Means::of(driver, timeline, named);
         if means == Means::Nothing {
-            line.raise_due();
-            return Err(held_back(line));
+            timeline.raise_due();
+            return Err(held_back(timeline));
         }
         let event = self.watch(self.events.take(driver))?;
         let reserved = {
-            let state = line.state.lock();
+            let state = timeline.state.lock();
             // Holding a clone keeps the native stream until the record has returned.
             let native = state.native.clone();
-            if native.is_none() && line.id != CONTEXT {
+            if native.is_none() && timeline.id != CONTEXT {
                 drop(state);
                 return Ok(None);
             }
-            line.tighten(&state);
-            let number = line.reserve(&state);
-            let copy = if laws::carries_clock() { state.timeline.clock().clone() } else { Clock::EMPTY };
+            timeline.tighten(&state);
+            let number = timeline.reserve(&state);
+            let copy = if laws::carries_clock() { state.markers.clock().clone() } else { Clock::EMPTY };
             Reserved { number, copy, native, means, named }
         };
-        let marker = self.record(driver, line, event, reserved)?;
+        let marker = self.record(driver, timeline, event, reserved)?;
         self.bound_markers(driver);
         Ok(Some(marker))
     }
@@ -273,35 +278,35 @@ impl<D: Driver> Registry<D> {
     fn record(
         &self,
         driver: &D,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
         event: SharedEvent<D>,
         Reserved { number, copy, native, means, named }: Reserved<D>,
     ) -> DriverResult<Marker<SharedEvent<D>>> {
         let record = || {
-            point!("numbered" unless line.state.lock().closing);
+            pause_point!("numbered" unless timeline.state.lock().closing);
             // The native stream is held; planted is that it was not.
-            if planted!(Z39) && native.is_some() && line.is_closed() && !line.state.lock().closing {
+            if mutant!(Z39) && native.is_some() && timeline.is_closed() && !timeline.state.lock().closing {
                 return Err(gone("record"));
             }
             // Frees counted from here on are for the next marker, whether this one covers them or not.
-            let frees = line.unmarked_frees.swap(0, Ordering::Relaxed);
-            let bytes = line.unmarked_bytes.swap(0, Ordering::Relaxed);
+            let frees = timeline.unmarked_frees.swap(0, Ordering::Relaxed);
+            let bytes = timeline.unmarked_bytes.swap(0, Ordering::Relaxed);
             let failed = Undo::new(|| {
                 // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
-                line.loosen();
-                line.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
-                line.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
+                timeline.loosen();
+                timeline.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
+                timeline.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
             });
-            let recorded = self.watch(means.record(driver, line, &event, native.as_ref(), named));
+            let recorded = self.watch(means.record(driver, timeline, &event, native.as_ref(), named));
             drop(native);
-            point!("recorded" unless line.state.lock().closing);
+            pause_point!("recorded" unless timeline.state.lock().closing);
             if recorded.is_ok() {
                 failed.forget();
             }
             recorded
         };
-        let publish = |number, copy| self.publish(line, Marker { number, event: event.clone(), copy });
-        let (now, clock_now) = (|| line.reserve(&line.state.lock()), || line.clock());
+        let publish = |number, copy| self.publish(timeline, Marker { number, event: event.clone(), copy });
+        let (now, clock_now) = (|| timeline.reserve(&timeline.state.lock()), || timeline.clock());
         let (number, copy) = steps::record_then_publish((number, copy), record, publish, now, clock_now)?;
         Ok(Marker { number, event, copy })
     }
@@ -311,36 +316,36 @@ impl<D: Driver> Registry<D> {
     pub(super) fn marker_for(
         &self,
         driver: &D,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
         epoch: Epoch,
         limit: Duration,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         let mut since = None;
         loop {
             let (found, closed) = {
-                let state = line.state.lock();
-                let closed = state.native.is_none() && !state.closing && line.id != CONTEXT;
-                (state.timeline.covering(epoch).cloned(), closed)
+                let state = timeline.state.lock();
+                let closed = state.native.is_none() && !state.closing && timeline.id != CONTEXT;
+                (state.markers.covering(epoch).cloned(), closed)
             };
             if let Some(m) = found {
                 return Ok(Some(m));
             }
-            if line.seen() >= epoch {
+            if timeline.seen() >= epoch {
                 return Ok(None);
             }
-            if closed && (line.is_unmanaged() || line.is_closed_without(epoch).1) {
-                return Err(held_back(line));
+            if closed && (timeline.is_named_only() || timeline.is_closed_without(epoch).1) {
+                return Err(held_back(timeline));
             }
-            assert!(!closed, "O8: {epoch:?} of closed timeline {:?} is covered by no marker", line.id);
-            point!("not covered");
-            match self.make_marker(driver, line)? {
+            assert!(!closed, "O8: {epoch:?} of closed timeline {:?} is covered by no marker", timeline.id);
+            pause_point!("not covered");
+            match self.make_marker(driver, timeline)? {
                 Some(m) if m.number >= epoch => return Ok(Some(m)),
                 Some(_) => {}
                 // Closing: its last marker is about to be published.
                 None => {
                     let now = process_time();
                     if limit != Duration::MAX && now.saturating_sub(*since.get_or_insert(now)) >= limit {
-                        return Err(means::closing(line));
+                        return Err(marking::closing(timeline));
                     }
                     crate::sync::yield_now();
                 }
@@ -352,7 +357,7 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn order_after(
         &self,
         driver: &D,
-        to: &Line<D>,
+        to: &StreamTimeline<D>,
         pending: Pending,
         limit: Duration,
     ) -> DriverResult<Option<()>> {
@@ -368,14 +373,14 @@ impl<D: Driver> Registry<D> {
     pub(super) fn insert_wait(
         &self,
         driver: &D,
-        to: &Line<D>,
+        to: &StreamTimeline<D>,
         pending: Pending,
         limit: Duration,
     ) -> DriverResult<Option<()>> {
-        let Some(from) = self.line(pending.on) else { return Ok(None) };
+        let Some(from) = self.timeline(pending.on) else { return Ok(None) };
         self.with_marker(driver, &from, pending.epoch, limit, |marker| {
             if laws::learns_unwaited() {
-                to.state.lock().timeline.waited(from.id, marker);
+                to.state.lock().markers.waited(from.id, marker);
                 return Ok(());
             }
             self.wait_for(driver, to, from.id, marker)
@@ -386,7 +391,7 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn wait_for(
         &self,
         driver: &D,
-        to: &Line<D>,
+        to: &StreamTimeline<D>,
         on: TimelineId,
         marker: &Marker<SharedEvent<D>>,
     ) -> DriverResult<()> {
@@ -396,10 +401,10 @@ impl<D: Driver> Registry<D> {
             return Err(gone("wait"));
         };
         if laws::learns_now()
-            && let Some(from) = self.line(on)
+            && let Some(from) = self.timeline(on)
         {
             let now = Marker { copy: from.clock(), ..marker.clone() };
-            to.state.lock().timeline.waited(on, &now);
+            to.state.lock().markers.waited(on, &now);
         }
         let on = TimelineId(laws::learnt_of(on.0));
         steps::wait_then_learn(
@@ -411,11 +416,11 @@ impl<D: Driver> Registry<D> {
     /// What a wait taught. A marker that its maker held while timelines left the table still names those, and would give them
     /// to whoever waits for it, and so to all markers made there, for ever. A clock names each timeline once: one that is longer
     /// than the table is rid of them. And one that has become crowded is looked at: what is over is named no more.
-    fn learnt(&self, driver: &D, to: &Line<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
+    fn learnt(&self, driver: &D, to: &StreamTimeline<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
         let (named, crowded) = {
             let mut state = to.state.lock();
-            state.timeline.waited(on, marker);
-            (state.timeline.clock().len(), state.timeline.clock().is_crowded())
+            state.markers.waited(on, marker);
+            (state.markers.clock().len(), state.markers.clock().is_crowded())
         };
         if crowded {
             self.ask_named(driver, &to.clock());
@@ -428,123 +433,123 @@ impl<D: Driver> Registry<D> {
 
     /// Blocks the host for at most `limit` until `pending` is complete. `false` when the time is over.
     pub(crate) fn wait_host(&self, driver: &D, pending: Pending, limit: Duration) -> DriverResult<bool> {
-        let Some(line) = self.line(pending.on) else { return Ok(true) };
-        if line.seen() >= pending.epoch {
+        let Some(timeline) = self.timeline(pending.on) else { return Ok(true) };
+        if timeline.seen() >= pending.epoch {
             return Ok(true);
         }
-        let waited = self.with_marker(driver, &line, pending.epoch, limit, |marker| {
+        let waited = self.with_marker(driver, &timeline, pending.epoch, limit, |marker| {
             let done = self.watch(driver.relaxed(|| driver.wait_event(&marker.event, limit)))?;
             if done {
                 if laws::wait_proves_newest() {
-                    line.complete_to(line.marked());
+                    timeline.complete_to(timeline.marked());
                 }
-                self.marker_complete(&line, marker);
+                self.marker_complete(&timeline, marker);
             }
             Ok(done)
         });
         match waited {
             // A driver without context-wide markers: the whole context is waited for instead, unless somebody may capture.
             Err(e)
-                if line.id == CONTEXT
+                if timeline.id == CONTEXT
                     && e.kind == DriverErrorKind::NotSupported
                     && !driver.expects_captures() =>
             {
-                let promised = line.promise();
+                let reserved = timeline.reserve_epoch();
                 self.synchronize_instead(driver)?;
-                self.proved(&line, promised);
+                self.complete_through(&timeline, reserved);
                 Ok(true)
             }
             waited => Ok(waited?.unwrap_or(true)),
         }
     }
 
-    /// Says that a line has an errand for the next call that may speak to the driver.
-    pub(crate) fn raise_errand(&self, line: &Arc<Line<D>>) {
+    /// Says that a timeline has pending maintenance for the next call that may speak to the driver.
+    pub(crate) fn request_maintenance(&self, timeline: &Arc<StreamTimeline<D>>) {
         // Not a store: of two who raise it, whoever serves has to see what both did before, and a store by the second would
         // hide the first.
-        if !line.errand.swap(true, Ordering::AcqRel) {
-            self.errands.lock().put(line);
+        if !timeline.maintenance_due.swap(true, Ordering::AcqRel) {
+            self.maintenance.lock().put(timeline);
         }
-        self.errand.swap(true, Ordering::AcqRel);
+        self.maintenance_due.swap(true, Ordering::AcqRel);
     }
 
     /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up; of those that failed the last
     /// time one is tried again, and the next one behind each that could be done, so that a call has one failure however many there are. Waits for nothing.
-    pub(crate) fn serve(&self, driver: &D) {
-        self.serve_errands(driver, May::Mark);
+    pub(crate) fn run_maintenance(&self, driver: &D) {
+        self.run_due_maintenance(driver, May::Mark);
     }
 
     /// Makes the markers that are due beside captures that nobody can be asked about: what needs a context-wide event, which ends them, is
     /// left to another call.
-    pub(crate) fn serve_beside_captures(&self, driver: &D) {
-        self.serve_errands(driver, May::MarkByHandle);
+    pub(crate) fn run_maintenance_beside_captures(&self, driver: &D) {
+        self.run_due_maintenance(driver, May::MarkByHandle);
     }
 
     /// Makes the markers that are due for a caller that has just waited for the device, or that waits for it anyway: it does again where a
     /// closing marker cannot be recorded, and tries all that failed. Nobody else does, since a capture would not survive it.
-    pub(crate) fn serve_and_wait(&self, driver: &D) {
-        self.serve_errands(driver, May::Wait);
+    pub(crate) fn run_maintenance_and_wait(&self, driver: &D) {
+        self.run_due_maintenance(driver, May::Wait);
     }
 
-    fn serve_errands(&self, driver: &D, may: May) {
-        // Whoever drops a stream while a panic passes through leaves errands to a later call: a second panic would be the end.
-        if !self.errand.load(Ordering::Acquire)
+    fn run_due_maintenance(&self, driver: &D, may: May) {
+        // Whoever drops a stream while a panic passes through leaves maintenance to a later call: a second panic would be the end.
+        if !self.maintenance_due.load(Ordering::Acquire)
             || std::thread::panicking()
-            || !self.errand.swap(false, Ordering::AcqRel)
+            || !self.maintenance_due.swap(false, Ordering::AcqRel)
         {
             return;
         }
-        let mut errands = Errands::of(self, may == May::Wait);
-        while let Some(line) = errands.next() {
-            // Down before the flags are looked at: what is raised from here on is an errand of its own.
-            line.errand.swap(false, Ordering::AcqRel);
-            if may == May::MarkByHandle && Means::of(driver, &line, Named::No) == Means::Context {
-                self.raise_errand(&line);
+        let mut maintenance = Maintenance::of(self, may == May::Wait);
+        while let Some(timeline) = maintenance.next() {
+            // Down before the flags are looked at: what is raised from here on is maintenance of its own.
+            timeline.maintenance_due.swap(false, Ordering::AcqRel);
+            if may == May::MarkByHandle && Means::of(driver, &timeline, Named::No) == Means::Context {
+                self.request_maintenance(&timeline);
                 continue;
             }
             // Who cannot be marked here is served by the next call that names it.
             let mut fails = false;
-            if line.is_due() && Means::of(driver, &line, Named::No) != Means::Nothing {
-                if self.make_marker(driver, &line).is_ok() {
-                    self.learn_of(driver, &line);
+            if timeline.is_due() && Means::of(driver, &timeline, Named::No) != Means::Nothing {
+                if self.make_marker(driver, &timeline).is_ok() {
+                    self.learn_of(driver, &timeline);
                 } else {
                     if laws::failed_is_served() {
-                        line.published.fetch_max(line.due.load(Ordering::Acquire), Ordering::AcqRel);
+                        timeline.published.fetch_max(timeline.due.load(Ordering::Acquire), Ordering::AcqRel);
                     }
                     fails = true;
                 }
             }
-            fails |= line.is_idle() && self.close(driver, &line, may == May::Wait).is_err();
-            line.failing.store(fails, Ordering::Relaxed);
+            fails |= timeline.is_idle() && self.close(driver, &timeline, may == May::Wait).is_err();
+            timeline.failing.store(fails, Ordering::Relaxed);
             if fails {
-                self.raise_errand(&line);
+                self.request_maintenance(&timeline);
             }
         }
     }
 
-    /// Makes a marker on every line that may carry stamps no marker covers, so that completion can be seen. One that cannot be
+    /// Makes a marker on every timeline that may carry stamps no marker covers, so that completion can be seen. One that cannot be
     /// marked keeps none of the others from it.
     ///
     /// # Errors
     /// The driver's first one that says more than that a stream captures or is gone.
     pub(crate) fn mark_all(&self, driver: &D) -> DriverResult<()> {
         let mut refused = Ok(());
-        for line in self.lines() {
-            if line.id != CONTEXT {
-                match self.make_marker(driver, &line) {
+        for timeline in self.timelines() {
+            if timeline.id != CONTEXT {
+                match self.make_marker(driver, &timeline) {
                     // What a capturing stream did before is learnt after the capture; one that was to last, and did not, has
                     // nobody who could mark it.
                     Err(e) if e.is_of_one_stream() => {}
                     // What nobody can mark here and now: when its stream is named, or the program synchronises.
                     Err(e)
                         if e.kind == DriverErrorKind::NotSupported
-                            && !line.is_marked_by_handle(Named::No) => {}
+                            && !timeline.is_marked_by_handle(Named::No) => {}
                     Err(e) if e.is_context_lost() => return Err(e),
                     made => refused = refused.and(made.map(drop)),
                 }
-            } else if line.is_due() {
+            } else if timeline.is_due() {
                 // What `free_unknown` leaves is marked at once, or due. Where that is not to be had, it stays due.
-                match self.make_marker(driver, &line) {
+                match self.make_marker(driver, &timeline) {
                     Err(e)
                         if !matches!(e.kind, DriverErrorKind::NotSupported | DriverErrorKind::Capturing) =>
                     {
@@ -565,44 +570,49 @@ impl<D: Driver> Registry<D> {
         }
         if self.make_marker(driver, &self.context).is_err() && laws::context_falls_due() {
             self.context.raise_due();
-            self.raise_errand(&self.context);
+            self.request_maintenance(&self.context);
         }
     }
 
-    /// The last pool on the line closed and no use is open: makes the closing marker and lets the native stream go.
+    /// The last pool on the timeline closed and no use is open: makes the closing marker and lets the native stream go.
     /// Called with no lock held. `Ok(false)`: somebody came back, or somebody else closes it.
-    pub(crate) fn close(&self, driver: &D, line: &Line<D>, may_wait: bool) -> DriverResult<bool> {
-        let means = Means::of(driver, line, Named::No);
+    pub(crate) fn close(
+        &self,
+        driver: &D,
+        timeline: &StreamTimeline<D>,
+        may_wait: bool,
+    ) -> DriverResult<bool> {
+        let means = Means::of(driver, timeline, Named::No);
         if means == Means::Nothing {
-            return Ok(self.close_unmarked(driver, line));
+            return Ok(self.close_unmarked(driver, timeline));
         }
         let event = self.watch(self.events.take(driver));
         let (native, alone, reserved) = {
-            let mut state = line.state.lock();
-            let idle =
-                line.pools.load(Ordering::Acquire) == 0 && laws::may_close(line.open.load(Ordering::Acquire));
+            let mut state = timeline.state.lock();
+            let idle = timeline.pools.load(Ordering::Acquire) == 0
+                && laws::may_close(timeline.open.load(Ordering::Acquire));
             if !idle || state.closing {
                 return Ok(false);
             }
             let Some(native) = state.native.take() else { return Ok(false) };
-            let alone = line.is_nobodys(driver, &native);
+            let alone = timeline.is_nobodys(driver, &native);
             // From here on nobody reserves a number; who needs a marker waits for the closing one.
             state.closing = true;
-            let copy = state.timeline.clock().clone();
-            line.tighten(&state);
-            let (number, named) = (line.reserve(&state), Named::No);
+            let copy = state.markers.clock().clone();
+            timeline.tighten(&state);
+            let (number, named) = (timeline.reserve(&state), Named::No);
             (native.clone(), alone, Reserved { number, copy, native: Some(native), means, named })
         };
-        // Until it is done the line has its stream again at the end, whether a call fails or panics.
-        let mut closing = Closing { line, native: Some(native.clone()) };
+        // Until it is done the timeline has its stream again at the end, whether a call fails or panics.
+        let mut closing = Closing { timeline, native: Some(native.clone()) };
         let last = reserved.number;
-        let made = event.and_then(|event| self.record(driver, line, event, reserved)).map(drop);
+        let made = event.and_then(|event| self.record(driver, timeline, event, reserved)).map(drop);
         let proof = made.or_else(|e| {
             // Nobody is left who could end the capture: the stream ends in it, as the driver's own destroy does, and what it did before is
             // complete when the program synchronises. The capture of another stream, which this one had joined, survives that.
             let captures = || matches!(self.watch(driver.is_capturing(&native)), Ok(true));
             if e.kind == DriverErrorKind::Capturing && alone && captures() {
-                line.loosen();
+                timeline.loosen();
                 return Ok(());
             }
             // A capture does not survive a wait for its stream, or for the device: it is closed after the capture. And no
@@ -619,7 +629,7 @@ impl<D: Driver> Registry<D> {
                     driver.synchronize_device()
                 }
             });
-            self.watch(waited).map(|()| self.proved(line, last))
+            self.watch(waited).map(|()| self.complete_through(timeline, last))
         });
         proof?;
         // Counted before anybody can take it out of the table.
@@ -632,20 +642,21 @@ impl<D: Driver> Registry<D> {
         Ok(true)
     }
 
-    /// Closes a line that nobody can mark, with no driver call. Every stamp of it was loaded by now: those that no marker covers are
+    /// Closes a timeline that nobody can mark, with no driver call. Every stamp of it was loaded by now: those that no marker covers are
     /// complete when the program synchronises, as is the number that is its last then.
-    fn close_unmarked(&self, driver: &D, line: &Line<D>) -> bool {
+    fn close_unmarked(&self, driver: &D, timeline: &StreamTimeline<D>) -> bool {
         let native = {
-            let mut state = line.state.lock();
-            let idle = line.pools.load(Ordering::Acquire) == 0 && line.open.load(Ordering::Acquire) == 0;
+            let mut state = timeline.state.lock();
+            let idle =
+                timeline.pools.load(Ordering::Acquire) == 0 && timeline.open.load(Ordering::Acquire) == 0;
             // Somebody may have come by a reference that lasts, and be gone again: what was freed meanwhile wants a marker, and
-            // raised an errand for it.
-            if !idle || state.closing || Means::of(driver, line, Named::No) != Means::Nothing {
+            // requested maintenance for it.
+            if !idle || state.closing || Means::of(driver, timeline, Named::No) != Means::Nothing {
                 return false;
             }
             let native = state.native.take();
-            if native.is_some() && laws::last_number_covers(line.is_loose()) {
-                line.reserve(&state);
+            if native.is_some() && laws::last_number_covers(timeline.is_loose()) {
+                timeline.reserve(&state);
             }
             // Counted before anybody can take it out of the table.
             if native.is_some() {

@@ -5,12 +5,12 @@
 //! known, which costs memory and never safety.
 
 use super::Allocator;
+use super::core::{Core, Owner, lost};
+use super::deferred_drops::{DeferredDrops, Until};
 use super::event::Event;
 use super::events::SharedEvent;
-use super::keeper::{Keeper, Until};
 use super::pool::{Pool, Watch};
-use super::registry::{Line, Named, Registry};
-use super::shared::{Core, Owner, lost};
+use super::registry::{Named, Registry, StreamTimeline};
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
 use crate::laws::{self, steps};
@@ -47,13 +47,13 @@ struct Inner<D: Driver> {
     pool: Arc<Pool<D>>,
     native: D::Stream,
     /// Somebody else can begin a capture on it, so it is asked.
-    foreign: bool,
+    adopted: bool,
     /// Allocations on it have something to look after beside the heap: one flag for the hot path to look at.
     watched: bool,
     /// Whether that is more than the question whether it captures.
     special: bool,
     /// Only calls that name it mark it.
-    unmanaged: bool,
+    named_only: bool,
     owner: Owner<D>,
 }
 
@@ -64,21 +64,21 @@ impl<D: Driver> Clone for Stream<D> {
 }
 
 impl<D: Driver> Stream<D> {
-    pub(crate) fn new(owner: Owner<D>, pool: Arc<Pool<D>>, native: D::Stream, foreign: bool) -> Stream<D> {
+    pub(crate) fn new(owner: Owner<D>, pool: Arc<Pool<D>>, native: D::Stream, adopted: bool) -> Stream<D> {
         let core = owner.core();
-        let of_a_thread = pool.line.info.kind == StreamKind::PerThreadDefault;
+        let of_a_thread = pool.timeline.info.kind == StreamKind::PerThreadDefault;
         let special = core.is_recording() || core.config.exact_fit || core.config.scrub || of_a_thread;
-        let unmanaged = pool.line.is_unmanaged();
-        let watched = foreign || special || unmanaged;
-        Stream(Arc::new(Inner { pool, native, foreign, watched, special, unmanaged, owner }))
+        let named_only = pool.timeline.is_named_only();
+        let watched = adopted || special || named_only;
+        Stream(Arc::new(Inner { pool, native, adopted, watched, special, named_only, owner }))
     }
 
     #[inline]
     pub(crate) fn pool(&self) -> &Arc<Pool<D>> {
         &self.0.pool
     }
-    pub(crate) fn line(&self) -> &Arc<Line<D>> {
-        &self.0.pool.line
+    pub(crate) fn timeline(&self) -> &Arc<StreamTimeline<D>> {
+        &self.0.pool.timeline
     }
     #[inline]
     pub(crate) fn is_watched(&self) -> bool {
@@ -93,14 +93,14 @@ impl<D: Driver> Stream<D> {
     pub fn allocator(&self) -> Allocator<D> {
         Allocator { owner: self.0.owner.clone() }
     }
-    pub(crate) fn keeper(&self) -> &Arc<Keeper<D>> {
-        &self.0.owner.core().keeper
+    pub(crate) fn deferred_drops(&self) -> &Arc<DeferredDrops<D>> {
+        &self.0.owner.core().deferred_drops
     }
     /// Keeps a value until all that the stream holds by now is done.
     pub(crate) fn keep(&self, value: Box<dyn Send>) {
-        let line = self.line();
-        let all = Pending { on: line.id, epoch: line.stamp() };
-        self.keeper().keep(Until::Uses(smallvec![all]), 0, value);
+        let timeline = self.timeline();
+        let all = Pending { on: timeline.id, epoch: timeline.stamp() };
+        self.deferred_drops().keep(Until::Uses(smallvec![all]), 0, value);
     }
     pub(super) fn core(&self) -> &Core<D> {
         self.0.owner.core()
@@ -116,18 +116,18 @@ impl<D: Driver> Stream<D> {
     pub fn id(&self) -> StreamId {
         self.info().id
     }
-    /// Identity, device and kind. One that was taken as [mortal](StreamInfo::mortal) is none from when it is adopted by a reference
+    /// Identity, device and kind. One that was taken as [unmanaged](StreamInfo::unmanaged) is none from when it is adopted by a reference
     /// that lasts.
     pub fn info(&self) -> StreamInfo {
-        StreamInfo { mortal: self.line().is_mortal(), ..self.line().info }
+        StreamInfo { unmanaged: self.timeline().is_unmanaged(), ..self.timeline().info }
     }
     /// The driver's stream, to launch on.
     pub fn native(&self) -> &D::Stream {
         &self.0.native
     }
     /// Its number on the device, as `order` counts.
-    pub fn timeline(&self) -> TimelineId {
-        self.line().id
+    pub fn timeline_id(&self) -> TimelineId {
+        self.timeline().id
     }
 
     /// Never waited on, by other streams or by the host, and never made to wait for the sake of memory: for streams that
@@ -139,7 +139,7 @@ impl<D: Driver> Stream<D> {
     /// because the data would be wrong otherwise. Keep an array to one of such streams, order them yourself beforehand
     /// ([`Stream::wait_stream`]), or use plain allocations, whose uses are only recorded.
     pub fn set_independent(&self, on: bool) {
-        self.0.owner.core().registry.set_independent(self.line(), on);
+        self.0.owner.core().registry.set_independent(self.timeline(), on);
     }
     /// Declares the stream independent ([`Stream::set_independent`]) where it is made.
     #[must_use]
@@ -151,15 +151,15 @@ impl<D: Driver> Stream<D> {
     /// Fails where the calling thread may do nothing with it: for another thread's default stream, and for one that is
     /// being captured.
     pub(crate) fn admit(&self, call: &'static str) -> Result<(), Error> {
-        self.line().own_thread(call)?;
+        self.timeline().own_thread(call)?;
         self.refuse_capture()
     }
 
     /// Fails for a stream that is being captured. Of a per-thread default stream, to be asked on its own thread.
     #[inline]
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
-        let asked = self.0.foreign
-            || self.line().foreign.load(Ordering::Relaxed)
+        let asked = self.0.adopted
+            || self.timeline().adopted.load(Ordering::Relaxed)
             || self.driver().may_capture(&self.0.native);
         if !asked {
             self.named();
@@ -180,24 +180,24 @@ impl<D: Driver> Stream<D> {
     /// may.
     #[inline]
     pub(crate) fn named(&self) {
-        if laws::serves_named(self.0.unmanaged, || self.line().is_due()) {
-            self.serve_named();
+        if laws::maintains_named(self.0.named_only, || self.timeline().is_due()) {
+            self.maintain_named();
         }
     }
 
     #[cold]
-    fn serve_named(&self) {
+    fn maintain_named(&self) {
         if self.mark().is_ok() {
-            self.registry().learn_of(self.driver(), self.line());
+            self.registry().learn_of(self.driver(), self.timeline());
         }
     }
 
     /// Marks what was freed on this stream, or behind it, until now, if only calls that name the stream can do that: for a free
     /// that named it. Nothing on other streams. A marker that fails falls due.
     pub fn mark_frees(&self) {
-        let unmanaged = self.0.unmanaged && self.line().is_unmanaged();
-        if unmanaged && (self.line().is_mortal() || self.driver().expects_captures()) {
-            self.line().raise_due();
+        let named_only = self.0.named_only && self.timeline().is_named_only();
+        if named_only && (self.timeline().is_unmanaged() || self.driver().expects_captures()) {
+            self.timeline().raise_due();
             // A failure leaves it due; whoever needs the stream meets the error.
             let _ = self.mark();
         }
@@ -210,16 +210,16 @@ impl<D: Driver> Stream<D> {
     /// own stream here.
     pub fn record(&self) -> Result<Event<D>, Error> {
         self.admit("record")?;
-        self.registry().serve(self.driver());
+        self.registry().run_maintenance(self.driver());
         Ok(self.event(self.mark()?))
     }
     /// A marker behind everything queued so far.
     pub(super) fn mark(&self) -> Result<Marker<SharedEvent<D>>, Error> {
-        self.registry().make_marker_as(self.driver(), self.line(), Named::Yes)?.ok_or_else(lost)
+        self.registry().make_marker_as(self.driver(), self.timeline(), Named::Yes)?.ok_or_else(lost)
     }
     /// A marker of this stream as users hold it.
     pub(super) fn event(&self, marker: Marker<SharedEvent<D>>) -> Event<D> {
-        Event { keeper: Arc::clone(self.keeper()), on: Arc::clone(self.line()), marker }
+        Event { deferred_drops: Arc::clone(self.deferred_drops()), on: Arc::clone(self.timeline()), marker }
     }
 
     /// Makes work queued on this stream from now on wait, on the device, for what the event was recorded behind. The
@@ -231,7 +231,7 @@ impl<D: Driver> Stream<D> {
         self.admit("wait")?;
         let registry = self.registry();
         if laws::teaches(Arc::ptr_eq(registry, event.registry())) {
-            registry.wait_for(self.driver(), self.line(), event.on.id, &event.marker)?;
+            registry.wait_for(self.driver(), self.timeline(), event.on.id, &event.marker)?;
         } else {
             // Another device's event: ordered on the device, unknown to our clocks.
             registry.watch(self.driver().wait(&self.0.native, &event.marker.event))?;
@@ -254,18 +254,18 @@ impl<D: Driver> Stream<D> {
     /// thread's own stream here.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.admit("synchronize")?;
-        let (registry, line) = (self.registry(), self.line());
+        let (registry, timeline) = (self.registry(), self.timeline());
         let synchronise = || {
             let driver = self.driver();
             registry.watch(driver.relaxed(|| driver.synchronize_stream(&self.0.native)))?;
-            point!("synchronised");
+            pause_point!("synchronised");
             Ok::<_, Error>(())
         };
-        let (promised, clock) =
-            steps::promise_then_synchronise(|| line.promise(), || line.clock(), synchronise)?;
-        registry.proved(line, promised);
+        let (reserved, clock) =
+            steps::reserve_then_synchronise(|| timeline.reserve_epoch(), || timeline.clock(), synchronise)?;
+        registry.complete_through(timeline, reserved);
         registry.learn(&clock);
-        self.keeper().learnt(line.id, &clock);
+        self.deferred_drops().learnt(timeline.id, &clock);
         registry.host_waited();
         Ok(())
     }
@@ -280,19 +280,19 @@ impl<D: Driver> fmt::Debug for Stream<D> {
 impl<D: Driver> Drop for Inner<D> {
     fn drop(&mut self) {
         let core = self.owner.core();
-        let (empty, shares) = {
+        let (empty, refcounts) = {
             let mut state = self.pool.lock();
             state.streams -= 1;
             if state.streams > 0 {
                 return;
             }
-            let shares = Pool::<D>::leave(&mut state, Watch::LEAVING);
-            (state.heap.live() == 0, shares)
+            let refcounts = Pool::<D>::leave(&mut state, Watch::LEAVING);
+            (state.heap.live() == 0, refcounts)
         };
-        Pool::release(&self.pool, shares);
+        Pool::release(&self.pool, refcounts);
         if empty {
             core.close_pool(&self.pool);
-            core.registry.serve(&core.driver);
+            core.registry.run_maintenance(&core.driver);
         }
     }
 }

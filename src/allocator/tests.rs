@@ -14,11 +14,11 @@ const LINE: usize = 128;
 const RECORD_LINE: usize = 64;
 
 /// The lines that a value behind an `Arc` touches, the two counts before it included.
-fn lines<T>(of: &Arc<T>) -> Range<usize> {
-    lines_at(Arc::as_ptr(of))
+fn timelines<T>(of: &Arc<T>) -> Range<usize> {
+    timelines_at(Arc::as_ptr(of))
 }
 
-fn lines_at<T>(value: *const T) -> Range<usize> {
+fn timelines_at<T>(value: *const T) -> Range<usize> {
     let start = value.addr();
     (start - 2 * size_of::<usize>()) / LINE..(start + size_of::<T>()).div_ceil(LINE)
 }
@@ -33,13 +33,13 @@ fn overlaps(all: &[Range<usize>]) -> usize {
 fn no_two_pools_share_a_cache_line() {
     let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
     let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
-    let hot: Vec<_> = streams.iter().flat_map(|s| [lines(s.pool()), lines(s.line())]).collect();
+    let hot: Vec<_> = streams.iter().flat_map(|s| [timelines(s.pool()), timelines(s.timeline())]).collect();
     assert_eq!(hot.len(), 200);
     assert_eq!(overlaps(&hot), 0, "{hot:?}");
     // The state that the lock protects is inside: nothing of it is on a line of its own elsewhere.
     for s in &streams {
         let state = core::ptr::from_ref(&*s.pool().lock()).addr() / LINE;
-        assert!(lines(s.pool()).contains(&state));
+        assert!(timelines(s.pool()).contains(&state));
     }
 }
 
@@ -53,10 +53,11 @@ fn no_two_pools_share_a_cache_line_of_records() {
     let blocks: Vec<_> =
         (0..5).flat_map(|_| streams.iter().map(|s| gpu.alloc(512, s).unwrap()).collect::<Vec<_>>()).collect();
     let records: Vec<_> = streams.iter().flat_map(|s| s.pool().lock().heap.records()).collect();
-    let lines: Vec<_> = records.iter().map(|r| r.start / RECORD_LINE..r.end.div_ceil(RECORD_LINE)).collect();
-    assert_eq!(lines.len(), 200);
-    assert!(lines.iter().all(|lines| !lines.is_empty()), "each pool has records: {lines:?}");
-    assert_eq!(overlaps(&lines), 0, "{lines:?}");
+    let timelines: Vec<_> =
+        records.iter().map(|r| r.start / RECORD_LINE..r.end.div_ceil(RECORD_LINE)).collect();
+    assert_eq!(timelines.len(), 200);
+    assert!(timelines.iter().all(|timelines| !timelines.is_empty()), "each pool has records: {timelines:?}");
+    assert_eq!(overlaps(&timelines), 0, "{timelines:?}");
     for table in &records {
         let whole = [table.start, table.end].iter().all(|at| at.is_multiple_of(RECORD_LINE));
         assert!(whole, "{table:x?} shares a line with what lies before it or behind");
@@ -66,9 +67,9 @@ fn no_two_pools_share_a_cache_line_of_records() {
 
 /// The check can fail: without their alignment, values behind an `Arc` may lie as close as this and share lines.
 #[test]
-fn shared_lines_are_counted() {
+fn shared_timelines_are_counted() {
     let behind_their_counts = [([0_usize; 2], [0_u64; 9]); 100];
-    let close: Vec<_> = behind_their_counts.iter().map(|(_, value)| lines_at(value)).collect();
+    let close: Vec<_> = behind_their_counts.iter().map(|(_, value)| timelines_at(value)).collect();
     assert!(overlaps(&close) > 0);
 }
 
@@ -93,7 +94,7 @@ fn every_free_is_counted() {
 #[cfg(not(any(loom, shuttle)))]
 fn a_sweep_ends_though_ever_new_values_go_on() {
     use super::Stream;
-    use super::keeper::Until;
+    use super::deferred_drops::Until;
     use crate::order::Pending;
     use crate::units::GIB;
     use core::sync::atomic::{AtomicU32, Ordering};
@@ -110,9 +111,10 @@ fn a_sweep_ends_though_ever_new_values_go_on() {
     }
     /// Waits for its first stream, and then for its second.
     fn file(streams: [Stream<Sim>; 2], count: Arc<AtomicU32>) {
-        let uses = streams.iter().map(|s| Pending { on: s.line().id, epoch: s.line().stamp() }).collect();
-        let keeper = Arc::clone(streams[0].keeper());
-        keeper.keep(Until::Uses(uses), 0, Box::new(Again(streams, count)));
+        let uses =
+            streams.iter().map(|s| Pending { on: s.timeline().id, epoch: s.timeline().stamp() }).collect();
+        let deferred_drops = Arc::clone(streams[0].deferred_drops());
+        deferred_drops.keep(Until::Uses(uses), 0, Box::new(Again(streams, count)));
     }
 
     let gpu = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
@@ -121,7 +123,7 @@ fn a_sweep_ends_though_ever_new_values_go_on() {
     // One waits for either stream at any time.
     file([s.clone(), t.clone()], Arc::clone(&count));
     file([t.clone(), s.clone()], Arc::clone(&count));
-    gpu.core().keeper.sweep();
+    gpu.core().deferred_drops.sweep();
     let dropped = count.load(Ordering::Relaxed);
     assert!((2..20).contains(&dropped), "{dropped} values in one sweep");
     // What is filed from here on is the last.

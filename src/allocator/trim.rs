@@ -9,10 +9,10 @@
 //! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
 use super::Allocator;
+use super::core::{Core, lost_context};
 use super::entry::Range;
 use super::pool::Pool;
 use super::pool::pieces::PIECE;
-use super::shared::{Core, lost_context};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult};
 use crate::heap::Cut;
@@ -108,11 +108,11 @@ impl<D: Driver> Core<D> {
         if !self.registry.alive() {
             return Err(lost_context());
         }
-        self.registry.serve(&self.driver);
+        self.registry.run_maintenance(&self.driver);
         let mut refused = self.registry.mark_all(&self.driver);
         if !self.config.deterministic {
-            for line in self.registry.lines() {
-                match self.registry.fold(&self.driver, &line) {
+            for timeline in self.registry.timelines() {
+                match self.registry.poll_completed(&self.driver, &timeline) {
                     Err(e) if e.is_of_one_stream() => {}
                     asked => refused = refused.and(asked.map(drop)),
                 }
@@ -200,12 +200,12 @@ impl<D: Driver> Core<D> {
         pools: &[&Arc<Pool<D>>],
         own: &Cell<u64>,
     ) -> DriverResult<Option<u64>> {
-        let _hand = self.hands.take(own);
+        let _transit = self.in_transit.take(own);
         let pieces = Self::gather(pools, id);
         let gathered: u64 = pieces.iter().map(|p| u64::from(p.cut.len.0)).sum();
         self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         let pending: Vec<Pending> =
-            pieces.iter().map(|p| Pending { on: p.pool.line.id, epoch: p.cut.stamp }).collect();
+            pieces.iter().map(|p| Pending { on: p.pool.timeline.id, epoch: p.cut.stamp }).collect();
         let whole = laws::is_whole(gathered, len.0.into());
         let result = if laws::may_release(whole, || self.registry.all_complete(&pending)) {
             // No heap knows the segment when the device can hand its addresses out again: one forgets it with its last piece.

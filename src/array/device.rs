@@ -115,7 +115,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// The allocation. What later work on it has to come after is then the program's to know; the free still is not.
     ///
     /// # Errors
-    /// The array again, if its memory is foreign ([`DeviceArray::from_foreign`]).
+    /// The array again, if its memory is foreign ([`DeviceArray::from_external`]).
     #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
     pub fn into_allocation(self) -> Result<Allocation<D>, DeviceArray<T, D>> {
         let DeviceArray { bytes, shape, elements } = self;
@@ -144,7 +144,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn size_bytes(&self) -> u64 {
         (self.len() * size_of::<T>()) as u64
     }
-    /// Which allocation it is; `None` for no bytes, and for foreign memory.
+    /// Which allocation it is; `None` for no bytes, and for external memory.
     pub fn id(&self) -> Option<AllocationId> {
         self.bytes.id()
     }

@@ -9,7 +9,7 @@
 //! It does not know how copies are made or waited for, what a kernel is, chunks or markers. There is no current stream: streams are arguments.
 
 mod device;
-mod foreign;
+mod external;
 mod operand;
 mod pinned;
 mod pinned_view;
@@ -17,7 +17,7 @@ mod shape;
 mod view;
 
 pub use device::DeviceArray;
-pub use foreign::ForeignMemory;
+pub use external::ExternalMemory;
 pub use operand::{AsViewMut, IntoView};
 pub use pinned::PinnedArray;
 pub use pinned_view::{PinnedView, PinnedViewMut};

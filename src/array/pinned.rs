@@ -27,7 +27,7 @@ use core::ops::{Deref, DerefMut};
 ///
 /// # Panics
 /// After a copy by cudarc whose stream can be waited for no more, and the device neither (a stream of the context captures,
-/// captures are expected, the driver fails): any access to the elements then panics, and may be tried again; [`PinnedArray::settled`] answers an
+/// captures are expected, the driver fails): any access to the elements then panics, and may be tried again; [`PinnedArray::host_ready`] answers an
 /// error instead. A lost context runs nothing, so it
 /// is not waited for. Without such copies no access waits or panics.
 ///
@@ -157,17 +157,17 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
     /// The driver's, when a copy by cudarc into the array can be waited for no more. Where captures are expected
     /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)) that is so of a copy on a stream that no allocator holds: nothing was
     /// waited for, and behind an [`Allocator::synchronize`] that comes after this error the elements are to be had.
-    pub fn settled(&self) -> Result<&[T], Error> {
-        self.memory.settle_writes()?;
+    pub fn host_ready(&self) -> Result<&[T], Error> {
+        self.memory.wait_for_writes()?;
         Ok(self.elements())
     }
     /// The elements, to be written: behind copies by cudarc from the array too, not only into it
-    /// ([`PinnedArray::settled`]).
+    /// ([`PinnedArray::host_ready`]).
     ///
     /// # Errors
-    /// As [`PinnedArray::settled`].
-    pub fn settled_mut(&mut self) -> Result<&mut [T], Error> {
-        self.memory.settle()?;
+    /// As [`PinnedArray::host_ready`].
+    pub fn host_ready_mut(&mut self) -> Result<&mut [T], Error> {
+        self.memory.wait_for_borrowed()?;
         Ok(self.elements_mut())
     }
     /// All of it, as it is: whoever asks has settled what writes it.
@@ -179,11 +179,11 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
         // waited for.
         unsafe { core::slice::from_raw_parts(self.first(), len) }
     }
-    /// All of it, as it is: whoever asks has settled it, and may have lent it since.
+    /// All of it, as it is: whoever asks has settled it, and may have borrowed it since.
     #[allow(unsafe_code, reason = "pinned memory is real memory")]
     pub(crate) fn elements_mut(&mut self) -> &mut [T] {
         let len = self.shape.elements().unwrap_or(0);
-        // SAFETY: as for `elements`; and no device work reads it either, but what is lent from here on.
+        // SAFETY: as for `elements`; and no device work reads it either, but what is borrowed from here on.
         unsafe { core::slice::from_raw_parts_mut(self.first(), len) }
     }
 }
@@ -191,12 +191,12 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
 impl<T: Pod, D: Driver> Deref for PinnedArray<T, D> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        self.settled().unwrap_or_else(|e| refused(&e))
+        self.host_ready().unwrap_or_else(|e| refused(&e))
     }
 }
 impl<T: Pod, D: Driver> DerefMut for PinnedArray<T, D> {
     fn deref_mut(&mut self) -> &mut [T] {
-        self.settled_mut().unwrap_or_else(|e| refused(&e))
+        self.host_ready_mut().unwrap_or_else(|e| refused(&e))
     }
 }
 /// A look that has no error to answer.

@@ -97,7 +97,7 @@ impl TryFrom<&[usize]> for Shape {
     fn try_from(given: &[usize]) -> Result<Shape, Error> {
         let mut lengths = [0; MOST_DIMENSIONS];
         let Some(used) = lengths.get_mut(..given.len()) else {
-            return Err(Error::TooManyDimensions { asked: given.len(), most: MOST_DIMENSIONS });
+            return Err(Error::TooManyDimensions { requested: given.len(), max: MOST_DIMENSIONS });
         };
         used.copy_from_slice(given);
         Ok(Shape { lengths, dimensions: given.len() as u8 })

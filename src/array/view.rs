@@ -66,7 +66,7 @@ macro_rules! extent {
             pub fn size_bytes(&self) -> u64 {
                 (self.len() * size_of::<T>()) as u64
             }
-            /// Which allocation it lies in; `None` for no bytes, and for foreign memory.
+            /// Which allocation it lies in; `None` for no bytes, and for external memory.
             pub fn id(&self) -> Option<AllocationId> {
                 self.of.id()
             }

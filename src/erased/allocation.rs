@@ -122,7 +122,7 @@ impl AnyAllocation {
     ///
     /// # Errors
     /// A stream of another device, a capturing stream, another thread's per-thread default stream: [`Allocation::record_use`].
-    /// [`Error::ForeignStream`] for a stream of another kind of device.
+    /// [`Error::OtherAllocator`] for a stream of another kind of device.
     pub fn record_use(&self, stream: &AnyStream) -> Result<(), Error> {
         self.memory().record_use(stream)?;
         self.tell_used(stream);

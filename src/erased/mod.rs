@@ -65,7 +65,7 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Out of memory, a size that no range has, a foreign or a capturing stream, the driver's: [`Allocator::alloc`].
-    /// [`Error::ForeignStream`] for a stream of another kind of device too.
+    /// [`Error::OtherAllocator`] for a stream of another kind of device too.
     fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
 
     /// Allocates at an address that is a multiple of `align`, otherwise as [`GpuAlloc::alloc`]:
@@ -78,7 +78,7 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// Gives idle memory back to the device, of one stream's pool or, with `None`, all: [`Allocator::trim`].
     ///
     /// # Errors
-    /// [`Error::ForeignStream`] for a stream of another kind of device; the driver's, and what was given back stays so:
+    /// [`Error::OtherAllocator`] for a stream of another kind of device; the driver's, and what was given back stays so:
     /// [`Allocator::trim`].
     fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error>;
 
@@ -126,9 +126,9 @@ impl<D: Driver> Allocation<D> {
 /// The stream with its type again.
 ///
 /// # Errors
-/// [`Error::ForeignStream`]: it is of another kind of device.
+/// [`Error::OtherAllocator`]: it is of another kind of device.
 fn typed<D: Driver>(stream: &AnyStream, device: DeviceId) -> Result<&Stream<D>, Error> {
-    stream.downcast_ref().ok_or(Error::ForeignStream { stream: stream.id(), device })
+    stream.downcast_ref().ok_or(Error::OtherAllocator { stream: stream.id(), device })
 }
 
 impl<D: Driver> GpuAlloc for Allocator<D> {

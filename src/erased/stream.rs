@@ -46,7 +46,7 @@ impl AnyStream {
     /// Makes this stream wait, on the device, for everything queued on `other` so far. The host does not wait.
     ///
     /// # Errors
-    /// As [`Stream::wait_stream`]; [`Error::ForeignStream`] for a stream of another kind of device.
+    /// As [`Stream::wait_stream`]; [`Error::OtherAllocator`] for a stream of another kind of device.
     pub fn wait_stream(&self, other: &AnyStream) -> Result<(), Error> {
         self.0.wait_stream(other)
     }

@@ -85,7 +85,7 @@ pub struct OutOfMemory {
     pub serves_after_uses: bool,
     /// Of pinned memory, which is of two [kinds](crate::driver::HostKind): free bytes of the one that was not asked for.
     pub free_of_other_kind: u64,
-    /// Bytes of [foreign memory](crate::DeviceArray::from_foreign) whose arrays were dropped, and whose owners are kept until the device
+    /// Bytes of [external memory](crate::DeviceArray::from_external) whose arrays were dropped, and whose owners are kept until the device
     /// is done with it. Ranges of two arrays count twice.
     pub kept: u64,
     /// Whether pools keep what they took while their streams live ([`Reuse::Never`](crate::Reuse::Never)).
@@ -156,7 +156,7 @@ impl OutOfMemory {
     /// Only a range that happens to begin at a multiple could hold it.
     fn hopeless_aligned(&self) -> Option<String> {
         let r = &self.report;
-        let (most, what, more) = match self.figures().limit {
+        let (max, what, more) = match self.figures().limit {
             Some(limit) if self.needed > limit => {
                 (limit, "limit", format!(" or raise the limit ({})", self.limit_knob()))
             }
@@ -168,7 +168,7 @@ impl OutOfMemory {
         Some(format!(
             "No free range holds the request at its alignment, and fresh memory that does wherever it begins is {}, above the {what} of {}: ask for a smaller alignment{more}.",
             bytes(self.needed),
-            bytes(most)
+            bytes(max)
         ))
     }
 
@@ -337,7 +337,7 @@ impl OutOfMemory {
         let within = r.limit.is_none_or(|limit| r.reserved.saturating_add(self.needed) <= limit);
         (self.stream.is_some() && self.driver.is_some() && within && self.kept > 0).then(|| {
             format!(
-                "{} of foreign memory are kept for their owners, because work on them is not known to be over: let the streams that use them end it (synchronise them) before asking.",
+                "{} of external memory are kept for their owners, because work on them is not known to be over: let the streams that use them end it (synchronise them) before asking.",
                 bytes(self.kept)
             )
         })
@@ -432,7 +432,7 @@ impl OutOfMemory {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Figures { limit, reserved, total: t } = self.figures();
-        write!(f, "out of memory: asked for {} ({} rounded)", bytes(self.requested), bytes(self.rounded))?;
+        write!(f, "out of memory: requested {} ({} rounded)", bytes(self.requested), bytes(self.rounded))?;
         match self.stream {
             Some(s) => {
                 let pool = self.report.pools.iter().find(|p| p.stream == self.stream);
@@ -452,7 +452,7 @@ impl fmt::Display for OutOfMemory {
             limit.map_or("none".into(), bytes)
         )?;
         if self.kept > 0 {
-            write!(f, ", foreign memory kept for its owners {}", bytes(self.kept))?;
+            write!(f, ", external memory kept for its owners {}", bytes(self.kept))?;
         }
         if self.trim_would_free > 0 && !self.has_tried("trim") {
             write!(f, ", a trim would free {}", bytes(self.trim_would_free))?;

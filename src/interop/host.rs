@@ -2,7 +2,7 @@
 //!
 //! The trait hands us a stream, and takes the elements and a `SyncOnDrop` that waits for that stream when the call returns.
 //! cudarc skips that wait while its context has an error in store, so nothing hangs on it: the array remembers that it was
-//! lent on that stream, and its next access waits where it must (`PinnedAllocation::settle`). To forget the value changes
+//! borrowed on that stream, and its next access waits where it must (`PinnedAllocation::settle`). To forget the value changes
 //! nothing.
 //!
 //! A stream that nobody here holds may be gone by then: its use is the whole context's, which nobody waits for where captures are expected.
@@ -22,7 +22,7 @@ use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 /// Dropped, the array's memory is reused behind the copy.
 ///
 /// Where captures are expected (`Cuda::expect_captures`), and the stream is one that no allocator holds, nothing can be waited for that would spare
-/// a capture of somebody's: the next access panics, or [`PinnedArray::settled`] answers an error, and behind an
+/// a capture of somebody's: the next access panics, or [`PinnedArray::host_ready`] answers an error, and behind an
 /// [`Allocator::synchronize`](crate::Allocator::synchronize) that comes after that it does not. Adopt such streams.
 ///
 /// Pass the array itself, `&pinned` or `&mut pinned`. A plain slice of it, `&pinned[..]`, is pageable memory to cudarc, which
@@ -38,7 +38,7 @@ impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
     #[allow(unsafe_code, reason = "cudarc's trait is unsafe to use")]
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
         let elements: &[T] = self;
-        lend(self.memory(), stream, false);
+        borrow(self.memory(), stream, false);
         (elements, SyncOnDrop::Sync(Some(stream)))
     }
     #[allow(unsafe_code, reason = "cudarc's trait is unsafe to use")]
@@ -48,13 +48,13 @@ impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
     ) -> (&'a mut [T], SyncOnDrop<'a>) {
         // Earlier copies first: another stream's would meet this one.
         let _: &mut [T] = self;
-        lend(self.memory(), stream, true);
+        borrow(self.memory(), stream, true);
         (self.elements_mut(), SyncOnDrop::Sync(Some(stream)))
     }
 }
 
 /// Lends the memory on this stream's timeline, or on the whole context's, to be read or to be written.
-fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
+fn borrow(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
     let Some((registry, cuda)) = memory.device() else { return };
     let found = cuda.find(stream);
     let read_only = laws::copy_only_reads(matches!(found, Ok(Found::Default(_))));
@@ -62,7 +62,7 @@ fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
         Ok(Found::Default(native)) => Some(registry.enter_or_attach(cuda, native.info(), &native)),
         Ok(Found::Known(id)) => registry.enter(id),
         Err(e) if matches!(e.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle) => {
-            panic!("a pinned array cannot be lent to this stream: {e}")
+            panic!("a pinned array cannot be borrowed by this stream: {e}")
         }
         // It would not say who it is.
         Err(e) => {
@@ -70,5 +70,5 @@ fn lend(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
             None
         }
     };
-    memory.lend(entered.as_ref(), to_write && !read_only);
+    memory.borrow(entered.as_ref(), to_write && !read_only);
 }

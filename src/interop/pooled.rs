@@ -3,7 +3,7 @@
 //! What reads or writes goes through types of ours, which look at the stream first: a graph that captured it, or another
 //! device's stream, would touch bytes that are somebody else's; and cudarc's tracking forgets what is done on a stream of another
 //! `CudaContext` value while that value has no second stream, and all readers but the last (`readings`). The slice itself, which
-//! looks at nothing, is lent by an `unsafe` call.
+//! looks at nothing, is borrowed by an `unsafe` call.
 
 use super::readings::{Party, Readings};
 use super::slice::{NULL, anchor_of};
@@ -75,12 +75,12 @@ struct Streams {
     joins: OnceLock<Arc<CudaStream>>,
 }
 
-/// So many streams of other values are remembered when somebody has the slice alone, to whom none is lent any more. More than a
+/// So many streams of other values are remembered when somebody has the slice alone, to whom none is given any more. More than a
 /// program works with at once; each costs an allocation when it is met again.
 const MANY: usize = 64;
 
 /// A stream of another value, as one of the slice's own: cudarc records what is done on a stream if the stream's value tracks.
-/// A list that only grows while the slice is shared, so that what is in it can be lent for so long. An alias holds nothing of the driver's: it
+/// A list that only grows while the slice is shared, so that what is in it can be borrowed for so long. An alias holds nothing of the driver's: it
 /// means whoever has the handle.
 struct Alias {
     stream: Arc<CudaStream>,
@@ -233,7 +233,7 @@ impl<T: Pod> PooledViewMut<'_, T> {
 }
 
 impl Streams {
-    /// Forgets the streams of other values, if they are many: nothing of the slice is lent. No driver call.
+    /// Forgets the streams of other values, if they are many: nothing of the slice is borrowed. No driver call.
     fn forget_many(&mut self) {
         if *self.met.get_mut() > MANY {
             *self.met.get_mut() = 0;
@@ -266,7 +266,7 @@ impl Streams {
         ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some((seen, party)) = self.admit(stream) else { return refused() };
-        lend(&self.cuda, stream, seen, |seen| {
+        borrow(&self.cuda, stream, seen, |seen| {
             let event = self.readings.event(&party, seen, self.home.context())?;
             let (address, mut end) = ask(seen);
             // None where the program had tracking off when the slice was made.
@@ -284,7 +284,7 @@ impl Streams {
         ask: impl FnOnce(&'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>),
     ) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let Some((seen, party)) = self.admit(stream) else { return refused() };
-        lend(&self.cuda, stream, seen, |seen| {
+        borrow(&self.cuda, stream, seen, |seen| {
             let any = self.readings.wait(&party, seen)?;
             let (address, end) = ask(seen);
             // At once: the end of the use may never be recorded, and whoever is next comes behind these readers all the same. What this stream alone
@@ -366,7 +366,7 @@ fn forget(mut aliases: Option<Box<Alias>>) {
 /// What cudarc answers for a stream that it sees as `seen`. What failed is the caller's to meet, in the caller's own value. No address where the
 /// end of the use would not be recorded: cudarc gives up there, without a word, if the value that it records in has an error of somebody's in
 /// store.
-fn lend<'a>(
+fn borrow<'a>(
     cuda: &Cuda,
     given: &CudaStream,
     seen: &'a CudaStream,

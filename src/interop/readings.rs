@@ -67,7 +67,7 @@ struct Reading {
     next: OnceLock<Box<Reading>>,
 }
 
-/// A list that only grows, so that an event of it can be lent while others are added: by as many as have read between two writes.
+/// A list that only grows, so that an event of it can be borrowed while others are added: by as many as have read between two writes.
 pub(super) struct Readings(OnceLock<Box<Reading>>);
 
 impl Readings {

@@ -3,7 +3,7 @@
 //! The traits hand us a stream and take an address; they cannot fail, and the value that marks the end of the use, a
 //! `SyncOnDrop`, can record an event of cudarc's or wait for a stream, nothing of ours, and both only if cudarc is so
 //! inclined: not while it thinks that one stream is all there is, not after an error of somebody else's was kept. So nothing
-//! hangs on it. The use is recorded when the address is given, as lent: it lasts until the array is next borrowed alone and
+//! hangs on it. The use is recorded when the address is given, as borrowed: it lasts until the array is next borrowed alone and
 //! whole, or freed. To forget the value changes nothing.
 //!
 //! Where the order cannot be made on the device, the host waits for the device, and the use counts as the whole context's.
@@ -13,7 +13,7 @@
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
 use crate::allocator::access::Touch;
-use crate::allocator::access::lent::{Named, lend, lend_to_anybody};
+use crate::allocator::access::borrowed::{Named, borrow, borrow_by_anybody};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::cuda::{Cuda, Found, current_stays, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 pub(super) const NULL: CUdeviceptr = 0;
 
 /// The address, if work on this stream may use it from here on.
-fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
+fn borrowed(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
     let Some((registry, cuda)) = touch.of.device() else { return NULL };
     let found = match cuda.find(stream) {
         Ok(found) => found,
@@ -49,7 +49,7 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
             }
         }
     };
-    match lend(&named, touch) {
+    match borrow(&named, touch) {
         Ok(()) => addr,
         Err(e) => {
             let e = as_drivers(e);
@@ -67,7 +67,7 @@ fn lent(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdeviceptr {
 fn waited(waited: DriverResult<()>, cuda: &Cuda, touch: Touch<'_, Cuda>, addr: u64) -> CUdeviceptr {
     match waited {
         Ok(()) => {
-            lend_to_anybody(touch);
+            borrow_by_anybody(touch);
             addr
         }
         Err(e) => {
@@ -113,13 +113,13 @@ impl Drop for Kept {
 
 /// The stream that an allocation was made on, as cudarc has it. Kept with the pool: the trait wants a reference.
 fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
-    let (Some((guest, line)), Some((_, cuda))) = (touch.of.guest(), touch.of.device()) else {
+    let (Some((guest, timeline)), Some((_, cuda))) = (touch.of.guest(), touch.of.device()) else {
         return nowhere();
     };
     let kept = kept(guest, || {
-        let native = line.native().expect("an allocation's stream is held");
+        let native = timeline.native().expect("an allocation's stream is held");
         let alias = native.cudarc().or_else(|_| cuda.default_of_cudarc());
-        let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", line.info));
+        let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", timeline.info));
         (stream, cuda)
     });
     kept.stream.as_ref().expect("it is there until the end")
@@ -190,7 +190,7 @@ macro_rules! slice {
         impl<T: Pod> DevicePtr<T> for $name<$($view,)? T, Cuda> {
             fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
                 let $this = self;
-                (lent($touch, self.address().0, stream), SyncOnDrop::Record(None))
+                (borrowed($touch, self.address().0, stream), SyncOnDrop::Record(None))
             }
         }
     };
@@ -202,11 +202,11 @@ slice!(DeviceViewMut<'_>, view => view.view().touch());
 impl<T: Pod> DevicePtrMut<T> for DeviceArray<T, Cuda> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let addr = self.address().0;
-        (lent(self.view_mut().into_touch(), addr, stream), SyncOnDrop::Record(None))
+        (borrowed(self.view_mut().into_touch(), addr, stream), SyncOnDrop::Record(None))
     }
 }
 impl<T: Pod> DevicePtrMut<T> for DeviceViewMut<'_, T, Cuda> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        (lent(self.touch(), self.address().0, stream), SyncOnDrop::Record(None))
+        (borrowed(self.touch(), self.address().0, stream), SyncOnDrop::Record(None))
     }
 }

@@ -6,7 +6,7 @@
 use super::operand::{Arguments, Operand, Parameter, collect};
 use crate::allocator::Stream;
 use crate::allocator::access::{Intent, Mark, Touch, operate};
-use crate::driver::{Argument, Called, Driver, Grid, Kernel, Kernels, RangeUse, TwinMemory};
+use crate::driver::{Argument, Called, Driver, Grid, Kernel, Kernels, RangeUse, ReferenceMemory};
 use crate::error::{Difference, Error};
 use crate::units::Addr;
 
@@ -14,15 +14,15 @@ impl<D: Driver + Kernels> Stream<D> {
     /// Launches a kernel as [`Stream::launch`] does, runs a CPU reference over the same inputs, and compares every element that the
     /// kernel may write, bit by bit. For tests: it **blocks the host**, and copies all operands to it. The arrays hold what the kernel left.
     ///
-    /// On a GPU the reference is, as a rule, the kernel's own twin, `KERNEL.on_cpu()?`: then what passes on the simulated device
-    /// is what runs on the GPU. On the simulated device the twin stands for the kernel, and is compared with another reference.
+    /// On a GPU the reference is, as a rule, the kernel's own reference, `KERNEL.on_cpu()?`: then what passes on the simulated device
+    /// is what runs on the GPU. On the simulated device the reference stands for the kernel, and is compared with another reference.
     ///
     /// ```
-    /// use millpond::kernel::{Argument, Kernel, TwinMemory};
+    /// use millpond::kernel::{Argument, Kernel, ReferenceMemory};
     /// use millpond::{Allocator, Config, Error, units::{Addr, GIB}};
     /// use millpond_sim::Sim;
     ///
-    /// fn each(memory: &mut dyn TwinMemory, arguments: &[Argument], of: fn(i32) -> i32) {
+    /// fn each(memory: &mut dyn ReferenceMemory, arguments: &[Argument], of: fn(i32) -> i32) {
     ///     let &[at, n] = arguments else { panic!("negate(int *at, unsigned n)") };
     ///     for i in 0..u64::from(n.as_u32()) {
     ///         let (at, mut bytes) = (Addr(at.as_addr().0 + 4 * i), [0; 4]);
@@ -30,7 +30,7 @@ impl<D: Driver + Kernels> Stream<D> {
     ///         memory.write(at, &of(i32::from_le_bytes(bytes)).to_le_bytes());
     ///     }
     /// }
-    /// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").twin(|m, a| each(m, a, |x| -x));
+    /// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").reference(|m, a| each(m, a, |x| -x));
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
@@ -40,7 +40,7 @@ impl<D: Driver + Kernels> Stream<D> {
     /// unsafe { stream.launch_and_compare(&NEGATE, NEGATE.on_cpu()?, 3, (x.write(), 3_u32))? };
     ///
     /// // A reference that is wrong, for numbers above 1.
-    /// let wrong = |memory: &mut dyn TwinMemory, arguments: &[Argument]| each(memory, arguments, |x| (-x).max(-1));
+    /// let wrong = |memory: &mut dyn ReferenceMemory, arguments: &[Argument]| each(memory, arguments, |x| (-x).max(-1));
     /// // SAFETY: as above.
     /// let found = unsafe { stream.launch_and_compare(&NEGATE, wrong, 3, (x.write(), 3_u32)) };
     /// let Err(Error::Differs(first)) = found else { panic!("{found:?}") };
@@ -62,7 +62,7 @@ impl<D: Driver + Kernels> Stream<D> {
     pub unsafe fn launch_and_compare<'a>(
         &self,
         kernel: &Kernel,
-        reference: impl FnOnce(&mut dyn TwinMemory, &[Argument]),
+        reference: impl FnOnce(&mut dyn ReferenceMemory, &[Argument]),
         grid: impl Into<Grid>,
         arguments: impl Arguments<'a, D>,
     ) -> Result<(), Error>
@@ -95,7 +95,7 @@ impl<D: Driver + Kernels> Stream<D> {
     pub unsafe fn launch_and_compare_by<'a>(
         &self,
         kernel: &Kernel,
-        reference: impl FnOnce(&mut dyn TwinMemory, &[Argument]),
+        reference: impl FnOnce(&mut dyn ReferenceMemory, &[Argument]),
         grid: impl Into<Grid>,
         arguments: impl Arguments<'a, D>,
         mut passes: impl FnMut(&Difference) -> bool,
@@ -192,7 +192,7 @@ impl<D: Driver> HostMemory<'_, '_, D> {
     }
 }
 
-impl<D: Driver> TwinMemory for HostMemory<'_, '_, D> {
+impl<D: Driver> ReferenceMemory for HostMemory<'_, '_, D> {
     fn read(&mut self, addr: Addr, into: &mut [u8]) {
         into.copy_from_slice(self.range(addr, into.len() as u64, false));
     }

@@ -16,13 +16,13 @@ impl<D: Driver + Kernels> Stream<D> {
     /// context loads the kernel, which may wait for running ones ([`Kernels::load_kernel`]).
     ///
     /// ```
-    /// use millpond::kernel::{Argument, Kernel, TwinMemory};
+    /// use millpond::kernel::{Argument, Kernel, ReferenceMemory};
     /// use millpond::{Allocator, Config, units::{Addr, GIB}};
     /// use millpond_sim::Sim;
     ///
-    /// // On a GPU the text runs, on the simulated device the twin.
-    /// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").twin(negate);
-    /// fn negate(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+    /// // On a GPU the text runs, on the simulated device the reference.
+    /// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").reference(negate);
+    /// fn negate(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     ///     let &[at, n] = arguments else { panic!("negate(int *at, unsigned n)") };
     ///     for i in 0..u64::from(n.as_u32()) {
     ///         let (at, mut bytes) = (Addr(at.as_addr().0 + 4 * i), [0; 4]);
@@ -43,7 +43,7 @@ impl<D: Driver + Kernels> Stream<D> {
     /// ```
     ///
     /// # Errors
-    /// An array or a stream of another device, a capturing stream; a text or a grid that the driver refuses, no twin where
+    /// An array or a stream of another device, a capturing stream; a text or a grid that the driver refuses, no reference where
     /// one is needed: nothing was then queued.
     ///
     /// # Safety

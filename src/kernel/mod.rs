@@ -1,10 +1,10 @@
-//! Kernels on arrays: a few of the house's own behind safe verbs, and anybody's behind one unsafe one.
+//! Kernels on arrays: a few built-in ones behind safe verbs, and anybody's behind one unsafe one.
 //!
 //! [`fill`], [`iota`], [`saxpy`], [`reduce_sum`], [`gather`] and [`scatter`] check lengths and queue kernels that touch
 //! nothing else. [`Stream::launch`] queues a kernel of the program's with its operands named: [`read`](DeviceArray::read)
 //! and [`write`](DeviceArray::write) say which arrays it uses and how. Either way the launch comes after whatever it
 //! conflicts with, on whatever streams that was, and is known to everything that comes after it; the host never waits.
-//! On the simulated device a kernel's twin runs on the contents, and the oracle judges what was named.
+//! On the simulated device a kernel's reference runs on the contents, and the oracle judges what was named.
 //! [`Stream::launch_and_compare`] runs a kernel and a CPU reference over the same inputs, for tests.
 //!
 //! It does not know how waits are found or made (the allocator does), nor how a device loads and runs code.
@@ -26,18 +26,18 @@
 //! # Ok(()) }
 //! ```
 
+mod builtins;
 mod compare;
 mod guard;
-mod house;
 mod launch;
 mod number;
 mod operand;
-mod twins;
+mod references;
 mod verbs;
 
-pub use crate::driver::{Argument, Grid, Kernel, Kernels, Twin, TwinMemory};
+pub use crate::driver::{Argument, Grid, Kernel, Kernels, Reference, ReferenceMemory};
+pub use builtins::{builtins, load_builtins};
 pub use guard::{ReadOn, WriteOn};
-pub use house::{house, load_house};
 pub use number::Number;
 pub use operand::{Arguments, Operand, Parameter};
 pub use verbs::{fill, gather, iota, reduce_sum, saxpy, scatter};

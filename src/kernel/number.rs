@@ -1,9 +1,9 @@
-//! The types that the house's kernels compute with. It does not know kernels, only which of them a type picks.
+//! The types that the built-in kernels compute with. It does not know kernels, only which of them a type picks.
 
 use crate::driver::Argument;
 use bytemuck::Pod;
 
-/// Which of four kernels computes with a type: the index into the house's tables. Integers wrap round, so that both signs
+/// Which of four kernels computes with a type: the index into the tables of built-in kernels. Integers wrap round, so that both signs
 /// share one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -25,7 +25,7 @@ mod sealed {
     }
 }
 
-/// A number that the house's kernels compute with: integers of 4 and 8 bytes, which wrap round, and `f32` and `f64`.
+/// A number that the built-in kernels compute with: integers of 4 and 8 bytes, which wrap round, and `f32` and `f64`.
 #[diagnostic::on_unimplemented(
     message = "the built-in kernels do not compute with `{Self}`",
     note = "they are for u32, u64, f32 and f64; launch a kernel of your own with `Stream::launch`"

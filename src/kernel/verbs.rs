@@ -1,11 +1,11 @@
-//! The safe verbs: lengths are compared, then kernels of the house are queued that touch nothing but their operands.
+//! The safe verbs: lengths are compared, then built-in kernels are queued that touch nothing but their operands.
 //!
 //! Each is queued on the stream it is given, behind what it conflicts with; the host does not wait; an array of nothing is
 //! left alone without a driver call. It does not know waits, nor how a device runs code.
 
-use super::house;
+use super::builtins;
 use super::number::{Number, index};
-use super::twins::PART;
+use super::references::PART;
 use crate::allocator::Stream;
 use crate::array::{AsViewMut, IntoView, Shape};
 use crate::driver::{Driver, Grid, Kernels};
@@ -45,7 +45,7 @@ fn same_length<T, U>(
 /// # Errors
 /// A stream of another device, a capturing stream, the driver's: nothing was then queued.
 #[track_caller]
-#[allow(unsafe_code, reason = "a kernel of the house, and the bytes of an element")]
+#[allow(unsafe_code, reason = "a built-in kernel, and the bytes of an element")]
 pub fn fill<T: Pod, D: Driver + Kernels>(
     into: &mut impl AsViewMut<Item = T, Device = D>,
     value: T,
@@ -65,7 +65,7 @@ pub fn fill<T: Pod, D: Driver + Kernels>(
     }
     let arguments = (into.into_write(), bytes, u64::from_le_bytes(word));
     // SAFETY: kernels/fill.cu takes these, and writes the operand's bytes only.
-    unsafe { stream.launch(&house::FILL, grid_for(bytes.div_ceil(8)), arguments) }
+    unsafe { stream.launch(&builtins::FILL, grid_for(bytes.div_ceil(8)), arguments) }
 }
 
 /// Counts up: element `i`, in memory order, becomes `first + i * step`. Integers wrap round; floats are rounded once, with
@@ -74,7 +74,7 @@ pub fn fill<T: Pod, D: Driver + Kernels>(
 /// # Errors
 /// As [`fill`].
 #[track_caller]
-#[allow(unsafe_code, reason = "a kernel of the house")]
+#[allow(unsafe_code, reason = "a built-in kernel")]
 pub fn iota<T: Number, D: Driver + Kernels>(
     into: &mut impl AsViewMut<Item = T, Device = D>,
     first: T,
@@ -85,7 +85,7 @@ pub fn iota<T: Number, D: Driver + Kernels>(
     let n = into.len() as u64;
     let arguments = (into.into_write(), n, first.into(), step.into());
     // SAFETY: kernels/iota.cu takes these, and writes `n` elements of the operand.
-    unsafe { stream.launch(&house::IOTA[index::<T>()], grid_for(n), arguments) }
+    unsafe { stream.launch(&builtins::IOTA[index::<T>()], grid_for(n), arguments) }
 }
 
 /// Adds a multiple: each element of `y` becomes `a * x + y`. Integers wrap round; floats are rounded once.
@@ -93,7 +93,7 @@ pub fn iota<T: Number, D: Driver + Kernels>(
 /// # Errors
 /// [`Error::Mismatch`] unless both shapes are equal; arrays of another device; as [`fill`].
 #[track_caller]
-#[allow(unsafe_code, reason = "a kernel of the house")]
+#[allow(unsafe_code, reason = "a built-in kernel")]
 pub fn saxpy<'x, T: Number, D: Driver + Kernels>(
     a: T,
     x: impl IntoView<'x, Item = T, Device = D>,
@@ -111,7 +111,7 @@ pub fn saxpy<'x, T: Number, D: Driver + Kernels>(
     let n = x.len() as u64;
     // SAFETY: kernels/saxpy.cu takes these; both operands have `n` elements; borrows keep them apart.
     unsafe {
-        stream.launch(&house::SAXPY[index::<T>()], grid_for(n), (y.into_write(), x.read(), n, a.into()))
+        stream.launch(&builtins::SAXPY[index::<T>()], grid_for(n), (y.into_write(), x.read(), n, a.into()))
     }
 }
 
@@ -124,7 +124,7 @@ pub fn saxpy<'x, T: Number, D: Driver + Kernels>(
 /// [`Error::Mismatch`] unless `into` has one element; as [`Allocator::alloc`](crate::Allocator::alloc); arrays of another
 /// device; as [`fill`]. After one of several launches failed, `into` may be as it was.
 #[track_caller]
-#[allow(unsafe_code, reason = "a kernel of the house")]
+#[allow(unsafe_code, reason = "a built-in kernel")]
 pub fn reduce_sum<'x, T: Number, D: Driver + Kernels>(
     x: impl IntoView<'x, Item = T, Device = D>,
     into: &mut impl AsViewMut<Item = T, Device = D>,
@@ -136,7 +136,7 @@ pub fn reduce_sum<'x, T: Number, D: Driver + Kernels>(
     if x.is_empty() {
         return into.fill_bytes(0, stream);
     }
-    let kernel = &house::REDUCE[index::<T>()];
+    let kernel = &builtins::REDUCE[index::<T>()];
     let parts = |n: usize| n.div_ceil(PART);
     // One block a part. More parts than a grid has blocks would be more than 2^44 elements.
     let blocks = |n: usize| Grid::new(u32::try_from(parts(n)).unwrap_or(u32::MAX), Grid::BLOCK);
@@ -167,7 +167,7 @@ fn pieces<T>() -> (usize, u64) {
 /// # Errors
 /// [`Error::Mismatch`] unless `into` has as many elements as `at`; arrays of another device; as [`fill`].
 #[track_caller]
-#[allow(unsafe_code, reason = "a kernel of the house")]
+#[allow(unsafe_code, reason = "a built-in kernel")]
 pub fn gather<'f, 'i, T: Pod, D: Driver + Kernels>(
     from: impl IntoView<'f, Item = T, Device = D>,
     at: impl IntoView<'i, Item = u32, Device = D>,
@@ -189,7 +189,7 @@ pub fn gather<'f, 'i, T: Pod, D: Driver + Kernels>(
     let arguments = (into.into_write(), from.read(), from.len(), at.read(), n, pieces);
     // SAFETY: kernels/gather.cu takes these, of elements cut into such pieces; it reads `n` indices, writes `n` elements,
     // and no index leads it beyond the source's length.
-    unsafe { stream.launch(&house::GATHER[kernel], grid_for(n * pieces), arguments) }
+    unsafe { stream.launch(&builtins::GATHER[kernel], grid_for(n * pieces), arguments) }
 }
 
 /// Spreads: element `at[i]` of `into` becomes element `i` of `from`, in memory order. Where an index is beyond the end of
@@ -199,7 +199,7 @@ pub fn gather<'f, 'i, T: Pod, D: Driver + Kernels>(
 /// # Errors
 /// [`Error::Mismatch`] unless `from` has as many elements as `at`; arrays of another device; as [`fill`].
 #[track_caller]
-#[allow(unsafe_code, reason = "a kernel of the house")]
+#[allow(unsafe_code, reason = "a built-in kernel")]
 pub fn scatter<'f, 'i, T: Pod, D: Driver + Kernels>(
     from: impl IntoView<'f, Item = T, Device = D>,
     at: impl IntoView<'i, Item = u32, Device = D>,
@@ -221,5 +221,5 @@ pub fn scatter<'f, 'i, T: Pod, D: Driver + Kernels>(
     let arguments = (into.into_write(), length, from.read(), at.read(), n, pieces);
     // SAFETY: kernels/scatter.cu takes these, of elements cut into such pieces; it reads `n` indices and `n` elements, and
     // no index leads it beyond the target's length.
-    unsafe { stream.launch(&house::SCATTER[kernel], grid_for(n * pieces), arguments) }
+    unsafe { stream.launch(&builtins::SCATTER[kernel], grid_for(n * pieces), arguments) }
 }

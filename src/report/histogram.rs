@@ -79,15 +79,15 @@ impl fmt::Display for Histogram {
     /// A bar a bin, from the first that is not empty to the last; the longest bar has forty marks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const WIDTH: u64 = 40;
-        let most = self.counts.iter().copied().max().unwrap_or(0);
+        let max = self.counts.iter().copied().max().unwrap_or(0);
         let Some(first) = self.counts.iter().position(|n| *n > 0) else {
             return writeln!(f, "(no sizes)");
         };
         let last = self.counts.iter().rposition(|n| *n > 0).unwrap_or(first);
-        let digits = most.to_string().len();
+        let digits = max.to_string().len();
         for (bin, n) in self.counts.iter().enumerate().take(last + 1).skip(first) {
             // A count that is not zero shows.
-            let marks = (u128::from(*n) * u128::from(WIDTH)).div_ceil(u128::from(most)) as usize;
+            let marks = (u128::from(*n) * u128::from(WIDTH)).div_ceil(u128::from(max)) as usize;
             let line =
                 format!("{:>9}  {n:>digits$}  {}", bytes(Histogram::upper_bytes(bin)), "#".repeat(marks));
             writeln!(f, "up to {}", line.trim_end())?;

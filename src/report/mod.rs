@@ -109,7 +109,7 @@ pub struct PoolReport {
     pub in_flight: u64,
     /// Of what is cached or in flight: bytes that no request of another stream can have, and no trim, because nobody can tell when
     /// their users are done. They are freed memory of streams that only calls that name them mark
-    /// ([`StreamInfo::mortal`](crate::driver::StreamInfo::mortal)), and what was freed by nobody knows whom where captures by others
+    /// ([`StreamInfo::unmanaged`](crate::driver::StreamInfo::unmanaged)), and what was freed by nobody knows whom where captures by others
     /// are expected. They come back when those streams are named, or at [`Allocator::synchronize`](crate::Allocator::synchronize).
     /// What a stream holds that anybody may mark, and that captures a graph just now, is not counted: neither of the two brings it back
     /// sooner, the end of the capture does with no call, and only the driver could tell, which a report does not ask.

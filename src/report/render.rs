@@ -106,7 +106,7 @@ impl Report {
         };
         let ratio = match (self.reserved_over_allocated(), self.reserved_over_allocated_bounds()) {
             (Some(r), _) => format!("{r:.3}"),
-            (None, Some((least, most))) => format!("{least:.3} to {most:.3}"),
+            (None, Some((least, max))) => format!("{least:.3} to {max:.3}"),
             (None, None) => "-".into(),
         };
         writeln!(

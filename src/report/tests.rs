@@ -488,10 +488,10 @@ mod serde_values {
 
     prop_compose! {
         fn counters()(n in any::<[u64; 12]>()) -> Counters {
-            let [allocations, frees, hits, misses, lends_in, lends_out, waits_inserted, host_waits, ..] = n;
+            let [allocations, frees, hits, misses, migrations_in, migrations_out, waits_inserted, host_waits, ..] = n;
             let [.., splits, merges, in_flight_frees, bytes_served] = n;
             Counters {
-                allocations, frees, hits, misses, migrations_in: lends_in, migrations_out: lends_out, waits_inserted, host_waits, splits, merges,
+                allocations, frees, hits, misses, migrations_in, migrations_out, waits_inserted, host_waits, splits, merges,
                 in_flight_frees, bytes_served,
             }
         }
@@ -507,10 +507,10 @@ mod serde_values {
             counters in counters(),
             counts in vec(any::<u64>(), 0..34),
         ) -> PoolReport {
-            let [held, allocated, asked, cached, in_flight, held_back, allocated_peak, held_peak, ..] = n;
+            let [held, allocated, requested, cached, in_flight, held_back, allocated_peak, held_peak, ..] = n;
             let [.., live, free_chunks, largest_free, in_flight_ranges] = n;
             PoolReport {
-                stream, name, closed, reserved: held, allocated, requested: asked, cached, in_flight, held_back, allocated_peak, reserved_peak: held_peak,
+                stream, name, closed, reserved: held, allocated, requested, cached, in_flight, held_back, allocated_peak, reserved_peak: held_peak,
                 live, free_chunks, largest_free, in_flight_ranges, oldest_in_flight, counters,
                 sizes: Histogram { counts },
             }
@@ -532,12 +532,12 @@ mod serde_values {
         ) -> Report {
             let [capacity, taken, taken_peak, segments, moving, growths, releases, ..] = n;
             let [.., allocated_peak, allocated_peak_at_most, events_lost] = n;
-            let [fold, lend, grow, lend_with_wait, trim, wait, callback] =
+            let [poll, migrate, grow, migrate_with_wait, trim, wait, callback] =
                 rungs.map(|(tried, served)| Rung { tried, served });
             Report {
                 device, capacity, limit, policy, reserved: taken, reserved_peak: taken_peak, segments, moving, growths, releases,
                 allocated_peak, allocated_peak_at_most, total, pools,
-                ladder: Ladder { poll: fold, migrate: lend, grow, migrate_with_wait: lend_with_wait, trim, wait, callback },
+                ladder: Ladder { poll, migrate, grow, migrate_with_wait, trim, wait, callback },
                 pinned, driver_calls, events_lost, deferred_errors,
             }
         }

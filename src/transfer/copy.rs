@@ -3,7 +3,7 @@
 //! Each verb stands on views; arrays pass themselves on as views of all of them.
 
 use super::source::StableSource;
-use super::token::{Download, Refused, Transfer};
+use super::token::{Download, Refused, Upload};
 use super::{noted, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
 use crate::allocator::{Allocator, Stream};
@@ -13,7 +13,7 @@ use crate::error::Error;
 use bytemuck::Pod;
 
 /// What [`Allocator::array_from_pinned`] makes: the array, and the copy into it.
-type Filled<P, D> = (DeviceArray<<P as StableSource>::Item, D>, Transfer<P, D>);
+type Filled<P, D> = (DeviceArray<<P as StableSource>::Item, D>, Upload<P, D>);
 
 impl<D: Driver> Allocator<D> {
     /// A device array with a pinned source's elements and shape, copied on `stream` without the host waiting.
@@ -42,7 +42,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
-    /// nothing was then queued; as [`PinnedArray::settled`]. All come with the source. Where the copy is queued and its marker fails, that is the error, behind a wait for the stream: the copy is
+    /// nothing was then queued; as [`PinnedArray::host_ready`]. All come with the source. Where the copy is queued and its marker fails, that is the error, behind a wait for the stream: the copy is
     /// done then, and the source comes back unless that wait fails too ([`Refused::host`]).
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
@@ -50,7 +50,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         &mut self,
         source: P,
         stream: &Stream<D>,
-    ) -> Result<Transfer<P, D>, Refused<P>> {
+    ) -> Result<Upload<P, D>, Refused<P>> {
         let _called = Called::<D>::here();
         let sides =
             (("the target, on the device,", self.shape()), ("the source, in host memory,", source.shape()));
@@ -59,9 +59,9 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         }
         let (to, bytes) = (self.address(), self.size_bytes());
         if bytes == 0 {
-            return Ok(Transfer::of_nothing(source, stream));
+            return Ok(Upload::of_nothing(source, stream));
         }
-        Transfer::fly(source, stream, |source| {
+        Upload::fly(source, stream, |source| {
             let from = source.first().cast();
             operate(stream, &[self.touch()], Mark::Each, |driver, native| {
                 // SAFETY: `StableSource` keeps the source readable while it is owned, which `fly` sees to until the copy
@@ -116,7 +116,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
     /// it until it is done.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`] and [`PinnedArray::settled_mut`]. All come with the target.
+    /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`] and [`PinnedArray::host_ready_mut`]. All come with the target.
     #[track_caller]
     pub fn copy_to(
         &self,
@@ -133,7 +133,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
             return Ok(Download::of_nothing(target, stream));
         }
         // What somebody else's copies hold it for is over first, or it comes back.
-        let to = match target.settled_mut().map(<[T]>::as_mut_ptr) {
+        let to = match target.host_ready_mut().map(<[T]>::as_mut_ptr) {
             Ok(to) => to,
             Err(e) => return Err(Refused::unused(target, e)),
         };
@@ -164,7 +164,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         &mut self,
         source: P,
         stream: &Stream<D>,
-    ) -> Result<Transfer<P, D>, Refused<P>> {
+    ) -> Result<Upload<P, D>, Refused<P>> {
         self.view_mut().copy_from(source, stream)
     }
     /// Queues a copy from another array of the device into all of this one:

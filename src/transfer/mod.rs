@@ -1,9 +1,9 @@
 //! Copies between arrays: to the device, from it, inside it, between devices, of rows; and the tokens that own what is in
 //! flight.
 //!
-//! A copy to the device takes its pinned source by value and gives it back when it is done ([`Transfer`]); a copy to the
+//! A copy to the device takes its pinned source by value and gives it back when it is done ([`Upload`]); a copy to the
 //! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
-//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's keeper. (With
+//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's deferred drops. (With
 //! one exception, as for every handle: what outlives its allocator and all the streams ends them, and that waits.)
 //! Forgetting one costs the memory that it owns, the pinned segments that it lies among, and one event, which keeps the device's
 //! context; nothing else. [`scope()`] is the borrowed form, which waits before it returns.
@@ -30,7 +30,7 @@ mod token;
 pub use rows::{Plane, PlaneMut};
 pub use scope::{Scope, scope};
 pub use source::{Part, StableSource};
-pub use token::{Download, Refused, Transfer};
+pub use token::{Download, Refused, Upload};
 
 use crate::allocator::Stream;
 use crate::array::Shape;

@@ -3,7 +3,7 @@
 //! A plane is some columns of some rows: `width` elements, then the next row a `pitch` further on.
 
 use super::source::StableSource;
-use super::token::{Download, Refused, Transfer};
+use super::token::{Download, Refused, Upload};
 use super::{noted, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate};
@@ -143,7 +143,7 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
         &mut self,
         source: P,
         stream: &Stream<D>,
-    ) -> Result<Transfer<P, D>, Refused<P>> {
+    ) -> Result<Upload<P, D>, Refused<P>> {
         let _called = Called::<D>::here();
         let window = self.window;
         let sides = (
@@ -155,9 +155,9 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
         }
         let to = (Place::Device(self.view.address()), window.bytes_apart::<T>());
         if window.packed::<T>() == 0 || window.rows == 0 {
-            return Ok(Transfer::of_nothing(source, stream));
+            return Ok(Upload::of_nothing(source, stream));
         }
-        Transfer::fly(source, stream, |source| {
+        Upload::fly(source, stream, |source| {
             let from = (Place::Pinned(source.first().cast_mut().cast()), window.packed::<T>());
             let copy = window.copy::<T>(to, from);
             operate(stream, &[self.view.touch()], Mark::Each, |driver, native| {

@@ -36,7 +36,7 @@ pub unsafe trait StableSource: Send + Sized + 'static {
 
     /// Makes its elements readable, where somebody else's copies may still write them: waits for those. Sources of this crate do.
     #[doc(hidden)]
-    fn settle(&self, _: seal::Seal) -> Result<(), Error> {
+    fn wait_ready(&self, _: seal::Seal) -> Result<(), Error> {
         Ok(())
     }
 
@@ -70,8 +70,8 @@ unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
     fn shape(&self) -> Shape {
         PinnedArray::shape(self)
     }
-    fn settle(&self, _: seal::Seal) -> Result<(), Error> {
-        self.settled().map(drop)
+    fn wait_ready(&self, _: seal::Seal) -> Result<(), Error> {
+        self.host_ready().map(drop)
     }
     fn drop_behind<E: Driver>(self, event: &Event<E>, _: seal::Seal) -> Result<(), Self> {
         // The pinned pool keeps the bytes until the event is complete. It knows events of its own device only.
@@ -96,8 +96,8 @@ unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
     fn shape(&self) -> Shape {
         (**self).shape()
     }
-    fn settle(&self, seal: seal::Seal) -> Result<(), Error> {
-        (**self).settle(seal)
+    fn wait_ready(&self, seal: seal::Seal) -> Result<(), Error> {
+        (**self).wait_ready(seal)
     }
 }
 
@@ -152,8 +152,8 @@ unsafe impl<S: StableSource> StableSource for Part<S> {
     fn shape(&self) -> Shape {
         Shape::line(self.range.len())
     }
-    fn settle(&self, seal: seal::Seal) -> Result<(), Error> {
-        self.source.settle(seal)
+    fn wait_ready(&self, seal: seal::Seal) -> Result<(), Error> {
+        self.source.wait_ready(seal)
     }
     fn drop_behind<D: Driver>(self, event: &Event<D>, seal: seal::Seal) -> Result<(), Self> {
         let Part { source, range } = self;

@@ -5,7 +5,7 @@
 //! slots, each waited for and then copied out, so the call blocks until all is there. One thread copies at the rate of
 //! one core, well below the link's; several threads and streaming stores are not here.
 
-use super::token::{Download, Transfer};
+use super::token::{Download, Upload};
 use super::{Part, same_shape};
 use crate::allocator::{Allocator, Stream};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut, PinnedArray, Shape};
@@ -21,8 +21,8 @@ const SLOTS: usize = 3;
 
 /// Elements of a slot.
 fn slot_len<T>(all: usize) -> usize {
-    let most = SLOT_BYTES.checked_div(size_of::<T>()).unwrap_or(usize::MAX);
-    most.clamp(1, all.max(1))
+    let max = SLOT_BYTES.checked_div(size_of::<T>()).unwrap_or(usize::MAX);
+    max.clamp(1, all.max(1))
 }
 
 impl<D: Driver> Allocator<D> {
@@ -57,7 +57,7 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
             (("the target", Shape::line(self.len())), ("the source, a slice,", Shape::line(source.len())));
         same_shape::<T>("copy_from_pageable", sides.0, sides.1)?;
         let each = slot_len::<T>(source.len());
-        let mut under_way: VecDeque<Transfer<Part<PinnedArray<T, D>>, D>> = VecDeque::new();
+        let mut under_way: VecDeque<Upload<Part<PinnedArray<T, D>>, D>> = VecDeque::new();
         for (i, piece) in source.chunks(each).enumerate() {
             let mut slot = match under_way.pop_front_if(|_| i >= SLOTS) {
                 Some(oldest) => oldest.wait()?.into_inner(),

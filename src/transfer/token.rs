@@ -3,7 +3,7 @@
 use super::source::StableSource;
 use super::source::seal::Seal;
 use crate::allocator::access::Queued;
-use crate::allocator::keeper::{Keeper, Until};
+use crate::allocator::deferred_drops::{DeferredDrops, Until};
 use crate::allocator::{Event, Stream};
 use crate::array::PinnedArray;
 use crate::driver::Driver;
@@ -35,12 +35,12 @@ use std::sync::Arc;
 /// # Ok(()) }
 /// ```
 #[must_use = "it owns the source: wait() gives it back, dropping it lets it go behind the copy"]
-pub struct Transfer<P: StableSource, D: Driver>(Flight<P, D>);
+pub struct Upload<P: StableSource, D: Driver>(Flight<P, D>);
 
 /// A copy to the host that is under way. It owns its target, whose data can be reached only through
 /// [`wait`](Download::wait).
 ///
-/// Dropping it never blocks, with the exception that [`Transfer`] names; the memory is then reused when the copy is done.
+/// Dropping it never blocks, with the exception that [`Upload`] names; the memory is then reused when the copy is done.
 /// Forgetting it costs that memory, the pinned segments that it lies among, and one event, which keeps the device's context;
 /// nothing else.
 ///
@@ -76,7 +76,7 @@ struct Flight<P: StableSource, D: Driver> {
     host: Option<P>,
     /// `None`: nothing was to be copied.
     event: Option<Event<D>>,
-    keeper: Arc<Keeper<D>>,
+    deferred_drops: Arc<DeferredDrops<D>>,
 }
 
 impl<P: StableSource, D: Driver> Flight<P, D> {
@@ -110,12 +110,12 @@ impl<P: StableSource, D: Driver> Drop for Flight<P, D> {
         if let (Some(host), Some(event)) = (self.host.take(), &self.event)
             && let Err(host) = host.drop_behind(event, Seal(()))
         {
-            self.keeper.keep(Until::Event(event.clone()), 0, Box::new(host));
+            self.deferred_drops.keep(Until::Event(event.clone()), 0, Box::new(host));
         }
     }
 }
 
-impl<P: StableSource, D: Driver> Transfer<P, D> {
+impl<P: StableSource, D: Driver> Upload<P, D> {
     /// Blocks the host until the copy is done; the source again, ready for the next batch.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl<P: StableSource, D: Driver> Transfer<P, D> {
     pub fn wait(self) -> Result<P, Error> {
         self.0.wait()
     }
-    /// Waits for the copy, for at most `limit`, and the token stays: [`Transfer::wait`].
+    /// Waits for the copy, for at most `limit`, and the token stays: [`Upload::wait`].
     ///
     /// # Errors
     /// [`Error::TimedOut`], or the driver's.
@@ -141,8 +141,8 @@ impl<P: StableSource, D: Driver> Transfer<P, D> {
     ///
     /// # Errors
     /// The token: the copy is under way, or the driver failed to say.
-    pub fn try_into_inner(self) -> Result<P, Transfer<P, D>> {
-        self.0.try_into_inner().map_err(Transfer)
+    pub fn try_into_inner(self) -> Result<P, Upload<P, D>> {
+        self.0.try_into_inner().map_err(Upload)
     }
     /// The event right behind the copy, for other streams to wait for; `None` if there was nothing to copy.
     pub fn event(&self) -> Option<&Event<D>> {
@@ -185,9 +185,9 @@ impl<T: Pod, D: Driver> Download<T, D> {
     }
 }
 
-impl<P: StableSource, D: Driver> fmt::Debug for Transfer<P, D> {
+impl<P: StableSource, D: Driver> fmt::Debug for Upload<P, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt("Transfer", f)
+        self.0.fmt("Upload", f)
     }
 }
 impl<T: Pod, D: Driver> fmt::Debug for Download<T, D> {
@@ -270,8 +270,8 @@ fn fly<P: StableSource, D: Driver>(
     };
     match event {
         Ok(event) => {
-            let keeper = Arc::clone(stream.keeper());
-            Ok(Flight { host: Some(launching.take()), event, keeper })
+            let deferred_drops = Arc::clone(stream.deferred_drops());
+            Ok(Flight { host: Some(launching.take()), event, deferred_drops })
         }
         // It is queued, and no event says when it is done: waiting for the whole stream does. A lost context runs nothing any more.
         Err(error) => match stream.synchronize() {
@@ -281,20 +281,24 @@ fn fly<P: StableSource, D: Driver>(
     }
 }
 
-impl<P: StableSource, D: Driver> Transfer<P, D> {
+impl<P: StableSource, D: Driver> Upload<P, D> {
     pub(super) fn fly(
         source: P,
         stream: &Stream<D>,
         copy: impl FnOnce(&P) -> Result<Queued<D>, Error>,
-    ) -> Result<Transfer<P, D>, Refused<P>> {
-        if let Err(e) = source.settle(Seal(())) {
+    ) -> Result<Upload<P, D>, Refused<P>> {
+        if let Err(e) = source.wait_ready(Seal(())) {
             return Err(Refused::unused(source, e));
         }
-        fly(source, stream, copy).map(Transfer)
+        fly(source, stream, copy).map(Upload)
     }
     /// Nothing to copy.
-    pub(super) fn of_nothing(source: P, stream: &Stream<D>) -> Transfer<P, D> {
-        Transfer(Flight { host: Some(source), event: None, keeper: Arc::clone(stream.keeper()) })
+    pub(super) fn of_nothing(source: P, stream: &Stream<D>) -> Upload<P, D> {
+        Upload(Flight {
+            host: Some(source),
+            event: None,
+            deferred_drops: Arc::clone(stream.deferred_drops()),
+        })
     }
 }
 
@@ -308,6 +312,10 @@ impl<T: Pod, D: Driver> Download<T, D> {
     }
     /// Nothing to copy.
     pub(super) fn of_nothing(target: PinnedArray<T, D>, stream: &Stream<D>) -> Download<T, D> {
-        Download(Flight { host: Some(target), event: None, keeper: Arc::clone(stream.keeper()) })
+        Download(Flight {
+            host: Some(target),
+            event: None,
+            deferred_drops: Arc::clone(stream.deferred_drops()),
+        })
     }
 }

@@ -21,7 +21,7 @@ pub struct Limited {
 
 #[derive(Debug)]
 struct Budget {
-    most: AtomicU64,
+    max: AtomicU64,
     live: AtomicU64,
 }
 
@@ -43,34 +43,34 @@ impl Drop for Claim {
 impl Budget {
     fn claim(self: &Arc<Budget>, bytes: u64) -> Result<Claim, Error> {
         // Read anew at each try: of a limit that falls meanwhile, whoever comes behind it knows.
-        let mut most = 0;
+        let mut max = 0;
         let fits = |live: u64| {
-            most = self.most.load(Ordering::Acquire);
-            live.checked_add(bytes).filter(|&sum| sum <= most)
+            max = self.max.load(Ordering::Acquire);
+            live.checked_add(bytes).filter(|&sum| sum <= max)
         };
         match self.live.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits) {
             Ok(_) => Ok(Claim { budget: Arc::clone(self), bytes }),
-            Err(live) => Err(Error::AboveLimit { requested: bytes, allocated: live, most }),
+            Err(live) => Err(Error::AboveLimit { requested: bytes, allocated: live, max }),
         }
     }
 }
 
 impl Limited {
-    /// At most `most` bytes at once.
-    pub fn new(inner: Arc<dyn GpuAlloc>, most: u64) -> Limited {
-        Limited { inner, budget: Arc::new(Budget { most: AtomicU64::new(most), live: AtomicU64::new(0) }) }
+    /// At most `max` bytes at once.
+    pub fn new(inner: Arc<dyn GpuAlloc>, max: u64) -> Limited {
+        Limited { inner, budget: Arc::new(Budget { max: AtomicU64::new(max), live: AtomicU64::new(0) }) }
     }
     /// Bytes live now, as asked for.
     pub fn live(&self) -> u64 {
         self.budget.live.load(Ordering::Acquire)
     }
     /// The limit.
-    pub fn most(&self) -> u64 {
-        self.budget.most.load(Ordering::Acquire)
+    pub fn limit(&self) -> u64 {
+        self.budget.max.load(Ordering::Acquire)
     }
     /// Another limit from now on. Below what is live, it refuses everything until enough is freed.
-    pub fn set_most(&self, bytes: u64) {
-        self.budget.most.store(bytes, Ordering::Release);
+    pub fn set_limit(&self, bytes: u64) {
+        self.budget.max.store(bytes, Ordering::Release);
     }
 
     fn within(

@@ -10,7 +10,7 @@ use millpond::mutant::Bug;
 use millpond::sync::Mutex;
 use millpond::units::MIB;
 use millpond::{
-    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Transfer, Trim, kernel,
+    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Trim, Upload, kernel,
 };
 use millpond_sim::{Launch, Sim};
 use std::fmt::Display;
@@ -46,8 +46,8 @@ pub const BUGS: [Bug; 7] = [
 
 /// A copy that is under way, and what it brings or was brought from.
 enum Token {
-    Up(Transfer<Pinned, Sim>, u8),
-    Shared(Transfer<Arc<Pinned>, Sim>, u8),
+    Up(Upload<Pinned, Sim>, u8),
+    Shared(Upload<Arc<Pinned>, Sim>, u8),
     Down(Download<u8, Sim>, u8),
 }
 

@@ -98,7 +98,7 @@ fn what_prints_itself_says_which_it_is() {
     assert_eq!(format!("{pinned:?}"), format!("PinnedAllocation({id} {at} + 10 B)"));
     assert_eq!(format!("{:?}", gpu.alloc_pinned(0).unwrap()), "PinnedAllocation(empty)");
     assert_eq!(format!("{:?}", ChunkId::from_index(7)), "chunk 7");
-    let names = [ChunkState::Free, ChunkState::Allocated, ChunkState::InFlight, ChunkState::Away]
+    let names = [ChunkState::Free, ChunkState::Allocated, ChunkState::InFlight, ChunkState::Absent]
         .map(ChunkState::name);
     assert_eq!(names, ["free", "allocated", "in flight", "away"]);
     let heap = Heap::default();
@@ -244,7 +244,7 @@ fn a_sink_hears_of_every_kind_of_event() {
     gpu.trim(Trim::All).unwrap();
     gpu.deliver_events();
     let told: Vec<Happening> = sink.0.lock().unwrap().iter().map(|(_, e)| e.clone()).collect();
-    let lend = Happening::Lend { addr: at, bytes: 4 * MIB, from: s.id(), to: t.id() };
+    let lend = Happening::Migrate { addr: at, bytes: 4 * MIB, from: s.id(), to: t.id() };
     let wait = Happening::Wait { stream: t.id(), on: Some(s.id()) };
     for event in [lend, wait, Happening::Trim { addr: at, bytes: 4 * MIB }] {
         assert!(told.contains(&event), "{event:?} is missing: {told:#?}");
@@ -592,7 +592,7 @@ fn an_allocation_goes_through_words_and_back() {
     assert_eq!((x.id(), x.len()), (id, 5000));
     assert_eq!(gpu.alloc_not_capturing(0, &s).unwrap().into_raw().to_words()[0], 0);
     let other = on(&sim, Config::default());
-    assert!(matches!(other.alloc_not_capturing(1, &s), Err(Error::ForeignStream { .. })));
+    assert!(matches!(other.alloc_not_capturing(1, &s), Err(Error::OtherAllocator { .. })));
     drop((x, s, other));
     all_clean(&sim, gpu);
     assert!(matches!("6GiB".parse(), Ok(Limit::Bytes(n)) if n == 6 * GIB));

@@ -63,10 +63,10 @@ fn the_counts_agree() {
     let (gpu, stream) = gpu();
     let other = gpu.stream().unwrap();
     let mut live = Vec::new();
-    let mut asked = 0;
+    let mut requested = 0;
     for i in 0..500_u64 {
         let bytes = 1 + i * 7919 % (3 * MIB);
-        asked += bytes;
+        requested += bytes;
         live.push(gpu.alloc(bytes, &stream).unwrap());
         if i % 3 == 1 {
             let block = live.swap_remove((i * 31) as usize % live.len());
@@ -81,12 +81,12 @@ fn the_counts_agree() {
     assert_eq!(counters.frees, 500 - live.len() as u64);
     assert_eq!(total.live, live.len() as u64);
     assert_eq!(counters.hits + counters.misses, 500, "every request was served, once");
-    assert_eq!(counters.bytes_served, asked);
-    assert_eq!(gpu.usage().used, asked);
+    assert_eq!(counters.bytes_served, requested);
+    assert_eq!(gpu.usage().used, requested);
     assert_eq!(total.sizes.total(), 500);
     assert_eq!(total.requested, live.iter().map(millpond::Allocation::len).sum::<u64>());
     assert_eq!(total.allocated, live.iter().map(|a| a.len().next_multiple_of(512)).sum::<u64>());
-    assert!(counters.in_flight_frees > 0, "some frees had a foreign use");
+    assert!(counters.in_flight_frees > 0, "some frees had a cross-stream use");
     assert!(
         total.allocated_peak >= total.allocated
             && total.reserved == total.allocated + total.cached + total.in_flight
@@ -140,7 +140,7 @@ struct Busy {
     arrays: Vec<DeviceArray<u8, Sim>>,
     events: Vec<Event<Sim>>,
     tokens: Vec<Box<dyn Any>>,
-    _mortal: SimStream,
+    _unmanaged: SimStream,
 }
 
 struct Silent;
@@ -156,12 +156,12 @@ enum Kind {
     Legacy,
     /// Only calls that name these two may mark them: what is due there is made by a hit.
     OfAThread,
-    Mortal,
+    Unmanaged,
 }
 
 impl Kind {
     fn is_named(self) -> bool {
-        matches!(self, Kind::OfAThread | Kind::Mortal)
+        matches!(self, Kind::OfAThread | Kind::Unmanaged)
     }
 }
 
@@ -178,7 +178,7 @@ struct Seen {
     adopted: u64,
     legacy: u64,
     of_a_thread: u64,
-    mortal: u64,
+    unmanaged: u64,
     /// Hits that made the marker that was due.
     marked: u64,
     pinned: u64,
@@ -213,9 +213,9 @@ impl Busy {
             adopted.push((Kind::Legacy, gpu.adopt(sim.legacy_stream()).unwrap()));
             adopted.push((Kind::OfAThread, gpu.adopt(sim.per_thread_stream()).unwrap()));
         }
-        let mortal = sim.stream().unwrap();
+        let unmanaged = sim.stream().unwrap();
         if seed % 3 == 1 {
-            adopted.push((Kind::Mortal, gpu.adopt(sim.mortal_stream(&mortal)).unwrap()));
+            adopted.push((Kind::Unmanaged, gpu.adopt(sim.unmanaged_stream(&unmanaged)).unwrap()));
         }
         let (capturing, blocks, arrays) = (Vec::new(), Vec::new(), Vec::new());
         let (events, tokens) = (Vec::new(), Vec::new());
@@ -233,7 +233,7 @@ impl Busy {
             arrays,
             events,
             tokens,
-            _mortal: mortal,
+            _unmanaged: unmanaged,
         }
     }
 
@@ -335,20 +335,20 @@ impl Busy {
                 called.retain(|c| c.1 > 0);
                 seen.marked += u64::from(marked);
             }
-            let mut asked: Vec<(&str, u64)> = Vec::new();
-            asked.extend(kind.map(|_| (Call::StreamIsCapturing.name(), 1)));
+            let mut requested: Vec<(&str, u64)> = Vec::new();
+            requested.extend(kind.map(|_| (Call::StreamIsCapturing.name(), 1)));
             if self.scrubs {
                 // The fill, which is no mistake beside somebody's capture.
-                asked.extend([(Call::MemsetD8.name(), 1), (Call::ExchangeCaptureMode.name(), 2)]);
+                requested.extend([(Call::MemsetD8.name(), 1), (Call::ExchangeCaptureMode.name(), 2)]);
             }
-            asked.sort_unstable();
+            requested.sort_unstable();
             called.sort_unstable();
-            assert_eq!(called, asked, "a hit of {bytes} bytes, {kind:?}: {kept:?}");
+            assert_eq!(called, requested, "a hit of {bytes} bytes, {kind:?}: {kept:?}");
             seen.hits += 1;
             seen.adopted += u64::from(kind == Some(Kind::Lasting));
             seen.legacy += u64::from(kind == Some(Kind::Legacy));
             seen.of_a_thread += u64::from(kind == Some(Kind::OfAThread));
-            seen.mortal += u64::from(kind == Some(Kind::Mortal));
+            seen.unmanaged += u64::from(kind == Some(Kind::Unmanaged));
             seen.scrubbed += u64::from(self.scrubs);
             seen.beside_a_capture += u64::from(!self.capturing.is_empty());
             seen.beside_ranges_in_flight += u64::from(kept.in_flight > 0);
@@ -440,7 +440,7 @@ fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
         adopted,
         legacy,
         of_a_thread,
-        mortal,
+        unmanaged,
         marked,
         pinned,
         scrubbed,
@@ -448,7 +448,7 @@ fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
     let all = [hits, misses, beside_a_capture, beside_ranges_in_flight, beside_kept_values];
     let all = [&all[..], &[beside_many_markers, frees_in_flight, adopted, pinned, scrubbed]].concat();
     assert!(all.into_iter().all(|n| n >= 100), "{seen:?}");
-    assert!([legacy, of_a_thread, mortal].into_iter().all(|n| n >= 50) && marked >= 5, "{seen:?}");
+    assert!([legacy, of_a_thread, unmanaged].into_iter().all(|n| n >= 50) && marked >= 5, "{seen:?}");
 }
 
 /// On a stream that only calls naming it may mark, a hit is such a call. While nothing is due it asks whether the stream captures, and
@@ -457,12 +457,12 @@ fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
 #[test]
 fn a_hit_on_a_stream_that_only_it_may_mark_makes_one_marker_for_sixteen_frees() {
     const FREES: u64 = 16;
-    for mortal in [false, true] {
+    for unmanaged in [false, true] {
         for others in [1, 40] {
             let sim = Sim::new(GIB).schedule(Schedule::Latest).oracle(false).contents(false);
             let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
             let theirs = sim.stream().unwrap();
-            let native = if mortal { sim.mortal_stream(&theirs) } else { sim.per_thread_stream() };
+            let native = if unmanaged { sim.unmanaged_stream(&theirs) } else { sim.per_thread_stream() };
             let s = gpu.adopt(native).unwrap();
             let busy: Vec<_> = (0..others).map(|_| gpu.stream().unwrap()).collect();
             // Each has something that is not over, and markers of it.
@@ -480,7 +480,7 @@ fn a_hit_on_a_stream_that_only_it_may_mark_makes_one_marker_for_sixteen_frees() 
             };
             assert_eq!(hits(1000), [(Call::StreamIsCapturing.name(), 1000)]);
             // Sixteen blocks of another stream's, which this one uses, fall due together.
-            let (rounds, mut made, mut asked, mut modes) = (300, 0, 0, 0);
+            let (rounds, mut made, mut requested, mut modes) = (300, 0, 0, 0);
             for round in 0..rounds {
                 let blocks: Vec<_> = (0..FREES).map(|_| gpu.alloc(512, home).unwrap()).collect();
                 for x in &blocks {
@@ -489,7 +489,7 @@ fn a_hit_on_a_stream_that_only_it_may_mark_makes_one_marker_for_sixteen_frees() 
                 drop(blocks);
                 for (name, n) in hits(2) {
                     match name {
-                        "cuEventQuery" => asked += n,
+                        "cuEventQuery" => requested += n,
                         "cuEventRecord" => made += n,
                         "cuEventCreate" => assert!(n <= 1, "round {round}: {n} events"),
                         // Who marks asks once more.
@@ -503,8 +503,8 @@ fn a_hit_on_a_stream_that_only_it_may_mark_makes_one_marker_for_sixteen_frees() 
                 made > rounds / 2 && made <= rounds + 1,
                 "{made} markers for {rounds} times sixteen frees"
             );
-            let each = [asked, modes].map(|n| n.div_ceil(rounds));
-            assert!(each.iter().all(|&n| n <= 4), "{asked} questions, {modes} modes, {others} streams");
+            let each = [requested, modes].map(|n| n.div_ceil(rounds));
+            assert!(each.iter().all(|&n| n <= 4), "{requested} questions, {modes} modes, {others} streams");
             gates.into_iter().for_each(millpond_sim::Gate::open);
             drop((events, busy, s, gpu));
         }

@@ -117,7 +117,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Clone, Default, Debug)]
 struct Books {
     live: u64,
-    asked: u64,
+    requested: u64,
     allocated: u64,
     peak: u64,
     in_flight: u64,
@@ -142,7 +142,7 @@ const fn rounded(bytes: u64) -> u64 {
 impl Books {
     fn alloc(&mut self, bytes: u64) {
         self.live += 1;
-        self.asked += bytes;
+        self.requested += bytes;
         self.allocated += rounded(bytes);
         self.peak = self.peak.max(self.allocated);
         self.allocations += 1;
@@ -151,7 +151,7 @@ impl Books {
     }
     fn free(&mut self, bytes: u64, pending: bool) {
         self.live -= 1;
-        self.asked -= bytes;
+        self.requested -= bytes;
         self.allocated -= rounded(bytes);
         if pending {
             self.in_flight += rounded(bytes);
@@ -177,7 +177,7 @@ impl Books {
             closed: _,
             reserved: held,
             allocated,
-            requested: asked,
+            requested,
             cached,
             in_flight,
             allocated_peak,
@@ -191,7 +191,7 @@ impl Books {
             sizes,
             held_back,
         } = r;
-        assert_eq!((*allocated, *asked, *live), (self.allocated, self.asked, self.live), "{of}");
+        assert_eq!((*allocated, *requested, *live), (self.allocated, self.requested, self.live), "{of}");
         if self.drains {
             // When the device came so far is the device's to know, not the model's.
             assert!(*in_flight <= self.in_flight && *in_flight_ranges <= self.ranges, "{of}: {in_flight}");
@@ -250,7 +250,7 @@ struct Kind {
     /// The driver's free of plain memory waits for the device, so that no request gives any back.
     frees_wait: bool,
     /// The program is asked when there is no memory.
-    asked: bool,
+    requested: bool,
     /// Each growth is one request's.
     exact: bool,
 }
@@ -292,7 +292,7 @@ struct World {
     climbs: Option<Vec<Climb>>,
     ladder: Ladder,
     /// How often the user was asked, and helped; and requests for which memory was given back first.
-    asked: u64,
+    requested: u64,
     helped: u64,
     trimmed: u64,
     /// Reports of which `ages` or `loose` knew exactly what they had to say.
@@ -326,7 +326,7 @@ const ERRORS: usize = 64;
 impl World {
     /// One that inserts no waits and learns nothing by asking, or one that waits on the device and on the host.
     fn new(kind: Kind) -> World {
-        let Kind { waits, expects, frees_wait, asked, exact } = kind;
+        let Kind { waits, expects, frees_wait, requested, exact } = kind;
         let sim = Sim::new(GIB).schedule(Schedule::Latest).waiting_frees(frees_wait);
         if expects {
             sim.expect_captures();
@@ -337,7 +337,7 @@ impl World {
         if exact {
             config = config.growth(Growth::Exact);
         }
-        if asked {
+        if requested {
             let (spares, given) = (Arc::clone(&spares), Arc::clone(&given));
             config = config.on_out_of_memory(move |facts| {
                 let spares: &mut Blocks = &mut spares.lock().unwrap();
@@ -372,7 +372,7 @@ impl World {
             loose: waits.then(Loose::default),
             climbs: Some(Vec::new()),
             ladder: Ladder::default(),
-            asked: 0,
+            requested: 0,
             helped: 0,
             trimmed: 0,
             sure: 0,
@@ -416,7 +416,7 @@ impl World {
         self.sim.fail(call, 1, DriverErrorKind::Other);
         drop(other);
         let after = self.sim.ledger();
-        assert_eq!((after.bytes_taken, after.bytes_pinned), (before.bytes_taken, before.bytes_pinned));
+        assert_eq!((after.bytes_reserved, after.bytes_pinned), (before.bytes_reserved, before.bytes_pinned));
         self.others_frees += after.calls_of(Call::MemFree) - before.calls_of(Call::MemFree);
         self.failed.push(call);
     }
@@ -445,7 +445,7 @@ impl World {
         assert_eq!(after.calls_of(Call::StreamWaitEvent), before.calls_of(Call::StreamWaitEvent));
         assert_eq!(self.hear(), 0, "nothing was pending");
         (self.loose, self.climbs) = (None, None);
-        self.taken_peak = self.taken_peak.max(after.bytes_taken);
+        self.taken_peak = self.taken_peak.max(after.bytes_reserved);
         for _ in self.blocks.drain(..) {
             self.live -= 512;
             self.pools.get_mut(&stream).unwrap().free(512, false);
@@ -470,7 +470,7 @@ impl World {
         let before = self.sim.ledger();
         self.make(step);
         let after = self.sim.ledger();
-        self.taken_peak = self.taken_peak.max(after.bytes_taken);
+        self.taken_peak = self.taken_peak.max(after.bytes_reserved);
         self.pinned_peak = self.pinned_peak.max(after.bytes_pinned);
         let waits = after.calls_of(Call::StreamWaitEvent) - before.calls_of(Call::StreamWaitEvent);
         assert!(
@@ -522,16 +522,16 @@ impl World {
         let books = self.pools.get_mut(&on).unwrap();
         books.waits += waits;
         books.host_waits += host_waits;
-        let asked = |call| after.calls_of(call) > before.calls_of(call);
-        let waited = asked(Call::EventSynchronize) || asked(Call::EventQuery);
+        let requested = |call| after.calls_of(call) > before.calls_of(call);
+        let waited = requested(Call::EventSynchronize) || requested(Call::EventQuery);
         assert!(host_waits == 0 || waited, "the host waited and asked the driver for nothing");
         let grew = heard.grew > 0 && served;
-        assert_eq!(after.bytes_taken + heard.trimmed, before.bytes_taken + heard.grew);
+        assert_eq!(after.bytes_reserved + heard.trimmed, before.bytes_reserved + heard.grew);
         if missed || !served {
             let hopeless = rounded(bytes) > self.limit.unwrap_or(GIB).min(GIB);
             let small = !self.kind.exact && rounded(bytes) <= SMALL;
             // Of one that inserts no waits it is known which rung it was, also behind the user's help.
-            let rung = match (grew, asked(Call::MemFree), lent) {
+            let rung = match (grew, requested(Call::MemFree), lent) {
                 _ if self.kind.waits => None,
                 (true, true, _) => Some(climbs::TRIM),
                 (true, false, _) => Some(climbs::GROW),
@@ -543,11 +543,11 @@ impl World {
             let climb = Climb { small, hopeless, served, rung, asked: times, stuck };
             self.climbs.iter_mut().for_each(|climbs| climbs.push(climb));
         }
-        self.asked += times;
+        self.requested += times;
         // Behind the user's help whatever rung it was that served is not counted.
         if served && times == 0 {
-            self.trimmed += u64::from(grew && asked(Call::MemFree));
-            self.grew += u64::from(grew && !asked(Call::MemFree));
+            self.trimmed += u64::from(grew && requested(Call::MemFree));
+            self.grew += u64::from(grew && !requested(Call::MemFree));
             self.waited += u64::from(waits > 0 && !grew && host_waits == 0);
             self.host_waited += u64::from(host_waits > 0);
             self.lent += u64::from(lent && waits == 0 && host_waits == 0 && !grew);
@@ -612,12 +612,12 @@ impl World {
             }
             Step::Tight { on, bytes } => {
                 self.step(&Step::Synchronize);
-                let mib = self.sim.ledger().bytes_taken.div_ceil(MIB).max(1);
+                let mib = self.sim.ledger().bytes_reserved.div_ceil(MIB).max(1);
                 self.step(&Step::Limit { mib: Some(mib) });
                 self.step(&Step::Alloc { on, bytes });
                 return;
             }
-            Step::Spare { at } if self.kind.asked && !self.blocks.is_empty() => {
+            Step::Spare { at } if self.kind.requested && !self.blocks.is_empty() => {
                 // The largest of some.
                 let (blocks, n) = (&self.blocks, self.blocks.len());
                 let some = (at % n..n.min(at % n + 4)).max_by_key(|&at| blocks[at].0.len());
@@ -675,7 +675,8 @@ impl World {
                 let before = self.sim.ledger();
                 let trimmed = self.gpu.trim(Trim::All).unwrap();
                 let after = self.sim.ledger();
-                let bytes = before.bytes_taken + before.bytes_pinned - after.bytes_taken - after.bytes_pinned;
+                let bytes =
+                    before.bytes_reserved + before.bytes_pinned - after.bytes_reserved - after.bytes_pinned;
                 assert_eq!(trimmed.bytes, bytes);
             }
             Step::Limit { mib } => {
@@ -698,7 +699,7 @@ impl World {
                 self.hear();
                 self.gpu.reset_peaks();
                 self.owners.reset_peaks();
-                self.taken_peak = self.sim.ledger().bytes_taken;
+                self.taken_peak = self.sim.ledger().bytes_reserved;
                 self.pinned_peak = self.sim.ledger().bytes_pinned;
                 self.pools.values_mut().chain([&mut self.host]).for_each(|b| b.peak = b.allocated);
                 self.peak = self.live;
@@ -783,7 +784,7 @@ impl World {
         assert_eq!(climbed, all.allocations - total.counters.hits, "a miss is served by one rung");
         assert!(ladder.rungs().iter().all(|(_, r)| r.served <= r.tried));
         assert!(!self.kind.frees_wait || ladder.trim.tried == 0, "a request waits for no independent stream");
-        assert_eq!((ladder.callback.tried, ladder.callback.served), (self.asked, self.helped));
+        assert_eq!((ladder.callback.tried, ladder.callback.served), (self.requested, self.helped));
         assert_eq!((ladder.grow.served, ladder.trim.served), (self.grew, self.trimmed));
         // It serves with no wait too: a range in flight whose uses the stream comes after already.
         assert!(ladder.migrate_with_wait.served >= self.waited, "{ladder:?}, {}", self.waited);
@@ -855,7 +856,7 @@ impl World {
         } = report;
         let ledger = self.sim.ledger();
         assert_eq!((*device, *capacity, *limit, &**policy), (DeviceId(0), GIB, self.limit, policy_name));
-        assert_eq!((*taken, *segments), (ledger.bytes_taken, ledger.plain_ranges));
+        assert_eq!((*taken, *segments), (ledger.bytes_reserved, ledger.plain_ranges));
         assert_eq!(*taken_peak, self.taken_peak.max(*taken));
         assert_eq!((*moving, *events_lost), (0, self.lost));
         self.check_failed(deferred_errors);
@@ -909,7 +910,7 @@ impl World {
             let gone = pools.iter().all(|p| p.stream != Some(*id));
             assert!(!gone || books.live + books.ranges == 0, "{id} is not in the report");
             all.live += books.live;
-            all.asked += books.asked;
+            all.requested += books.requested;
             all.allocated += books.allocated;
             all.in_flight += books.in_flight;
             all.held_back += books.held_back;
@@ -963,7 +964,7 @@ struct Met {
     failed_past_room: Cell<u64>,
     /// Reports behind lost events: each costs 65,536 allocations.
     lost: Cell<u64>,
-    asked: Cell<u64>,
+    requested: Cell<u64>,
     helped: Cell<u64>,
     trimmed: Cell<u64>,
     /// Reports behind requests that climbed; and those of which `ages` or `loose` knew exactly what they had to say.
@@ -999,7 +1000,7 @@ impl Met {
         count(&self.failed_past_room, world.failed.len() > ERRORS);
         count(&self.lost, report.events_lost > 0);
         count(&self.drained, report.total.in_flight < pending);
-        count(&self.asked, world.asked > 0);
+        count(&self.requested, world.requested > 0);
         count(&self.helped, world.helped > 0);
         count(&self.trimmed, report.ladder.trim.served > 0);
     }
@@ -1061,8 +1062,8 @@ fn search(waits: bool) -> Met {
     // Beside captures of others a request waits for less, and what it waits for is another matter.
     let programs = (prop::collection::vec(step(), 1..120), any::<(bool, bool, bool, bool, bool)>());
     let ran_before = Cell::new(0_u64);
-    let ran = runner.run(&programs, |(steps, (expects, frees_wait, asked, exact, often))| {
-        let mut world = World::new(Kind { waits, expects: expects && !waits, frees_wait, asked, exact });
+    let ran = runner.run(&programs, |(steps, (expects, frees_wait, requested, exact, often))| {
+        let mut world = World::new(Kind { waits, expects: expects && !waits, frees_wait, requested, exact });
         let stretch = if often { 2 } else { 7 };
         for (at, step) in steps.iter().enumerate() {
             world.step(step);
@@ -1092,7 +1093,7 @@ fn search(waits: bool) -> Met {
         Ok(())
     });
     ran.unwrap_or_else(|e| panic!("{e}"));
-    let all = [&met.asked, &met.helped, &met.climbed, &met.sure].map(Cell::get);
+    let all = [&met.requested, &met.helped, &met.climbed, &met.sure].map(Cell::get);
     assert!(
         all.iter().all(|&n| n >= 20) && met.trimmed.get() >= 5,
         "met too rarely: {all:?} {:?}",

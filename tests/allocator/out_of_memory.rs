@@ -135,7 +135,7 @@ fn what_is_held_back_is_brought_by_no_trim() {
         Config::default().growth(Growth::Exact).limit(Limit::Bytes(64 * MIB)).bounded_wait(Duration::ZERO);
     let gpu = Allocator::new(sim.clone(), config).unwrap();
     let native = sim.stream().unwrap();
-    let (s, t) = (gpu.adopt(sim.mortal_stream(&native)).unwrap(), gpu.stream().unwrap());
+    let (s, t) = (gpu.adopt(sim.unmanaged_stream(&native)).unwrap(), gpu.stream().unwrap());
     drop(gpu.alloc(40 * MIB, &s).unwrap());
     sim.destroy_stream(&native).unwrap();
     let refused = facts(gpu.alloc(50 * MIB, &t));

@@ -79,7 +79,7 @@ fn many_free_ranges_that_are_held_back() {
     holds_no_longer("free ranges held back", |n| {
         let (sim, gpu) = world();
         let native = sim.stream().unwrap();
-        let stream = gpu.adopt(sim.mortal_stream(&native)).unwrap();
+        let stream = gpu.adopt(sim.unmanaged_stream(&native)).unwrap();
         let all: Vec<_> = (0..n).map(|_| gpu.alloc(4 * KIB, &stream).unwrap()).collect();
         drop(all);
         let (pool, locks) = report(&gpu);
@@ -112,7 +112,7 @@ fn ranges_in_flight_for_many_streams() {
         let (sim, gpu) = world();
         let home = gpu.stream().unwrap();
         let natives: Vec<_> = (0..n).map(|_| sim.stream().unwrap()).collect();
-        let users: Vec<_> = natives.iter().map(|s| gpu.adopt(sim.mortal_stream(s)).unwrap()).collect();
+        let users: Vec<_> = natives.iter().map(|s| gpu.adopt(sim.unmanaged_stream(s)).unwrap()).collect();
         let all = blocks(&gpu, &home, n);
         for (block, user) in all.iter().zip(&users) {
             block.record_use(user).unwrap();
@@ -133,7 +133,7 @@ fn holds_of_an_empty_pool() -> u64 {
     let of = |streams: u64| {
         let (sim, gpu) = world();
         let natives: Vec<_> = (0..streams).map(|_| sim.stream().unwrap()).collect();
-        let streams: Vec<_> = natives.iter().map(|s| gpu.adopt(sim.mortal_stream(s)).unwrap()).collect();
+        let streams: Vec<_> = natives.iter().map(|s| gpu.adopt(sim.unmanaged_stream(s)).unwrap()).collect();
         let locks = report(&gpu).1;
         drop(streams);
         locks

@@ -380,7 +380,7 @@ fn c01_trim_one_stream_or_all() {
     drop(kept);
     gpu.synchronize().unwrap();
     assert_eq!(gpu.trim(Trim::All).unwrap().bytes, before - first.bytes);
-    assert_eq!(sim.ledger().bytes_taken, 0);
+    assert_eq!(sim.ledger().bytes_reserved, 0);
     drop((a, b));
     all_clean(&sim, gpu);
 }

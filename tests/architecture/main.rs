@@ -59,7 +59,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "sim/src/",
     "src/allocator/raw.rs",
     "src/allocator/scrub.rs",
-    "src/allocator/share.rs",
+    "src/allocator/refcount.rs",
     "src/allocator/fast.rs",
     "src/array",
     "src/transfer",
@@ -70,7 +70,7 @@ const UNSAFE_ROOMS: &[&str] = &[
     "plug/src/",
 ];
 
-/// In how many places of the root package the code and of `core` outside `core/src/laws.rs` and `core/src/laws` may be other code with a bug planted, one of a
+/// In how many places of the root package and of `core`, outside `core/src/laws.rs` and `core/src/laws`, code may differ by a planted bug, one of a
 /// sequence that no law's function has.
 const PLACES_OF_SEQUENCE: usize = 10;
 
@@ -99,7 +99,7 @@ const CIRCLES: &[(&str, usize)] = &[
 const INSIDE: &[(&str, &[&str])] = &[
     ("config", &[]),
     ("registry", &[]),
-    ("lenders", &["registry"]),
+    ("sources", &["registry"]),
     ("pool", &["registry"]),
     ("pinned", &["registry", "pool"]),
     ("access", &["registry", "pool"]),
@@ -465,10 +465,10 @@ fn a_planted_static_is_found() {
     );
 }
 
-/// Where a source is other code if a bug is planted: each `planted!` by its bug, and `cfg` for what only builds have that can plant.
+/// Where a source is other code if a bug is planted: each `mutant!` by its bug, and `cfg` for what only builds have that can plant.
 fn planted(source: &str) -> Vec<String> {
     let code = code_only(source);
-    let named = code.split("planted!(").skip(1).filter_map(|rest| rest.split_once(')'));
+    let named = code.split("mutant!(").skip(1).filter_map(|rest| rest.split_once(')'));
     let apart = code.matches("millpond_mutants").map(|_| "cfg".to_owned());
     let mut places: Vec<String> = named.map(|(bug, _)| bug.trim().to_owned()).chain(apart).collect();
     places.sort();
@@ -529,7 +529,7 @@ fn bugs_of_decision_are_planted_beside_their_laws() {
 
 #[test]
 fn a_bug_planted_elsewhere_is_found() {
-    let source = "// planted!(Z1)\nlet s = \"planted!(Z2)\";\nif planted!(Z3) || planted!( Z4 ) && !planted!(Z3) {}\n#[cfg(millpond_mutants)]\nfn f() {}\n";
+    let source = "// mutant!(Z1)\nlet s = \"mutant!(Z2)\";\nif mutant!(Z3) || mutant!( Z4 ) && !mutant!(Z3) {}\n#[cfg(millpond_mutants)]\nfn f() {}\n";
     assert_eq!(planted(source), ["Z3", "Z3", "Z4", "cfg"]);
     let list = "    Z1 \"z1\" \"one\"\n    Z12 \"z12\" \"two\"\n    Late \"too-late\" \"three\"\n";
     assert_eq!(name_of_bug(list, "Z12").as_deref(), Some("z12"));
@@ -611,7 +611,7 @@ fn folders_inside_the_allocator_have_an_order() {
 
     let file = |path: &str| PathBuf::from(path);
     let (pool, registry) = (file("src/allocator/pool/state.rs"), file("src/allocator/registry.rs"));
-    let (top, means) = (file("src/allocator/mod.rs"), file("src/allocator/registry/means.rs"));
+    let (top, means) = (file("src/allocator/mod.rs"), file("src/allocator/registry/marking.rs"));
     let planted = across_folders([
         (&pool, &registry),
         (&registry, &pool),

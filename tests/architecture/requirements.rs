@@ -508,7 +508,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "a foreign pointer with its owner kept alive",
         &[
             Suite("c05_a_foreign_range_keeps_its_owner"),
-            Test("tests/arrays/foreign.rs", "c05_foreign_memory_with_its_owner"),
+            Test("tests/arrays/external.rs", "c05_external_memory_with_its_owner"),
         ],
     ),
     (

@@ -116,7 +116,7 @@ fn strangers_are_refused_with_typed_errors() {
     let null = Allocator::new(Null::default(), Config::default()).unwrap();
     let stranger = null.erase().stream().unwrap();
     let s = any.stream().unwrap();
-    let foreign = |e: Error| matches!(e, Error::ForeignStream { stream, .. } if stream == stranger.id());
+    let foreign = |e: Error| matches!(e, Error::OtherAllocator { stream, .. } if stream == stranger.id());
     assert!(foreign(any.alloc(KIB, &stranger).unwrap_err()));
     assert!(foreign(any.alloc_aligned(KIB, 512, &stranger).unwrap_err()));
     assert!(foreign(any.trim(Some(&stranger)).unwrap_err()));
@@ -150,26 +150,26 @@ fn wrappers_compose_in_both_orders() {
     let x = outer.alloc(3 * KIB, &s).unwrap();
     let refused = outer.alloc(KIB + 1, &s).unwrap_err();
     assert!(
-        matches!(refused, Error::AboveLimit { requested: 1025, allocated: 3072, most: 4096 }),
+        matches!(refused, Error::AboveLimit { requested: 1025, allocated: 3072, max: 4096 }),
         "{refused}: in bytes as asked for"
     );
     let y = outer.alloc_aligned(KIB, 4096, &s).unwrap();
-    assert_eq!((limited.live(), limited.most()), (4096, 4096));
+    assert_eq!((limited.live(), limited.limit()), (4096, 4096));
     let (asked, let_through) = (outer.counts(), inner.counts());
     assert_eq!((asked.allocations, asked.refused, asked.bytes_live), (2, 1, 4096));
     assert_eq!((let_through.allocations, let_through.refused, let_through.bytes_live), (2, 0, 4096));
     // The other way round: the limit of what is counted.
     let around = Limited::new(Arc::new(outer), KIB);
-    assert!(matches!(around.alloc(2 * KIB, &s).unwrap_err(), Error::AboveLimit { most: 1024, .. }));
+    assert!(matches!(around.alloc(2 * KIB, &s).unwrap_err(), Error::AboveLimit { max: 1024, .. }));
     assert!(
-        matches!(around.alloc(KIB, &s).unwrap_err(), Error::AboveLimit { most: 4096, .. }),
+        matches!(around.alloc(KIB, &s).unwrap_err(), Error::AboveLimit { max: 4096, .. }),
         "the inner one"
     );
     assert_eq!(around.live(), 0, "what was refused inside counts for nothing");
     drop(x);
     let z = around.alloc(KIB, &s).unwrap();
     assert_eq!((around.live(), limited.live(), inner.counts().live), (1024, 2048, 2));
-    limited.set_most(1024);
+    limited.set_limit(1024);
     assert!(around.alloc(0, &s).is_err(), "below what is live everything is refused");
     drop((y, z));
     assert_eq!((around.live(), limited.live(), inner.counts().live), (0, 0, 0));
@@ -400,7 +400,7 @@ fn a_stream_of_another_kind_of_device_is_told_from_the_allocations() {
     let (s, far) = (gpu.stream().unwrap(), other.stream().unwrap());
     let x = gpu.alloc(KIB, &s).unwrap();
     for error in [x.record_use(&far).unwrap_err(), x.share_with(&far).unwrap_err()] {
-        assert!(matches!(error, Error::ForeignStream { device, .. } if device == gpu.device()), "{error}");
+        assert!(matches!(error, Error::OtherAllocator { device, .. } if device == gpu.device()), "{error}");
     }
     gpu.alloc(0, &s).unwrap().record_use(&far).unwrap();
 }

@@ -21,7 +21,7 @@ fn first_steps_prints_the_peak_of_both_arrays() {
     assert_eq!(steps(&gpu, [&copy, &work], &SAXPY, N).unwrap().len(), N);
     let report = gpu.report();
     // By the device's own books nothing else was taken: a segment, of which the second stream was lent a part.
-    assert_eq!(sim.ledger().bytes_taken_peak, 20 * MIB);
+    assert_eq!(sim.ledger().bytes_reserved_peak, 20 * MIB);
     assert_eq!(
         (report.peak_allocated(), report.reserved_over_allocated()),
         (Some(8 * MIB), Some(2.5)),

@@ -88,7 +88,7 @@ fn refused(e: &Error) -> Answer {
     let _ = e.to_string();
     match e {
         Error::Overflow { .. } => Answer::Overflow,
-        &Error::TooLarge { requested: asked, most } => {
+        &Error::TooLarge { requested: asked, max: most } => {
             assert_eq!(most, MOST);
             Answer::TooLarge(asked)
         }
@@ -365,7 +365,7 @@ proptest! {
                 };
                 prop_assert_eq!(shape, same);
             }
-            Err(e @ Error::TooManyDimensions { asked, most }) => {
+            Err(e @ Error::TooManyDimensions { requested: asked, max: most }) => {
                 prop_assert!(e.to_string().contains("dimensions"));
                 prop_assert!(lengths.len() > MOST_DIMENSIONS);
                 prop_assert_eq!((asked, most), (lengths.len(), MOST_DIMENSIONS));
@@ -400,12 +400,12 @@ proptest! {
                     prop_assert!(bytes == 0 || rounded + skips <= i128::from(DEVICE), "{} at {}", bytes, align);
                     prop_assert_eq!((block.len(), block.address().0 % align), (bytes, 0));
                 }
-                Err(e @ Error::BadAlignment { requested: asked, most }) => {
+                Err(e @ Error::BadAlignment { requested: asked, max: most }) => {
                     prop_assert!(e.to_string().contains("alignment"));
                     prop_assert_eq!((asked, most), (align, GIB));
                     prop_assert!(!align.is_power_of_two() || align > GIB);
                 }
-                Err(e @ Error::TooLarge { requested: asked, most }) => {
+                Err(e @ Error::TooLarge { requested: asked, max: most }) => {
                     prop_assert!(e.to_string().contains("split the request"));
                     prop_assert_eq!((asked, most), (bytes, MOST));
                     prop_assert!(rounded > i128::from(MOST));

@@ -3,8 +3,8 @@
 
 mod erased;
 mod example;
+mod external;
 mod extremes;
-mod foreign;
 mod forgotten;
 mod mistakes;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]

@@ -3,7 +3,7 @@
 
 #![allow(clippy::many_single_char_names, reason = "s and t are streams; x and y are arrays")]
 
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::random::SplitMix64;
 use millpond::units::{DeviceId, GIB};
 use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Stream, kernel};
@@ -140,9 +140,9 @@ impl Program {
             s.wait_stream(&self.side).unwrap();
         }
         let block = x.into_allocation().expect("ours");
-        let memory = ForeignMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
+        let memory = ExternalMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
         // SAFETY: the range is the block's, which owns it; what is queued in no order is judged, and touches no memory of the process.
-        let made = unsafe { DeviceArray::from_foreign(memory, LEN, s, block) };
+        let made = unsafe { DeviceArray::from_external(memory, LEN, s, block) };
         self.arrays.push(made.map_err(|(_, e)| e).unwrap());
     }
 }

@@ -4,11 +4,11 @@
 
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
 
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::transfer::Part;
 use millpond::units::{Addr, AllocationId, DeviceId, GIB};
 use millpond::{
-    Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, PinnedArray, Stream, Transfer,
+    Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, PinnedArray, Stream, Upload,
     kernel, transfer,
 };
 use millpond_sim::{Call, Launch, Schedule, Sim};
@@ -53,7 +53,7 @@ enum Step {
         on: usize,
         part: (usize, usize),
     },
-    /// A kernel of the house's on a part.
+    /// A built-in kernel on a part.
     Launch {
         what: usize,
         on: usize,
@@ -321,8 +321,8 @@ type Pinned = PinnedArray<u8, Sim>;
 
 /// A token, and what it must bring.
 enum Token {
-    Up(Transfer<Part<Pinned>, Sim>, u8),
-    Shared(Transfer<Arc<Pinned>, Sim>, u8),
+    Up(Upload<Part<Pinned>, Sim>, u8),
+    Shared(Upload<Arc<Pinned>, Sim>, u8),
     Down(Download<u8, Sim>, Vec<u8>),
 }
 
@@ -521,9 +521,9 @@ fn reborn(
     match x.into_allocation() {
         Err(foreign) => foreign,
         Ok(block) if foreign => {
-            let memory = ForeignMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
+            let memory = ExternalMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
             // SAFETY: as said.
-            let made = unsafe { DeviceArray::from_foreign(memory, LEN, stream, block) };
+            let made = unsafe { DeviceArray::from_external(memory, LEN, stream, block) };
             made.map_err(|(_, e)| e).unwrap()
         }
         Ok(block) => DeviceArray::from_allocation(block, LEN).map_err(|(_, e)| e).unwrap(),
@@ -1016,12 +1016,12 @@ impl Machine {
         drop(neighbour);
         if let Some(there) = there {
             assert!(
-                there.ledger().bytes_taken == 0,
+                there.ledger().bytes_reserved == 0,
                 "memory of the other device is left: {:?}",
                 there.leaks()
             );
         }
-        assert!(self.sim.ledger().bytes_taken == 0, "device memory is left: {:?}", self.sim.leaks());
+        assert!(self.sim.ledger().bytes_reserved == 0, "device memory is left: {:?}", self.sim.leaks());
         forgotten.for_each(drop);
         let tally = self.sim.verdict().unwrap_or_else(|v| panic!("{v}"));
         // Of declared work nobody knows when it was queued: it is waited for whenever it may have been. The former life of

@@ -305,7 +305,7 @@ fn g07(batches: u32, shape: [usize; 2]) {
     for batch in 0..batches {
         let mut host = match spare.pop() {
             Some(host) => host,
-            None => sent.pop_front().map(millpond::Transfer::wait).unwrap().unwrap(),
+            None => sent.pop_front().map(millpond::Upload::wait).unwrap().unwrap(),
         };
         host.fill(batch as f32);
         sent.push_back(x.copy_from(host, &copy).unwrap());

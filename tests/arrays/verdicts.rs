@@ -46,7 +46,7 @@ fn two_writers() -> (String, String) {
     (verdict(&sim), expected)
 }
 
-/// An array is read by a kernel of the house while a launch that the library was never told of writes it. Both are told by the
+/// An array is read by a built-in kernel while a launch that the library was never told of writes it. Both are told by the
 /// program's lines, not by the library's.
 fn an_array_and_a_launch() -> (String, String) {
     let (sim, gpu) = device();

@@ -4,7 +4,7 @@
 use super::*;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult};
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::{Fences, StreamOptions};
 use millpond::{DeviceArray, Error};
 
@@ -504,7 +504,7 @@ fn an_error_of_a_pooled_slices_end_blames_nobody() {
 /// The allocator's last owner goes while a kept value is asked for: nobody comes by any more, so who goes waits for it.
 #[cfg(millpond_mutants)]
 #[test]
-fn what_is_kept_when_the_keeper_closes_is_waited_for() {
+fn what_is_kept_when_the_allocator_ends_is_waited_for() {
     let Some(rig) = rig() else { return };
     if rig.fake.is_none() {
         return;
@@ -618,10 +618,10 @@ fn a_refused_read_of_a_part_ends_no_write_of_another() {
     rig.clean_but_for_errors();
 }
 
-/// An array in foreign memory gives its stream out again, so a declared use of that stream goes on: it was taken for nobody's, the use for
+/// An array in external memory gives its stream out again, so a declared use of that stream goes on: it was taken for nobody's, the use for
 /// over at a marker that came before the work, and the bytes had their next owner under it.
 #[test]
-fn work_on_a_stream_that_foreign_memory_gave_out_again_is_waited_for() {
+fn work_on_a_stream_that_external_memory_gave_out_again_is_waited_for() {
     let Some(rig) = rig() else { return };
     {
         let gpu = rig.room_for(1);
@@ -629,10 +629,10 @@ fn work_on_a_stream_that_foreign_memory_gave_out_again_is_waited_for() {
         let home = gpu.stream().expect("a stream");
         let user = gpu.stream().expect("a stream");
         let block = library.alloc(BYTES, &library.stream().expect("a stream")).expect("a block");
-        let memory = ForeignMemory { address: block.address(), bytes: BYTES, device: gpu.device() };
+        let memory = ExternalMemory { address: block.address(), bytes: BYTES, device: gpu.device() };
         #[allow(unsafe_code, reason = "a block of the library's, which is the owner")]
         // SAFETY: the block lives as long as its owner, and nobody else uses it.
-        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, WORDS, &user, block) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, WORDS, &user, block) };
         let mut foreign = made.map_err(|(_, e)| e).expect("an array");
         let x = sevens(&gpu, &home);
         user.wait_stream(&home).expect("behind the copy");

@@ -69,8 +69,8 @@ fn no_look_at_a_pinned_array_waits_for_the_device() {
             assert!(said.contains("until the program synchronises"), "{said}");
             ended(&somebody);
             gpu.synchronize().expect("nobody captures");
-            host.settled_mut().expect("behind the synchronise").fill(8);
-            assert_eq!(host.settled().expect("nothing is under way")[1], 8);
+            host.host_ready_mut().expect("behind the synchronise").fill(8);
+            assert_eq!(host.host_ready().expect("nothing is under way")[1], 8);
             drop(copy);
         }
     }
@@ -86,7 +86,7 @@ fn words_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
 
 /// The same by its error.
 fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
-    let look = if to_write { host.settled_mut().map(drop) } else { host.settled().map(drop) };
+    let look = if to_write { host.host_ready_mut().map(drop) } else { host.host_ready().map(drop) };
     let error = look.expect_err("refused");
     assert!(matches!(&error, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{error:?}");
     error.to_string()
@@ -95,7 +95,7 @@ fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
 /// An array at home on a thread's default stream, where cudarc was lent it, goes to another thread, where nobody can mark that stream. What it was lent
 /// for was open behind each refusal and each synchronise again.
 #[test]
-fn what_was_lent_at_home_is_over_behind_a_refusal_and_a_synchronise() {
+fn what_was_borrowed_at_home_is_over_behind_a_refusal_and_a_synchronise() {
     for wrote in [true, false] {
         let Some(rig) = rig() else { return };
         {

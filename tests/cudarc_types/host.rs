@@ -244,7 +244,7 @@ fn a_wait_that_fails_gives_nothing_out_unless_the_context_is_lost() {
 
 /// A graph would be launched when the memory is somebody else's; another device's work is nothing that its pool could wait for.
 #[test]
-fn streams_that_cannot_be_waited_for_later_are_lent_nothing() {
+fn streams_that_cannot_be_waited_for_later_borrow_nothing() {
     let Some(rig) = rig() else { return };
     {
         let gpu = rig.room_for(1);

@@ -131,7 +131,7 @@ pub fn read(on: &Arc<CudaStream>, array: &Words) -> Vec<u32> {
     back
 }
 
-/// One of the house's kernels, as somebody would load it with cudarc: out[i] = first + i * step.
+/// one of the built-in kernels, as somebody would load it with cudarc: out[i] = first + i * step.
 pub fn iota(ctx: &Arc<CudaContext>) -> CudaFunction {
     let module = ctx.load_module(include_str!("../../kernels/iota.ptx").into()).expect("loaded");
     module.load_function("millpond_iota_u32").expect("a kernel")

@@ -121,7 +121,7 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
     // SAFETY: the stream is alive.
     refused(unsafe { cuda.raw_stream(lasting.cu_stream()) }.err());
     // SAFETY: as above.
-    refused(unsafe { cuda.mortal_stream(lasting.cu_stream()) }.err());
+    refused(unsafe { cuda.unmanaged_stream(lasting.cu_stream()) }.err());
     // SAFETY: as above.
     refused(unsafe { cuda.raw_id(lasting.cu_stream()) }.err());
 }

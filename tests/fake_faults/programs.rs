@@ -187,7 +187,7 @@ fn stream_ordered(stage: &Stage<'_>) -> Result<(), Error> {
     order_on(&pooled, stage)
 }
 
-/// Two streams, reuse in order, foreign uses, an inserted wait, pinned memory, copies, a trim.
+/// Two streams, reuse in order, cross-stream uses, an inserted wait, pinned memory, copies, a trim.
 #[allow(unsafe_code, reason = "fills and copies work on raw memory")]
 fn order_on(cuda: &Cuda, stage: &Stage<'_>) -> Result<(), Error> {
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)).pinned_limit(MIB);
@@ -347,7 +347,7 @@ fn two_devices(stage: &Stage<'_>) -> Result<(), Error> {
 /// next; and memory that nobody knows the users of.
 #[allow(unsafe_code, reason = "raw handles are promises; fills work on raw memory")]
 fn others_streams(stage: &Stage<'_>) -> Result<(), Error> {
-    let Others { context, streams: [adopted, raw, permanent, mortal] } =
+    let Others { context, streams: [adopted, raw, permanent, unmanaged] } =
         stage.others.as_ref().expect("made before");
     let cuda = Cuda::from_context(Arc::clone(context))?;
     let config = small_pinned().growth(Growth::Exact).limit(Limit::Bytes(16 * MIB));
@@ -359,7 +359,7 @@ fn others_streams(stage: &Stage<'_>) -> Result<(), Error> {
         // SAFETY: as above.
         &|| unsafe { cuda.permanent_stream(permanent.cu_stream()) },
         // SAFETY: as above.
-        &|| unsafe { cuda.mortal_stream(mortal.cu_stream()) },
+        &|| unsafe { cuda.unmanaged_stream(unmanaged.cu_stream()) },
         &|| cuda.legacy_stream(),
         &|| cuda.per_thread_stream(),
     ];

@@ -17,7 +17,7 @@ use super::programs::{block, reads, stream, streams, synchronise, writes, zeros}
 use super::run::{Bench, PERIOD, Pace, Run, Soaked, Steady};
 use millpond::report::Profile;
 use millpond::trace::{Action, Event as Happening, Ring, Sink};
-use millpond::transfer::Transfer;
+use millpond::transfer::Upload;
 use millpond::units::{KIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, Error, Growth, Limit, PinnedArray, Reuse, Stream, Trim,
@@ -211,7 +211,7 @@ fn s08_read_before_copy_detected(b: &Bench) -> Steady {
 fn s10_an_array_from_host_data_without_blocking(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let s = stream(&gpu);
-    let mut sent: VecDeque<Transfer<PinnedArray<u64, Device>, Device>> = VecDeque::new();
+    let mut sent: VecDeque<Upload<PinnedArray<u64, Device>, Device>> = VecDeque::new();
     steady(&s.clone(), 0, move |_| {
         let host = gpu.pinned_from_fn([2, 5], |i| i as u64).expect("pinned");
         let (x, copied) = gpu.array_from_pinned(host, &s).expect("queued");
@@ -255,7 +255,7 @@ fn s16_mutate_pinned_in_flight(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let s = stream(&gpu);
     let mut x = zeros(&gpu, 1000, &s);
-    let mut sent: VecDeque<Transfer<PinnedArray<f32, Device>, Device>> = VecDeque::new();
+    let mut sent: VecDeque<Upload<PinnedArray<f32, Device>, Device>> = VecDeque::new();
     steady(&s.clone(), 0, move |i| {
         let mut host = if sent.len() < 20 {
             pinned(&gpu, 1000)
@@ -470,7 +470,7 @@ fn g07_pinned_batches_without_blocking(b: &Bench) -> Steady {
     let mut sent = VecDeque::new();
     let round = Box::new(move |i| {
         let mut host =
-            spare.pop().unwrap_or_else(|| sent.pop_front().map(Transfer::wait).expect("some").expect("done"));
+            spare.pop().unwrap_or_else(|| sent.pop_front().map(Upload::wait).expect("some").expect("done"));
         host.fill(i as f32);
         sent.push_back(x.copy_from(host, &copy).expect("queued"));
         kernel(&device, &x, &work);

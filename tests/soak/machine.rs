@@ -8,7 +8,7 @@ mod rarer;
 
 use super::run::Bench;
 use millpond::driver::Memory as _;
-use millpond::transfer::{Download, Transfer};
+use millpond::transfer::{Download, Upload};
 use millpond::units::{Addr, KIB};
 use millpond::{
     Allocation, Allocator, DeviceArray, DriverErrorKind, Event, OutOfMemory, PinnedAllocation, PinnedArray,
@@ -94,7 +94,7 @@ pub enum Verb {
     /// A stream of one round that is declared a user of another's block.
     UserOfOneRound,
     /// A call fails while a stream waits to be closed, a marker is due and a value is kept.
-    ErrandFails,
+    MaintenanceFails,
     /// To another device, or from it; and so that the driver refuses a call of it.
     PeerCopy,
     PeerFails,
@@ -163,7 +163,7 @@ impl Verb {
         Verb::StreamOf,
         Verb::StreamOfBlock,
         Verb::UserOfOneRound,
-        Verb::ErrandFails,
+        Verb::MaintenanceFails,
         Verb::PeerCopy,
         Verb::PeerFails,
         Verb::Scope,
@@ -183,7 +183,7 @@ impl Verb {
             Verb::RefusedByDriver
                 | Verb::MarkerFails
                 | Verb::TrimFails
-                | Verb::ErrandFails
+                | Verb::MaintenanceFails
                 | Verb::PeerFails
                 | Verb::SetLimit
         )
@@ -211,7 +211,7 @@ impl Verb {
             | Verb::Share
             | Verb::StreamOfBlock
             | Verb::UserOfOneRound
-            | Verb::ErrandFails
+            | Verb::MaintenanceFails
             | Verb::PeerCopy
             | Verb::PeerFails => 2,
             Verb::Record
@@ -263,7 +263,7 @@ pub struct Machine {
     many: Vec<Allocation<Device>>,
     pinned: Option<PinnedAllocation<Device>>,
     events: Vec<Option<Event<Device>>>,
-    uploads: VecDeque<Transfer<PinnedArray<f32, Device>, Device>>,
+    uploads: VecDeque<Upload<PinnedArray<f32, Device>, Device>>,
     downloads: VecDeque<Download<f32, Device>>,
     source: Arc<PinnedArray<f32, Device>>,
     pageable: Vec<f32>,
@@ -277,7 +277,7 @@ pub struct Machine {
     refusals: u64,
     turns: u64,
     /// Tokens that nobody will wait for.
-    abandoned: VecDeque<Transfer<PinnedArray<f32, Device>, Device>>,
+    abandoned: VecDeque<Upload<PinnedArray<f32, Device>, Device>>,
     /// Where borrowed copies go.
     target: PinnedArray<f32, Device>,
     peer: Option<Peer>,
@@ -352,20 +352,20 @@ impl Machine {
     }
 
     /// A stream that whoever made it ends; blocks of its own and of another's, which it reads.
-    fn mortal(&mut self, step: Step, named: bool) -> Done {
+    fn unmanaged(&mut self, step: Step, named: bool) -> Done {
         let theirs = self.device.wrap_stream(|sim| sim.stream().expect("a stream"));
-        let mortal = self.gpu.adopt(self.device.wrap_stream(|sim| sim.mortal_stream(&theirs)))?;
-        let own = self.gpu.alloc(step.bytes, &mortal)?;
+        let unmanaged = self.gpu.adopt(self.device.wrap_stream(|sim| sim.unmanaged_stream(&theirs)))?;
+        let own = self.gpu.alloc(step.bytes, &unmanaged)?;
         let (at, bytes) = range(&own);
         self.device.launch(&theirs, || Launch::new("write").writes(at, bytes));
         let home = self.streams[step.s].clone();
         let other = self.gpu.alloc(4 * KIB, &home)?;
-        mortal.wait_stream(&home)?;
-        let (at, bytes) = use_of(&other, &mortal)?;
+        unmanaged.wait_stream(&home)?;
+        let (at, bytes) = use_of(&other, &unmanaged)?;
         self.device.launch(&theirs, || Launch::new("read").reads(at, bytes));
         if named {
-            own.free_on(&mortal).map_err(|(_, e)| e)?;
-            other.free_on(&mortal).map_err(|(_, e)| e)?;
+            own.free_on(&unmanaged).map_err(|(_, e)| e)?;
+            other.free_on(&unmanaged).map_err(|(_, e)| e)?;
         } else {
             drop(other);
             self.blocks[step.j] = Some((STREAMS, own));
@@ -505,7 +505,7 @@ impl Machine {
             }
             Verb::Capture => self.capture(i),
             Verb::CaptureEnds => self.capture_ends(),
-            Verb::MortalNamed | Verb::MortalUnnamed => self.mortal(step, verb == Verb::MortalNamed)?,
+            Verb::MortalNamed | Verb::MortalUnnamed => self.unmanaged(step, verb == Verb::MortalNamed)?,
             _ if verb == Verb::EndsInCapture || Verb::RARER.contains(&verb) => {
                 return self.rarer_step(step, &home, &on);
             }

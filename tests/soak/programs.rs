@@ -8,10 +8,10 @@
 
 use super::readme;
 use super::run::{Bench, Pace, Steady, soak};
-use millpond::array::ForeignMemory;
-use millpond::driver::{Kernel, StreamOptions, TwinMemory};
+use millpond::array::ExternalMemory;
+use millpond::driver::{Kernel, ReferenceMemory, StreamOptions};
 use millpond::kernel::Argument;
-use millpond::transfer::Transfer;
+use millpond::transfer::Upload;
 use millpond::units::{KIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, Event, Growth, Limit, PinnedArray, Policy, Reuse, Stream,
@@ -85,11 +85,11 @@ programs! {
     two_foreign_users_that_nobody_waits_for: Config::default().deterministic(true);
     two_foreign_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
     two_foreign_users_and_no_reuse: Config::default().reuse(Reuse::Never);
-    foreign_memory: Config::default();
-    foreign_memory_deterministically: Config::default().deterministic(true);
-    foreign_memory_that_another_stream_uses: Config::default();
-    foreign_memory_that_another_stream_uses_deterministically: Config::default().deterministic(true);
-    foreign_memory_in_operations: Config::default();
+    external_memory: Config::default();
+    external_memory_deterministically: Config::default().deterministic(true);
+    external_memory_that_another_stream_uses: Config::default();
+    external_memory_that_another_stream_uses_deterministically: Config::default().deterministic(true);
+    external_memory_in_operations: Config::default();
     a_free_on_another_stream: Config::default();
     freed_by_nobody_knows_whom: Config::default();
     events_recorded_and_dropped: Config::default();
@@ -162,7 +162,7 @@ fn readme_plain(b: &Bench) -> Steady {
 }
 
 /// The example's own kernel computes a million elements; this one stands for it.
-static OWN: Kernel = Kernel::new(c"own", c"").twin(|_: &mut dyn TwinMemory, _: &[Argument]| {});
+static OWN: Kernel = Kernel::new(c"own", c"").reference(|_: &mut dyn ReferenceMemory, _: &[Argument]| {});
 
 /// `examples/first_steps.rs`.
 fn first_steps(b: &Bench) -> Steady {
@@ -197,7 +197,7 @@ fn results_looked_at_later(b: &Bench) -> Steady {
     let (copy, work) = (stream(&gpu), stream(&gpu));
     let synchronise = synchronise(&copy);
     let mut buffers: Vec<_> = (0..2).map(|_| gpu.pinned_uninit::<f32>(1 << 12).expect("pinned")).collect();
-    let mut travelling: VecDeque<Transfer<PinnedArray<f32, Device>, Device>> = VecDeque::new();
+    let mut travelling: VecDeque<Upload<PinnedArray<f32, Device>, Device>> = VecDeque::new();
     let mut results = VecDeque::new();
     let round = Box::new(move |_| {
         let buffer = buffers
@@ -373,9 +373,9 @@ fn users_that_end_unannounced(b: &Bench) -> Steady {
     let synchronise = synchronise(&home);
     let round = Box::new(move |_| {
         let theirs = device.wrap_stream(|sim| sim.stream().expect("a stream"));
-        let mortal = gpu.adopt(device.wrap_stream(|sim| sim.mortal_stream(&theirs))).expect("adopted");
-        mortal.wait_stream(&home).expect("ordered");
-        x.record_use(&mortal).expect("recorded");
+        let unmanaged = gpu.adopt(device.wrap_stream(|sim| sim.unmanaged_stream(&theirs))).expect("adopted");
+        unmanaged.wait_stream(&home).expect("ordered");
+        x.record_use(&unmanaged).expect("recorded");
         reads(&device, &theirs, &x);
     });
     all_synchronised(b, Steady { round, synchronise, asked: 2 })
@@ -469,20 +469,20 @@ fn two_foreign_users_and_no_reuse(b: &Bench) -> Steady {
 /// An array in memory that somebody else has: a block here, so that whatever keeps its owner shows in every count.
 ///
 /// # Errors
-/// The allocation's and [`DeviceArray::from_foreign`]'s: a stream that captures.
+/// The allocation's and [`DeviceArray::from_external`]'s: a stream that captures.
 #[allow(unsafe_code, reason = "a block that is the owner's alone")]
 pub fn brought_in(
     gpu: &Allocator<Device>,
     on: &Stream<Device>,
 ) -> Result<DeviceArray<f32, Device>, millpond::Error> {
     let owner = gpu.alloc(4 * KIB, on)?;
-    let memory = ForeignMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
+    let memory = ExternalMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
     // SAFETY: the block lives as long as its owner, and nobody else uses it.
-    unsafe { DeviceArray::from_foreign(memory, 1024, on, owner) }.map_err(|(_, e)| e)
+    unsafe { DeviceArray::from_external(memory, 1024, on, owner) }.map_err(|(_, e)| e)
 }
 
 /// Nothing is queued that the allocator would see, and blocks are hits: the program's own waits let the owners go.
-fn foreign_memory(b: &Bench) -> Steady {
+fn external_memory(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let s = stream(&gpu);
     let synchronise = synchronise(&s);
@@ -492,12 +492,12 @@ fn foreign_memory(b: &Bench) -> Steady {
     });
     Steady { round, synchronise, asked: 1 }
 }
-fn foreign_memory_deterministically(b: &Bench) -> Steady {
-    foreign_memory(b)
+fn external_memory_deterministically(b: &Bench) -> Steady {
+    external_memory(b)
 }
 
 /// The same with a use that is declared elsewhere: one stream is waited for, and an event of the other.
-fn foreign_memory_that_another_stream_uses(b: &Bench) -> Steady {
+fn external_memory_that_another_stream_uses(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let (s, t) = (stream(&gpu), stream(&gpu));
     let (first, second) = (s.clone(), t.clone());
@@ -517,12 +517,12 @@ fn foreign_memory_that_another_stream_uses(b: &Bench) -> Steady {
     });
     Steady { round, synchronise, asked: 4 }
 }
-fn foreign_memory_that_another_stream_uses_deterministically(b: &Bench) -> Steady {
-    foreign_memory_that_another_stream_uses(b)
+fn external_memory_that_another_stream_uses_deterministically(b: &Bench) -> Steady {
+    external_memory_that_another_stream_uses(b)
 }
 
 /// The same with operations on both streams.
-fn foreign_memory_in_operations(b: &Bench) -> Steady {
+fn external_memory_in_operations(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let (s, t) = (stream(&gpu), stream(&gpu));
     let synchronise = synchronise(&s);

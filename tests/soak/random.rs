@@ -45,7 +45,7 @@ pub enum Kind {
     /// Half of the streams are somebody else's, who captures on them and on one that the allocator does not know.
     Captures,
     /// Streams that somebody else ends, whose handles come back.
-    Mortal,
+    Unmanaged,
     /// Two or three threads that take turns: what one allocates another frees.
     Turns,
     /// Two or three threads at once on the same streams, each with blocks and arrays of its own.
@@ -56,11 +56,11 @@ pub enum Kind {
 
 impl Kind {
     pub fn of(seed: u64) -> Kind {
-        use Kind::{AtOnce, Captures, Deterministic, Every, Mortal, Plain, Turns};
+        use Kind::{AtOnce, Captures, Deterministic, Every, Plain, Turns, Unmanaged};
         match seed {
             ..PLAIN => Plain,
             PLAIN..KINDS => Every,
-            _ => [Captures, Mortal, Turns, AtOnce, Deterministic, Every][((seed - KINDS) % 6) as usize],
+            _ => [Captures, Unmanaged, Turns, AtOnce, Deterministic, Every][((seed - KINDS) % 6) as usize],
         }
     }
     fn verbs(self) -> Vec<Verb> {
@@ -71,7 +71,7 @@ impl Kind {
         match self {
             Kind::AtOnce => !verb.is_alone(),
             // How much goes back below a limit hangs there on whose end is known, and drifts over thousands of rounds.
-            Kind::Mortal => verb != Verb::SetLimit,
+            Kind::Unmanaged => verb != Verb::SetLimit,
             _ => true,
         }
     }
@@ -79,7 +79,7 @@ impl Kind {
     fn own(self) -> &'static [Verb] {
         match self {
             Kind::Captures => &[Verb::Capture, Verb::CaptureEnds],
-            Kind::Mortal => &[Verb::MortalNamed, Verb::MortalUnnamed],
+            Kind::Unmanaged => &[Verb::MortalNamed, Verb::MortalUnnamed],
             _ => &[],
         }
     }
@@ -133,7 +133,7 @@ fn draw(seed: u64) -> (Drawn, Config) {
     let synchronise = match draw.below(6) {
         n if kind == Kind::Deterministic => [Synchronise::Each, Synchronise::InTurn][n % 2],
         // What only the program's word gives back, it gets.
-        _ if matches!(kind, Kind::Captures | Kind::Mortal) => Synchronise::All,
+        _ if matches!(kind, Kind::Captures | Kind::Unmanaged) => Synchronise::All,
         // It asks no event, so that it learns of no stream that the program never waits for.
         _ if said.contains(&"deterministic") => Synchronise::All,
         0 => Synchronise::All,
@@ -234,7 +234,7 @@ impl Drawn {
             .frees_wait(!self.config.contains(&FREES_WAIT_FOR_NOTHING))
             .beside_another(self.steps.iter().any(|(_, step)| step.verb.is_between_devices()));
         // Each climb asks about the 300 streams whose ends are not known, eight times: 35 ms.
-        if self.kind == Kind::Mortal && self.config.contains(&SHORT) { run.shortened() } else { run }
+        if self.kind == Kind::Unmanaged && self.config.contains(&SHORT) { run.shortened() } else { run }
     }
 }
 

@@ -77,7 +77,7 @@ impl Machine {
                 }
                 drop(block);
             }
-            Verb::ErrandFails => self.errand_fails(step)?,
+            Verb::MaintenanceFails => self.maintenance_fails(step)?,
             Verb::PeerCopy => self.peer_copy(step)?,
             Verb::PeerFails => self.peer_fails(step),
             Verb::Scope => self.scope(step)?,
@@ -163,7 +163,7 @@ impl Machine {
     /// The limit comes to what is taken, at which nothing can grow, and now and then to nothing.
     fn set_limit(&mut self, step: Step) -> Done {
         let trims = self.trims_now();
-        let taken = if trims { 0 } else { self.device.ledger().bytes_taken };
+        let taken = if trims { 0 } else { self.device.ledger().bytes_reserved };
         let set = self.gpu.set_limit(Limit::Bytes(taken));
         // One climbs the ladder, with all its waits; what the cache has is to be had.
         let asked = if trims { 1 << 20 } else { 512 };
@@ -178,7 +178,7 @@ impl Machine {
 
     /// A stream that waits to be closed, a marker that is due, a value that is kept; and the next call that may speak to the driver fails in one of
     /// the calls that these need, or that it needs itself.
-    fn errand_fails(&mut self, step: Step) -> Done {
+    fn maintenance_fails(&mut self, step: Step) -> Done {
         let Step { s, t, i, j, .. } = step;
         let (home, on) = (self.streams[s].clone(), self.streams[t].clone());
         drop(self.arrays[i].copy_from(Arc::clone(&self.source), &on)?);

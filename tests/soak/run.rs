@@ -258,7 +258,7 @@ fn add_counts(gpu: &Allocator<Device>, all: &mut Counts) {
     put("handles", ledger.handles);
     put("mappings", ledger.mappings);
     put("reservations", ledger.reservations);
-    put("device bytes", ledger.bytes_taken);
+    put("device bytes", ledger.bytes_reserved);
     put("pinned bytes", ledger.bytes_pinned);
     debug_assert_eq!(at, COUNTERS - 2, "and those of the host's memory");
     millpond_testkit::counting::device(|| drop(ledger));

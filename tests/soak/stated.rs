@@ -27,7 +27,7 @@ const FEW_USES: u64 = 8;
 const FEW_POOLS: u64 = 16;
 /// Users of a block at most, in these programs: the uses of one range in flight.
 const USERS: u64 = 2;
-/// References are counted so many at once (`share.rs`).
+/// References are counted so many at once (`refcount.rs`).
 const BATCH: u64 = 256;
 /// Bytes of host memory: at first, for each pool with its timeline, and for each thing that is counted.
 const BYTES: u64 = 64 << 10;

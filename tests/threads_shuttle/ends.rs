@@ -17,7 +17,7 @@ fn an_end_beside_a_synchronise() {
     sim.expect_captures();
     let gpu = on(&sim, Config::default().growth(Growth::Exact));
     let native = sim.stream().unwrap();
-    let (s, t) = (gpu.adopt(sim.mortal_stream(&native)).unwrap(), gpu.stream().unwrap());
+    let (s, t) = (gpu.adopt(sim.unmanaged_stream(&native)).unwrap(), gpu.stream().unwrap());
     let x = gpu.alloc(MIB, &s).unwrap();
     write(&sim, &x, &s);
     drop(x);

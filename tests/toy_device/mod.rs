@@ -163,7 +163,7 @@ unsafe impl Fences for Toy {
             id: StreamId(stream.id),
             device: DeviceId(0),
             kind: StreamKind::NonBlocking,
-            mortal: false,
+            unmanaged: false,
         })
     }
     fn is_capturing(&self, _: &Queue) -> DriverResult<bool> {

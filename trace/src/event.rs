@@ -16,7 +16,7 @@ pub enum Event {
         /// First byte.
         addr: Addr,
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
         /// Bytes after rounding.
         rounded: u64,
         /// The stream.
@@ -47,12 +47,12 @@ pub enum Event {
         stream: StreamId,
     },
     /// A range went from one pool to another.
-    Lend {
+    Migrate {
         /// First byte.
         addr: Addr,
         /// Its length.
         bytes: u64,
-        /// The lender's stream.
+        /// The stream that it comes from.
         from: StreamId,
         /// The borrower's stream.
         to: StreamId,
@@ -79,7 +79,7 @@ pub enum Event {
     /// A request failed.
     OutOfMemory {
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
         /// The stream.
         stream: StreamId,
     },

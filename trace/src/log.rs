@@ -279,17 +279,17 @@ impl Log {
                 })
             };
             match event {
-                Event::Allocate { id, asked, stream, .. } => {
+                Event::Allocate { id, requested, stream, .. } => {
                     let block = BlockNo(next);
                     next += 1;
-                    alive.insert(*id, (block, *asked));
+                    alive.insert(*id, (block, *requested));
                     let stream = number(stream.0);
-                    log.calls.push(Call::alloc(block, *asked, stream, ThreadNo(0), *at));
+                    log.calls.push(Call::alloc(block, *requested, stream, ThreadNo(0), *at));
                 }
                 Event::Free { id, stream, .. } => match alive.remove(id) {
-                    Some((block, asked)) => {
+                    Some((block, requested)) => {
                         let stream = number(stream.0);
-                        log.calls.push(Call::free(block, asked, stream, ThreadNo(0), *at));
+                        log.calls.push(Call::free(block, requested, stream, ThreadNo(0), *at));
                     }
                     None => log.skipped += 1,
                 },

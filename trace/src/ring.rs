@@ -132,7 +132,7 @@ impl<W: Write + Send + 'static> Sink for JsonLines<W> {
 /// ```
 ///
 /// `size` is what was asked for, `mem_size` what it was rounded to, `pmem_id` names the allocation. Lines of hooks that
-/// `CuPy` has not (`lend`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
+/// `CuPy` has not (`migrate`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
 /// our own `number`, and where there is one `stream`.
 pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
     let mut line = String::with_capacity(128);
@@ -141,7 +141,7 @@ pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
         Event::Grow { .. } => "alloc",
         Event::Allocate { .. } => "malloc",
         Event::Free { .. } => "free",
-        Event::Lend { .. } => "lend",
+        Event::Migrate { .. } => "migrate",
         Event::Wait { .. } => "wait",
         Event::HostWait { .. } => "host_wait",
         Event::Trim { .. } => "trim",
@@ -151,13 +151,16 @@ pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
     fields.put("device_id", device.0);
     match event {
         Event::Grow { addr, bytes, stream } => fields.memory(*bytes, *addr).put("stream", stream.0),
-        Event::Allocate { id, addr, asked, rounded, stream, hit } => {
-            fields.put("size", asked).memory(*rounded, *addr).id(*id).put("stream", stream.0).put("hit", hit)
-        }
+        Event::Allocate { id, addr, requested, rounded, stream, hit } => fields
+            .put("size", requested)
+            .memory(*rounded, *addr)
+            .id(*id)
+            .put("stream", stream.0)
+            .put("hit", hit),
         Event::Free { id, addr, rounded, stream, in_flight } => {
             fields.memory(*rounded, *addr).id(*id).put("stream", stream.0).put("in_flight", in_flight)
         }
-        Event::Lend { addr, bytes, from, to } => {
+        Event::Migrate { addr, bytes, from, to } => {
             fields.memory(*bytes, *addr).put("from", from.0).put("to", to.0)
         }
         Event::Wait { stream, on } => {
@@ -170,7 +173,7 @@ pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
         Event::HostWait { stream: Some(stream) } => fields.put("stream", stream.0),
         Event::HostWait { stream: None } => fields.put("stream", "null"),
         Event::Trim { addr, bytes } => fields.memory(*bytes, *addr),
-        Event::OutOfMemory { asked, stream } => fields.put("size", asked).put("stream", stream.0),
+        Event::OutOfMemory { requested, stream } => fields.put("size", requested).put("stream", stream.0),
     }
     .put("number", number);
     line.push('}');

@@ -239,15 +239,15 @@ mod recorders {
         let (addr, stream) = (Addr(0x8_0000_0000), StreamId(7));
         vec![
             Event::Grow { addr, bytes: 2 << 20, stream },
-            Event::Allocate { id, addr, asked: 24, rounded: 512, stream, hit: false },
+            Event::Allocate { id, addr, requested: 24, rounded: 512, stream, hit: false },
             Event::Free { id, addr, rounded: 512, stream, in_flight: true },
-            Event::Lend { addr, bytes: 512, from: stream, to: StreamId(8) },
+            Event::Migrate { addr, bytes: 512, from: stream, to: StreamId(8) },
             Event::Wait { stream, on: Some(StreamId(8)) },
             Event::Wait { stream, on: None },
             Event::HostWait { stream: Some(stream) },
             Event::HostWait { stream: None },
             Event::Trim { addr, bytes: 2 << 20 },
-            Event::OutOfMemory { asked: u64::MAX, stream },
+            Event::OutOfMemory { requested: u64::MAX, stream },
         ]
     }
 
@@ -268,7 +268,7 @@ mod recorders {
         {"hook":"alloc","device_id":1,"mem_size":2097152,"mem_ptr":34359738368,"stream":7,"number":0}
         {"hook":"malloc","device_id":1,"size":24,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x20000000300000001","stream":7,"hit":false,"number":1}
         {"hook":"free","device_id":1,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x20000000300000001","stream":7,"in_flight":true,"number":2}
-        {"hook":"lend","device_id":1,"mem_size":512,"mem_ptr":34359738368,"from":7,"to":8,"number":3}
+        {"hook":"migrate","device_id":1,"mem_size":512,"mem_ptr":34359738368,"from":7,"to":8,"number":3}
         {"hook":"wait","device_id":1,"stream":7,"on":8,"number":4}
         {"hook":"wait","device_id":1,"stream":7,"on":null,"number":5}
         {"hook":"host_wait","device_id":1,"stream":7,"number":6}

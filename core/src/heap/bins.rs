@@ -1,6 +1,6 @@
 //! Free chunks by size: one set of bins for each kind, a bitmap over it, and the bounded best fit.
 //!
-//! A bin holds the chunks whose lengths lie between two edges. Each power of two is cut into sixteen bins, so that a
+//! A bin holds the chunks whose lengths lie between two sentinels. Each power of two is cut into sixteen bins, so that a
 //! bin is at most 1/16 wider than its smallest chunk; below 32 granules there is a bin for every length.
 //!
 //! ```text
@@ -20,7 +20,7 @@
 //! warmest, and sorting would buy little, because a search compares lengths anyway and a bin is narrow. A chunk whose
 //! length changes within the bin's width stays where it is.
 //!
-//! A bin and its chunks are links of one circle, and all links lie in one array: a chunk enters and leaves without anybody
+//! A bin and its chunks are links of circular doubly linked lists, and all links lie in one array: a chunk enters and leaves without anybody
 //! asking whether it has neighbours, whether it is the first or the last. What a program frees next is not to be foretold,
 //! and a question that a processor answers wrongly in advance costs more than the instructions that spare it (benches/RESULTS.md).
 //!
@@ -55,7 +55,7 @@ const HALF: u32 = BINS.next_power_of_two() as u32;
 /// Links of bins: those of the chunks are behind them.
 const HEADS: u32 = 2 * HALF;
 /// A chunk's link is so much further on than its slot. Slot 0 has no chunk and no link: it stands for a bin, so that whoever
-/// comes upon one in a circle need not ask.
+/// comes upon one in a list need not ask.
 const FIRST: u32 = HEADS - 1;
 /// Words of the bitmap.
 const WORDS: usize = HEADS as usize / 64;
@@ -165,7 +165,7 @@ impl Sought<'_> {
     }
 }
 
-/// A place in a circle: the numbers of the links before and behind it.
+/// A place in a list: the numbers of the links before and behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link {
     pub(super) prev: u32,
@@ -275,7 +275,7 @@ impl Bins {
         self.put_first(FIRST + id, to);
     }
 
-    /// A link that is in no circle comes behind its bin.
+    /// A link that is in no list comes behind its bin.
     #[inline]
     fn put_first(&mut self, at: u32, bin: Bin) {
         let links = self.links.as_mut_slice();
@@ -540,13 +540,13 @@ impl core::fmt::Display for Told {
 mod tests {
     use super::{BINS, Bin, Bins, HALF, Kind};
 
-    /// Every length to 2^16, and every edge of a bin to `u32::MAX` with its neighbours. Fewer of both under Miri, some
+    /// Every length to 2^16, and every sentinel of a bin to `u32::MAX` with its neighbours. Fewer of both under Miri, some
     /// hundred times slower.
     fn lengths() -> Vec<u32> {
         let (all, apart) = if cfg!(miri) { (1 << 6, 5) } else { (1 << 16, 1) };
-        let edges = (4..32).step_by(apart).flat_map(|e| (0..16).map(move |s| (16 + s) << (e - 4)));
+        let sentinels = (4..32).step_by(apart).flat_map(|e| (0..16).map(move |s| (16 + s) << (e - 4)));
         let mut all: Vec<u32> = (1..=all)
-            .chain(edges.flat_map(|n: u64| [n - 1, n, n + 1]))
+            .chain(sentinels.flat_map(|n: u64| [n - 1, n, n + 1]))
             .chain([u64::from(u32::MAX) - 1, u64::from(u32::MAX)])
             .map(|n| u32::try_from(n).unwrap())
             .collect();

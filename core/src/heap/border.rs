@@ -1,8 +1,8 @@
 //! Where ranges arrive and leave: segments become known and forgotten, `extend` lets bytes in, `cut` lets them out.
 //!
-//! Growing, lending, borrowing, trimming and going home are these verbs and no others. A range that leaves becomes
-//! Away here; whoever receives it extends with it there. This module does not know who that is, whether the order of
-//! streams allows it, or what a segment costs. It is cold: it alone touches the index of Away chunks.
+//! Growing, migration, borrowing, trimming and going home are these verbs and no others. A range that leaves becomes
+//! Absent here; whoever receives it extends with it there. This module does not know who that is, whether the order of
+//! streams allows it, or what a segment costs. It is cold: it alone touches the index of Absent chunks.
 
 use super::bins::Sought;
 use super::chunk::{ChunkId, ChunkState, NIL, Place};
@@ -57,14 +57,15 @@ impl Heap {
     /// H6, when `base` or `len` are no whole granules, the segment is known already, leaves the address space or
     /// overlaps another one.
     pub fn add_segment(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
-        let slot = self.segments.insert(Segment { id, base, len: len.0, kind, edge: NIL, free: 0, here: 0 });
-        let edge = self.chunks.edge(slot, id);
-        let first = self.chunks.fresh(slot, Place::new(id, 0), len.0, ChunkState::Away, Epoch::COMPLETE);
-        for (one, other) in [(edge, first), (first, edge)] {
+        let slot =
+            self.segments.insert(Segment { id, base, len: len.0, kind, sentinel: NIL, free: 0, here: 0 });
+        let sentinel = self.chunks.sentinel(slot, id);
+        let first = self.chunks.fresh(slot, Place::new(id, 0), len.0, ChunkState::Absent, Epoch::COMPLETE);
+        for (one, other) in [(sentinel, first), (first, sentinel)] {
             (self.chunks[one].prev, self.chunks[one].next) = (other, other);
         }
-        self.segments[slot].edge = edge;
-        self.away.insert((id, 0), first);
+        self.segments[slot].sentinel = sentinel;
+        self.absent.insert((id, 0), first);
     }
 
     /// Whether the segment is known here.
@@ -72,7 +73,7 @@ impl Heap {
         self.segments.slot(id).is_some()
     }
 
-    /// Forgets a segment, if all of it is Away. Returns whether it is unknown now: `false` means that bytes of it are
+    /// Forgets a segment, if all of it is Absent. Returns whether it is unknown now: `false` means that bytes of it are
     /// still here.
     pub fn remove_segment(&mut self, id: SegmentId) -> bool {
         let Some(slot) = self.segments.slot(id) else { return true };
@@ -80,12 +81,12 @@ impl Heap {
         if segment.here != 0 {
             return false;
         }
-        let edge = segment.edge;
-        let only = self.chunks[edge].next;
-        law!(H2, self.chunks[only].len == segment.len, "segment {} is all Away but in pieces", id.0);
-        self.away.remove(&(id, 0));
+        let sentinel = segment.sentinel;
+        let only = self.chunks[sentinel].next;
+        law!(H2, self.chunks[only].len == segment.len, "segment {} is all Absent but in pieces", id.0);
+        self.absent.remove(&(id, 0));
         self.chunks.vacate(only);
-        self.chunks.remove_edge(edge);
+        self.chunks.remove_sentinel(sentinel);
         self.segments.remove(id);
         true
     }
@@ -101,25 +102,25 @@ impl Heap {
     /// H1, when the segment is unknown, the range is empty or leaves the segment, or any of it is here already.
     pub fn extend(&mut self, segment: SegmentId, offset: Granules, len: Granules, stamp: Epoch) -> FreeChunk {
         let (offset, len) = (offset.0, len.0);
-        let found = self.away.range(..=(segment, offset)).next_back().map(|(&key, &id)| (key.0, id));
+        let found = self.absent.range(..=(segment, offset)).next_back().map(|(&key, &id)| (key.0, id));
         let id = match found {
             Some((s, id)) if s == segment && self.covers(id, offset, len) => id,
-            _ => self.not_away(segment, offset, len),
+            _ => self.not_absent(segment, offset, len),
         };
         let start = self.chunks[id].offset();
         let id = if offset == start {
-            self.away.remove(&(segment, start));
+            self.absent.remove(&(segment, start));
             id
         } else {
             self.chunks.split(id, offset - start)
         };
         if self.chunks[id].len > len {
             let tail = self.chunks.split(id, len);
-            self.away.insert((segment, offset + len), tail);
+            self.absent.insert((segment, offset + len), tail);
         }
         self.segments[self.chunks[id].segment].here += len;
-        self.totals.held += u64::from(len);
-        let free = self.settle(id, stamp).free;
+        self.totals.owned += u64::from(len);
+        let free = self.merge_free(id, stamp).free;
         self.free_chunk(free)
             .unwrap_or_else(|| super::broken("H4", format_args!("{free} arrived but is not free")))
     }
@@ -144,7 +145,7 @@ impl Heap {
 
     #[cold]
     #[inline(never)]
-    fn not_away(&self, segment: SegmentId, offset: u32, len: u32) -> ! {
+    fn not_absent(&self, segment: SegmentId, offset: u32, len: u32) -> ! {
         let known = match self.segments.slot(segment) {
             None => "this heap does not know the segment",
             Some(_) if len == 0 => "the range is empty",
@@ -160,7 +161,7 @@ impl Heap {
     }
 
     /// The tightest free chunk of `want`'s kind that fits and whose stamp is accepted, looking at no more than `steps`
-    /// chunks: for lending. Changes nothing. Of equals in length the lowest segment and offset, as in [`Heap::take`];
+    /// chunks: for migration. Changes nothing. Of equals in length the lowest segment and offset, as in [`Heap::take`];
     /// `accept` is asked only about chunks that fit.
     ///
     /// # Panics
@@ -180,7 +181,7 @@ impl Heap {
         })
     }
 
-    /// A range leaves: `[offset, offset + len)` of its segment, a piece of `chunk`, becomes Away.
+    /// A range leaves: `[offset, offset + len)` of its segment, a piece of `chunk`, becomes Absent.
     ///
     /// Of a free chunk any piece may leave; what is before and behind stays free with its stamp. Of a chunk in flight
     /// only the front, or all of it; the rest stays in flight under the same id and generation, with its stamp and tag.
@@ -221,17 +222,17 @@ impl Heap {
     pub fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
         let Some(slot) = self.segments.slot(segment) else { return Vec::new() };
         let mut cuts = Vec::new();
-        let edge = self.segments[slot].edge;
-        let mut at = self.chunks[edge].next;
-        while self.segments[slot].free > 0 && at != edge {
+        let sentinel = self.segments[slot].sentinel;
+        let mut at = self.chunks[sentinel].next;
+        while self.segments[slot].free > 0 && at != sentinel {
             let chunk = &self.chunks[at];
             let (next, free) = (chunk.next, chunk.is(ChunkState::Free));
             if free {
                 let (offset, len) = (Granules(chunk.offset()), Granules(chunk.len));
-                // The chunk behind may be Away and merge into this one: by H2 the one behind that is not, so
+                // The chunk behind may be Absent and merge into this one: by H2 the one behind that is not, so
                 // it is where to go on.
                 let beyond =
-                    if self.chunks[next].is(ChunkState::Away) { self.chunks[next].next } else { next };
+                    if self.chunks[next].is(ChunkState::Absent) { self.chunks[next].next } else { next };
                 cuts.push(self.cut(ChunkId(at), offset, len));
                 at = beyond;
             } else {
@@ -264,10 +265,10 @@ impl Heap {
             self.totals.in_flight_chunks -= 1;
             return id;
         }
-        self.chunks.shear(id, len)
+        self.chunks.split_front(id, len)
     }
 
-    /// A chunk in no bin becomes Away and merges with what is Away around it.
+    /// A chunk in no bin becomes Absent and merges with what is Absent around it.
     fn depart(&mut self, id: u32) -> Cut {
         let chunk = &mut self.chunks[id];
         let segment = &mut self.segments[chunk.segment];
@@ -281,21 +282,21 @@ impl Heap {
             addr: segment.base.offset(Granules(chunk.offset())),
             stamp: chunk.stamp,
         };
-        chunk.state = Some(ChunkState::Away);
+        chunk.state = Some(ChunkState::Absent);
         chunk.stamp = Epoch::COMPLETE;
-        chunk.asked = 0;
+        chunk.requested = 0;
         chunk.tag = 0;
         segment.here -= chunk.len;
-        self.totals.held -= u64::from(chunk.len);
+        self.totals.owned -= u64::from(chunk.len);
         let (prev, next) = (chunk.prev, chunk.next);
-        if self.chunks[next].is(ChunkState::Away) {
-            self.away.remove(&(cut.segment, self.chunks[next].offset()));
+        if self.chunks[next].is(ChunkState::Absent) {
+            self.absent.remove(&(cut.segment, self.chunks[next].offset()));
             self.chunks.absorb(id, next);
         }
-        if self.chunks[prev].is(ChunkState::Away) {
+        if self.chunks[prev].is(ChunkState::Absent) {
             self.chunks.absorb(prev, id);
         } else {
-            self.away.insert((cut.segment, cut.offset.0), id);
+            self.absent.insert((cut.segment, cut.offset.0), id);
         }
         cut
     }

@@ -14,11 +14,11 @@ struct Count {
     free: u64,
     allocated: u64,
     in_flight: u64,
-    asked: u64,
+    requested: u64,
     live: u64,
     free_chunks: u64,
     in_flight_chunks: u64,
-    away_chunks: usize,
+    absent_chunks: usize,
     chunks: u64,
 }
 
@@ -42,12 +42,12 @@ impl Heap {
             self.check_segment(slot, &mut count);
         }
         let t = &self.totals;
-        law!(H5, t.allocated + t.in_flight <= t.held, "the totals do not add up: {:?}", self.totals);
+        law!(H5, t.allocated + t.in_flight <= t.owned, "the totals do not add up: {:?}", self.totals);
         for (name, kept, counted) in [
             ("free", t.free(), count.free),
             ("allocated", t.allocated, count.allocated),
             ("in flight", t.in_flight, count.in_flight),
-            ("asked", t.asked(), count.asked),
+            ("requested", t.requested(), count.requested),
             ("live", t.live(), count.live),
             ("free chunks", t.free_chunks, count.free_chunks),
             ("in-flight chunks", t.in_flight_chunks, count.in_flight_chunks),
@@ -58,19 +58,19 @@ impl Heap {
         self.check_vacant(&count);
         law!(
             H9,
-            self.away.len() == count.away_chunks,
-            "the Away index has {} chunks, the segments {}",
-            self.away.len(),
-            count.away_chunks
+            self.absent.len() == count.absent_chunks,
+            "the Absent index has {} chunks, the segments {}",
+            self.absent.len(),
+            count.absent_chunks
         );
     }
 
     fn check_segment(&self, slot: u32, count: &mut Count) {
         let s = &self.segments[slot];
-        let (mut end, mut before, mut at) = (0_u64, s.edge, self.chunks[s.edge].next);
+        let (mut end, mut before, mut at) = (0_u64, s.sentinel, self.chunks[s.sentinel].next);
         let (mut here, mut free) = (0_u64, 0_u64);
         let mut last = None;
-        while at != s.edge {
+        while at != s.sentinel {
             let c = &self.chunks[at];
             let len = u64::from(c.len);
             law!(
@@ -87,7 +87,7 @@ impl Heap {
             );
             law!(H1, c.len > 0, "chunk {at} is empty");
             law!(H1, c.prev == before, "chunk {at} follows chunk {before} but is linked back to {}", c.prev);
-            let merges = matches!(c.state, Some(ChunkState::Free | ChunkState::Away));
+            let merges = matches!(c.state, Some(ChunkState::Free | ChunkState::Absent));
             law!(
                 H2,
                 !merges || c.state != last,
@@ -110,25 +110,29 @@ impl Heap {
                 }
                 Some(ChunkState::Allocated) => {
                     count.allocated += len;
-                    count.asked += c.asked;
+                    count.requested += c.requested;
                     count.live += 1;
                 }
                 Some(ChunkState::InFlight) => {
                     count.in_flight += len;
                     count.in_flight_chunks += 1;
                 }
-                Some(ChunkState::Away) => {
-                    let indexed = self.away.get(&(s.id, c.offset())) == Some(&at);
-                    law!(H9, indexed, "chunk {at} is Away at {} but not in the index", c.offset());
-                    law!(H9, c.stamp == Epoch::COMPLETE && c.asked == 0, "chunk {at} is Away but remembers");
-                    count.away_chunks += 1;
+                Some(ChunkState::Absent) => {
+                    let indexed = self.absent.get(&(s.id, c.offset())) == Some(&at);
+                    law!(H9, indexed, "chunk {at} is Absent at {} but not in the index", c.offset());
+                    law!(
+                        H9,
+                        c.stamp == Epoch::COMPLETE && c.requested == 0,
+                        "chunk {at} is Absent but remembers"
+                    );
+                    count.absent_chunks += 1;
                 }
                 None => super::broken(
                     "H9",
                     format_args!("chunk {at} is vacant but linked into segment {}", s.id.0),
                 ),
             }
-            here += if c.is(ChunkState::Away) { 0 } else { len };
+            here += if c.is(ChunkState::Absent) { 0 } else { len };
             end += len;
             last = c.state;
             before = at;
@@ -162,7 +166,7 @@ impl Heap {
                     before = Some(id);
                     binned += 1;
                     longest = longest.max(c.len);
-                    law!(H3, binned <= count.free_chunks, "a bin has more chunks than are free: a circle");
+                    law!(H3, binned <= count.free_chunks, "a bin has more chunks than are free: a list");
                 }
                 law!(H3, marked == before.is_some(), "the bit of {kind:?} {bin:?} is {marked}");
             }
@@ -191,7 +195,7 @@ impl Heap {
             law!(H9, c.state.is_none(), "chunk {at} is {:?} but on the vacant list", c.state);
             law!(H9, c.prev == NIL && c.bin == Bin::NONE, "chunk {at} is vacant but linked");
             vacant += 1;
-            law!(H9, vacant <= self.chunks.slots(), "the vacant list is a circle");
+            law!(H9, vacant <= self.chunks.slots(), "the vacant list is a list");
             at = c.next;
         }
         law!(

@@ -1,6 +1,6 @@
 //! The records of chunks: a slab with `u32` indices, each record linked to its neighbours in address order.
 //!
-//! The chunks of a segment and its *edge*, a record without bytes, are a circle: each chunk has a neighbour on both sides, and a
+//! The chunks of a segment and its *sentinel*, a record without bytes, are a circular doubly linked list: each chunk has a neighbour on both sides, and a
 //! verb that links one anew asks for none. Slot 0 never has a chunk.
 //!
 //! It splits a record in two, joins two records into one and reuses vacant slots. It does not know bins' sizes,
@@ -58,7 +58,7 @@ pub enum ChunkState {
     /// Given back while another stream may still use it: in no bin.
     InFlight,
     /// Not here: another heap has these bytes, or nobody.
-    Away,
+    Absent,
 }
 
 /// Where a chunk begins: its segment's number and, behind it, the offset. One number, because it is compared as one, and
@@ -105,7 +105,7 @@ pub(super) struct Chunk {
     pub(super) len: u32,
     /// The slot of its segment in this heap.
     pub(super) segment: u32,
-    /// Neighbours in address order; before the first and behind the last of a segment its edge. In a vacant slot, `next` is the
+    /// Neighbours in address order; before the first and behind the last of a segment its sentinel. In a vacant slot, `next` is the
     /// next vacant one.
     pub(super) prev: u32,
     pub(super) next: u32,
@@ -113,11 +113,11 @@ pub(super) struct Chunk {
     /// The bin that it is in.
     pub(super) bin: Bin,
     pub(super) stamp: Epoch,
-    pub(super) asked: u64,
+    pub(super) requested: u64,
     /// How often the slot was handed out. It outlives the chunk: that is what finds a double free. It wraps; a stale
     /// handle goes unnoticed only at exactly 2^32 uses of one slot.
     pub(super) generation: u32,
-    /// `None` when the slot is vacant, or a segment's edge.
+    /// `None` when the slot is vacant, or a segment's sentinel.
     pub(super) state: Option<ChunkState>,
 }
 
@@ -133,7 +133,7 @@ impl Chunk {
         next: NIL,
         tag: 0,
         stamp: Epoch::COMPLETE,
-        asked: 0,
+        requested: 0,
         generation: 0,
         state: None,
         bin: Bin::NONE,
@@ -251,23 +251,23 @@ impl Slab {
         id
     }
 
-    /// The edge of a segment: a record of no bytes that is no chunk, before the segment's first and behind its last. So each
+    /// The sentinel of a segment: a record of no bytes that is no chunk, before the segment's first and behind its last. So each
     /// chunk has two neighbours, and whoever links one anew need not ask. It has none itself yet.
-    pub(super) fn edge(&mut self, segment: u32, id: SegmentId) -> u32 {
-        let edge = self.fresh(segment, Place::new(id, 0), 0, ChunkState::Away, Epoch::COMPLETE);
-        self.records[edge as usize].state = None;
-        edge
+    pub(super) fn sentinel(&mut self, segment: u32, id: SegmentId) -> u32 {
+        let sentinel = self.fresh(segment, Place::new(id, 0), 0, ChunkState::Absent, Epoch::COMPLETE);
+        self.records[sentinel as usize].state = None;
+        sentinel
     }
 
-    /// An edge goes, behind the last of its segment's chunks.
-    pub(super) fn remove_edge(&mut self, edge: u32) {
-        retire(&mut self.records, &mut self.vacant, edge);
+    /// An sentinel goes, behind the last of its segment's chunks.
+    pub(super) fn remove_sentinel(&mut self, sentinel: u32) {
+        retire(&mut self.records, &mut self.vacant, sentinel);
     }
 
-    /// The chunks of the segment with this edge, in address order.
-    pub(super) fn around(&self, edge: u32) -> impl Iterator<Item = u32> + '_ {
-        let chunk = move |id: u32| (id != edge).then_some(id);
-        core::iter::successors(chunk(self[edge].next), move |&id| chunk(self[id].next))
+    /// The chunks of the segment with this sentinel, in address order.
+    pub(super) fn around(&self, sentinel: u32) -> impl Iterator<Item = u32> + '_ {
+        let chunk = move |id: u32| (id != sentinel).then_some(id);
+        core::iter::successors(chunk(self[sentinel].next), move |&id| chunk(self[id].next))
     }
 
     /// One more slot, vacant and first on the vacant list.
@@ -313,7 +313,7 @@ impl Slab {
 
     /// Cuts a chunk from the other side: a new record gets its first `at` granules, the chunk keeps the rest and its
     /// id. For chunks in flight, whose ids others know.
-    pub(super) fn shear(&mut self, id: u32, at: u32) -> u32 {
+    pub(super) fn split_front(&mut self, id: u32, at: u32) -> u32 {
         let high = &self[id];
         let (len, prev, segment, place) = (high.len, high.prev, high.segment, high.place);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be sheared at {at}");
@@ -351,7 +351,7 @@ pub(super) struct Front {
 }
 
 /// A new record in no bin gets the first `len` granules of a free chunk, which has its new length already and keeps its
-/// id. Allocated, it is another use of its slot; `asked` is for that.
+/// id. Allocated, it is another use of its slot; `requested` is for that.
 #[allow(clippy::inline_always, reason = "half of a cut: 20 instructions less than as a call")]
 #[inline(always)]
 pub(super) fn cut_front(
@@ -360,7 +360,7 @@ pub(super) fn cut_front(
     id: u32,
     len: u32,
     state: ChunkState,
-    asked: u64,
+    requested: u64,
 ) -> Front {
     let front = *vacant;
     let chunk = &mut chunks[id as usize];
@@ -380,7 +380,7 @@ pub(super) fn cut_front(
     slot.bin = Bin::NONE;
     slot.tag = 0;
     slot.stamp = stamp;
-    slot.asked = asked;
+    slot.requested = requested;
     slot.state = Some(state);
     if state == ChunkState::Allocated {
         slot.generation = slot.generation.wrapping_add(1);

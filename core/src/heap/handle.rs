@@ -21,7 +21,7 @@ pub struct ChunkView {
     /// How long.
     pub len: Granules,
     /// What was asked for, in bytes.
-    pub asked: u64,
+    pub requested: u64,
     /// Allocated: the stamp it was born with. In flight: the home stamp.
     pub stamp: Epoch,
     /// The caller's tag.
@@ -41,7 +41,7 @@ impl Heap {
             offset: Granules(record.offset()),
             addr: segment.base.offset(Granules(record.offset())),
             len: Granules(record.len),
-            asked: record.asked,
+            requested: record.requested,
             stamp: record.stamp,
             tag: record.tag,
         })
@@ -62,7 +62,7 @@ impl Heap {
     pub fn allocated(&self) -> Vec<(ChunkId, u32, ChunkView)> {
         let mut all = Vec::new();
         for segment in self.segments.iter() {
-            for at in self.chunks.around(segment.edge) {
+            for at in self.chunks.around(segment.sentinel) {
                 let chunk = &self.chunks[at];
                 if chunk.is(ChunkState::Allocated) {
                     all.push((ChunkId(at), chunk.generation, self.view(ChunkId(at), chunk.generation)));

@@ -14,7 +14,7 @@
 //! 3. What can be told from other counts is not counted: free granules, live allocations.
 //! 4. Nobody asks what is not to be foretold. What a program frees next decides which neighbours are free, whether a chunk is
 //!    the first of its bin or of its segment, which bin comes next; a processor guesses, and each wrong guess costs more than
-//!    the instructions that spare it. So bins and segments are circles, where every chunk has two neighbours (`bins`, [`Segment::edge`]),
+//!    the instructions that spare it. So bins and segments are circular lists, where every chunk has two neighbours (`bins`, [`Segment::sentinel`]),
 //!    and which neighbour takes a range in is a number, not a way. A pair has more instructions by that, and takes less time.
 //!
 //! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
@@ -28,7 +28,7 @@ use crate::laws;
 use crate::units::{Epoch, Granules};
 
 impl Heap {
-    /// Hands out `want` from the free chunks of its kind, or `None` if none fits: a miss. `asked` is the request in
+    /// Hands out `want` from the free chunks of its kind, or `None` if none fits: a miss. `requested` is the request in
     /// bytes before rounding, for the statistics.
     ///
     /// Which chunk: of the first 16 of the request's own bin, and failing that of the next occupied bin, the shortest
@@ -38,14 +38,14 @@ impl Heap {
     /// at the lowest aligned address of the chunk; what is left before and behind stays free with the chunk's stamp.
     ///
     /// # Panics
-    /// When `want.len` is zero, `want.align` is no power of two, or `asked` is more than `want.len`.
+    /// When `want.len` is zero, `want.align` is no power of two, or `requested` is more than `want.len`.
     #[inline]
-    pub fn take(&mut self, want: &Want, asked: u64) -> Option<Taken> {
+    pub fn take(&mut self, want: &Want, requested: u64) -> Option<Taken> {
         if want.align.0 == 1 {
-            assert_holds(want.len, asked);
-            self.take_front(want.len.0, want.kind, asked).map(Packed::taken)
+            assert_holds(want.len, requested);
+            self.take_front(want.len.0, want.kind, requested).map(Packed::taken)
         } else {
-            self.take_from(want.kind, want, asked)
+            self.take_from(want.kind, want, requested)
         }
     }
 
@@ -54,8 +54,8 @@ impl Heap {
     ///
     /// # Panics
     /// As [`Heap::take`].
-    pub fn take_across(&mut self, want: &Want, asked: u64) -> Option<Taken> {
-        self.take_from(want.kind.other(), want, asked)
+    pub fn take_across(&mut self, want: &Want, requested: u64) -> Option<Taken> {
+        self.take_from(want.kind.other(), want, requested)
     }
 
     /// Hands out a free chunk of exactly `want.len`, or nothing: no best fit, no split. How pools were before best fit;
@@ -63,12 +63,12 @@ impl Heap {
     ///
     /// # Panics
     /// As [`Heap::take`].
-    pub fn take_exact(&mut self, want: &Want, asked: u64) -> Option<Taken> {
-        assert_holds(want.len, asked);
+    pub fn take_exact(&mut self, want: &Want, requested: u64) -> Option<Taken> {
+        assert_holds(want.len, requested);
         let sought = want.sought(want.kind, &self.segments);
         let fit = self.bins.exact(self.chunks.all(), &sought, SWEEP)?;
-        let id = self.carve(want.kind, fit, want);
-        Some(self.hand_out(id, asked).taken())
+        let id = self.split_fit(want.kind, fit, want);
+        Some(self.take_whole(id, requested).taken())
     }
 
     /// Hands out `want` from this free chunk, of whichever kind, or nothing if it does not fit there: for who has brought the chunk, or
@@ -78,8 +78,8 @@ impl Heap {
     /// As [`Heap::take`], and H4, when the chunk is not free.
     #[cold]
     #[inline(never)]
-    pub fn take_of(&mut self, chunk: ChunkId, want: &Want, asked: u64) -> Option<Taken> {
-        assert_holds(want.len, asked);
+    pub fn take_of(&mut self, chunk: ChunkId, want: &Want, requested: u64) -> Option<Taken> {
+        assert_holds(want.len, requested);
         let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free));
         let Some(free) = free else {
             super::broken("H4", format_args!("{chunk} is taken from but is not free"))
@@ -88,19 +88,19 @@ impl Heap {
         if !want.sought(kind, &self.segments).fits(free) {
             return None;
         }
-        let id = self.carve(kind, chunk.0, want);
-        Some(self.hand_out(id, asked).taken())
+        let id = self.split_fit(kind, chunk.0, want);
+        Some(self.take_whole(id, requested).taken())
     }
 
     /// Hands out a request at any address from the free chunks of a kind ([`Heap::take`]): the fast path.
     #[inline]
     pub fn take_plain(&mut self, request: Request, kind: Kind) -> Option<Packed> {
-        self.take_front(request.len.0, kind, request.asked)
+        self.take_front(request.len.0, kind, request.requested)
     }
 
     /// An exact fit at the head of its bin, the last of this length that was given back, needs no search.
     #[inline]
-    fn take_front(&mut self, len: u32, kind: Kind, asked: u64) -> Option<Packed> {
+    fn take_front(&mut self, len: u32, kind: Kind, requested: u64) -> Option<Packed> {
         let own = Bin::of(kind, len);
         if self.bins.is_fresh() {
             self.count_miss();
@@ -111,9 +111,15 @@ impl Heap {
         if chunks[first as usize].len == len {
             self.bins.pop(chunks, first, own);
             self.totals.free_chunks -= 1;
-            Some(begin(&mut chunks[first as usize], first, asked, &mut self.segments, &mut self.totals))
+            Some(mark_allocated(
+                &mut chunks[first as usize],
+                first,
+                requested,
+                &mut self.segments,
+                &mut self.totals,
+            ))
         } else {
-            self.search(kind, len, own, asked)
+            self.search(kind, len, own, requested)
         }
     }
 
@@ -127,7 +133,7 @@ impl Heap {
     /// A hit all the same: the best of two bins, its front cut off if it is longer.
     #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
     #[inline(always)]
-    fn search(&mut self, kind: Kind, len: u32, own: Bin, asked: u64) -> Option<Packed> {
+    fn search(&mut self, kind: Kind, len: u32, own: Bin, requested: u64) -> Option<Packed> {
         let (chunks, vacant) = self.chunks.parts_to_fill();
         let (id, steps) = self.bins.best_fit(chunks, len, own);
         self.totals.searched(steps);
@@ -138,18 +144,26 @@ impl Heap {
                 return None;
             }
             let id = self.sweep(kind, &Want::new(Granules(len), kind))?;
-            return Some(self.hand_out(id, asked));
+            return Some(self.take_whole(id, requested));
         }
         if chunks[id as usize].len == len {
             self.bins.leave(chunks, id);
             self.totals.free_chunks -= 1;
             let chunk = &mut chunks[id as usize];
-            return Some(begin(chunk, id, asked, &mut self.segments, &mut self.totals));
+            return Some(mark_allocated(chunk, id, requested, &mut self.segments, &mut self.totals));
         }
         self.totals.splits += 1;
-        let front = cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Allocated, asked);
+        let front = cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Allocated, requested);
         let segment = &mut self.segments[front.segment];
-        Some(hand(front.id, front.generation, front.offset, len, asked, segment, &mut self.totals))
+        Some(account_alloc(
+            front.id,
+            front.generation,
+            front.offset,
+            len,
+            requested,
+            segment,
+            &mut self.totals,
+        ))
     }
 
     /// `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
@@ -178,12 +192,12 @@ impl Heap {
     }
 
     /// A free chunk in no bin, of the length wanted, becomes an allocation.
-    pub(super) fn hand_out(&mut self, id: u32, asked: u64) -> Packed {
+    pub(super) fn take_whole(&mut self, id: u32, requested: u64) -> Packed {
         let chunk = &mut self.chunks[id];
         let state = chunk.state;
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
         law!(H4, chunk.bin == Bin::NONE, "chunk {id} is handed out while in a bin");
-        begin(chunk, id, asked, &mut self.segments, &mut self.totals)
+        mark_allocated(chunk, id, requested, &mut self.segments, &mut self.totals)
     }
 
     /// Takes a range back, allocated or in flight: it is free, with `stamp`, and merges with free neighbours; the
@@ -197,12 +211,12 @@ impl Heap {
         let record = &mut self.chunks[id];
         record.tag = 0;
         if record.is(ChunkState::Allocated) {
-            self.totals.ended(record.len, record.asked);
+            self.totals.count_free(record.len, record.requested);
         } else {
             self.totals.in_flight -= u64::from(record.len);
             self.totals.in_flight_chunks -= 1;
         }
-        self.settle(id, stamp)
+        self.merge_free(id, stamp)
     }
 
     /// Takes a range back that has no tag ([`Heap::give`]); `None`, and nothing is done, if it has one.
@@ -220,13 +234,13 @@ impl Heap {
         if record.tag != 0 {
             return None;
         }
-        self.totals.ended(record.len, record.asked);
-        Some(self.settle(chunk.0, stamp))
+        self.totals.count_free(record.len, record.requested);
+        Some(self.merge_free(chunk.0, stamp))
     }
 
     /// A chunk in no bin becomes free with `stamp`: it enters a bin, or a free neighbour takes it in.
     #[inline]
-    pub(super) fn settle(&mut self, id: u32, stamp: Epoch) -> Given {
+    pub(super) fn merge_free(&mut self, id: u32, stamp: Epoch) -> Given {
         let (chunks, vacant) = self.chunks.parts_mut();
         let chunk = &mut chunks[id as usize];
         law!(H4, chunk.bin == Bin::NONE, "chunk {id} becomes free but is in a bin");
@@ -271,26 +285,26 @@ impl Heap {
             self.totals.failed += 1;
             return None;
         };
-        Some(self.carve(kind, fit, want))
+        Some(self.split_fit(kind, fit, want))
     }
 
     /// A take at an address to be sought, or from the bins of the other kind.
     #[cold]
     #[inline(never)]
-    fn take_from(&mut self, kind: Kind, want: &Want, asked: u64) -> Option<Taken> {
-        assert_holds(want.len, asked);
+    fn take_from(&mut self, kind: Kind, want: &Want, requested: u64) -> Option<Taken> {
+        assert_holds(want.len, requested);
         let sought = want.sought(kind, &self.segments);
         let (fit, steps) = self.bins.best_fit_at(self.chunks.all(), &sought);
         self.totals.searched(steps);
         let id = match fit {
-            Some(id) => self.carve(kind, id, want),
+            Some(id) => self.split_fit(kind, id, want),
             None => self.sweep(kind, want)?,
         };
-        Some(self.hand_out(id, asked).taken())
+        Some(self.take_whole(id, requested).taken())
     }
 
     /// A free chunk that fits leaves its bin; what is too much of it, before and behind, stays free.
-    pub(super) fn carve(&mut self, kind: Kind, id: u32, want: &Want) -> u32 {
+    pub(super) fn split_fit(&mut self, kind: Kind, id: u32, want: &Want) -> u32 {
         let skip = self.segments.skip(&self.chunks[id], want.align.0);
         let behind = self.chunks[id].len.checked_sub(skip).and_then(|left| left.checked_sub(want.len.0));
         law!(H1, behind.is_some(), "chunk {id} is too short, by a skip of {skip}");
@@ -309,13 +323,13 @@ fn cut(
     id: u32,
     len: u32,
     state: ChunkState,
-    asked: u64,
+    requested: u64,
 ) -> chunk::Front {
     let rest = &mut chunks[id as usize];
     let whole = rest.len;
     law!(H1, 0 < len && len < whole, "chunk {id} of {whole} granules cannot be split at {len}");
     let (from, to) = Bins::resize(rest, id, whole - len);
-    let front = chunk::cut_front(chunks, vacant, id, len, state, asked);
+    let front = chunk::cut_front(chunks, vacant, id, len, state, requested);
     if from != to {
         bins.rebin(id, from, to);
     }
@@ -324,27 +338,33 @@ fn cut(
 
 /// A free chunk that has just left its bin becomes an allocation.
 #[inline]
-fn begin(chunk: &mut Chunk, id: u32, asked: u64, segments: &mut Segments, totals: &mut Totals) -> Packed {
+fn mark_allocated(
+    chunk: &mut Chunk,
+    id: u32,
+    requested: u64,
+    segments: &mut Segments,
+    totals: &mut Totals,
+) -> Packed {
     chunk.state = Some(ChunkState::Allocated);
     chunk.generation = chunk.generation.wrapping_add(1);
-    chunk.asked = asked;
+    chunk.requested = requested;
     let segment = &mut segments[chunk.segment];
-    hand(id, chunk.generation, chunk.offset(), chunk.len, asked, segment, totals)
+    account_alloc(id, chunk.generation, chunk.offset(), chunk.len, requested, segment, totals)
 }
 
 /// The books of a take.
 #[inline]
-fn hand(
+fn account_alloc(
     chunk: u32,
     generation: u32,
     offset: u32,
     len: u32,
-    asked: u64,
+    requested: u64,
     segment: &mut Segment,
     totals: &mut Totals,
 ) -> Packed {
     segment.free -= len;
-    totals.handed_out(len, asked);
+    totals.count_alloc(len, requested);
     Packed::new(chunk, generation, segment.base.offset(Granules(offset)))
 }
 
@@ -374,7 +394,7 @@ impl Want {
 
 /// The rounded request holds what was asked for, and is something.
 #[inline]
-fn assert_holds(len: Granules, asked: u64) {
+fn assert_holds(len: Granules, requested: u64) {
     assert!(len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
-    assert!(asked <= len.bytes(), "a take of fewer granules than were asked for");
+    assert!(requested <= len.bytes(), "a take of fewer granules than were asked for");
 }

@@ -8,14 +8,14 @@
 //! # The picture
 //!
 //! A segment is one contiguous range of device memory. Several heaps may have a record of the same one; in each of them
-//! chunks tile the *whole* segment, with `Away` for the bytes that are not here. So a lender and a borrower are alike,
+//! chunks tile the *whole* segment, with `Absent` for the bytes that are not here. So a source and a receiver are alike,
 //! a guest merges with its neighbours for nothing, and a segment goes back to the device when every heap's part of it
 //! is cut out.
 //!
 //! ```text
 //!              0        16          48   64                    128
-//!   heap A     | alloc  |  Free     | in flight | ···· Away ···· |
-//!   heap B     | ···········  Away  ············|  Free  | alloc |
+//!   heap A     | alloc  |  Free     | in flight | ···· Absent ···· |
+//!   heap B     | ···········  Absent  ············|  Free  | alloc |
 //! ```
 //!
 //! A chunk is always in one of these states:
@@ -23,27 +23,27 @@
 //! ```text
 //!   Vacant ─► Free ─take─► Allocated ─give─► Free
 //!              ▲ │              └─────hold─► InFlight ─give─► Free
-//!        extend│ │cut                           └──────cut──► Away
-//!              Away
+//!        extend│ │cut                           └──────cut──► Absent
+//!              Absent
 //! ```
 //!
 //! # Laws
 //!
 //! With `c` a chunk, `s` a segment, lengths and offsets in granules of 512 bytes:
 //!
-//! * **H1** chunks tile: with `e` the edge of `s`, `offset(next(e)) = 0`, `offset(next(c)) = offset(c) + len(c)`, and in the
-//!   circle of `e` and its chunks `prev(next(c)) = c`; `len(c) > 0`, `Σ len(c in s) = len(s)`.
-//! * **H2** neighbours differ: no `c` with `state(c) = state(next(c)) = Free`, nor both Away.
+//! * **H1** chunks tile: with `e` the sentinel of `s`, `offset(next(e)) = 0`, `offset(next(c)) = offset(c) + len(c)`, and in the
+//!   list of `e` and its chunks `prev(next(c)) = c`; `len(c) > 0`, `Σ len(c in s) = len(s)`.
+//! * **H2** neighbours differ: no `c` with `state(c) = state(next(c)) = Free`, nor both Absent.
 //! * **H3** `state(c) = Free ⇔ c` is in the bin of `len(c)` of its segment's kind, once, and in no other, and its record names
-//!   that bin; in the circle of a bin and its chunks `prev(next(c)) = c`; `bit(b) = 1 ⇔ b` is not empty.
+//!   that bin; in the list of a bin and its chunks `prev(next(c)) = c`; `bit(b) = 1 ⇔ b` is not empty.
 //! * **H4** `c` in a bin `⇒ state(c) = Free`: what is allocated, in flight or away is in none.
-//! * **H5** `free + allocated + in flight = held`, each the sum of its chunks' lengths; `here(s)` and `free(s)` likewise,
+//! * **H5** `free + allocated + in flight = owned`, each the sum of its chunks' lengths; `here(s)` and `free(s)` likewise,
 //!   segment by segment.
 //! * **H6** `base(s)` and `len(s)` are whole granules, inside the address space, and no two segments overlap.
 //! * **H7** a handle's generation is its slot's, and its chunk is allocated or in flight: checked wherever one is shown.
 //! * **H8** `largest_free(kind) ≥ len(c)` for every Free `c` of that kind, and one such `c` is in the same bin.
-//! * **H9** a vacant slot is linked nowhere but in the list of vacant slots, once; an Away chunk has no bytes here, and
-//!   the index of Away chunks has exactly those, each under its segment and offset.
+//! * **H9** a vacant slot is linked nowhere but in the list of vacant slots, once; an Absent chunk has no bytes here, and
+//!   the index of Absent chunks has exactly those, each under its segment and offset.
 //!
 //! [`Heap::check`] walks all of them. The O(1) parts whose breach would give one byte two owners (H1 at splits and
 //! merges, H3 and H4 at each bin's door, H7 at each handle) are checked in release builds too.
@@ -119,19 +119,19 @@ impl Kind {
 /// A request that a heap can answer: bytes, and the fewest granules that hold them, which is at least one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    asked: u64,
+    requested: u64,
     len: Granules,
 }
 
 impl Request {
     /// `None` for no bytes and for more than a segment holds, which one comparison tells: whoever allocates answers these itself.
     #[inline]
-    pub const fn of(asked: u64) -> Option<Request> {
-        let before_last = asked.wrapping_sub(1) / GRANULE_BYTES;
+    pub const fn of(requested: u64) -> Option<Request> {
+        let before_last = requested.wrapping_sub(1) / GRANULE_BYTES;
         if before_last >= u32::MAX as u64 {
             None
         } else {
-            Some(Request { asked, len: Granules(before_last as u32 + 1) })
+            Some(Request { requested, len: Granules(before_last as u32 + 1) })
         }
     }
     /// The granules.
@@ -242,8 +242,8 @@ pub struct Heap {
     chunks: Slab,
     bins: Bins,
     segments: Segments,
-    /// The Away chunks by place: for [`Heap::extend`] to find the one that an offset lies in.
-    away: BTreeMap<(SegmentId, u32), u32>,
+    /// The Absent chunks by place: for [`Heap::extend`] to find the one that an offset lies in.
+    absent: BTreeMap<(SegmentId, u32), u32>,
     totals: Totals,
 }
 
@@ -254,7 +254,7 @@ impl Heap {
             chunks: Slab::new(),
             bins: Bins::new(),
             segments: Segments::new(),
-            away: BTreeMap::new(),
+            absent: BTreeMap::new(),
             totals: Totals::new(),
         }
     }
@@ -270,7 +270,7 @@ impl Heap {
         law!(H7, chunk.is(ChunkState::Allocated), "chunk {id}.{generation} is held twice: it is in flight");
         chunk.state = Some(ChunkState::InFlight);
         chunk.stamp = stamp;
-        self.totals.ended(chunk.len, chunk.asked);
+        self.totals.count_free(chunk.len, chunk.requested);
         self.totals.in_flight += u64::from(chunk.len);
         self.totals.in_flight_chunks += 1;
     }

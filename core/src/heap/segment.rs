@@ -1,7 +1,7 @@
 //! The segments a heap has records of: where each lies, how much of it is here and how much of that is free.
 //!
 //! A segment is one contiguous range of device memory. Nobody in particular owns it: several heaps may have a record
-//! of the same one, each with the others' bytes marked Away. This table does not know who the others are, nor how the
+//! of the same one, each with the others' bytes marked Absent. This table does not know who the others are, nor how the
 //! range was had from the device; it never reads a chunk.
 
 use super::Kind;
@@ -19,10 +19,10 @@ pub(super) struct Segment {
     pub(super) len: u32,
     pub(super) kind: Kind,
     /// The record before its first chunk and behind its last.
-    pub(super) edge: u32,
+    pub(super) sentinel: u32,
     /// Granules that are free here.
     pub(super) free: u32,
-    /// Granules that are here at all: not Away.
+    /// Granules that are here at all: not Absent.
     pub(super) here: u32,
 }
 
@@ -78,7 +78,7 @@ impl Segments {
         self.by_id.binary_search_by_key(&id, |e| e.0).ok().map(|at| self.by_id[at].1)
     }
 
-    /// A new segment; its `edge` is still to be set.
+    /// A new segment; its `sentinel` is still to be set.
     pub(super) fn insert(&mut self, segment: Segment) -> u32 {
         law!(
             H6,

@@ -12,17 +12,17 @@ use smallvec::SmallVec;
 /// The running totals, in granules. What follows from others is not kept: see the methods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
-    pub(super) held: u64,
+    pub(super) owned: u64,
     pub(super) allocated: u64,
     pub(super) in_flight: u64,
     /// Highest `allocated` since the heap was made, or since the peak was reset.
     pub(super) allocated_peak: u64,
     /// Allocations that began, and those that ended.
-    pub(super) taken: u64,
-    pub(super) ended: u64,
+    pub(super) allocations: u64,
+    pub(super) frees: u64,
     /// The bytes that were asked for by them.
-    pub(super) taken_bytes: u64,
-    pub(super) ended_bytes: u64,
+    pub(super) requested_bytes: u64,
+    pub(super) freed_bytes: u64,
     pub(super) free_chunks: u64,
     pub(super) in_flight_chunks: u64,
     pub(super) splits: u64,
@@ -68,7 +68,7 @@ impl Ripe {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
     /// All bytes here: `free + allocated + in_flight`.
-    pub held: u64,
+    pub owned: u64,
     /// Free bytes.
     pub free: u64,
     /// Bytes handed out, in whole granules.
@@ -78,7 +78,7 @@ pub struct Stats {
     /// Bytes given back while another stream may still use them.
     pub in_flight: u64,
     /// Bytes handed out, as asked for.
-    pub asked: u64,
+    pub requested: u64,
     /// Allocations alive.
     pub live: u64,
     /// Allocations handed out in all.
@@ -116,7 +116,7 @@ pub struct RangeMap {
     pub len: Granules,
     /// What it is.
     pub state: ChunkState,
-    /// Its stamp; of Away ranges 0.
+    /// Its stamp; of Absent ranges 0.
     pub stamp: Epoch,
 }
 
@@ -149,14 +149,14 @@ pub struct Snapshot {
 impl Totals {
     pub(super) const fn new() -> Totals {
         Totals {
-            held: 0,
+            owned: 0,
             allocated: 0,
             in_flight: 0,
             allocated_peak: 0,
-            taken: 0,
-            ended: 0,
-            taken_bytes: 0,
-            ended_bytes: 0,
+            allocations: 0,
+            frees: 0,
+            requested_bytes: 0,
+            freed_bytes: 0,
             free_chunks: 0,
             in_flight_chunks: 0,
             splits: 0,
@@ -171,27 +171,27 @@ impl Totals {
     /// H5.
     #[inline]
     pub(super) fn free(&self) -> u64 {
-        self.held - self.allocated - self.in_flight
+        self.owned - self.allocated - self.in_flight
     }
     pub(super) fn live(&self) -> u64 {
-        self.taken - self.ended
+        self.allocations - self.frees
     }
-    pub(super) fn asked(&self) -> u64 {
-        self.taken_bytes - self.ended_bytes
+    pub(super) fn requested(&self) -> u64 {
+        self.requested_bytes - self.freed_bytes
     }
     #[inline]
-    pub(super) fn handed_out(&mut self, len: u32, asked: u64) {
-        self.taken += 1;
-        self.taken_bytes += asked;
+    pub(super) fn count_alloc(&mut self, len: u32, requested: u64) {
+        self.allocations += 1;
+        self.requested_bytes += requested;
         self.allocated += u64::from(len);
         if self.allocated > self.allocated_peak {
             self.allocated_peak = self.allocated;
         }
     }
     #[inline]
-    pub(super) fn ended(&mut self, len: u32, asked: u64) {
-        self.ended += 1;
-        self.ended_bytes += asked;
+    pub(super) fn count_free(&mut self, len: u32, requested: u64) {
+        self.frees += 1;
+        self.freed_bytes += requested;
         self.allocated -= u64::from(len);
     }
     #[inline]
@@ -214,7 +214,7 @@ impl ChunkState {
             ChunkState::Free => "free",
             ChunkState::Allocated => "allocated",
             ChunkState::InFlight => "in flight",
-            ChunkState::Away => "away",
+            ChunkState::Absent => "away",
         }
     }
 }
@@ -225,15 +225,15 @@ impl Heap {
         let t = &self.totals;
         let bytes = |granules: u64| granules * Granules(1).bytes();
         Stats {
-            held: bytes(t.held),
+            owned: bytes(t.owned),
             free: bytes(t.free()),
             allocated: bytes(t.allocated),
             allocated_peak: bytes(t.allocated_peak),
             in_flight: bytes(t.in_flight),
-            asked: t.asked(),
+            requested: t.requested(),
             live: t.live(),
-            takes: t.taken,
-            bytes_served: t.taken_bytes,
+            takes: t.allocations,
+            bytes_served: t.requested_bytes,
             free_chunks: t.free_chunks,
             in_flight_chunks: t.in_flight_chunks,
             largest_free_bound: Kind::ALL
@@ -243,7 +243,7 @@ impl Heap {
                 .unwrap_or(0),
             splits: t.splits,
             merges: t.merges,
-            searches: t.taken + t.failed,
+            searches: t.allocations + t.failed,
             steps: t.steps,
             steps_max: t.steps_max,
             sweeps: t.sweeps,
@@ -344,7 +344,7 @@ impl Heap {
         let of_kinds = self.segments.iter().filter(|s| kinds.contains(&s.kind));
         of_kinds.into_iter().any(|s| {
             let (mut from, mut len) = (Granules::ZERO, Granules::ZERO);
-            self.chunks.around(s.edge).any(|id| {
+            self.chunks.around(s.sentinel).any(|id| {
                 let chunk = &self.chunks[id];
                 if chunk.is(ChunkState::Free) || chunk.is(ChunkState::InFlight) {
                     len.0 += chunk.len;
@@ -363,7 +363,7 @@ impl Heap {
             .segments
             .iter()
             .map(|s| {
-                let ranges = self.chunks.around(s.edge).filter_map(|id| {
+                let ranges = self.chunks.around(s.sentinel).filter_map(|id| {
                     let chunk = &self.chunks[id];
                     let (offset, len) = (Granules(chunk.offset()), Granules(chunk.len));
                     chunk.state.map(|state| RangeMap { offset, len, state, stamp: chunk.stamp })

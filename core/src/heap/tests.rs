@@ -134,7 +134,7 @@ fn slots_are_reused() {
         for t in &taken {
             give(&mut heap, t);
         }
-        // Eight chunks, the segment's edge and the slot that is nobody's.
+        // Eight chunks, the segment's sentinel and the slot that is nobody's.
         assert!(heap.chunks.slots() <= 10, "round {round} has {} slots", heap.chunks.slots());
     }
     heap.check();

@@ -1,7 +1,7 @@
 //! What the laws say of order in time: which step comes before which. Each function is given the steps as closures and runs them in
 //! the order that its law asks for, so that no caller can have them in another; the bugs of that order are planted here.
 //!
-//! A caller does between two steps what it has to, in the closure of one of them: it stands there, for tests, at a `point!`.
+//! A caller does between two steps what it has to, in the closure of one of them: it stands there, for tests, at a `pause_point!`.
 //!
 //! It does not know what a step does: no lock, no driver, no pool, no heap, no stream.
 
@@ -12,18 +12,18 @@ use crate::units::Epoch;
 /// The stamp of a free whose uses on other streams may be ordered before its own: the facts first, then the stamp (O5). A stamp that is
 /// loaded before looks covered by a marker that somebody makes between the two. `None`: they are not ordered.
 pub fn freed_stamp(ordered: impl FnOnce() -> bool, stamp: impl Fn() -> Epoch) -> Option<Epoch> {
-    let early = planted!(Z32).then(&stamp);
+    let early = mutant!(Z32).then(&stamp);
     ordered().then(|| early.unwrap_or_else(stamp))
 }
 
 /// A free ends the uses that it sealed: the last open use may let its stream go (closing a stream), whose closing marker has to cover the
 /// seals and the home stamp, so that these are loaded first.
 pub fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn()) -> T {
-    if planted!(Z38) {
+    if mutant!(Z38) {
         release();
     }
     let sealed = seal();
-    if !planted!(Z38) {
+    if !mutant!(Z38) {
         release();
     }
     sealed
@@ -39,13 +39,13 @@ pub fn record_then_publish<C: Clone, E>(
     now: impl FnOnce() -> Epoch,
     clock_now: impl FnOnce() -> C,
 ) -> Result<(Epoch, C), E> {
-    if planted!(Z3) {
+    if mutant!(Z3) {
         publish(number, copy.clone());
     }
     let recorded = record();
-    let number = if planted!(Z17) { now() } else { number };
-    let copy = if planted!(CopyLate) { clock_now() } else { copy };
-    let publishes = if recorded.is_ok() { !planted!(Z3) } else { planted!(FailedRecord) };
+    let number = if mutant!(Z17) { now() } else { number };
+    let copy = if mutant!(CopyLate) { clock_now() } else { copy };
+    let publishes = if recorded.is_ok() { !mutant!(Z3) } else { mutant!(FailedRecord) };
     if publishes {
         publish(number, copy.clone());
     }
@@ -54,11 +54,11 @@ pub fn record_then_publish<C: Clone, E>(
 
 /// A stream comes after what it is made to wait for once the wait has returned (O8). One that failed teaches nothing.
 pub fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()) -> Result<(), E> {
-    if planted!(Z26) {
+    if mutant!(Z26) {
         learn();
     }
     wait()?;
-    if !planted!(WaitUnlearnt) {
+    if !mutant!(WaitUnlearnt) {
         learn();
     }
     Ok(())
@@ -66,41 +66,41 @@ pub fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()
 
 /// What synchronising a stream proves: a number that was reserved before the call, and what the stream came after by then (O8). Nobody
 /// waited for what was queued since.
-pub fn promise_then_synchronise<C, E>(
-    promise: impl Fn() -> Epoch,
+pub fn reserve_then_synchronise<C, E>(
+    reserve_epoch: impl Fn() -> Epoch,
     clock: impl Fn() -> C,
     synchronise: impl FnOnce() -> Result<(), E>,
 ) -> Result<(Epoch, C), E> {
-    let (promised, known) = (promise(), clock());
+    let (reserved, known) = (reserve_epoch(), clock());
     synchronise()?;
-    let promised = if planted!(Z18) { promise() } else { promised };
-    let known = if planted!(LearnLate) { clock() } else { known };
-    Ok((promised, known))
+    let reserved = if mutant!(Z18) { reserve_epoch() } else { reserved };
+    let known = if mutant!(LearnLate) { clock() } else { known };
+    Ok((reserved, known))
 }
 
 /// What synchronising the whole device proves: a number of each of its timelines, all reserved before the
 /// call (O8).
-pub fn promise_then_synchronise_all<P, E>(
-    promise: impl Fn() -> P,
+pub fn reserve_then_synchronise_all<P, E>(
+    reserve_epoch: impl Fn() -> P,
     synchronise: impl FnOnce() -> Result<(), E>,
 ) -> Result<P, E> {
-    let promised = promise();
+    let reserved = reserve_epoch();
     synchronise()?;
-    Ok(if planted!(DevicePromiseLate) { promise() } else { promised })
+    Ok(if mutant!(DevicePromiseLate) { reserve_epoch() } else { reserved })
 }
 
 /// Has the source's stream wait for whatever uses the target of a copy between devices.
 pub fn peer_comes_behind<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-    if planted!(PeerTargetEarly) { Ok(()) } else { wait() }
+    if mutant!(PeerTargetEarly) { Ok(()) } else { wait() }
 }
 
 /// Has the target's stream wait for a copy between devices.
 pub fn comes_behind_peer<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-    if planted!(PeerUnwaited) { Ok(()) } else { wait() }
+    if mutant!(PeerUnwaited) { Ok(()) } else { wait() }
 }
 
 /// Whether the host waits for a copy between devices that nothing of the target's device is behind, because that wait failed.
 #[inline]
 pub fn waits_for_lost_peer() -> bool {
-    !planted!(PeerLost)
+    !mutant!(PeerLost)
 }

@@ -1,10 +1,10 @@
-//! Freed ranges that a foreign stream may still touch.
+//! Freed ranges that another stream may still touch.
 //!
 //! The simple version is a list of (range, uses) scanned at every miss. With one slow stream among many it is scanned in
 //! vain each time. So a range waits on **one** use at a time, in a list per stream and epoch: when that use is over it
 //! moves to its next unfinished one, or leaves. Epochs of one stream end in order, so a drain looks only at the oldest
 //! epoch of each stream and stops at the first that is not over: one slow stream blocks nobody else. A second index by
-//! size serves lends with an inserted wait.
+//! size serves migrates with an inserted wait.
 //!
 //! It does not know what is over (the caller says), nor what a chunk is.
 
@@ -24,9 +24,9 @@ pub struct Entry {
     pub generation: u32,
     /// Its length.
     pub len: Granules,
-    /// Every foreign use, sealed.
+    /// Every cross-stream use, sealed.
     pub uses: PendingSet,
-    /// The stamp of the pool's own stream at the free: the home stream may have read the bytes after the foreign use.
+    /// The stamp of the pool's own stream at the free: the home stream may have read the bytes after the cross-stream use.
     pub home: Epoch,
 }
 
@@ -84,7 +84,7 @@ impl InFlight {
     /// # Panics
     /// When the chunk is in flight already, or has no use.
     pub fn insert(&mut self, entry: Entry) {
-        assert!(!entry.uses.is_empty(), "O6: chunk {} in flight with no foreign use", entry.chunk);
+        assert!(!entry.uses.is_empty(), "O6: chunk {} in flight with no cross-stream use", entry.chunk);
         let (chunk, under) = (entry.chunk, entry.uses[0]);
         self.by_len.insert((entry.len, chunk));
         let at = self.list(chunk, under);

@@ -1,7 +1,7 @@
 //! When may memory touched by one stream be given to another?
 //!
 //! Streams are timelines; a marker is an event recorded on one, numbered. This room keeps the numbers: what a stream is
-//! already ordered after ([`Clock`]), which markers of a timeline are published ([`Timeline`]), which streams used an
+//! already ordered after ([`Clock`]), which markers of a timeline are published ([`MarkerLog`]), which streams used an
 //! allocation ([`Uses`]), and which freed ranges still wait for whom ([`InFlight`]). It decides by comparing numbers and
 //! never by asking anybody.
 //!
@@ -12,7 +12,7 @@
 
 mod clock;
 mod inflight;
-mod timeline;
+mod marker_log;
 mod uses;
 
 #[cfg(test)]
@@ -20,7 +20,7 @@ mod tests;
 
 pub use clock::Clock;
 pub use inflight::{Entry, InFlight, Place};
-pub use timeline::{Marker, Timeline};
+pub use marker_log::{Marker, MarkerLog};
 pub use uses::{Access, Operation, Streams, Use, UseKind, Uses};
 
 use crate::laws;

@@ -7,7 +7,7 @@ const S: TimelineId = TimelineId(1);
 const T: TimelineId = TimelineId(2);
 const U: TimelineId = TimelineId(3);
 
-/// What was seen complete; a timeline that is not named is at 0.
+/// What was seen complete; a markers that is not named is at 0.
 #[derive(Default)]
 struct Seen(HashMap<TimelineId, Epoch>);
 impl Completed for Seen {
@@ -47,8 +47,8 @@ fn o3_a_clock_only_grows() {
 
 #[test]
 fn o8_what_travels_with_a_marker_is_the_clock_copied_when_it_was_made() {
-    let mut s: Timeline<&str> = Timeline::new(S);
-    let mut t: Timeline<&str> = Timeline::new(T);
+    let mut s: MarkerLog<&str> = MarkerLog::new(S);
+    let mut t: MarkerLog<&str> = MarkerLog::new(T);
     s.waited(U, &Marker { number: Epoch(4), event: "u4", copy: Clock::EMPTY });
     let marker = Marker { number: Epoch(1), event: "s1", copy: s.clock().clone() };
     // Learnt after the copy: must not leak into it.
@@ -64,7 +64,7 @@ fn o8_what_travels_with_a_marker_is_the_clock_copied_when_it_was_made() {
 
 #[test]
 fn o8_markers_published_out_of_order_are_found_by_number() {
-    let mut s: Timeline<u64> = Timeline::new(S);
+    let mut s: MarkerLog<u64> = MarkerLog::new(S);
     for n in [3, 1, 2, 7] {
         s.publish(Marker { number: Epoch(n), event: n, copy: Clock::EMPTY });
     }
@@ -76,22 +76,22 @@ fn o8_markers_published_out_of_order_are_found_by_number() {
     assert_eq!(s.newest(), Epoch(7));
 }
 
-fn published(numbers: impl IntoIterator<Item = u64>) -> Timeline<u64> {
-    let mut timeline = Timeline::new(S);
+fn published(numbers: impl IntoIterator<Item = u64>) -> MarkerLog<u64> {
+    let mut markers = MarkerLog::new(S);
     for n in numbers {
-        timeline.publish(Marker { number: Epoch(n), event: n, copy: Clock::EMPTY });
+        markers.publish(Marker { number: Epoch(n), event: n, copy: Clock::EMPTY });
     }
-    timeline
+    markers
 }
 
 #[test]
 fn the_newest_complete_marker_is_found_with_few_questions_wherever_it_is() {
     for count in 0..40_u64 {
-        let timeline = published((1..=count).map(|i| 3 * i));
+        let markers = published((1..=count).map(|i| 3 * i));
         for complete in 0..=count {
             for was_behind in [false, true] {
                 let (mut done, mut open, mut questions, mut behind) = (Epoch(0), None, 0, was_behind);
-                while let Some(probe) = timeline.probe(done, open, behind) {
+                while let Some(probe) = markers.probe(done, open, behind) {
                     questions += 1;
                     if probe.event <= 3 * complete {
                         (done, behind) = (probe.number, false);
@@ -100,13 +100,13 @@ fn the_newest_complete_marker_is_found_with_few_questions_wherever_it_is() {
                     }
                 }
                 assert_eq!(done, Epoch(3 * complete), "{complete} of {count}");
-                let most = match complete {
+                let max = match complete {
                     _ if count == 0 => 0,
                     0 if was_behind => 1,
                     _ if complete == count => 1 + u32::from(was_behind && count > 1),
                     _ => 2 + count.ilog2() + u32::from(was_behind),
                 };
-                assert!(questions <= most, "{questions} questions for {complete} of {count}, {was_behind}");
+                assert!(questions <= max, "{questions} questions for {complete} of {count}, {was_behind}");
             }
         }
     }
@@ -116,9 +116,9 @@ fn the_newest_complete_marker_is_found_with_few_questions_wherever_it_is() {
 fn thinning_keeps_the_newest_and_leaves_every_epoch_covered() {
     for newest in 1..6_usize {
         for count in 0..60_u64 {
-            let mut timeline = published(1..=count);
-            let out = timeline.thin(newest);
-            let left: Vec<u64> = timeline.above(Epoch(0)).map(|m| m.event).collect();
+            let mut markers = published(1..=count);
+            let out = markers.thin(newest);
+            let left: Vec<u64> = markers.above(Epoch(0)).map(|m| m.event).collect();
             assert_eq!(out.len() + left.len(), count as usize, "none is lost");
             if count as usize <= 2 * newest {
                 assert!(out.is_empty());
@@ -127,7 +127,7 @@ fn thinning_keeps_the_newest_and_leaves_every_epoch_covered() {
             assert!(left.len() <= 2 * newest, "{left:?}");
             assert!(left.ends_with(&(count - newest as u64 + 1..=count).collect::<Vec<_>>()), "{left:?}");
             for epoch in 1..=count {
-                let covering = timeline.covering(Epoch(epoch)).expect("the newest covers all");
+                let covering = markers.covering(Epoch(epoch)).expect("the newest covers all");
                 // Evenly: as often halved as had to be.
                 let apart = (count as usize / newest).next_power_of_two() as u64;
                 assert!((epoch..epoch + apart).contains(&covering.event), "{epoch} by {}", covering.event);
@@ -140,13 +140,13 @@ fn thinning_keeps_the_newest_and_leaves_every_epoch_covered() {
 fn what_a_marker_taken_out_covered_the_next_one_covers() {
     for count in 0..8_u64 {
         for gone in 0..10 {
-            let mut timeline = published(1..=count);
+            let mut markers = published(1..=count);
             let is_there = (1..=count).contains(&gone);
-            assert_eq!(timeline.take_out(Epoch(gone)).map(|m| m.event), is_there.then_some(gone));
-            assert!(timeline.take_out(Epoch(gone)).is_none(), "once");
+            assert_eq!(markers.take_out(Epoch(gone)).map(|m| m.event), is_there.then_some(gone));
+            assert!(markers.take_out(Epoch(gone)).is_none(), "once");
             for epoch in 1..=count {
                 let next = epoch + u64::from(epoch == gone);
-                let covering = timeline.covering(Epoch(epoch)).map(|m| m.event);
+                let covering = markers.covering(Epoch(epoch)).map(|m| m.event);
                 assert_eq!(covering, (next <= count).then_some(next), "{epoch} of {count} without {gone}");
             }
         }
@@ -198,7 +198,7 @@ fn ranges_in_flight_are_crowded_when_they_are_twice_as_many_as_the_last_drain_le
 #[test]
 #[should_panic(expected = "O8: marker Epoch(1) of TimelineId(1) published twice")]
 fn o8_a_number_is_published_once() {
-    let mut s: Timeline<u64> = Timeline::new(S);
+    let mut s: MarkerLog<u64> = MarkerLog::new(S);
     s.publish(Marker { number: Epoch(1), event: 0, copy: Clock::EMPTY });
     s.publish(Marker { number: Epoch(1), event: 0, copy: Clock::EMPTY });
 }
@@ -295,7 +295,7 @@ fn few_uses_and_many_are_kept_alike() {
     for many in 1..40 {
         let mut uses = Uses::default();
         for user in (0..many).rev() {
-            assert!(uses.declare(TimelineId(10 + user)) && uses.lend(TimelineId(10 + user), Access::Read));
+            assert!(uses.declare(TimelineId(10 + user)) && uses.borrow(TimelineId(10 + user), Access::Read));
             uses.exact(TimelineId(10 + user), Access::Write, Epoch(7));
         }
         assert_eq!(uses.len(), 3 * many as usize);
@@ -303,7 +303,7 @@ fn few_uses_and_many_are_kept_alike() {
         at_free.sort_unstable();
         let expected: Vec<_> = (1..many).map(|user| pending(TimelineId(10 + user), 7)).collect();
         assert_eq!(at_free[..], expected[..]);
-        assert_eq!(uses.forget_exact().len(), many as usize, "what was lent ended");
+        assert_eq!(uses.forget_exact().len(), many as usize, "what was borrowed ended");
         assert_eq!((uses.len(), uses.open_on().count()), (many as usize, many as usize));
         drop(uses.end(false, |u| (u.on.0 > 10).then_some(Epoch(9))));
         uses.retire(&Seen((10..60).map(|on| (TimelineId(on), Epoch(9))).collect()));
@@ -367,11 +367,11 @@ fn o6_a_whole_write_replaces_all_uses_but_declared_ones() {
 }
 
 #[test]
-fn o6_what_is_lent_is_open_until_a_write_to_the_whole() {
+fn o6_what_is_borrowed_is_open_until_a_write_to_the_whole() {
     let mut uses = Uses::default();
-    assert!(uses.lend(S, Access::Read));
-    assert!(!uses.lend(S, Access::Read), "one a stream and kind");
-    assert!(uses.lend(S, Access::Write) && uses.lend(U, Access::Read) && uses.declare(U));
+    assert!(uses.borrow(S, Access::Read));
+    assert!(!uses.borrow(S, Access::Read), "one a stream and kind");
+    assert!(uses.borrow(S, Access::Write) && uses.borrow(U, Access::Read) && uses.declare(U));
     assert!(uses.conflicts(T, Access::Read, |_| Epoch(4)).contains(&pending(S, 4)), "not exact: it grows");
     assert!(uses.conflicts(T, Access::Read, |_| Epoch(6)).contains(&pending(S, 6)));
     assert_eq!(uses.open_on().count(), 4);
@@ -383,24 +383,24 @@ fn o6_what_is_lent_is_open_until_a_write_to_the_whole() {
         [pending(U, 9), pending(T, 2)],
         "declared ones stay"
     );
-    assert!(uses.lend(S, Access::Read), "a new one");
+    assert!(uses.borrow(S, Access::Read), "a new one");
     assert_eq!(uses.forget_exact()[..], [S]);
 }
 
-/// Lent to streams that come and go: at most so many, and two to all of them, one to read and one to write. What ended and what
+/// Borrowed by streams that come and go: at most so many, and two to all of them, one to read and one to write. What ended and what
 /// began is what the counts of open uses change by.
 #[test]
-fn o6_what_is_lent_to_more_streams_than_that_is_lent_to_all() {
+fn o6_what_more_streams_borrow_than_that_is_borrowed_by_all() {
     const ALL: TimelineId = TimelineId(0);
     let (mut uses, mut open) = (Uses::default(), HashMap::new());
     uses.exact(T, Access::Read, Epoch(3));
     assert!(uses.declare(T));
     for n in 0..1000 {
         let (on, access) = (TimelineId(10 + n), if n % 3 == 0 { Access::Write } else { Access::Read });
-        if uses.lend(on, access) {
+        if uses.borrow(on, access) {
             *open.entry(on).or_insert(0) += 1;
         }
-        let (ended, began) = uses.lend_to_all(ALL, 64);
+        let (ended, began) = uses.borrow_by_all(ALL, 64);
         for on in ended {
             *open.get_mut(&on).expect("it was open") -= 1;
         }

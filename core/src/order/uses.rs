@@ -2,7 +2,7 @@
 //!
 //! An **exact** use has a marker that was reserved and recorded after the operation. An **open** use has only a stream:
 //! it is of so many operations there, each of which closes it once; a raw `record_use` keeps one declared use a stream until
-//! the free, because nobody says when the foreign kernel was queued. A **lent** use is open for as long as a borrow of the
+//! the free, because nobody says when the foreign kernel was queued. A **borrowed** use is open for as long as a borrow of the
 //! array, whose end nobody tells: until the array is borrowed alone and whole again, or freed. So is an operation's that
 //! was forgotten. What is open at the free is sealed there with the number that the next marker of that stream will have; what is
 //! open of a stream on which nobody can queue work any more is sealed so before, when the uses are looked at.
@@ -43,7 +43,7 @@ pub enum UseKind {
     /// Declared by `record_use`: open until the free, or until nobody can queue work on the stream any more.
     Declared,
     /// Open, for operations that are all queued before the array is next borrowed alone.
-    Lent,
+    Borrows,
     /// Open, for so many operations: each is queued before its owner closes it, or the array is next borrowed alone and whole.
     Open(u64),
     /// Ends at or before this marker.
@@ -105,16 +105,16 @@ impl Uses {
         self.crowd = u32::try_from(crowd).unwrap_or(u32::MAX);
     }
 
-    /// Open uses, declared ones among them, and lent ones if `lent`, end where `end` says: those that nobody can queue work for any more,
+    /// Open uses, declared ones among them, and borrowed ones if `borrowed`, end where `end` says: those that nobody can queue work for any more,
     /// at what their streams hold by now. The streams whose open uses ended so, one entry a use.
     #[must_use = "the streams' counts of open uses fall"]
-    pub fn end(&mut self, lent: bool, mut end: impl FnMut(Use) -> Option<Epoch>) -> Streams {
+    pub fn end(&mut self, borrowed: bool, mut end: impl FnMut(Use) -> Option<Epoch>) -> Streams {
         let mut ended = Streams::new();
         for u in self.all.take() {
             let last = match u.kind {
                 UseKind::Open(_) | UseKind::Declared => end(u),
-                UseKind::Lent if lent => end(u),
-                UseKind::Lent | UseKind::Exact(_) => None,
+                UseKind::Borrows if borrowed => end(u),
+                UseKind::Borrows | UseKind::Exact(_) => None,
             };
             match last {
                 Some(epoch) => {
@@ -169,24 +169,24 @@ impl Uses {
     }
 
     /// Somebody may queue operations on `on` while they borrow the array, and will not say when: `true` if it is new,
-    /// `false` if as much was lent there already.
-    pub fn lend(&mut self, on: TimelineId, access: Access) -> bool {
-        self.all.insert(Use { on, access, kind: UseKind::Lent })
+    /// `false` if as much was borrowed there already.
+    pub fn borrow(&mut self, on: TimelineId, access: Access) -> bool {
+        self.all.insert(Use { on, access, kind: UseKind::Borrows })
     }
 
-    /// What is lent on more than `most` streams is lent to `all` from here on, a timeline that stands for every stream: the streams
+    /// What is borrowed on more than `max` streams is borrowed to `all` from here on, a timeline that stands for every stream: the streams
     /// whose open uses ended so, one entry a use, and how many uses of `all` began.
     #[must_use = "the streams' counts of open uses change"]
-    pub fn lend_to_all(&mut self, all: TimelineId, most: usize) -> (Streams, usize) {
-        let lent = |u: &Use| u.kind == UseKind::Lent && u.on != all;
-        if self.all.len() <= most || self.all.iter().filter(|u| lent(u)).count() <= most {
+    pub fn borrow_by_all(&mut self, all: TimelineId, max: usize) -> (Streams, usize) {
+        let borrowed = |u: &Use| u.kind == UseKind::Borrows && u.on != all;
+        if self.all.len() <= max || self.all.iter().filter(|u| borrowed(u)).count() <= max {
             return (Streams::new(), 0);
         }
-        let ended: SmallVec<[Use; 2]> = self.all.iter().filter(|u| lent(u)).copied().collect();
-        self.all.retain(|u| !lent(u));
+        let ended: SmallVec<[Use; 2]> = self.all.iter().filter(|u| borrowed(u)).copied().collect();
+        self.all.retain(|u| !borrowed(u));
         let accesses =
             [Access::Read, Access::Write].into_iter().filter(|a| ended.iter().any(|u| u.access == *a));
-        let began = accesses.filter(|&access| laws::lends_to_all() && self.lend(all, access)).count();
+        let began = accesses.filter(|&access| laws::borrowed_by_all() && self.borrow(all, access)).count();
         (ended.iter().map(|u| u.on).collect(), began)
     }
 
@@ -215,7 +215,7 @@ impl Uses {
     }
 
     /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
-    /// nothing more. Nor do lent and open ones, whose operations were queued before the array could be borrowed alone: the
+    /// nothing more. Nor do borrowed and open ones, whose operations were queued before the array could be borrowed alone: the
     /// streams whose open uses ended so, one entry a use. Declared ones stay.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) -> Streams {
@@ -268,7 +268,7 @@ impl Uses {
         for u in self.all.iter().filter(|u| of(u)) {
             let epoch = match u.kind {
                 UseKind::Exact(e) => e,
-                UseKind::Declared | UseKind::Lent | UseKind::Open(_) => next(u.on),
+                UseKind::Declared | UseKind::Borrows | UseKind::Open(_) => next(u.on),
             };
             match set.iter_mut().rev().take(near).find(|p: &&mut Pending| p.on == u.on) {
                 Some(p) => p.epoch = p.epoch.max(epoch),

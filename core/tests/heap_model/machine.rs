@@ -114,7 +114,7 @@ impl State {
             let ranges = p.segments.get(&segment).map_or(&[][..], |s| &s.1);
             ranges
                 .iter()
-                .all(|r| r.what == What::Away || r.offset >= offset + len || r.offset + r.len <= offset)
+                .all(|r| r.what == What::Absent || r.offset >= offset + len || r.offset + r.len <= offset)
         })
     }
     fn handles_of(&self, in_flight: bool) -> Vec<(usize, u32)> {
@@ -220,8 +220,8 @@ impl ReferenceStateMachine for Naive {
             }
             Op::Take { pool, ask, across, short } => {
                 state.handles += 1;
-                let asked = u64::from(ask.len) * 512 - short;
-                let spot = state.pools[pool].take(ask, across, state.handles, asked);
+                let requested = u64::from(ask.len) * 512 - short;
+                let spot = state.pools[pool].take(ask, across, state.handles, requested);
                 state.expected = Expected::Took(state.handles, spot);
             }
             Op::Give { pool, handle, stamp } => state.pools[pool].give(handle, stamp),
@@ -340,10 +340,13 @@ impl StateMachineTest for Real {
                 heap.extend(id, Granules(offset), Granules(len), Epoch(stamp));
             }
             Op::Take { pool, ask, across, short } => {
-                let asked = u64::from(ask.len) * 512 - short;
+                let requested = u64::from(ask.len) * 512 - short;
                 let heap = &mut real.heaps[pool];
-                let got =
-                    if across { heap.take_across(&want(ask), asked) } else { heap.take(&want(ask), asked) };
+                let got = if across {
+                    heap.take_across(&want(ask), requested)
+                } else {
+                    heap.take(&want(ask), requested)
+                };
                 let Expected::Took(handle, expected) = state.expected else { unreachable!() };
                 let got = got.map(|t| (t, heap.view(t.chunk, t.generation)));
                 assert_eq!(
@@ -427,7 +430,7 @@ impl StateMachineTest for Real {
             let [free, allocated, in_flight] = pool.sums().map(|n| n * 512);
             let totals = snapshot.stats;
             assert_eq!([totals.free, totals.allocated, totals.in_flight], [free, allocated, in_flight]);
-            assert_eq!(totals.held, free + allocated + in_flight);
+            assert_eq!(totals.owned, free + allocated + in_flight);
             let longest = SPECS.iter().flat_map(|s| pool.free_ranges(s.id)).map(|r| r.len).max();
             assert_eq!(snapshot.largest_free.0, longest.unwrap_or(0));
             let largest = Some(snapshot.largest_free);
@@ -454,10 +457,10 @@ impl StateMachineTest for Real {
                 let t = real.taken[handle];
                 let v = heap.view(t.chunk, t.generation);
                 assert_eq!((v.segment.0, v.offset.0, v.len.0), (segment, r.offset, r.len));
-                assert_eq!((v.asked, v.tag, heap.tag(t.chunk)), (live.asked, live.tag, live.tag));
+                assert_eq!((v.requested, v.tag, heap.tag(t.chunk)), (live.requested, live.tag, live.tag));
             }
             for s in &snapshot.segments {
-                for r in s.ranges.iter().filter(|r| r.state != ChunkState::Away) {
+                for r in s.ranges.iter().filter(|r| r.state != ChunkState::Absent) {
                     for at in r.offset.0..r.offset.0 + r.len.0 {
                         assert_eq!(
                             owners.insert((s.id.0, at), i),
@@ -484,7 +487,7 @@ impl StateMachineTest for Real {
                 assert!(heap.remove_segment(SegmentId(spec.id)));
             }
             heap.check();
-            assert_eq!((heap.stats().held, heap.segments().len()), (0, 0));
+            assert_eq!((heap.stats().owned, heap.segments().len()), (0, 0));
         }
     }
 }
@@ -502,7 +505,7 @@ fn compare(segments: &[SegmentMap], pool: &Pool) {
                     What::Free { stamp, .. } => (ChunkState::Free, stamp),
                     What::Allocated { stamp, .. } => (ChunkState::Allocated, stamp),
                     What::InFlight { stamp, .. } => (ChunkState::InFlight, stamp),
-                    What::Away => (ChunkState::Away, 0),
+                    What::Absent => (ChunkState::Absent, 0),
                 };
                 (r.offset, r.len, state, stamp)
             })

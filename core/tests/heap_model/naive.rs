@@ -9,7 +9,7 @@ pub(crate) enum What {
     Free { entered: u64, stamp: u64 },
     Allocated { handle: u32, stamp: u64 },
     InFlight { handle: u32, stamp: u64 },
-    Away,
+    Absent,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +50,7 @@ pub(crate) struct Spot {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Live {
-    pub(crate) asked: u64,
+    pub(crate) requested: u64,
     pub(crate) tag: u32,
 }
 
@@ -84,8 +84,8 @@ fn pick<'a>(spots: impl Iterator<Item = &'a Spot> + Clone, len: u32) -> Option<S
 
 impl Pool {
     pub(crate) fn add(&mut self, spec: Spec) {
-        let away = Range { offset: 0, len: spec.len, what: What::Away };
-        self.segments.entry(spec.id).or_insert((spec, vec![away]));
+        let absent = Range { offset: 0, len: spec.len, what: What::Absent };
+        self.segments.entry(spec.id).or_insert((spec, vec![absent]));
     }
 
     fn now(&mut self) -> u64 {
@@ -181,7 +181,7 @@ impl Pool {
         let alike = |r: &&Range| {
             matches!(
                 (r.what, ranges[at].what),
-                (What::Away, What::Away) | (What::Free { .. }, What::Free { .. })
+                (What::Absent, What::Absent) | (What::Free { .. }, What::Free { .. })
             )
         };
         let before = at.checked_sub(1).and_then(|i| ranges.get(i)).filter(alike).copied();
@@ -204,10 +204,10 @@ impl Pool {
         ranges.splice(first..=last, [whole]);
     }
 
-    pub(crate) fn take(&mut self, ask: Ask, across: bool, handle: u32, asked: u64) -> Option<Spot> {
+    pub(crate) fn take(&mut self, ask: Ask, across: bool, handle: u32, requested: u64) -> Option<Spot> {
         let spot = self.choose(ask, if across { ask.kind.other() } else { ask.kind })?;
         self.replace(spot.segment, spot.at, ask.len, What::Allocated { handle, stamp: spot.stamp });
-        self.live.insert(handle, Live { asked, tag: 0 });
+        self.live.insert(handle, Live { requested, tag: 0 });
         Some(spot)
     }
 
@@ -237,13 +237,13 @@ impl Pool {
     }
 
     pub(crate) fn cut(&mut self, segment: u32, offset: u32, len: u32) {
-        self.replace(segment, offset, len, What::Away);
+        self.replace(segment, offset, len, What::Absent);
     }
 
     /// The front of a range in flight leaves; the handle goes with the last of it.
     pub(crate) fn cut_in_flight(&mut self, handle: u32, len: u32) -> (u32, u32) {
         let (segment, r) = self.place(handle).unwrap();
-        self.replace(segment, r.offset, len, What::Away);
+        self.replace(segment, r.offset, len, What::Absent);
         if r.len == len {
             self.live.remove(&handle);
         }
@@ -257,7 +257,7 @@ impl Pool {
 
     /// Forgets a segment that is all away.
     pub(crate) fn forget(&mut self, segment: u32) {
-        if self.segments.get(&segment).is_some_and(|s| s.1.iter().all(|r| r.what == What::Away)) {
+        if self.segments.get(&segment).is_some_and(|s| s.1.iter().all(|r| r.what == What::Absent)) {
             self.segments.remove(&segment);
         }
     }
@@ -270,7 +270,7 @@ impl Pool {
                 What::Free { .. } => 0,
                 What::Allocated { .. } => 1,
                 What::InFlight { .. } => 2,
-                What::Away => continue,
+                What::Absent => continue,
             };
             sums[i] += u64::from(r.len);
         }

@@ -254,7 +254,7 @@ class TestInterrupts(Test):
 
         signal.signal(signal.SIGINT, handler)
         self.assertGreater(every_interrupt(program, lambda: None), 5)
-        self.assertEqual([words for words in said if "out of memory: asked for" not in words], [])
+        self.assertEqual([words for words in said if "out of memory: requested" not in words], [])
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ impl Use {
             return Err(self.nobody());
         }
         let event = self.on.on(self.handle, |lane| match self.user {
-            User::Known(id) if id != lane.stream.id() && !planted!(DoorElsewhereByHandle) => {
+            User::Known(id) if id != lane.stream.id() && !mutant!(DoorElsewhereByHandle) => {
                 Err(self.nobody())
             }
             _ => Ok(lane.stream.record()?),
@@ -74,7 +74,7 @@ impl Use {
                 self.user = User::Unmarked;
                 Err(self.nobody())
             }
-            Err(_) if planted!(DoorElsewhereLost) => Ok(()),
+            Err(_) if mutant!(DoorElsewhereLost) => Ok(()),
             // A stream that captures, or a driver that fails.
             Err(e) => Err(e),
         }
@@ -237,7 +237,7 @@ impl Door {
         let mut later = LATER.lock();
         let number = later.next;
         later.next += 1;
-        if planted!(DoorLaterLost) {
+        if mutant!(DoorLaterLost) {
             return Ok(());
         }
         later.all.push_back((ptr.addr(), number));
@@ -258,9 +258,9 @@ impl Door {
 
     /// Tries frees again that were put off, so many of them: how many were made.
     #[cold]
-    pub(crate) fn try_again(most: usize) -> usize {
-        let most = most.min(LATER.lock().all.len());
-        (0..most)
+    pub(crate) fn try_again(max: usize) -> usize {
+        let max = max.min(LATER.lock().all.len());
+        (0..max)
             .filter(|_| Door::again(|door, ptr, hold, _| door.behind_elsewhere(ptr, hold).is_ok()))
             .count()
     }

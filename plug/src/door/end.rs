@@ -53,7 +53,7 @@ impl Door {
     /// # Errors
     /// Another call has ended it meanwhile.
     fn ends(&self) -> Result<(), Failure> {
-        if self.closed.swap(true, Ordering::AcqRel) && !planted!(DoorClosedFirst) {
+        if self.closed.swap(true, Ordering::AcqRel) && !mutant!(DoorClosedFirst) {
             return Err(self.destroyed());
         }
         if !self.lasting.load(Ordering::Acquire) {
@@ -75,7 +75,7 @@ impl Door {
             !door.lasting.load(Ordering::Acquire)
                 && !door.owes.load(Ordering::Acquire)
                 && door.pinned.lock().is_empty()
-                && (planted!(DoorBuriedAlive) || !door.gpu.has_segments())
+                && (mutant!(DoorBuriedAlive) || !door.gpu.has_segments())
         })
     }
 
@@ -85,7 +85,7 @@ impl Door {
     /// The driver's. Then it is as open as before, and can be closed later. Another call ended it meanwhile: what that left has been waited for all the same.
     pub(crate) fn close(&self) -> Result<(), Failure> {
         self.opened()?;
-        if planted!(DoorClosedFirst) {
+        if mutant!(DoorClosedFirst) {
             self.closed.store(true, Ordering::Release);
         }
         // What can fail comes first.
@@ -100,7 +100,7 @@ impl Door {
         if self.owes.load(Ordering::Acquire) {
             let _ = self.pay();
             self.rest(Door::wait);
-        } else if !planted!(DoorEventsKept) {
+        } else if !mutant!(DoorEventsKept) {
             self.gpu.trim_events();
         }
         ended
@@ -115,7 +115,7 @@ impl Door {
 
     /// Waits for all that is queued on the device, and ends no capture there but one that the caller has said there is none of (`captures=none`).
     fn wait(&self) -> Result<(), pond::Error> {
-        if self.gpu.driver().expects_captures() && !planted!(DoorEndWaits) {
+        if self.gpu.driver().expects_captures() && !mutant!(DoorEndWaits) {
             self.gpu.synchronize_beside_captures()
         } else {
             self.gpu.synchronize()
@@ -170,7 +170,7 @@ impl Door {
     /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
     /// is left, but for what is done meanwhile.
     fn rest(&self, wait: Wait) {
-        if !self.owes.load(Ordering::Acquire) && !planted!(DoorEventsKept) {
+        if !self.owes.load(Ordering::Acquire) && !mutant!(DoorEventsKept) {
             let _ = wait(self).map(|()| self.gpu.trim_events());
         }
     }
@@ -181,7 +181,7 @@ impl Door {
     /// It was ended before.
     pub(crate) fn release(&self) -> Result<(), Failure> {
         self.opened()?;
-        if planted!(DoorReleaseWaits) {
+        if mutant!(DoorReleaseWaits) {
             let _ = self.gpu.synchronize();
         }
         self.ends()?;
@@ -225,7 +225,7 @@ impl Door {
     /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
     /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
     pub(super) fn settle(waited_for: Option<(u32, Wait)>) {
-        if !OWING.swap(false, Ordering::AcqRel) || planted!(DoorDebtForgotten) {
+        if !OWING.swap(false, Ordering::AcqRel) || mutant!(DoorDebtForgotten) {
             return;
         }
         for door in DOORS.iter() {
@@ -246,14 +246,14 @@ impl Door {
 
     /// Gives idle memory back to the device: how many bytes. Of a destroyed one, which has no other, what it owes.
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
-        if self.has_ended() && planted!(DoorEndedKept) {
+        if self.has_ended() && mutant!(DoorEndedKept) {
             return Ok(0);
         }
         // Its own first, which is counted.
         let own = if self.has_ended() { Some(self.pay()?) } else { None };
         // The driver's frees may have waited for what it owes still: that is a later call's, which counts it, too.
         let owes = own.is_some() && self.owes.swap(false, Ordering::AcqRel);
-        if planted!(DoorTrimWaits) && OWING.load(Ordering::Acquire) {
+        if mutant!(DoorTrimWaits) && OWING.load(Ordering::Acquire) {
             let _ = self.gpu.synchronize();
         }
         Door::settle(None);
@@ -272,7 +272,7 @@ impl Door {
         let wait: Wait = |door| door.gpu.synchronize();
         wait(self)?;
         Door::waited_for(self.device, before);
-        if self.has_ended() && planted!(DoorEndedKept) {
+        if self.has_ended() && mutant!(DoorEndedKept) {
             return Ok(());
         }
         self.forget_unmet();

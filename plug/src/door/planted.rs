@@ -9,13 +9,13 @@ use pond::{Allocation, Trim};
 impl Door {
     /// A use that was refused is none.
     pub(super) fn use_was_refused(&self, of: &Allocation<Cuda>, mut hold: Hold<'_>, tag: Tag, handle: usize) {
-        if planted!(DoorUseFirst) {
+        if mutant!(DoorUseFirst) {
             hold.set_tag(tag.unknown().word());
         }
-        if planted!(DoorRefusedTrims) {
+        if mutant!(DoorRefusedTrims) {
             let _ = self.gpu.trim(Trim::All);
         }
-        if planted!(DoorUseKept) {
+        if mutant!(DoorUseKept) {
             let _ = met::with(self.number, handle, |lane| of.record_use(&lane.stream).ok());
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Of each entry only `action`, `addr`, `size`, `stream` and `time_us` are read; stack frames are passed over without
 //! being kept. `alloc` allocates. `free_requested` frees, since that is when the tensor went: `free_completed`, which
-//! comes after the block's foreign uses, counts only where no request was seen. Segments and all else are passed over.
+//! comes after the block's cross-stream uses, counts only where no request was seen. Segments and all else are passed over.
 //! The trace is a window: a free of an address that was allocated before it is skipped and counted, not an error.
 
 use super::{ImportError, Names, Place, Reason};

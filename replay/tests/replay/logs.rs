@@ -45,7 +45,7 @@ fn assert_clean(o: &Outcome, log: &Log) {
     assert!(o.is_clean(), "{}\n{}\n{:?}", o.verdict, o.lost, o.failure);
     let left = log.info().blocks_at_end;
     assert_eq!(o.calls, log.calls.len() as u64 + left, "what is alive at the end is freed too");
-    assert_eq!(o.accesses_checked, o.calls + o.foreign_uses, "a write or a read for each");
+    assert_eq!(o.accesses_checked, o.calls + o.cross_stream_uses, "a write or a read for each");
     assert_eq!(o.hits + o.misses, log.info().allocations);
     assert!(o.peak_reserved_bytes >= o.peak_requested_bytes);
     assert_eq!(o.verdict, "");
@@ -57,7 +57,7 @@ fn a_recorded_log_replays_clean_over_one_and_four_streams() {
     for streams in [1, 4] {
         let o = on_sim(&log, &dealt(streams, 0.2), Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
-        assert!(o.foreign_uses > 200);
+        assert!(o.cross_stream_uses > 200);
         assert_eq!(o.streams, u64::from(streams.max(2)), "one more for the uses, where there was one");
         let ratio = o.makespan_ratio.unwrap();
         assert!((0.95..1.5).contains(&ratio), "an allocator costs something, not much: {ratio}");
@@ -69,7 +69,7 @@ fn the_logs_own_streams_and_threads_are_the_default() {
     let log = slice("prefetch_multistream", 2000);
     let o = on_sim(&log, &Deal::default(), Sim::new(CAPACITY), Config::default());
     assert_clean(&o, &log);
-    assert_eq!((o.streams, o.threads, o.foreign_uses), (4, 1, 0));
+    assert_eq!((o.streams, o.threads, o.cross_stream_uses), (4, 1, 0));
     assert_eq!(o.report.pools.len(), 4);
 }
 
@@ -156,7 +156,7 @@ fn threads_in_turns_give_what_one_thread_gives() {
         let deal = Deal { threads, ..dealt(4, 0.2) };
         let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
-        (o.hits, o.growths, o.migrations, o.peak_reserved_bytes, o.foreign_uses, o.makespan_ns)
+        (o.hits, o.growths, o.migrations, o.peak_reserved_bytes, o.cross_stream_uses, o.makespan_ns)
     };
     assert_eq!(with(None), with(Some(4)));
 }
@@ -242,7 +242,7 @@ fn sizes_of_nothing_and_of_one_byte() {
     );
     assert!(o.is_clean(), "{}", o.verdict);
     assert_eq!(o.calls, 28);
-    assert_eq!(o.accesses_checked, 2 * (8 + o.foreign_uses), "two passes, four blocks that have bytes");
+    assert_eq!(o.accesses_checked, 2 * (8 + o.cross_stream_uses), "two passes, four blocks that have bytes");
     assert_eq!(o.peak_requested_bytes, 1537);
 }
 
@@ -508,7 +508,7 @@ fn the_calls_before_a_failed_one_are_counted() {
 fn pinned_memory_is_of_no_stream() {
     let text = "alloc b0 1MiB on s0\nalloc-pinned b1 1MiB\ncopy b1 to b0 1KiB on s0\nwrite b1 on s0\nalloc b2 512 on s0\nwait s1 for s0\nwrite b2 on s1\n";
     let o = replay_program(&program(text), Sim::new(GIB), Config::default(), 0).unwrap();
-    assert_eq!(o.foreign_uses, 1, "b2's alone");
+    assert_eq!(o.cross_stream_uses, 1, "b2's alone");
 }
 
 /// What many copies from one block wrote is one word, and is read as one.

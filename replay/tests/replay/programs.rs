@@ -67,7 +67,7 @@ fn before(p: &Program) -> Before {
 }
 
 /// The steps that break the order: a use not after its allocation or not after a conflicting use, an unrecorded
-/// foreign use, a free on a stream not after a use.
+/// cross-stream use, a free on a stream not after a use.
 fn disorder(p: &Program) -> Vec<usize> {
     struct Life {
         home: Option<usize>,

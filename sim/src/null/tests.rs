@@ -19,7 +19,7 @@ fn ranges_never_overlap_and_never_come_back() {
         assert!(seen.iter().all(|&(l, h)| hi <= l || h <= lo), "{lo:#x} was handed out before");
         seen.push((lo, hi));
     }
-    assert_eq!((device.taken(), device.outstanding()), (0, (0, 0)));
+    assert_eq!((device.reserved(), device.outstanding()), (0, (0, 0)));
 }
 
 #[test]
@@ -33,17 +33,17 @@ fn the_capacity_is_kept_to_the_byte() {
     let last = device.allocate(512).unwrap();
     assert!(device.allocate(512).unwrap_err().is_out_of_memory());
     first.release().unwrap();
-    assert_eq!(device.taken(), 512);
+    assert_eq!(device.reserved(), 512);
     drop(last);
-    assert_eq!(device.taken(), 0);
+    assert_eq!(device.reserved(), 0);
     assert_eq!((count(&device, "allocate"), count(&device, "free")), (4, 2));
 }
 
 #[test]
 fn sizes_near_the_integer_limit_are_refused_and_not_wrapped() {
     let device = Null::with_capacity(u64::MAX);
-    let most = u64::MAX - 511;
-    assert!(device.allocate(most).unwrap_err().is_out_of_memory());
+    let max = u64::MAX - 511;
+    assert!(device.allocate(max).unwrap_err().is_out_of_memory());
     for odd in [0, 1, 511, u64::MAX] {
         assert_eq!(device.allocate(odd).unwrap_err().kind, DriverErrorKind::InvalidValue);
     }
@@ -59,7 +59,7 @@ fn a_range_is_freed_whole_and_once() {
     let free = |addr, bytes| unsafe { device.free_raw(addr, bytes) };
     assert!(free(addr, 512).unwrap_err().message.contains("4096 were handed out"));
     assert!(free(Addr(addr.0 + 512), 512).unwrap_err().message.contains("not the first byte"));
-    assert_eq!(device.taken(), 4096);
+    assert_eq!(device.reserved(), 4096);
     free(addr, 4096).unwrap();
     assert!(free(addr, 4096).unwrap_err().message.contains("given back before"));
 }
@@ -79,7 +79,7 @@ fn pinned_memory_is_real_and_zeroed() {
     unsafe { device.copy_d2h(bytes.as_mut_ptr(), Addr(0), 4096, &stream) }.unwrap();
     assert!(bytes[..4096].iter().all(|&b| b == 0), "a copy from the device writes zeros");
     assert!(bytes[4096..].iter().all(|&b| b == 7), "and no byte more");
-    assert_eq!((device.outstanding(), device.taken()), ((0, 1), 0));
+    assert_eq!((device.outstanding(), device.reserved()), ((0, 1), 0));
     drop(pinned);
     assert_eq!(device.outstanding(), (0, 0));
     assert_eq!((count(&device, "pin"), count(&device, "unpin"), count(&device, "copy_d2h")), (1, 1, 1));
@@ -126,7 +126,7 @@ fn a_stream_of_another_device_is_refused() {
 fn clones_are_one_device() {
     let device = Null::default();
     let range = device.clone().allocate(512).unwrap();
-    assert_eq!(device.taken(), 512);
+    assert_eq!(device.reserved(), 512);
     drop((device.clone(), range));
-    assert_eq!((device.taken(), count(&device, "free")), (0, 1));
+    assert_eq!((device.reserved(), count(&device, "free")), (0, 1));
 }

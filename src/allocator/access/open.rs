@@ -3,7 +3,7 @@
 //!
 //! This file does not know what is queued, or by which library.
 
-use super::super::registry::Line;
+use super::super::registry::StreamTimeline;
 use super::super::stream::Stream;
 use super::{Holder, Intent, Touch, Tracked, order_behind};
 use crate::driver::{Driver, QueuedBy};
@@ -28,12 +28,12 @@ impl<'a, D: Driver> Opened<'a, D> {
     /// As [`order_behind`]: nothing is open then.
     pub(crate) fn new(stream: &'a Stream<D>, touch: Touch<'a, D>) -> Result<Opened<'a, D>, Error> {
         order_behind(stream, &[touch], QueuedBy::Guard)?;
-        let (of, line) = (touch.of, stream.line());
+        let (of, timeline) = (touch.of, stream.timeline());
         let operation = match of.holder() {
-            Some(holder) if holder.home().id != line.id => {
-                let mut operation = Some(holder.open_use(line, touch.intent.access()));
+            Some(holder) if holder.home().id != timeline.id => {
+                let mut operation = Some(holder.open_use(timeline, touch.intent.access()));
                 if laws::guard_ends_at_once() {
-                    of.seal(stream, touch.intent, line.stamp(), operation.take());
+                    of.seal(stream, touch.intent, timeline.stamp(), operation.take());
                 }
                 of.shared.store(true, Ordering::Release);
                 of.note_used(stream.driver(), stream.id(), false);
@@ -55,19 +55,19 @@ impl<'a, D: Driver> Opened<'a, D> {
 impl<D: Driver> Drop for Opened<'_, D> {
     /// The operation was queued, or will not be.
     fn drop(&mut self) {
-        let (of, line, intent) = (self.touch.of, self.stream.line(), self.touch.intent);
+        let (of, timeline, intent) = (self.touch.of, self.stream.timeline(), self.touch.intent);
         of.note_guard_ended(self.stream.driver(), self.stream.id(), intent.access());
-        if laws::guard_ends_at_once() && !of.is_home(line) {
+        if laws::guard_ends_at_once() && !of.is_home(timeline) {
             return;
         }
         // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much. None is made while a
         // panic passes through, when another one of the driver's would end the process.
-        let marks = of.lives_on_several(line) && !std::thread::panicking();
+        let marks = of.lives_on_several(timeline) && !std::thread::panicking();
         let marker = marks.then(|| self.stream.record().ok()).flatten();
-        let epoch = marker.map_or_else(|| line.stamp(), |event| event.epoch());
+        let epoch = marker.map_or_else(|| timeline.stamp(), |event| event.epoch());
         of.seal(self.stream, intent, epoch, self.operation.take());
         // Numbered first, then closed. A write to the whole has set the counts back already.
-        if of.is_home(line) {
+        if of.is_home(timeline) {
             match intent {
                 Intent::Read | Intent::ReadWhole => drop(of.home_reading.fetch_sub(1, Ordering::AcqRel)),
                 Intent::Write => drop(of.home_writing.fetch_sub(1, Ordering::AcqRel)),
@@ -89,7 +89,7 @@ impl<D: Driver> Tracked<D> {
 
 impl<D: Driver> Holder<'_, D> {
     /// Another stream's operation is about to be queued.
-    fn open_use(&self, on: &Line<D>, access: Access) -> Operation {
+    fn open_use(&self, on: &StreamTimeline<D>, access: Access) -> Operation {
         self.with_uses(|uses| {
             let (operation, new) = uses.open(on.id, access);
             if new {

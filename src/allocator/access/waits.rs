@@ -3,7 +3,7 @@
 //! This file does not know whose uses they are.
 
 use super::super::events::SharedEvent;
-use super::super::registry::{CONTEXT, Line, Registry};
+use super::super::registry::{CONTEXT, Registry, StreamTimeline};
 use crate::driver::{Driver, DriverResult};
 use crate::error::DriverErrorKind;
 use crate::laws;
@@ -22,7 +22,12 @@ impl<D: Driver> Registry<D> {
     /// because another thread may order the two streams both ways between the making of the one and of the other, and then
     /// neither wait would be made. Nor is such cover transitive: of two markers of one stream the later one may be published
     /// first.
-    pub(super) fn order_after_all(&self, driver: &D, to: &Line<D>, pending: &[Pending]) -> DriverResult<()> {
+    pub(super) fn order_after_all(
+        &self,
+        driver: &D,
+        to: &StreamTimeline<D>,
+        pending: &[Pending],
+    ) -> DriverResult<()> {
         let missing: PendingSet = {
             let clock = to.clock();
             let seen = self.seen();
@@ -35,7 +40,7 @@ impl<D: Driver> Registry<D> {
         }
         let mut markers = SmallVec::<[_; 2]>::new();
         for &p in &missing {
-            if let Some(from) = self.line(p.on)
+            if let Some(from) = self.timeline(p.on)
                 && let Some(marker) = self.marker_or_wait(driver, &from, p)?
             {
                 markers.push((p, marker));
@@ -51,7 +56,7 @@ impl<D: Driver> Registry<D> {
             if !laws::is_left_to_another(i, markers.len(), covers)
                 && !is_ordered(to.id, &to.clock(), &self.seen(), *p)
             {
-                match (self.wait_for(driver, to, p.on, marker), self.line(p.on)) {
+                match (self.wait_for(driver, to, p.on, marker), self.timeline(p.on)) {
                     (Err(e), Some(from)) if self.is_captured(&from, marker, &e) => {
                         self.insert_wait(driver, to, *p, Duration::MAX)?;
                     }
@@ -66,7 +71,7 @@ impl<D: Driver> Registry<D> {
     pub(super) fn marker_or_wait(
         &self,
         driver: &D,
-        from: &Line<D>,
+        from: &StreamTimeline<D>,
         p: Pending,
     ) -> DriverResult<Option<Marker<SharedEvent<D>>>> {
         match self.marker_for(driver, from, p.epoch, Duration::MAX) {

@@ -5,8 +5,8 @@ use crate::trace::Ring;
 use proptest::prelude::*;
 
 fn limits() -> impl Strategy<Value = Limit> {
-    let shares = prop_oneof![Just(0.0), Just(1.0), Just(f64::MIN_POSITIVE), 0.0..=1.0];
-    prop_oneof![Just(Limit::None), any::<u64>().prop_map(Limit::Bytes), shares.prop_map(Limit::Fraction)]
+    let refcounts = prop_oneof![Just(0.0), Just(1.0), Just(f64::MIN_POSITIVE), 0.0..=1.0];
+    prop_oneof![Just(Limit::None), any::<u64>().prop_map(Limit::Bytes), refcounts.prop_map(Limit::Fraction)]
 }
 
 fn growths() -> impl Strategy<Value = Growth> {

@@ -3,7 +3,7 @@
 //! It does not know how a request is served, nor the allocator that it is part of: `host` does.
 
 use crate::allocator::backing::{Backing, kept};
-use crate::allocator::hands::Hands;
+use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
 use crate::allocator::pool::state::{PoolState, Watch, next_pool_number};
 use crate::allocator::registry::Registry;
@@ -23,7 +23,7 @@ pub(crate) struct HostPool<D: Driver> {
     pub(in super::super) number: u32,
     state: Ranked<HostState<D>>,
     /// Room claimed and not yet pinned, segments on their way back to the driver.
-    pub(in super::super) hands: Hands,
+    pub(in super::super) in_transit: InTransit,
 }
 
 /// What its lock protects.
@@ -36,7 +36,7 @@ impl<D: Driver> HostPool<D> {
     pub(crate) fn new(limit: Option<u64>) -> HostPool<D> {
         HostPool {
             number: next_pool_number(),
-            hands: Hands::default(),
+            in_transit: InTransit::default(),
             state: Ranked::new(
                 Rank::Pool,
                 HostState { pool: PoolState::new(), backing: Backing::new(limit) },
@@ -90,9 +90,9 @@ impl<D: Driver> HostPool<D> {
     pub(crate) fn check(&self) {
         let state = self.lock();
         state.pool.heap.check();
-        let (held, taken) = (state.pool.heap.stats().held, state.backing.taken);
+        let (owned, taken) = (state.pool.heap.stats().owned, state.backing.reserved);
         // What is claimed and not yet pinned, or on its way back, is counted as taken.
-        assert!(held <= taken, "H5: {held} pinned bytes held, {taken} taken");
+        assert!(owned <= taken, "H5: {owned} pinned bytes held, {taken} taken");
     }
 
     pub(in super::super) fn id_of(&self, chunk: ChunkId, generation: u32) -> AllocationId {
@@ -106,7 +106,7 @@ impl<D: Driver> HostPool<D> {
         let state = self.lock();
         let report = PoolReport {
             name: Some("pinned host memory".into()),
-            reserved_peak: state.backing.taken_peak,
+            reserved_peak: state.backing.reserved_peak,
             ..state.pool.report(largest_free, held_back)
         };
         (report.counters.allocations > 0).then_some(report)

@@ -4,7 +4,7 @@
 //! have to be looked for are looked for in pieces, with the lock let go in between: no hold of it is longer with more ranges.
 
 use super::super::Live;
-use super::super::facts::ByName;
+use super::super::oom_facts::ByName;
 use super::pieces::{Pieces, in_flight_held_back, in_pieces, longest_free, oldest_in_flight, piece};
 use super::{Pool, PoolState};
 use crate::driver::{Driver, StreamKind};
@@ -54,7 +54,7 @@ impl PoolState {
     }
 
     pub(crate) fn note_held(&mut self) {
-        self.held_peak = self.held_peak.max(self.heap.stats().held);
+        self.owned_peak = self.owned_peak.max(self.heap.stats().owned);
     }
 
     /// The most that was ever live here: exact.
@@ -71,16 +71,16 @@ impl PoolState {
     pub(crate) fn reset_peaks(&mut self) {
         self.former_peak = 0;
         self.heap.reset_peak();
-        self.held_peak = self.heap.stats().held;
+        self.owned_peak = self.heap.stats().owned;
     }
 
     /// What is kept, for a report, beside what had to be looked for.
     pub(crate) fn report(&self, largest_free: u64, held_back: u64) -> PoolReport {
         let stats = self.heap.stats();
         PoolReport {
-            reserved: stats.held,
+            reserved: stats.owned,
             allocated: stats.allocated,
-            requested: stats.asked,
+            requested: stats.requested,
             cached: stats.free,
             in_flight: stats.in_flight,
             // Beside other threads these two are of a moment before: never more than there is by now.
@@ -102,7 +102,7 @@ impl PoolState {
             id: AllocationId { pool, chunk: chunk.index(), generation },
             name: self.name(chunk).cloned(),
             addr: view.addr,
-            bytes: view.asked,
+            bytes: view.requested,
             stream,
         }));
     }
@@ -143,11 +143,11 @@ impl<D: Driver> Pool<D> {
 
     /// Free ranges that nobody can tell the end of the last use of, by the segment that they lie in, in bytes.
     pub(in super::super) fn for_free_held_back(&self, mut of: impl FnMut(SegmentId, u64)) {
-        let unmarked = self.line.is_unmanaged() || self.line.is_closed_without(Epoch(u64::MAX)).1;
-        if !unmarked || !self.line.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures()) {
+        let unmarked = self.timeline.is_named_only() || self.timeline.is_closed_without(Epoch(u64::MAX)).1;
+        if !unmarked || !self.timeline.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures()) {
             return;
         }
-        let covered = self.line.covered();
+        let covered = self.timeline.covered();
         in_pieces(self, 0, |heap, _, from| {
             let (end, free) = heap.free_from(from, piece() as u32)?;
             free.filter(|range| range.stamp > covered).for_each(|range| of(range.segment, range.len.bytes()));
@@ -162,10 +162,10 @@ impl<D: Driver> Pool<D> {
         let mut state = self.lock();
         self.tighten_longest(&mut state);
         let report = PoolReport {
-            stream: Some(self.line.info.id),
-            name: default_name(self.line.info.kind),
+            stream: Some(self.timeline.info.id),
+            name: default_name(self.timeline.info.kind),
             closed: state.closed,
-            reserved_peak: state.held_peak,
+            reserved_peak: state.owned_peak,
             oldest_in_flight,
             ..state.report(largest_free, held_back)
         };

@@ -53,18 +53,19 @@ pub(in crate::allocator) fn in_flight_held_back<D: Driver>(
     registry: &Registry<D>,
     expects_captures: bool,
 ) -> u64 {
-    let is_held =
-        |p: &Pending| registry.line(p.on).is_some_and(|line| line.is_held_back(p.epoch, expects_captures));
-    let mut held = 0;
+    let is_held = |p: &Pending| {
+        registry.timeline(p.on).is_some_and(|timeline| timeline.is_held_back(p.epoch, expects_captures))
+    };
+    let mut owned = 0;
     in_pieces(of, None, |_, in_flight, from| {
         let mut last = None;
         for (place, entry) in in_flight.behind(from).take(piece()) {
-            held += if entry.uses.iter().any(is_held) { entry.len.bytes() } else { 0 };
+            owned += if entry.uses.iter().any(is_held) { entry.len.bytes() } else { 0 };
             last = Some(Some(place));
         }
         last
     });
-    held
+    owned
 }
 
 /// How many markers the oldest use that a range in flight waits on is behind.
@@ -73,7 +74,8 @@ pub(super) fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<
     in_pieces(of, None, |_, in_flight, from| {
         let mut last = None;
         for p in in_flight.oldest_behind(from).take(piece()) {
-            let behind = registry.line(p.on).map(|line| (line.marked().0 + 1).saturating_sub(p.epoch.0));
+            let behind =
+                registry.timeline(p.on).map(|timeline| (timeline.marked().0 + 1).saturating_sub(p.epoch.0));
             oldest = oldest.max(behind);
             last = Some(Some(p.on));
         }

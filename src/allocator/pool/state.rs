@@ -31,29 +31,29 @@ pub(crate) type Guest = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync
 
 /// References to a pool in its own state. Dropping it loses them: [`Pool::leave`](super::Pool::leave) is what ends them.
 #[derive(Default)]
-pub(crate) struct Shares(pub(in super::super) u32);
+pub(crate) struct Refcounts(pub(in super::super) u32);
 
 /// What the pool's lock protects.
 pub(crate) struct PoolState {
     pub(crate) heap: Heap,
     pub(crate) watch: Watch,
     /// References for the handles to come.
-    pub(crate) shares: Shares,
+    pub(crate) refcounts: Refcounts,
     /// What [`Pool::longest_hint`](super::Pool::longest_hint) says.
     pub(super) longest: [u32; 2],
-    /// At least the longest range in flight, in granules, for the index of all pools (F3 in `lenders`).
+    /// At least the longest range in flight, in granules, for the index of all pools (F3 in `sources`).
     pub(super) longest_in_flight: u32,
-    /// By kind: it may stand aside ([`lenders`](super::super::lenders)); and looks in vain, since something entered it, that did not show
+    /// By kind: it may stand aside ([`sources`](super::super::sources)); and looks in vain, since something entered it, that did not show
     /// all that was asked for.
     pub(super) aside: [bool; 2],
     pub(super) in_vain: [u32; 2],
     /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
     pub(in super::super) sizes: [u64; 33],
-    /// What only a miss or a free with foreign uses counts; [`PoolState::counters`] has all.
+    /// What only a miss or a free with cross-stream uses counts; [`PoolState::counters`] has all.
     pub(crate) counters: Counters,
     /// Allocations served by misses.
     pub(super) missed: u64,
-    pub(super) held_peak: u64,
+    pub(super) owned_peak: u64,
     /// The most that was live before this stretch (`peaks`).
     pub(super) former_peak: u64,
     pub(crate) in_flight: InFlight,
@@ -76,7 +76,7 @@ impl Watch {
     pub(crate) const LEAVING: Watch = Watch(1);
     /// The allocator and all its streams are gone: the last free here ends the pool.
     pub(crate) const ORPHAN: Watch = Watch(2);
-    /// Another pool came asking for memory: frees here raise the due flag, so that it can be lent early.
+    /// Another pool came asking for memory: frees here raise the due flag, so that it can be migrated early.
     pub(crate) const ASKED: Watch = Watch(4);
     /// Some allocation has a name.
     pub(super) const NAMED: Watch = Watch(8);
@@ -115,7 +115,7 @@ impl UseSlab {
             t
         } else {
             self.slots.push(Uses::default());
-            u32::try_from(self.slots.len()).expect("2^32 allocations with foreign uses")
+            u32::try_from(self.slots.len()).expect("2^32 allocations with cross-stream uses")
         };
         (tag, &mut self.slots[tag as usize - 1])
     }
@@ -146,7 +146,7 @@ impl PoolState {
         PoolState {
             heap: Heap::new(),
             watch: Watch(0),
-            shares: Shares::default(),
+            refcounts: Refcounts::default(),
             longest: [0; 2],
             longest_in_flight: 0,
             aside: [false; 2],
@@ -154,7 +154,7 @@ impl PoolState {
             sizes: [0; 33],
             counters: Counters::default(),
             missed: 0,
-            held_peak: 0,
+            owned_peak: 0,
             former_peak: 0,
             in_flight: InFlight::new(),
             left_in_flight: 0,
@@ -202,27 +202,28 @@ impl PoolState {
     }
 
     /// A hit at an aligned address, or of exact fits only: what is rare.
-    pub(crate) fn hit_rare(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
-        let taken = if exact { self.heap.take_exact(want, asked) } else { self.heap.take(want, asked) };
+    pub(crate) fn hit_rare(&mut self, want: &Want, requested: u64, exact: bool) -> Option<Taken> {
+        let taken =
+            if exact { self.heap.take_exact(want, requested) } else { self.heap.take(want, requested) };
         let taken = taken?;
         self.count_size(want.len);
         Some(taken)
     }
 
     /// Takes a chunk for a miss that looks again or has brought something, and counts the miss.
-    pub(crate) fn take(&mut self, want: &Want, asked: u64, exact: bool) -> Option<Taken> {
-        let taken = self.hit_rare(want, asked, exact)?;
+    pub(crate) fn take(&mut self, want: &Want, requested: u64, exact: bool) -> Option<Taken> {
+        let taken = self.hit_rare(want, requested, exact)?;
         self.missed += 1;
         Some(taken)
     }
 
     /// Takes a chunk for a miss that has brought this free one, or found it: it serves, of whichever kind it is, and however many near
     /// misses an aligned request comes by before it.
-    pub(crate) fn take_brought(&mut self, want: &Want, asked: u64, brought: ChunkId) -> Option<Taken> {
-        if let Some(taken) = self.take(want, asked, false) {
+    pub(crate) fn take_brought(&mut self, want: &Want, requested: u64, brought: ChunkId) -> Option<Taken> {
+        if let Some(taken) = self.take(want, requested, false) {
             return Some(taken);
         }
-        let taken = self.heap.take_of(brought, want, asked)?;
+        let taken = self.heap.take_of(brought, want, requested)?;
         self.count_size(want.len);
         self.missed += 1;
         Some(taken)
@@ -249,8 +250,8 @@ impl PoolState {
     }
 
     /// The other kind's space: only before the pool would grow.
-    pub(crate) fn take_across(&mut self, want: &Want, asked: u64) -> Option<Taken> {
-        let taken = self.heap.take_across(want, asked)?;
+    pub(crate) fn take_across(&mut self, want: &Want, requested: u64) -> Option<Taken> {
+        let taken = self.heap.take_across(want, requested)?;
         self.count_size(want.len);
         self.missed += 1;
         Some(taken)

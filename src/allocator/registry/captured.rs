@@ -8,7 +8,7 @@
 //! It does not know who captured.
 
 use super::super::events::SharedEvent;
-use super::{Line, Registry};
+use super::{Registry, StreamTimeline};
 use crate::driver::{Driver, DriverResult};
 use crate::error::DriverError;
 use crate::laws;
@@ -23,17 +23,17 @@ impl<D: Driver> Registry<D> {
     /// Whether this answer says that a capture took a published marker's event. Then the marker is on its timeline no more.
     pub(crate) fn is_captured(
         &self,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
         marker: &Marker<SharedEvent<D>>,
         answer: &DriverError,
     ) -> bool {
         if !laws::takes_out_captured(answer.is_of_captured_event()) {
             return false;
         }
-        if let Some(gone) = line.take_out(marker.number) {
+        if let Some(gone) = timeline.take_out(marker.number) {
             self.forget([gone]);
-            if let Some(line) = self.line(line.id).filter(|line| !line.is_closed()) {
-                self.raise_errand(&line);
+            if let Some(timeline) = self.timeline(timeline.id).filter(|timeline| !timeline.is_closed()) {
+                self.request_maintenance(&timeline);
             }
         }
         true
@@ -46,21 +46,21 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn with_marker<R>(
         &self,
         driver: &D,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
         epoch: Epoch,
         limit: Duration,
         mut then: impl FnMut(&Marker<SharedEvent<D>>) -> DriverResult<R>,
     ) -> DriverResult<Option<R>> {
         let (mut taken, mut left) = (None, AGAIN);
         loop {
-            let marker = match self.marker_for(driver, line, epoch, limit) {
+            let marker = match self.marker_for(driver, timeline, epoch, limit) {
                 // That nobody can mark the stream here is no more to be told than why its marker is gone.
                 Err(e) if !e.is_context_lost() => return Err(taken.unwrap_or(e)),
                 marker => marker?,
             };
             let Some(marker) = marker else { return Ok(None) };
             match then(&marker) {
-                Err(e) if self.is_captured(line, &marker, &e) && left > 0 => {
+                Err(e) if self.is_captured(timeline, &marker, &e) && left > 0 => {
                     left -= 1;
                     taken = Some(e);
                 }

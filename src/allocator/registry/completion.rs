@@ -15,7 +15,7 @@
 //! It does not know pools or bytes.
 
 use super::super::events::{LEAST, SharedEvent};
-use super::{CLOSING, CONTEXT, Line, Registry};
+use super::{CLOSING, CONTEXT, Registry, StreamTimeline};
 use crate::driver::{Driver, DriverResult};
 use crate::laws::{self, cost};
 use crate::order::{Clock, Marker, Pending, TimelineId};
@@ -118,7 +118,7 @@ impl<D: Driver> Registry<D> {
 
     /// How many timelines are in the table.
     #[cfg(feature = "cuda")]
-    pub(super) fn timelines(&self) -> u64 {
+    pub(super) fn timeline_count(&self) -> u64 {
         self.outstanding.timelines.load(Ordering::Relaxed)
     }
     /// So many timelines are in the table from here on.
@@ -127,57 +127,57 @@ impl<D: Driver> Registry<D> {
     }
 
     /// The last step of O8.
-    pub(super) fn publish(&self, line: &Line<D>, marker: Marker<SharedEvent<D>>) {
+    pub(super) fn publish(&self, timeline: &StreamTimeline<D>, marker: Marker<SharedEvent<D>>) {
         // Counted before anybody can retire it.
         let now = self.outstanding.markers.fetch_add(1, Ordering::Relaxed) + 1;
         self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
         let number = marker.number;
-        line.publish(marker);
-        line.listeners.tell();
+        timeline.publish(marker);
+        timeline.listeners.tell();
         // A wait for the device that began behind the reservation has proved the number, and the timeline may have left the table since: whoever
         // retires what is complete was there before.
-        if line.seen() >= number {
-            self.retire_markers(line);
+        if timeline.seen() >= number {
+            self.retire_markers(timeline);
         }
     }
 
     /// Whoever is ordered behind all of this is complete, and so is this.
     pub(crate) fn learn(&self, clock: &Clock) {
-        let raised: SmallVec<[Arc<Line<D>>; 4]> = {
+        let raised: SmallVec<[Arc<StreamTimeline<D>>; 4]> = {
             let table = self.table.lock();
             let raised = clock.iter().filter_map(|(on, epoch)| {
-                let line = table.by_id.get(&on).filter(|line| line.seen() < epoch)?;
-                line.complete_to(epoch);
-                Some(Arc::clone(line))
+                let timeline = table.by_id.get(&on).filter(|timeline| timeline.seen() < epoch)?;
+                timeline.complete_to(epoch);
+                Some(Arc::clone(timeline))
             });
             raised.collect()
         };
-        for line in raised {
-            self.retire_markers(&line);
+        for timeline in raised {
+            self.retire_markers(&timeline);
         }
     }
 
     /// A marker was seen complete by a call made after it was recorded: so is all that it covers, its copy included.
-    pub(crate) fn marker_complete(&self, line: &Line<D>, marker: &Marker<SharedEvent<D>>) {
-        line.complete_to(marker.number);
+    pub(crate) fn marker_complete(&self, timeline: &StreamTimeline<D>, marker: &Marker<SharedEvent<D>>) {
+        timeline.complete_to(marker.number);
         self.learn(&marker.copy);
         if laws::completion_proves_now() {
-            self.learn(&line.clock());
+            self.learn(&timeline.clock());
         }
-        self.proved(line, marker.number);
+        self.complete_through(timeline, marker.number);
     }
 
-    /// The call made after [`Line::promise`] returned: everything up to the number is complete.
-    pub(crate) fn proved(&self, line: &Line<D>, epoch: Epoch) {
-        line.complete_to(epoch);
-        self.retire_markers(line);
+    /// The call made after [`StreamTimeline::reserve_epoch`] returned: everything up to the number is complete.
+    pub(crate) fn complete_through(&self, timeline: &StreamTimeline<D>, epoch: Epoch) {
+        timeline.complete_to(epoch);
+        self.retire_markers(timeline);
     }
 
     /// Markers that are complete leave their timeline. Their events return to the pool with the last holder.
-    fn retire_markers(&self, line: &Line<D>) {
+    fn retire_markers(&self, timeline: &StreamTimeline<D>) {
         let done: SmallVec<[Marker<SharedEvent<D>>; 8]> = {
-            let mut state = line.state.lock();
-            state.timeline.retire(line.seen()).collect()
+            let mut state = timeline.state.lock();
+            state.markers.retire(timeline.seen()).collect()
         };
         self.forget(done);
     }
@@ -214,12 +214,12 @@ impl<D: Driver> Registry<D> {
 
     /// So many markers were retired, or what counts as much, and `left` are there.
     fn pay_for_events(&self, markers: u64, left: u64) {
-        let most = self.events.most();
+        let max = self.events.max();
         let retired = self.outstanding.retired.fetch_add(markers, Ordering::Relaxed) + markers;
-        if retired >= EVENTS_PAID.saturating_mul(most as u64) {
+        if retired >= EVENTS_PAID.saturating_mul(max as u64) {
             self.fit_events(left);
         } else {
-            self.events.keep_at_most(most);
+            self.events.keep_at_most(max);
         }
     }
 
@@ -229,12 +229,12 @@ impl<D: Driver> Registry<D> {
         let out = &self.outstanding;
         out.retired.store(0, Ordering::Relaxed);
         let peak = out.peak.swap(left, Ordering::Relaxed);
-        let before = self.events.most();
+        let before = self.events.max();
         let wanted = usize::try_from(peak.next_power_of_two()).unwrap_or(usize::MAX);
         self.events.keep_at_most((before - before / 4).max(wanted));
     }
 
-    /// Queries the published markers of a line: the newest one that is complete, by bisection. A done event is the dear
+    /// Queries the published markers of a timeline: the newest one that is complete, by bisection. A done event is the dear
     /// one to query (DESIGN.md, what the driver costs), so none is asked twice.
     ///
     /// Returns whether that brought anything; `None` if there was nothing to ask about. An event that cannot be asked
@@ -243,21 +243,25 @@ impl<D: Driver> Registry<D> {
     ///
     /// # Errors
     /// The driver's, if it brought nothing; never to be read as complete.
-    pub(crate) fn fold(&self, driver: &D, line: &Line<D>) -> DriverResult<Option<bool>> {
+    pub(crate) fn poll_completed(
+        &self,
+        driver: &D,
+        timeline: &StreamTimeline<D>,
+    ) -> DriverResult<Option<bool>> {
         let (mut done, mut open) = (None::<Marker<SharedEvent<D>>>, None);
         let mut failed = None;
-        let mut behind = line.state.lock().behind;
+        let mut behind = timeline.state.lock().behind;
         loop {
-            let known = done.as_ref().map_or_else(|| line.seen(), |m| m.number);
+            let known = done.as_ref().map_or_else(|| timeline.seen(), |m| m.number);
             // Once the oldest was complete, the newest is next.
             let oldest_first = behind && done.is_none() && open.is_none();
-            let probe = line.state.lock().timeline.probe(known, open, oldest_first).cloned();
+            let probe = timeline.state.lock().markers.probe(known, open, oldest_first).cloned();
             let Some(probe) = probe else { break };
             match self.is_done(driver, &probe) {
                 Ok(true) => done = Some(probe),
                 Ok(false) => open = Some(probe.number),
                 // It has gone, and says nothing of the others.
-                Err(e) if self.is_captured(line, &probe, &e) => {}
+                Err(e) if self.is_captured(timeline, &probe, &e) => {}
                 Err(e) => {
                     let again = failed.is_some() || e.is_context_lost();
                     failed = Some(e);
@@ -273,17 +277,17 @@ impl<D: Driver> Registry<D> {
             }
         }
         if done.is_some() || open.is_some() || failed.is_some() {
-            line.state.lock().behind = open.is_some() && failed.is_none();
+            timeline.state.lock().behind = open.is_some() && failed.is_none();
         }
         let Some(mut newest) = done else {
             return failed.map_or_else(|| Ok(open.map(|_| false)), Err);
         };
         if laws::completes_next()
-            && let Some(next) = line.state.lock().timeline.above(newest.number).next()
+            && let Some(next) = timeline.state.lock().markers.above(newest.number).next()
         {
             newest = next.clone();
         }
-        self.marker_complete(line, &newest);
+        self.marker_complete(timeline, &newest);
         Ok(Some(true))
     }
 
@@ -319,8 +323,8 @@ impl<D: Driver> Registry<D> {
             let from = self.outstanding.turn.fetch_add(QUESTIONS as u32, Ordering::Relaxed) as usize;
             let from = if waiting.len() > QUESTIONS { from % waiting.len() } else { 0 };
             waiting.rotate_left(from);
-            for line in self.lines_with_news(&waiting) {
-                match self.fold(driver, &line) {
+            for timeline in self.timelines_with_news(&waiting) {
+                match self.poll_completed(driver, &timeline) {
                     Ok(news) => questions -= usize::from(news == Some(false)),
                     Err(e) if e.is_of_one_stream() => {
                         questions -= 1;
@@ -337,18 +341,18 @@ impl<D: Driver> Registry<D> {
 
     /// Timelines of these that there is something to ask about. Ranges may wait for thousands that have no marker yet: they cost a look
     /// at two numbers each, and all together one lock.
-    fn lines_with_news(&self, waiting: &[Pending]) -> Vec<Arc<Line<D>>> {
+    fn timelines_with_news(&self, waiting: &[Pending]) -> Vec<Arc<StreamTimeline<D>>> {
         let seen = self.seen();
-        let lines = waiting.iter().filter_map(|p| seen.line(p.on));
-        lines.filter(|line| line.may_have_news()).cloned().collect()
+        let timelines = waiting.iter().filter_map(|p| seen.timeline(p.on));
+        timelines.filter(|timeline| timeline.may_have_news()).cloned().collect()
     }
 
     /// A marker fell due because ranges wait for this timeline: learns what is complete of it, so that frees find ranges to
     /// drain though nobody misses.
-    pub(crate) fn learn_of(&self, driver: &D, line: &Line<D>) {
+    pub(crate) fn learn_of(&self, driver: &D, timeline: &StreamTimeline<D>) {
         if self.asks() {
             // Whoever needs the stream meets the error.
-            let _ = self.fold(driver, line);
+            let _ = self.poll_completed(driver, timeline);
         }
     }
 
@@ -357,13 +361,14 @@ impl<D: Driver> Registry<D> {
     /// # Errors
     /// The driver's; never to be read as complete.
     pub(crate) fn ask(&self, driver: &D, pending: Pending) -> DriverResult<bool> {
-        let Some(line) = self.line(pending.on).filter(|line| line.seen() < pending.epoch) else {
+        let Some(timeline) = self.timeline(pending.on).filter(|timeline| timeline.seen() < pending.epoch)
+        else {
             return Ok(true);
         };
-        let asked = self.with_marker(driver, &line, pending.epoch, CLOSING, |marker| {
+        let asked = self.with_marker(driver, &timeline, pending.epoch, CLOSING, |marker| {
             let done = self.is_done(driver, marker)?;
             if done {
-                self.marker_complete(&line, marker);
+                self.marker_complete(&timeline, marker);
             }
             Ok(done)
         });
@@ -381,10 +386,10 @@ impl<D: Driver> Registry<D> {
         let named: Vec<Pending> = clock.iter().map(|(on, epoch)| Pending { on, epoch }).collect();
         let is_over = |p: Pending| {
             // Whoever needs the stream meets the error.
-            self.line(p.on).is_none_or(|line| {
-                line.seen() >= p.epoch
-                    || (self.fold(driver, &line).is_ok_and(|news| news == Some(true))
-                        && line.seen() >= p.epoch)
+            self.timeline(p.on).is_none_or(|timeline| {
+                timeline.seen() >= p.epoch
+                    || (self.poll_completed(driver, &timeline).is_ok_and(|news| news == Some(true))
+                        && timeline.seen() >= p.epoch)
             })
         };
         let over = named.partition_point(|&p| is_over(p));
@@ -401,19 +406,20 @@ impl<D: Driver> Registry<D> {
     /// Asks about the end of closed streams, one after the other and each call where the last one stopped, until
     /// [`QUESTIONS`] had no news: streams that take long hide none of the others.
     pub(crate) fn ask_closed(&self, driver: &D) {
-        let mut closed = self.lines();
-        closed.retain(|line| line.is_closed());
+        let mut closed = self.timelines();
+        closed.retain(|timeline| timeline.is_closed());
         let last = self.outstanding.asked.load(Ordering::Relaxed);
-        let from = closed.partition_point(|line| line.id.0 <= last);
+        let from = closed.partition_point(|timeline| timeline.id.0 <= last);
         closed.rotate_left(from);
         let mut questions = QUESTIONS;
-        for line in closed {
+        for timeline in closed {
             if questions == 0 {
                 break;
             }
-            self.outstanding.asked.store(line.id.0, Ordering::Relaxed);
-            // An error is no completion (O4); whoever needs the line meets it.
-            questions -= usize::from(!matches!(self.fold(driver, &line), Ok(Some(true) | None)));
+            self.outstanding.asked.store(timeline.id.0, Ordering::Relaxed);
+            // An error is no completion (O4); whoever needs the timeline meets it.
+            questions -=
+                usize::from(!matches!(self.poll_completed(driver, &timeline), Ok(Some(true) | None)));
         }
     }
 
@@ -431,23 +437,23 @@ impl<D: Driver> Registry<D> {
         }
         // A driver call that panics ends the look, and not all to come.
         let mut look = Look { out, next: at };
-        let lines: Vec<Arc<Line<D>>> = self.table.lock().by_id.values().cloned().collect();
-        for line in &lines {
-            self.retire_markers(line);
+        let timelines: Vec<Arc<StreamTimeline<D>>> = self.table.lock().by_id.values().cloned().collect();
+        for timeline in &timelines {
+            self.retire_markers(timeline);
             if self.asks() {
                 // Whoever needs the stream meets the error.
-                let _ = self.fold(driver, line);
+                let _ = self.poll_completed(driver, timeline);
             } else {
-                let thinned = line.state.lock().timeline.thin(DENSE);
+                let thinned = timeline.state.lock().markers.thin(DENSE);
                 self.forget(thinned);
             }
         }
-        let timelines = lines.len() as u64;
-        drop(lines);
+        let count = timelines.len() as u64;
+        drop(timelines);
         self.retire();
         let left = out.markers.load(Ordering::Relaxed);
         self.fit_events(left);
-        look.next = (2 * left).max(timelines).max(LEAST as u64);
+        look.next = (2 * left).max(count).max(LEAST as u64);
     }
 
     /// Gives the events back that nobody refers to.
@@ -471,7 +477,7 @@ impl<D: Driver> Registry<D> {
         }
         let patience = patience.unwrap_or(PATIENCE).min(PATIENCE);
         let waitable = self.waitable(driver);
-        let mut ended: Vec<_> = self.lines().into_iter().filter(|l| l.is_closed()).collect();
+        let mut ended: Vec<_> = self.timelines().into_iter().filter(|l| l.is_closed()).collect();
         ended.truncate(ended.len().saturating_sub(UNFINISHED));
         let mut ended: Vec<Pending> =
             ended.into_iter().map(|l| Pending { on: l.id, epoch: l.marked() }).collect();
@@ -495,9 +501,9 @@ impl<D: Driver> Registry<D> {
         out.finish_at.store(2 * (UNFINISHED as u64).max(late), Ordering::Relaxed);
     }
 
-    /// Takes lines out of the table that are closed and complete: nothing can ever wait for them again.
+    /// Takes timelines out of the table that are closed and complete: nothing can ever wait for them again.
     pub(crate) fn retire(&self) {
-        let over: Vec<Arc<Line<D>>> = {
+        let over: Vec<Arc<StreamTimeline<D>>> = {
             let mut table = self.table.lock();
             let dead: Vec<TimelineId> = table
                 .by_id
@@ -517,27 +523,27 @@ impl<D: Driver> Registry<D> {
             self.outstanding.closed.fetch_sub(dead.len() as u64, Ordering::Relaxed);
             let mut over = Vec::new();
             for id in dead {
-                let Some(line) = table.by_id.remove(&id) else { continue };
-                if laws::leaves_with(table.by_stream.get(&line.info.id).is_some_and(|l| l.id == id)) {
-                    table.by_stream.remove(&line.info.id);
+                let Some(timeline) = table.by_id.remove(&id) else { continue };
+                if laws::leaves_with(table.by_stream.get(&timeline.info.id).is_some_and(|l| l.id == id)) {
+                    table.by_stream.remove(&timeline.info.id);
                 }
-                over.push(line);
+                over.push(timeline);
             }
             self.count_timelines(table.by_id.len());
             over
         };
-        for line in &over {
-            self.retire_markers(line);
-            self.set_independent(line, false);
+        for timeline in &over {
+            self.retire_markers(timeline);
+            self.set_independent(timeline, false);
         }
         drop(over);
-        // The last reference to a line, and with it to its events, is not dropped under the table's lock.
-        let lines = self.lines();
+        // The last reference to a timeline, and with it to its events, is not dropped under the table's lock.
+        let timelines = self.timelines();
         let seen = self.seen();
-        for line in &lines {
-            line.forget_names(&seen);
+        for timeline in &timelines {
+            timeline.forget_names(&seen);
         }
         drop(seen);
-        drop(lines);
+        drop(timelines);
     }
 }

@@ -3,7 +3,7 @@
 //! Whoever closes it stands still in the driver's record of that marker, for as long as the test likes. The other thread reads a clock of
 //! the test's, which goes on by a tenth of the bound with each reading: nothing is measured, and a wait without a bound is seen.
 
-use super::{CLOSING, Line};
+use super::{CLOSING, StreamTimeline};
 use crate::allocator::{Allocator, Config, Growth, Limit, Stream};
 use crate::error::DriverErrorKind;
 use crate::order::{Pending, TimelineId};
@@ -30,7 +30,7 @@ struct Ending {
     gpu: Allocator<Sim>,
     other: Stream<Sim>,
     ends: Stream<Sim>,
-    line: Arc<Line<Sim>>,
+    timeline: Arc<StreamTimeline<Sim>>,
     freed: Pending,
 }
 
@@ -43,10 +43,10 @@ impl Ending {
         let block = gpu.alloc(4 * MIB, &ends).unwrap();
         let kernel = Launch::new("kernel").writes(block.address(), block.len()).tag(block.id().unwrap());
         sim.launch(ends.native(), kernel).unwrap();
-        let line = Arc::clone(ends.line());
+        let timeline = Arc::clone(ends.timeline());
         drop(block);
-        let freed = Pending { on: line.id, epoch: line.stamp() };
-        Ending { sim, gpu, other, ends, line, freed }
+        let freed = Pending { on: timeline.id, epoch: timeline.stamp() };
+        Ending { sim, gpu, other, ends, timeline, freed }
     }
 
     /// Drops the stream, which closes it. On the way into the driver, behind which its last marker is published, the closer stands still, and `then`
@@ -56,10 +56,10 @@ impl Ending {
         clock: impl FnOnce(Sender<()>) -> C + Send + 'static,
         then: impl FnOnce() -> R + Send + 'static,
     ) -> R {
-        let Ending { sim, gpu, other, ends: stream, line, .. } = self;
+        let Ending { sim, gpu, other, ends: stream, timeline, .. } = self;
         let ((go, goes_on), (ends, ended)) = (channel(), channel());
         sim.meanwhile(Call::EventRecord, 1, move || {
-            assert!(line.state.lock().closing, "another stream's marker");
+            assert!(timeline.state.lock().closing, "another stream's marker");
             let beside = std::thread::spawn(move || clock::with(clock(go), then));
             // Who is over hangs up.
             let _ = goes_on.recv();
@@ -108,7 +108,8 @@ fn held(gpu: &Allocator<Sim>) -> (Vec<PoolReport>, u64, Clocks) {
     for pool in &mut report.pools {
         pool.counters.misses = 0;
     }
-    let clocks = gpu.core().registry.lines().iter().map(|line| line.clock().iter().collect()).collect();
+    let clocks =
+        gpu.core().registry.timelines().iter().map(|timeline| timeline.clock().iter().collect()).collect();
     (report.pools, report.moving, clocks)
 }
 
@@ -118,7 +119,7 @@ fn who_needs_the_last_marker_of_a_stream_waits_for_it_no_longer_than_the_bound()
     let (sim, gpu, to, freed) = (ending.sim.clone(), ending.gpu.clone(), ending.other.clone(), ending.freed);
     let (clock, read) = ticking();
     let refused = ending.close_beside(clock, move || {
-        gpu.core().registry.order_after(&sim, to.line(), freed, CLOSING).unwrap_err()
+        gpu.core().registry.order_after(&sim, to.timeline(), freed, CLOSING).unwrap_err()
     });
     assert_eq!(refused.kind, DriverErrorKind::InvalidHandle);
     assert!(refused.is_of_one_stream() && refused.to_string().contains("ends"), "{refused}");
@@ -155,7 +156,7 @@ fn a_request_beside_a_stream_that_is_closed_in_time_is_served() {
     let mut waited = 0;
     for nth in 1..=READINGS {
         let ending = Ending::new();
-        let (line, gpu, to) = (Arc::clone(&ending.line), ending.gpu.clone(), ending.other.clone());
+        let (timeline, gpu, to) = (Arc::clone(&ending.timeline), ending.gpu.clone(), ending.other.clone());
         let read = Arc::new(AtomicU32::new(0));
         let count = Arc::clone(&read);
         let clock = move |go: Sender<()>| -> Ticking {
@@ -163,7 +164,7 @@ fn a_request_beside_a_stream_that_is_closed_in_time_is_served() {
                 let now = 1 + count.fetch_add(1, Relaxed);
                 if now == nth {
                     go.send(()).unwrap();
-                    while line.state.lock().closing {
+                    while timeline.state.lock().closing {
                         std::thread::yield_now();
                     }
                 }
@@ -185,20 +186,20 @@ fn a_marker_that_is_proved_before_it_is_published_leaves_at_once() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
     let s = gpu.stream().unwrap();
-    let line = Arc::clone(s.line());
-    let on = line.id;
+    let timeline = Arc::clone(s.timeline());
+    let on = timeline.id;
     sim.launch(s.native(), Launch::new("kernel")).unwrap();
     let beside = gpu.clone();
     sim.meanwhile(Call::EventRecord, 1, move || {
         drop(s);
         beside.synchronize().unwrap();
         beside.core().registry.retire();
-        assert!(beside.core().registry.line(on).is_none(), "it has left the table");
+        assert!(beside.core().registry.timeline(on).is_none(), "it has left the table");
     });
     let core = gpu.core();
-    core.registry.make_marker(&core.driver, &line).unwrap();
-    assert!(line.state.lock().timeline.above(Epoch(0)).next().is_none(), "its marker is on nobody's list");
-    drop(line);
+    core.registry.make_marker(&core.driver, &timeline).unwrap();
+    assert!(timeline.state.lock().markers.above(Epoch(0)).next().is_none(), "its marker is on nobody's list");
+    drop(timeline);
     sim.run_until_idle();
     sim.verdict().unwrap();
 }

@@ -2,7 +2,7 @@
 //!
 //! It does not know where uses are kept, nor whose memory they are of.
 
-use super::{CONTEXT, Line, Registry};
+use super::{CONTEXT, Registry, StreamTimeline};
 use crate::driver::Driver;
 use crate::laws;
 use crate::order::{Access, Pending, PendingSet, TimelineId, Use, UseKind, Uses};
@@ -17,7 +17,7 @@ pub(in super::super) fn conflicts<D: Driver>(
     access: Access,
 ) -> PendingSet {
     let seen = registry.seen();
-    uses.conflicts(to, access, |on| seen.line(on).map_or(Epoch::COMPLETE, |line| line.stamp()))
+    uses.conflicts(to, access, |on| seen.timeline(on).map_or(Epoch::COMPLETE, |timeline| timeline.stamp()))
 }
 
 /// Keeps the number of uses at most a quarter above that of those that were pending at the last look, or open on streams that somebody can still
@@ -25,10 +25,10 @@ pub(in super::super) fn conflicts<D: Driver>(
 pub(in super::super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
     if uses.is_crowded() {
         // A guard has its stream, and who borrows an array queues on a stream that they have, as does who declared a use: what is left open
-        // was forgotten, or is over. Lent ones become all streams' when there are many, unless somebody may capture (`lent`).
+        // was forgotten, or is over. Borrowed ones become all streams' when there are many, unless somebody may capture (`borrowed`).
         let last = |u: Use| {
             let declared = u.kind == UseKind::Declared;
-            registry.line(u.on).and_then(|line| line.last_stamp(driver, declared))
+            registry.timeline(u.on).and_then(|timeline| timeline.last_stamp(driver, declared))
         };
         let ended = uses.end(driver.expects_captures(), last);
         uses.retire(&registry.seen());
@@ -39,13 +39,13 @@ pub(in super::super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>
 /// A range was freed that has to wait for `pending`: counts towards its stream's next marker. For the context, which
 /// nobody else would mark, one falls due at once, unless the caller makes it (`made`).
 pub(crate) fn note_pending<D: Driver>(registry: &Registry<D>, pending: Pending, bytes: u64, made: bool) {
-    let Some(line) = registry.line(pending.on) else { return };
-    if line.note_unmarked(bytes) {
-        registry.raise_errand(&line);
+    let Some(timeline) = registry.timeline(pending.on) else { return };
+    if timeline.note_unmarked(bytes) {
+        registry.request_maintenance(&timeline);
     }
     if pending.on == CONTEXT && !made {
-        line.raise_due();
-        registry.raise_errand(&line);
+        timeline.raise_due();
+        registry.request_maintenance(&timeline);
     }
 }
 
@@ -57,19 +57,19 @@ pub(crate) fn release_open<D: Driver>(registry: &Registry<D>, uses: &Uses) {
 /// Open uses end, one on each of these streams.
 pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoIterator<Item = TimelineId>) {
     for on in on.into_iter().filter(|_| laws::counts_ended()) {
-        if let Some(line) = registry.line(on) {
-            close_open(registry, &line);
+        if let Some(timeline) = registry.timeline(on) {
+            close_open(registry, &timeline);
         }
     }
 }
 
-/// One open use of a line ends.
-pub(in super::super) fn close_open<D: Driver>(registry: &Registry<D>, line: &Arc<Line<D>>) {
-    if line.open.fetch_sub(1, Ordering::AcqRel) == 1
+/// One open use of a timeline ends.
+pub(in super::super) fn close_open<D: Driver>(registry: &Registry<D>, timeline: &Arc<StreamTimeline<D>>) {
+    if timeline.open.fetch_sub(1, Ordering::AcqRel) == 1
         // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open` as
         // this looks at `pools`, and one of the two has to see the other.
-        && line.pools.fetch_add(0, Ordering::AcqRel) == 0
+        && timeline.pools.fetch_add(0, Ordering::AcqRel) == 0
     {
-        registry.raise_errand(line);
+        registry.request_maintenance(timeline);
     }
 }

@@ -1,7 +1,7 @@
 //! Operations on arrays: what each comes after, what is kept of it, and what its bytes show (O6, O7).
 
 use super::{Case, Outcome, World, ensure, said};
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::units::{DeviceId, MIB};
 use millpond::{
     Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, Stream, Trim, kernel,
@@ -59,9 +59,9 @@ pub(super) const CASES: &[Case] = &[
         run: large_source,
     },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
-    Case { name: "an owner of foreign memory", kills: &["foreign-at-once"], run: foreign_owner },
+    Case { name: "an owner of external memory", kills: &["foreign-at-once"], run: foreign_owner },
     Case {
-        name: "an owner of foreign memory, one of whose streams was synchronised",
+        name: "an owner of external memory, one of whose streams was synchronised",
         kills: &["keeper-first-done"],
         run: foreign_owner_of_two,
     },
@@ -342,9 +342,9 @@ fn foreign(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>
     let library = Allocator::new(w.sim.clone(), config).map_err(said)?;
     let theirs = library.stream().map_err(said)?;
     let block = library.alloc(MIB, &theirs).map_err(said)?;
-    let memory = ForeignMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
+    let memory = ExternalMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
     // SAFETY: the block is the owner, and nobody else uses it.
-    let made = unsafe { Array::from_foreign(memory, LEN, home, block) };
+    let made = unsafe { Array::from_external(memory, LEN, home, block) };
     Ok((library, theirs, made.map_err(|(_, e)| said(e))?))
 }
 
@@ -367,7 +367,7 @@ fn foreign_owner_of_two() -> Outcome {
 
 type Then<'a> = Box<dyn FnOnce() -> Outcome + 'a>;
 
-/// Uses foreign memory, drops the array, does what the uses said, and the device is not done; then it is.
+/// Uses external memory, drops the array, does what the uses said, and the device is not done; then it is.
 fn foreign_owner_by(
     uses: impl for<'a> FnOnce(&'a World, &'a [Stream<Sim>; 2], &mut Array) -> Result<Then<'a>, String>,
 ) -> Outcome {

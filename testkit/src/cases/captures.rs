@@ -32,7 +32,7 @@ type Undeclared = (SimStream, Stream<millpond_sim::Sim>);
 fn undeclared(mib: u64) -> Result<(World, Undeclared), String> {
     let w = World::new(Config::default().limit(Limit::Bytes(mib << 20)).growth(Growth::Exact));
     let native = w.sim.stream().map_err(said)?;
-    let s = w.gpu.adopt(w.sim.mortal_stream(&native)).map_err(said)?;
+    let s = w.gpu.adopt(w.sim.unmanaged_stream(&native)).map_err(said)?;
     Ok((w, (native, s)))
 }
 

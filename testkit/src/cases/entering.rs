@@ -11,7 +11,11 @@ pub(super) const CASES: &[Case] = &[
         kills: &["z16", "wait-dropped", "order-off-by-one", "complete-off-by-one", "wait-unlearnt"],
         run: unordered_behind_a_wait,
     },
-    Case { name: "the spare part of a lend", kills: &["z1", "z2", "z19"], run: spare_part_of_a_lend },
+    Case {
+        name: "the spare part of a migration",
+        kills: &["z1", "z2", "z19"],
+        run: spare_part_of_a_migration,
+    },
     Case { name: "a drained range", kills: &["z19", "drained-complete"], run: drained_range },
     Case { name: "a drained range that the home stream reads", kills: &["z36"], run: drained_under_a_reader },
     Case { name: "merged stamps", kills: &["z23"], run: merged_stamps },
@@ -60,7 +64,7 @@ fn unordered_behind_a_wait() -> Outcome {
 }
 
 /// t borrows 2 MiB from s behind a wait and uses one; u, which knew t from before the wait, takes the other.
-fn spare_part_of_a_lend() -> Outcome {
+fn spare_part_of_a_migration() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
     w.written_and_freed(4, &s)?;

@@ -155,7 +155,7 @@ fn deterministic_goes_back() -> Outcome {
     w.end()
 }
 
-/// A foreign use is known complete and its range still in flight, in a pool where nobody allocates: when memory is out,
+/// A cross-stream use is known complete and its range still in flight, in a pool where nobody allocates: when memory is out,
 /// it is drained all the same.
 fn known_complete_is_drained() -> Outcome {
     let w = World::at(8);

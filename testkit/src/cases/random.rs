@@ -8,7 +8,7 @@
 use super::{Block, Outcome, World, at, ensure, said};
 use crate::dice::Dice;
 use millpond::DriverError;
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::{Fences, StreamKind};
 use millpond::units::{GIB, MIB, StreamId};
 use millpond::{
@@ -270,8 +270,8 @@ impl Run {
         let stream = match &native {
             Some(native) => {
                 // Of one that is declared its owner says that it outlives us: we mark it whenever we like.
-                let mortal = self.undeclared && !(self.captured && self.dice.one_in(2));
-                let lent = || if mortal { self.w.sim.mortal_stream(native) } else { native.clone() };
+                let unmanaged = self.undeclared && !(self.captured && self.dice.one_in(2));
+                let lent = || if unmanaged { self.w.sim.unmanaged_stream(native) } else { native.clone() };
                 insist(|| self.w.gpu.adopt(lent())).expect("a stream of ours")
             }
             None => self.w.stream(),
@@ -401,7 +401,7 @@ impl Run {
                 self.w.sim.capture_around(Call::EventRecord, nth, &native).map_err(said)?;
             }
             // One that is not declared only calls that name it may mark.
-            let marked = self.lines[on].stream.as_ref().filter(|s| records == 1 && !s.info().mortal);
+            let marked = self.lines[on].stream.as_ref().filter(|s| records == 1 && !s.info().unmanaged);
             self.one_inside = marked.map(Stream::id);
         }
         // Nothing is launched on it meanwhile.
@@ -577,12 +577,12 @@ impl Run {
         if how == 7 {
             // The block is somebody else's memory, as its own home stream brings it in; its owner goes when both uses are over.
             let Some(first) = self.lines[home].stream.clone() else { return Ok(()) };
-            let memory = ForeignMemory { address, bytes, device: self.w.gpu.device() };
+            let memory = ExternalMemory { address, bytes, device: self.w.gpu.device() };
             for before in [&s, &t] {
                 insist(|| first.wait_stream(before)).map_err(said)?;
             }
             // SAFETY: the block lives as long as its owner, and all that used it is ordered in front of its home stream.
-            let made = unsafe { DeviceArray::<u8, Sim>::from_foreign(memory, 64, &first, block) };
+            let made = unsafe { DeviceArray::<u8, Sim>::from_external(memory, 64, &first, block) };
             let mut x = made.map_err(|(_, e)| said(e))?;
             return match x.fill_bytes(2, &first).and_then(|()| x.fill_bytes(1, &t)) {
                 Err(e) if !self.faulty => Err(said(e)),
@@ -888,7 +888,7 @@ impl Run {
     fn rebirth(&mut self) -> Outcome {
         let ((home, s), (on, t)) = (self.any(), self.any());
         // The home stream of a use elsewhere is not named there.
-        if home == on || s.info().mortal {
+        if home == on || s.info().unmanaged {
             return Ok(());
         }
         let bytes = (1 + self.dice.below(3) as u64) * self.page;

@@ -25,7 +25,11 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "two exact uses on two streams", kills: &["z22"], run: two_exact_streams },
     Case { name: "two exact uses on one stream", kills: &["z34"], run: two_exact_on_one },
     Case { name: "two operations on one stream", kills: &["z33"], run: two_operations },
-    Case { name: "a lend of a range in flight that its home still reads", kills: &["z29"], run: home_reads },
+    Case {
+        name: "a migration of a range in flight that its home still reads",
+        kills: &["z29"],
+        run: home_reads,
+    },
     Case { name: "the rest of a range in flight", kills: &["z6"], run: rest_in_flight },
     Case {
         name: "the rest of a range in flight, and its two users",

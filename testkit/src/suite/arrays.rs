@@ -191,5 +191,5 @@ pub fn a_stream_of_another_device_is_refused<T: Bench>(b: &T) {
     x.fill_bytes(3, &t).expect("filled by a stream of another allocator");
     holds(b, &x, &s, 3);
     let refused = gpu.zeros::<u8>(4096, &t).expect_err("memory comes from the stream's own allocator");
-    assert!(matches!(refused, Error::ForeignStream { .. }), "{refused}");
+    assert!(matches!(refused, Error::OtherAllocator { .. }), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Kernels on arrays: each of the house's against plain loops, on many lengths and alignments, and that a launch waits for
+//! Kernels on arrays: each built-in one against plain loops, on many lengths and alignments, and that a launch waits for
 //! exactly what it must. Floats are compared bit by bit.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t, u are streams; x, y arrays")]
@@ -7,7 +7,7 @@
 use super::*;
 use crate::dice::Dice;
 use bytemuck::Pod;
-use millpond::kernel::{self, Argument, Grid, Kernel, Number, TwinMemory};
+use millpond::kernel::{self, Argument, Grid, Kernel, Number, ReferenceMemory};
 use millpond::{DeviceArray, Error};
 use std::fmt::Debug;
 
@@ -25,14 +25,14 @@ fn lengths_and_places() -> impl Iterator<Item = (usize, usize)> {
 
 type Array<T, B> = DeviceArray<T, <B as Bench>::Device>;
 
-/// The house's kernel of this name.
+/// The built-in kernel of this name.
 fn named(name: &str) -> &'static Kernel {
-    kernel::house().find(|k| k.name().to_bytes() == name.as_bytes()).expect("one of the house's")
+    kernel::builtins().find(|k| k.name().to_bytes() == name.as_bytes()).expect("a built-in one")
 }
 
 /// An allocator, with the kernels loaded: a first launch may wait for a gate otherwise.
 fn ready<T: Bench>(b: &T) -> Allocator<T::Device> {
-    kernel::load_house(b.device()).expect("loaded");
+    kernel::load_builtins(b.device()).expect("loaded");
     allocator(b, Config::default())
 }
 
@@ -76,7 +76,7 @@ fn compare<B: Bench, T: Pod + Into<Argument> + Debug>(
     assert_eq!(first, None, "{what}, {} elements from {before} on: {found:x?}", old.len());
 }
 
-/// A type that the house computes with, and how.
+/// A type that the built-in kernels compute with, and how.
 trait Sample: Number + Debug {
     /// A whole number.
     fn count(i: usize) -> Self;
@@ -174,7 +174,7 @@ pub fn a_fill_writes_every_element<T: Bench>(b: &T) {
     assert!(found[1..].iter().all(|e| e == &[1, 2, 3, 4]), "{found:?}");
 }
 
-/// Memory of a twin that is no device's: two arrays, far from each other.
+/// Memory of a reference that is no device's: two arrays, far from each other.
 struct Two {
     target: Vec<u8>,
     source: Vec<u8>,
@@ -183,7 +183,7 @@ struct Two {
 const TARGET: u64 = 1 << 20;
 const SOURCE: u64 = 1 << 40;
 
-impl TwinMemory for Two {
+impl ReferenceMemory for Two {
     fn read(&mut self, addr: Addr, into: &mut [u8]) {
         into.copy_from_slice(&self.source[(addr.0 - SOURCE) as usize..][..into.len()]);
     }
@@ -195,16 +195,16 @@ impl TwinMemory for Two {
     }
 }
 
-/// The sum as the kernel's twin has it, by parts of parts.
-fn sum_by_twin(values: &[f32]) -> f32 {
-    let twin = named("millpond_reduce_f32").on_cpu().expect("a twin");
+/// The sum as the kernel's reference has it, by parts of parts.
+fn sum_by_reference(values: &[f32]) -> f32 {
+    let reference = named("millpond_reduce_f32").on_cpu().expect("a reference");
     let parts = values.len().div_ceil(8192);
     let source = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut memory = Two { target: vec![0; parts * 4], source };
-    twin(&mut memory, &[Addr(TARGET).into(), Addr(SOURCE).into(), values.len().into()]);
+    reference(&mut memory, &[Addr(TARGET).into(), Addr(SOURCE).into(), values.len().into()]);
     let (sums, _) = memory.target.as_chunks();
     let sums: Vec<f32> = sums.iter().map(|&s| f32::from_le_bytes(s)).collect();
-    if parts == 1 { sums[0] } else { sum_by_twin(&sums) }
+    if parts == 1 { sums[0] } else { sum_by_reference(&sums) }
 }
 
 fn sum_of<E: Sample, B: Bench>(b: &B) {
@@ -239,7 +239,7 @@ pub fn a_sum_of_floats_is_the_same_everywhere<T: Bench>(b: &T) {
         let mut sum = gpu.uninit::<f32>(1, &s).expect("an array");
         kernel::reduce_sum(&x, &mut sum, &s).expect("queued");
         let found = of::<T, f32>(&sum, &s)[0];
-        assert_eq!(found.to_bits(), sum_by_twin(&values).to_bits(), "the sum of {n} numbers, {found}");
+        assert_eq!(found.to_bits(), sum_by_reference(&values).to_bits(), "the sum of {n} numbers, {found}");
     }
 }
 
@@ -416,9 +416,9 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     assert_eq!(of::<T, f32>(&y, &s), found);
 }
 
-/// A launch on a capturing stream would replay on bytes that are somebody else's by then: the house's kernels and others
+/// A launch on a capturing stream would replay on bytes that are somebody else's by then: the built-in kernels and others
 /// with declared operands are refused, the capture and the array stay as they were, and other streams go on.
-#[allow(unsafe_code, reason = "a kernel of the house, by its name")]
+#[allow(unsafe_code, reason = "a built-in kernel, by its name")]
 pub fn a_capturing_stream_gets_no_kernel<T: Bench>(b: &T) {
     let gpu = ready(b);
     let (s, native) = (gpu.stream().expect("a stream"), stream(b));

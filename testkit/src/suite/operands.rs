@@ -3,7 +3,7 @@
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t are streams; x, y arrays")]
 
 use super::*;
-use millpond::kernel::{self, Argument, Kernel, TwinMemory};
+use millpond::kernel::{self, Argument, Kernel, ReferenceMemory};
 use millpond::{AsViewMut, DeviceArray, DeviceView, DeviceViewMut, Error, IntoView, transfer};
 
 /// Something of a program's that holds an array.
@@ -52,7 +52,7 @@ fn steps<D: Driver + Kernels>(
 }
 
 pub fn a_borrowed_array_goes_through_a_loop_of_verbs<T: Bench>(b: &T) {
-    kernel::load_house(b.device()).expect("loaded");
+    kernel::load_builtins(b.device()).expect("loaded");
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
     let mut x = Tensor { data: gpu.zeros(4, &s).expect("x") };
@@ -75,30 +75,30 @@ pub fn a_borrowed_array_goes_through_a_loop_of_verbs<T: Bench>(b: &T) {
 
 /// The built-in kernel of this name.
 fn named(name: &str) -> &'static Kernel {
-    kernel::house().find(|k| k.name().to_bytes() == name.as_bytes()).expect("a built-in one")
+    kernel::builtins().find(|k| k.name().to_bytes() == name.as_bytes()).expect("a built-in one")
 }
 
-/// The kernels' own twins agree with the device; a planted reference is found at its first wrong element; a judge lets small
+/// The kernels' own references agree with the device; a planted reference is found at its first wrong element; a judge lets small
 /// differences pass.
 #[allow(unsafe_code, reason = "launches by name")]
 pub fn a_kernel_is_compared_with_its_reference<T: Bench>(b: &T) {
-    kernel::load_house(b.device()).expect("loaded");
+    kernel::load_builtins(b.device()).expect("loaded");
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     let saxpy = named("millpond_saxpy_f32");
-    let twin = saxpy.on_cpu().expect("a twin");
+    let reference = saxpy.on_cpu().expect("a reference");
     let xs: Vec<f32> = (0..600_u16).map(|i| f32::from(i) * 0.3).collect();
     let x = gpu.array_from_slice(&xs, &s).expect("x");
     let mut y = gpu.array_from_slice(&xs, &s).expect("y");
     // SAFETY: kernels/saxpy.cu takes these, of 600 elements each.
-    unsafe { t.launch_and_compare(saxpy, twin, 600, (y.write(), x.read(), 600_u64, 2.0_f32)) }
+    unsafe { t.launch_and_compare(saxpy, reference, 600, (y.write(), x.read(), 600_u64, 2.0_f32)) }
         .expect("they agree");
     let right = xs[599].mul_add(2.0, xs[599]);
     assert_eq!(y.to_vec(&s).expect("done")[599].to_bits(), right.to_bits(), "the kernel ran");
 
     // One element of a part is wrong by 1, a later one by more.
-    let wrong = |memory: &mut dyn TwinMemory, arguments: &[Argument]| {
-        twin(memory, arguments);
+    let wrong = |memory: &mut dyn ReferenceMemory, arguments: &[Argument]| {
+        reference(memory, arguments);
         for (index, by) in [(17_u64, 1.0_f32), (30, 100.0)] {
             let (at, mut bytes) = (Addr(arguments[0].as_addr().0 + 4 * index), [0; 4]);
             memory.read(at, &mut bytes);
@@ -135,17 +135,17 @@ pub fn a_kernel_is_compared_with_its_reference<T: Bench>(b: &T) {
 /// A reference that leaves the operands of the launch, or writes one that it may only read.
 #[allow(unsafe_code, reason = "launches by name")]
 pub fn a_reference_is_held_to_its_operands<T: Bench>(b: &T) {
-    kernel::load_house(b.device()).expect("loaded");
+    kernel::load_builtins(b.device()).expect("loaded");
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
     let saxpy = named("millpond_saxpy_u32");
     let (x, mut y) = (gpu.zeros::<u32>(8, &s).expect("x"), gpu.zeros::<u32>(8, &s).expect("y"));
-    let beyond = |memory: &mut dyn TwinMemory, arguments: &[Argument]| {
+    let beyond = |memory: &mut dyn ReferenceMemory, arguments: &[Argument]| {
         memory.read(Addr(arguments[0].as_addr().0 + 30), &mut [0; 4]);
     };
     let read_only =
-        |memory: &mut dyn TwinMemory, arguments: &[Argument]| memory.fill(arguments[1].as_addr(), 8, 1);
-    let mut refused = |reference: &dyn Fn(&mut dyn TwinMemory, &[Argument])| {
+        |memory: &mut dyn ReferenceMemory, arguments: &[Argument]| memory.fill(arguments[1].as_addr(), 8, 1);
+    let mut refused = |reference: &dyn Fn(&mut dyn ReferenceMemory, &[Argument])| {
         let run = std::panic::AssertUnwindSafe(|| {
             // SAFETY: kernels/saxpy.cu takes these, of 8 elements each.
             unsafe { s.launch_and_compare(saxpy, reference, 8, (y.write(), x.read(), 8_u64, 1_u32)) }

@@ -219,7 +219,7 @@ fn sizes(random: &mut Dice) -> u64 {
     }
 }
 
-/// Allocations, foreign uses, waits and frees by a seed, on a tight limit; every block keeps its word.
+/// Allocations, cross-stream uses, waits and frees by a seed, on a tight limit; every block keeps its word.
 pub fn a_seeded_churn_keeps_every_pattern<T: Bench>(b: &T) {
     for (seed, policy) in [(1, millpond::Policy::Latency), (2, millpond::Policy::Footprint)] {
         let gpu = allocator(b, Config::default().policy(policy).limit(Limit::Bytes(64 * MIB)));

@@ -3,7 +3,7 @@
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t streams; x, y, z arrays")]
 
 use super::*;
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::erased::{AnyAllocation, GpuAlloc};
 use millpond::kernel;
 use millpond::wrap::{Counted, Limited};
@@ -97,9 +97,9 @@ fn demo() -> bool {
     std::env::var_os("MILLPOND_DEMO").is_some()
 }
 
-/// An allocator, with the house's kernels loaded: a first launch may wait for a gate otherwise.
+/// An allocator, with the built-in kernels loaded: a first launch may wait for a gate otherwise.
 fn loaded<T: Bench>(b: &T, config: Config) -> Allocator<T::Device> {
-    kernel::load_house(b.device()).expect("loaded");
+    kernel::load_builtins(b.device()).expect("loaded");
     allocator(b, config)
 }
 
@@ -406,10 +406,10 @@ pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
     let mut other = gpu.zeros::<u32>(64, &s).expect("another array");
     for round in 1..=b.many(3, 1) as u32 {
         let block = library.alloc(bytes, &theirs).expect("its only block");
-        let memory = ForeignMemory { address: block.address(), bytes, device: gpu.device() };
+        let memory = ExternalMemory { address: block.address(), bytes, device: gpu.device() };
         let owner = Owner { _block: block, dropped: Arc::clone(&dropped) };
         // SAFETY: the range lives as long as its owner; the library's last use of it was waited for.
-        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, n, &s, owner) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, n, &s, owner) };
         let mut x = made.map_err(|(_, e)| e).expect("brought in");
         assert_eq!((x.len(), x.id()), (n, None), "no allocation of ours");
         drop(x.copy_from(full::<T>(&gpu, n, 70 + round), &s).expect("queued"));

@@ -20,7 +20,7 @@ use crate::cases::{self, Outcome, World, ensure, said};
 use millpond::transfer::Part;
 use millpond::units::Addr;
 use millpond::{
-    Config, DeviceArray, Download, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, Transfer,
+    Config, DeviceArray, Download, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, Upload,
 };
 use millpond_sim::{Call, Launch, Sim};
 use std::mem::ManuallyDrop;
@@ -203,7 +203,7 @@ struct Run {
     holds: [u8; 2],
     /// The value of the next write.
     next: u8,
-    up: Vec<(Transfer<Part<Pinned>, Sim>, u8)>,
+    up: Vec<(Upload<Part<Pinned>, Sim>, u8)>,
     /// With what each must bring.
     down: Vec<(Download<u8, Sim>, Vec<u8>)>,
     /// Somebody else's.

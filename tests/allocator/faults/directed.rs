@@ -140,7 +140,7 @@ fn a_free_that_fails_in_a_trim_keeps_the_segment() {
     sim.fail(Call::MemFree, 2, Kind::Other);
     assert!(matches!(gpu.trim(Trim::All), Err(Error::Driver(d)) if d.call == "cuMemFree"));
     gpu.check();
-    assert_eq!((gpu.report().reserved, sim.ledger().bytes_taken), (16 * MIB, 16 * MIB));
+    assert_eq!((gpu.report().reserved, sim.ledger().bytes_reserved), (16 * MIB, 16 * MIB));
     let x = gpu.alloc(8 * MIB, &s).unwrap();
     write(&sim, &x, &s);
     assert_eq!(gpu.report().total.counters.misses, 3, "a hit");

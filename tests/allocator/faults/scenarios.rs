@@ -1,7 +1,7 @@
 //! What is played: together the scenarios climb every rung of the ladder and use every verb.
 
 use super::stage::{Stage, Stop};
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::HostKind;
 use millpond::report::Report;
 use millpond::units::MIB;
@@ -33,14 +33,14 @@ fn tight() -> Config {
 fn foreign(st: &mut Stage) -> Result<(), Stop> {
     const LENGTH: usize = 1 << 18;
     let brought = Mutex::new(None);
-    st.act("from_foreign", |st| {
+    st.act("from_external", |st| {
         let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
         let library = Allocator::new(st.sim.clone(), config)?;
         let stream = library.stream()?;
         let block = library.alloc(MIB, &stream)?;
-        let memory = ForeignMemory { address: block.address(), bytes: MIB, device: library.device() };
+        let memory = ExternalMemory { address: block.address(), bytes: MIB, device: library.device() };
         // SAFETY: the block is the array's owner, so that it outlives it, and is used by nobody else.
-        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, LENGTH, &st.streams["a"], block) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, LENGTH, &st.streams["a"], block) };
         *brought.lock().unwrap() = Some((made.map_err(|(_, e)| e)?, stream, library));
         Ok(())
     })?;

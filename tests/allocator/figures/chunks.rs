@@ -57,7 +57,7 @@ impl Chunks {
                     self.settle(addr.0);
                 }
             }
-            Event::Lend { addr, bytes, from, to } => {
+            Event::Migrate { addr, bytes, from, to } => {
                 self.cut(addr.0, bytes, from, State::InFlight);
                 self.all.get_mut(&addr.0).expect("it was cut").of = to;
                 self.settle(addr.0);

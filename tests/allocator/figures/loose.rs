@@ -80,7 +80,7 @@ impl Loose {
                 let state = if in_flight { State::Open } else { State::Free };
                 self.put_in(addr.0, chunk.end, (stream, chunk.segment), state);
             }
-            Event::Lend { addr, bytes, from, to } => {
+            Event::Migrate { addr, bytes, from, to } => {
                 let pieces = self.take(addr.0, addr.0 + bytes, from, false);
                 self.come(from, plus(pieces, (-1, -1)));
                 self.come(to, (1, 1));

@@ -98,7 +98,7 @@ impl Owners {
                     heard.grew += bytes;
                     self.enter(addr.0, bytes, stream);
                 }
-                Event::Lend { addr, bytes, from, to } => {
+                Event::Migrate { addr, bytes, from, to } => {
                     assert!(
                         self.leave(addr.0, bytes).iter().all(|&who| who == from),
                         "{from} lent what it had not"

@@ -144,7 +144,7 @@ proptest! {
                         model.hear(&Event::Grow { addr, bytes: held, stream });
                     }
                     let id = x.id().unwrap();
-                    model.hear(&Event::Allocate { id, addr, asked: bytes, rounded, stream, hit: asked > 0 });
+                    model.hear(&Event::Allocate { id, addr, requested: bytes, rounded, stream, hit: asked > 0 });
                     asked += 1;
                     live.push(x);
                 }

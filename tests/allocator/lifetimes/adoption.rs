@@ -13,7 +13,7 @@ fn adopting_one_stream_twice_gives_one_pool() {
     let gpu = on(&sim, Config::default());
     let native = sim.stream().unwrap();
     let (one, two) = (gpu.adopt(native.clone()).unwrap(), gpu.adopt(native).unwrap());
-    assert_eq!((one.id(), one.timeline()), (two.id(), two.timeline()));
+    assert_eq!((one.id(), one.timeline_id()), (two.id(), two.timeline_id()));
     let x = gpu.alloc(MIB, &one).unwrap();
     let at = x.address();
     write(&sim, &x, &one);
@@ -105,7 +105,7 @@ fn foreign_streams_are_typed_errors() {
     let (mine, theirs, siblings) =
         (here.stream().unwrap(), there.stream().unwrap(), sibling.stream().unwrap());
     assert!(
-        matches!(here.alloc(512, &siblings), Err(Error::ForeignStream { stream, .. }) if stream == siblings.id())
+        matches!(here.alloc(512, &siblings), Err(Error::OtherAllocator { stream, .. }) if stream == siblings.id())
     );
     assert!(matches!(here.alloc(512, &theirs), Err(Error::WrongDevice { .. })));
     assert!(matches!(here.trim(Trim::Stream(&theirs)), Err(Error::WrongDevice { .. })));

@@ -70,7 +70,7 @@ impl Sink for Recurses {
         self.seen.fetch_add(1, Ordering::Relaxed);
         let back = self.back.lock().unwrap().clone();
         let Some((gpu, s)) = back else { return };
-        if let Happening::Allocate { asked: 1000, .. } = event {
+        if let Happening::Allocate { requested: 1000, .. } = event {
             let inner = gpu.alloc(2000, &s).unwrap();
             drop(gpu.alloc(3000, &s).unwrap());
             gpu.trim(Trim::All).unwrap();
@@ -139,7 +139,7 @@ fn a_sink_may_drop_the_last_handles() {
         gpu.check();
         assert_eq!(gpu.report().total.live, 1);
         drop((other, gpu));
-        assert!(sim.ledger().bytes_taken > 0, "a block is alive");
+        assert!(sim.ledger().bytes_reserved > 0, "a block is alive");
         drop(x);
         all_back(&sim);
     }

@@ -10,7 +10,7 @@ use millpond_sim::{Call, Sim, SimStream};
 /// Streams that are not declared, as a C program's are: an allocator may name them in calls that name them.
 fn undeclared(sim: &Sim, gpu: &Allocator<Sim>) -> (SimStream, Stream<Sim>) {
     let native = sim.stream().unwrap();
-    let stream = gpu.adopt(sim.mortal_stream(&native)).unwrap();
+    let stream = gpu.adopt(sim.unmanaged_stream(&native)).unwrap();
     (native, stream)
 }
 
@@ -61,10 +61,10 @@ fn a_capture_lives_beside_all_that_other_streams_do() {
             let sim = late();
             let gpu = on(&sim, small());
             let ([sn, un, tn], mut told) = ([(); 3].map(|()| sim.stream().unwrap()), Vec::new());
-            let [s, u] = [&sn, &un].map(|n| gpu.adopt(sim.mortal_stream(n)).unwrap());
+            let [s, u] = [&sn, &un].map(|n| gpu.adopt(sim.unmanaged_stream(n)).unwrap());
             match captured {
                 0 => {}
-                1 => told.push(gpu.adopt(sim.mortal_stream(&tn)).unwrap()),
+                1 => told.push(gpu.adopt(sim.unmanaged_stream(&tn)).unwrap()),
                 _ => told.push(gpu.adopt(tn.clone()).unwrap()),
             }
             for t in &told {
@@ -499,7 +499,7 @@ fn an_end_with_nothing_pending_leaves_the_capture_of_an_adopted_stream_alone() {
         let sim = late();
         let gpu = on(&sim, small());
         let native = sim.stream().unwrap();
-        let s = gpu.adopt(if declared { native.clone() } else { sim.mortal_stream(&native) }).unwrap();
+        let s = gpu.adopt(if declared { native.clone() } else { sim.unmanaged_stream(&native) }).unwrap();
         let x = gpu.alloc(MIB, &s).unwrap();
         write(&sim, &x, &s);
         drop(x);

@@ -4,7 +4,7 @@
 #![allow(unsafe_code, reason = "memory from elsewhere is taken at its word")]
 
 use crate::rig::{all_clean, late, on, write};
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::transfer::scope;
 use millpond::units::{GIB, MIB};
 use millpond::{
@@ -122,11 +122,11 @@ const VERBS: &[Verb] = &[
             e
         })
     }),
-    ("from_foreign", |st| {
+    ("from_external", |st| {
         let memory =
-            ForeignMemory { device: st.gpu.device(), address: st.lent.address(), bytes: st.lent.len() };
+            ExternalMemory { device: st.gpu.device(), address: st.lent.address(), bytes: st.lent.len() };
         // SAFETY: the range is an allocation's that outlives the array, and nothing else uses it.
-        unsafe { DeviceArray::<u32, _>::from_foreign(memory, LEN, &st.p, ()) }.map(drop).map_err(|((), e)| e)
+        unsafe { DeviceArray::<u32, _>::from_external(memory, LEN, &st.p, ()) }.map(drop).map_err(|((), e)| e)
     }),
 ];
 

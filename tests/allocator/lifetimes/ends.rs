@@ -1,7 +1,7 @@
 //! How an allocator ends, and how all that is queued is waited for, beside somebody's capture and where driver calls fail.
 
 use crate::rig::{all_back, all_clean, late, on, write};
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::Memory;
 use millpond::units::{DeviceId, KIB, MIB};
 use millpond::{Allocator, Config, DeviceArray, DriverErrorKind, Growth, Limit, Stream, Trim};
@@ -93,10 +93,10 @@ fn an_end_that_cannot_wait_keeps_what_may_be_used() {
     }
 }
 
-/// What a dropped array in foreign memory waits for, and what nobody can mark, is over at an allocator's end: its owner was forgotten, though the
+/// What a dropped array in external memory waits for, and what nobody can mark, is over at an allocator's end: its owner was forgotten, though the
 /// end waits for all of it.
 #[test]
-fn an_end_drops_the_owner_of_foreign_memory_that_nobody_can_mark() {
+fn an_end_drops_the_owner_of_external_memory_that_nobody_can_mark() {
     struct Owner {
         _memory: millpond::driver::OwnedRange<Sim>,
         dropped: Arc<AtomicU32>,
@@ -110,13 +110,13 @@ fn an_end_drops_the_owner_of_foreign_memory_that_nobody_can_mark() {
         let sim = late();
         let gpu = on(&sim, small());
         let (native, home) = (sim.stream().unwrap(), gpu.stream().unwrap());
-        let user = gpu.adopt(sim.mortal_stream(&native)).unwrap();
+        let user = gpu.adopt(sim.unmanaged_stream(&native)).unwrap();
         let (memory, dropped) = (sim.allocate(4 * KIB).unwrap(), Arc::new(AtomicU32::new(0)));
-        let range = ForeignMemory { address: memory.addr(), bytes: 4 * KIB, device: DeviceId(0) };
+        let range = ExternalMemory { address: memory.addr(), bytes: 4 * KIB, device: DeviceId(0) };
         let owner = Owner { _memory: memory, dropped: Arc::clone(&dropped) };
         #[allow(unsafe_code, reason = "the range lives as long as its owner, and nobody else uses it")]
         // SAFETY: as said.
-        let made = unsafe { DeviceArray::<u32, _>::from_foreign(range, 1024, &home, owner) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(range, 1024, &home, owner) };
         let x = made.map_err(|(_, e)| e).unwrap();
         x.record_use(&user).unwrap();
         sim.launch(&native, Launch::new("theirs").writes(range.address, 4 * KIB)).unwrap();
@@ -244,14 +244,14 @@ fn an_end_that_waits_for_all_covers_what_nobody_may_mark() {
     sim.expect_captures();
     let (gpu, stays) = (on(&sim, small()), on(&sim, small()));
     let (native, s, stranger) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
-    let mortal = stays.adopt(sim.mortal_stream(&native)).unwrap();
-    let x = stays.alloc(MIB, &mortal).unwrap();
+    let unmanaged = stays.adopt(sim.unmanaged_stream(&native)).unwrap();
+    let x = stays.alloc(MIB, &unmanaged).unwrap();
     let work = Launch::new("theirs").writes(x.address(), x.len()).tag(x.id().unwrap());
     sim.launch(&native, work).unwrap();
     drop(x);
     used_by_nobody_knows_whom(&sim, &gpu, &s, &stranger);
     drop((s, gpu));
-    drop(mortal);
+    drop(unmanaged);
     let given = stays.trim(Trim::All).unwrap().bytes;
     assert_eq!((given, stays.bookkeeping().timelines), (MIB, 1), "the context's is left");
     drop((native, stranger));

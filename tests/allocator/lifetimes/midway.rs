@@ -3,7 +3,7 @@
 
 use super::disturbed::panics;
 use crate::rig::{all_clean, late, on};
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::{Fences, Memory, StreamOptions};
 use millpond::transfer::scope;
 use millpond::units::MIB;
@@ -184,11 +184,11 @@ fn an_owner_outlives_the_work_before_though_another_ones_drop_panics() {
     let s = gpu.stream().unwrap();
     let (first, second) = (sim.allocate(4096).unwrap(), sim.allocate(4096).unwrap());
     let (one, two) = (first.addr(), second.addr());
-    let memory = |address| ForeignMemory { address, bytes: 4096, device: gpu.device() };
+    let memory = |address| ExternalMemory { address, bytes: 4096, device: gpu.device() };
     // SAFETY: the ranges live as long as their owners.
     #[allow(unsafe_code, reason = "memory of others")]
     let bring_in = |address, owner: Box<dyn Send>| unsafe {
-        DeviceArray::<u8, Sim>::from_foreign(memory(address), 4096, &s, owner).map_err(|(_, e)| e).unwrap()
+        DeviceArray::<u8, Sim>::from_external(memory(address), 4096, &s, owner).map_err(|(_, e)| e).unwrap()
     };
     let t = gpu.stream().unwrap();
     let x = bring_in(one, Box::new(Panics));
@@ -213,11 +213,11 @@ fn a_use_of_memory_of_others_is_recorded() {
     let gpu = on(&sim, Config::default());
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let range = sim.allocate(4096).unwrap();
-    let memory = ForeignMemory { address: range.addr(), bytes: 4096, device: gpu.device() };
+    let memory = ExternalMemory { address: range.addr(), bytes: 4096, device: gpu.device() };
     let owner = Arc::new(());
     // SAFETY: the range lives until the end of the test.
     #[allow(unsafe_code, reason = "memory of others")]
-    let made = unsafe { DeviceArray::<u8, Sim>::from_foreign(memory, 4096, &s, Arc::clone(&owner)) };
+    let made = unsafe { DeviceArray::<u8, Sim>::from_external(memory, 4096, &s, Arc::clone(&owner)) };
     let x = made.map_err(|(_, e)| e).unwrap();
     // The last of a stream is an allocation, whose drop makes no driver call: a later call closes it.
     let other = gpu.stream().unwrap();
@@ -311,11 +311,11 @@ impl Owned {
     /// An array in somebody's memory.
     fn brought_in<O: Send + 'static>(&self, owner: O) -> DeviceArray<u8, Sim> {
         let range = self.sim.allocate(4096).unwrap();
-        let memory = ForeignMemory { address: range.addr(), bytes: 4096, device: self.gpu.device() };
+        let memory = ExternalMemory { address: range.addr(), bytes: 4096, device: self.gpu.device() };
         self.kept.borrow_mut().push(range);
         // SAFETY: the range lives until the end of the test.
         #[allow(unsafe_code, reason = "memory of others")]
-        let made = unsafe { DeviceArray::from_foreign(memory, 4096, &self.home, owner) };
+        let made = unsafe { DeviceArray::from_external(memory, 4096, &self.home, owner) };
         made.map_err(|(_, e)| e).unwrap()
     }
     /// One that is over and not yet known to be: whoever asks next drops its owner.

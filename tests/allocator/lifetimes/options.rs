@@ -49,7 +49,7 @@ fn limits_of_nothing_and_of_one_byte() {
         assert!(gpu.alloc(0, &s).unwrap().is_empty());
         let refused = gpu.alloc(1, &s).unwrap_err();
         assert!(refused.to_string().contains("raise the limit"), "{refused}");
-        assert_eq!(sim.ledger().bytes_taken_peak, 0);
+        assert_eq!(sim.ledger().bytes_reserved_peak, 0);
         gpu.set_limit(Limit::Bytes(512)).unwrap();
         let x = gpu.alloc(1, &s).unwrap();
         write(&sim, &x, &s);

@@ -122,7 +122,7 @@ fn idle_pinned_memory_goes_with_the_last_owner() {
     drop((s, gpu));
     assert_eq!(sim.ledger().bytes_pinned, 0);
     drop(stays);
-    assert_eq!(sim.ledger().bytes_taken, 0);
+    assert_eq!(sim.ledger().bytes_reserved, 0);
     sim.verdict().unwrap();
 }
 
@@ -210,7 +210,7 @@ fn what_is_forgotten_of_pinned_memory_keeps_nothing_of_the_device() {
         }
         drop((x, many, s, gpu));
         let ledger = sim.ledger();
-        assert_eq!(ledger.bytes_taken, 0, "all of the device's memory is back");
+        assert_eq!(ledger.bytes_reserved, 0, "all of the device's memory is back");
         assert!(ledger.bytes_pinned > 0, "what lives is pinned");
         drop(up);
         assert_eq!(sim.ledger().bytes_pinned == 0, !forget);

@@ -62,7 +62,7 @@ fn record_use_until_an_event() {
     all_clean(&sim, gpu);
 }
 
-/// Sharing orders the first foreign use after the bytes' former life (law O7), with nothing else said.
+/// Sharing orders the first cross-stream use after the bytes' former life (law O7), with nothing else said.
 #[test]
 fn share_with_orders_after_the_former_life() {
     let sim = late();
@@ -151,7 +151,7 @@ fn arrays_are_ordered_on_independent_streams_too() {
     }
 }
 
-/// A block in flight whose home is independent: not even its foreign use is reason enough to wait for that home.
+/// A block in flight whose home is independent: not even its cross-stream use is reason enough to wait for that home.
 #[test]
 fn an_independent_home_is_not_waited_for_by_its_ranges_in_flight() {
     let sim = late();
@@ -177,7 +177,7 @@ fn an_independent_home_is_not_waited_for_by_its_ranges_in_flight() {
 
 /// A piece of a range in flight is lent behind all its uses and its home stamp; the rest stays in flight with them.
 #[test]
-fn a_piece_of_a_range_in_flight_is_lent() {
+fn a_piece_of_a_range_in_flight_migrates() {
     let sim = late();
     let gpu = on(&sim, tight());
     let [home, user, third] = [0; 3].map(|_| gpu.stream().unwrap());

@@ -137,7 +137,7 @@ struct Program {
 
 fn undeclared(sim: &Sim, gpu: &Allocator<Sim>) -> (SimStream, Stream<Sim>) {
     let native = sim.stream().unwrap();
-    let adopted = gpu.adopt(sim.mortal_stream(&native)).unwrap();
+    let adopted = gpu.adopt(sim.unmanaged_stream(&native)).unwrap();
     (native, adopted)
 }
 

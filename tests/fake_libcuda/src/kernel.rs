@@ -1,6 +1,6 @@
-//! Modules and kernels: the twins of millpond's own.
+//! Modules and kernels: the references of millpond's own.
 //!
-//! A module is PTX text, of which the names and the parameters' lengths are read. A kernel runs if it has a twin here:
+//! A module is PTX text, of which the names and the parameters' lengths are read. A kernel runs if it has a reference here:
 //!
 //! | kernel | parameters | does |
 //! |---|---|---|
@@ -8,15 +8,15 @@
 //! | `check` | address, bytes, word, out, tag | counts what differs into the four 8-byte words at `out`, its own slot |
 //! | `spin` | cell, limit in nanoseconds | runs until the first of two 4-byte words at `cell`, in pinned memory, is not 0 |
 //!
-//! and what `twins` finds in the library. Names may begin with `millpond_`. What a slot and a cell hold is said in the kernels' sources. A slot is written by its
+//! and what `references` finds in the library. Names may begin with `millpond_`. What a slot and a cell hold is said in the kernels' sources. A slot is written by its
 //! launch, for the oracle too: two launches that share one must be ordered. The shape of the grid is looked at for sums only.
 
 use crate::door::{Fail, NOT_FOUND, Outcome};
 use crate::ptx::{self, Entry};
 use crate::raw::{Array, Out, Text};
+use crate::references;
 use crate::spin::Spin;
 use crate::state::{here, state, stream};
-use crate::twins;
 use millpond::units::Addr;
 use millpond_sim::{KernelMemory, Launch, Sim, SimStream};
 use std::ffi::{c_int, c_uint, c_void};
@@ -35,10 +35,10 @@ impl Module {
     }
 }
 
-/// The kernels that have a twin, and how many parameters they take.
+/// The kernels that have a reference, and how many parameters they take.
 const TWINS: &[(&str, usize)] = &[("fill", 3), ("check", 5), ("spin", 2)];
 
-fn twin(name: &str) -> Option<(&'static str, usize)> {
+fn reference(name: &str) -> Option<(&'static str, usize)> {
     let plain = name.strip_prefix("millpond_").unwrap_or(name);
     TWINS.iter().find(|t| t.0 == plain).copied()
 }
@@ -152,9 +152,9 @@ fn end_of(addr: u64, bytes: u64) -> Outcome<u64> {
 
 /// What runs a launch.
 enum Runs {
-    /// A twin of this file's.
+    /// A reference of this file's.
     Here(&'static str),
-    /// A twin of the library's.
+    /// A reference of the library's.
     Library(&'static millpond::kernel::Kernel),
 }
 
@@ -175,7 +175,7 @@ fn launch(function: u64, on: u64, blocks: u64, parameters: Array) -> Outcome {
             ));
         };
         let entry = &state.modules.get(module)?.entries[index];
-        let runs = match (twin(&entry.name), twins::find(&entry.name)) {
+        let runs = match (reference(&entry.name), references::find(&entry.name)) {
             (Some((name, count)), _) => {
                 if entry.parameters.len() != count {
                     return Err(Fail::unsupported(format!(
@@ -188,7 +188,7 @@ fn launch(function: u64, on: u64, blocks: u64, parameters: Array) -> Outcome {
             (None, Some(kernel)) => Runs::Library(kernel),
             (None, None) => {
                 return Err(Fail::unsupported(format!(
-                    "the kernel {:?} has no twin on the stand-in",
+                    "the kernel {:?} has no reference on the stand-in",
                     entry.name
                 )));
             }
@@ -203,7 +203,7 @@ fn launch(function: u64, on: u64, blocks: u64, parameters: Array) -> Outcome {
     let (sim, _, on) = stream(on)?;
     let name = match runs {
         Runs::Here(name) => name,
-        Runs::Library(kernel) => return twins::launch(&sim, &on, kernel, &p, blocks),
+        Runs::Library(kernel) => return references::launch(&sim, &on, kernel, &p, blocks),
     };
     match name {
         "spin" => spin(&sim, &on, p[0], p[1]),
@@ -275,7 +275,7 @@ driver_calls! {
         let state = state();
         state.functions.get(&function).map(|_| ()).ok_or_else(|| Fail::new(crate::door::INVALID_HANDLE, "no such function"))
     }
-    /// Launches a kernel that has a twin.
+    /// Launches a kernel that has a reference.
     fn cuLaunchKernel(
         function: u64,
         grid_x: c_uint,

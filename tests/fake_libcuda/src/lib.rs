@@ -7,7 +7,7 @@
 //! Tests steer it through the functions of [`control`].
 //!
 //! It does not know millpond's allocator or its CUDA backend: it sees only what any program would ask a driver. It has
-//! no compiler either: of kernels it runs those that [`kernel`] has a twin for.
+//! no compiler either: of kernels it runs those that [`kernel`] has a reference for.
 //!
 //! | file | idea |
 //! |---|---|
@@ -53,11 +53,11 @@ pub mod names;
 pub mod pool;
 mod ptx;
 mod raw;
+mod references;
 pub mod rows;
 mod spin;
 mod state;
 pub mod stream;
-mod twins;
 pub mod virt;
 
 pub use raw::{Array, In, Out, Text};

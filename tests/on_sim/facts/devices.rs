@@ -12,7 +12,7 @@ fn devices_have_their_own_memory_and_calls() {
     let other = sims[1].allocate(1024).expect("memory of its own");
     assert_ne!(range.addr(), other.addr());
     assert_eq!((sims[0].device(), sims[1].device()), (DeviceId(0), DeviceId(1)));
-    assert_eq!((sims[0].ledger().calls_total(), sims[1].ledger().bytes_taken), (1, 1024));
+    assert_eq!((sims[0].ledger().calls_total(), sims[1].ledger().bytes_reserved), (1, 1024));
     assert!(free(&sims[1], range.addr(), 1024).is_err(), "another device's");
 }
 

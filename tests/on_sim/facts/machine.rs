@@ -104,7 +104,7 @@ fn call_number_k_fails_once_and_does_nothing() {
     let range = sim.allocate(512).expect("call k - 1");
     let error = sim.allocate(512).expect_err("call k");
     assert_eq!((error.call, error.code), ("cuMemAlloc", 2));
-    assert_eq!((sim.ledger().bytes_taken, sim.call_count()), (512, k), "counted, and nothing taken");
+    assert_eq!((sim.ledger().bytes_reserved, sim.call_count()), (512, k), "counted, and nothing taken");
     drop(sim.allocate(512).expect("call k + 1"));
     assert!(sim.launch(&s, touch_nothing()).is_ok());
     drop(range);
@@ -202,7 +202,7 @@ fn the_ledger_counts_calls_and_finds_leaks() {
     let ledger = sim.ledger();
     assert_eq!((ledger.plain_ranges, ledger.pinned_ranges, ledger.handles, ledger.mappings), (1, 1, 1, 1));
     assert_eq!((ledger.reservations, ledger.streams, ledger.events), (1, 1, 1));
-    assert_eq!((ledger.bytes_taken, ledger.bytes_pinned), (1024 + 2 * MIB, 512));
+    assert_eq!((ledger.bytes_reserved, ledger.bytes_pinned), (1024 + 2 * MIB, 512));
     assert_eq!(ledger.calls_of(Call::EventRecord), 1);
     assert_eq!(ledger.calls_total(), 8);
     assert_eq!(sim.calls(), ledger.calls);

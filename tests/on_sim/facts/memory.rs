@@ -23,7 +23,7 @@ fn a_plain_free_behind_an_endless_kernel_fails_instead_of_hanging_and_the_range_
     let gate = sim.gate(&s).expect("an endless kernel");
     let (range, error) = range.release().expect_err("would wait for ever");
     assert!(error.to_string().contains("for ever"), "{error}");
-    assert_eq!(sim.ledger().bytes_taken, 512);
+    assert_eq!(sim.ledger().bytes_reserved, 512);
     gate.open();
     range.release().expect("freed");
     assert!(sim.ledger().leaks_nothing_but_streams());
@@ -63,7 +63,7 @@ fn capacity_is_counted_and_an_allocation_above_it_is_refused_with_the_numbers() 
     drop(sim.allocate(1024).expect("fits again"));
     drop(sim.allocate(512).expect("less"));
     let ledger = sim.ledger();
-    assert_eq!((ledger.bytes_taken, ledger.bytes_taken_peak), (0, 1024));
+    assert_eq!((ledger.bytes_reserved, ledger.bytes_reserved_peak), (0, 1024));
 }
 
 #[test]

@@ -120,7 +120,7 @@ fn one_handle_at_two_addresses_is_one_memory() {
     unmap(&sim, at, PAGE).expect("one of them");
     sim.launch(&s, Launch::check_pattern(page(at, 1), PAGE, A)).expect("queued");
     assert_eq!(sim.mismatches().1, 0);
-    assert_eq!(sim.ledger().bytes_taken, PAGE, "taken once");
+    assert_eq!(sim.ledger().bytes_reserved, PAGE, "taken once");
 }
 
 #[test]
@@ -146,13 +146,13 @@ fn a_handle_released_while_mapped_lives_until_it_is_unmapped() {
     set_access(&sim, at, PAGE).expect("usable");
     release(&sim, &handle).expect("released");
     fill(&sim, at, 1, PAGE, &s).expect("queued");
-    assert_eq!((sim.mismatches().1, sim.ledger().bytes_taken), (0, PAGE));
+    assert_eq!((sim.mismatches().1, sim.ledger().bytes_reserved), (0, PAGE));
     assert_eq!(map(&sim, page(at, 1), &handle).expect_err("released").kind, DriverErrorKind::InvalidHandle);
     assert!(release(&sim, &handle).is_err(), "twice");
     let alive = |l: &&Leak| matches!(l, Leak::Handle { mapped: 1, released: true, .. });
     assert_eq!(sim.leaks().iter().filter(alive).count(), 1);
     unmap(&sim, at, PAGE).expect("unmapped");
-    assert_eq!(sim.ledger().bytes_taken, 0);
+    assert_eq!(sim.ledger().bytes_reserved, 0);
 }
 
 #[test]

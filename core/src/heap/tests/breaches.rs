@@ -17,10 +17,7 @@ type Breach = (&'static str, &'static str, fn());
 /// Words of laws that nothing can break, and why.
 const UNBREAKABLE: &[(&str, &str)] = &[
     ("{free} arrived but is not free", "it was made free the line before"),
-    (
-        "a bin has more chunks than are free: a circle",
-        "a circle's second round meets a back link that is wrong",
-    ),
+    ("a bin has more chunks than are free: a list", "a list's second round meets a back link that is wrong"),
     (
         "the {kind:?} bound of {bound} granules is far from {longest}",
         "the bound is no longer than the bin of the longest reaches, once no bit and no bin is wrong",
@@ -38,8 +35,8 @@ fn taken<const N: usize>() -> (Heap, [Taken; N]) {
     (heap, all)
 }
 
-/// A heap of 64 granules, all of it Away again.
-fn away() -> Heap {
+/// A heap of 64 granules, all of it Absent again.
+fn absent() -> Heap {
     let mut heap = heap(64);
     heap.cut_free_of(S);
     heap.check();
@@ -125,12 +122,12 @@ const CHUNKS: &[Breach] = &[
         take(&mut heap, 8);
     }),
     ("H9", "chunk 2 was vacated twice", || {
-        let mut heap = away();
+        let mut heap = absent();
         alter(&mut heap, 2).state = None;
         heap.remove_segment(S);
     }),
     ("H4", "chunk 2 was vacated while in a bin", || {
-        let mut heap = away();
+        let mut heap = absent();
         alter(&mut heap, 2).bin = Bin::of(Kind::Large, 64);
         heap.remove_segment(S);
     }),
@@ -148,12 +145,12 @@ const CHUNKS: &[Breach] = &[
         heap.chunks.split(2, 8);
     }),
     ("H1", "chunk 2 of 64 granules cannot be sheared at 64", || {
-        heap(64).chunks.shear(2, 64);
+        heap(64).chunks.split_front(2, 64);
     }),
     ("H9", "chunk 3 is vacant but sheared", || {
         let (mut heap, _) = taken::<1>();
         alter(&mut heap, 3).state = None;
-        heap.chunks.shear(3, 4);
+        heap.chunks.split_front(3, 4);
     }),
     ("H1", "chunk 4 follows chunk 3 but is linked to 9", || {
         let (mut heap, [a, _]) = taken();
@@ -213,14 +210,14 @@ const CHUNKS: &[Breach] = &[
         heap(64).detach(Kind::Large, 2, 0, 65);
     }),
     ("H1", "chunk 2 is too short, by a skip of 0", || {
-        heap(64).carve(Kind::Large, 2, &Want::new(Granules(65), Kind::Large));
+        heap(64).split_fit(Kind::Large, 2, &Want::new(Granules(65), Kind::Large));
     }),
     ("H4", "chunk 3 is Some(Allocated) but handed out", || {
         let (mut heap, _) = taken::<1>();
-        heap.hand_out(3, 1);
+        heap.take_whole(3, 1);
     }),
     ("H4", "chunk 2 is handed out while in a bin", || {
-        heap(64).hand_out(2, 1);
+        heap(64).take_whole(2, 1);
     }),
     ("H4", "chunk 3 becomes free but is in a bin", || {
         let (mut heap, [t]) = taken();
@@ -242,7 +239,7 @@ const CALLERS: &[Breach] = &[
         heap.extend(S, Granules(64), Granules(37), Epoch(1));
     }),
     ("H1", "extend of segment 7 at 0 by 0 granules: the range is empty", || {
-        away().extend(S, Granules(0), Granules(0), Epoch(1));
+        absent().extend(S, Granules(0), Granules(0), Epoch(1));
     }),
     ("H1", "extend of segment 3 at 0 by 1 granules: this heap does not know the segment", || {
         heap(100).extend(SegmentId(3), Granules(0), Granules(1), Epoch(1));
@@ -255,8 +252,8 @@ const CALLERS: &[Breach] = &[
         heap.hold(t.chunk, t.generation, Epoch(9));
         heap.cut(t.chunk, Granules(8), Granules(8));
     }),
-    ("H2", "segment 7 is all Away but in pieces", || {
-        let mut heap = away();
+    ("H2", "segment 7 is all Absent but in pieces", || {
+        let mut heap = absent();
         alter(&mut heap, 2).len = 32;
         heap.remove_segment(S);
     }),
@@ -333,7 +330,7 @@ const CALLERS: &[Breach] = &[
         "H7",
         "view of chunk 2.0, but the slot is at generation 0 and away: freed twice, or a handle of another heap",
         || {
-            away().view(ChunkId(2), 0);
+            absent().view(ChunkId(2), 0);
         },
     ),
     ("H7", "chunk 3.1 is held twice: it is in flight", || {
@@ -405,21 +402,21 @@ const WALKS: &[Breach] = &[
     }),
     ("H5", "segment 7 has 64 granules here, not 63", || walk(|heap| heap.segments[0].here -= 1)),
     ("H5", "segment 7 has 64 free granules, not 63", || walk(|heap| heap.segments[0].free -= 1)),
-    ("H5", "free: the total is 65, the chunks say 64", || walk(|heap| heap.totals.held += 1)),
+    ("H5", "free: the total is 65, the chunks say 64", || walk(|heap| heap.totals.owned += 1)),
     ("H5", "allocated: the total is 1, the chunks say 0", || {
         walk(|heap| {
             heap.totals.allocated += 1;
-            heap.totals.held += 1;
+            heap.totals.owned += 1;
         });
     }),
     ("H5", "in flight: the total is 1, the chunks say 0", || {
         walk(|heap| {
             heap.totals.in_flight += 1;
-            heap.totals.held += 1;
+            heap.totals.owned += 1;
         });
     }),
-    ("H5", "asked: the total is 1, the chunks say 0", || walk(|heap| heap.totals.taken_bytes += 1)),
-    ("H5", "live: the total is 1, the chunks say 0", || walk(|heap| heap.totals.taken += 1)),
+    ("H5", "requested: the total is 1, the chunks say 0", || walk(|heap| heap.totals.requested_bytes += 1)),
+    ("H5", "live: the total is 1, the chunks say 0", || walk(|heap| heap.totals.allocations += 1)),
     ("H5", "free chunks: the total is 2, the chunks say 1", || walk(|heap| heap.totals.free_chunks += 1)),
     ("H5", "in-flight chunks: the total is 1, the chunks say 0", || {
         walk(|heap| heap.totals.in_flight_chunks += 1);
@@ -435,7 +432,7 @@ const WALKS: &[Breach] = &[
         let mut heap = heap(64);
         take(&mut heap, 8);
         // Consistent for H5, so that only the bound is wrong.
-        heap.totals.held = heap.totals.allocated + 3;
+        heap.totals.owned = heap.totals.allocated + 3;
         heap.check_bins_of(1);
     }),
     ("H9", "chunk 3 is vacant but linked", || {
@@ -455,7 +452,7 @@ const WALKS: &[Breach] = &[
         alter(&mut heap, 3).state = Some(ChunkState::Free);
         heap.check();
     }),
-    ("H9", "the vacant list is a circle", || {
+    ("H9", "the vacant list is a list", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
         alter(&mut heap, 3).next = 3;
@@ -466,22 +463,22 @@ const WALKS: &[Breach] = &[
             heap.chunks.fresh(0, Place::new(S, 0), 1, ChunkState::Allocated, Epoch(1));
         });
     }),
-    ("H9", "chunk 2 is Away at 0 but not in the index", || {
-        let mut heap = away();
-        heap.away.clear();
+    ("H9", "chunk 2 is Absent at 0 but not in the index", || {
+        let mut heap = absent();
+        heap.absent.clear();
         heap.check();
     }),
-    ("H9", "chunk 2 is Away but remembers", || {
-        let mut heap = away();
-        alter(&mut heap, 2).asked = 1;
+    ("H9", "chunk 2 is Absent but remembers", || {
+        let mut heap = absent();
+        alter(&mut heap, 2).requested = 1;
         heap.check();
     }),
-    ("H9", "the Away index has 1 chunks, the segments 0", || {
-        walk(|heap| assert_eq!(heap.away.insert((S, 9), 0), None));
+    ("H9", "the Absent index has 1 chunks, the segments 0", || {
+        walk(|heap| assert_eq!(heap.absent.insert((S, 9), 0), None));
     }),
-    ("H5", "the totals do not add up: Totals { held: 15, allocated: 16, ", || {
+    ("H5", "the totals do not add up: Totals { owned: 15, allocated: 16, ", || {
         let (mut heap, _) = taken::<1>();
-        heap.totals.held = 15;
+        heap.totals.owned = 15;
         heap.check();
     }),
 ];

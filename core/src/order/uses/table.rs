@@ -26,7 +26,7 @@ impl Key {
     pub(super) fn of(on: TimelineId, access: Access, kind: UseKind) -> Key {
         let kind = match kind {
             UseKind::Declared => 0,
-            UseKind::Lent => 1,
+            UseKind::Borrows => 1,
             UseKind::Open(_) => 2,
             UseKind::Exact(_) => 3,
         };

@@ -1,13 +1,13 @@
 //! An operand of a launch whose array was dropped.
 
-use millpond::kernel::{Argument, Kernel, TwinMemory};
+use millpond::kernel::{Argument, Kernel, ReferenceMemory};
 use millpond::{Allocator, Config, units::GIB};
 use millpond_sim::Sim;
 
-static LOOK: Kernel = Kernel::new(c"look", c".version 7.0").twin(look);
+static LOOK: Kernel = Kernel::new(c"look", c".version 7.0").reference(look);
 
 /// It reads its operand's first byte.
-fn look(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+fn look(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     memory.read(arguments[0].as_addr(), &mut [0]);
 }
 

@@ -1,9 +1,9 @@
-//! What the house's kernels do, on the CPU: the same to the last bit, the bits of a NaN apart.
+//! What the built-in kernels do, on the CPU: the same to the last bit, the bits of a NaN apart.
 //!
-//! Each twin takes the arguments of its kernel (the sources in `kernels` say them) and all elements at once. Floats are
+//! Each reference takes the arguments of its kernel (the sources in `kernels` say them) and all elements at once. Floats are
 //! added and rounded in the kernels' order. It does not know streams, arrays, nor who asks.
 
-use crate::driver::{Argument, TwinMemory};
+use crate::driver::{Argument, ReferenceMemory};
 use crate::units::Addr;
 
 /// Elements of one block's part of a sum, as kernels/reduce.cu says.
@@ -15,8 +15,8 @@ const THREADS: usize = 256;
 pub(super) trait Word: Copy {
     const ZERO: Self;
     fn of(argument: Argument) -> Self;
-    fn load(memory: &mut dyn TwinMemory, at: Addr, n: u64) -> Vec<Self>;
-    fn store(memory: &mut dyn TwinMemory, at: Addr, values: &[Self]);
+    fn load(memory: &mut dyn ReferenceMemory, at: Addr, n: u64) -> Vec<Self>;
+    fn store(memory: &mut dyn ReferenceMemory, at: Addr, values: &[Self]);
     /// `a * x + y`, rounded once.
     fn fused(a: Self, x: Self, y: Self) -> Self;
     fn plus(self, other: Self) -> Self;
@@ -30,13 +30,13 @@ macro_rules! words {
             fn of($bits: Argument) -> $word {
                 $of
             }
-            fn load(memory: &mut dyn TwinMemory, at: Addr, n: u64) -> Vec<$word> {
+            fn load(memory: &mut dyn ReferenceMemory, at: Addr, n: u64) -> Vec<$word> {
                 let mut bytes = vec![0; n as usize * size_of::<$word>()];
                 memory.read(at, &mut bytes);
                 let (words, _) = bytes.as_chunks();
                 words.iter().map(|&w| <$word>::from_le_bytes(w)).collect()
             }
-            fn store(memory: &mut dyn TwinMemory, at: Addr, values: &[$word]) {
+            fn store(memory: &mut dyn ReferenceMemory, at: Addr, values: &[$word]) {
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
                 memory.write(at, &bytes);
             }
@@ -64,19 +64,19 @@ fn all<const N: usize>(arguments: &[Argument]) -> [Argument; N] {
     arguments.try_into().unwrap_or_else(|_| panic!("the kernel takes {N} arguments, not {}", arguments.len()))
 }
 
-pub(super) fn fill(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+pub(super) fn fill(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let [at, bytes, word] = all(arguments);
     memory.fill(at.as_addr(), bytes.bits(), word.bits());
 }
 
-pub(super) fn iota<W: Word>(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+pub(super) fn iota<W: Word>(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let [out, n, first, step] = all(arguments);
     let (first, step) = (W::of(first), W::of(step));
     let values: Vec<W> = (0..n.bits()).map(|i| W::fused(W::counted(i), step, first)).collect();
     W::store(memory, out.as_addr(), &values);
 }
 
-pub(super) fn saxpy<W: Word>(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+pub(super) fn saxpy<W: Word>(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let [y, x, n, a] = all(arguments);
     let (a, xs) = (W::of(a), W::load(memory, x.as_addr(), n.bits()));
     let mut ys = W::load(memory, y.as_addr(), n.bits());
@@ -86,7 +86,7 @@ pub(super) fn saxpy<W: Word>(memory: &mut dyn TwinMemory, arguments: &[Argument]
     W::store(memory, y.as_addr(), &ys);
 }
 
-pub(super) fn reduce<W: Word>(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+pub(super) fn reduce<W: Word>(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let [out, x, n] = all(arguments);
     let xs = W::load(memory, x.as_addr(), n.bits());
     let sums: Vec<W> = xs.chunks(PART).map(sum_of_part).collect();
@@ -110,7 +110,7 @@ fn sum_of_part<W: Word>(part: &[W]) -> W {
 }
 
 /// Bytes of an array.
-fn bytes(memory: &mut dyn TwinMemory, at: Addr, len: u64) -> Vec<u8> {
+fn bytes(memory: &mut dyn ReferenceMemory, at: Addr, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     memory.read(at, &mut bytes);
     bytes
@@ -128,7 +128,7 @@ fn moved(from: &[u8], to: &mut [u8], element: usize, pairs: impl Iterator<Item =
     }
 }
 
-pub(super) fn gather<const PIECE: u64>(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+pub(super) fn gather<const PIECE: u64>(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let [out, from, length, at, n, pieces] = all(arguments);
     let element = PIECE * pieces.bits();
     let indices = u32::load(memory, at.as_addr(), n.bits());
@@ -139,7 +139,7 @@ pub(super) fn gather<const PIECE: u64>(memory: &mut dyn TwinMemory, arguments: &
     memory.write(out.as_addr(), &target);
 }
 
-pub(super) fn scatter<const PIECE: u64>(memory: &mut dyn TwinMemory, arguments: &[Argument]) {
+pub(super) fn scatter<const PIECE: u64>(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
     let [out, length, from, at, n, pieces] = all(arguments);
     let element = PIECE * pieces.bits();
     let indices = u32::load(memory, at.as_addr(), n.bits());

@@ -3,10 +3,10 @@
 //! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why it fails.
 
 use super::config::Reuse;
+use super::core::Core;
 use super::ladder::Climb;
 use super::pool::{Pool, PoolState};
 use super::registry::CONTEXT;
-use super::shared::Core;
 use crate::driver::{Driver, OwnedRange};
 use crate::error::{Holder, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Want};
@@ -71,9 +71,10 @@ impl<D: Driver> Core<D> {
         of: Holding,
     ) -> OutOfMemory {
         let pinned_limit = self.host.lock().backing.limit;
-        let stream_of = |&(on, why)| Some((self.registry.line(on).filter(|l| l.id != CONTEXT)?.info.id, why));
+        let stream_of =
+            |&(on, why)| Some((self.registry.timeline(on).filter(|l| l.id != CONTEXT)?.info.id, why));
         OutOfMemory {
-            requested: climb.asked,
+            requested: climb.requested,
             rounded: climb.want.len.bytes(),
             needed: climb.want.bytes_anywhere(),
             aligned_on: of.aligned_on,
@@ -86,7 +87,7 @@ impl<D: Driver> Core<D> {
             idle_after_uses: of.idle_after_uses,
             serves_after_uses: of.serves_after_uses,
             free_of_other_kind: of.of_other_kind,
-            kept: self.keeper.bytes(),
+            kept: self.deferred_drops.bytes(),
             streams_keep: self.config.reuse == Reuse::Never,
             holders: largest(of.by_name),
             pinned_limit,
@@ -103,14 +104,14 @@ impl<D: Driver> Core<D> {
             state.add_holders(&mut by_name);
             if !state.in_flight.is_empty() {
                 in_flight_by_segment(&state, &mut in_flight);
-                let lends = self.config.reuse != Reuse::Never || pool.number == own.number || state.closed;
-                serves_after_uses |= lends && state.heap.will_hold(want, &Kind::ALL);
+                let migrates = self.config.reuse != Reuse::Never || pool.number == own.number || state.closed;
+                serves_after_uses |= migrates && state.heap.will_hold(want, &Kind::ALL);
             }
             let kinds = [want.kind, want.kind.other()];
             // All are looked at, as the round has done that decided.
             let holds = |kind| state.heap.find(&Want { kind, ..*want }, usize::MAX, |_| true).is_some();
             if want.align > Granules(1) && kinds.into_iter().any(holds) {
-                aligned_on.push(pool.line.info.id);
+                aligned_on.push(pool.timeline.info.id);
             }
         }
         let (idle, idle_after_uses) = self.idle_bytes(&in_flight);

@@ -1,10 +1,10 @@
-//! Timelines that have an errand for the next call that may speak to the driver: a marker that is due, a stream that may close.
+//! Timelines that have pending maintenance for the next call that may speak to the driver: a marker that is due, a stream that may close.
 //!
-//! It knows which have one and in which order they are tried, not what an errand is. Each stands here once ([`Line::errand`]). A call takes all
+//! It knows which have one and in which order they are tried, not what it is. Each stands here once ([`StreamTimeline::maintenance_due`]). A call takes all
 //! that are new, and of those whose last try failed one, the one that has waited longest, and the next one behind each that could be done: a call has
 //! one failure of theirs, however many fail, and serves all that can be served. One that waits for the device takes all.
 
-use super::{Line, Registry};
+use super::{Registry, StreamTimeline};
 use crate::driver::Driver;
 use crate::sync::{Arc, Ordering};
 use smallvec::SmallVec;
@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 /// Those that nobody has taken.
 pub(super) struct Listed<D: Driver> {
     /// Raised since the last call that served them.
-    new: Vec<Arc<Line<D>>>,
+    new: Vec<Arc<StreamTimeline<D>>>,
     /// Those whose last try failed, the next one to be tried again first.
-    failing: VecDeque<Arc<Line<D>>>,
+    failing: VecDeque<Arc<StreamTimeline<D>>>,
 }
 
 impl<D: Driver> Default for Listed<D> {
@@ -25,57 +25,61 @@ impl<D: Driver> Default for Listed<D> {
 }
 
 impl<D: Driver> Listed<D> {
-    pub(super) fn put(&mut self, line: &Arc<Line<D>>) {
-        let line = Arc::clone(line);
-        if line.failing.load(Ordering::Relaxed) { self.failing.push_back(line) } else { self.new.push(line) }
+    pub(super) fn put(&mut self, timeline: &Arc<StreamTimeline<D>>) {
+        let timeline = Arc::clone(timeline);
+        if timeline.failing.load(Ordering::Relaxed) {
+            self.failing.push_back(timeline);
+        } else {
+            self.new.push(timeline);
+        }
     }
 }
 
 /// Those of one call. What a panic out of a driver call leaves goes back.
-pub(super) struct Errands<'a, D: Driver> {
+pub(super) struct Maintenance<'a, D: Driver> {
     registry: &'a Registry<D>,
-    now: Option<Arc<Line<D>>>,
+    now: Option<Arc<StreamTimeline<D>>>,
     /// The last one is next.
-    left: SmallVec<[Arc<Line<D>>; 8]>,
+    left: SmallVec<[Arc<StreamTimeline<D>>; 8]>,
     /// So many more of those whose last try failed were there.
     again: usize,
 }
 
-impl<'a, D: Driver> Errands<'a, D> {
+impl<'a, D: Driver> Maintenance<'a, D> {
     /// All that are new, and of those whose last try failed the first, or `all`.
-    pub(super) fn of(registry: &'a Registry<D>, all: bool) -> Errands<'a, D> {
-        let mut listed = registry.errands.lock();
+    pub(super) fn of(registry: &'a Registry<D>, all: bool) -> Maintenance<'a, D> {
+        let mut listed = registry.maintenance.lock();
         let many = if all { listed.failing.len() } else { listed.failing.len().min(1) };
-        let mut left: SmallVec<[Arc<Line<D>>; 8]> = listed.failing.drain(..many).rev().collect();
+        let mut left: SmallVec<[Arc<StreamTimeline<D>>; 8]> = listed.failing.drain(..many).rev().collect();
         left.extend(listed.new.drain(..).rev());
         let again = listed.failing.len();
         if again > 0 {
-            registry.errand.swap(true, Ordering::AcqRel);
+            registry.maintenance_due.swap(true, Ordering::AcqRel);
         }
-        Errands { registry, now: None, left, again }
+        Maintenance { registry, now: None, left, again }
     }
     /// The next one, which is put back if the call panics with it.
-    pub(super) fn next(&mut self) -> Option<Arc<Line<D>>> {
-        let done = self.now.take().is_some_and(|line| !line.failing.load(Ordering::Relaxed));
+    pub(super) fn next(&mut self) -> Option<Arc<StreamTimeline<D>>> {
+        let done = self.now.take().is_some_and(|timeline| !timeline.failing.load(Ordering::Relaxed));
         self.now = self.left.pop();
         // Those that failed are the last, so that what is done is one of them.
         if self.now.is_none() && done && self.again > 0 {
             self.again -= 1;
-            self.now = self.registry.errands.lock().failing.pop_front();
+            self.now = self.registry.maintenance.lock().failing.pop_front();
         }
         self.now.clone()
     }
 }
 
-impl<D: Driver> Drop for Errands<'_, D> {
+impl<D: Driver> Drop for Maintenance<'_, D> {
     fn drop(&mut self) {
         // These are marked as listed.
         if !self.left.is_empty() {
-            self.registry.errands.lock().new.extend(self.left.drain(..).rev());
-            self.registry.errand.swap(true, Ordering::AcqRel);
+            self.registry.maintenance.lock().new.extend(self.left.drain(..).rev());
+            self.registry.maintenance_due.swap(true, Ordering::AcqRel);
         }
         if let Some(now) = self.now.take() {
-            self.registry.raise_errand(&now);
+            self.registry.request_maintenance(&now);
         }
     }
 }
@@ -114,15 +118,15 @@ mod tests {
         // As many frees as make a marker due.
         drop(used);
         let listed = || -> Vec<TimelineId> {
-            let listed = s.registry().errands.lock();
+            let listed = s.registry().maintenance.lock();
             assert!(listed.new.is_empty(), "all were tried");
-            listed.failing.iter().map(|line| line.id).collect()
+            listed.failing.iter().map(|timeline| timeline.id).collect()
         };
-        s.registry().serve(&sim);
+        s.registry().run_maintenance(&sim);
         let mut expected = listed();
         assert_eq!(expected.len(), 40);
         for _ in 0..100 {
-            s.registry().serve(&sim);
+            s.registry().run_maintenance(&sim);
             expected.rotate_left(1);
             assert_eq!(listed(), expected);
         }
@@ -131,13 +135,13 @@ mod tests {
         }
         // One still captures: the call is over with it, and the next one does those behind it.
         sim.begin_capture(&streams[20].0).unwrap();
-        s.registry().serve(&sim);
-        let at = expected.iter().position(|&id| id == streams[20].1.line().id).unwrap();
+        s.registry().run_maintenance(&sim);
+        let at = expected.iter().position(|&id| id == streams[20].1.timeline().id).unwrap();
         assert_eq!(listed(), [&expected[at + 1..], &expected[at..=at]].concat());
-        s.registry().serve(&sim);
+        s.registry().run_maintenance(&sim);
         assert_eq!(listed().len(), 1, "all that can be done are");
         sim.end_capture(&streams[20].0).unwrap();
-        s.registry().serve(&sim);
+        s.registry().run_maintenance(&sim);
         assert_eq!(listed().len(), 0);
     }
 }

@@ -6,14 +6,14 @@
 
 use super::backing::{Backing, kept};
 use super::config::{Config, Growth, SMALL_BYTES};
-use super::hands::Hands;
-use super::keeper::Keeper;
-use super::lenders::Lenders;
+use super::deferred_drops::DeferredDrops;
+use super::in_transit::InTransit;
 use super::peaks::Peaks;
 use super::pinned::pool::HostPool;
 use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
 use super::registry::Registry;
+use super::sources::MigrationSources;
 use super::undo::resume;
 use crate::driver::{Driver, DriverResult, OwnedRange};
 use crate::error::{DriverError, DriverErrorKind, Error};
@@ -44,12 +44,12 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) registry: Arc<Registry<D>>,
     /// By their numbers, which grow.
     pub(crate) pools: Ranked<Vec<Arc<Pool<D>>>>,
-    /// Those of them that may have something to lend.
-    pub(crate) lenders: Lenders,
+    /// Those of them that may have something to give.
+    pub(crate) sources: MigrationSources,
     pub(crate) backing: Ranked<Backing<OwnedRange<D>>>,
     pub(crate) host: HostPool<D>,
     /// What dropped tokens of copies owned.
-    pub(crate) keeper: Arc<Keeper<D>>,
+    pub(crate) deferred_drops: Arc<DeferredDrops<D>>,
     recorder: Recorder<Event>,
     pub(crate) ladder: Mutex<Ladder>,
     /// What pools did that are no more. Changed and read under the list's lock: [`Core::pools_and_departed`].
@@ -64,7 +64,7 @@ pub(crate) struct Core<D: Driver> {
     /// Where the next search through the pools of many streams begins.
     pub(super) turn: AtomicUsize,
     /// Who holds any such bytes.
-    pub(crate) hands: Hands,
+    pub(crate) in_transit: InTransit,
     /// One trim at a time: two that gather one segment would each find it incomplete.
     pub(crate) trimmer: Ranked<()>,
     /// Who sets a limit: one at a time, so that each takes its own back.
@@ -88,17 +88,17 @@ impl<D: Driver> Core<D> {
             registry.allow_queries();
         }
         let host = HostPool::new(config.pinned_limit);
-        let keeper = Keeper::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
+        let deferred_drops = DeferredDrops::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
         Ok(Arc::new(Core {
             device: driver.device(),
             capacity: info.total,
             small_bytes: if config.growth == Growth::Exact { 0 } else { SMALL_BYTES },
             registry,
             pools: Ranked::new(Rank::Pools, Vec::new()),
-            lenders: Lenders::new(config.few),
+            sources: MigrationSources::new(config.few),
             backing: Ranked::new(Rank::Backing, Backing::new(limit)),
             host,
-            keeper: Arc::new(keeper),
+            deferred_drops: Arc::new(deferred_drops),
             recorder: Recorder::new(),
             ladder: Mutex::new(Ladder::default()),
             departed: Mutex::new((Counters::default(), Histogram::default())),
@@ -107,7 +107,7 @@ impl<D: Driver> Core<D> {
             sweep_above: AtomicUsize::new(super::registry::SWEEP_LEAST),
             gone: Mutex::new(BTreeSet::new()),
             turn: AtomicUsize::new(0),
-            hands: Hands::default(),
+            in_transit: InTransit::default(),
             trimmer: Ranked::new(Rank::Trimmer, ()),
             limits: Mutex::new(()),
             owners: AtomicUsize::new(0),
@@ -197,16 +197,16 @@ impl<D: Driver> Core<D> {
     /// The last `Allocator` and `Stream` are gone.
     fn abandon(&self) {
         // What is kept may hold pinned memory of ours. If an owner's drop panics, or the driver, the rest is given back all the same.
-        let closed = catch_unwind(AssertUnwindSafe(|| self.keeper.close()));
+        let closed = catch_unwind(AssertUnwindSafe(|| self.deferred_drops.close()));
         self.orphans.store(1, Ordering::Release);
         for pool in self.pool_list() {
             let mut state = pool.lock();
-            let shares = Pool::<D>::leave(&mut state, Watch::ORPHAN);
+            let refcounts = Pool::<D>::leave(&mut state, Watch::ORPHAN);
             if state.heap.live() > 0 {
                 self.orphans.fetch_add(1, Ordering::AcqRel);
             }
             drop(state);
-            Pool::release(&pool, shares);
+            Pool::release(&pool, refcounts);
         }
         self.host.abandon();
         self.orphan_done();
@@ -225,7 +225,7 @@ impl<D: Driver> Core<D> {
                 let pending = self.host.lock().pool.in_flight.uses().collect();
                 let over = self.is_over(self.wait_or_synchronize(pending));
                 self.host.release_all(&self.driver, over);
-                self.registry.serve(&self.driver);
+                self.registry.run_maintenance(&self.driver);
                 self.registry.retire();
                 self.registry.trim_events();
             });
@@ -252,8 +252,8 @@ impl<D: Driver> Core<D> {
             if !state.closed {
                 state.closed = true;
                 drop(state);
-                pool.line.pools.fetch_sub(1, Ordering::AcqRel);
-                self.registry.raise_errand(&pool.line);
+                pool.timeline.pools.fetch_sub(1, Ordering::AcqRel);
+                self.registry.request_maintenance(&pool.timeline);
             }
         }
         let segments = self.backing.lock().take_all();
@@ -272,7 +272,7 @@ impl<D: Driver> Core<D> {
         if unpin {
             self.host.release_all(&self.driver, over);
         }
-        self.registry.serve(&self.driver);
+        self.registry.run_maintenance(&self.driver);
         self.registry.retire();
         self.registry.trim_events();
         if !self.config.deterministic {
@@ -288,11 +288,11 @@ impl<D: Driver> Core<D> {
         for pool in self.pool_list() {
             let state = pool.lock();
             pending.extend(state.in_flight.uses());
-            let last = Pending { on: pool.line.id, epoch: state.heap.latest_stamp() };
+            let last = Pending { on: pool.timeline.id, epoch: state.heap.latest_stamp() };
             drop(state);
             // Of what is complete there is nothing to mark: its stream may capture.
             if !self.registry.all_complete(&[last]) {
-                pending.push(Pending { epoch: pool.line.promise(), ..last });
+                pending.push(Pending { epoch: pool.timeline.reserve_epoch(), ..last });
             }
         }
         pending
@@ -324,14 +324,14 @@ impl<D: Driver> Core<D> {
         let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let backing = self.backing.lock();
-        total.reserved_peak = backing.taken_peak;
+        total.reserved_peak = backing.reserved_peak;
         Report {
             device: self.device,
             capacity: self.capacity,
             limit: backing.limit,
             policy: self.config.policy.name().into(),
-            reserved: backing.taken,
-            reserved_peak: backing.taken_peak,
+            reserved: backing.reserved,
+            reserved_peak: backing.reserved_peak,
             segments: backing.segments.len() as u64,
             moving: self.moving.load(Ordering::Relaxed),
             growths: backing.growths,

@@ -4,15 +4,15 @@ use super::device::DeviceArray;
 use super::{Shape, bytes_of};
 use crate::allocator::Stream;
 use crate::allocator::access::Tracked;
-use crate::allocator::foreign::Foreign;
+use crate::allocator::external::External;
 use crate::driver::Driver;
-use crate::error::{Error, ForeignRange, ForeignRangeKind};
+use crate::error::{Error, ExternalRange, ExternalRangeKind};
 use crate::units::{Addr, DeviceId};
 use bytemuck::Pod;
 
-/// A range of device memory that is not ours. [`DeviceArray::from_foreign`] makes an array of it, with what keeps it alive; an example is there.
+/// A range of device memory that is not ours. [`DeviceArray::from_external`] makes an array of it, with what keeps it alive; an example is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ForeignMemory {
+pub struct ExternalMemory {
     /// The first byte.
     pub address: Addr,
     /// Its length in bytes.
@@ -21,24 +21,24 @@ pub struct ForeignMemory {
     pub device: DeviceId,
 }
 
-impl ForeignMemory {
+impl ExternalMemory {
     /// What is wrong with it, for elements of so many bytes, aligned so.
     fn check(self, needed: u64, align: u64) -> Result<(), Error> {
-        let ForeignMemory { address, bytes, .. } = self;
+        let ExternalMemory { address, bytes, .. } = self;
         let kind = if address.0 == 0 {
-            ForeignRangeKind::Null
+            ExternalRangeKind::Null
         } else if bytes == 0 || needed == 0 {
-            ForeignRangeKind::Empty
+            ExternalRangeKind::Empty
         } else if !address.0.is_multiple_of(align) {
-            ForeignRangeKind::Misaligned { align }
+            ExternalRangeKind::Misaligned { align }
         } else if address.0.checked_add(bytes).is_none() {
-            ForeignRangeKind::Wraps
+            ExternalRangeKind::Wraps
         } else if needed > bytes {
-            ForeignRangeKind::TooShort { needed }
+            ExternalRangeKind::TooShort { needed }
         } else {
             return Ok(());
         };
-        Err(Error::ForeignRange(ForeignRange { address, bytes, kind }))
+        Err(Error::ExternalRange(ExternalRange { address, bytes, kind }))
     }
 }
 
@@ -50,7 +50,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// **Ordering.** What `stream` was given by now counts as a write before everything; who else wrote the memory is the
     /// program's to order before `stream`. When the array is dropped, `owner` is dropped when every operation on the
     /// array, on whatever stream, and everything that `stream` was given until then is *complete*: at once if that is
-    /// known, else by a later call that may speak to the driver: an operation, a recorded use, another array in foreign memory,
+    /// known, else by a later call that may speak to the driver: an operation, a recorded use, another array in external memory,
     /// a request that the cache does not serve, a trim, or a wait of the host's for the device, for the stream or for an event of it, in which
     /// completion is learnt. So `owner` may give the memory to anybody. Its drop runs in that call, with no lock of the allocator's held, and takes
     /// what it takes: one that gives plain memory back to the driver waits for every kernel on the device, and so does then the call, a request
@@ -58,7 +58,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// completion cannot be proved, it is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
     ///
     /// ```
-    /// use millpond::array::ForeignMemory;
+    /// use millpond::array::ExternalMemory;
     /// use millpond::driver::Memory;
     /// use millpond_sim::Sim;
     /// use millpond::{Allocator, Config, DeviceArray, units::GIB};
@@ -67,9 +67,9 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// let gpu = Allocator::new(sim.clone(), Config::default())?;
     /// let stream = gpu.stream()?;
     /// let theirs = sim.allocate(4096)?; // the driver's own, freed when dropped
-    /// let memory = ForeignMemory { address: theirs.addr(), bytes: 4096, device: gpu.device() };
+    /// let memory = ExternalMemory { address: theirs.addr(), bytes: 4096, device: gpu.device() };
     /// // SAFETY: nobody else uses the range, and it lives as long as `theirs`.
-    /// let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, [32, 32], &stream, theirs) };
+    /// let made = unsafe { DeviceArray::<u32, _>::from_external(memory, [32, 32], &stream, theirs) };
     /// let mut x = made.map_err(|(_, e)| e)?;
     /// x.fill_bytes(1, &stream)?;
     /// assert_eq!(x.to_vec(&stream)?[7], 0x0101_0101);
@@ -81,7 +81,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// ```
     ///
     /// # Errors
-    /// With the owner: [`Error::ForeignRange`] for a range that is null, of no bytes, misaligned for `T`, too short, or
+    /// With the owner: [`Error::ExternalRange`] for a range that is null, of no bytes, misaligned for `T`, too short, or
     /// past the end of all addresses; [`Error::WrongDevice`] for one on another device than `stream`;
     /// [`Error::Overflow`]; a per-thread default stream of another thread.
     ///
@@ -90,8 +90,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// nobody else reads what the array writes, nor writes it, but in an order that the program makes
     /// ([`DeviceArray::wait_on`], [`DeviceArray::record_use`]).
     #[allow(unsafe_code, reason = "an address is taken at its word")]
-    pub unsafe fn from_foreign<O: Send + 'static>(
-        memory: ForeignMemory,
+    pub unsafe fn from_external<O: Send + 'static>(
+        memory: ExternalMemory,
         shape: impl Into<Shape>,
         stream: &Stream<D>,
         owner: O,
@@ -104,15 +104,15 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
                 return Err(Error::WrongDevice { found, expected });
             }
             memory.check(needed, align_of::<T>() as u64)?;
-            Ok(stream.line().own_thread("from_foreign")?)
+            Ok(stream.timeline().own_thread("from_external")?)
         });
         match checked {
             Ok(()) => {
-                let memory = Foreign::new(memory.address, memory.bytes, stream, Box::new(owner));
+                let memory = External::new(memory.address, memory.bytes, stream, Box::new(owner));
                 // Each owner that may come to be kept pays for one that is: behind the making, so that a panic in another one's drop
                 // drops this array, which keeps its owner for the work before.
-                stream.keeper().serve();
-                Ok(DeviceArray::of(Tracked::foreign(memory), shape))
+                stream.deferred_drops().run();
+                Ok(DeviceArray::of(Tracked::external(memory), shape))
             }
             Err(e) => Err((owner, e)),
         }

@@ -2,7 +2,7 @@
 //!
 //! Between two pools, between a pool and the device, or claimed under the limit and not yet granted, bytes belong to one
 //! thread alone and no other can find them. A request that finds nothing at such a moment is not out of memory: it looks
-//! again when what was in hand has landed ([`Hands::others_landed`]). It does not know what is moved or where.
+//! again when what was in hand has landed ([`InTransit::others_landed`]). It does not know what is moved or where.
 //!
 //! A hand is taken up before the lock is released under which the bytes left, and put down after the one under which they
 //! arrived; so whoever holds a pool's lock and sees no hand knows that nothing will come back to that pool.
@@ -11,9 +11,9 @@ use crate::sync::{Condvar, Mutex};
 use core::cell::Cell;
 use core::time::Duration;
 
-/// All hands of one allocator.
+/// All transits of one allocator.
 #[derive(Default)]
-pub(crate) struct Hands {
+pub(crate) struct InTransit {
     state: Mutex<State>,
     landed: Condvar,
 }
@@ -27,23 +27,23 @@ struct State {
 }
 
 /// One hand with something in it, until dropped.
-pub(crate) struct Hand<'a> {
-    hands: &'a Hands,
+pub(crate) struct TransitGuard<'a> {
+    in_transit: &'a InTransit,
     own: &'a Cell<u64>,
 }
 
-impl Hands {
+impl InTransit {
     /// Takes something up. What the same request puts down is no news to it: it is counted in `own`. May be called under
     /// any lock.
-    pub(crate) fn take<'a>(&'a self, own: &'a Cell<u64>) -> Hand<'a> {
+    pub(crate) fn take<'a>(&'a self, own: &'a Cell<u64>) -> TransitGuard<'a> {
         self.state.lock().busy += 1;
-        Hand { hands: self, own }
+        TransitGuard { in_transit: self, own }
     }
     /// Whether anybody holds anything. Certain only under a lock that whoever takes up or puts down would need.
     pub(crate) fn any(&self) -> bool {
         self.state.lock().busy > 0
     }
-    /// How many have landed so far, for [`Hands::others_landed`].
+    /// How many have landed so far, for [`InTransit::others_landed`].
     pub(crate) fn landed(&self) -> u64 {
         self.state.lock().landed
     }
@@ -63,13 +63,13 @@ impl Hands {
     }
 }
 
-impl Drop for Hand<'_> {
+impl Drop for TransitGuard<'_> {
     fn drop(&mut self) {
         self.own.set(self.own.get() + 1);
-        let mut state = self.hands.state.lock();
+        let mut state = self.in_transit.state.lock();
         state.busy -= 1;
         state.landed += 1;
         drop(state);
-        self.hands.landed.notify_all();
+        self.in_transit.landed.notify_all();
     }
 }

@@ -1,17 +1,17 @@
-//! Kernels behind millpond's safe verbs: what a launch touches, by its arguments, and its twin on the contents.
+//! Kernels behind millpond's safe verbs: what a launch touches, by its arguments, and its reference on the contents.
 //!
 //! A driver is told addresses and not what lies there, so the ranges are worked out again from the kernels' sources, apart
 //! from what the library declares: a verb that passed a wrong length would touch what it does not own, and be judged. It
 //! does not know who launches.
 
 use crate::door::{Fail, Outcome};
-use millpond::kernel::{Argument, Kernel, house};
+use millpond::kernel::{Argument, Kernel, builtins};
 use millpond::units::Addr;
 use millpond_sim::{Launch, Sim, SimStream};
 
-/// The kernel of this name that has its twin in the library.
+/// The kernel of this name that has its reference in the library.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
-    house().find(|k| k.name().to_bytes() == name.as_bytes())
+    builtins().find(|k| k.name().to_bytes() == name.as_bytes())
 }
 
 /// The kernel's plain name, and the bytes that the last part of it says.
@@ -54,10 +54,10 @@ fn touched(name: &str, p: &[u64], blocks: u64) -> Outcome<Vec<(u64, u64, bool)>>
     })
 }
 
-/// Queues the twin.
+/// Queues the reference.
 pub(crate) fn launch(sim: &Sim, on: &SimStream, kernel: &Kernel, p: &[u64], blocks: u64) -> Outcome {
     let name = kernel.name().to_string_lossy().into_owned();
-    let twin = kernel.on_cpu()?;
+    let reference = kernel.on_cpu()?;
     let mut launch = Launch::new(name.clone());
     for (addr, bytes, writes) in touched(&name, p, blocks)? {
         if addr.checked_add(bytes).is_none() {
@@ -70,7 +70,7 @@ pub(crate) fn launch(sim: &Sim, on: &SimStream, kernel: &Kernel, p: &[u64], bloc
         launch = launch.reads(Addr(addr), bytes);
     }
     let arguments: Vec<Argument> = p.iter().map(|&bits| Argument::from_bits(bits)).collect();
-    let launch = launch.body(move |memory| twin(memory, &arguments));
+    let launch = launch.body(move |memory| reference(memory, &arguments));
     crate::kernel::queue(sim, on, launch)
 }
 
@@ -90,8 +90,8 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_with_a_twin_is_known_here() {
-        for kernel in house().filter(|k| k.name() != c"millpond_fill") {
+    fn every_kernel_with_a_reference_is_known_here() {
+        for kernel in builtins().filter(|k| k.name() != c"millpond_fill") {
             let name = kernel.name().to_str().expect("plain text");
             assert!(parts(name).is_some(), "{name}");
             let known = (3..=6).any(|n| touched(name, &vec![0; n], 0).is_ok());

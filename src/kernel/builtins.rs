@@ -1,7 +1,7 @@
-//! The house's own kernels: committed PTX and its twins, by operation and type. It does not know who launches them.
+//! The built-in kernels: committed PTX and its references, by operation and type. It does not know who launches them.
 
-use super::twins;
-use crate::driver::{DriverResult, Kernel, Kernels, Twin};
+use super::references;
+use crate::driver::{DriverResult, Kernel, Kernels, Reference};
 use core::ffi::CStr;
 
 /// A module's text. It stands in a `static`, so that every kernel of it names the same address.
@@ -22,55 +22,55 @@ text!(REDUCE_TEXT, "reduce.ptx");
 text!(GATHER_TEXT, "gather.ptx");
 text!(SCATTER_TEXT, "scatter.ptx");
 
-const fn kernel(name: &'static CStr, text: &'static CStr, twin: Twin) -> Kernel {
-    Kernel::new(name, text).twin(twin)
+const fn kernel(name: &'static CStr, text: &'static CStr, reference: Reference) -> Kernel {
+    Kernel::new(name, text).reference(reference)
 }
 
 /// Fills with a word: address, bytes, word.
-pub(super) static FILL: Kernel = kernel(c"millpond_fill", FILL_TEXT, twins::fill);
+pub(super) static FILL: Kernel = kernel(c"millpond_fill", FILL_TEXT, references::fill);
 
 /// Counts up: target, elements, first, step. As [`Kind`](super::number::Kind) is numbered.
 pub(super) static IOTA: [Kernel; 4] = [
-    kernel(c"millpond_iota_u32", IOTA_TEXT, twins::iota::<u32>),
-    kernel(c"millpond_iota_u64", IOTA_TEXT, twins::iota::<u64>),
-    kernel(c"millpond_iota_f32", IOTA_TEXT, twins::iota::<f32>),
-    kernel(c"millpond_iota_f64", IOTA_TEXT, twins::iota::<f64>),
+    kernel(c"millpond_iota_u32", IOTA_TEXT, references::iota::<u32>),
+    kernel(c"millpond_iota_u64", IOTA_TEXT, references::iota::<u64>),
+    kernel(c"millpond_iota_f32", IOTA_TEXT, references::iota::<f32>),
+    kernel(c"millpond_iota_f64", IOTA_TEXT, references::iota::<f64>),
 ];
 
 /// Adds a multiple: y, x, elements, factor.
 pub(super) static SAXPY: [Kernel; 4] = [
-    kernel(c"millpond_saxpy_u32", SAXPY_TEXT, twins::saxpy::<u32>),
-    kernel(c"millpond_saxpy_u64", SAXPY_TEXT, twins::saxpy::<u64>),
-    kernel(c"millpond_saxpy_f32", SAXPY_TEXT, twins::saxpy::<f32>),
-    kernel(c"millpond_saxpy_f64", SAXPY_TEXT, twins::saxpy::<f64>),
+    kernel(c"millpond_saxpy_u32", SAXPY_TEXT, references::saxpy::<u32>),
+    kernel(c"millpond_saxpy_u64", SAXPY_TEXT, references::saxpy::<u64>),
+    kernel(c"millpond_saxpy_f32", SAXPY_TEXT, references::saxpy::<f32>),
+    kernel(c"millpond_saxpy_f64", SAXPY_TEXT, references::saxpy::<f64>),
 ];
 
 /// Sums of parts: target, source, elements.
 pub(super) static REDUCE: [Kernel; 4] = [
-    kernel(c"millpond_reduce_u32", REDUCE_TEXT, twins::reduce::<u32>),
-    kernel(c"millpond_reduce_u64", REDUCE_TEXT, twins::reduce::<u64>),
-    kernel(c"millpond_reduce_f32", REDUCE_TEXT, twins::reduce::<f32>),
-    kernel(c"millpond_reduce_f64", REDUCE_TEXT, twins::reduce::<f64>),
+    kernel(c"millpond_reduce_u32", REDUCE_TEXT, references::reduce::<u32>),
+    kernel(c"millpond_reduce_u64", REDUCE_TEXT, references::reduce::<u64>),
+    kernel(c"millpond_reduce_f32", REDUCE_TEXT, references::reduce::<f32>),
+    kernel(c"millpond_reduce_f64", REDUCE_TEXT, references::reduce::<f64>),
 ];
 
 /// Picks elements: target, source, its elements, indices, elements, pieces. By the logarithm of a piece's bytes.
 pub(super) static GATHER: [Kernel; 4] = [
-    kernel(c"millpond_gather_1", GATHER_TEXT, twins::gather::<1>),
-    kernel(c"millpond_gather_2", GATHER_TEXT, twins::gather::<2>),
-    kernel(c"millpond_gather_4", GATHER_TEXT, twins::gather::<4>),
-    kernel(c"millpond_gather_8", GATHER_TEXT, twins::gather::<8>),
+    kernel(c"millpond_gather_1", GATHER_TEXT, references::gather::<1>),
+    kernel(c"millpond_gather_2", GATHER_TEXT, references::gather::<2>),
+    kernel(c"millpond_gather_4", GATHER_TEXT, references::gather::<4>),
+    kernel(c"millpond_gather_8", GATHER_TEXT, references::gather::<8>),
 ];
 
 /// Spreads elements: target, its elements, source, indices, elements, pieces. As [`GATHER`].
 pub(super) static SCATTER: [Kernel; 4] = [
-    kernel(c"millpond_scatter_1", SCATTER_TEXT, twins::scatter::<1>),
-    kernel(c"millpond_scatter_2", SCATTER_TEXT, twins::scatter::<2>),
-    kernel(c"millpond_scatter_4", SCATTER_TEXT, twins::scatter::<4>),
-    kernel(c"millpond_scatter_8", SCATTER_TEXT, twins::scatter::<8>),
+    kernel(c"millpond_scatter_1", SCATTER_TEXT, references::scatter::<1>),
+    kernel(c"millpond_scatter_2", SCATTER_TEXT, references::scatter::<2>),
+    kernel(c"millpond_scatter_4", SCATTER_TEXT, references::scatter::<4>),
+    kernel(c"millpond_scatter_8", SCATTER_TEXT, references::scatter::<8>),
 ];
 
 /// Every kernel behind the safe verbs, to be played by a device of one's own.
-pub fn house() -> impl Iterator<Item = &'static Kernel> {
+pub fn builtins() -> impl Iterator<Item = &'static Kernel> {
     let tables = [&IOTA, &SAXPY, &REDUCE, &GATHER, &SCATTER];
     core::iter::once(&FILL).chain(tables.into_iter().flatten())
 }
@@ -81,8 +81,8 @@ pub fn house() -> impl Iterator<Item = &'static Kernel> {
 ///
 /// # Errors
 /// Whatever the driver says; what was loaded stays loaded.
-pub fn load_house<D: Kernels>(device: &D) -> DriverResult<()> {
-    house().try_for_each(|kernel| device.load_kernel(kernel))
+pub fn load_builtins<D: Kernels>(device: &D) -> DriverResult<()> {
+    builtins().try_for_each(|kernel| device.load_kernel(kernel))
 }
 
 #[cfg(test)]
@@ -92,11 +92,11 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_text_and_there_once() {
         let mut names = Vec::new();
-        for kernel in house() {
+        for kernel in builtins() {
             let name = kernel.name().to_str().expect("plain text");
             let text = kernel.text().to_str().expect("plain text");
             assert!(text.contains(&format!(".entry {name}(")), "{name} is not in its text");
-            assert!(kernel.on_cpu().is_ok(), "{name} has no twin");
+            assert!(kernel.on_cpu().is_ok(), "{name} has no reference");
             names.push(name);
         }
         let entries: usize = [FILL_TEXT, IOTA_TEXT, SAXPY_TEXT, REDUCE_TEXT, GATHER_TEXT, SCATTER_TEXT]

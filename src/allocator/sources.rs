@@ -1,4 +1,4 @@
-//! Which pools may have something to lend: their numbers, by the length of their longest free range of each kind.
+//! Which pools may have something to give: their numbers, by the length of their longest free range of each kind.
 //!
 //! A miss of a program with thousands of streams cannot look at every pool. So the core keeps all pools that have free memory
 //! in the order of a bound on their longest free range, small segments' apart from large ones', and a miss looks at those that
@@ -26,7 +26,7 @@ pub(super) mod news;
 
 pub(super) use aside::ASKED;
 
-use super::registry::Line;
+use super::registry::StreamTimeline;
 use crate::driver::Driver;
 use crate::heap::{ChunkState, Heap, Kind, Ripe};
 use crate::order::{Clock, TimelineId};
@@ -78,7 +78,7 @@ fn first_of_each_class(pools: &BTreeSet<At>, len: u32) -> impl Iterator<Item = u
 }
 
 /// All pools that have free memory.
-pub(crate) struct Lenders {
+pub(crate) struct MigrationSources {
     kinds: Ranked<[Order; 2]>,
     /// All pools that have ranges in flight, by their bound.
     in_flight: Ranked<BTreeSet<At>>,
@@ -134,11 +134,11 @@ impl Order {
     }
 }
 
-impl Lenders {
-    pub(crate) fn new(few: Option<usize>) -> Lenders {
+impl MigrationSources {
+    pub(crate) fn new(few: Option<usize>) -> MigrationSources {
         let kinds = Ranked::new(Rank::Leaf, Default::default());
         let in_flight = Ranked::new(Rank::Leaf, BTreeSet::new());
-        Lenders { kinds, in_flight, news: News::new(), few: few.unwrap_or(FEW) }
+        MigrationSources { kinds, in_flight, news: News::new(), few: few.unwrap_or(FEW) }
     }
 
     /// The bound on a pool's ranges in flight changed, from `before`. Called under the pool's lock.
@@ -182,7 +182,7 @@ impl Lenders {
         &self,
         pool: u32,
         kind: Kind,
-        line: &Line<D>,
+        timeline: &StreamTimeline<D>,
         longest: u32,
         ripe: Ripe,
         complete: Epoch,
@@ -195,14 +195,14 @@ impl Lenders {
             let order = &mut kinds[kind as usize];
             let before = order.aside.get(pool).map_or(longest, |place| place.complete);
             order.set(pool, before, ripe.longest.0);
-            let since = Epoch(line.marked().0 + 1);
-            order.aside.insert(pool, Place::new(line.id, longest, ripe, since));
+            let since = Epoch(timeline.marked().0 + 1);
+            order.aside.insert(pool, Place::new(timeline.id, longest, ripe, since));
         }
-        line.listeners.listen(&self.news, pool);
+        timeline.listeners.listen(&self.news, pool);
         // Only now: what came since would not be told.
-        let (now, asking) = line.progress();
+        let (now, asking) = timeline.progress();
         if now > complete {
-            line.listeners.tell();
+            timeline.listeners.tell();
         }
         if asking {
             self.kinds.lock()[kind as usize].aside.ask_about(pool);
@@ -306,8 +306,8 @@ impl Lenders {
     }
 
     /// Panics unless F2 holds. Not while the timeline moves on.
-    pub(crate) fn check_aside<D: Driver>(&self, pool: u32, line: &Line<D>, heap: &Heap) {
-        let complete = line.seen();
+    pub(crate) fn check_aside<D: Driver>(&self, pool: u32, timeline: &StreamTimeline<D>, heap: &Heap) {
+        let complete = timeline.seen();
         if self.news.is_of(pool) {
             return;
         }

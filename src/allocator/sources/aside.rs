@@ -19,7 +19,7 @@ pub(in super::super) const ASKED: usize = 4;
 
 /// A pool that was looked at in vain.
 pub(super) struct Place {
-    pub(super) line: TimelineId,
+    pub(super) timeline: TimelineId,
     /// The bound on its longest free range: more than what is complete.
     pub(super) longest: u32,
     /// No complete range of it is longer.
@@ -31,8 +31,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new(line: TimelineId, longest: u32, ripe: Ripe, since: Epoch) -> Place {
-        Place { line, longest, complete: ripe.longest.0, ripe, since, asking: false }
+    pub(super) fn new(timeline: TimelineId, longest: u32, ripe: Ripe, since: Epoch) -> Place {
+        Place { timeline, longest, complete: ripe.longest.0, ripe, since, asking: false }
     }
     /// No free range of at least `len`, longer than what is complete, has a stamp below this.
     pub(super) fn least(&self, len: u32) -> Epoch {
@@ -45,7 +45,7 @@ impl Place {
 pub(super) struct Aside {
     places: HashMap<u32, Place>,
     /// By their timelines.
-    of_line: BTreeSet<(TimelineId, u32)>,
+    of_timeline: BTreeSet<(TimelineId, u32)>,
     /// By their longest free range.
     by_len: BTreeSet<At>,
     /// Those that have a marker to ask about, by the same.
@@ -73,7 +73,7 @@ impl Aside {
         if place.asking {
             self.asking.insert((place.longest, pool));
         }
-        self.of_line.insert((place.line, pool));
+        self.of_timeline.insert((place.timeline, pool));
         self.places.insert(pool, place);
     }
 
@@ -81,7 +81,7 @@ impl Aside {
         let place = self.places.remove(&pool)?;
         self.by_len.remove(&(place.longest, pool));
         self.asking.remove(&(place.longest, pool));
-        self.of_line.remove(&(place.line, pool));
+        self.of_timeline.remove(&(place.timeline, pool));
         Some(place)
     }
 
@@ -114,12 +114,12 @@ impl Aside {
             let may = |place: &Place| place.longest >= len && ordered(place);
             self.places.get(&pool).is_some_and(may).then_some(pool)
         };
-        if clock.len() < self.of_line.len() {
-            let on_line = |on| self.of_line.range((on, 0)..=(on, u32::MAX));
-            let lines = clock.iter().map(|(on, _)| on).chain([to]);
-            lines.flat_map(on_line).filter_map(may).collect()
+        if clock.len() < self.of_timeline.len() {
+            let on_timeline = |on| self.of_timeline.range((on, 0)..=(on, u32::MAX));
+            let timelines = clock.iter().map(|(on, _)| on).chain([to]);
+            timelines.flat_map(on_timeline).filter_map(may).collect()
         } else {
-            self.of_line.iter().filter_map(may).collect()
+            self.of_timeline.iter().filter_map(may).collect()
         }
     }
 
@@ -141,7 +141,7 @@ impl Aside {
         };
         assert_eq!(self.by_len, by_len(false), "F1: the lengths of pools that stand aside");
         assert_eq!(self.asking, by_len(true), "F1: the lengths of those to be asked about");
-        let of_line: BTreeSet<_> = self.places.iter().map(|(&pool, p)| (p.line, pool)).collect();
-        assert_eq!(self.of_line, of_line, "F1: the timelines of pools that stand aside");
+        let of_timeline: BTreeSet<_> = self.places.iter().map(|(&pool, p)| (p.timeline, pool)).collect();
+        assert_eq!(self.of_timeline, of_timeline, "F1: the timelines of pools that stand aside");
     }
 }

@@ -1,23 +1,23 @@
 //! One stream's timeline as its device keeps it: its numbers, its published markers, its native stream.
 //!
-//! The two atomics of a line are read without its lock, which is what makes a free on the pool's own stream an integer
+//! The two atomics of a timeline are read without its lock, which is what makes a free on the pool's own stream an integer
 //! read. `submitted` is the newest number reserved. A stamp is `submitted + 1` in an acquire load *after* the work it
 //! covers was queued: a marker that reserves that number does so with a read-modify-write ordered after the load, and
 //! records behind the work because the driver serialises the calls on one stream. The other outcome of the race, the
 //! load sees the reservation, gives the stamp one number more, whose marker comes later still. `complete` only grows.
 //!
-//! Numbers are reserved under the line's lock and only while the line has its native stream, so that a closing marker is
-//! the last number its line ever has: whatever number is read from a closed line is covered by it.
+//! Numbers are reserved under the timeline's lock and only while the timeline has its native stream, so that a closing marker is
+//! the last number its timeline ever has: whatever number is read from a closed timeline is covered by it.
 //!
 //! It does not know other streams' timelines, nor how markers are made, waited for or found complete: the registry does.
 
 use super::events::SharedEvent;
-use super::lenders::news::Listeners;
 use super::registry::Named;
+use super::sources::news::Listeners;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind, ThreadEnd};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::laws::{self, cost};
-use crate::order::{Clock, Completed, Marker, Timeline, TimelineId};
+use crate::order::{Clock, Completed, Marker, MarkerLog, TimelineId};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread, plain};
 use crate::units::Epoch;
@@ -27,7 +27,7 @@ pub(crate) const CONTEXT: TimelineId = TimelineId(0);
 
 /// One stream's timeline, on cache lines of its own: every free reads its numbers.
 #[repr(align(128))]
-pub(crate) struct Line<D: Driver> {
+pub(crate) struct StreamTimeline<D: Driver> {
     pub(crate) id: TimelineId,
     pub(crate) info: StreamInfo,
     pub(super) submitted: AtomicU64,
@@ -43,29 +43,29 @@ pub(crate) struct Line<D: Driver> {
     pub(crate) open: AtomicUsize,
     /// Pools on this stream that are not closed, of any allocator.
     pub(crate) pools: AtomicUsize,
-    /// It stands in the registry's list of errands, or whoever took it from there has not looked yet.
-    pub(super) errand: AtomicBool,
+    /// It stands in the registry's list of pending maintenance, or whoever took it from there has not looked yet.
+    pub(super) maintenance_due: AtomicBool,
     /// The last try to serve it failed.
     pub(super) failing: plain::AtomicBool,
     /// Never waited on and never made to wait.
     pub(crate) independent: AtomicBool,
     /// Somebody else may begin a capture on its stream, so that it is asked before a marker is made.
-    pub(crate) foreign: AtomicBool,
+    pub(crate) adopted: AtomicBool,
     /// Allocators that have passed a pool on it over until it moves on.
     pub(super) listeners: Listeners,
     /// Only calls that name it mark it, or its own thread's, at least where captures are expected. It may fall, with
-    /// `mortal`, and never rises: whoever reads what was keeps a flag or makes a question too many.
-    unmanaged: plain::AtomicBool,
+    /// `unmanaged`, and never rises: whoever reads what was keeps a flag or makes a question too many.
+    named_only: plain::AtomicBool,
     /// Whoever made its stream ends it unannounced: as `info` says, until somebody promises that it lasts.
-    mortal: plain::AtomicBool,
+    unmanaged: plain::AtomicBool,
     /// Of such a one: a stamp was loaded since the last marker that was recorded began, so that none may cover it.
     loose: AtomicBool,
     /// Who may mark it, if only one thread may (a per-thread default stream).
     owner: Option<OwnThread>,
-    pub(super) state: Ranked<LineState<D>>,
+    pub(super) state: Ranked<TimelineState<D>>,
 }
 
-/// The thread that made a line of its default stream: the one whose stream it is, wherever the reference was made.
+/// The thread that made a timeline of its default stream: the one whose stream it is, wherever the reference was made.
 struct OwnThread {
     id: ThreadId,
     /// What tells that it has ended, unless it was ending then.
@@ -78,26 +78,26 @@ impl OwnThread {
     }
 }
 
-pub(super) struct LineState<D: Driver> {
-    pub(super) timeline: Timeline<SharedEvent<D>>,
-    /// Taken out when the line closes. Makers of markers hold a clone, so that it outlives them.
+pub(super) struct TimelineState<D: Driver> {
+    pub(super) markers: MarkerLog<SharedEvent<D>>,
+    /// Taken out when the timeline closes. Makers of markers hold a clone, so that it outlives them.
     pub(super) native: Option<D::Stream>,
     pub(super) closing: bool,
     /// The newest marker was not complete when it was last asked for.
     pub(super) behind: bool,
 }
 
-impl<D: Driver> Line<D> {
+impl<D: Driver> StreamTimeline<D> {
     /// The stamp of work queued before this call.
     #[inline]
     pub(crate) fn stamp(&self) -> Epoch {
         let stamp = laws::stamp(self.submitted.load(Ordering::Acquire));
-        if self.is_unmanaged() {
+        if self.is_named_only() {
             self.loose.store(true, Ordering::Release);
         }
         stamp
     }
-    /// Whether nobody can queue work on the stream any more but through its line: nobody else has a reference to it or, of a thread's
+    /// Whether nobody can queue work on the stream any more but through its timeline: nobody else has a reference to it or, of a thread's
     /// default stream, that thread has ended, whoever has references. What was queued happens before the answer.
     pub(super) fn is_nobodys(&self, driver: &D, native: &D::Stream) -> bool {
         match &self.owner {
@@ -120,26 +120,26 @@ impl<D: Driver> Line<D> {
         over.then(|| self.stamp())
     }
     /// Only calls that name its stream mark it, or its own thread's.
+    pub(crate) fn is_named_only(&self) -> bool {
+        self.named_only.load(Ordering::Relaxed)
+    }
+    /// Its stream may be gone, unless the call that is under way names it.
     pub(crate) fn is_unmanaged(&self) -> bool {
         self.unmanaged.load(Ordering::Relaxed)
     }
-    /// Its stream may be gone, unless the call that is under way names it.
-    pub(crate) fn is_mortal(&self) -> bool {
-        self.mortal.load(Ordering::Relaxed)
-    }
-    /// Somebody promises that the stream of this line, which is open, is there as long as this reference to it: anybody may
+    /// Somebody promises that the stream of this timeline, which is open, is there as long as this reference to it: anybody may
     /// mark it from now on. Returns the reference there was.
-    pub(super) fn lasts(&self, state: &mut LineState<D>, native: &D::Stream) -> Option<D::Stream> {
-        if !self.is_mortal() {
+    pub(super) fn lasts(&self, state: &mut TimelineState<D>, native: &D::Stream) -> Option<D::Stream> {
+        if !self.is_unmanaged() {
             return None;
         }
-        self.mortal.store(false, Ordering::Relaxed);
-        self.unmanaged.store(self.info.kind == StreamKind::PerThreadDefault, Ordering::Relaxed);
+        self.unmanaged.store(false, Ordering::Relaxed);
+        self.named_only.store(self.info.kind == StreamKind::PerThreadDefault, Ordering::Relaxed);
         state.native.replace(native.clone())
     }
     /// What is freed until now is about to be covered, by the number that is reserved next in this hold of the lock: whoever closes
-    /// the line sees both or neither. A stamp that is loaded in between is covered and counts as not, and never the other way round.
-    pub(super) fn tighten(&self, _state: &LineState<D>) {
+    /// the timeline sees both or neither. A stamp that is loaded in between is covered and counts as not, and never the other way round.
+    pub(super) fn tighten(&self, _state: &TimelineState<D>) {
         self.loose.store(false, Ordering::Release);
     }
     /// It was not.
@@ -160,29 +160,29 @@ impl<D: Driver> Line<D> {
     pub(crate) fn seen(&self) -> Epoch {
         Epoch(self.complete.load(Ordering::Acquire))
     }
-    /// With the line's lock held, which is what `state` shows.
-    pub(super) fn reserve(&self, _state: &LineState<D>) -> Epoch {
+    /// With the timeline's lock held, which is what `state` shows.
+    pub(super) fn reserve(&self, _state: &TimelineState<D>) -> Epoch {
         Epoch(self.submitted.fetch_add(1, Ordering::AcqRel) + 1)
     }
-    /// Reserves a number before a call that will prove it complete. Returns what the call proves (O8). A closed line has
+    /// Reserves a number before a call that will prove it complete. Returns what the call proves (O8). A closed timeline has
     /// had its last number, which covers all its stamps.
-    pub(crate) fn promise(&self) -> Epoch {
-        self.promise_in(&self.state.lock())
+    pub(crate) fn reserve_epoch(&self) -> Epoch {
+        self.reserve_epoch_in(&self.state.lock())
     }
     /// Reserves a number before a call that will prove all that was freed until now complete, or else is followed by
-    /// [`Line::loosen`].
-    pub(crate) fn promise_all(&self) -> Epoch {
-        if planted!(PromiseInTwoHolds) {
+    /// [`StreamTimeline::loosen`].
+    pub(crate) fn reserve_epoch_all(&self) -> Epoch {
+        if mutant!(PromiseInTwoHolds) {
             self.tighten(&self.state.lock());
         }
-        point!("promising all" unless self.id == CONTEXT);
+        pause_point!("promising all" unless self.id == CONTEXT);
         let state = self.state.lock();
         if state.native.is_some() || self.id == CONTEXT {
             self.tighten(&state);
         }
-        self.promise_in(&state)
+        self.reserve_epoch_in(&state)
     }
-    fn promise_in(&self, state: &LineState<D>) -> Epoch {
+    fn reserve_epoch_in(&self, state: &TimelineState<D>) -> Epoch {
         if state.native.is_some() || self.id == CONTEXT { self.reserve(state) } else { self.marked() }
     }
     #[cfg(loom)]
@@ -191,7 +191,7 @@ impl<D: Driver> Line<D> {
     }
     #[cfg(loom)]
     pub(super) fn each_published(&self, show: impl FnMut(&Marker<SharedEvent<D>>)) {
-        self.state.lock().timeline.above(Epoch(0)).for_each(show);
+        self.state.lock().markers.above(Epoch(0)).for_each(show);
     }
     /// Asks for a marker that covers what was freed until now.
     pub(crate) fn raise_due(&self) {
@@ -212,16 +212,16 @@ impl<D: Driver> Line<D> {
     pub(super) fn publish(&self, marker: Marker<SharedEvent<D>>) {
         let mut state = self.state.lock();
         let number = marker.number;
-        state.timeline.publish(marker);
+        state.markers.publish(marker);
         self.published.fetch_max(number.0, Ordering::AcqRel);
     }
     /// A published marker covers nothing after all. What it covered is covered by the markers that are left, and wants another one.
     pub(super) fn take_out(&self, number: Epoch) -> Option<Marker<SharedEvent<D>>> {
         let mut state = self.state.lock();
-        let gone = state.timeline.take_out(number)?;
+        let gone = state.markers.take_out(number)?;
         if !laws::captured_covers() {
             // The numbers of markers that are complete, which left before, are `complete`'s to tell.
-            self.published.store(state.timeline.newest().0, Ordering::Release);
+            self.published.store(state.markers.newest().0, Ordering::Release);
             self.loosen();
             self.raise_due();
         }
@@ -235,17 +235,17 @@ impl<D: Driver> Line<D> {
     /// What is complete, whatever a load might return, and whether there is a marker to ask about.
     pub(super) fn progress(&self) -> (Epoch, bool) {
         let complete = Epoch(self.complete.fetch_add(0, Ordering::AcqRel));
-        (complete, self.state.lock().timeline.newest() > complete)
+        (complete, self.state.lock().markers.newest() > complete)
     }
     /// `K` of this stream, as it is now.
     pub(crate) fn clock(&self) -> Clock {
-        self.state.lock().timeline.clock().clone()
+        self.state.lock().markers.clock().clone()
     }
     /// Its clock is rid of what is complete, timelines that are over among it. What is not complete stays: it is an order that
     /// memory may be had by.
     pub(super) fn forget_names(&self, seen: &impl Completed) {
         let mut state = self.state.lock();
-        let clock = state.timeline.clock_mut();
+        let clock = state.markers.clock_mut();
         if cost::forgets_pending() {
             *clock = Clock::EMPTY;
         }
@@ -262,16 +262,16 @@ impl<D: Driver> Line<D> {
     pub(super) fn is_here(&self) -> bool {
         self.owner.as_ref().is_none_or(|thread| thread.id == current_thread())
     }
-    /// Whether it may be marked by its handle on the calling thread: a mortal stream may be gone, and another in its place,
+    /// Whether it may be marked by its handle on the calling thread: an unmanaged stream may be gone, and another in its place,
     /// unless the call names it.
     pub(super) fn is_marked_by_handle(&self, named: Named) -> bool {
-        self.is_here() && (named == Named::Yes || !self.is_mortal())
+        self.is_here() && (named == Named::Yes || !self.is_unmanaged())
     }
     /// Whether it is closed, and whether no marker covers this stamp for ever then: a capture took the closing one.
     pub(super) fn is_closed_without(&self, epoch: Epoch) -> (bool, bool) {
         let state = self.state.lock();
         let closed = state.native.is_none() && self.id != CONTEXT;
-        // A closed line's stamps are at most its last number.
+        // A closed timeline's stamps are at most its last number.
         (closed, closed && !state.closing && epoch.min(self.marked()) > self.covered())
     }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
@@ -306,13 +306,13 @@ impl<D: Driver> Line<D> {
     }
 }
 
-/// A line that nothing was done on yet.
-pub(super) fn new_line<D: Driver>(
+/// A timeline that nothing was done on yet.
+pub(super) fn new_timeline<D: Driver>(
     id: TimelineId,
     info: StreamInfo,
     native: Option<D::Stream>,
-) -> Arc<Line<D>> {
-    Arc::new(Line {
+) -> Arc<StreamTimeline<D>> {
+    Arc::new(StreamTimeline {
         id,
         info,
         submitted: AtomicU64::new(0),
@@ -323,18 +323,18 @@ pub(super) fn new_line<D: Driver>(
         unmarked_bytes: AtomicU64::new(0),
         open: AtomicUsize::new(0),
         pools: AtomicUsize::new(0),
-        errand: AtomicBool::new(false),
+        maintenance_due: AtomicBool::new(false),
         failing: plain::AtomicBool::new(false),
         independent: AtomicBool::new(false),
-        foreign: AtomicBool::new(false),
+        adopted: AtomicBool::new(false),
         listeners: Listeners::new(),
-        unmanaged: plain::AtomicBool::new(info.mortal || info.kind == StreamKind::PerThreadDefault),
-        mortal: plain::AtomicBool::new(info.mortal),
+        named_only: plain::AtomicBool::new(info.unmanaged || info.kind == StreamKind::PerThreadDefault),
+        unmanaged: plain::AtomicBool::new(info.unmanaged),
         loose: AtomicBool::new(false),
         owner: (info.kind == StreamKind::PerThreadDefault).then(OwnThread::here),
         state: Ranked::new(
             Rank::Timeline,
-            LineState { timeline: Timeline::new(id), native, closing: false, behind: false },
+            TimelineState { markers: MarkerLog::new(id), native, closing: false, behind: false },
         ),
     })
 }

@@ -1,6 +1,6 @@
 //! Whom a miss looks at: nobody who could serve is left out, and few others are asked.
 
-use super::{ASKED, Candidates, Class, Lenders};
+use super::{ASKED, Candidates, Class, MigrationSources};
 use crate::allocator::registry::CONTEXT;
 use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Pool, Stream, Trim};
 use crate::driver::Driver;
@@ -20,17 +20,17 @@ fn allocator(config: Config) -> Allocator<Null> {
 fn candidates<D: Driver>(gpu: &Allocator<D>, bytes: u64) -> usize {
     let kinds = if bytes <= gpu.core().small_bytes { &Kind::ALL[..1] } else { &Kind::ALL };
     let len = u32::try_from(bytes / GRANULE_BYTES).unwrap();
-    let found = gpu.core().lenders.of(kinds, len, CONTEXT, &Clock::EMPTY);
+    let found = gpu.core().sources.of(kinds, len, CONTEXT, &Clock::EMPTY);
     let aside = found.in_order.len() + found.to_ask.len();
-    aside + with_enough(&gpu.core().lenders, found).len()
+    aside + with_enough(&gpu.core().sources, found).len()
 }
 
 /// Those of them whose bound is high enough.
-fn with_enough(lenders: &Lenders, found: Candidates) -> BTreeSet<u32> {
+fn with_enough(sources: &MigrationSources, found: Candidates) -> BTreeSet<u32> {
     let mut all: BTreeSet<u32> = found.first.into_iter().collect();
     for mut page in found.more {
         loop {
-            let next = lenders.next(&mut page);
+            let next = sources.next(&mut page);
             if next.is_empty() {
                 break;
             }
@@ -103,7 +103,7 @@ fn the_one_of_many_that_is_in_order_is_found() {
     }
 }
 
-/// Random programs: whatever was allocated, freed, lent, trimmed or reported, the candidates are those that a look at every
+/// Random programs: whatever was allocated, freed, migrated, trimmed or reported, the candidates are those that a look at every
 /// pool finds, and every pool stands where its bound says ([`Allocator::check`]).
 #[test]
 fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
@@ -134,8 +134,8 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
             let longest = 1 << below(16);
             let wanted = 1 + below(longest) as u32;
             for kinds in [&Kind::ALL[..1], &Kind::ALL[1..], &Kind::ALL] {
-                let found = gpu.core().lenders.of(kinds, wanted, CONTEXT, &Clock::EMPTY);
-                let found = with_enough(&gpu.core().lenders, found);
+                let found = gpu.core().sources.of(kinds, wanted, CONTEXT, &Clock::EMPTY);
+                let found = with_enough(&gpu.core().sources, found);
                 let pools = gpu.core().pool_list();
                 let may =
                     |pool: &&Arc<Pool<Null>>| kinds.iter().any(|&kind| pool.longest_hint(kind) >= wanted);
@@ -161,7 +161,7 @@ fn pending(streams: usize) -> (Sim, Allocator<Sim>, Vec<Stream<Sim>>) {
     (sim, gpu, streams)
 }
 
-/// What an allocation on a stream did: growths, and ranges lent.
+/// What an allocation on a stream did: growths, and ranges migrated.
 fn served<D: Driver>(gpu: &Allocator<D>, stream: &Stream<D>) -> (u64, u64) {
     let before = gpu.report();
     let allocation = gpu.alloc(3 * MIB, stream).unwrap();
@@ -314,7 +314,7 @@ fn a_look_at_some_ranges_bounds_all() {
         if n % 2 == 0 { drop(block) } else { blocks.push(block) }
     }
     let state = stream.pool().lock();
-    let complete = stream.line().seen();
+    let complete = stream.timeline().seen();
     let segments = state.heap.snapshot().segments.into_iter().filter(|s| s.kind == Kind::Large);
     let free: Vec<_> = segments.flat_map(|s| s.ranges).filter(|r| r.state == ChunkState::Free).collect();
     assert!(free.iter().any(|r| r.stamp <= complete), "some is complete");
@@ -365,8 +365,8 @@ fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
     drop(long);
     let in_order = |bytes: u64| {
         let len = u32::try_from(bytes / GRANULE_BYTES).unwrap();
-        let clock = behind_all.line().clock();
-        gpu.core().lenders.of(&Kind::ALL, len, behind_all.line().id, &clock).in_order.len()
+        let clock = behind_all.timeline().clock();
+        gpu.core().sources.of(&Kind::ALL, len, behind_all.timeline().id, &clock).in_order.len()
     };
     let late = gpu.stream().unwrap();
     assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending, and all that was looked at stands aside");
@@ -388,7 +388,7 @@ fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
         (seed >> 33) as usize % n
     };
     let mut streams: Vec<_> = (0..12).map(|_| gpu.stream().unwrap()).collect();
-    let (mut most_pools, mut most_aside, mut most_news, mut made) = (0, 0, 0, 12);
+    let (mut max_pools, mut max_aside, mut max_news, mut made) = (0, 0, 0, 12);
     for _ in 0..6000 {
         let on = below(streams.len());
         match below(10) {
@@ -408,21 +408,21 @@ fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
         }
         gpu.check();
         let core = gpu.core();
-        let (pools, lenders) = (core.pool_list().len(), &core.lenders);
-        most_pools = most_pools.max(pools);
-        let orders = lenders.kinds.lock();
+        let (pools, sources) = (core.pool_list().len(), &core.sources);
+        max_pools = max_pools.max(pools);
+        let orders = sources.kinds.lock();
         for order in orders.iter() {
             assert!(order.aside.len() <= pools, "{} places of {pools} pools", order.aside.len());
             assert!(order.aside.classes() <= 256, "eight classes to each of 32 powers of two");
-            most_aside = most_aside.max(order.aside.len());
+            max_aside = max_aside.max(order.aside.len());
         }
         drop(orders);
-        let unheard: usize = core.registry.lines().iter().map(|line| line.listeners.len()).sum();
-        most_news = most_news.max(lenders.news.len() + unheard);
+        let unheard: usize = core.registry.timelines().iter().map(|timeline| timeline.listeners.len()).sum();
+        max_news = max_news.max(sources.news.len() + unheard);
     }
-    assert!(made > 5 * most_pools, "{made} pools came and went, {most_pools} at once");
-    assert!(most_aside > 4 && most_news > 4, "nobody stood aside: {most_aside}, {most_news}");
-    assert!(most_news <= 2 * most_pools, "{most_news} entries of news, of {most_pools} pools at most");
+    assert!(made > 5 * max_pools, "{made} pools came and went, {max_pools} at once");
+    assert!(max_aside > 4 && max_news > 4, "nobody stood aside: {max_aside}, {max_news}");
+    assert!(max_news <= 2 * max_pools, "{max_news} entries of news, of {max_pools} pools at most");
 }
 
 /// A search looks at the first ranges of a pool, however many it has: each look in vain sees more of them, and then the pool stands

@@ -4,9 +4,9 @@
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::many_single_char_names, reason = "s, t, u are streams; x, y are arrays")]
 
-use millpond::array::ForeignMemory;
+use millpond::array::ExternalMemory;
 use millpond::driver::Memory;
-use millpond::error::ForeignRangeKind;
+use millpond::error::ExternalRangeKind;
 use millpond::units::{Addr, DeviceId, GIB, KIB, MIB};
 use millpond::{Allocation, Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Trim, kernel};
 use millpond_sim::{Launch, Schedule, Sim};
@@ -41,9 +41,9 @@ impl Library {
         let gpu = Allocator::new(sim.clone(), config).unwrap();
         Library { stream: gpu.stream().unwrap(), gpu, dropped: Arc::default() }
     }
-    fn guard(&self) -> (ForeignMemory, Guard) {
+    fn guard(&self) -> (ExternalMemory, Guard) {
         let block = self.gpu.alloc(BYTES, &self.stream).unwrap();
-        let memory = ForeignMemory { address: block.address(), bytes: BYTES, device: DeviceId(0) };
+        let memory = ExternalMemory { address: block.address(), bytes: BYTES, device: DeviceId(0) };
         (memory, Guard { _block: block, dropped: Arc::clone(&self.dropped) })
     }
     fn dropped(&self) -> u32 {
@@ -67,7 +67,7 @@ fn device(config: Config) -> (Sim, Allocator<Sim>, Library) {
 fn brought_in(library: &Library, stream: &Stream<Sim>) -> DeviceArray<u32, Sim> {
     let (memory, guard) = library.guard();
     // SAFETY: as said.
-    unsafe { DeviceArray::from_foreign(memory, 1024, stream, guard) }.map_err(|(_, e)| e).unwrap()
+    unsafe { DeviceArray::from_external(memory, 1024, stream, guard) }.map_err(|(_, e)| e).unwrap()
 }
 
 #[track_caller]
@@ -79,7 +79,7 @@ fn clean(sim: &Sim) {
 
 /// C5: a foreign range is an array, of whose owner the device is sure to be done when it is dropped.
 #[test]
-fn c05_foreign_memory_with_its_owner() {
+fn c05_external_memory_with_its_owner() {
     let (sim, gpu, library) = device(Config::default());
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     for round in 1..4 {
@@ -309,9 +309,9 @@ fn owners_go_while_others_come() {
 fn a_request_is_served_from_what_owners_held() {
     let bring = |sim: &Sim, gpu: &Allocator<Sim>, s: &Stream<Sim>| {
         let theirs = sim.allocate(48 * MIB).unwrap();
-        let memory = ForeignMemory { address: theirs.addr(), bytes: 48 * MIB, device: DeviceId(0) };
+        let memory = ExternalMemory { address: theirs.addr(), bytes: 48 * MIB, device: DeviceId(0) };
         // SAFETY: the range is the driver's, and the array's alone.
-        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, 1024, s, theirs) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, 1024, s, theirs) };
         let mut x = made.map_err(|(_, e)| e).unwrap();
         x.fill_bytes(1, s).unwrap();
         drop(x);
@@ -328,8 +328,11 @@ fn a_request_is_served_from_what_owners_held() {
                 let refused = gpu.alloc(32 * MIB, &t).unwrap_err();
                 let facts = refused.out_of_memory().expect("out of memory");
                 assert_eq!(facts.kept, 48 * MIB);
-                assert!(facts.to_string().contains("foreign memory kept for its owners 48.0 MiB"), "{facts}");
-                assert!(facts.advice().starts_with("48.0 MiB of foreign memory are kept"), "{facts}");
+                assert!(
+                    facts.to_string().contains("external memory kept for its owners 48.0 MiB"),
+                    "{facts}"
+                );
+                assert!(facts.advice().starts_with("48.0 MiB of external memory are kept"), "{facts}");
                 // Known complete by nobody, but by whoever asks.
                 sim.run_until_idle();
                 if deterministic {
@@ -370,30 +373,30 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     let (sim, gpu, _) = device(Config::default());
     let (_, other, _) = device(Config::default());
     let s = gpu.stream().unwrap();
-    let at = |address: u64, bytes: u64| ForeignMemory { address: Addr(address), bytes, device: DeviceId(0) };
-    let refused = |memory: ForeignMemory, elements: usize| {
+    let at = |address: u64, bytes: u64| ExternalMemory { address: Addr(address), bytes, device: DeviceId(0) };
+    let refused = |memory: ExternalMemory, elements: usize| {
         let owner = String::from("the owner");
         // SAFETY: refused before it is used.
-        let made = unsafe { DeviceArray::<u32, _>::from_foreign(memory, elements, &s, owner) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, elements, &s, owner) };
         let (owner, error) = made.expect_err("it is refused");
         assert_eq!(owner, "the owner");
         error
     };
     let kind = |memory, elements| match refused(memory, elements) {
-        Error::ForeignRange(range) => {
-            let text = Error::ForeignRange(range).to_string();
+        Error::ExternalRange(range) => {
+            let text = Error::ExternalRange(range).to_string();
             assert!(text.contains(&format!("{} bytes at {}", range.bytes, range.address)), "{text}");
             range.kind
         }
         other => panic!("{other}"),
     };
-    assert_eq!(kind(at(0, 64), 16), ForeignRangeKind::Null);
-    assert_eq!(kind(at(4096, 0), 16), ForeignRangeKind::Empty);
-    assert_eq!(kind(at(4096, 64), 0), ForeignRangeKind::Empty);
-    assert_eq!(kind(at(4098, 64), 16), ForeignRangeKind::Misaligned { align: 4 });
-    assert_eq!(kind(at(u64::MAX - 63, 128), 16), ForeignRangeKind::Wraps);
-    assert_eq!(kind(at(4096, 60), 16), ForeignRangeKind::TooShort { needed: 64 });
-    let elsewhere = ForeignMemory { device: DeviceId(3), ..at(4096, 64) };
+    assert_eq!(kind(at(0, 64), 16), ExternalRangeKind::Null);
+    assert_eq!(kind(at(4096, 0), 16), ExternalRangeKind::Empty);
+    assert_eq!(kind(at(4096, 64), 0), ExternalRangeKind::Empty);
+    assert_eq!(kind(at(4098, 64), 16), ExternalRangeKind::Misaligned { align: 4 });
+    assert_eq!(kind(at(u64::MAX - 63, 128), 16), ExternalRangeKind::Wraps);
+    assert_eq!(kind(at(4096, 60), 16), ExternalRangeKind::TooShort { needed: 64 });
+    let elsewhere = ExternalMemory { device: DeviceId(3), ..at(4096, 64) };
     let error = refused(elsewhere, 16);
     assert!(matches!(error, Error::WrongDevice { found: DeviceId(3), .. }));
     assert!(
@@ -406,7 +409,7 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     let memory = at(range.addr().0, 4096);
     // SAFETY: the range is the driver's, and the array's alone.
     let x =
-        unsafe { DeviceArray::<u32, _>::from_foreign(memory, 16, &s, range) }.map_err(|(_, e)| e).unwrap();
+        unsafe { DeviceArray::<u32, _>::from_external(memory, 16, &s, range) }.map_err(|(_, e)| e).unwrap();
     let t = other.stream().unwrap();
     // Another world with a device of the same number, as another context of the device is.
     let error = x.record_use(&t).unwrap_err();
@@ -434,7 +437,7 @@ fn a_whole_write_at_home_ends_what_others_did() {
         )]
         // SAFETY: as said.
         let mut x: DeviceArray<u32, Sim> =
-            unsafe { DeviceArray::from_foreign(memory, 1024, &s, guard) }.map_err(|(_, e)| e).unwrap();
+            unsafe { DeviceArray::from_external(memory, 1024, &s, guard) }.map_err(|(_, e)| e).unwrap();
         kernel::fill(&mut x.view_mut(), round, &t).unwrap();
         x.fill_bytes(7, &s).unwrap();
         kernel::fill(&mut x.slice_mut(..100), round, &t).unwrap();

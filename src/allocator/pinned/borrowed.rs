@@ -1,7 +1,7 @@
 //! Copies that somebody else queues under a borrow of pinned bytes, and at whose end nobody tells.
 //!
 //! The simple version is a wait when the borrow ends. A library's own wait is nothing to rely on: cudarc's is skipped while
-//! its context has an error in store. So the bytes remember that they were lent, and the next access of the CPU's that
+//! its context has an error in store. So the bytes remember that they were borrowed, and the next access of the CPU's that
 //! could meet a copy has the host wait first:
 //!
 //! 1. To look at the bytes, for copies that write them. Those were queued by somebody who had the bytes alone, so that none
@@ -30,61 +30,61 @@ use crate::sync::atomic::AtomicBool;
 use core::time::Duration;
 
 /// What may be under way without our waiting for it.
-pub(super) struct Lent {
+pub(super) struct Borrows {
     /// Copies that write the bytes. Raised by who has them alone.
     to_write: AtomicBool,
     /// Any copies, over or not: the pool has uses of them.
     at_all: AtomicBool,
 }
 
-impl Lent {
+impl Borrows {
     /// Nothing is.
-    pub(super) fn not() -> Lent {
-        Lent { to_write: AtomicBool::new(false), at_all: AtomicBool::new(false) }
+    pub(super) fn not() -> Borrows {
+        Borrows { to_write: AtomicBool::new(false), at_all: AtomicBool::new(false) }
     }
 }
 
 impl<D: Driver> PinnedAllocation<D> {
-    /// The CPU is about to read the bytes: blocks the host behind lent copies that write them.
+    /// The CPU is about to read the bytes: blocks the host behind borrowed copies that write them.
     ///
     /// # Errors
     /// If neither their streams nor the device can be waited for, and the context is not lost.
     #[inline]
-    pub(crate) fn settle_writes(&self) -> DriverResult<()> {
+    pub(crate) fn wait_for_writes(&self) -> DriverResult<()> {
         // Who sees the flag down again has to see the bytes behind the wait of whoever took it down.
-        if self.lent.to_write.load(Ordering::Acquire) {
-            self.wait_for_lent(Access::Read)?;
+        if self.borrowed.to_write.load(Ordering::Acquire) {
+            self.wait_for_borrows(Access::Read)?;
             // Nobody raises it meanwhile: that takes the bytes alone.
-            self.lent.to_write.store(false, Ordering::Release);
+            self.borrowed.to_write.store(false, Ordering::Release);
         }
         Ok(())
     }
 
-    /// The CPU is about to have the bytes alone: blocks the host behind all lent copies.
+    /// The CPU is about to have the bytes alone: blocks the host behind all borrowed copies.
     ///
     /// # Errors
-    /// As [`PinnedAllocation::settle_writes`].
+    /// As [`PinnedAllocation::wait_for_writes`].
     #[inline]
-    pub(crate) fn settle(&mut self) -> DriverResult<()> {
-        if self.lent.at_all.load(Ordering::Relaxed) { self.end_lent() } else { Ok(()) }
+    pub(crate) fn wait_for_borrowed(&mut self) -> DriverResult<()> {
+        if self.borrowed.at_all.load(Ordering::Relaxed) { self.end_borrows() } else { Ok(()) }
     }
 
     #[cold]
     #[inline(never)]
-    fn end_lent(&mut self) -> DriverResult<()> {
-        self.wait_for_lent(Access::Write)?;
+    fn end_borrows(&mut self) -> DriverResult<()> {
+        self.wait_for_borrows(Access::Write)?;
         if let Some(Home { core, id, .. }) = &self.home {
             let mut ended = Streams::new();
             core.host.with_uses((&core.registry, &core.driver), *id, |uses| ended = uses.forget_exact());
             release_uses(&core.registry, ended);
         }
-        self.lent = Lent::not();
+        self.borrowed = Borrows::not();
         Ok(())
     }
 
     #[cold]
     #[inline(never)]
-    fn wait_for_lent(&self, access: Access) -> DriverResult<()> {
+    fn wait_for_borrows(&self, access: Access) -> DriverResult<()> {
         let Some(Home { core, id, .. }) = &self.home else { return Ok(()) };
         for pending in core.host.conflicts(&core.registry, *id, access) {
             if let Err(error) = self.wait_for(pending) {
@@ -119,18 +119,19 @@ impl<D: Driver> PinnedAllocation<D> {
         if let Some(Home { core, id, .. }) = &self.home {
             let is_over = |u: Use| {
                 let of_this = access == Access::Write || u.access == Access::Write;
-                u.kind == UseKind::Lent && of_this && laws::refused_ends_loans()
+                u.kind == UseKind::Borrows && of_this && laws::refused_ends_loans()
             };
-            let now = |u: Use| is_over(u).then(|| core.registry.line(u.on).map(|line| line.stamp()));
+            let now =
+                |u: Use| is_over(u).then(|| core.registry.timeline(u.on).map(|timeline| timeline.stamp()));
             let mut ended = Streams::new();
             core.host.with_uses((&core.registry, &core.driver), *id, |uses| {
                 ended = uses.end(true, |u| now(u).flatten());
             });
             release_uses(&core.registry, ended);
         }
-        let line = self.home.as_ref().and_then(|home| home.core.registry.line(pending.on));
-        let whose = match line {
-            Some(line) if line.id != CONTEXT => line.info.to_string(),
+        let timeline = self.home.as_ref().and_then(|home| home.core.registry.timeline(pending.on));
+        let whose = match timeline {
+            Some(timeline) if timeline.id != CONTEXT => timeline.info.to_string(),
             _ => "a stream that no allocator holds".to_owned(),
         };
         let captures = |e: &DriverError| e.kind == DriverErrorKind::Capturing;
@@ -143,7 +144,7 @@ impl<D: Driver> PinnedAllocation<D> {
         };
         let rest = rest.map_or_else(String::new, |e| format!("; {e}"));
         let message = format!(
-            "pinned memory was lent to a copy on {whose}, which cannot be waited for ({error}{rest}): {advice}"
+            "pinned memory was borrowed by a copy on {whose}, which cannot be waited for ({error}{rest}): {advice}"
         );
         DriverError::new(error.call, error.code, error.kind, message)
     }
@@ -166,21 +167,21 @@ impl<D: Driver> PinnedAllocation<D> {
 
     /// Lets somebody queue copies from the bytes on a stream, for as long as they borrow them, or on any stream of the
     /// context; and into them, if whoever asks has them alone. Orders nothing.
-    pub(crate) fn lend(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
+    pub(crate) fn borrow(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
         let Some(Home { core, id, .. }) = &self.home else { return };
-        let line = on.map_or_else(|| core.registry.context(), Entered::line);
+        let timeline = on.map_or_else(|| core.registry.context(), Entered::timeline);
         let mut ended = Streams::new();
         core.host.with_uses((&core.registry, &core.driver), *id, |uses| {
-            if uses.lend(line.id, if to_write { Access::Write } else { Access::Read }) {
-                line.open.fetch_add(1, Ordering::AcqRel);
+            if uses.borrow(timeline.id, if to_write { Access::Write } else { Access::Read }) {
+                timeline.open.fetch_add(1, Ordering::AcqRel);
             }
             ended = core.registry.collapse(&core.driver, uses);
         });
         release_uses(&core.registry, ended);
-        core.driver.note(Note::Used { id: *id, stream: line.info.id, so_far: false });
-        self.lent.at_all.store(true, Ordering::Release);
+        core.driver.note(Note::Used { id: *id, stream: timeline.info.id, so_far: false });
+        self.borrowed.at_all.store(true, Ordering::Release);
         if to_write {
-            self.lent.to_write.store(true, Ordering::Release);
+            self.borrowed.to_write.store(true, Ordering::Release);
         }
     }
 }

@@ -10,8 +10,8 @@
 
 use super::super::registry::entered::Entered;
 use super::super::registry::uses::release_uses;
-use super::super::registry::{CONTEXT, Line, Registry};
-use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_line_behind};
+use super::super::registry::{CONTEXT, Registry, StreamTimeline};
+use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_timeline_behind};
 use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
 use crate::laws;
@@ -19,7 +19,7 @@ use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, 
 use crate::sync::Ordering;
 use core::time::Duration;
 
-/// What is lent on more streams at once is lent to anybody: an array that is only ever read would keep a use, a timeline and a
+/// What is borrowed on more streams at once is borrowed by anybody: an array that is only ever read would keep a use, a timeline and a
 /// stream for each stream that came and went.
 const MANY: usize = 64;
 
@@ -38,8 +38,8 @@ pub(crate) enum Named<'a, D: Driver> {
 /// there for as long as it borrows what is touched. The host does not wait.
 ///
 /// # Errors
-/// A wait that could not be inserted: nothing is lent then.
-pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Result<(), Error> {
+/// A wait that could not be inserted: nothing is borrowed then.
+pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Result<(), Error> {
     let (of, access) = (touch.of, touch.intent.access());
     let Some(holder) = of.holder() else { return Ok(()) };
     let via = holder.via();
@@ -51,37 +51,37 @@ pub(crate) fn lend<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Res
                 end_what_is_over(&[touch]);
                 return Err(e.into());
             }
-            lend_to_anybody(touch);
+            borrow_by_anybody(touch);
             return Ok(());
         }
     };
-    let line = entered.line();
-    order_line_behind(&via, line, &[touch], QueuedBy::Library)?;
+    let timeline = entered.timeline();
+    order_timeline_behind(&via, timeline, &[touch], QueuedBy::Library)?;
     // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
     // stream comes after all of it.
     if laws::ends_loans(touch.intent == Intent::WriteWhole) {
         of.forget_home_reads();
         of.forget_shared();
     }
-    if of.is_home(line) {
+    if of.is_home(timeline) {
         of.count_at_home(access);
     } else {
         if touch.intent == Intent::WriteWhole {
             of.home_written.store(0, Ordering::Release);
         }
-        holder.lend_use(line, access);
+        holder.borrow_use(timeline, access);
         of.shared.store(true, Ordering::Release);
-        of.note_used(via.driver, line.info.id, false);
+        of.note_used(via.driver, timeline.info.id, false);
     }
     Ok(())
 }
 
 /// Lets nobody knows whom queue operations on any stream of the context, for as long as they borrow what is touched. Orders
 /// nothing.
-pub(crate) fn lend_to_anybody<D: Driver>(touch: Touch<'_, D>) {
+pub(crate) fn borrow_by_anybody<D: Driver>(touch: Touch<'_, D>) {
     let of = touch.of;
     let Some(holder) = of.holder() else { return };
-    holder.lend_use(holder.via().registry.context(), touch.intent.access());
+    holder.borrow_use(holder.via().registry.context(), touch.intent.access());
     of.shared.store(true, Ordering::Release);
 }
 
@@ -97,7 +97,7 @@ fn order_unknown<D: Driver>(
         pending.iter().copied().filter(|&p| !seen.is_complete(p)).collect()
     };
     for p in missing {
-        let Some(from) = registry.line(p.on) else { continue };
+        let Some(from) = registry.timeline(p.on) else { continue };
         let Some(marker) = registry.marker_or_wait(driver, &from, p)? else { continue };
         match registry.watch(driver.wait(native, &marker.event)) {
             Err(e) if registry.is_captured(&from, &marker, &e) => {
@@ -113,7 +113,7 @@ fn order_unknown<D: Driver>(
 
 impl<D: Driver> Holder<'_, D> {
     /// Another stream may be given operations.
-    fn lend_use(&self, on: &Line<D>, access: Access) {
+    fn borrow_use(&self, on: &StreamTimeline<D>, access: Access) {
         if !laws::keeps_loan() {
             return;
         }
@@ -121,7 +121,7 @@ impl<D: Driver> Holder<'_, D> {
         let ended = self.with_uses(|uses| {
             if laws::loan_ends_at_once() {
                 uses.exact(on.id, access, on.stamp());
-            } else if uses.lend(on.id, access) {
+            } else if uses.borrow(on.id, access) {
                 on.open.fetch_add(1, Ordering::AcqRel);
             }
             registry.collapse(driver, uses)
@@ -131,11 +131,11 @@ impl<D: Driver> Holder<'_, D> {
 }
 
 impl<D: Driver> Registry<D> {
-    /// What is lent on more than [`MANY`] streams is lent to all: who has to be told that a use of theirs ended, once no lock is held.
+    /// What is borrowed on more than [`MANY`] streams is borrowed by all: who has to be told that a use of theirs ended, once no lock is held.
     pub(crate) fn collapse(&self, driver: &D, uses: &mut Uses) -> Streams {
         // Where somebody may capture, there are no markers for the work of all.
-        let most = if driver.expects_captures() { usize::MAX } else { MANY };
-        let (ended, began) = uses.lend_to_all(CONTEXT, most);
+        let max = if driver.expects_captures() { usize::MAX } else { MANY };
+        let (ended, began) = uses.borrow_by_all(CONTEXT, max);
         self.context().open.fetch_add(began, Ordering::AcqRel);
         ended
     }

@@ -26,16 +26,16 @@ pub struct Marker<E> {
 
 /// The lock-protected part of a timeline.
 #[derive(Debug)]
-pub struct Timeline<E> {
+pub struct MarkerLog<E> {
     id: TimelineId,
     clock: Clock,
     published: VecDeque<Marker<E>>,
 }
 
-impl<E: Clone> Timeline<E> {
+impl<E: Clone> MarkerLog<E> {
     /// A stream that nothing was done on yet.
-    pub fn new(id: TimelineId) -> Timeline<E> {
-        Timeline { id, clock: Clock::EMPTY, published: VecDeque::new() }
+    pub fn new(id: TimelineId) -> MarkerLog<E> {
+        MarkerLog { id, clock: Clock::EMPTY, published: VecDeque::new() }
     }
 
     /// `K_t`.

@@ -4,8 +4,8 @@
 //! holds other threads' driver calls up meanwhile. What is complete when either returns is numbered before it begins (O8). Which of them
 //! is called is the caller's to say: it does not know who captures, nor what other threads wait for.
 
+use super::core::Core;
 use super::registry::{Registry, is_marked_by_handle};
-use super::shared::Core;
 use super::undo::Undo;
 use super::unpin::unpin;
 use super::{Allocator, Stream};
@@ -23,14 +23,14 @@ impl<D: Driver> Core<D> {
     /// # Errors
     /// The context is lost.
     fn wait_for_markers(&self) -> DriverResult<()> {
-        self.registry.serve_beside_captures(&self.driver);
-        let mut lines = self.registry.lines();
-        lines.retain(|line| is_marked_by_handle(&self.driver, line));
-        for line in &lines {
-            only_lost(self.registry.make_marker(&self.driver, line))?;
+        self.registry.run_maintenance_beside_captures(&self.driver);
+        let mut timelines = self.registry.timelines();
+        timelines.retain(|timeline| is_marked_by_handle(&self.driver, timeline));
+        for timeline in &timelines {
+            only_lost(self.registry.make_marker(&self.driver, timeline))?;
         }
-        for line in &lines {
-            let newest = Pending { on: line.id, epoch: line.marked() };
+        for timeline in &timelines {
+            let newest = Pending { on: timeline.id, epoch: timeline.marked() };
             only_lost(self.registry.wait_host(&self.driver, newest, Duration::MAX))?;
         }
         Ok(())
@@ -56,8 +56,8 @@ impl<D: Driver> Stream<D> {
     /// # Errors
     /// As [`Core::wait_or_synchronize`].
     pub(crate) fn wait_or_synchronize(&self) -> DriverResult<()> {
-        let (core, line) = (self.core(), self.line());
-        core.wait_or_synchronize(vec![Pending { on: line.id, epoch: line.promise() }])
+        let (core, timeline) = (self.core(), self.timeline());
+        core.wait_or_synchronize(vec![Pending { on: timeline.id, epoch: timeline.reserve_epoch() }])
     }
 }
 
@@ -67,18 +67,18 @@ impl<D: Driver> Registry<D> {
     /// # Errors
     /// The wait's. Then nothing counts as complete by it.
     pub(super) fn prove_behind(&self, wait: impl FnOnce() -> DriverResult<()>) -> DriverResult<()> {
-        let lines = self.lines();
-        let promise = || lines.iter().map(|l| l.promise_all()).collect::<Vec<_>>();
-        let promised = steps::promise_then_synchronise_all(promise, || {
+        let timelines = self.timelines();
+        let reserve_epoch = || timelines.iter().map(|l| l.reserve_epoch_all()).collect::<Vec<_>>();
+        let reserved = steps::reserve_then_synchronise_all(reserve_epoch, || {
             // Whether it fails or panics.
-            let failed = Undo::new(|| lines.iter().for_each(|line| line.loosen()));
+            let failed = Undo::new(|| timelines.iter().for_each(|timeline| timeline.loosen()));
             self.watch(wait())?;
             failed.forget();
-            point!("all synchronised");
+            pause_point!("all synchronised");
             Ok::<_, DriverError>(())
         })?;
-        for (line, epoch) in lines.iter().zip(promised) {
-            self.proved(line, epoch);
+        for (timeline, epoch) in timelines.iter().zip(reserved) {
+            self.complete_through(timeline, epoch);
         }
         Ok(())
     }
@@ -102,13 +102,13 @@ impl<D: Driver> Allocator<D> {
     pub fn synchronize(&self) -> Result<(), Error> {
         let core = self.core();
         if laws::asks_who_captures()
-            && let Some(stream) = core.registry.who_captures(&core.driver, &core.registry.lines())?
+            && let Some(stream) = core.registry.who_captures(&core.driver, &core.registry.timelines())?
         {
             return Err(Error::Capturing { stream: Some(stream) });
         }
         let wait = |driver: &D| driver.relaxed(|| driver.synchronize_device());
         core.registry.prove_behind(|| if laws::synchronises() { wait(&core.driver) } else { Ok(()) })?;
-        core.registry.serve_and_wait(&core.driver);
+        core.registry.run_maintenance_and_wait(&core.driver);
         self.learnt();
         Ok(())
     }
@@ -136,7 +136,7 @@ impl<D: Driver> Allocator<D> {
         core.wait_for_markers()?;
         core.registry.prove_behind(|| if laws::synchronises() { unpin(&core.driver) } else { Ok(()) })?;
         // What needs a wait for the device beyond that, a closing marker that cannot be recorded, is left to whoever may wait for it.
-        core.registry.serve_beside_captures(&core.driver);
+        core.registry.run_maintenance_beside_captures(&core.driver);
         self.learnt();
         Ok(())
     }
@@ -153,7 +153,7 @@ impl<D: Driver> Allocator<D> {
         for pool in core.pool_list() {
             pool.drain();
         }
-        core.keeper.sweep();
+        core.deferred_drops.sweep();
         core.host.drain(&core.registry);
         core.registry.host_waited();
         core.deliver();

@@ -1,12 +1,12 @@
 //! Device memory that somebody else allocated, with an owner that is dropped when nothing uses the memory any more.
 //!
 //! It never enters a pool. Its uses are kept here, as a pool keeps those of its allocations; at the drop they are sealed
-//! (O6), and the owner goes to the keeper until each is *complete*: whoever owns the memory may give it to anybody, in an
+//! (O6), and the owner waits among the deferred drops until each is *complete*: whoever owns the memory may give it to anybody, in an
 //! order that nobody here knows (O4). It does not know what the owner is.
 
-use super::keeper::{Keeper, Until};
+use super::deferred_drops::{DeferredDrops, Until};
 use super::registry::uses::{bound, close_open};
-use super::registry::{Line, Registry};
+use super::registry::{Registry, StreamTimeline};
 use super::stream::Stream;
 use super::undo::Undo;
 use crate::driver::{Driver, Note};
@@ -17,14 +17,14 @@ use crate::sync::{Arc, Mutex, Ordering};
 use crate::units::{Addr, Epoch};
 use core::fmt;
 
-/// A foreign range in use.
-pub(crate) struct Foreign<D: Driver> {
+/// An external range in use.
+pub(crate) struct External<D: Driver> {
     pub(super) addr: Addr,
     pub(super) driver: D,
     pub(super) registry: Arc<Registry<D>>,
-    keeper: Arc<Keeper<D>>,
+    deferred_drops: Arc<DeferredDrops<D>>,
     /// The stream it was brought in on. It is held open, as by a use until the drop.
-    pub(super) home: Arc<Line<D>>,
+    pub(super) home: Arc<StreamTimeline<D>>,
     /// A reference to that stream, because an array in it gives the stream out again (cudarc's `stream()`): as long as it may, the stream is
     /// not nobody's, and a use of it is not over.
     native: Mutex<Option<D::Stream>>,
@@ -37,17 +37,17 @@ pub(crate) struct Foreign<D: Driver> {
     owner: Mutex<Option<Box<dyn Send>>>,
 }
 
-impl<D: Driver> Foreign<D> {
-    pub(crate) fn new(addr: Addr, bytes: u64, stream: &Stream<D>, owner: Box<dyn Send>) -> Foreign<D> {
-        let home = Arc::clone(stream.line());
+impl<D: Driver> External<D> {
+    pub(crate) fn new(addr: Addr, bytes: u64, stream: &Stream<D>, owner: Box<dyn Send>) -> External<D> {
+        let home = Arc::clone(stream.timeline());
         home.open.fetch_add(1, Ordering::AcqRel);
         stream.driver().note(Note::BroughtIn { addr, stream: stream.id() });
-        Foreign {
+        External {
             addr,
             bytes,
             driver: stream.driver().clone(),
             registry: Arc::clone(stream.registry()),
-            keeper: Arc::clone(stream.keeper()),
+            deferred_drops: Arc::clone(stream.deferred_drops()),
             home,
             native: Mutex::new(Some(stream.native().clone())),
             uses: Mutex::new(Uses::default()),
@@ -56,8 +56,8 @@ impl<D: Driver> Foreign<D> {
             owner: Mutex::new(Some(owner)),
         }
     }
-    pub(super) fn keeper(&self) -> &Keeper<D> {
-        &self.keeper
+    pub(super) fn deferred_drops(&self) -> &DeferredDrops<D> {
+        &self.deferred_drops
     }
     /// Fails for a stream of another device.
     pub(super) fn check(&self, stream: &Stream<D>) -> Result<(), Error> {
@@ -70,7 +70,7 @@ impl<D: Driver> Foreign<D> {
     pub(super) fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
         self.check(stream)?;
         stream.admit("record_use")?;
-        let on = stream.line();
+        let on = stream.timeline();
         if on.id != self.home.id {
             // Recorded whatever the driver does in what is due, and behind it: due markers come before the operation (O9).
             let _recorded = Undo::new(|| {
@@ -80,43 +80,43 @@ impl<D: Driver> Foreign<D> {
                 }
                 bound(&mut uses, &self.registry, &self.driver);
             });
-            self.registry.serve(&self.driver);
-            self.keeper.serve();
+            self.registry.run_maintenance(&self.driver);
+            self.deferred_drops.run();
         }
         Ok(())
     }
 }
 
-impl<D: Driver> fmt::Debug for Foreign<D> {
+impl<D: Driver> fmt::Debug for External<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Foreign({} + {} B on {})", self.addr, self.bytes, self.home.info.id)
     }
 }
 
-impl<D: Driver> Drop for Foreign<D> {
+impl<D: Driver> Drop for External<D> {
     fn drop(&mut self) {
         let Some(owner) = self.owner.lock().take() else { return };
         let uses = core::mem::take(&mut *self.uses.lock());
         let mut pending: PendingSet = {
             let seen = self.registry.seen();
-            uses.at_free(Some(self.home.id), |on| seen.line(on).map_or(Epoch::COMPLETE, |l| l.stamp()))
+            uses.at_free(Some(self.home.id), |on| seen.timeline(on).map_or(Epoch::COMPLETE, |l| l.stamp()))
         };
         pending.push(Pending { on: self.home.id, epoch: self.home.stamp() });
-        for line in pending.iter().filter_map(|p| self.registry.line(p.on)) {
-            if line.note_unmarked(self.bytes) {
-                self.registry.raise_errand(&line);
+        for timeline in pending.iter().filter_map(|p| self.registry.timeline(p.on)) {
+            if timeline.note_unmarked(self.bytes) {
+                self.registry.request_maintenance(&timeline);
             }
         }
-        if !laws::keeps_foreign() {
+        if !laws::keeps_external() {
             pending.clear();
         }
         // Behind the seal, as at any free. Before the owner goes, which may panic where nobody keeps it.
-        for line in uses.open_on().filter_map(|on| self.registry.line(on)) {
-            close_open(&self.registry, &line);
+        for timeline in uses.open_on().filter_map(|on| self.registry.timeline(on)) {
+            close_open(&self.registry, &timeline);
         }
-        // Not the last reference: the line has its own until it closes.
+        // Not the last reference: the timeline has its own until it closes.
         drop(self.native.lock().take());
         close_open(&self.registry, &self.home);
-        self.keeper.keep(Until::Uses(pending), self.bytes, owner);
+        self.deferred_drops.keep(Until::Uses(pending), self.bytes, owner);
     }
 }

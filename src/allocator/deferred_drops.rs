@@ -1,7 +1,7 @@
 //! Keeps values that the device still reads until it is done: sources of copies whose tokens were dropped early.
 //!
 //! A drop never waits for the device, so what a dropped token owned goes here with the numbers of what has to be complete, and
-//! is dropped by a later call that may speak to the driver: the next operation, use that is recorded, array in foreign memory,
+//! is dropped by a later call that may speak to the driver: the next operation, use that is recorded, array in external memory,
 //! miss, trim or synchronise, of the device, a stream or an event. Values run their own destructors, so they are dropped with no
 //! lock held, and in no drop of anything else. What cannot be proved complete is never dropped: it is forgotten. It does not know
 //! what a value is.
@@ -36,7 +36,7 @@ pub(crate) enum Until<D: Driver> {
 }
 
 /// Values in the device's use.
-pub(crate) struct Keeper<D: Driver> {
+pub(crate) struct DeferredDrops<D: Driver> {
     pub(super) driver: D,
     pub(super) registry: Arc<Registry<D>>,
     /// Whether there is anything to look at.
@@ -54,7 +54,7 @@ struct Kept {
     /// How many values have gone on to wait for their next use.
     went_on: u64,
     /// The most uses that any value had since there was none.
-    most_uses: usize,
+    max_uses: usize,
     /// The allocator and its streams are gone: nobody comes by any more.
     closed: bool,
 }
@@ -73,8 +73,8 @@ impl Kept {
         let Some(next) = value.uses.iter().copied().find(|&p| !seen.is_complete(p)) else {
             return Some(value);
         };
-        let most = if self.waiting.is_empty() { 0 } else { self.most_uses };
-        self.most_uses = most.max(value.uses.len());
+        let max = if self.waiting.is_empty() { 0 } else { self.max_uses };
+        self.max_uses = max.max(value.uses.len());
         self.waiting.entry(next.on).or_default().entry(next.epoch).or_default().push(value);
         None
     }
@@ -117,11 +117,11 @@ impl Kept {
     }
 }
 
-impl<D: Driver> Keeper<D> {
-    pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> Keeper<D> {
+impl<D: Driver> DeferredDrops<D> {
+    pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> DeferredDrops<D> {
         let kept =
-            Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, most_uses: 0, closed: false };
-        Keeper { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
+            Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, max_uses: 0, closed: false };
+        DeferredDrops { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
     /// Keeps a value until then, which stands for so many bytes of the device's that are none of ours. Makes no driver call, unless the
@@ -129,7 +129,7 @@ impl<D: Driver> Keeper<D> {
     pub(crate) fn keep(&self, until: Until<D>, bytes: u64, value: Box<dyn Send>) {
         let uses = match until {
             Until::Event(event) => {
-                smallvec::smallvec![Pending { on: event.timeline(), epoch: event.epoch() }]
+                smallvec::smallvec![Pending { on: event.timeline_id(), epoch: event.epoch() }]
             }
             Until::Uses(uses) => uses,
         };
@@ -150,7 +150,7 @@ impl<D: Driver> Keeper<D> {
 
     /// Drops some of what is complete: at most one question to the device that brings nothing.
     #[inline]
-    pub(crate) fn serve(&self) {
+    pub(crate) fn run(&self) {
         if self.any.load(Ordering::Acquire) {
             self.look();
         }
@@ -223,7 +223,7 @@ impl<D: Driver> Keeper<D> {
         if !self.any.load(Ordering::Acquire) {
             return;
         }
-        let mut looks = self.kept.lock().most_uses;
+        let mut looks = self.kept.lock().max_uses;
         while looks > 0 && self.any.load(Ordering::Acquire) {
             let (all, went_on) = {
                 let kept = self.kept.lock();
@@ -252,7 +252,7 @@ impl<D: Driver> Keeper<D> {
                 oldest
             };
             drop(over);
-            point!("a kept value is asked for");
+            pause_point!("a kept value is asked for");
             // An error is no completion (O4): whoever needs the stream meets it.
             let Some(oldest) = oldest.filter(|_| self.asks) else { return };
             match self.registry.ask(&self.driver, oldest) {

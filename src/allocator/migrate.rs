@@ -1,19 +1,19 @@
 //! Rungs 2 and 4: memory of another pool, or of the own pool in flight, moves to the pool that misses.
 //!
-//! Lending moves the range: it is cut from A and enters B, and from then on it is B's, stamps and all (law O5), a hit for
+//! Migration moves the range: it is cut from A and enters B, and from then on it is B's, stamps and all (law O5), a hit for
 //! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Facts are checked before
 //! the entry's stamp is loaded. Whatever fails puts the range back exactly as it was.
 
 use super::bounded::Waitable;
 use super::config::Reuse;
+use super::core::Core;
 use super::entry::Range;
-use super::hands::Hand;
+use super::in_transit::TransitGuard;
 use super::ladder::Step;
-use super::lenders::{ASKED, Candidates};
 use super::miss::Miss;
 use super::pool::{Pool, PoolState, Watch};
 use super::registry::{CLOSING, CONTEXT, QUESTIONS};
-use super::shared::Core;
+use super::sources::{ASKED, Candidates};
 use super::undo::Undo;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
@@ -27,9 +27,9 @@ use core::cell::RefCell;
 use hashbrown::HashSet;
 use std::rc::Rc;
 
-/// A lend takes at least this much, or the whole chunk if that is less: the next requests are then hits.
-const LEND_LARGE: Granules = Granules((2 << 20) / 512);
-const LEND_SMALL: Granules = Granules((256 << 10) / 512);
+/// A migration takes at least this much, or the whole chunk if that is less: the next requests are then hits.
+const MIGRATE_LARGE: Granules = Granules((2 << 20) / 512);
+const MIGRATE_SMALL: Granules = Granules((256 << 10) / 512);
 /// How many free chunks of a pool are looked at.
 const STEPS: usize = 64;
 
@@ -58,8 +58,8 @@ struct Guest {
 impl<'a, D: Driver> Miss<'a, D> {
     /// Rung 2: a free range of another pool that is complete, or that this stream is ordered after already.
     /// Small requests leave large ranges alone as long as the pool may grow.
-    pub(crate) fn lend(&mut self) -> Option<Taken> {
-        self.lend_of(self.kinds())
+    pub(crate) fn migrate(&mut self) -> Option<Taken> {
+        self.migrate_of(self.kinds())
     }
 
     fn kinds(&self) -> &'static [Kind] {
@@ -67,27 +67,27 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Rung 2, once growth was refused: a small request takes large segments' space too.
-    pub(crate) fn lend_across(&mut self) -> Option<Taken> {
-        if self.want.kind == Kind::Small { self.lend_of(&Kind::ALL[1..]) } else { None }
+    pub(crate) fn migrate_across(&mut self) -> Option<Taken> {
+        if self.want.kind == Kind::Small { self.migrate_of(&Kind::ALL[1..]) } else { None }
     }
 
-    /// Whether another pool may lend at all. Where pools keep what they took, only those may whose streams are gone: without them a program
+    /// Whether another pool may give at all. Where pools keep what they took, only those may whose streams are gone: without them a program
     /// whose streams come and go takes ever more.
-    pub(crate) fn has_lenders(&self) -> bool {
+    pub(crate) fn has_sources(&self) -> bool {
         self.core.config.reuse != Reuse::Never || !self.core.gone.lock().is_empty()
     }
 
-    fn lend_of(&mut self, kinds: &[Kind]) -> Option<Taken> {
+    fn migrate_of(&mut self, kinds: &[Kind]) -> Option<Taken> {
         // Our clock as it was before we look: what was ordered then still is.
-        let clock = self.pool.line.clock();
+        let clock = self.pool.timeline.clock();
         if self.core.config.reuse == Reuse::Never {
             let gone: Vec<u32> = self.core.gone.lock().iter().copied().collect();
             let (mut gone, mut questions) = (self.core.pools_numbered(gone), QUESTIONS);
             gone.retain(|from| self.may_have(from, kinds));
-            return gone.iter().find_map(|from| self.lend_from(from, kinds, &clock, &mut questions));
+            return gone.iter().find_map(|from| self.migrate_from(from, kinds, &clock, &mut questions));
         }
         let Candidates { mut first, more, in_order, to_ask } =
-            self.core.lenders.of(kinds, self.want.len.0, self.pool.line.id, &clock);
+            self.core.sources.of(kinds, self.want.len.0, self.pool.timeline.id, &clock);
         // Each climb begins with others, because it does not ask about all of them.
         if first.len() > QUESTIONS {
             let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % first.len();
@@ -95,32 +95,32 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
         let (thorough, len) = (self.thorough, self.want.len.0);
-        let mut lend = |number, questions: &mut usize| {
-            self.lend_from(&*core.pool_numbered(number)?, kinds, &clock, questions)
+        let mut migrate = |number, questions: &mut usize| {
+            self.migrate_from(&*core.pool_numbered(number)?, kinds, &clock, questions)
         };
-        if let Some(handed) = first.into_iter().find_map(|number| lend(number, &mut questions)) {
+        if let Some(handed) = first.into_iter().find_map(|number| migrate(number, &mut questions)) {
             return Some(handed);
         }
         for mut page in more {
             loop {
-                let next = core.lenders.next(&mut page);
+                let next = core.sources.next(&mut page);
                 if next.is_empty() {
                     break;
                 }
-                if let Some(handed) = next.into_iter().find_map(|number| lend(number, &mut questions)) {
+                if let Some(handed) = next.into_iter().find_map(|number| migrate(number, &mut questions)) {
                     return Some(handed);
                 }
             }
         }
-        let handed = in_order.into_iter().find_map(|number| lend(number, &mut questions));
-        let handed = handed.or_else(|| to_ask.into_iter().find_map(|number| lend(number, &mut asked)));
+        let handed = in_order.into_iter().find_map(|number| migrate(number, &mut questions));
+        let handed = handed.or_else(|| to_ask.into_iter().find_map(|number| migrate(number, &mut asked)));
         // Another thread may have news of a pool in hand that stands aside: before there is said to be no memory, all are looked at.
-        let all = || if thorough { core.lenders.all_of(len) } else { Vec::new() };
-        handed.or_else(|| all().into_iter().find_map(|number| lend(number, &mut asked)))
+        let all = || if thorough { core.sources.all_of(len) } else { Vec::new() };
+        handed.or_else(|| all().into_iter().find_map(|number| migrate(number, &mut asked)))
     }
 
     /// Takes a range of this pool over, if one serves; the pool is asked about while there are `questions`.
-    fn lend_from(
+    fn migrate_from(
         &mut self,
         from: &Pool<D>,
         kinds: &[Kind],
@@ -131,25 +131,25 @@ impl<'a, D: Driver> Miss<'a, D> {
             return None;
         }
         self.learn_of(from, questions);
-        let to = self.pool.line.id;
+        let to = self.pool.timeline.id;
         let accept = |seen: &super::registry::Seen<'_, D>, epoch| {
-            laws::may_lend(is_ordered(to, clock, seen, Pending { on: from.line.id, epoch }))
+            laws::may_migrate(is_ordered(to, clock, seen, Pending { on: from.timeline.id, epoch }))
         };
-        let (cut, _hand) = self.cut_free(from, kinds, accept)?;
-        let stamp = Pending { on: from.line.id, epoch: cut.stamp };
+        let (cut, _transit) = self.cut_free(from, kinds, accept)?;
+        let stamp = Pending { on: from.timeline.id, epoch: cut.stamp };
         let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
-        Some(self.settle(from, &guest))
+        Some(self.admit(from, &guest))
     }
 
     /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
     /// in flight first: they stay at home.
-    pub(crate) fn lend_with_wait(&mut self) -> Step {
-        if laws::is_independent(self.pool.line.independent.load(Ordering::Relaxed)) {
+    pub(crate) fn migrate_with_wait(&mut self) -> Step {
+        if laws::is_independent(self.pool.timeline.independent.load(Ordering::Relaxed)) {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
         // What a range waits for may not be to be waited for at the moment: another range, or another pool's memory, may.
-        while let Some((entry, _hand)) = self.take_in_flight(self.pool, &waitable) {
+        while let Some((entry, _transit)) = self.take_in_flight(self.pool, &waitable) {
             let step = self.own_in_flight(&entry)?;
             if step.is_some() {
                 return Ok(step);
@@ -157,17 +157,18 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         for (from, look_at) in self.others() {
             // Nobody is made to wait for an independent stream: also its ranges in flight wait for their home last.
-            if !waitable.by_streams(from.line.id) {
+            if !waitable.by_streams(from.timeline.id) {
                 continue;
             }
             let free = look_at != LookAt::InFlight;
             let found = free.then(|| {
                 self.cut_free(&from, &Kind::ALL, |_, epoch| {
-                    !self.refused_on.contains(&from.line.id) && waitable.is_orderable(&from.line, epoch)
+                    !self.refused_on.contains(&from.timeline.id)
+                        && waitable.is_orderable(&from.timeline, epoch)
                 })
             });
-            if let Some((cut, _hand)) = found.flatten() {
-                let stamp = Pending { on: from.line.id, epoch: cut.stamp };
+            if let Some((cut, _transit)) = found.flatten() {
+                let stamp = Pending { on: from.timeline.id, epoch: cut.stamp };
                 let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
                 let core = self.core;
                 let put_back = Undo::new(|| put_back_free(core, &from, &cut));
@@ -178,12 +179,12 @@ impl<'a, D: Driver> Miss<'a, D> {
                     continue;
                 }
                 put_back.forget();
-                return Ok(Some(self.settle(&from, &guest)));
+                return Ok(Some(self.admit(&from, &guest)));
             }
             while look_at != LookAt::Free
-                && let Some((entry, _hand)) = self.take_in_flight(&from, &waitable)
+                && let Some((entry, _transit)) = self.take_in_flight(&from, &waitable)
             {
-                let step = self.foreign_in_flight(&from, entry)?;
+                let step = self.in_flight_elsewhere(&from, entry)?;
                 if step.is_some() {
                     return Ok(step);
                 }
@@ -196,7 +197,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// live: its stream waits on the device for the older half of them, which comes back whole. Without this only a wait of the host's
     /// would tell that anything is over, and a program that never makes one would grow by all that other streams use.
     pub(crate) fn order_older_half(&mut self) -> Step {
-        if laws::is_independent(self.pool.line.independent.load(Ordering::Relaxed)) {
+        if laws::is_independent(self.pool.timeline.independent.load(Ordering::Relaxed)) {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
@@ -226,17 +227,17 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// was looked at is not looked at again, so that a round costs each pool one look of a kind, whoever cannot be waited for.
     fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, LookAt)> + use<'a, D> {
         let (core, own, len) = (self.core, self.pool.number, self.want.len.0);
-        let many = core.pools.lock().len() > core.lenders.few;
+        let many = core.pools.lock().len() > core.sources.few;
         let before = Rc::new(RefCell::new(HashSet::new()));
         let looked_at = Rc::clone(&before);
         let first = core::iter::from_fn(move || {
-            let mut next = if many { core.lenders.oldest_of(len) } else { Vec::new() };
+            let mut next = if many { core.sources.oldest_of(len) } else { Vec::new() };
             next.retain(|number| before.borrow_mut().insert(*number));
             (!next.is_empty()).then_some(next)
         });
         let first = first.flatten().filter_map(|number| core.pool_numbered(number));
         let may_have = move || {
-            if many { core.pools_numbered(core.lenders.all_of(len)) } else { core.pool_list() }
+            if many { core.pools_numbered(core.sources.all_of(len)) } else { core.pool_list() }
         };
         let all = core::iter::once_with(may_have).flatten().map(move |pool| {
             let again = looked_at.borrow().contains(&pool.number);
@@ -257,7 +258,7 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     /// How much of a range of `len` moves: enough for the next requests too.
     fn portion(&self, len: Granules) -> Granules {
-        let least = if self.want.kind == Kind::Small { LEND_SMALL } else { LEND_LARGE };
+        let least = if self.want.kind == Kind::Small { MIGRATE_SMALL } else { MIGRATE_LARGE };
         self.needed().max(least).min(len)
     }
 
@@ -266,13 +267,13 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.core.config.deterministic || *questions == 0 {
             return;
         }
-        match self.core.registry.fold(&self.core.driver, &from.line) {
+        match self.core.registry.poll_completed(&self.core.driver, &from.timeline) {
             Ok(news) => *questions -= usize::from(news == Some(false)),
             // An error is no completion: the range is not accepted then, and the next rung meets the error.
             Err(e) => {
                 *questions -= 1;
                 // Of a context that is lost the next rung hears.
-                let _ = self.one_refused(Some(from.line.id), e);
+                let _ = self.one_refused(Some(from.timeline.id), e);
             }
         }
     }
@@ -283,7 +284,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         from: &Pool<D>,
         kinds: &[Kind],
         accept: impl Fn(&super::registry::Seen<'_, D>, Epoch) -> bool,
-    ) -> Option<(Cut, Hand<'a>)> {
+    ) -> Option<(Cut, TransitGuard<'a>)> {
         if !self.may_have(from, kinds) {
             return None;
         }
@@ -310,7 +311,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let cut = state.cut(found.chunk, found.offset, self.portion(found.len));
         state.counters.migrations_out += 1;
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
-        Some((cut, self.hand()))
+        Some((cut, self.transit()))
     }
 
     /// How many free ranges of a pool are looked at: all, by who is about to say that there is no memory.
@@ -319,37 +320,42 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// The guest enters our pool and serves us, in one hold of the lock.
-    fn settle(&mut self, from: &Pool<D>, guest: &Guest) -> Taken {
+    fn admit(&mut self, from: &Pool<D>, guest: &Guest) -> Taken {
         let mut guard = self.pool.lock();
         let state = &mut *guard;
         let entered = self.pool.enter(state, &guest.range, &guest.pending);
-        let Some(chunk) = entered else { panic!("closing: {:?} takes a lend while closed", self.pool) };
-        let taken =
-            state.take_brought(&self.want, self.asked, chunk).expect("a lend holds at least the request");
+        let Some(chunk) = entered else { panic!("closing: {:?} takes a migration while closed", self.pool) };
+        let taken = state
+            .take_brought(&self.want, self.requested, chunk)
+            .expect("a migration holds at least the request");
         state.counters.migrations_in += 1;
         self.core.moving.fetch_sub(guest.range.len.bytes(), Ordering::Relaxed);
         if self.core.is_recording() {
-            self.core.record(Event::Lend {
+            self.core.record(Event::Migrate {
                 addr: guest.range.base.offset(guest.range.offset),
                 bytes: guest.range.len.bytes(),
-                from: from.line.info.id,
-                to: self.pool.line.info.id,
+                from: from.timeline.info.id,
+                to: self.pool.timeline.info.id,
             });
         }
-        // Only now: others take from what is left of the guest, and their events come after the lend's.
+        // Only now: others take from what is left of the guest, and their events come after the migration's.
         drop(guard);
         taken
     }
 
     /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
     /// independent streams still use are left alone.
-    fn take_in_flight(&self, from: &Pool<D>, waitable: &Waitable<'_, D>) -> Option<(Entry, Hand<'a>)> {
+    fn take_in_flight(
+        &self,
+        from: &Pool<D>,
+        waitable: &Waitable<'_, D>,
+    ) -> Option<(Entry, TransitGuard<'a>)> {
         let mut guard = from.lock();
         let state = &mut *guard;
         let steps = if self.thorough { usize::MAX } else { STEPS };
         let heap = &state.heap;
         let fits = |entry: &Entry| {
-            let home = Pending { on: from.line.id, epoch: entry.home };
+            let home = Pending { on: from.timeline.id, epoch: entry.home };
             let at_home = from.number == self.pool.number;
             let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
             let addr = heap.view(ChunkId::from_index(entry.chunk), entry.generation).addr;
@@ -364,7 +370,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         if entry.is_none() {
             from.tighten_in_flight(state);
         }
-        Some((entry?, self.hand()))
+        Some((entry?, self.transit()))
     }
 
     fn own_in_flight(&mut self, entry: &Entry) -> Step {
@@ -380,7 +386,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let mut guard = self.pool.lock();
         let state = &mut *guard;
         let mut all = entry.uses.clone();
-        all.push(Pending { on: self.pool.line.id, epoch: entry.home });
+        all.push(Pending { on: self.pool.timeline.id, epoch: entry.home });
         let stamp = self.pool.entry_stamp(state, &all).expect("an open pool admits what is ordered");
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
         self.pool.publish_longest(state, given.kind, given.free_len);
@@ -388,15 +394,16 @@ impl<'a, D: Driver> Miss<'a, D> {
         let taken = self.search_in(state, true);
         // It may lie behind more near misses than a search comes by.
         let exact = self.core.config.exact_fit;
-        Ok(taken
-            .or_else(|| if exact { None } else { state.take_brought(&self.want, self.asked, given.free) }))
+        Ok(taken.or_else(|| {
+            if exact { None } else { state.take_brought(&self.want, self.requested, given.free) }
+        }))
     }
 
-    fn foreign_in_flight(&mut self, from: &Pool<D>, entry: Entry) -> Step {
-        // All its uses and its home stamp: the home stream may have read it after the foreign use (Z29).
+    fn in_flight_elsewhere(&mut self, from: &Pool<D>, entry: Entry) -> Step {
+        // All its uses and its home stamp: the home stream may have read it after the cross-stream use (Z29).
         let mut pending = entry.uses.clone();
-        if let Some(epoch) = laws::home_of_lent(entry.home) {
-            pending.push(Pending { on: from.line.id, epoch });
+        if let Some(epoch) = laws::home_of_migrated(entry.home) {
+            pending.push(Pending { on: from.timeline.id, epoch });
         }
         let put_back = Undo::new(|| from.fly(&mut from.lock(), entry.clone()));
         if let Err(e) = self.wait_for_all(&pending) {
@@ -423,7 +430,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         };
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
         let guest = Guest { range: Range::from(&cut), pending };
-        Ok(Some(self.settle(from, &guest)))
+        Ok(Some(self.admit(from, &guest)))
     }
 
     /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here is no refusal of memory: the
@@ -439,23 +446,23 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
         for &p in pending {
             let core = self.core;
-            let ordered = core.registry.order_after(&core.driver, &self.pool.line, p, CLOSING);
+            let ordered = core.registry.order_after(&core.driver, &self.pool.timeline, p, CLOSING);
             if ordered.is_err() {
                 self.refused_on.push(p.on);
             }
             if ordered?.is_some() {
                 self.pool.lock().counters.waits_inserted += 1;
                 if core.is_recording() {
-                    let on = core.registry.line(p.on).filter(|l| l.id != CONTEXT).map(|l| l.info.id);
-                    core.record(Event::Wait { stream: self.pool.line.info.id, on });
+                    let on = core.registry.timeline(p.on).filter(|l| l.id != CONTEXT).map(|l| l.info.id);
+                    core.record(Event::Wait { stream: self.pool.timeline.info.id, on });
                 }
             }
         }
         debug_assert!(
             {
                 let seen = self.core.registry.seen();
-                let clock = self.pool.line.clock();
-                pending.iter().all(|&p| is_ordered(self.pool.line.id, &clock, &seen, p))
+                let clock = self.pool.timeline.clock();
+                pending.iter().all(|&p| is_ordered(self.pool.timeline.id, &clock, &seen, p))
             },
             "O1: a wait returned and the range is not ordered"
         );

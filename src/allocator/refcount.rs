@@ -5,7 +5,7 @@
 //! references are counted in batches and lie in the pool's own state while no handle has them: an allocation takes one,
 //! a free puts its own back (`fast`). It does not know what else happens under the lock.
 //!
-//! - **K1** Strong count = references that others hold + references in handles + [`Shares`] in the state. A mistake that
+//! - **K1** Strong count = references that others hold + references in handles + [`Refcounts`] in the state. A mistake that
 //!   loses one leaks a pool; none frees it early.
 //! - **K2** Shares are there only while a stream or the allocator holds the pool too, and the last of those takes them
 //!   out ([`Pool::leave`]). So a pool never keeps itself alive, and no share is put back afterwards: the free sees under
@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code, reason = "references are counted by hand")]
 
-use super::pool::state::{PoolState, Shares, Watch};
+use super::pool::state::{PoolState, Refcounts, Watch};
 use super::pool::{Held, Pool};
 use crate::driver::Driver;
 use crate::sync::Arc;
@@ -23,7 +23,7 @@ use crate::sync::Arc;
 /// How many references are counted at once. Few under Miri, where a test that goes through several batches takes minutes.
 const BATCH: u32 = if cfg!(miri) { 16 } else { 256 };
 
-impl Shares {
+impl Refcounts {
     /// In whole batches.
     pub(super) fn batches(&self) -> usize {
         (self.0 / BATCH) as usize
@@ -43,7 +43,7 @@ impl PoolState {
     /// A reference moves out of the state. Nobody has it: it is lost if none is made of it.
     #[inline]
     pub(super) fn move_out<D: Driver>(&mut self, pool: &Arc<Pool<D>>) {
-        self.shares.0 = match self.shares.0.checked_sub(1) {
+        self.refcounts.0 = match self.refcounts.0.checked_sub(1) {
             Some(left) => left,
             None => Self::mint(pool),
         };
@@ -62,14 +62,14 @@ impl PoolState {
 impl<D: Driver> Pool<D> {
     /// The last stream, or the allocator, goes: frees have to look after that from now on, and the shares end. The caller
     /// holds a reference, unlocks, and gives what is returned to [`Pool::release`].
-    pub(crate) fn leave(state: &mut Held<'_>, why: Watch) -> Shares {
+    pub(crate) fn leave(state: &mut Held<'_>, why: Watch) -> Refcounts {
         state.watch.set(Watch::LEAVING);
         state.watch.set(why);
-        core::mem::take(&mut state.shares)
+        core::mem::take(&mut state.refcounts)
     }
 
     /// Ends references that lay in the pool's state. Called with no lock held.
-    pub(crate) fn release(pool: &Arc<Pool<D>>, Shares(count): Shares) {
+    pub(crate) fn release(pool: &Arc<Pool<D>>, Refcounts(count): Refcounts) {
         for _ in 0..count {
             // SAFETY: each was counted and belonged to the state (K1), which gave it up; the caller's own is one more.
             unsafe { Arc::decrement_strong_count(Arc::as_ptr(pool)) };
