@@ -150,7 +150,7 @@ fn what_falls_due_is_served(weak: bool) {
     let flags = Arc::new(Flags { due: AtomicBool::new(true), maintenance_due: AtomicBool::new(true) });
     let maintain = move |timeline: &Probe<Toy>, flags: &Flags| {
         if !weak {
-            timeline.serve();
+            timeline.run_maintenance();
         } else if flags.maintenance_due.swap(false, Ordering::AcqRel) && flags.due.load(Ordering::Acquire) {
             timeline.mark().unwrap();
             // A flag, cleared once the marker is there: by now it may say something else.
@@ -161,7 +161,7 @@ fn what_falls_due_is_served(weak: bool) {
     timeline.request_maintenance();
     let server = {
         let (timeline, flags) = (Arc::clone(&timeline), Arc::clone(&flags));
-        thread::spawn(move || serve(&timeline, &flags))
+        thread::spawn(move || maintain(&timeline, &flags))
     };
     launch(&queue);
     let stamp = timeline.stamp();
@@ -170,7 +170,7 @@ fn what_falls_due_is_served(weak: bool) {
     flags.due.store(true, Ordering::Release);
     flags.maintenance_due.store(true, Ordering::Release);
     server.join().unwrap();
-    serve(&timeline, &flags);
+    maintain(&timeline, &flags);
     let mut newest = 0;
     timeline.published(|number, _| newest = newest.max(number));
     assert!(newest >= stamp, "the free stamped {stamp} fell due, and the newest marker is {newest}");
@@ -200,7 +200,7 @@ fn the_closing_number_is_the_last(weak: bool) {
         })
     };
     timeline.detach();
-    timeline.serve();
+    timeline.run_maintenance();
     maker.join().unwrap();
     assert!(timeline.is_closed());
     // Panics (O8) if the newest number of the closed line is covered by no marker.
@@ -222,9 +222,9 @@ fn the_last_to_leave_closes(weak: bool) {
         thread::spawn(move || if weak { timeline.end_use_by_load() } else { timeline.end_use() })
     };
     timeline.detach();
-    timeline.serve();
+    timeline.run_maintenance();
     user.join().unwrap();
-    timeline.serve();
+    timeline.run_maintenance();
     assert!(timeline.is_closed(), "nothing needs the stream, and nobody closes it");
 }
 
