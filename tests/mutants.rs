@@ -21,9 +21,12 @@ mod safe_calls;
 mod stress;
 
 use millpond::mutant::{self, Bug};
+use millpond::trace::Program;
+use millpond_sim::{Schedule, Sim};
 use millpond_testkit::{cases, worlds};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::time::Duration;
 use worlds::arrays::Arrays;
 use worlds::blocks::{Blocks, Second};
 use worlds::ranges::Ranges;
@@ -408,6 +411,40 @@ fn told_program(bug: Bug, text: &str) -> Option<(String, usize, usize)> {
     let (program, number) = row.strip_suffix('|')?.rsplit('|').next()?.trim().split_once(": ")?;
     let (family, length) = program.split_once(' ')?;
     Some((family.to_owned(), length.parse().ok()?, number.parse().ok()?))
+}
+
+/// A small program that is judged wrong is told as text, and the executor runs that to a verdict as well: with the bug planted, and to none
+/// without it.
+#[test]
+fn a_small_program_that_is_judged_wrong_replays_from_its_text() {
+    let blocks = Blocks(Second::new());
+    for (bug, mib, search) in [
+        (Bug::Z28, 2, &(|| worlds::first_wrong(&blocks, 3, 400)) as &dyn Fn() -> (usize, Option<String>)),
+        (Bug::SealSubmitted, 4, &|| worlds::first_wrong(&Ranges, 4, 1)),
+    ] {
+        let clean = |planted: Option<Bug>, program: &Program, hasty: bool| {
+            let _planted = mutant::plant(planted);
+            let config = cases::World::config(mib);
+            let config = if hasty { config.bounded_wait(Duration::ZERO) } else { config };
+            // What is wrong may be found by a law, in a panic.
+            let outcome = cases::judge(|| {
+                let sim = Sim::new(4 << 30).schedule(Schedule::Latest);
+                let outcome =
+                    millpond_replay::replay_program(program, sim, config, 0).map_err(cases::said)?;
+                if outcome.is_clean() { Ok(()) } else { Err(outcome.verdict) }
+            });
+            outcome.is_ok()
+        };
+        let said = {
+            let _planted = mutant::plant(Some(bug));
+            search().1.unwrap_or_else(|| panic!("{bug} survives"))
+        };
+        let (said, text) = said.split_once("FILE`:\n").expect("a program");
+        let program = Program::from_text_checked(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let hasty = said.contains("MILLPOND_WAIT_MS=0");
+        assert!(!clean(Some(bug), &program, hasty), "{bug}: {said}\n{text}");
+        assert!(clean(None, &program, hasty), "{bug}: {said}\n{text}");
+    }
 }
 
 #[test]

@@ -57,7 +57,7 @@ mod turns;
 pub use deal::{Deal, STREAMS_MOST, THREADS_MOST};
 pub use generate::{from_fuzz, from_fuzz_hostile};
 pub use outcome::{Failure, Lost, Outcome, ReplayError};
-pub use program::{replay, replay_program, replay_watched};
+pub use program::{Done, Executor, replay, replay_program, replay_watched};
 pub use shrink::{TRIES, shrink, shrink_within};
 #[cfg(feature = "proptest")]
 pub use strategy::{hostile_programs, programs};

@@ -18,7 +18,7 @@ use millpond::{Allocation, Allocator, Config, Event, Limit, PinnedAllocation, St
 use millpond_driver::random::stirred;
 use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{Called, Caller, Driver};
-use millpond_trace::{Access, BlockNo, EventNo, Op, Program, StreamNo};
+use millpond_trace::{Access, BlockNo, EventNo, Op, Program, Rules, StreamNo};
 
 /// How long a step waits for an event: until it is complete, as for a stream. On the simulator that takes virtual time, and an event
 /// that cannot be complete is an error at once.
@@ -89,7 +89,8 @@ fn run<D: Touch>(
     let step = |table: &mut Table<D>, at: usize| {
         let op = program.steps[at].op;
         let _called = Called::<D>::at(Caller::Step(at as u64));
-        let handed = table.step(op).map_err(|error| ReplayError::Step { step: at, op, error })?;
+        let done = table.step(op).map_err(|error| ReplayError::Step { step: at, op, error })?;
+        let handed = if let Done::Handed(addr) = done { Some(addr) } else { None };
         after(at, handed);
         Ok(())
     };
@@ -111,7 +112,7 @@ fn run<D: Touch>(
         table.open(StreamNo(number)).map_err(ReplayError::Setup)?;
     }
     let count = program.steps.len();
-    let (table, ran) = if numbers.len() <= 1 {
+    let (mut table, ran) = if numbers.len() <= 1 {
         let ran = (0..count).try_for_each(|at| step(&mut table, at));
         (table, ran)
     } else {
@@ -120,6 +121,7 @@ fn run<D: Touch>(
             (from..to).try_for_each(|at| step(table, at))
         })
     };
+    table.free_all();
     ran?;
     Ok(Outcome {
         trace: program.name.clone(),
@@ -132,6 +134,78 @@ fn run<D: Touch>(
         refused: table.refused,
         ..Outcome::default()
     })
+}
+
+/// What came of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Done {
+    /// It was done, or named a block whose request was refused.
+    Yes,
+    /// A block was handed out, which begins here.
+    Handed(Addr),
+    /// A request was refused: steps that name the block do nothing until the number is given again.
+    Refused,
+    /// The device ran so many of a stream's queued operations.
+    Ran(u32),
+}
+
+/// Runs a program that is made while it runs, operation by operation: for tests that decide about the next one when they know what came
+/// of the last. [`replay`] runs a whole program in the same way.
+///
+/// Whichever thread calls is the host thread of an operation. What is alive when it is dropped is freed, and its streams are closed.
+///
+/// ```
+/// use millpond::{Allocator, Config, trace::Op, units::GIB};
+/// use millpond_replay::{Done, Executor};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use millpond::trace::{BlockNo, StreamNo};
+/// let sim = Sim::new(GIB);
+/// let gpu = Allocator::new(sim.clone(), Config::default())?;
+/// let mut executor = Executor::new(&gpu, 1)?;
+/// let alloc = Op::Alloc { block: BlockNo(0), bytes: 4096, align: None, stream: StreamNo(0) };
+/// assert!(matches!(executor.step(alloc)?, Done::Handed(_)));
+/// # Ok(()) }
+/// ```
+pub struct Executor<D: Touch> {
+    rules: Rules,
+    table: Table<D>,
+}
+
+impl<D: Touch> core::fmt::Debug for Executor<D> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Executor").field("steps", &self.rules.steps()).finish_non_exhaustive()
+    }
+}
+
+impl<D: Touch> Executor<D> {
+    /// On an allocator, with so many streams open, as a program's header counts them.
+    ///
+    /// # Errors
+    /// [`ReplayError::Setup`] when a stream could not be made.
+    pub fn new(allocator: &Allocator<D>, streams: u16) -> Result<Executor<D>, ReplayError> {
+        let mut table = Table::new(allocator);
+        (0..streams).try_for_each(|number| table.open(StreamNo(number))).map_err(ReplayError::Setup)?;
+        Ok(Executor { rules: Rules::new(streams), table })
+    }
+
+    /// Runs the next operation of the program.
+    ///
+    /// # Errors
+    /// [`ReplayError::Fault`] for one that breaks a rule of the language, which is not run; [`ReplayError::Step`] for a driver call that
+    /// failed. A request that is refused is no error: [`Done::Refused`].
+    pub fn step(&mut self, op: Op) -> Result<Done, ReplayError> {
+        let step = self.rules.steps();
+        self.rules.step(&op).map_err(ReplayError::Fault)?;
+        let _called = Called::<D>::at(Caller::Step(step as u64));
+        self.table.step(op).map_err(|error| ReplayError::Step { step, op, error })
+    }
+
+    /// Frees what is alive, in the order of the blocks' numbers. The streams stay open.
+    pub fn free_all(&mut self) {
+        self.table.free_all();
+    }
 }
 
 /// A stretch of a block that one write made: its end, and the word it holds, anchored at the block's beginning.
@@ -262,7 +336,7 @@ impl<D: Touch> Table<D> {
     }
 
     /// Enters a block, if there is one, and says where it begins.
-    fn enter(&mut self, number: BlockNo, made: Result<Place<D>, Error>) -> Result<Option<Addr>, Error> {
+    fn enter(&mut self, number: BlockNo, made: Result<Place<D>, Error>) -> Result<Done, Error> {
         match made {
             Ok(place) => {
                 let block = Block::new(place);
@@ -274,11 +348,11 @@ impl<D: Touch> Table<D> {
                 let addr = block.addr();
                 self.live_with(&block.place).add(block.bytes());
                 self.blocks.insert(number, block);
-                Ok(Some(addr))
+                Ok(Done::Handed(addr))
             }
             Err(Error::OutOfMemory(_) | Error::TooLarge { .. } | Error::BadAlignment { .. }) => {
                 self.refused += 1;
-                Ok(None)
+                Ok(Done::Refused)
             }
             Err(e) => Err(e),
         }
@@ -291,6 +365,15 @@ impl<D: Touch> Table<D> {
         Some(block.place)
     }
 
+    /// Frees what is alive, in the order of its numbers: the same program ends the same way each time.
+    fn free_all(&mut self) {
+        let mut alive: Vec<BlockNo> = self.blocks.keys().copied().collect();
+        alive.sort_unstable();
+        for block in alive {
+            drop(self.leave(block));
+        }
+    }
+
     /// What is alive beside a block: the device's memory and the host's are no part of each other.
     fn live_with(&mut self, place: &Place<D>) -> &mut Live {
         match place {
@@ -299,8 +382,8 @@ impl<D: Touch> Table<D> {
         }
     }
 
-    /// Runs one, and says where the block begins that it handed out.
-    fn step(&mut self, op: Op) -> Result<Option<Addr>, Error> {
+    /// Runs one that keeps the rules, and says what came of it.
+    fn step(&mut self, op: Op) -> Result<Done, Error> {
         match op {
             Op::Alloc { block, bytes, align, stream } => {
                 let stream = self.stream(stream);
@@ -366,11 +449,13 @@ impl<D: Touch> Table<D> {
                 self.allocator.set_limit(bytes.map_or(Limit::None, Limit::Bytes))?;
             }
             Op::Advance { stream, steps } => {
-                self.allocator.driver().advance(self.streams[&stream].native(), steps)?;
+                let ran = self.allocator.driver().advance(self.streams[&stream].native(), steps)?;
+                return Ok(Done::Ran(ran));
             }
             Op::Tick => self.allocator.driver().tick(),
+            Op::NotReady { times } => self.allocator.driver().not_ready(times),
         }
-        Ok(None)
+        Ok(Done::Yes)
     }
 
     #[allow(unsafe_code, reason = "pinned blocks are touched by kernels, too")]

@@ -84,13 +84,18 @@ pub trait Touch: Driver {
     /// One call of the host's has passed, for a device whose progress is counted in them.
     fn tick(&self) {}
 
-    /// Lets the device run at most so many of a stream's queued operations.
+    /// Lets the device run at most so many of a stream's queued operations, and says how many it ran.
     ///
     /// # Errors
     /// The driver's.
-    fn advance(&self, stream: &Self::Stream, steps: u32) -> DriverResult<()> {
+    fn advance(&self, stream: &Self::Stream, steps: u32) -> DriverResult<u32> {
         let _ = (stream, steps);
-        Ok(())
+        Ok(0)
+    }
+
+    /// The device answers the next so many questions about completion with "not yet"; after 0 it answers truly again.
+    fn not_ready(&self, times: u32) {
+        let _ = times;
     }
 
     /// The device with its work held back by so many ticks. To be called before anything else.
@@ -205,13 +210,15 @@ impl Touch for Sim {
     fn tick(&self) {
         Sim::tick(self);
     }
-    fn advance(&self, stream: &Self::Stream, steps: u32) -> DriverResult<()> {
-        for _ in 0..steps {
-            if !Sim::advance(self, stream)? {
-                break;
-            }
+    fn advance(&self, stream: &Self::Stream, steps: u32) -> DriverResult<u32> {
+        let mut ran = 0;
+        while ran < steps && Sim::advance(self, stream)? {
+            ran += 1;
         }
-        Ok(())
+        Ok(ran)
+    }
+    fn not_ready(&self, times: u32) {
+        Sim::not_ready(self, times);
     }
     fn ahead(self, ticks: u64) -> Sim {
         if ticks == 0 { self } else { self.hold(ticks) }

@@ -126,7 +126,7 @@ impl Faults {
     }
 
     fn add_not_ready(&mut self, times: u32) {
-        self.not_ready = self.not_ready.saturating_add(times);
+        self.not_ready = if times == 0 { 0 } else { self.not_ready.saturating_add(times) };
     }
 
     /// Whether a planted "not ready" is to be answered now.
@@ -178,7 +178,8 @@ impl Sim {
         assert!(nth > 0, "the next call is number 1");
         self.lock().borrow_mut().faults.meanwhile.push((call, nth, Meanwhile(Box::new(then))));
     }
-    /// The next `times` queries and host waits for events answer "not ready", whatever is true.
+    /// The next `times` queries and host waits for events answer "not ready", whatever is true: so many more than earlier calls said, and
+    /// with 0 none any more.
     pub fn not_ready(&self, times: u32) {
         self.lock().borrow_mut().faults.add_not_ready(times);
     }

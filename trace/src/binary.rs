@@ -185,6 +185,7 @@ fn taken_apart(op: &Op) -> (u8, [Option<u64>; 4]) {
         Op::SetLimit { bytes: None } => (LIMIT | FORM, [None; 4]),
         Op::Advance { stream, steps } => (19, [s(stream), Some(steps.into()), None, None]),
         Op::Tick => (20, [None; 4]),
+        Op::NotReady { times } => (21, [Some(times.into()), None, None, None]),
     }
 }
 
@@ -295,6 +296,7 @@ impl Reader<'_> {
             LIMIT => Op::SetLimit { bytes: if form { None } else { Some(self.number(u64::MAX)?) } },
             19 => Op::Advance { stream: self.stream()?, steps: self.middle()? },
             20 => Op::Tick,
+            21 => Op::NotReady { times: self.middle()? },
             _ => return Ok(None),
         }))
     }

@@ -27,6 +27,6 @@ pub use log::{Action, Call, Info, Log};
 #[doc(hidden)]
 pub use op::Operand;
 pub use op::{Access, BlockNo, EventNo, Op, Operands, Step, StreamNo, ThreadNo};
-pub use program::{Fault, Program, Reason};
+pub use program::{Fault, Program, Reason, Rules};
 pub use ring::{JsonLines, Ring, json_line};
 pub use text::{TextError, Written};

@@ -192,6 +192,12 @@ pub enum Op {
     },
     /// One unit of run-ahead passes: work held back by the simulated device comes one step nearer.
     Tick,
+    /// The simulated device answers the next so many questions whether an event is complete with "not yet", whatever is true; with 0 it
+    /// answers them truly again. Nothing on a device that is not simulated.
+    NotReady {
+        /// How many questions.
+        times: u32,
+    },
 }
 
 /// The operands of an operation by their roles, for whoever must look at all operations alike.
@@ -258,7 +264,11 @@ impl Op {
             | Op::Trim { stream: Some(stream) }
             | Op::Advance { stream, .. } => change(Operand::Stream(stream)),
             Op::SyncEvent { event } | Op::Query { event } => change(Operand::Event(event)),
-            Op::SyncDevice | Op::Trim { stream: None } | Op::SetLimit { .. } | Op::Tick => {}
+            Op::SyncDevice
+            | Op::Trim { stream: None }
+            | Op::SetLimit { .. }
+            | Op::Tick
+            | Op::NotReady { .. } => {}
         }
         op
     }

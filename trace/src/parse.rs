@@ -242,11 +242,12 @@ impl<'a> Line<'a> {
                 Op::Advance { stream: self.stream()?, steps: self.number("how many pieces of work")? }
             }
             "tick" => Op::Tick,
+            "not-ready" => Op::NotReady { times: self.number("how many questions")? },
             _ => {
                 return Err(self.error(
                     verb,
                     "expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, \
-                     query, open, close, trim, limit, advance or tick",
+                     query, open, close, trim, limit, advance, tick or not-ready",
                 ));
             }
         })

@@ -46,6 +46,7 @@ use hashbrown::{HashMap, HashSet};
 /// | `trim s0`, `trim all` | idle memory goes back to the device |
 /// | `limit 1GiB`, `limit none` | how much may be taken from the device |
 /// | `advance s0 5`, `tick` | a simulated device runs so many pieces of a stream's work; its held-back work comes a step nearer |
+/// | `not-ready 1`, `not-ready 0` | a simulated device answers the next question about an event with "not yet"; it answers truly again |
 ///
 /// Each may have a thread before it, `t1:`; without, it is thread 0's. Blocks are `b0` to `b4294967295`, streams `s0` to `s65535`, events
 /// `e0` to `e65535`, threads `t0` to `t65535`. Sizes are bytes, in plain digits or with `KiB`, `MiB`, `GiB`, `TiB` behind them. A `#` begins
@@ -171,24 +172,27 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What is alive and open at one point of a program.
-#[derive(Default)]
-struct State {
+/// The rules W1 to W4 of a [`Program`], for programs that are made step by step: what is alive and open behind the steps so far.
+#[derive(Clone, Default, Debug)]
+pub struct Rules {
     alive: HashMap<BlockNo, Block>,
     freed: HashMap<BlockNo, usize>,
     open: HashSet<StreamNo>,
+    /// Steps judged so far.
+    steps: usize,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Block {
     bytes: u64,
     pinned: bool,
     since: usize,
 }
 
-impl State {
-    fn new(streams: u16) -> State {
-        State { open: (0..streams).map(StreamNo).collect(), ..State::default() }
+impl Rules {
+    /// At the beginning of a program of so many streams.
+    pub fn new(streams: u16) -> Rules {
+        Rules { open: (0..streams).map(StreamNo).collect(), ..Rules::default() }
     }
 
     fn block(&self, block: BlockNo) -> Result<Block, Reason> {
@@ -196,8 +200,22 @@ impl State {
         self.alive.get(&block).copied().ok_or_else(|| Reason::BlockNotAlive { block, freed: freed() })
     }
 
-    /// Judges one step and, if it keeps the rules, carries it out.
-    fn step(&mut self, number: usize, op: &Op) -> Result<(), Reason> {
+    /// How many steps were judged so far.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Judges the next step. One that breaks a rule changes nothing but the count.
+    ///
+    /// # Errors
+    /// The step's number, and how it breaks a rule.
+    pub fn step(&mut self, op: &Op) -> Result<(), Fault> {
+        let step = self.steps;
+        self.steps += 1;
+        self.judge(step, op).map_err(|reason| Fault { step, reason })
+    }
+
+    fn judge(&mut self, number: usize, op: &Op) -> Result<(), Reason> {
         let operands = op.operands();
         for stream in [operands.stream, operands.on].into_iter().flatten() {
             match (op, self.open.contains(&stream)) {
@@ -263,11 +281,8 @@ impl Program {
     /// # Errors
     /// The first step that breaks one, and how.
     pub fn check(&self) -> Result<(), Fault> {
-        let mut state = State::new(self.streams);
-        for (step, s) in self.steps.iter().enumerate() {
-            state.step(step, &s.op).map_err(|reason| Fault { step, reason })?;
-        }
-        Ok(())
+        let mut rules = Rules::new(self.streams);
+        self.steps.iter().try_for_each(|s| rules.step(&s.op))
     }
 
     /// Whether [`Program::check`] finds nothing.
@@ -281,14 +296,14 @@ impl Program {
     /// Doing it twice changes nothing more. A well-formed program keeps all its steps.
     #[must_use]
     pub fn normalise(&self) -> Program {
-        let mut state = State::new(self.streams);
+        let mut rules = Rules::new(self.streams);
         let (mut blocks, mut events, mut threads) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut steps = Vec::with_capacity(self.steps.len());
         let mut streams = 0;
         // Later lives of one number become blocks of their own: a reader follows one number through one life.
         let mut next_block = 0u32;
-        for (number, s) in self.steps.iter().enumerate() {
-            if state.step(number, &s.op).is_err() {
+        for s in &self.steps {
+            if rules.step(&s.op).is_err() {
                 continue;
             }
             if let Op::Alloc { block, .. } | Op::AllocPinned { block, .. } = s.op {

@@ -34,6 +34,7 @@ trim all
 limit 1GiB
 limit none
 tick
+not-ready 1
 ";
 
 #[test]
@@ -109,13 +110,13 @@ fn errors_name_the_place_what_was_found_and_what_was_expected() {
         line 3, column 7: found "b4294967296"; expected a block, b0 to b4294967295
         line 3, column 9: found "soon"; expected `on` and a stream, `unknown`, or the end of the line
         line 4, column 6: found "tock"; expected the end of the line
-        line 3, column 1: found "frobnicate"; expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, query, open, close, trim, limit, advance or tick
+        line 3, column 1: found "frobnicate"; expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, query, open, close, trim, limit, advance, tick or not-ready
         line 3, column 12: found "to"; expected `on`
         line 3, column 12: found "s99999"; expected a stream, s0 to s65535
         line 3, column 13: found "t1"; expected a stream, s0 to s65535
         line 3, column 6: found "world"; expected a stream, an event, or `device`
         line 3, column 1: found "t"; expected a thread, t0 to t65535
-        line 3, column 4: found nothing; expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, query, open, close, trim, limit, advance or tick
+        line 3, column 4: found nothing; expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, query, open, close, trim, limit, advance, tick or not-ready
         line 3, column 7: found "lots"; expected a size in bytes, like 4096 or 64KiB
         line 3, column 12: found "-1"; expected how many pieces of work
         line 3, column 12: found "+1"; expected how many pieces of work
@@ -184,6 +185,20 @@ fn a_fault_names_the_step() {
     let fault = p.check().unwrap_err();
     assert_eq!(fault.step, 1);
     assert_eq!(fault.to_string(), "step 1: b0 is not alive: nothing before this allocates it");
+}
+
+/// For programs that are made step by step: what breaks a rule is refused by its number, and changes nothing.
+#[test]
+fn rules_judge_step_by_step() {
+    let mut rules = Rules::new(1);
+    let alloc = Op::Alloc { block: BlockNo(7), bytes: 8, align: None, stream: StreamNo(0) };
+    assert_eq!(rules.step(&alloc), Ok(()));
+    let fault = rules.step(&Op::CloseStream { stream: StreamNo(1) }).unwrap_err();
+    assert_eq!((fault.step, rules.steps()), (1, 2));
+    assert_eq!(fault.reason, Reason::StreamNotOpen { stream: StreamNo(1) });
+    assert_eq!(rules.step(&alloc).unwrap_err().reason, Reason::BlockAlive { block: BlockNo(7), since: 0 });
+    assert_eq!(rules.step(&Op::Free { block: BlockNo(7) }), Ok(()));
+    assert_eq!(rules.step(&alloc), Ok(()));
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl fmt::Display for Op {
             Op::SetLimit { bytes: None } => write!(f, "limit none"),
             Op::Advance { stream, steps } => write!(f, "advance {stream} {steps}"),
             Op::Tick => write!(f, "tick"),
+            Op::NotReady { times } => write!(f, "not-ready {times}"),
         }
     }
 }

@@ -45,6 +45,7 @@ fn op() -> impl Strategy<Value = Op> {
         proptest::option::of(bytes()).prop_map(|bytes| Op::SetLimit { bytes }),
         (stream(), any::<u32>()).prop_map(|(stream, steps)| Op::Advance { stream, steps }),
         Just(Op::Tick),
+        any::<u32>().prop_map(|times| Op::NotReady { times }),
     ]
 }
 

@@ -5,9 +5,9 @@
 
 use millpond::trace::{self, BlockNo, Call, Log, Program, StreamNo, ThreadNo};
 use millpond::units::GIB;
-use millpond::{Allocator, Config, Limit, Policy, Reuse};
+use millpond::{Allocator, Config, Growth, Limit, Policy, Reuse};
 use millpond_replay::import::{self, Trace};
-use millpond_replay::{Deal, Outcome, ReplayError, replay, replay_log, replay_program};
+use millpond_replay::{Deal, Done, Executor, Outcome, ReplayError, replay, replay_log, replay_program};
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
 // For the code that is made there once (`millpond_testkit::compiled`).
@@ -375,6 +375,49 @@ fn a_wrong_program_is_convicted_by_both_oracles() {
         program("alloc b0 1MiB on s0\nwrite b0 on s0\nwait s1 for s0\nread b0 on s1\nsync s1\nfree b0\n");
     let o = replay_program(&patched, Sim::new(GIB).schedule(Schedule::Latest), Config::default(), 0).unwrap();
     assert!(o.is_clean(), "{}", o.verdict);
+}
+
+/// Operation by operation, as a test makes them that decides about the next one when it knows what came of the last.
+#[test]
+fn the_executor_says_what_came_of_each_operation() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let gpu = Allocator::new(sim.clone(), Config::default().limit(Limit::Bytes(4 << 20))).unwrap();
+    let mut executor = Executor::new(&gpu, 1).unwrap();
+    let mut run = |line: &str| {
+        let text = format!("millpond trace 1\nstreams 1\n{line}");
+        executor.step(text.parse::<Program>().unwrap().steps[0].op)
+    };
+    assert!(matches!(run("alloc b0 1MiB on s0"), Ok(Done::Handed(_))));
+    assert_eq!(run("write b0 on s0").unwrap(), Done::Yes);
+    assert_eq!(run("advance s0 7").unwrap(), Done::Ran(1));
+    assert_eq!(run("alloc b1 1GiB on s0").unwrap(), Done::Refused);
+    assert_eq!(run("read b1 on s0").unwrap(), Done::Yes, "what was refused is left out");
+    assert_eq!(run("advance s0 7").unwrap(), Done::Ran(0));
+    // What breaks a rule is not run.
+    let e = run("alloc b0 1 on s0").unwrap_err();
+    assert!(matches!(&e, ReplayError::Fault(f) if f.step == 6), "{e}");
+    executor.free_all();
+    assert!(gpu.live().is_empty());
+    drop((executor, gpu));
+    sim.verdict().unwrap();
+    assert_eq!(sim.leaks(), []);
+}
+
+/// On a device that says "not yet", what is complete is not known to be: the freed memory of another stream serves a request only behind a wait.
+#[test]
+fn a_device_that_is_not_ready_is_one_that_has_not_run() {
+    let waits = |not_ready: u32| {
+        let text = format!(
+            "millpond trace 1\nstreams 2\nalloc b0 4MiB on s0\nwrite b0 on s0\nfree b0\nrecord e0 on s0\nadvance s0 9\nnot-ready {not_ready}\n\
+             alloc b1 4MiB on s1\nwrite b1 on s1\n"
+        );
+        let program = Program::from_text_checked(&text).unwrap();
+        let config = Config::default().limit(Limit::Bytes(4 << 20)).growth(Growth::Exact);
+        let o = replay_program(&program, Sim::new(GIB).schedule(Schedule::Latest), config, 0).unwrap();
+        assert!(o.is_clean() && o.refused == 0, "{o:?}");
+        o.waits_inserted
+    };
+    assert_eq!((waits(0), waits(9)), (0, 1));
 }
 
 #[test]

@@ -562,7 +562,7 @@ impl Family for Arrays {
     }
 
     fn judge(&self, steps: &[Step], known: usize) -> Outcome {
-        cases::judge(|| {
+        let outcome = cases::judge(|| {
             let mut run = ManuallyDrop::new(Run::new(steps));
             run.play(steps, known)?;
             run.look()?;
@@ -581,6 +581,8 @@ impl Family for Arrays {
                 return sim.verdict().map(drop).map_err(said);
             }
             w.end()
-        })
+        });
+        let told = || steps.iter().map(|s| format!("\n  {s:?}")).collect::<String>();
+        outcome.map_err(|wrong| format!("{wrong}\nby this program:{}", told()))
     }
 }

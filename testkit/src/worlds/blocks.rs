@@ -21,103 +21,128 @@
 //! same block are not taken for one: the order decides which ranges merge first and which numbers markers have, which is what some
 //! bugs are about.
 
-use super::{Family, told};
-use crate::cases::{self, Block, Outcome, World, said};
+use super::Family;
+use super::run::{Record, Run};
+use crate::cases::{self, Outcome, World};
+use millpond::trace::{Access, BlockNo, Op, StreamNo, ThreadNo};
 use millpond::units::{Addr, MIB};
-use millpond::{Stream, Trim};
+use millpond_replay::Done;
+use millpond_sim::Ledger;
 use millpond_sim::oracle::Tally;
-use millpond_sim::{Ledger, Sim};
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Sender, channel};
 
-/// One operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verb {
-    /// So many units on a stream, written at once.
-    Alloc(u64, usize),
-    Free(usize),
-    FreeUnknown(usize),
-    /// A recorded write of a block by the stream that is not its home, and a read.
-    Writes(usize),
-    Reads(usize),
-    /// A read by its home.
-    Home(usize),
-    /// A stream waits for the other.
-    Wait(usize),
-    Sync(usize),
-    Trim,
-    Close(usize),
-}
-
-/// All that a stream has queued.
-const ALL: usize = usize::MAX;
+/// All that a stream has queued: more than a small program queues.
+const ALL: u32 = 1000;
 
 /// What the device did before an operation that may ask it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Device {
     /// Stream by stream: how many of the operations that it has queued have run.
-    runs: [usize; 2],
+    runs: [u32; 2],
     /// The first question is answered "not yet", whatever ran.
     shy: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// One more thing that a program does, with what belongs to it: the waits that make a use correct, the write of a new block.
+#[derive(Clone, Debug)]
 pub struct Step {
-    verb: Verb,
     device: Device,
-    thread: usize,
+    ops: Vec<Op>,
+    thread: u16,
+}
+
+/// A block and what was done to it.
+#[derive(Clone, Copy)]
+struct Life {
+    home: u16,
+    /// The other stream wrote it, or read it.
+    written: bool,
+    read: bool,
+    home_read: bool,
 }
 
 /// What decides which steps are possible next.
 #[derive(Clone, Default)]
 pub struct Shape {
-    blocks: Vec<Option<usize>>,
+    blocks: Vec<Option<Life>>,
     closed: [bool; 2],
     pending: [bool; 2],
 }
 
+fn wait(stream: u16, on: u16) -> Op {
+    Op::WaitStream { stream: StreamNo(stream), on: StreamNo(on) }
+}
+
 impl Shape {
-    fn verbs(&self) -> Vec<Verb> {
-        let mut verbs = Vec::new();
-        let open = |s: usize| !self.closed[s];
+    fn open(&self, s: u16) -> bool {
+        !self.closed[usize::from(s)]
+    }
+
+    /// So many units on a stream, written at once.
+    fn alloc(&self, units: u64, s: u16) -> Vec<Op> {
+        let (block, stream) = (BlockNo(self.blocks.len() as u32), StreamNo(s));
+        let written = Op::Use { block, stream, access: Access::Write, recorded: false };
+        vec![Op::Alloc { block, bytes: units * MIB, align: None, stream }, written]
+    }
+
+    /// A recorded use of a block by the stream that is not its home, behind what it conflicts with.
+    fn other(&self, block: BlockNo, life: Life, access: Access) -> Vec<Op> {
+        let mut ops = Vec::with_capacity(2);
+        if !life.written && !life.read || (access == Access::Write && life.home_read) {
+            ops.push(wait(1 - life.home, life.home));
+        }
+        ops.push(Op::Use { block, stream: StreamNo(1 - life.home), access, recorded: true });
+        ops
+    }
+
+    /// A read by its home, behind what the other stream wrote.
+    fn home(&self, block: BlockNo, life: Life) -> Vec<Op> {
+        let mut ops = Vec::with_capacity(2);
+        if life.written {
+            ops.push(if self.open(1 - life.home) { wait(life.home, 1 - life.home) } else { Op::SyncDevice });
+        }
+        let stream = StreamNo(life.home);
+        ops.push(Op::Use { block, stream, access: Access::Read, recorded: false });
+        ops
+    }
+
+    fn next(&self) -> Vec<Vec<Op>> {
+        let mut next = Vec::new();
         let first = self.blocks.is_empty();
-        for s in (0..if first { 1 } else { 2 }).filter(|&s| open(s)) {
-            verbs.extend([Verb::Alloc(1, s), Verb::Alloc(2, s)]);
+        for s in (0..if first { 1 } else { 2 }).filter(|&s| self.open(s)) {
+            next.extend([self.alloc(1, s), self.alloc(2, s)]);
         }
         if first {
             // Nothing before the first block leaves a trace.
-            return verbs;
+            return next;
         }
-        for (b, home) in self.blocks.iter().enumerate().filter_map(|(b, home)| Some((b, (*home)?))) {
-            verbs.extend([Verb::Free(b), Verb::FreeUnknown(b)]);
-            if open(home) {
-                verbs.push(Verb::Home(b));
-                if open(1 - home) {
-                    verbs.extend([Verb::Writes(b), Verb::Reads(b)]);
+        for (b, life) in (0..).zip(&self.blocks).filter_map(|(b, life)| Some((BlockNo(b), (*life)?))) {
+            next.extend([vec![Op::Free { block: b }], vec![Op::FreeUnknown { block: b }]]);
+            if self.open(life.home) {
+                next.push(self.home(b, life));
+                if self.open(1 - life.home) {
+                    next.extend([self.other(b, life, Access::Write), self.other(b, life, Access::Read)]);
                 }
             }
         }
-        for s in (0..2).filter(|&s| open(s)) {
-            verbs.push(Verb::Close(s));
-            if self.pending[s] {
-                verbs.push(Verb::Sync(s));
-                if open(1 - s) {
-                    verbs.push(Verb::Wait(1 - s));
+        for s in (0..2).filter(|&s| self.open(s)) {
+            next.push(vec![Op::CloseStream { stream: StreamNo(s) }]);
+            if self.pending[usize::from(s)] {
+                next.push(vec![Op::SyncStream { stream: StreamNo(s) }]);
+                if self.open(1 - s) {
+                    next.push(vec![wait(1 - s, s)]);
                 }
             }
         }
-        verbs.push(Verb::Trim);
-        verbs
+        next.push(vec![Op::Trim { stream: None }]);
+        next
     }
 
     /// What the device may have done before an operation, where stream `s` may have run as much as one of `amounts(s)`.
-    fn devices<A: IntoIterator<Item = usize>>(
-        &self,
-        verb: Verb,
-        amounts: impl Fn(usize) -> A,
-    ) -> Vec<Device> {
+    fn devices<A: IntoIterator<Item = u32>>(&self, ops: &[Op], amounts: impl Fn(usize) -> A) -> Vec<Device> {
         let mut all = vec![Device::default()];
-        if !matches!(verb, Verb::Alloc(..) | Verb::Trim) {
+        if !matches!(ops[0], Op::Alloc { .. } | Op::Trim { .. }) {
             return all;
         }
         for s in (0..2).filter(|&s| self.pending[s] && !self.closed[s]) {
@@ -136,10 +161,13 @@ impl Shape {
         all
     }
 
-    fn steps<A: IntoIterator<Item = usize>>(&self, amounts: impl Fn(usize) -> A) -> Vec<Step> {
-        let step = |verb, device| Step { verb, device, thread: 0 };
-        let of = |verb| self.devices(verb, &amounts).into_iter().map(move |device| step(verb, device));
-        self.verbs().into_iter().flat_map(of).collect()
+    fn steps<A: IntoIterator<Item = u32>>(&self, amounts: impl Fn(usize) -> A) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for ops in self.next() {
+            let step = |device| Step { device, ops: ops.clone(), thread: 0 };
+            steps.extend(self.devices(&ops, &amounts).into_iter().map(step));
+        }
+        steps
     }
 
     /// All steps with a device that has run all or nothing.
@@ -147,26 +175,39 @@ impl Shape {
         self.steps(|_| [ALL])
     }
 
-    fn after(&self, step: Step) -> Shape {
+    fn after(&self, step: &Step) -> Shape {
         let mut next = self.clone();
         for s in 0..2 {
             next.pending[s] &= step.device.runs[s] == 0;
         }
-        match step.verb {
-            Verb::Alloc(_, s) => {
-                next.blocks.push(Some(s));
-                next.pending[s] = true;
-            }
-            Verb::Free(b) | Verb::FreeUnknown(b) => next.blocks[b] = None,
-            Verb::Writes(b) | Verb::Reads(b) => {
-                next.pending[1 - self.blocks[b].expect("live")] = true;
-            }
-            Verb::Home(b) => next.pending[self.blocks[b].expect("live")] = true,
-            Verb::Sync(s) => next.pending[s] = false,
-            Verb::Close(s) => next.closed[s] = true,
-            Verb::Wait(_) | Verb::Trim => {}
+        for op in &step.ops {
+            next.did(*op);
         }
         next
+    }
+
+    fn did(&mut self, op: Op) {
+        let of = |b: BlockNo| b.0 as usize;
+        match op {
+            Op::Alloc { stream, .. } => {
+                let new = Life { home: stream.0, written: false, read: false, home_read: false };
+                self.blocks.push(Some(new));
+            }
+            Op::Free { block } | Op::FreeUnknown { block } => self.blocks[of(block)] = None,
+            Op::Use { block, stream, access, .. } => {
+                self.pending[usize::from(stream.0)] = true;
+                let life = self.blocks[of(block)].as_mut().expect("live");
+                if stream.0 == life.home {
+                    life.home_read |= access == Access::Read;
+                } else {
+                    life.written |= access == Access::Write;
+                    life.read = true;
+                }
+            }
+            Op::SyncStream { stream } => self.pending[usize::from(stream.0)] = false,
+            Op::CloseStream { stream } => self.closed[usize::from(stream.0)] = true,
+            _ => {}
+        }
     }
 }
 
@@ -193,24 +234,6 @@ impl Second {
     }
 }
 
-/// A block and what was done to it.
-struct Held {
-    block: Block,
-    home: usize,
-    /// The other stream wrote it, or read it.
-    written: bool,
-    read: bool,
-    home_read: bool,
-}
-
-struct Run {
-    w: World,
-    streams: [Option<Stream<Sim>>; 2],
-    blocks: Vec<Option<Held>>,
-    /// Where each allocation was; none if it failed.
-    addresses: Vec<Option<Addr>>,
-}
-
 /// What a program came to: where its allocations were, what the device was asked, holds and saw, and what the pools say.
 #[derive(PartialEq, Default, Debug)]
 pub struct Seen {
@@ -226,147 +249,93 @@ impl Seen {
     }
 }
 
-impl Run {
-    fn stream(&self, s: usize) -> &Stream<Sim> {
-        self.streams[s].as_ref().expect("open")
-    }
-
-    fn step(&mut self, verb: Verb) -> Outcome {
-        match verb {
-            Verb::Alloc(units, s) => {
-                let stream = self.stream(s);
-                // A wish that fails is part of the program.
-                let held = match self.w.gpu.alloc(units * MIB, stream) {
-                    Ok(block) => {
-                        self.w.write(&block, stream)?;
-                        Some(Held { block, home: s, written: false, read: false, home_read: false })
-                    }
-                    Err(e) if e.out_of_memory().is_some() => None,
-                    Err(e) => return Err(said(e)),
-                };
-                self.addresses.push(held.as_ref().map(|h| h.block.address()));
-                self.blocks.push(held);
-            }
-            Verb::Free(b) => drop(self.blocks[b].take()),
-            Verb::FreeUnknown(b) => {
-                if let Some(held) = self.blocks[b].take() {
-                    held.block.free_unknown();
-                }
-            }
-            Verb::Writes(b) | Verb::Reads(b) => {
-                let Some(mut held) = self.blocks[b].take() else { return Ok(()) };
-                let (home, other) = (self.stream(held.home), self.stream(1 - held.home));
-                let writes = matches!(verb, Verb::Writes(_));
-                if !held.written && !held.read || (writes && held.home_read) {
-                    other.wait_stream(home).map_err(said)?;
-                }
-                held.block.record_use(other).map_err(said)?;
-                if writes {
-                    self.w.write(&held.block, other)?;
-                } else {
-                    self.w.read(&held.block, other)?;
-                }
-                held.written |= writes;
-                held.read = true;
-                self.blocks[b] = Some(held);
-            }
-            Verb::Home(b) => {
-                let Some(mut held) = self.blocks[b].take() else { return Ok(()) };
-                let home = self.stream(held.home);
-                match &self.streams[1 - held.home] {
-                    Some(other) if held.written => home.wait_stream(other).map_err(said)?,
-                    None if held.written => self.w.gpu.synchronize().map_err(said)?,
-                    _ => {}
-                }
-                self.w.read(&held.block, home)?;
-                held.home_read = true;
-                self.blocks[b] = Some(held);
-            }
-            Verb::Wait(s) => self.stream(s).wait_stream(self.stream(1 - s)).map_err(said)?,
-            Verb::Sync(s) => self.stream(s).synchronize().map_err(said)?,
-            Verb::Trim => drop(self.w.gpu.trim(Trim::All).map_err(said)?),
-            Verb::Close(s) => self.streams[s] = None,
-        }
-        Ok(())
-    }
-
-    fn new(hasty: bool) -> Run {
-        let w = if hasty { World::hasty(2) } else { World::at(2) };
-        Run { streams: w.streams().map(Some), w, blocks: Vec::new(), addresses: Vec::new() }
-    }
-
-    /// The device runs so much of each stream, in whatever order the streams let each other go on. Gives how much it ran.
-    fn advance(&self, so_much: [usize; 2]) -> Result<[usize; 2], String> {
-        let mut ran = [0; 2];
-        loop {
-            let before = ran;
-            for s in 0..2 {
-                while ran[s] < so_much[s] && self.w.sim.advance(self.stream(s).native()).map_err(said)? {
-                    ran[s] += 1;
-                }
-            }
-            if ran == before {
-                return Ok(ran);
+/// The device runs so much of each stream, in whatever order the streams let each other go on. Gives how much it ran.
+fn advance(run: &mut Run, so_much: [u32; 2]) -> Result<[u32; 2], String> {
+    let mut ran = [0; 2];
+    loop {
+        let before = ran;
+        for (s, stream) in [StreamNo(0), StreamNo(1)].into_iter().enumerate() {
+            let steps = so_much[s] - ran[s];
+            if steps > 0
+                && let Done::Ran(more) = run.op(ThreadNo(0), Op::Advance { stream, steps })?
+            {
+                ran[s] += more;
             }
         }
-    }
-
-    /// The steps one after the other, checked from `known` on. `None`: the device cannot have come to stand where they say.
-    fn play(self, steps: &[Step], known: usize, second: &Second) -> Result<Option<Run>, String> {
-        // What went wrong cannot always be dropped.
-        let mut this = ManuallyDrop::new(self);
-        for (at, step) in steps.iter().enumerate() {
-            let runs = step.device.runs;
-            let ran = this.advance(runs)?;
-            if (0..2).any(|s| runs[s] != ALL && ran[s] < runs[s]) {
-                drop(ManuallyDrop::into_inner(this));
-                return Ok(None);
-            }
-            this.w.sim.not_ready(u32::from(step.device.shy));
-            let verb = step.verb;
-            if step.thread == 0 {
-                this.step(verb)?;
-            } else {
-                let result;
-                (this, result) = second.run(move || {
-                    let result = this.step(verb);
-                    (this, result)
-                });
-                result?;
-            }
-            this.w.sim.clear_faults();
-            if at >= known {
-                this.w.gpu.check();
-            }
+        if ran == before {
+            return Ok(ran);
         }
-        Ok(Some(ManuallyDrop::into_inner(this)))
     }
 }
 
-/// Judges a program, whose first steps, `known` of them, another one began with: they were checked there. `None`, where
-/// the device cannot do what it says.
-fn run(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Result<Option<Seen>, String> {
+/// The steps one after the other, checked from `known` on. `None`: the device cannot have come to stand where they say.
+fn play(run: Run, steps: &[Step], known: usize, second: &Second) -> Result<Option<Run>, String> {
+    // What went wrong cannot always be dropped.
+    let mut this = ManuallyDrop::new(run);
+    for (at, step) in steps.iter().enumerate() {
+        let runs = step.device.runs;
+        let ran = advance(&mut this, runs)?;
+        if (0..2).any(|s| runs[s] != ALL && ran[s] < runs[s]) {
+            drop(ManuallyDrop::into_inner(this));
+            return Ok(None);
+        }
+        if step.device.shy {
+            this.op(ThreadNo(0), Op::NotReady { times: 1 })?;
+        }
+        let thread = ThreadNo(step.thread);
+        if step.thread == 0 {
+            for op in &step.ops {
+                this.op(thread, *op)?;
+            }
+        } else {
+            let ops = step.ops.clone();
+            let ran;
+            (this, ran) = second.run(move || {
+                let ran = ops.into_iter().try_for_each(|op| this.op(thread, op).map(drop));
+                (this, ran)
+            });
+            ran?;
+        }
+        if step.device.shy {
+            this.op(ThreadNo(0), Op::NotReady { times: 0 })?;
+        }
+        if at >= known {
+            this.w.gpu.check();
+        }
+    }
+    Ok(Some(ManuallyDrop::into_inner(this)))
+}
+
+/// Judges a program, whose first steps, `known` of them, another one began with: they were checked there. Gives what `look` sees behind
+/// the last of them. `None`, where the device cannot do what the program says.
+fn run<T>(
+    steps: &[Step],
+    known: usize,
+    hasty: bool,
+    second: &Second,
+    look: impl FnOnce(&Run) -> T,
+) -> Result<Option<T>, String> {
+    let record = Record::new(2, 2, hasty);
     let mut seen = None;
     let outcome = cases::judge(|| {
-        let Some(run) = Run::new(hasty).play(steps, known, second)? else { return Ok(()) };
-        seen = Some(Seen::of(&run.w, run.addresses.clone()));
+        let Some(run) = play(Run::new(&record)?, steps, known, second)? else { return Ok(()) };
+        seen = Some(look(&run));
         let mut run = ManuallyDrop::new(run);
-        run.blocks.clear();
-        if hasty {
-            run.w.all_back()?;
-        }
-        run.w.whole_limit()?;
-        run.w.all_back()?;
-        let Run { w, streams, .. } = ManuallyDrop::into_inner(run);
-        drop(streams);
-        w.end()
+        run.free_all()?;
+        ManuallyDrop::into_inner(run).end()
     });
-    outcome.map(|()| seen)
+    outcome.map(|()| seen).map_err(|wrong| record.told(&wrong))
 }
 
 /// As [`run`], of a program that is right.
-pub fn judged(steps: &[Step], known: usize, hasty: bool, second: &Second) -> Option<Seen> {
-    run(steps, known, hasty, second).unwrap_or_else(|e| panic!("hasty {hasty}:\n{}\n{e}", told(steps)))
+fn judged<T>(
+    steps: &[Step],
+    known: usize,
+    hasty: bool,
+    second: &Second,
+    look: impl FnOnce(&Run) -> T,
+) -> Option<T> {
+    run(steps, known, hasty, second, look).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// In how many ways so many calls are dealt to threads: by symmetry the first one is thread 0's.
@@ -390,16 +359,21 @@ fn explore(
     if left == 0 {
         let ways = ways(steps.len(), threads);
         for hasty in [false, true] {
-            let by_one = judged(steps, known, hasty, second);
+            if ways == 1 {
+                judged(steps, known, hasty, second, |_| ());
+                continue;
+            }
+            let look = |run: &Run| Seen::of(&run.w, run.addresses.clone());
+            let compared = |steps: &[Step]| judged(steps, known, hasty, second, look);
+            let by_one = compared(steps);
             for dealt in 1..ways {
                 for (at, step) in steps.iter_mut().skip(1).enumerate() {
-                    step.thread = dealt >> at & 1;
+                    step.thread = (dealt >> at & 1) as u16;
                 }
-                let by_two = judged(steps, known, hasty, second);
+                let by_two = compared(steps);
                 assert!(
                     by_two == by_one,
-                    "it matters which thread calls:\n{}\n{by_two:#?}\nand by one\n{by_one:#?}",
-                    told(steps)
+                    "it matters which thread calls:\n{steps:#?}\n{by_two:#?}\nand by one\n{by_one:#?}"
                 );
             }
             for step in steps.iter_mut() {
@@ -410,8 +384,9 @@ fn explore(
     }
     let mut programs = 0;
     for step in shape.steps_of_all() {
+        let after = shape.after(&step);
         steps.push(step);
-        programs += explore(steps, &shape.after(step), left - 1, known, threads, second);
+        programs += explore(steps, &after, left - 1, known, threads, second);
         steps.pop();
         known = steps.len();
     }
@@ -421,15 +396,16 @@ fn explore(
 /// The steps that may follow these on a device that may stand anywhere, and what decides about the next ones. None, if
 /// it cannot stand where these say.
 fn steps_anywhere(steps: &[Step], hasty: bool, second: &Second) -> Vec<Step> {
-    let mut shape = steps.iter().fold(Shape::default(), |shape, &step| shape.after(step));
+    let mut shape = steps.iter().fold(Shape::default(), |shape, step| shape.after(step));
+    let record = Record::new(2, 2, hasty);
     let mut queued = None;
     let outcome = cases::judge(|| {
-        if let Some(run) = Run::new(hasty).play(steps, steps.len(), second)? {
-            queued = Some(run.advance(shape.closed.map(|closed| if closed { 0 } else { ALL }))?);
+        if let Some(mut run) = play(Run::new(&record)?, steps, steps.len(), second)? {
+            queued = Some(advance(&mut run, shape.closed.map(|closed| if closed { 0 } else { ALL }))?);
         }
         Ok(())
     });
-    outcome.unwrap_or_else(|e| panic!("hasty {hasty}:\n{}\n{e}", told(steps)));
+    outcome.unwrap_or_else(|wrong| panic!("{}", record.told(&wrong)));
     let Some(queued) = queued else { return Vec::new() };
     shape.pending = queued.map(|n| n > 0);
     shape.steps(|s| 1..=queued[s])
@@ -444,7 +420,7 @@ fn explore_anywhere(
     second: &Second,
 ) -> usize {
     if left == 0 {
-        return usize::from(judged(steps, known, hasty, second).is_some());
+        return usize::from(judged(steps, known, hasty, second, |_| ()).is_some());
     }
     let mut programs = 0;
     for step in steps_anywhere(steps, hasty, second) {
@@ -479,7 +455,11 @@ pub fn all(length: usize, threads: bool, (part, of): (usize, usize)) -> usize {
     for _ in 0..DEALT {
         let longer = |(steps, shape): (Vec<Step>, Shape)| {
             let next = shape.steps_of_all().into_iter();
-            next.map(move |step| ([&steps[..], &[step]].concat(), shape.after(step))).collect::<Vec<_>>()
+            next.map(move |step| {
+                let after = shape.after(&step);
+                ([&steps[..], &[step]].concat(), after)
+            })
+            .collect::<Vec<_>>()
         };
         starts = starts.into_iter().flat_map(longer).collect();
     }
@@ -500,11 +480,9 @@ impl Family for Blocks {
         shape.steps_of_all()
     }
     fn after(&self, shape: &Shape, step: &Step) -> Shape {
-        shape.after(*step)
+        shape.after(step)
     }
     fn judge(&self, steps: &[Step], known: usize) -> Outcome {
-        [false, true].into_iter().try_for_each(|hasty| {
-            run(steps, known, hasty, &self.0).map(drop).map_err(|e| format!("hasty {hasty}: {e}"))
-        })
+        [false, true].into_iter().try_for_each(|hasty| run(steps, known, hasty, &self.0, |_| ()).map(drop))
     }
 }

@@ -7,6 +7,7 @@
 pub mod arrays;
 pub mod blocks;
 pub mod ranges;
+mod run;
 
 use crate::cases::Outcome;
 use std::fmt::Debug;
@@ -23,13 +24,8 @@ pub trait Family: Sync {
     fn steps(&self, shape: &Self::Shape, left: usize) -> Vec<Self::Step>;
     /// What decides about the steps behind this one.
     fn after(&self, shape: &Self::Shape, step: &Self::Step) -> Self::Shape;
-    /// Judges a program. The heaps were checked behind each of its first steps, `known` of them: another one began with these.
+    /// Judges a program, and tells it with what is wrong. The heaps were checked behind each of its first steps, `known` of them: another one began with these.
     fn judge(&self, steps: &[Self::Step], known: usize) -> Outcome;
-}
-
-/// A program as text.
-pub fn told<S: Debug>(steps: &[S]) -> String {
-    steps.iter().map(|s| format!("  {s:?}")).collect::<Vec<_>>().join("\n")
 }
 
 /// Goes through every program that begins like this and gets so many steps more, for as long as `visit` says so: whether it
@@ -80,7 +76,7 @@ pub fn all<F: Family>(family: &F, length: usize, (part, of): (usize, usize)) -> 
         let (mut programs, mut wrong) = (0, None);
         each(family, &mut steps.clone(), shape, length - steps.len(), 0, &mut |steps, known| {
             programs += 1;
-            wrong = family.judge(steps, known).err().map(|e| format!("{}\n{e}", told(steps)));
+            wrong = family.judge(steps, known).err();
             wrong.is_none()
         });
         if let Some(wrong) = wrong {
@@ -117,7 +113,7 @@ pub fn first_wrong<F: Family>(family: &F, length: usize, from: usize) -> (usize,
             return true;
         }
         let known = if programs == from { 0 } else { known };
-        wrong = family.judge(steps, known).err().map(|e| format!("{}\n{e}", told(steps)));
+        wrong = family.judge(steps, known).err();
         wrong.is_none()
     });
     (programs, wrong)

@@ -10,40 +10,24 @@
 //! has run a part of a stream (`testkit/src/worlds/blocks.rs` has both on two streams), and faults (`testkit/src/worlds/arrays.rs`).
 
 use super::Family;
-use crate::cases::{self, Block, Outcome, World, said};
-use millpond::Stream;
-use millpond_sim::Sim;
+use super::run::{Record, Run};
+use crate::cases::{self, Outcome};
+use millpond::trace::{Access, BlockNo, Op, StreamNo, ThreadNo};
+use millpond::units::MIB;
 use std::mem::ManuallyDrop;
 
 /// What the range and each piece have, in MiB.
 const RANGE: u64 = 4;
 const PIECE: u64 = 1;
 const STREAMS: usize = 3;
+/// The range's block; the pieces are those behind it.
+const THE_RANGE: BlockNo = BlockNo(0);
+/// All that a stream has queued: more than a small program queues.
+const ALL: u32 = 1000;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verb {
-    /// The range, on the first stream, which writes it.
-    Range,
-    /// A recorded write of the range by another stream, and a read.
-    Writes(usize),
-    Reads(usize),
-    /// A read of it by its home.
-    Home,
-    Free,
-    /// A piece for a stream, which writes it.
-    Piece(usize),
-    FreePiece(usize),
-    /// The first stream waits for the second.
-    Wait(usize, usize),
-    Sync(usize),
-}
-
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    verb: Verb,
-    /// Which streams have run all that they had.
-    runs: [bool; STREAMS],
-}
+/// One more thing that a program does, with what belongs to it: before a request what streams have run, the waits that make a use
+/// correct, the write of a new block.
+pub type Step = Vec<Op>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Life {
@@ -51,6 +35,15 @@ enum Life {
     Unborn,
     Live,
     Freed,
+}
+
+/// What lies before something, by stream.
+type Clock = [u32; STREAMS];
+
+fn join(into: &mut Clock, other: &Clock) {
+    for (mine, theirs) in into.iter_mut().zip(other) {
+        *mine = (*mine).max(*theirs);
+    }
 }
 
 #[derive(Clone, Default)]
@@ -63,6 +56,19 @@ pub struct Shape {
     pending: [bool; STREAMS],
     /// The second stream was named: only then may the third be.
     named: bool,
+    /// Every access of the range: by whom, which of its operations, whether it wrote.
+    accesses: Vec<(usize, u32, bool)>,
+    /// How many operations each stream has, and what they come after as far as the program has said so.
+    made: Clock,
+    after: [Clock; STREAMS],
+}
+
+fn number(s: usize) -> StreamNo {
+    StreamNo(s as u16)
+}
+
+fn wait(s: usize, on: usize) -> Op {
+    Op::WaitStream { stream: number(s), on: number(on) }
 }
 
 impl Shape {
@@ -79,140 +85,97 @@ impl Shape {
         s < 2 || self.named
     }
 
-    fn verbs(&self, left: usize) -> Vec<Verb> {
-        if self.range == Life::Unborn {
-            return vec![Verb::Range];
+    /// An access of the range, behind those that it conflicts with: the program makes the waits that are missing.
+    fn access(&self, s: usize, access: Access) -> Step {
+        let (mut ops, mut then) = (Vec::new(), self.clone());
+        for &(by, at, wrote) in &self.accesses {
+            if by != s && (access == Access::Write || wrote) && then.after[s][by] < at {
+                then.did(wait(s, by));
+                ops.push(wait(s, by));
+            }
         }
-        let mut verbs = Vec::new();
+        ops.push(Op::Use { block: THE_RANGE, stream: number(s), access, recorded: s != 0 });
+        ops
+    }
+
+    /// Memory for a stream, which writes it.
+    fn alloc(block: u32, mib: u64, s: usize) -> Step {
+        let (block, stream) = (BlockNo(block), number(s));
+        let alloc = Op::Alloc { block, bytes: mib * MIB, align: None, stream };
+        vec![alloc, Op::Use { block, stream, access: Access::Write, recorded: false }]
+    }
+
+    fn next(&self, left: usize) -> Vec<Step> {
+        if self.range == Life::Unborn {
+            return vec![Shape::alloc(0, RANGE, 0)];
+        }
+        let mut next = Vec::new();
         for s in (1..STREAMS)
             .filter(|&s| self.range == Life::Live && left > self.owed() && !self.used[s] && self.knows(s))
         {
-            verbs.extend([Verb::Writes(s), Verb::Reads(s)]);
+            next.extend([self.access(s, Access::Write), self.access(s, Access::Read)]);
         }
         if self.range == Life::Live {
-            verbs.push(Verb::Free);
+            next.push(vec![Op::Free { block: THE_RANGE }]);
         }
         if self.range == Life::Freed {
-            verbs.extend((0..STREAMS).map(Verb::Piece));
+            let piece = self.pieces.len() as u32 + 1;
+            next.extend((0..STREAMS).map(|s| Shape::alloc(piece, PIECE, s)));
         }
         // What need not be.
         if left > self.owed() {
             if self.range == Life::Live && !self.home_read {
-                verbs.push(Verb::Home);
+                next.push(self.access(0, Access::Read));
             }
-            verbs.extend((0..self.pieces.len()).filter(|&p| self.pieces[p]).map(Verb::FreePiece));
+            let live = (1..).zip(&self.pieces).filter(|(_, live)| **live);
+            next.extend(live.map(|(piece, _)| vec![Op::Free { block: BlockNo(piece) }]));
             for s in (0..STREAMS).filter(|&s| self.pending[s]) {
                 let waits = (0..STREAMS).filter(|&t| t != s && self.knows(t));
-                verbs.extend(waits.map(|t| Verb::Wait(t, s)));
-                verbs.push(Verb::Sync(s));
+                next.extend(waits.map(|t| vec![wait(t, s)]));
+                next.push(vec![Op::SyncStream { stream: number(s) }]);
             }
         }
-        verbs
-    }
-}
-
-/// What lies before something, by stream.
-type Clock = [u32; STREAMS];
-
-fn join(into: &mut Clock, other: &Clock) {
-    for (mine, theirs) in into.iter_mut().zip(other) {
-        *mine = (*mine).max(*theirs);
-    }
-}
-
-struct Run {
-    w: World,
-    streams: [Stream<Sim>; STREAMS],
-    range: Option<Block>,
-    /// Every access of the range: by whom, which of its operations, whether it wrote.
-    accesses: Vec<(usize, u32, bool)>,
-    pieces: Vec<Option<Block>>,
-    /// How many operations each stream has, and what they come after as far as the program has said so.
-    made: Clock,
-    after: [Clock; STREAMS],
-}
-
-impl Run {
-    fn new(hasty: bool) -> Run {
-        let w = if hasty { World::hasty(RANGE) } else { World::at(RANGE) };
-        Run {
-            streams: w.streams(),
-            w,
-            range: None,
-            accesses: Vec::new(),
-            pieces: Vec::new(),
-            made: [0; STREAMS],
-            after: [[0; STREAMS]; STREAMS],
-        }
+        next
     }
 
-    fn wait(&mut self, s: usize, of: usize) -> Outcome {
-        self.streams[s].wait_stream(&self.streams[of]).map_err(said)?;
-        let mut learnt = self.after[of];
-        learnt[of] = self.made[of];
-        join(&mut self.after[s], &learnt);
-        Ok(())
-    }
-
-    /// An access of the range, behind those that it conflicts with: the program makes the waits that are missing.
-    fn access(&mut self, s: usize, writes: bool) -> Outcome {
-        for (by, at, wrote) in self.accesses.clone() {
-            if by != s && (writes || wrote) && self.after[s][by] < at {
-                self.wait(s, by)?;
-            }
-        }
-        let range = self.range.as_ref().expect("live");
-        if s != 0 {
-            range.record_use(&self.streams[s]).map_err(said)?;
-        }
-        if writes {
-            self.w.write(range, &self.streams[s])?;
-        } else {
-            self.w.read(range, &self.streams[s])?;
-        }
-        self.made[s] += 1;
-        self.accesses.push((s, self.made[s], writes));
-        Ok(())
-    }
-
-    fn step(&mut self, step: Step) -> Outcome {
-        for s in (0..STREAMS).filter(|&s| step.runs[s]) {
-            while self.w.sim.advance(self.streams[s].native()).map_err(said)? {}
-        }
-        match step.verb {
-            Verb::Range => {
-                self.range = Some(self.w.alloc(RANGE, &self.streams[0])?);
-                self.access(0, true)?;
-            }
-            Verb::Writes(s) => self.access(s, true)?,
-            Verb::Reads(s) => self.access(s, false)?,
-            Verb::Home => self.access(0, false)?,
-            Verb::Free => drop(self.range.take()),
-            Verb::Piece(s) => {
-                // A wish that fails is part of the program.
-                let piece = match self.w.gpu.alloc(PIECE << 20, &self.streams[s]) {
-                    Ok(piece) => {
-                        self.w.write(&piece, &self.streams[s])?;
-                        self.made[s] += 1;
-                        Some(piece)
+    /// An operation was done.
+    fn did(&mut self, op: Op) {
+        match op {
+            Op::Alloc { block: THE_RANGE, .. } => self.range = Life::Live,
+            Op::Alloc { .. } => self.pieces.push(true),
+            Op::Free { block: THE_RANGE } => self.range = Life::Freed,
+            Op::Free { block } => self.pieces[block.0 as usize - 1] = false,
+            Op::Use { block, stream, access, .. } => {
+                let s = usize::from(stream.0);
+                self.pending[s] = true;
+                self.made[s] += 1;
+                if block == THE_RANGE {
+                    if s == 0 {
+                        self.home_read |= access == Access::Read;
+                    } else {
+                        (self.used[s], self.named) = (true, true);
                     }
-                    Err(e) if e.out_of_memory().is_some() => None,
-                    Err(e) => return Err(said(e)),
-                };
-                self.pieces.push(piece);
+                    self.accesses.push((s, self.made[s], access == Access::Write));
+                }
             }
-            Verb::FreePiece(p) => drop(self.pieces[p].take()),
-            Verb::Wait(s, of) => self.wait(s, of)?,
-            Verb::Sync(s) => {
-                self.streams[s].synchronize().map_err(said)?;
+            Op::WaitStream { stream, on } => {
+                let (s, of) = (usize::from(stream.0), usize::from(on.0));
+                let mut learnt = self.after[of];
+                learnt[of] = self.made[of];
+                join(&mut self.after[s], &learnt);
+            }
+            Op::SyncStream { stream } => {
+                let s = usize::from(stream.0);
+                self.pending[s] = false;
                 let mut learnt = self.after[s];
                 learnt[s] = self.made[s];
                 for after in &mut self.after {
                     join(after, &learnt);
                 }
             }
+            Op::Advance { stream, .. } => self.pending[usize::from(stream.0)] = false,
+            _ => {}
         }
-        Ok(())
     }
 }
 
@@ -225,70 +188,52 @@ impl Family for Ranges {
 
     fn steps(&self, shape: &Shape, left: usize) -> Vec<Step> {
         let mut steps = Vec::new();
-        for verb in shape.verbs(left) {
-            let mut devices = vec![[false; STREAMS]];
-            if matches!(verb, Verb::Piece(_)) {
+        for ops in shape.next(left) {
+            // Before a request each stream has run all that it had, or nothing.
+            let mut ran = vec![Vec::new()];
+            if matches!(ops[0], Op::Alloc { .. }) {
                 for s in (0..STREAMS).filter(|&s| shape.pending[s]) {
-                    for mut runs in devices.clone() {
-                        runs[s] = true;
-                        devices.push(runs);
+                    let advance = Op::Advance { stream: number(s), steps: ALL };
+                    for runs in ran.clone() {
+                        ran.push([runs, vec![advance]].concat());
                     }
                 }
             }
-            steps.extend(devices.into_iter().map(|runs| Step { verb, runs }));
+            steps.extend(ran.into_iter().map(|runs| [runs, ops.clone()].concat()));
         }
         steps
     }
 
     fn after(&self, shape: &Shape, step: &Step) -> Shape {
         let mut next = shape.clone();
-        for s in 0..STREAMS {
-            next.pending[s] &= !step.runs[s];
+        for op in step {
+            next.did(*op);
         }
-        match step.verb {
-            Verb::Range => {
-                next.range = Life::Live;
-                next.pending[0] = true;
-            }
-            Verb::Writes(s) | Verb::Reads(s) => {
-                (next.used[s], next.pending[s], next.named) = (true, true, true);
-            }
-            Verb::Home => (next.home_read, next.pending[0]) = (true, true),
-            Verb::Free => next.range = Life::Freed,
-            Verb::Piece(s) => {
-                next.pieces.push(true);
-                next.pending[s] = true;
-            }
-            Verb::FreePiece(p) => next.pieces[p] = false,
-            Verb::Wait(s, _) => next.named |= s == 1,
-            Verb::Sync(s) => next.pending[s] = false,
+        // A wait that a step is made of names its stream; one that an access needs is of streams that are named.
+        if let [Op::WaitStream { stream: StreamNo(1), .. }] = step[..] {
+            next.named = true;
         }
         next
     }
 
     fn judge(&self, steps: &[Step], known: usize) -> Outcome {
         [false, true].into_iter().try_for_each(|hasty| {
+            let record = Record::new(RANGE, STREAMS as u16, hasty);
             let outcome = cases::judge(|| {
                 // What went wrong cannot always be dropped.
-                let mut run = ManuallyDrop::new(Run::new(hasty));
-                for (at, &step) in steps.iter().enumerate() {
-                    run.step(step)?;
+                let mut run = ManuallyDrop::new(Run::new(&record)?);
+                for (at, step) in steps.iter().enumerate() {
+                    for op in step {
+                        run.op(ThreadNo(0), *op)?;
+                    }
                     if at >= known {
                         run.w.gpu.check();
                     }
                 }
-                run.range = None;
-                run.pieces.clear();
-                if hasty {
-                    run.w.all_back()?;
-                }
-                run.w.whole_limit()?;
-                run.w.all_back()?;
-                let Run { w, streams, .. } = ManuallyDrop::into_inner(run);
-                drop(streams);
-                w.end()
+                run.free_all()?;
+                ManuallyDrop::into_inner(run).end()
             });
-            outcome.map_err(|e| format!("hasty {hasty}: {e}"))
+            outcome.map_err(|wrong| record.told(&wrong))
         })
     }
 }
