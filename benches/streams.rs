@@ -20,7 +20,7 @@ use millpond::Config;
 use millpond::allocator::Policy;
 use millpond::trace::{BlockNo, Log, Op, Program, StreamNo};
 use millpond_replay::import::{self, Options, Trace};
-use millpond_replay::{Deal, Outcome, replay_log};
+use millpond_replay::{Outcome, Workload, replay_log};
 use millpond_sim::null::Null;
 use std::hint::black_box;
 use steady::{Step, Who, World};
@@ -127,7 +127,7 @@ fn waits(streams: usize) -> (Log, Config) {
 #[bench::footprint_20k(args = (MANY,), setup = waits)]
 fn replays((log, config): (Log, Config)) -> (Log, Outcome) {
     let null = Null::with_capacity(1 << 50);
-    let outcome = replay_log(&log, &Deal::default(), null, config, &|_| {}).expect("a replay");
+    let outcome = replay_log(&log, &Workload::default(), null, config, &|_| {}).expect("a replay");
     assert!(outcome.is_clean() && outcome.calls as usize == log.calls.len());
     (log, outcome)
 }

@@ -19,7 +19,7 @@ use millpond::driver::{
 use millpond::trace::{BlockNo, Call, Log, StreamNo, ThreadNo};
 use millpond::units::Addr;
 use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable};
-use millpond_replay::{Deal, replay_log};
+use millpond_replay::{Workload, replay_log};
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit::dice::Dice;
 use remote::{Fake, When};
@@ -1058,13 +1058,14 @@ fn little_log() -> Log {
 fn a_log_is_replayed_with_its_blocks_written_and_checked_by_our_kernels() {
     let Some(rig) = rig() else { return };
     let log = little_log();
-    let deal = Deal { streams: Some(4), uses: 0.3, seed: 3, repeat: 2, ..Deal::default() };
-    let outcome = replay_log(&log, &deal, rig.cuda.clone(), Config::default(), &|_| {}).expect("replayed");
+    let workload = Workload { streams: Some(4), uses: 0.3, seed: 3, repeat: 2, ..Workload::default() };
+    let outcome =
+        replay_log(&log, &workload, rig.cuda.clone(), Config::default(), &|_| {}).expect("replayed");
     assert!(outcome.is_clean(), "{outcome:?}");
     assert!(outcome.accesses_checked as usize > log.calls.len() / 2, "{} checks", outcome.accesses_checked);
     let checks = rig.cuda.checks();
     let quiet = rig.cuda.clone().patterns(false);
-    let outcome = replay_log(&log, &deal, quiet, Config::default(), &|_| {}).expect("replayed");
+    let outcome = replay_log(&log, &workload, quiet, Config::default(), &|_| {}).expect("replayed");
     assert!(outcome.is_clean(), "{outcome:?}");
     assert_eq!(rig.cuda.checks(), checks, "without patterns nothing is launched");
     rig.clean();
@@ -1075,8 +1076,8 @@ fn a_log_is_replayed_with_its_blocks_written_and_checked_by_our_kernels() {
 #[test]
 fn a_broken_program_is_convicted_on_the_stand_in() {
     let Some(rig) = rig() else { return };
-    let deal = Deal { streams: Some(4), uses: 0.5, broken: 0.5, seed: 3, ..Deal::default() };
-    replay_log(&little_log(), &deal, rig.cuda.clone(), Config::default(), &|_| {}).expect("replayed");
+    let workload = Workload { streams: Some(4), uses: 0.5, broken: 0.5, seed: 3, ..Workload::default() };
+    replay_log(&little_log(), &workload, rig.cuda.clone(), Config::default(), &|_| {}).expect("replayed");
     let Rig { cuda, fake, _turn } = rig;
     drop(cuda);
     if let Some(fake) = fake {

@@ -12,7 +12,7 @@
 //! | `on_the_simulated_device` | the same where work is pending for a while, the device's own memory counted apart |
 //! | `arrays_tokens_and_pinned_memory` | operations on arrays of several streams, dropped tokens, pinned blocks that streams use |
 //! | `tokens_and_pinned_memory_with_thousands_pending` | the same on a device that does nothing, where as many things are kept as there are streams, and more |
-//! | `a_replay_of_a_log` | the calls of a log of thousands of streams, dealt and run |
+//! | `a_replay_of_a_log` | the calls of a log of thousands of streams, spread and run |
 //! | `a_miss_*` | a request that finds nothing, beside streams that its pool's memory waits for |
 //! | `a_trim_*` | pools and segments, not one times the other |
 //! | `at_the_limit_*` | a request that is refused looks at pools that cannot be waited for twice, whatever there are |
@@ -29,7 +29,7 @@ use millpond::driver::{Copies, Driver, Kernels};
 use millpond::sync::Rank;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, Growth, Limit, Trim};
-use millpond_replay::{Deal, Touch, replay_log};
+use millpond_replay::{Touch, Workload, replay_log};
 use millpond_sim::null::Null;
 use millpond_sim::{Call, Launch, Schedule, Sim};
 use millpond_testkit::counted::Device;
@@ -94,7 +94,7 @@ fn replayed<D: Touch>(driver: D, policy: Policy, streams: usize, uses: f64) -> C
         let log = steady::log(streams);
         let config = Config::default().policy(policy);
         let (locks, made) = (locks_taken(), account.made());
-        let outcome = replay_log(&log, &Deal { uses, ..Deal::default() }, driver, config, &|_| {});
+        let outcome = replay_log(&log, &Workload { uses, ..Workload::default() }, driver, config, &|_| {});
         let (outcome, locks, now) = (outcome.expect("a replay"), locks_taken() - locks, account.made());
         assert!(outcome.is_clean() && outcome.refused == 0 && outcome.calls as usize == 4 * streams);
         #[allow(clippy::cast_precision_loss, reason = "counts of millions")]

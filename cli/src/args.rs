@@ -3,6 +3,7 @@
 use crate::options::{Setup, parse_bytes, parse_limit, parse_share};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use millpond::{Growth, Limit, Policy, Reuse};
+use millpond_replay::Workload;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -99,21 +100,8 @@ pub(crate) struct ReplayArgs {
     /// Whether the oracle and the contents judge (simulated device)
     #[arg(long, value_enum, default_value = "on")]
     pub(crate) check: Switch,
-    /// Deal the blocks over N streams, in runs; the trace's own streams stay apart [default: the trace's]
-    #[arg(long, value_name = "N")]
-    pub(crate) streams: Option<u32>,
-    /// Deal the calls over T host threads, in runs [default: the trace's]
-    #[arg(long, value_name = "T")]
-    pub(crate) threads: Option<u32>,
-    /// The share of blocks that are used on another stream too, such as 10% or 0.1
-    #[arg(long, value_name = "P", default_value = "0", value_parser = parse_share)]
-    pub(crate) uses: f64,
-    /// The share of those uses in which a wait or a record is left out: the oracle must blame the program
-    #[arg(long = "break", value_name = "P", default_value = "0", value_parser = parse_share)]
-    pub(crate) broken: f64,
-    /// What the dealing, and a random schedule, are drawn from
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) workload: WorkloadArgs,
     /// The device work of a call becomes due N calls later (simulated device)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) run_ahead: u64,
@@ -135,6 +123,58 @@ pub(crate) struct ReplayArgs {
     /// One JSON object a line for each trace instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// How a log of allocations and frees becomes work on streams and host threads.
+#[derive(Args, Debug)]
+pub(crate) struct WorkloadArgs {
+    /// Spread the blocks over N streams, in runs; the trace's own streams stay apart [default: the trace's]
+    #[arg(long, value_name = "N")]
+    pub(crate) streams: Option<u32>,
+    /// Spread the calls over T host threads, in runs [default: the trace's]
+    #[arg(long, value_name = "T")]
+    pub(crate) threads: Option<u32>,
+    /// The share of blocks that are used on another stream too, such as 10% or 0.1
+    #[arg(long, value_name = "P", default_value = "0", value_parser = parse_share)]
+    pub(crate) uses: f64,
+    /// The share of those uses in which a wait or a record is left out: the oracle must blame the program
+    #[arg(long = "break", value_name = "P", default_value = "0", value_parser = parse_share)]
+    pub(crate) broken: f64,
+    /// What these choices, and a random schedule, are drawn from
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+impl WorkloadArgs {
+    /// One pass, whose threads take turns.
+    pub(crate) fn workload(&self) -> Workload {
+        Workload {
+            streams: self.streams,
+            threads: self.threads,
+            uses: self.uses,
+            seed: self.seed,
+            broken: self.broken,
+            ..Workload::default()
+        }
+    }
+
+    /// An option that a program leaves nothing to choose by, if one was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--streams", self.streams.is_some()),
+            ("--threads", self.threads.is_some()),
+            ("--uses", self.uses > 0.0),
+            ("--break", self.broken > 0.0),
+        ];
+        given.iter().find(|(_, given)| *given).map(|(option, _)| *option)
+    }
+}
+
+/// What there is to say where such an option meets a program.
+pub(crate) fn for_logs(option: &str) -> String {
+    format!(
+        "{option} is for logs of allocations and frees; this is a program, which says every operation itself"
+    )
 }
 
 /// The device's memory and schedule, and the allocator's options.
@@ -215,7 +255,8 @@ pub(crate) enum TraceCommand {
     },
     /// Write a trace in another form
     ///
-    /// A log becomes a program of allocations and frees; a program becomes a log without its other steps.
+    /// A log becomes a program of allocations and frees; with an option of how it is spread, the program that `replay` runs with that option,
+    /// every use, wait and free of it. A program becomes a log without its other steps.
     Convert {
         /// A trace of any kind
         #[arg(value_name = "IN")]
@@ -226,6 +267,8 @@ pub(crate) enum TraceCommand {
         /// The form [default: by OUT's ending: .trace or .txt, .bin, .csv]
         #[arg(long = "to", value_name = "FORM", value_enum)]
         form: Option<Form>,
+        #[command(flatten)]
+        workload: WorkloadArgs,
     },
     /// Make a program that fails on the simulated device small, while it keeps failing in the same way
     Shrink {

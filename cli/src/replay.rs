@@ -1,12 +1,12 @@
 //! `millpond replay`: runs traces and shows what came of them.
 
-use crate::args::{Device, ReplayArgs, Switch};
+use crate::args::{Device, ReplayArgs, Switch, for_logs};
 use crate::options::Setup;
 use crate::output::{self, Output, Status, complain, grouped, progress};
 use millpond::report::bytes;
 use millpond::trace::{Log, Program};
 use millpond_replay::import::Trace;
-use millpond_replay::{Deal, Outcome, ReplayError, Touch, replay_log, replay_program};
+use millpond_replay::{Outcome, ReplayError, Touch, Workload, replay_log, replay_program};
 use millpond_sim::null::Null;
 use std::io::{self, Write};
 use std::path::Path;
@@ -55,7 +55,7 @@ type Trouble = (Status, String);
 
 fn one(args: &ReplayArgs, path: &Path) -> Result<(Outcome, Kind), Trouble> {
     let bad = |what: String| (Status::BadInput, what);
-    let setup = args.setup.setup(args.check == Switch::On, args.seed);
+    let setup = args.setup.setup(args.check == Switch::On, args.workload.seed);
     // What is wrong with the environment and a device that is not there show before a long import.
     setup.config().map_err(|e| bad(e.to_string()))?;
     let gpu = match args.device {
@@ -71,7 +71,7 @@ fn one(args: &ReplayArgs, path: &Path) -> Result<(Outcome, Kind), Trouble> {
         (Trace::Log(log), None) if args.device == Device::Sim => of_log(args, log, setup.sim(), &setup),
         (Trace::Log(log), None) => of_log(args, log, setup.null(), &setup),
         (Trace::Program(program), gpu) => {
-            refuse_deal(args).map_err(|e| bad(format!("{}: {e}", path.display())))?;
+            refuse_workload(args).map_err(|e| bad(format!("{}: {e}", path.display())))?;
             match gpu {
                 Some(gpu) => of_program(args, program, gpu, &setup),
                 None if args.device == Device::Sim => of_program(args, program, setup.sim(), &setup),
@@ -81,7 +81,7 @@ fn one(args: &ReplayArgs, path: &Path) -> Result<(Outcome, Kind), Trouble> {
     };
     let kind = if matches!(trace, Trace::Log(_)) { Kind::Log } else { Kind::Program };
     outcome.map(|o| (o, kind)).map_err(|e| {
-        let status = if matches!(e, ReplayError::Deal { .. } | ReplayError::Fault(_)) {
+        let status = if matches!(e, ReplayError::Workload { .. } | ReplayError::Fault(_)) {
             Status::BadInput
         } else {
             Status::Failed
@@ -91,20 +91,16 @@ fn one(args: &ReplayArgs, path: &Path) -> Result<(Outcome, Kind), Trouble> {
 }
 
 fn of_log<D: Touch>(args: &ReplayArgs, log: &Log, driver: D, setup: &Setup) -> Result<Outcome, ReplayError> {
-    let deal = Deal {
-        streams: args.streams,
-        threads: args.threads,
-        uses: args.uses,
-        seed: args.seed,
-        broken: args.broken,
+    let workload = Workload {
         run_ahead: args.run_ahead,
         legacy: args.legacy,
         racy: args.racy,
         repeat: args.repeat,
+        ..args.workload.workload()
     };
     let bar = progress(&log.name, log.calls.len() as u64 * u64::from(args.repeat));
     let config = setup.config().map_err(ReplayError::Setup)?;
-    let outcome = replay_log(log, &deal, driver, config, &|done| bar.set_position(done));
+    let outcome = replay_log(log, &workload, driver, config, &|done| bar.set_position(done));
     bar.finish_and_clear();
     outcome
 }
@@ -120,22 +116,10 @@ fn of_program<D: Touch>(
 }
 
 /// A program says its streams, threads and uses itself.
-fn refuse_deal(args: &ReplayArgs) -> Result<(), String> {
-    let given = [
-        ("--streams", args.streams.is_some()),
-        ("--threads", args.threads.is_some()),
-        ("--uses", args.uses > 0.0),
-        ("--break", args.broken > 0.0),
-        ("--repeat", args.repeat != 1),
-        ("--legacy", args.legacy),
-        ("--racy", args.racy),
-    ];
-    match given.iter().find(|(_, given)| *given) {
-        Some((option, _)) => Err(format!(
-            "{option} is for logs of allocations and frees; this is a program, which says every operation itself"
-        )),
-        None => Ok(()),
-    }
+fn refuse_workload(args: &ReplayArgs) -> Result<(), String> {
+    let given = [("--repeat", args.repeat != 1), ("--legacy", args.legacy), ("--racy", args.racy)];
+    let given = given.iter().find(|(_, given)| *given).map(|(option, _)| *option);
+    args.workload.given().or(given).map_or(Ok(()), |option| Err(for_logs(option)))
 }
 
 fn json(args: &ReplayArgs, outcome: &Outcome) -> serde_json::Value {
@@ -169,7 +153,7 @@ fn counted(n: u64, one: &str, many: &str) -> String {
 
 fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Result<()> {
     let calls = match kind {
-        Kind::Log => counted(o.calls, "call dealt", "calls dealt"),
+        Kind::Log => counted(o.calls, "call", "calls"),
         Kind::Program => counted(o.calls, "step", "steps"),
     };
     let streams = counted(o.streams, "stream", "streams");
@@ -210,7 +194,7 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
             Device::Null => "",
             Device::Sim => ", the device's simulation included",
             Device::Cuda(_) if args.check == Switch::On => ", launches of our kernels included",
-            Device::Cuda(_) => ", the dealt program's own events and waits included",
+            Device::Cuda(_) => ", the program's own events and waits included",
         };
         writeln!(out, "warm        {ns:.1} ns a call{touched} (wall time on this machine)")?;
     }
@@ -232,6 +216,6 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
 
 /// A warm replay on the null device, for `bench`.
 pub(crate) fn warm(log: &Log, repeat: u32) -> Result<Outcome, ReplayError> {
-    let deal = Deal { repeat, ..Deal::default() };
-    replay_log(log, &deal, Null::default(), millpond::Config::default(), &|_| {})
+    let workload = Workload { repeat, ..Workload::default() };
+    replay_log(log, &workload, Null::default(), millpond::Config::default(), &|_| {})
 }

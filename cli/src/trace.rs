@@ -1,6 +1,6 @@
 //! `millpond trace`: what traces amount to, other forms of them, and failing programs made small.
 
-use crate::args::{Form, TraceCommand};
+use crate::args::{Form, TraceCommand, WorkloadArgs, for_logs};
 use crate::options::Setup;
 use crate::output::{self, Output, Status, complain, grouped};
 use comfy_table::{CellAlignment, Table, presets};
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 pub(crate) fn run(command: &TraceCommand, out: &mut Output) -> io::Result<Status> {
     match command {
         TraceCommand::Info { files, json } => info(files, *json, out),
-        TraceCommand::Convert { from, to, form } => convert(from, to, *form, out),
+        TraceCommand::Convert { from, to, form, workload } => convert(from, to, *form, workload, out),
         TraceCommand::Shrink { program, output, seed, run_ahead, setup } => {
             make_small(program, output.as_deref(), *run_ahead, &setup.setup(true, *seed), out)
         }
@@ -125,7 +125,13 @@ fn form_of(path: &Path) -> Option<Form> {
     }
 }
 
-fn convert(from: &Path, to: &Path, form: Option<Form>, out: &mut Output) -> io::Result<Status> {
+fn convert(
+    from: &Path,
+    to: &Path,
+    form: Option<Form>,
+    workload: &WorkloadArgs,
+    out: &mut Output,
+) -> io::Result<Status> {
     let Some(form) = form.or_else(|| form_of(to)) else {
         complain(&format!(
             "{}: the ending says no form; end it in .trace, .txt, .bin or .csv, or say --to text, binary or csv",
@@ -134,7 +140,7 @@ fn convert(from: &Path, to: &Path, form: Option<Form>, out: &mut Output) -> io::
         return Ok(Status::BadInput);
     };
     let Some(trace) = open(from) else { return Ok(Status::BadInput) };
-    let bytes = match encode(&trace, form) {
+    let bytes = match spread(trace, workload).and_then(|trace| encode(&trace, form)) {
         Ok(bytes) => bytes,
         Err(e) => {
             complain(&format!("{}: {e}", from.display()));
@@ -142,6 +148,17 @@ fn convert(from: &Path, to: &Path, form: Option<Form>, out: &mut Output) -> io::
         }
     };
     save(to, &bytes, out)
+}
+
+/// A log as the program that `replay` runs with these options, if one is given.
+fn spread(trace: Trace, workload: &WorkloadArgs) -> Result<Trace, String> {
+    match (workload.given(), trace) {
+        (None, trace) => Ok(trace),
+        (Some(option), Trace::Program(_)) => Err(for_logs(option)),
+        (Some(_), Trace::Log(log)) => {
+            workload.workload().program(&log).map(Trace::Program).map_err(|e| e.to_string())
+        }
+    }
 }
 
 fn encode(trace: &Trace, form: Form) -> Result<Vec<u8>, String> {
@@ -230,7 +247,7 @@ fn symptom(program: &Program, setup: &Setup, run_ahead: u64) -> Result<Option<Sy
             let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("");
             return Ok(Some(Symptom::Panic(up_to_number(words))));
         }
-        Ok(Err(e @ ReplayError::Deal { .. })) => return Err(e),
+        Ok(Err(e @ ReplayError::Workload { .. })) => return Err(e),
         Ok(Err(e)) => {
             let e = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
             return Ok(Some(Symptom::Error(up_to_number(&e))));

@@ -55,7 +55,7 @@ fn replay_tells_a_person_that_nothing_was_violated() {
     assert_eq!(o.status.code(), Some(0), "{text}{}", err(&o));
     let head = text.lines().next().unwrap();
     assert!(
-        head.starts_with("small   8 calls dealt over 2 streams and 2 threads   ordering: 0 violations in "),
+        head.starts_with("small   8 calls over 2 streams and 2 threads   ordering: 0 violations in "),
         "{head}"
     );
     assert!(head.ends_with("accesses (oracle on)"));
@@ -325,6 +325,31 @@ fn forms_convert_into_each_other_and_back() {
     let o = millpond(&["replay", &at("a.trace"), "--streams", "4"]);
     assert_eq!(o.status.code(), Some(2), "a program has its own streams");
     assert!(err(&o).contains("--streams is for logs"), "{}", err(&o));
+}
+
+/// A workload that fails is kept as a program, which fails the same way and can be made small.
+#[test]
+fn a_workload_converts_to_the_program_that_replay_runs() {
+    let f = folder("workload");
+    let log = file(&f, "small.csv", LOG);
+    let program = f.join("broken.trace").to_str().unwrap().to_owned();
+    let broken = ["--uses", "100%", "--break", "100%", "--streams", "4", "--seed", "3"];
+    let o = millpond(&[&["trace", "convert", &log, &program], broken.as_slice()].concat());
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    let of = |o: &Output| {
+        let text = out(o);
+        let ordering = text.lines().next().unwrap().split_once("ordering: ").expect("judged").1.to_owned();
+        (o.status.code(), ordering)
+    };
+    let as_log = of(&millpond(&[&["replay", &log], broken.as_slice()].concat()));
+    assert_eq!(as_log.0, Some(1), "{as_log:?}");
+    assert_eq!(of(&millpond(&["replay", &program])), as_log);
+    let o = millpond(&["trace", "shrink", &program]);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    assert!(out(&o).lines().count() < 10, "{}", out(&o));
+    let o = millpond(&["trace", "convert", &program, "-", "--to", "text", "--uses", "1%"]);
+    assert_eq!(o.status.code(), Some(2));
+    assert!(err(&o).contains("--uses is for logs"), "{}", err(&o));
 }
 
 #[test]

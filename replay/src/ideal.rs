@@ -1,14 +1,14 @@
 //! The run to compare with: the same acts on the same device model, with all the memory in the world.
 //!
 //! Every block gets addresses of its own from one giant range, taken before the clock starts to matter, so there is no
-//! reuse, nothing waits for reuse, and nothing is asked of the device but what the dealt program itself asks: its kernels,
+//! reuse, nothing waits for reuse, and nothing is asked of the device but what the program itself asks: its kernels,
 //! its events and its waits. What the other run takes longer is the price of an allocator. Contents and the oracle are
 //! off: there is nothing to judge.
 //!
 //! It does not know allocators.
 
-use super::deal::{Dealt, Flaw, Visit, What};
 use super::outcome::ReplayError;
+use super::workload::{CrossStreamUse, InjectedBug, Plan, What};
 use core::time::Duration;
 use millpond_driver::units::{Addr, GRANULE_BYTES};
 use millpond_driver::{DriverResult, Fences, Memory};
@@ -26,22 +26,22 @@ struct Block {
     marks: Vec<(SimEvent, u16, Access, bool)>,
 }
 
-/// The makespan of a dealt log where memory costs nothing.
-pub(super) fn makespan(dealt: &Dealt) -> Result<Duration, ReplayError> {
-    run(dealt).map_err(|e| ReplayError::Setup(e.into()))
+/// The makespan of a workload where memory costs nothing.
+pub(super) fn makespan(plan: &Plan) -> Result<Duration, ReplayError> {
+    run(plan).map_err(|e| ReplayError::Setup(e.into()))
 }
 
-fn run(dealt: &Dealt) -> DriverResult<Duration> {
+fn run(plan: &Plan) -> DriverResult<Duration> {
     let sim = Sim::new(u64::MAX).oracle(false).contents(false);
     let range = sim.allocate(RANGE)?;
     let before = Sim::makespan(&sim);
-    let streams = (0..dealt.streams)
-        .map(|n| if dealt.legacy == Some(n) { Ok(sim.legacy_stream()) } else { sim.stream() })
+    let streams = (0..plan.streams)
+        .map(|n| if plan.legacy == Some(n) { Ok(sim.legacy_stream()) } else { sim.stream() })
         .collect::<DriverResult<Vec<_>>>()?;
     let mut blocks: Vec<Block> = Vec::new();
-    blocks.resize_with(dealt.slots as usize, Block::default);
+    blocks.resize_with(plan.slots as usize, Block::default);
     let mut next = 0;
-    for act in &dealt.acts {
+    for act in &plan.acts {
         let block = &mut blocks[act.slot as usize];
         let home = &streams[usize::from(act.stream)];
         match act.what {
@@ -69,13 +69,13 @@ fn run(dealt: &Dealt) -> DriverResult<Duration> {
                 }
                 block.bytes = 0;
             }
-            What::Visit { number } => {
-                visit(&sim, block, (home, act.stream), dealt.visits[number as usize], &streams)?;
+            What::CrossStreamUse { number } => {
+                cross_use(&sim, block, (home, act.stream), plan.uses[number as usize], &streams)?;
             }
         }
     }
     // The other run reads what the log left alive, too.
-    for act in dealt.acts.iter().rev() {
+    for act in plan.acts.iter().rev() {
         let block = &mut blocks[act.slot as usize];
         if block.bytes > 0 {
             let home = &streams[usize::from(act.stream)];
@@ -95,33 +95,33 @@ fn recorded(sim: &Sim, stream: &SimStream) -> DriverResult<SimEvent> {
     Ok(event)
 }
 
-fn visit(
+fn cross_use(
     sim: &Sim,
     block: &mut Block,
     (home, number): (&SimStream, u16),
-    visit: Visit,
+    cross: CrossStreamUse,
     streams: &[SimStream],
 ) -> DriverResult<()> {
     if block.bytes == 0 {
         return Ok(());
     }
-    let there = &streams[usize::from(visit.stream)];
-    if visit.flaw != Some(Flaw::Unordered) {
+    let there = &streams[usize::from(cross.stream)];
+    if cross.bug != Some(InjectedBug::Unordered) {
         if !block.marks.iter().any(|m| m.1 == number) {
             block.marks.push((recorded(sim, home)?, number, Access::Write, false));
         }
         for (event, stream, access, _) in &block.marks {
-            if (*access == Access::Write || visit.access == Access::Write) && *stream != visit.stream {
+            if (*access == Access::Write || cross.access == Access::Write) && *stream != cross.stream {
                 sim.wait(there, event)?;
             }
         }
     }
-    let launch = match visit.access {
+    let launch = match cross.access {
         Access::Write => Launch::new("write").writes(block.addr, block.bytes),
         Access::Read => Launch::new("read").reads(block.addr, block.bytes),
     };
     sim.launch(there, launch)?;
-    let joined = visit.access == Access::Write && visit.flaw != Some(Flaw::Unjoined);
-    block.marks.push((recorded(sim, there)?, visit.stream, visit.access, joined));
+    let joined = cross.access == Access::Write && cross.bug != Some(InjectedBug::Unjoined);
+    block.marks.push((recorded(sim, there)?, cross.stream, cross.access, joined));
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Runs recorded work through a whole allocator, and says what came of it.
 //!
-//! Two kinds of work, one kind of answer. A [`Log`] says who allocated and freed what: [`replay_log`] deals it over
+//! Two kinds of work, one kind of answer. A [`Log`] says who allocated and freed what: [`replay_log`] spreads it over
 //! streams and host threads, writes each block at its allocation and reads it just before its free, so that a replay
 //! cannot pass by doing nothing, adds uses on other streams with what makes them correct, and gives everything back. A
 //! [`Program`] says every operation: [`replay`] runs it step by step. Both end in an [`Outcome`], plain data.
@@ -11,7 +11,8 @@
 //! | file | idea |
 //! |---|---|
 //! | `touch` | what a device must be able to do, to be replayed on |
-//! | `deal` | a log becomes acts on streams and threads, with seeded uses in between |
+//! | `workload` | a log becomes acts on streams and threads, with seeded uses in between |
+//! | `expand` | those acts as a program, to be looked at, kept and made small |
 //! | `run` | one act, and a pass over all of them |
 //! | `turns` | host threads that take turns, or do not |
 //! | `ideal` | the same acts with all the memory in the world, to compare the makespan with |
@@ -40,7 +41,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-mod deal;
+mod expand;
 mod generate;
 mod ideal;
 #[cfg(feature = "import")]
@@ -53,8 +54,8 @@ mod shrink;
 mod strategy;
 mod touch;
 mod turns;
+mod workload;
 
-pub use deal::{Deal, STREAMS_MOST, THREADS_MOST};
 pub use generate::{from_fuzz, from_fuzz_hostile};
 pub use outcome::{Failure, Lost, Outcome, ReplayError};
 pub use program::{Done, Executor, replay, replay_program, replay_watched};
@@ -62,6 +63,7 @@ pub use shrink::{TRIES, shrink, shrink_within};
 #[cfg(feature = "proptest")]
 pub use strategy::{hostile_programs, programs};
 pub use touch::{Judgement, Touch};
+pub use workload::{STREAMS_MOST, THREADS_MOST, Workload};
 
 use core::time::Duration;
 use millpond::Error;
@@ -76,42 +78,42 @@ use millpond_trace::Program;
 /// Called now and then with how many calls are done, repeats included; may be called from several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// Deals a log and runs it on a device of its own: makes an allocator, runs every call, frees what is alive at the end,
+/// Spreads a log over streams and threads and runs it on a device of its own: makes an allocator, runs every call, frees what is alive at the end,
 /// drops everything, and asks the device for its judgement.
 ///
-/// **Ordering.** Each stream number is a non-blocking stream of its own (see [`Deal`]); a free happens after the block's
-/// last use in the dealt program. With [`Deal::broken`] at 0 the dealt program is correct: whatever is then violated is
+/// **Ordering.** Each stream number is a non-blocking stream of its own (see [`Workload`]); a free happens after the block's
+/// last use. With [`Workload::broken`] at 0 the program is correct: whatever is then violated is
 /// the allocator's fault.
 ///
 /// A request that fails ends the replay: it is the outcome's [`Outcome::failure`], and everything is given back all the
 /// same.
 ///
 /// # Errors
-/// A deal that cannot be ([`ReplayError::Deal`]); an allocator or stream that could not be made; a driver call that
+/// A workload that cannot be ([`ReplayError::Workload`]); an allocator or stream that could not be made; a driver call that
 /// failed on the way.
 ///
 /// # Panics
-/// With [`Deal::run_ahead`] on a [`Sim`](millpond_sim::Sim) that was used before.
+/// With [`Workload::run_ahead`] on a [`Sim`](millpond_sim::Sim) that was used before.
 pub fn replay_log<D: Touch>(
     log: &Log,
-    deal: &Deal,
+    workload: &Workload,
     driver: D,
     config: Config,
     progress: Progress<'_>,
 ) -> Result<Outcome, ReplayError> {
-    let dealt = deal.deal(log)?;
-    let driver = driver.ahead(deal.run_ahead);
+    let plan = workload.plan(log)?;
+    let driver = driver.ahead(workload.run_ahead);
     let allocator = Allocator::new(driver.clone(), config).map_err(ReplayError::Setup)?;
-    let streams = open_streams(&allocator, &dealt).map_err(ReplayError::Setup)?;
+    let streams = open_streams(&allocator, &plan).map_err(ReplayError::Setup)?;
     let mut pass =
-        Pass::new(Stage { allocator: &allocator, driver: &driver, streams: &streams }, &dealt, progress);
+        Pass::new(Stage { allocator: &allocator, driver: &driver, streams: &streams }, &plan, progress);
 
     let mut failure = None;
     let mut makespan = None;
     let (mut warm_calls, mut warm) = (0, Duration::ZERO);
-    for round in 0..deal.repeat {
+    for round in 0..workload.repeat {
         let (before, start) = (pass.calls(), Instant::now());
-        let ran = pass.run(deal.racy);
+        let ran = pass.run(workload.racy);
         let time = start.elapsed();
         if round == 0 {
             makespan = driver.makespan();
@@ -132,21 +134,21 @@ pub fn replay_log<D: Touch>(
     drop(pass);
 
     let mut outcome = Outcome { trace: log.name.clone(), calls, ..Outcome::default() };
-    outcome.streams = u64::from(dealt.streams);
-    outcome.threads = u64::from(dealt.threads);
-    outcome.peak_requested_bytes = dealt.peak_live;
-    outcome.cross_stream_uses = dealt.visits.len() as u64;
+    outcome.streams = u64::from(plan.streams);
+    outcome.threads = u64::from(plan.threads);
+    outcome.peak_requested_bytes = plan.peak_live;
+    outcome.cross_stream_uses = plan.uses.len() as u64;
     outcome.failure = failure;
     outcome.take_report(&driver, allocator.report());
     // What was live at most is the trace's figure, of all its calls in its order.
-    if outcome.failure.is_some() || (deal.racy && dealt.threads > 1) {
+    if outcome.failure.is_some() || (workload.racy && plan.threads > 1) {
         outcome.reserved_over_requested = None;
     }
     outcome.lost.allocations = allocator.live().len() as u64;
     if let Some(makespan) = makespan
         && outcome.failure.is_none()
     {
-        outcome.compare_makespan(makespan, ideal::makespan(&dealt)?);
+        outcome.compare_makespan(makespan, ideal::makespan(&plan)?);
     }
     if warm_calls > 0 {
         outcome.warm_ns_per_call = Some(warm.as_nanos() as f64 / warm_calls as f64);
@@ -158,11 +160,11 @@ pub fn replay_log<D: Touch>(
     Ok(outcome)
 }
 
-/// One stream a number of the deal; the legacy default stream for the one that stands for it.
-fn open_streams<D: Touch>(allocator: &Allocator<D>, dealt: &deal::Dealt) -> Result<Vec<Stream<D>>, Error> {
-    (0..dealt.streams)
+/// One stream a number of the workload; the legacy default stream for the one that stands for it.
+fn open_streams<D: Touch>(allocator: &Allocator<D>, plan: &workload::Plan) -> Result<Vec<Stream<D>>, Error> {
+    (0..plan.streams)
         .map(|n| {
-            if let Some(native) = allocator.driver().legacy().filter(|_| dealt.legacy == Some(n)) {
+            if let Some(native) = allocator.driver().legacy().filter(|_| plan.legacy == Some(n)) {
                 return allocator.adopt(native);
             }
             let stream = allocator.stream()?;

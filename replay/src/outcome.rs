@@ -18,7 +18,7 @@ pub struct Outcome {
     pub trace: String,
     /// Allocations and frees made, the frees of what was alive at the end included; of a program, its steps.
     pub calls: u64,
-    /// Streams that the calls were dealt over.
+    /// Streams that the calls were spread over.
     pub streams: u64,
     /// Host threads that made them.
     pub threads: u64,
@@ -168,9 +168,9 @@ impl Outcome {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// An option of the deal that cannot be, or a program that would need one.
+    /// An option of the workload that cannot be, or a program that would need one.
     #[error("{option} is {found}; it can be {expected}")]
-    Deal {
+    Workload {
         /// Its name.
         option: &'static str,
         /// What it is.

@@ -7,10 +7,10 @@
 //!
 //! It does not judge the order of steps: a wrong program runs like a right one, and the device's judge says so.
 
-use super::deal::THREADS_MOST;
 use super::outcome::{Outcome, ReplayError};
 use super::touch::Touch;
 use super::turns;
+use super::workload::THREADS_MOST;
 use core::time::Duration;
 use hashbrown::HashMap;
 use millpond::Error;
@@ -32,7 +32,7 @@ const EVENT_WAIT: Duration = Duration::MAX;
 /// [`Sim::verdict`](millpond_sim::Sim::verdict).
 ///
 /// # Errors
-/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Deal`] for one of more than [`THREADS_MOST`] host threads;
+/// [`ReplayError::Fault`] for a program that is not well-formed; [`ReplayError::Workload`] for one of more than [`THREADS_MOST`] host threads;
 /// [`ReplayError::Step`] for a driver call that failed. A request that is refused is no error: [`Outcome::refused`].
 pub fn replay<D: Touch>(program: &Program, allocator: &Allocator<D>) -> Result<Outcome, ReplayError> {
     replay_watched(program, allocator, &|_, _| {})
@@ -55,7 +55,7 @@ pub fn replay_watched<D: Touch>(
 }
 
 /// Runs a program on a device of its own: makes an allocator, runs every step, drops everything, asks the device for its
-/// judgement. `run_ahead`: as in [`Deal::run_ahead`](super::Deal::run_ahead), in steps of the program that are `tick`.
+/// judgement. `run_ahead`: as in [`Workload::run_ahead`](super::Workload::run_ahead), in steps of the program that are `tick`.
 ///
 /// # Errors
 /// As [`replay`]; an allocator that could not be made.
@@ -99,7 +99,7 @@ fn run<D: Touch>(
     numbers.sort_unstable();
     numbers.dedup();
     if numbers.len() > THREADS_MOST as usize {
-        return Err(ReplayError::Deal {
+        return Err(ReplayError::Workload {
             option: "threads",
             found: numbers.len().to_string(),
             expected: format!(
@@ -264,6 +264,12 @@ impl<D: Driver> Block<D> {
             Place::Pinned(p) => p.record_use(stream),
         }
     }
+    fn record_use_until(&self, event: &Event<D>) -> Result<(), Error> {
+        match &self.place {
+            Place::Device(a) => a.record_use_until(event),
+            Place::Pinned(p) => p.record_use_until(event),
+        }
+    }
     /// The pieces of the first `bytes`.
     fn first(&self, bytes: u64) -> Vec<Piece> {
         let mut pieces = Vec::new();
@@ -412,6 +418,16 @@ impl<D: Touch> Table<D> {
             Op::RecordUse { block, stream } => {
                 if let Some(b) = self.blocks.get(&block) {
                     b.record_use(&self.streams[&stream])?;
+                }
+            }
+            Op::RecordUseUntil { block, event } => {
+                if let (Some(b), Some(event)) = (self.blocks.get(&block), self.events.get(&event)) {
+                    b.record_use_until(event)?;
+                }
+            }
+            Op::ShareWith { block, stream } => {
+                if let Some(Block { place: Place::Device(a), .. }) = self.blocks.get(&block) {
+                    a.share_with(&self.streams[&stream])?;
                 }
             }
             Op::Copy { to, from, bytes, stream } => self.copy(to, from, bytes, stream)?,

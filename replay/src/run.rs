@@ -1,17 +1,17 @@
 //! Carries out one act, and a pass over all of them.
 //!
-//! A block's life: allocate on the home stream, write it there; a visit waits for what it must come after, touches the
-//! block on its own stream, and the allocator is told; before the free the home stream waits for visits that wrote, and
+//! A block's life: allocate on the home stream, write it there; a use waits for what it must come after, touches the
+//! block on its own stream, and the use is declared to the allocator; before the free the home stream waits for uses that wrote, and
 //! reads. Words are made of the slot, the turn and the number of writes, so that no two generations of the same bytes
-//! hold the same word. A visit that writes changes the word.
+//! hold the same word. A use that writes changes the word.
 //!
 //! It does not know where acts come from. Which thread does what when is the business of `turns`.
 
 use super::Progress;
-use super::deal::{Act, Dealt, Flaw, Told, Visit, What};
 use super::outcome::{Failure, ReplayError};
 use super::touch::Touch;
 use super::turns;
+use super::workload::{Act, CrossStreamUse, Declaration, InjectedBug, Plan, What};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering;
 use millpond::Error;
@@ -44,9 +44,9 @@ pub(super) struct Life<D: Touch> {
     allocation: Option<Allocation<D>>,
     /// The turn of the slot at which it was allocated: a part of its word.
     born: u32,
-    /// How often a visit wrote it.
+    /// How often a use wrote it.
     writes: u32,
-    /// What only blocks with visits have.
+    /// What only blocks with uses have.
     marks: Vec<Mark<D>>,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn word(slot: u32, born: u32, writes: u32) -> u64 {
 impl<D: Touch> Stage<'_, D> {
     /// Carries out one act on the life it concerns.
     #[inline]
-    pub(super) fn act(&self, life: &mut Life<D>, act: &Act, dealt: &Dealt) -> Result<(), Error> {
+    pub(super) fn act(&self, life: &mut Life<D>, act: &Act, plan: &Plan) -> Result<(), Error> {
         match act.what {
             What::Alloc { bytes, marked } => {
                 let home = &self.streams[usize::from(act.stream)];
@@ -108,7 +108,7 @@ impl<D: Touch> Stage<'_, D> {
                 }
                 self.driver.tick();
             }
-            What::Visit { number } => self.visit(life, act, dealt.visits[number as usize])?,
+            What::CrossStreamUse { number } => self.cross_use(life, act, plan.uses[number as usize])?,
         }
         Ok(())
     }
@@ -133,35 +133,35 @@ impl<D: Touch> Stage<'_, D> {
 
     #[cold]
     #[inline(never)]
-    fn visit(&self, life: &mut Life<D>, act: &Act, visit: Visit) -> Result<(), Error> {
+    fn cross_use(&self, life: &mut Life<D>, act: &Act, cross: CrossStreamUse) -> Result<(), Error> {
         let (Some(allocation), home) = (&life.allocation, &self.streams[usize::from(act.stream)]) else {
             return Ok(());
         };
         let Some(id) = allocation.id() else { return Ok(()) };
-        let there = &self.streams[usize::from(visit.stream)];
-        let told = |now: Told| visit.told == now && visit.flaw != Some(Flaw::Untold);
+        let there = &self.streams[usize::from(cross.stream)];
+        let declared = |now: Declaration| cross.declared == now && cross.bug != Some(InjectedBug::Undeclared);
 
-        // Behind the write on the home stream, and behind the visits that it conflicts with.
-        if visit.flaw != Some(Flaw::Unordered) {
+        // Behind the write on the home stream, and behind the uses that it conflicts with.
+        if cross.bug != Some(InjectedBug::Unordered) {
             if !life.marks.iter().any(|m| m.stream == act.stream) {
                 let event = home.record()?;
                 life.marks.push(Mark { event, stream: act.stream, access: Access::Write, joined: false });
             }
             for mark in &life.marks {
-                let conflict = mark.access == Access::Write || visit.access == Access::Write;
-                if conflict && mark.stream != visit.stream {
+                let conflict = mark.access == Access::Write || cross.access == Access::Write;
+                if conflict && mark.stream != cross.stream {
                     there.wait(&mark.event)?;
                 }
             }
         }
-        if told(Told::Before) {
+        if declared(Declaration::Before) {
             allocation.record_use(there)?;
         }
-        if told(Told::Share) {
+        if declared(Declaration::Share) {
             allocation.share_with(there)?;
         }
         let (addr, bytes) = (allocation.address(), allocation.len());
-        match visit.access {
+        match cross.access {
             Access::Write => {
                 life.writes += 1;
                 let word = word(act.slot, life.born, life.writes);
@@ -174,23 +174,24 @@ impl<D: Touch> Stage<'_, D> {
                 unsafe { self.driver.read(there.native(), addr, bytes, id, Some(word))? };
             }
         }
-        if told(Told::After) {
+        if declared(Declaration::After) {
             allocation.record_use(there)?;
         }
         let event = there.record()?;
-        if told(Told::Until) {
+        if declared(Declaration::Until) {
             allocation.record_use_until(&event)?;
         }
-        let joined = visit.access == Access::Write && visit.flaw != Some(Flaw::Unjoined);
-        life.marks.push(Mark { event, stream: visit.stream, access: visit.access, joined });
+        let joined = cross.access == Access::Write && cross.bug != Some(InjectedBug::Unjoined);
+        life.marks.push(Mark { event, stream: cross.stream, access: cross.access, joined });
         Ok(())
     }
 }
 
-/// The act that ended a pass, as the caller is told.
-pub(super) fn halt(dealt: &Dealt, at: usize, act: &Act, error: Error) -> Halt {
-    // Visits are no calls of the log.
-    let call = dealt.acts[..at].iter().filter(|a| !matches!(a.what, What::Visit { .. })).count() as u64;
+/// The act that ended a pass, as the caller learns of it.
+pub(super) fn halt(plan: &Plan, at: usize, act: &Act, error: Error) -> Halt {
+    // Uses are no calls of the log.
+    let call =
+        plan.acts[..at].iter().filter(|a| !matches!(a.what, What::CrossStreamUse { .. })).count() as u64;
     match (act.what, &error) {
         (What::Alloc { bytes, .. }, Error::OutOfMemory(_) | Error::TooLarge { .. }) => {
             Halt::Failed(Failure {
@@ -204,27 +205,27 @@ pub(super) fn halt(dealt: &Dealt, at: usize, act: &Act, error: Error) -> Halt {
     }
 }
 
-/// A dealt log on its way through an allocator, as often as asked.
+/// The plan of a log on its way through an allocator, as often as asked.
 pub(super) struct Pass<'a, D: Touch> {
     pub(super) stage: Stage<'a, D>,
-    pub(super) dealt: &'a Dealt,
+    pub(super) plan: &'a Plan,
     progress: Progress<'a>,
     lives: Vec<Life<D>>,
     /// Allocations and frees made so far.
     calls: AtomicU64,
-    /// For a device that judges: which call of the log each act is, or is dealt behind.
+    /// For a device that judges: which call of the log each act is, or comes behind.
     numbers: Vec<u32>,
 }
 
 impl<'a, D: Touch> Pass<'a, D> {
-    pub(super) fn new(stage: Stage<'a, D>, dealt: &'a Dealt, progress: Progress<'a>) -> Pass<'a, D> {
+    pub(super) fn new(stage: Stage<'a, D>, plan: &'a Plan, progress: Progress<'a>) -> Pass<'a, D> {
         let mut next = 0;
         let number = |act: &Act| {
-            next += u32::from(!matches!(act.what, What::Visit { .. }));
+            next += u32::from(!matches!(act.what, What::CrossStreamUse { .. }));
             u32::saturating_sub(next, 1)
         };
-        let numbers = if D::JUDGES { dealt.acts.iter().map(number).collect() } else { Vec::new() };
-        Pass { stage, dealt, progress, lives: Vec::new(), calls: AtomicU64::new(0), numbers }
+        let numbers = if D::JUDGES { plan.acts.iter().map(number).collect() } else { Vec::new() };
+        Pass { stage, plan, progress, lives: Vec::new(), calls: AtomicU64::new(0), numbers }
     }
 
     /// While this lives, the calling thread is at an act.
@@ -247,9 +248,9 @@ impl<'a, D: Touch> Pass<'a, D> {
     /// Runs all acts once, then frees what is left, also after a request that failed.
     pub(super) fn run(&mut self, racy: bool) -> Result<(), Halt> {
         let mut lives = core::mem::take(&mut self.lives);
-        lives.resize_with(self.dealt.slots as usize, Life::default);
-        let ran = match self.dealt.threads {
-            0 | 1 => self.stretch(&mut lives, 0, self.dealt.acts.len()),
+        lives.resize_with(self.plan.slots as usize, Life::default);
+        let ran = match self.plan.threads {
+            0 | 1 => self.stretch(&mut lives, 0, self.plan.acts.len()),
             threads if racy => turns::free(self, &mut lives, threads),
             threads => turns::taken(self, &mut lives, threads),
         };
@@ -261,13 +262,13 @@ impl<'a, D: Touch> Pass<'a, D> {
     /// A stretch of acts, one after the other, on the calling thread.
     pub(super) fn stretch(&self, lives: &mut [Life<D>], from: usize, to: usize) -> Result<(), Halt> {
         let mut at = from;
-        for some in self.dealt.acts[from..to].chunks(REPORTED) {
+        for some in self.plan.acts[from..to].chunks(REPORTED) {
             let mut calls = 0;
             let ran = some.iter().try_for_each(|act| {
                 let life = &mut lives[act.slot as usize];
                 let _called = self.called(at);
-                self.stage.act(life, act, self.dealt).map_err(|e| halt(self.dealt, at, act, e))?;
-                calls += u64::from(!matches!(act.what, What::Visit { .. }));
+                self.stage.act(life, act, self.plan).map_err(|e| halt(self.plan, at, act, e))?;
+                calls += u64::from(!matches!(act.what, What::CrossStreamUse { .. }));
                 at += 1;
                 Ok(())
             });
@@ -284,14 +285,14 @@ impl<'a, D: Touch> Pass<'a, D> {
             return Ok(());
         }
         let mut homes = vec![0; lives.len()];
-        for act in &self.dealt.acts {
+        for act in &self.plan.acts {
             homes[act.slot as usize] = act.stream;
         }
-        let (mut calls, at) = (0, self.dealt.acts.len());
+        let (mut calls, at) = (0, self.plan.acts.len());
         let mut alive = (0u32..).zip(lives).filter(|(_, l)| l.allocation.is_some());
         let ran = alive.try_for_each(|(slot, life)| {
             let act = Act { what: What::Free, slot, turn: u32::MAX, stream: homes[slot as usize], thread: 0 };
-            self.stage.act(life, &act, self.dealt).map_err(|e| halt(self.dealt, at, &act, e))?;
+            self.stage.act(life, &act, self.plan).map_err(|e| halt(self.plan, at, &act, e))?;
             calls += 1;
             Ok(())
         });

@@ -10,9 +10,9 @@
 //!
 //! This file does not know what an act does.
 
-use super::deal::What;
 use super::run::{Halt, Life, Pass, halt};
 use super::touch::Touch;
+use super::workload::What;
 use core::sync::atomic::Ordering;
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use parking_lot::Condvar;
@@ -91,7 +91,7 @@ pub(super) fn taken<D: Touch>(
     lives: &mut Vec<Life<D>>,
     threads: u16,
 ) -> Result<(), Halt> {
-    let acts = &pass.dealt.acts;
+    let acts = &pass.plan.acts;
     let (state, ran) = take_turns(
         threads,
         acts.len(),
@@ -174,20 +174,20 @@ pub(super) fn free<D: Touch>(pass: &Pass<'_, D>, lives: &mut Vec<Life<D>>, threa
             let (shared, meeting, first) = (&shared, &meeting, &first);
             scope.spawn(move || {
                 let mut others = StopOthers(meeting, true);
-                let mine = pass.dealt.acts.iter().enumerate().filter(|(_, a)| a.thread == thread);
+                let mine = pass.plan.acts.iter().enumerate().filter(|(_, a)| a.thread == thread);
                 let mut calls = 0;
                 for (at, act) in mine {
                     if !meeting.reach(act.slot, act.turn) {
                         break;
                     }
                     let _called = pass.called(at);
-                    let done = pass.stage.act(&mut shared[act.slot as usize].lock(), act, pass.dealt);
+                    let done = pass.stage.act(&mut shared[act.slot as usize].lock(), act, pass.plan);
                     if let Err(e) = done {
-                        first.lock().get_or_insert(halt(pass.dealt, at, act, e));
+                        first.lock().get_or_insert(halt(pass.plan, at, act, e));
                         pass.made(calls);
                         return;
                     }
-                    calls += u64::from(!matches!(act.what, What::Visit { .. }));
+                    calls += u64::from(!matches!(act.what, What::CrossStreamUse { .. }));
                     if calls >= 1024 {
                         pass.made(core::mem::take(&mut calls));
                     }

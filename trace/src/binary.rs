@@ -186,6 +186,8 @@ fn taken_apart(op: &Op) -> (u8, [Option<u64>; 4]) {
         Op::Advance { stream, steps } => (19, [s(stream), Some(steps.into()), None, None]),
         Op::Tick => (20, [None; 4]),
         Op::NotReady { times } => (21, [Some(times.into()), None, None, None]),
+        Op::RecordUseUntil { block, event } => (22, [b(block), e(event), None, None]),
+        Op::ShareWith { block, stream } => (23, [b(block), s(stream), None, None]),
     }
 }
 
@@ -297,6 +299,8 @@ impl Reader<'_> {
             19 => Op::Advance { stream: self.stream()?, steps: self.middle()? },
             20 => Op::Tick,
             21 => Op::NotReady { times: self.middle()? },
+            22 => Op::RecordUseUntil { block: self.block()?, event: self.event()? },
+            23 => Op::ShareWith { block: self.block()?, stream: self.stream()? },
             _ => return Ok(None),
         }))
     }

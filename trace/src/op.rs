@@ -113,6 +113,20 @@ pub enum Op {
         /// The stream that uses it.
         stream: StreamNo,
     },
+    /// Tells the allocator of uses on a stream that have ended where an event stands now. One never recorded says nothing.
+    RecordUseUntil {
+        /// Which.
+        block: BlockNo,
+        /// The event behind the uses.
+        event: EventNo,
+    },
+    /// Says that a stream uses device memory as its own does, from now until the free (`share_with`).
+    ShareWith {
+        /// Which.
+        block: BlockNo,
+        /// The stream.
+        stream: StreamNo,
+    },
     /// An asynchronous copy of the first bytes between two blocks, of which one at least is device memory. Always a
     /// recorded use of both.
     Copy {
@@ -238,9 +252,14 @@ impl Op {
             Op::Alloc { block, stream, .. }
             | Op::FreeOn { block, stream }
             | Op::Use { block, stream, .. }
-            | Op::RecordUse { block, stream } => {
+            | Op::RecordUse { block, stream }
+            | Op::ShareWith { block, stream } => {
                 change(Operand::Block(block));
                 change(Operand::Stream(stream));
+            }
+            Op::RecordUseUntil { block, event } => {
+                change(Operand::Block(block));
+                change(Operand::Event(event));
             }
             Op::AllocPinned { block, .. } | Op::Free { block } | Op::FreeUnknown { block } => {
                 change(Operand::Block(block));

@@ -201,7 +201,20 @@ impl<'a> Line<'a> {
                 }
                 Op::Use { block, stream, access, recorded }
             }
-            "record-use" => Op::RecordUse { block: self.block()?, stream: self.on()? },
+            "record-use" => {
+                let block = self.block()?;
+                let how = self.word();
+                match how.text {
+                    "on" => Op::RecordUse { block, stream: self.stream()? },
+                    "until" => Op::RecordUseUntil { block, event: self.event()? },
+                    _ => return Err(self.error(how, "expected `on` and a stream, or `until` and an event")),
+                }
+            }
+            "share" => {
+                let block = self.block()?;
+                self.keyword("with")?;
+                Op::ShareWith { block, stream: self.stream()? }
+            }
             "copy" => {
                 let from = self.block()?;
                 self.keyword("to")?;
@@ -246,7 +259,7 @@ impl<'a> Line<'a> {
             _ => {
                 return Err(self.error(
                     verb,
-                    "expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, \
+                    "expected a verb: alloc, alloc-pinned, free, read, write, record-use, share, copy, record, wait, sync, \
                      query, open, close, trim, limit, advance, tick or not-ready",
                 ));
             }

@@ -36,7 +36,8 @@ use hashbrown::{HashMap, HashSet};
 /// | `alloc-pinned b1 4096` | pinned host memory |
 /// | `free b0`, `free b0 on s1`, `free b0 unknown` | a free; as of this point of a stream; by nobody knows whom: all that was queued so far counts as a use |
 /// | `read b0 on s0`, `write b0 on s0`, `… unrecorded` | work on a stream that uses a block; the allocator is told, or not |
-/// | `record-use b0 on s1` | the allocator is told of a use |
+/// | `record-use b0 on s1`, `record-use b0 until e0` | the allocator is told of a use, or of uses that end where the event stands |
+/// | `share b0 with s1` | a stream uses device memory as its own does, until the free |
 /// | `copy b1 to b0 4096 on s0` | bytes from the first block to the second |
 /// | `record e0 on s0`, `wait s1 for e0` | an event, and a stream that waits for it on the device |
 /// | `wait s1 for s0` | the same in one operation |
@@ -60,7 +61,7 @@ use hashbrown::{HashMap, HashSet};
 /// * **W2** a block is freed, used or copied only while it is alive;
 /// * **W3** a stream is named only while it is open, and opened only while it is not; streams `0 .. streams` are open at
 ///   the start; closing one leaves its blocks alive;
-/// * **W4** pinned memory is freed by a plain free; a copy has two different blocks, one of them device memory, and is no
+/// * **W4** pinned memory is freed by a plain free and shared with no stream; a copy has two different blocks, one of them device memory, and is no
 ///   longer than either.
 ///
 /// Events need no rule: one never recorded is legal everywhere. Sizes, alignments and limits need none either: absurd
@@ -120,6 +121,11 @@ pub enum Reason {
         /// The block.
         block: BlockNo,
     },
+    /// W4: pinned memory is no stream's, so that none can be made its equal.
+    PinnedShare {
+        /// The block.
+        block: BlockNo,
+    },
     /// W4: source and target are one block, or both are pinned.
     CopyKinds {
         /// The target.
@@ -155,6 +161,9 @@ impl Reason {
             Reason::StreamOpen { stream } => format!("{stream} is open already: close it first"),
             Reason::PinnedFree { block } => {
                 format!("{block} is pinned memory, which no stream's pool owns: free it with a plain free")
+            }
+            Reason::PinnedShare { block } => {
+                format!("{block} is pinned memory, which is no stream's: tell of each use with `record-use`")
             }
             Reason::CopyKinds { to, from } => {
                 format!("a copy from {from} to {to} needs two different blocks, one of them device memory")
@@ -239,8 +248,13 @@ impl Rules {
                 self.alive.remove(&block);
                 self.freed.insert(block, number);
             }
-            Op::Use { block, .. } | Op::RecordUse { block, .. } => {
+            Op::Use { block, .. } | Op::RecordUse { block, .. } | Op::RecordUseUntil { block, .. } => {
                 self.block(block)?;
+            }
+            Op::ShareWith { block, .. } => {
+                if self.block(block)?.pinned {
+                    return Err(Reason::PinnedShare { block });
+                }
             }
             Op::Copy { to, from, bytes, .. } => {
                 let (t, s) = (self.block(to)?, self.block(from)?);

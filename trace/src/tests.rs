@@ -14,8 +14,10 @@ wait s1 for s0
 t1: read b0 on s1
 read b0 on s0 unrecorded
 record-use b0 on s1
+share b1 with s1
 copy b2 to b0 512 on s1
 record e0 on s1
+record-use b0 until e0
 wait s0 for e0
 query e0
 sync e0
@@ -110,13 +112,13 @@ fn errors_name_the_place_what_was_found_and_what_was_expected() {
         line 3, column 7: found "b4294967296"; expected a block, b0 to b4294967295
         line 3, column 9: found "soon"; expected `on` and a stream, `unknown`, or the end of the line
         line 4, column 6: found "tock"; expected the end of the line
-        line 3, column 1: found "frobnicate"; expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, query, open, close, trim, limit, advance, tick or not-ready
+        line 3, column 1: found "frobnicate"; expected a verb: alloc, alloc-pinned, free, read, write, record-use, share, copy, record, wait, sync, query, open, close, trim, limit, advance, tick or not-ready
         line 3, column 12: found "to"; expected `on`
         line 3, column 12: found "s99999"; expected a stream, s0 to s65535
         line 3, column 13: found "t1"; expected a stream, s0 to s65535
         line 3, column 6: found "world"; expected a stream, an event, or `device`
         line 3, column 1: found "t"; expected a thread, t0 to t65535
-        line 3, column 4: found nothing; expected a verb: alloc, alloc-pinned, free, read, write, record-use, copy, record, wait, sync, query, open, close, trim, limit, advance, tick or not-ready
+        line 3, column 4: found nothing; expected a verb: alloc, alloc-pinned, free, read, write, record-use, share, copy, record, wait, sync, query, open, close, trim, limit, advance, tick or not-ready
         line 3, column 7: found "lots"; expected a size in bytes, like 4096 or 64KiB
         line 3, column 12: found "-1"; expected how many pieces of work
         line 3, column 12: found "+1"; expected how many pieces of work
@@ -157,6 +159,7 @@ fn broken_rules_name_the_lines() {
             "open s1",
             "close s0\nrecord e0 on s0",
             "alloc-pinned b0 8\nfree b0 on s1",
+            "alloc-pinned b0 8\nshare b0 with s0",
             "alloc b0 8 on s0\ncopy b0 to b0 8 on s0",
             "alloc-pinned b0 8\nalloc-pinned b1 8\ncopy b0 to b1 8 on s0",
             "alloc b0 8 on s0\nalloc b1 9 on s0\ncopy b1 to b0 9 on s0",
@@ -171,6 +174,7 @@ fn broken_rules_name_the_lines() {
         line 3, column 1: found "open s1"; s1 is open already: close it first
         line 4, column 1: found "record e0 on s0"; s0 is not open: open it, or raise the header's count of streams
         line 4, column 1: found "free b0 on s1"; b0 is pinned memory, which no stream's pool owns: free it with a plain free
+        line 4, column 1: found "share b0 with s0"; b0 is pinned memory, which is no stream's: tell of each use with `record-use`
         line 4, column 1: found "copy b0 to b0 8 on s0"; a copy from b0 to b0 needs two different blocks, one of them device memory
         line 5, column 1: found "copy b0 to b1 8 on s0"; a copy from b0 to b1 needs two different blocks, one of them device memory
         line 5, column 1: found "copy b1 to b0 9 on s0"; a copy of 9 bytes; the shorter block has 8

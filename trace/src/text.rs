@@ -121,6 +121,8 @@ impl fmt::Display for Op {
                 write!(f, "{verb} {block} on {stream}{}", if recorded { "" } else { " unrecorded" })
             }
             Op::RecordUse { block, stream } => write!(f, "record-use {block} on {stream}"),
+            Op::RecordUseUntil { block, event } => write!(f, "record-use {block} until {event}"),
+            Op::ShareWith { block, stream } => write!(f, "share {block} with {stream}"),
             Op::Copy { to, from, bytes, stream } => {
                 write!(f, "copy {from} to {to} {} on {stream}", Size(bytes))
             }

@@ -26,6 +26,8 @@ fn op() -> impl Strategy<Value = Op> {
             recorded
         }),
         (block(), stream()).prop_map(|(block, stream)| Op::RecordUse { block, stream }),
+        (block(), event()).prop_map(|(block, event)| Op::RecordUseUntil { block, event }),
+        (block(), stream()).prop_map(|(block, stream)| Op::ShareWith { block, stream }),
         (block(), block(), bytes(), stream()).prop_map(|(to, from, bytes, stream)| Op::Copy {
             to,
             from,

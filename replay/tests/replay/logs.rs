@@ -1,4 +1,4 @@
-//! The library's replay: recorded logs dealt over streams and threads, and programs step by step, under both oracles.
+//! The library's replay: recorded logs spread over streams and threads, and programs step by step, under both oracles.
 //!
 //! Every replay here is one that could fail: the accesses judged are counted against the calls made, and the same replays
 //! with a wait or a record left out have to be convicted, with the right blame.
@@ -7,7 +7,7 @@ use millpond::trace::{self, BlockNo, Call, Log, Program, StreamNo, ThreadNo};
 use millpond::units::GIB;
 use millpond::{Allocator, Config, Growth, Limit, Policy, Reuse};
 use millpond_replay::import::{self, Trace};
-use millpond_replay::{Deal, Done, Executor, Outcome, ReplayError, replay, replay_log, replay_program};
+use millpond_replay::{Done, Executor, Outcome, ReplayError, Workload, replay, replay_log, replay_program};
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
 // For the code that is made there once (`millpond_testkit::compiled`).
@@ -32,12 +32,12 @@ fn gnn() -> Log {
     slice("gnn_train", 3000)
 }
 
-fn on_sim(log: &Log, deal: &Deal, sim: Sim, config: Config) -> Outcome {
-    replay_log(log, deal, sim, config, &|_| {}).unwrap()
+fn on_sim(log: &Log, workload: &Workload, sim: Sim, config: Config) -> Outcome {
+    replay_log(log, workload, sim, config, &|_| {}).unwrap()
 }
 
-fn dealt(streams: u32, uses: f64) -> Deal {
-    Deal { streams: Some(streams), uses, ..Deal::default() }
+fn over(streams: u32, uses: f64) -> Workload {
+    Workload { streams: Some(streams), uses, ..Workload::default() }
 }
 
 /// Clean, and really run: every call of the log touched its block under the oracle's eyes, and so did every visit.
@@ -55,7 +55,7 @@ fn assert_clean(o: &Outcome, log: &Log) {
 fn a_recorded_log_replays_clean_over_one_and_four_streams() {
     let log = gnn();
     for streams in [1, 4] {
-        let o = on_sim(&log, &dealt(streams, 0.2), Sim::new(CAPACITY), Config::default());
+        let o = on_sim(&log, &over(streams, 0.2), Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         assert!(o.cross_stream_uses > 200);
         assert_eq!(o.streams, u64::from(streams.max(2)), "one more for the uses, where there was one");
@@ -67,7 +67,7 @@ fn a_recorded_log_replays_clean_over_one_and_four_streams() {
 #[test]
 fn the_logs_own_streams_and_threads_are_the_default() {
     let log = slice("prefetch_multistream", 2000);
-    let o = on_sim(&log, &Deal::default(), Sim::new(CAPACITY), Config::default());
+    let o = on_sim(&log, &Workload::default(), Sim::new(CAPACITY), Config::default());
     assert_clean(&o, &log);
     assert_eq!((o.streams, o.threads, o.cross_stream_uses), (4, 1, 0));
     assert_eq!(o.report.pools.len(), 4);
@@ -77,8 +77,8 @@ fn the_logs_own_streams_and_threads_are_the_default() {
 fn a_broken_program_is_blamed_and_the_allocator_is_not() {
     let log = gnn();
     for schedule in [Schedule::Earliest, Schedule::Latest, Schedule::Random(1)] {
-        let deal = Deal { broken: 1.0, ..dealt(4, 0.2) };
-        let o = on_sim(&log, &deal, Sim::new(CAPACITY).schedule(schedule), Config::default());
+        let workload = Workload { broken: 1.0, ..over(4, 0.2) };
+        let o = on_sim(&log, &workload, Sim::new(CAPACITY).schedule(schedule), Config::default());
         assert!(!o.is_clean());
         assert!(o.violations > 100, "{schedule:?}: {} violations", o.violations);
         assert_eq!(o.violations_of_allocator, 0, "{schedule:?}: {}", o.verdict);
@@ -89,9 +89,13 @@ fn a_broken_program_is_blamed_and_the_allocator_is_not() {
 
 #[test]
 fn the_contents_convict_too() {
-    let deal = Deal { broken: 1.0, ..dealt(4, 0.5) };
-    let o =
-        on_sim(&gnn(), &deal, Sim::new(CAPACITY).schedule(Schedule::Latest).oracle(false), Config::default());
+    let workload = Workload { broken: 1.0, ..over(4, 0.5) };
+    let o = on_sim(
+        &gnn(),
+        &workload,
+        Sim::new(CAPACITY).schedule(Schedule::Latest).oracle(false),
+        Config::default(),
+    );
     assert_eq!((o.violations, o.accesses_checked), (0, 0), "the oracle is off");
     assert!(o.mismatches > 0 && !o.is_clean());
     assert!(o.verdict.contains("check pattern"), "{}", o.verdict);
@@ -109,9 +113,9 @@ fn running_ahead_and_late_schedules() {
             (u64::MAX, Schedule::Earliest),
             (u64::MAX, Schedule::Random(3)),
         ] {
-            let deal = Deal { run_ahead, ..dealt(4, 0.2) };
+            let workload = Workload { run_ahead, ..over(4, 0.2) };
             let config = Config::default().policy(policy);
-            let o = on_sim(&log, &deal, Sim::new(CAPACITY).schedule(schedule), config);
+            let o = on_sim(&log, &workload, Sim::new(CAPACITY).schedule(schedule), config);
             assert_clean(&o, &log);
         }
     }
@@ -121,8 +125,8 @@ fn running_ahead_and_late_schedules() {
 fn run_ahead_costs_memory_or_waits() {
     let log = slice("prefetch_multistream", 6000);
     let taken = |run_ahead| {
-        let deal = Deal { run_ahead, ..dealt(4, 0.3) };
-        let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
+        let workload = Workload { run_ahead, ..over(4, 0.3) };
+        let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         o.peak_reserved_bytes
     };
@@ -136,9 +140,10 @@ fn under_pressure_every_rung_keeps_the_order() {
     let peak = log.info().peak_live_rounded;
     for (reuse, run_ahead) in [(Reuse::WithWaits, 100), (Reuse::WithWaits, 0), (Reuse::Ordered, 30)] {
         let config = Config::default().limit(Limit::Bytes(peak * 5 / 4)).reuse(reuse);
-        let deal = Deal { run_ahead, ..dealt(3, 0.2) };
-        let o = replay_log(&log, &deal, Sim::new(CAPACITY).schedule(Schedule::Random(9)), config, &|_| {})
-            .unwrap();
+        let workload = Workload { run_ahead, ..over(3, 0.2) };
+        let o =
+            replay_log(&log, &workload, Sim::new(CAPACITY).schedule(Schedule::Random(9)), config, &|_| {})
+                .unwrap();
         // Fragments may leave no room; order may never suffer.
         assert_eq!((o.violations, o.mismatches), (0, 0), "{}", o.verdict);
         assert!(o.lost.is_nothing());
@@ -153,8 +158,8 @@ fn under_pressure_every_rung_keeps_the_order() {
 fn threads_in_turns_give_what_one_thread_gives() {
     let log = gnn();
     let with = |threads| {
-        let deal = Deal { threads, ..dealt(4, 0.2) };
-        let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
+        let workload = Workload { threads, ..over(4, 0.2) };
+        let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         (o.hits, o.growths, o.migrations, o.peak_reserved_bytes, o.cross_stream_uses, o.makespan_ns)
     };
@@ -165,8 +170,8 @@ fn threads_in_turns_give_what_one_thread_gives() {
 fn free_threads_are_clean_too() {
     let log = gnn();
     for run_ahead in [0, 100] {
-        let deal = Deal { threads: Some(4), racy: true, run_ahead, ..dealt(4, 0.2) };
-        let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
+        let workload = Workload { threads: Some(4), racy: true, run_ahead, ..over(4, 0.2) };
+        let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         assert_eq!(o.threads, 4);
     }
@@ -176,8 +181,8 @@ fn free_threads_are_clean_too() {
 fn the_legacy_default_stream_takes_part() {
     let log = gnn();
     for streams in [None, Some(3)] {
-        let deal = Deal { streams, legacy: true, uses: 0.2, ..Deal::default() };
-        let o = on_sim(&log, &deal, Sim::new(CAPACITY).schedule(Schedule::Latest), Config::default());
+        let workload = Workload { streams, legacy: true, uses: 0.2, ..Workload::default() };
+        let o = on_sim(&log, &workload, Sim::new(CAPACITY).schedule(Schedule::Latest), Config::default());
         assert_clean(&o, &log);
         let created = o.report.driver_calls.get("cuStreamCreate").map_or(0, |&n| n);
         assert_eq!(created, o.streams - 1, "one of the streams is the default stream");
@@ -187,9 +192,9 @@ fn the_legacy_default_stream_takes_part() {
 #[test]
 fn a_limit_too_small_ends_it_with_the_facts() {
     for (threads, racy) in [(1, false), (3, false), (3, true)] {
-        let deal = Deal { threads: Some(threads), racy, ..dealt(2, 0.1) };
+        let workload = Workload { threads: Some(threads), racy, ..over(2, 0.1) };
         let config = Config::default().limit(Limit::Bytes(64 << 20));
-        let o = replay_log(&gnn(), &deal, Sim::new(CAPACITY), config, &|_| {}).unwrap();
+        let o = replay_log(&gnn(), &workload, Sim::new(CAPACITY), config, &|_| {}).unwrap();
         let failure = o.failure.as_ref().unwrap();
         assert!(failure.out_of_memory && failure.message.contains("limit 64.0 MiB"), "{failure}");
         assert!(failure.call > 0 && failure.bytes > 0);
@@ -217,11 +222,11 @@ fn tiny(sizes: &[u64]) -> Log {
 fn absurd_sizes_are_failures_not_panics() {
     for bytes in [1 << 40, 1 << 63, u64::MAX - 511, u64::MAX] {
         for device in [true, false] {
-            let (log, deal) = (tiny(&[1, bytes]), Deal { uses: 1.0, ..Deal::default() });
+            let (log, workload) = (tiny(&[1, bytes]), Workload { uses: 1.0, ..Workload::default() });
             let o = if device {
-                replay_log(&log, &deal, Sim::new(CAPACITY), Config::default(), &|_| {}).unwrap()
+                replay_log(&log, &workload, Sim::new(CAPACITY), Config::default(), &|_| {}).unwrap()
             } else {
-                replay_log(&log, &deal, Null::default(), Config::default(), &|_| {}).unwrap()
+                replay_log(&log, &workload, Null::default(), Config::default(), &|_| {}).unwrap()
             };
             let failure = o.failure.unwrap();
             assert_eq!((failure.bytes, failure.out_of_memory), (bytes, bytes == 1 << 40), "{failure}");
@@ -236,7 +241,7 @@ fn sizes_of_nothing_and_of_one_byte() {
     let log = tiny(&[0, 1, 0, 511, 512, 513, 0]);
     let o = on_sim(
         &log,
-        &Deal { uses: 1.0, repeat: 2, ..Deal::default() },
+        &Workload { uses: 1.0, repeat: 2, ..Workload::default() },
         Sim::new(CAPACITY),
         Config::default(),
     );
@@ -248,8 +253,10 @@ fn sizes_of_nothing_and_of_one_byte() {
 
 #[test]
 fn an_empty_log_is_clean_and_takes_nothing() {
-    for deal in [Deal::default(), dealt(4, 1.0), Deal { threads: Some(2), racy: true, ..Deal::default() }] {
-        let o = on_sim(&Log::default(), &deal, Sim::new(CAPACITY), Config::default());
+    for workload in
+        [Workload::default(), over(4, 1.0), Workload { threads: Some(2), racy: true, ..Workload::default() }]
+    {
+        let o = on_sim(&Log::default(), &workload, Sim::new(CAPACITY), Config::default());
         assert!(o.is_clean());
         assert_eq!(
             (o.calls, o.accesses_checked, o.peak_reserved_bytes, o.reserved_over_requested),
@@ -261,7 +268,7 @@ fn an_empty_log_is_clean_and_takes_nothing() {
 #[test]
 fn on_null_there_is_only_bookkeeping() {
     let log = gnn();
-    let o = replay_log(&log, &dealt(4, 0.2), Null::default(), Config::default(), &|_| {}).unwrap();
+    let o = replay_log(&log, &over(4, 0.2), Null::default(), Config::default(), &|_| {}).unwrap();
     assert!(o.is_clean());
     assert_eq!((o.accesses_checked, o.makespan_ns, o.makespan_ratio), (0, None, None));
     assert_eq!(o.hits + o.misses, log.info().allocations);
@@ -272,12 +279,12 @@ fn on_null_there_is_only_bookkeeping() {
 fn repeats_run_on_one_allocator_and_are_timed() {
     let log = gnn();
     let seen = AtomicU64::new(0);
-    let deal = Deal { repeat: 3, ..dealt(1, 0.0) };
+    let workload = Workload { repeat: 3, ..over(1, 0.0) };
     let progress = |done| {
         seen.fetch_max(done, Ordering::Relaxed);
     };
-    let o = replay_log(&log, &deal, Sim::new(CAPACITY), Config::default(), &progress).unwrap();
-    let once = on_sim(&log, &dealt(1, 0.0), Sim::new(CAPACITY), Config::default());
+    let o = replay_log(&log, &workload, Sim::new(CAPACITY), Config::default(), &progress).unwrap();
+    let once = on_sim(&log, &over(1, 0.0), Sim::new(CAPACITY), Config::default());
     assert!(o.is_clean());
     assert_eq!(o.calls, 3 * once.calls);
     assert_eq!(seen.load(Ordering::Relaxed), o.calls, "progress ends where the work ends");
@@ -287,20 +294,20 @@ fn repeats_run_on_one_allocator_and_are_timed() {
 }
 
 #[test]
-fn a_deal_that_cannot_be_is_refused_by_name() {
+fn a_workload_that_cannot_be_is_refused_by_name() {
     let bad = [
-        ("uses", Deal { uses: 1.5, ..Deal::default() }),
-        ("uses", Deal { uses: f64::NAN, ..Deal::default() }),
-        ("break", Deal { broken: -0.1, ..Deal::default() }),
-        ("streams", Deal { streams: Some(0), ..Deal::default() }),
-        ("streams", Deal { streams: Some(u32::MAX), ..Deal::default() }),
-        ("threads", Deal { threads: Some(0), ..Deal::default() }),
-        ("threads", Deal { threads: Some(100_000), ..Deal::default() }),
-        ("repeat", Deal { repeat: 0, ..Deal::default() }),
+        ("uses", Workload { uses: 1.5, ..Workload::default() }),
+        ("uses", Workload { uses: f64::NAN, ..Workload::default() }),
+        ("break", Workload { broken: -0.1, ..Workload::default() }),
+        ("streams", Workload { streams: Some(0), ..Workload::default() }),
+        ("streams", Workload { streams: Some(u32::MAX), ..Workload::default() }),
+        ("threads", Workload { threads: Some(0), ..Workload::default() }),
+        ("threads", Workload { threads: Some(100_000), ..Workload::default() }),
+        ("repeat", Workload { repeat: 0, ..Workload::default() }),
     ];
-    for (name, deal) in bad {
-        match replay_log(&gnn(), &deal, Null::default(), Config::default(), &|_| {}) {
-            Err(ReplayError::Deal { option, .. }) => assert_eq!(option, name),
+    for (name, workload) in bad {
+        match replay_log(&gnn(), &workload, Null::default(), Config::default(), &|_| {}) {
+            Err(ReplayError::Workload { option, .. }) => assert_eq!(option, name),
             other => panic!("{name}: {other:?}"),
         }
     }
@@ -309,7 +316,7 @@ fn a_deal_that_cannot_be_is_refused_by_name() {
 #[test]
 fn a_thousand_streams() {
     let log = gnn();
-    let o = on_sim(&log, &dealt(1000, 0.1), Sim::new(CAPACITY), Config::default());
+    let o = on_sim(&log, &over(1000, 0.1), Sim::new(CAPACITY), Config::default());
     assert_clean(&o, &log);
     assert_eq!(o.streams, 1000);
 }
@@ -323,7 +330,7 @@ fn a_log_and_its_program_come_to_the_same() {
     let log = slice("seq2seq_lstm", 1500);
     let made = Program::from_text_checked(&log.to_program().to_string()).unwrap();
     let as_program = replay_program(&made, Sim::new(CAPACITY), Config::default(), 0).unwrap();
-    let as_log = on_sim(&log, &Deal::default(), Sim::new(CAPACITY), Config::default());
+    let as_log = on_sim(&log, &Workload::default(), Sim::new(CAPACITY), Config::default());
     assert!(as_program.is_clean());
     assert_eq!(as_program.calls, made.steps.len() as u64);
     assert_eq!(as_program.peak_requested_bytes, as_log.peak_requested_bytes);
@@ -375,6 +382,36 @@ fn a_wrong_program_is_convicted_by_both_oracles() {
         program("alloc b0 1MiB on s0\nwrite b0 on s0\nwait s1 for s0\nread b0 on s1\nsync s1\nfree b0\n");
     let o = replay_program(&patched, Sim::new(GIB).schedule(Schedule::Latest), Config::default(), 0).unwrap();
     assert!(o.is_clean(), "{}", o.verdict);
+}
+
+/// A workload as a program is the same work: what the allocator did for it, what the device and its judges saw, and how long it took.
+#[test]
+fn a_workload_as_a_program_comes_to_the_same() {
+    let log = gnn();
+    for workload in [
+        Workload::default(),
+        over(4, 0.3),
+        Workload { threads: Some(3), run_ahead: 50, ..over(3, 0.5) },
+        Workload { broken: 0.5, ..over(4, 0.5) },
+    ] {
+        let sim = || Sim::new(CAPACITY).schedule(Schedule::Latest);
+        let as_log = on_sim(&log, &workload, sim(), Config::default());
+        let program = workload.program(&log).unwrap();
+        assert_eq!(program.check(), Ok(()));
+        // It is a program like any other: its text says the same.
+        let program: Program = program.to_string().parse().unwrap();
+        let as_program = replay_program(&program, sim(), Config::default(), workload.run_ahead).unwrap();
+        let shape = |o: &Outcome| {
+            let order = [o.violations, o.violations_of_allocator, o.accesses_checked, o.mismatches];
+            let pools = [o.growths, o.hits, o.misses, o.migrations, o.waits_inserted, o.waits_beyond_need];
+            let figures = [o.host_waits, o.cross_stream_uses, o.peak_requested_bytes, o.peak_reserved_bytes];
+            (order, pools, figures, o.makespan_ns, o.streams, o.threads, o.refused)
+        };
+        assert_eq!(shape(&as_log), shape(&as_program), "{workload:?}");
+        assert_eq!(as_log.violations > 0, workload.broken > 0.0, "{workload:?}");
+    }
+    let legacy = Workload { legacy: true, ..Workload::default() }.program(&log);
+    assert!(matches!(legacy, Err(ReplayError::Workload { option: "legacy", .. })));
 }
 
 /// Operation by operation, as a test makes them that decides about the next one when it knows what came of the last.
@@ -513,7 +550,7 @@ fn a_program_of_too_many_threads_is_refused() {
     assert_eq!(run(of(256)).unwrap().threads, 256);
     for threads in [257, 65_536] {
         match run(of(threads)) {
-            Err(e @ ReplayError::Deal { option: "threads", .. }) => {
+            Err(e @ ReplayError::Workload { option: "threads", .. }) => {
                 assert!(e.to_string().contains(&threads.to_string()), "{e}");
             }
             other => panic!("{threads}: {other:?}"),
@@ -537,8 +574,8 @@ fn the_calls_before_a_failed_one_are_counted() {
     let log = tiny(&[1000, 2000, 3 << 40]);
     for threads in [1, 2] {
         for racy in [false, true] {
-            let deal = Deal { threads: Some(threads), racy, repeat: 2, ..dealt(1, 0.0) };
-            let o = on_sim(&log, &deal, Sim::new(CAPACITY), Config::default());
+            let workload = Workload { threads: Some(threads), racy, repeat: 2, ..over(1, 0.0) };
+            let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
             assert!(o.failure.is_some());
             // Free threads may stop before they come to one of the two.
             assert!(o.calls.is_multiple_of(2), "each was freed at the end: {o:?}");

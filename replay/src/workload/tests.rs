@@ -17,14 +17,14 @@ fn log(count: u32) -> Log {
     Log { name: "made".into(), calls, streams: vec![0, 1, 2], threads: vec![0], skipped: 0 }
 }
 
-fn deal(deal: &Deal) -> Dealt {
-    deal.deal(&log(400)).unwrap()
+fn plan(workload: &Workload) -> Plan {
+    workload.plan(&log(400)).unwrap()
 }
 
 #[test]
 fn the_default_is_the_log_itself() {
-    let d = deal(&Deal::default());
-    assert_eq!((d.streams, d.threads, d.visits.len()), (2, 1, 0), "stream 1 is never named");
+    let d = workload(&Workload::default());
+    assert_eq!((d.streams, d.threads, d.uses.len()), (2, 1, 0), "stream 1 is never named");
     assert_eq!(d.acts.len(), log(400).calls.len());
     for (act, call) in d.acts.iter().zip(&log(400).calls) {
         assert_eq!(act.stream, call.stream().0 / 2);
@@ -34,7 +34,7 @@ fn the_default_is_the_log_itself() {
 
 #[test]
 fn own_streams_stay_apart_and_share_by_weight() {
-    let d = deal(&Deal { streams: Some(9), ..Deal::default() });
+    let d = workload(&Workload { streams: Some(9), ..Workload::default() });
     let mut used: HashMap<u16, HashSet<u16>> = HashMap::new();
     for (act, call) in d.acts.iter().zip(&log(400).calls) {
         used.entry(call.stream().0).or_default().insert(act.stream);
@@ -47,14 +47,14 @@ fn own_streams_stay_apart_and_share_by_weight() {
 
 #[test]
 fn too_few_streams_are_shared() {
-    let d = deal(&Deal { streams: Some(1), ..Deal::default() });
+    let d = workload(&Workload { streams: Some(1), ..Workload::default() });
     assert_eq!(d.streams, 1);
     assert!(d.acts.iter().all(|a| a.stream == 0));
 }
 
 #[test]
 fn streams_and_threads_come_in_runs() {
-    let d = deal(&Deal { streams: Some(8), threads: Some(4), ..Deal::default() });
+    let d = workload(&Workload { streams: Some(8), threads: Some(4), ..Workload::default() });
     let changes = d.acts.windows(2).filter(|w| w[0].thread != w[1].thread).count();
     assert!(changes > 10 && changes < d.acts.len() / 4, "{changes} of {}", d.acts.len());
     assert_eq!(d.acts.iter().map(|a| a.thread).collect::<HashSet<_>>().len(), 4);
@@ -62,8 +62,9 @@ fn streams_and_threads_come_in_runs() {
 
 #[test]
 fn the_same_seed_deals_the_same_and_another_does_not() {
-    let with =
-        |seed| format!("{:?}", deal(&Deal { streams: Some(4), uses: 0.3, seed, ..Deal::default() }).acts);
+    let with = |seed| {
+        format!("{:?}", workload(&Workload { streams: Some(4), uses: 0.3, seed, ..Workload::default() }).acts)
+    };
     assert_eq!(with(1), with(1));
     assert_ne!(with(1), with(2));
 }
@@ -71,53 +72,53 @@ fn the_same_seed_deals_the_same_and_another_does_not() {
 #[test]
 fn threads_change_nothing_but_threads() {
     let acts = |threads| {
-        let dealt = deal(&Deal { streams: Some(4), threads, uses: 0.3, ..Deal::default() });
-        dealt.acts.into_iter().map(|a| format!("{:?}", Act { thread: 0, ..a })).collect::<Vec<_>>()
+        let plan = workload(&Workload { streams: Some(4), threads, uses: 0.3, ..Workload::default() });
+        plan.acts.into_iter().map(|a| format!("{:?}", Act { thread: 0, ..a })).collect::<Vec<_>>()
     };
     assert_eq!(acts(None), acts(Some(7)));
 }
 
 #[test]
 fn a_visit_lies_in_its_blocks_life_on_another_stream() {
-    let d = deal(&Deal { streams: Some(3), uses: 0.5, ..Deal::default() });
-    assert!(d.visits.len() > 150, "half of 400 blocks, one or two each: {}", d.visits.len());
+    let d = workload(&Workload { streams: Some(3), uses: 0.5, ..Workload::default() });
+    assert!(d.uses.len() > 150, "half of 400 blocks, one or two each: {}", d.uses.len());
     let mut home: HashMap<u32, u16> = HashMap::new();
     let mut seen = HashSet::new();
     for act in &d.acts {
         match act.what {
             What::Alloc { .. } => assert!(home.insert(act.slot, act.stream).is_none()),
             What::Free | What::FreeOn { .. } => assert_eq!(home.remove(&act.slot), Some(act.stream)),
-            What::Visit { number } => {
+            What::CrossStreamUse { number } => {
                 assert_eq!(home[&act.slot], act.stream);
-                assert_ne!(d.visits[number as usize].stream, act.stream);
+                assert_ne!(d.uses[number as usize].stream, act.stream);
                 assert!(seen.insert(number));
             }
         }
     }
-    assert_eq!(seen.len(), d.visits.len(), "each happens once");
-    let told: HashSet<_> = d.visits.iter().map(|v| format!("{:?}", v.told)).collect();
-    assert_eq!(told.len(), 5, "every way of telling occurs: {told:?}");
-    assert!(d.visits.iter().all(|v| v.flaw.is_none()));
+    assert_eq!(seen.len(), d.uses.len(), "each happens once");
+    let declared: HashSet<_> = d.uses.iter().map(|v| format!("{:?}", v.declared)).collect();
+    assert_eq!(declared.len(), 5, "every way of telling occurs: {declared:?}");
+    assert!(d.uses.iter().all(|v| v.bug.is_none()));
 }
 
 #[test]
 fn one_stream_gets_another_for_its_visits() {
-    let d = deal(&Deal { streams: Some(1), uses: 1.0, ..Deal::default() });
+    let d = workload(&Workload { streams: Some(1), uses: 1.0, ..Workload::default() });
     assert_eq!(d.streams, 2);
-    assert!(d.visits.iter().all(|v| v.stream == 1));
+    assert!(d.uses.iter().all(|v| v.stream == 1));
     assert!(d.acts.iter().all(|a| a.stream == 0), "no block lives there");
 }
 
 #[test]
 fn flaws_come_in_all_kinds_and_only_where_they_break_something() {
-    let d = deal(&Deal { streams: Some(3), uses: 1.0, broken: 1.0, ..Deal::default() });
-    let kinds: HashSet<_> = d.visits.iter().map(|v| format!("{:?}", v.flaw)).collect();
+    let d = workload(&Workload { streams: Some(3), uses: 1.0, broken: 1.0, ..Workload::default() });
+    let kinds: HashSet<_> = d.uses.iter().map(|v| format!("{:?}", v.bug)).collect();
     assert_eq!(kinds.len(), 3, "{kinds:?}");
-    for v in &d.visits {
-        match v.flaw {
-            Some(Flaw::Untold) => assert_eq!(v.access, Access::Read),
-            Some(Flaw::Unjoined) => assert_eq!(v.access, Access::Write),
-            flaw => assert_eq!(flaw, Some(Flaw::Unordered)),
+    for v in &d.uses {
+        match v.bug {
+            Some(InjectedBug::Undeclared) => assert_eq!(v.access, Access::Read),
+            Some(InjectedBug::Unjoined) => assert_eq!(v.access, Access::Write),
+            bug => assert_eq!(bug, Some(InjectedBug::Unordered)),
         }
     }
 }
@@ -125,7 +126,7 @@ fn flaws_come_in_all_kinds_and_only_where_they_break_something() {
 #[test]
 fn acts_of_a_slot_are_counted() {
     for racy in [false, true] {
-        let d = deal(&Deal { uses: 0.5, threads: Some(3), racy, ..Deal::default() });
+        let d = workload(&Workload { uses: 0.5, threads: Some(3), racy, ..Workload::default() });
         let mut turns = vec![0; d.slots as usize];
         for act in &d.acts {
             assert_eq!(act.turn, turns[act.slot as usize]);
@@ -144,7 +145,7 @@ fn a_free_on_another_stream_of_the_log_stays_one() {
         Call::free(BlockNo(0), 512, StreamNo(1), ThreadNo(0), 2),
     ];
     let log = Log { name: String::new(), calls, streams: vec![0, 1], threads: vec![0], skipped: 0 };
-    let d = Deal::default().deal(&log).unwrap();
+    let d = Workload::default().workload(&log).unwrap();
     assert!(matches!(d.acts[2].what, What::FreeOn { other: 1 }), "{:?}", d.acts[2]);
     assert_eq!(d.acts[2].stream, 0, "the last read is at home");
 }

@@ -1,15 +1,15 @@
-//! Deals a log over streams and host threads, and puts seeded uses on other streams between its calls.
+//! Spreads a log over streams and host threads, and puts seeded uses on other streams between its calls.
 //!
 //! The result is a flat list of acts that needs no further choice, so that the same seed runs the same way twice, on any
-//! device. The dealt program is correct: a use on another stream (a *visit*) waits for what it must come after, the
-//! allocator is told of it, and the home stream waits for a visit that wrote before it reads. A *flaw* leaves one of
+//! device. The program is correct: a use on another stream waits for what it must come after, it is declared to the
+//! allocator, and the home stream waits for a use that wrote before it reads. An *injected bug* leaves one of
 //! the three out.
 //!
 //! * **Streams.** By default those of the log that occur. With a number, blocks go to a stream of the number in runs of
 //!   1 to 24, as programs do; the log's own streams stay apart, each with a share of the number by how much it allocates,
 //!   at least one.
 //! * **Threads.** By default the log's; with a number, calls go to a thread in runs.
-//! * **Visits.** A seeded share of the blocks gets one or two, half of them within 32 calls of the allocation, half at
+//! * **Uses.** A seeded share of the blocks gets one or two, half of them within 32 calls of the allocation, half at
 //!   any time of the block's life. Where there is one stream, another is opened for them.
 //!
 //! This file does not know what a stream or an allocator is.
@@ -20,27 +20,27 @@ use millpond_trace::{Access, Action, Call, Log};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The most streams that a log can be dealt over. A miss looks at every pool that has enough free memory, in order or not, and closing
+/// The most streams that a log can be spread over. A miss looks at every pool that has enough free memory, in order or not, and closing
 /// one looks at every pool: with 10,000 streams the time is theirs alone.
 pub const STREAMS_MOST: u32 = 4096;
-/// The most host threads that a log can be dealt over.
+/// The most host threads that a log can be spread over.
 pub const THREADS_MOST: u32 = 256;
 
 /// Streams come in runs of at most this many blocks, threads of as many calls.
 const RUN_MOST: u64 = 24;
-/// Half of the visits happen within so many calls of the allocation.
+/// Half of the uses happen within so many calls of the allocation.
 const SOON: usize = 32;
 
-/// How to replay a log. The defaults are the log's own streams and threads, no visits, one pass.
+/// How to replay a log. The defaults are the log's own streams and threads, no uses, one pass.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Deal {
+pub struct Workload {
     /// Over how many streams; `None`: the log's own.
     pub streams: Option<u32>,
     /// Over how many host threads; `None`: the log's own.
     pub threads: Option<u32>,
     /// The share of blocks that are used on another stream too, 0 to 1.
     pub uses: f64,
-    /// What the dealing is drawn from.
+    /// What the choices are drawn from.
     pub seed: u64,
     /// The share of those uses that are made incorrect, 0 to 1: the program's own fault.
     pub broken: f64,
@@ -55,9 +55,9 @@ pub struct Deal {
     pub repeat: u32,
 }
 
-impl Default for Deal {
-    fn default() -> Deal {
-        Deal {
+impl Default for Workload {
+    fn default() -> Workload {
+        Workload {
             streams: None,
             threads: None,
             uses: 0.0,
@@ -85,28 +85,28 @@ pub(super) struct Act {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    /// Allocate, write; record an event behind the write if a visit will want it.
+    /// Allocate, write; record an event behind the write if a use will want it.
     Alloc { bytes: u64, marked: bool },
     /// Read, and drop.
     Free,
     /// Read, and free behind another stream's work.
     FreeOn { other: u16 },
-    /// A visit by its number.
-    Visit { number: u32 },
+    /// A use by its number.
+    CrossStreamUse { number: u32 },
 }
 
 /// A use on another stream than the block's own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Visit {
+pub(super) struct CrossStreamUse {
     pub(super) stream: u16,
     pub(super) access: Access,
-    pub(super) told: Told,
-    pub(super) flaw: Option<Flaw>,
+    pub(super) declared: Declaration,
+    pub(super) bug: Option<InjectedBug>,
 }
 
-/// How the allocator learns of a visit.
+/// How the allocator learns of a use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Told {
+pub(super) enum Declaration {
     /// `record_use` before the work is queued.
     Before,
     /// `record_use` after.
@@ -119,26 +119,26 @@ pub(super) enum Told {
     AtFree,
 }
 
-/// What is left out of a visit.
+/// What is left out of a use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Flaw {
+pub(super) enum InjectedBug {
     /// It waits for nothing.
     Unordered,
-    /// The allocator is not told of a read.
-    Untold,
+    /// A read is not declared to the allocator.
+    Undeclared,
     /// The home stream does not wait for what it wrote.
     Unjoined,
 }
 
-/// A dealt log.
+/// What a log becomes: acts in the order in which they happen.
 #[derive(Debug)]
-pub(super) struct Dealt {
+pub(super) struct Plan {
     pub(super) acts: Vec<Act>,
-    pub(super) visits: Vec<Visit>,
+    pub(super) uses: Vec<CrossStreamUse>,
     pub(super) streams: u16,
     pub(super) threads: u16,
     pub(super) slots: u32,
-    /// The dealt stream that stands for the legacy default stream.
+    /// The stream that stands for the legacy default stream.
     pub(super) legacy: Option<u16>,
     pub(super) peak_live: u64,
 }
@@ -181,10 +181,10 @@ impl Runs {
     }
 }
 
-impl Deal {
+impl Workload {
     fn check(&self) -> Result<(), ReplayError> {
         let error =
-            |option, found: String, expected: String| Err(ReplayError::Deal { option, found, expected });
+            |option, found: String, expected: String| Err(ReplayError::Workload { option, found, expected });
         for (option, share) in [("uses", self.uses), ("break", self.broken)] {
             if !(0.0..=1.0).contains(&share) {
                 return error(option, share.to_string(), "a share from 0 to 1, or 0% to 100%".into());
@@ -203,8 +203,8 @@ impl Deal {
         Ok(())
     }
 
-    /// Deals a log.
-    pub(super) fn deal(&self, log: &Log) -> Result<Dealt, ReplayError> {
+    /// Makes the plan of a log.
+    pub(super) fn plan(&self, log: &Log) -> Result<Plan, ReplayError> {
         self.check()?;
         let info = log.info();
         let (mut groups, mut streams) = self.groups(log);
@@ -221,8 +221,8 @@ impl Deal {
                 freed_at[call.block().0 as usize] = at;
             }
         }
-        let mut dealer = Dealer {
-            deal: self,
+        let mut planner = Planner {
+            workload: self,
             random: Seeded(SplitMix64::new(self.seed)),
             random_threads: Seeded(SplitMix64::new(stirred(self.seed ^ 0x7468_7265_6164_7321))),
             threads: self.threads.map(|n| Runs::new(0, n as u16)),
@@ -232,9 +232,9 @@ impl Deal {
             free_slots: Vec::new(),
             turns: Vec::new(),
             due: BinaryHeap::new(),
-            dealt: Dealt {
+            plan: Plan {
                 acts: Vec::with_capacity(log.calls.len()),
-                visits: Vec::new(),
+                uses: Vec::new(),
                 streams,
                 threads,
                 slots: 0,
@@ -243,15 +243,15 @@ impl Deal {
             },
         };
         for (at, call) in log.calls.iter().enumerate() {
-            dealer.call(at, call, &mut groups, &freed_at);
+            planner.call(at, call, &mut groups, &freed_at);
         }
-        dealer.visit_until(usize::MAX, 0);
-        let Dealer { turns, mut dealt, .. } = dealer;
-        dealt.slots = turns.len() as u32;
-        Ok(dealt)
+        planner.uses_until(usize::MAX, 0);
+        let Planner { turns, mut plan, .. } = planner;
+        plan.slots = turns.len() as u32;
+        Ok(plan)
     }
 
-    /// Which dealt streams stand for each stream of the log, and how many there are in all.
+    /// Which streams of the plan stand for each stream of the log, and how many there are in all.
     fn groups(&self, log: &Log) -> (Vec<Option<Runs>>, u16) {
         let mut allocations: Vec<u64> = Vec::new();
         for call in &log.calls {
@@ -295,7 +295,7 @@ impl Deal {
         let highest = log.calls.iter().map(|c| u64::from(c.thread().0) + 1).max().unwrap_or(1);
         let wanted = self.threads.map_or(highest, u64::from);
         if wanted > u64::from(THREADS_MOST) {
-            return Err(ReplayError::Deal {
+            return Err(ReplayError::Workload {
                 option: "threads",
                 found: format!("the log's own {used}"),
                 expected: format!("a number from 1 to {THREADS_MOST}: say which"),
@@ -314,12 +314,12 @@ struct Home {
     stream: u16,
     /// The log's own stream.
     own: u16,
-    /// The stream to free it on, if a visit said so.
+    /// The stream to free it on, if a use said so.
     leaves_on: Option<u16>,
 }
 
-struct Dealer<'a> {
-    deal: &'a Deal,
+struct Planner<'a> {
+    workload: &'a Workload,
     random: Seeded,
     /// Threads are drawn apart, so that their number changes nothing else.
     random_threads: Seeded,
@@ -332,24 +332,24 @@ struct Dealer<'a> {
     free_slots: Vec<u32>,
     /// Acts so far by slot.
     turns: Vec<u32>,
-    /// Visits to come: before which call, which, to which block.
+    /// Uses to come: before which call, which, to which block.
     due: BinaryHeap<Reverse<(usize, u32, u32)>>,
-    dealt: Dealt,
+    plan: Plan,
 }
 
-impl Dealer<'_> {
+impl Planner<'_> {
     fn act(&mut self, what: What, slot: u32, stream: u16, thread: u16) {
         let turn = &mut self.turns[slot as usize];
-        self.dealt.acts.push(Act { what, slot, turn: *turn, stream, thread });
+        self.plan.acts.push(Act { what, slot, turn: *turn, stream, thread });
         *turn += 1;
     }
 
-    /// The visits that are due before a call.
-    fn visit_until(&mut self, at: usize, thread: u16) {
+    /// The uses that are due before a call.
+    fn uses_until(&mut self, at: usize, thread: u16) {
         while self.due.peek().is_some_and(|d| d.0.0 <= at) {
             let Some(Reverse((_, number, block))) = self.due.pop() else { break };
             let home = self.homes[block as usize];
-            self.act(What::Visit { number }, home.slot, home.stream, thread);
+            self.act(What::CrossStreamUse { number }, home.slot, home.stream, thread);
         }
     }
 
@@ -358,7 +358,7 @@ impl Dealer<'_> {
             Some(runs) => runs.pick(&mut self.random_threads),
             None => call.thread().0,
         };
-        self.visit_until(at, thread);
+        self.uses_until(at, thread);
         let block = call.block().0;
         let own = call.stream().0;
         let group = groups[usize::from(own)].as_mut();
@@ -366,16 +366,17 @@ impl Dealer<'_> {
             Action::Alloc => {
                 let stream = group.map_or(0, |g| g.pick(&mut self.random));
                 // In turns, few slots that are used again keep the table small; free threads would wait for each other.
-                let slot = if self.deal.racy { None } else { self.free_slots.pop() }.unwrap_or_else(|| {
-                    self.turns.push(0);
-                    self.turns.len() as u32 - 1
-                });
+                let slot =
+                    if self.workload.racy { None } else { self.free_slots.pop() }.unwrap_or_else(|| {
+                        self.turns.push(0);
+                        self.turns.len() as u32 - 1
+                    });
                 self.homes[block as usize] = Home { slot, stream, own, leaves_on: None };
-                let visited = call.bytes() > 0 && self.random.happens(self.deal.uses);
-                let marked = visited && self.random.below(2) == 0;
+                let used = call.bytes() > 0 && self.random.happens(self.workload.uses);
+                let marked = used && self.random.below(2) == 0;
                 self.act(What::Alloc { bytes: call.bytes(), marked }, slot, stream, thread);
-                if visited {
-                    self.plan(at, block, freed_at[block as usize]);
+                if used {
+                    self.choose(at, block, freed_at[block as usize]);
                 }
             }
             Action::Free => {
@@ -399,8 +400,8 @@ impl Dealer<'_> {
         }
     }
 
-    /// Chooses the visits of a block that lives until the call `end`.
-    fn plan(&mut self, at: usize, block: u32, end: usize) {
+    /// Chooses the uses of a block that lives until the call `end`.
+    fn choose(&mut self, at: usize, block: u32, end: usize) {
         let home = self.homes[block as usize].stream;
         let count = 1 + self.random.below(2);
         let life = (end - at) as u64;
@@ -417,30 +418,31 @@ impl Dealer<'_> {
             let stream = other + u16::from(other >= home);
             let access = if self.random.below(3) == 0 { Access::Write } else { Access::Read };
             let last = k + 1 == moments.len();
-            let told = match self.random.below(8) {
-                0..=2 => Told::Before,
-                3 => Told::After,
-                4 => Told::Until,
-                5 => Told::Share,
-                // Free with a visit's stream only where the free is the log's, and the visit the last.
-                _ if last && end < self.calls => Told::AtFree,
-                _ => Told::Before,
+            let declared = match self.random.below(8) {
+                0..=2 => Declaration::Before,
+                3 => Declaration::After,
+                4 => Declaration::Until,
+                5 => Declaration::Share,
+                // Free with a use's stream only where the free is the log's, and the use the last.
+                _ if last && end < self.calls => Declaration::AtFree,
+                _ => Declaration::Before,
             };
-            // An untold write that the home stream waits for would be correct, and so might an untold read on a stream
+            // An undeclared write that the home stream waits for would be correct, and so might an undeclared read on a stream
             // that the allocator knows to use the block.
-            let flaw = self.random.happens(self.deal.broken).then(|| match (self.random.below(2), access) {
-                (0, Access::Read) if known_on != Some(stream) => Flaw::Untold,
-                (0, Access::Write) => Flaw::Unjoined,
-                _ => Flaw::Unordered,
-            });
-            if told == Told::AtFree && flaw != Some(Flaw::Untold) {
+            let bug =
+                self.random.happens(self.workload.broken).then(|| match (self.random.below(2), access) {
+                    (0, Access::Read) if known_on != Some(stream) => InjectedBug::Undeclared,
+                    (0, Access::Write) => InjectedBug::Unjoined,
+                    _ => InjectedBug::Unordered,
+                });
+            if declared == Declaration::AtFree && bug != Some(InjectedBug::Undeclared) {
                 self.homes[block as usize].leaves_on = Some(stream);
             }
-            if flaw != Some(Flaw::Untold) {
+            if bug != Some(InjectedBug::Undeclared) {
                 known_on = Some(stream);
             }
-            let number = self.dealt.visits.len() as u32;
-            self.dealt.visits.push(Visit { stream, access, told, flaw });
+            let number = self.plan.uses.len() as u32;
+            self.plan.uses.push(CrossStreamUse { stream, access, declared, bug });
             self.due.push(Reverse((*moment, number, block)));
         }
     }
