@@ -90,7 +90,8 @@ pub(crate) enum When {
 #[derive(Args, Debug)]
 #[allow(clippy::doc_markdown, reason = "the comments are the help text, where backticks would show")]
 pub(crate) struct ReplayArgs {
-    /// RMM CSV logs (.gz too), PyTorch memory snapshots as JSON, programs as text or binary; told by their content
+    /// RMM CSV logs (.gz too), PyTorch memory snapshots as JSON, JSON lines of a recorder or of CuPy's printing hook, programs as text or
+    /// binary; told by their content
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) traces: Vec<PathBuf>,
     /// The device: sim (simulated, with contents and virtual time), null (addresses only) or cuda:N (a GPU, whose blocks

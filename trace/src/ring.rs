@@ -131,6 +131,8 @@ impl<W: Write + Send + 'static> Sink for JsonLines<W> {
 /// {"hook":"free","device_id":0,"mem_size":512,"mem_ptr":34359738368,"pmem_id":"0x1"}              from the user
 /// ```
 ///
+/// `millpond_replay::import` reads such lines back as a log, and `millpond replay` runs them.
+///
 /// `size` is what was asked for, `mem_size` what it was rounded to, `pmem_id` names the allocation. Lines of hooks that
 /// `CuPy` has not (`migrate`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
 /// our own `number`, and where there is one `stream`.

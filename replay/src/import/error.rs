@@ -91,6 +91,13 @@ pub enum Reason {
         /// The line or the entry that allocated it.
         since: u64,
     },
+    /// An allocation by the name of one that is alive, in a recorder's lines.
+    NameAlive {
+        /// The name.
+        name: String,
+        /// The line that allocated it.
+        since: u64,
+    },
     /// A free of an address that is not alive.
     NotAlive {
         /// The address.
@@ -116,6 +123,8 @@ pub enum Reason {
     },
     /// It is not the JSON of a memory snapshot; the parser's words.
     Json(String),
+    /// A line that is no event of a recorder's; the parser's words.
+    Event(String),
     /// The snapshot has no such device.
     NoDevice {
         /// The device asked for.
@@ -158,14 +167,17 @@ impl fmt::Display for ImportError {
             Reason::Read(e) => write!(f, "cannot be read: {e}"),
             Reason::Empty => write!(
                 f,
-                "the file is empty; expected an RMM log, a memory snapshot as JSON, or a millpond trace"
+                "the file is empty; expected an RMM log, a memory snapshot as JSON, a recorder's JSON lines, or a millpond trace"
             ),
             Reason::Compressed(e) => {
                 write!(f, "the gzip data is damaged or cut short ({e}): copy the file again")
             }
             Reason::NotText => write!(f, "not UTF-8; expected a millpond trace in the text form"),
             Reason::LineTooLong { most } => {
-                write!(f, "a line of more than {most} bytes; expected an RMM log with six short columns")
+                write!(
+                    f,
+                    "a line of more than {most} bytes; expected an RMM log with six short columns, or a recorder's JSON lines"
+                )
             }
             Reason::MissingColumn { column, header } => write!(
                 f,
@@ -180,6 +192,10 @@ impl fmt::Display for ImportError {
             Reason::Alive { pointer, since: at } => write!(
                 f,
                 "an allocation at {pointer} ({pointer:#x}), which is alive since {since} {at}: a free is missing in the log"
+            ),
+            Reason::NameAlive { name, since } => write!(
+                f,
+                "an allocation of the name {name}, which is alive since line {since}: a free is missing in the recording"
             ),
             Reason::NotAlive { pointer } => {
                 write!(
@@ -198,8 +214,11 @@ impl fmt::Display for ImportError {
                     "no memory snapshot: {e}; expected an object with `device_traces`, a list of entries a device"
                 )
             }
+            Reason::Event(e) => {
+                write!(f, "no event: {e}; expected an object a line, with `hook` and what belongs to it")
+            }
             Reason::NoDevice { device, devices } => {
-                write!(f, "no device {device}: the snapshot has traces of {devices}, counted from 0")
+                write!(f, "no device {device}: the file has traces of {devices}, counted from 0")
             }
             Reason::SeveralDevices { devices } => {
                 write!(f, "several devices have allocations, choose one:")?;

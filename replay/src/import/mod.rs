@@ -1,10 +1,12 @@
-//! Reads what others wrote: RMM's CSV logs, `PyTorch`'s memory snapshots as JSON, and our own two forms. Any of them may be
+//! Reads what others wrote: RMM's CSV logs, `PyTorch`'s memory snapshots as JSON, the lines of `CuPy`'s printing hook; and what was written
+//! here: a recorder's JSON lines, programs as text and as bytes. Any of them may be
 //! gzip-compressed. What a file is, is seen from its first bytes, never from its name.
 //!
 //! Bad input is a typed error with the place and the reason; it never panics, and never reserves memory by what the
 //! input claims. This module does not know what becomes of a log.
 
 mod error;
+mod recorded;
 mod rmm;
 mod snapshot;
 
@@ -28,7 +30,7 @@ const BLANKS_MOST: usize = 1 << 16;
 /// How to read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Options {
-    /// The device whose trace is taken out of a snapshot. Needed only if several devices have allocations.
+    /// The device whose trace is taken out of a snapshot or a recording. Needed only if several devices have allocations.
     pub device: Option<usize>,
 }
 
@@ -112,6 +114,9 @@ fn decoded(
     match sniffed.as_slice() {
         [] if first.is_empty() => {
             Err(ImportError { name: name.to_owned(), place: Place::Whole, reason: Reason::Empty })
+        }
+        b if b.starts_with(recorded::BEGINNING) => {
+            recorded::read(name, of_text(&first).chain(input), options.device, packed).map(Trace::Log)
         }
         [b'{' | b'[', ..] => {
             snapshot::read(name, of_text(&first).chain(input), options.device, packed).map(Trace::Log)

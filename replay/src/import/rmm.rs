@@ -35,11 +35,8 @@ struct Block {
 }
 
 pub(super) fn read(name: &str, input: impl BufRead, packed: bool) -> Result<Log, ImportError> {
-    let mut reader = Reader {
-        lines: Lines { input, line: 0, buffer: Vec::new(), packed },
-        names: Names::new(),
-        clock: Clock::default(),
-    };
+    let mut reader =
+        Reader { lines: Lines::new(input, packed), names: Names::new(), clock: Clock::default() };
     let mut log = Log { name: name.to_owned(), ..Log::default() };
     match reader.all(&mut log) {
         Ok(()) => {
@@ -57,9 +54,9 @@ pub(super) fn read(name: &str, input: impl BufRead, packed: bool) -> Result<Log,
 }
 
 /// An error and the byte of the line it is at.
-type Wrong = (usize, Reason);
+pub(super) type Wrong = (usize, Reason);
 
-struct Lines<R> {
+pub(super) struct Lines<R> {
     input: R,
     line: u64,
     buffer: Vec<u8>,
@@ -67,8 +64,17 @@ struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
+    pub(super) fn new(input: R, packed: bool) -> Lines<R> {
+        Lines { input, line: 0, buffer: Vec::new(), packed }
+    }
+
+    /// The number of the last line that was read, or of the one that could not be.
+    pub(super) fn line(&self) -> u64 {
+        self.line
+    }
+
     /// The next line and its number, without its end, or `None` after the last.
-    fn next(&mut self) -> Result<Option<(u64, &[u8])>, Wrong> {
+    pub(super) fn next(&mut self) -> Result<Option<(u64, &[u8])>, Wrong> {
         self.buffer.clear();
         self.line += 1;
         let mut part = self.input.by_ref().take(LINE_MOST as u64 + 1);

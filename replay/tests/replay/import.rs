@@ -2,11 +2,15 @@
 //! the importer panic.
 
 use flate2::{Compression, write::GzEncoder};
-use millpond::trace::{Action, BlockNo, Log, Op, Program, StreamNo};
+use millpond::trace::{Action, BlockNo, Log, Op, Program, Ring, StreamNo};
+use millpond::units::{DeviceId, GIB};
+use millpond::{Allocator, Config, Trim};
 use millpond_replay::import::{ImportError, Options, Place, Reason, Trace, open, read};
-use millpond_replay::programs;
+use millpond_replay::{Workload, programs, replay, replay_log};
+use millpond_sim::Sim;
 use proptest::prelude::*;
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 
 const ANY: Options = Options { device: None };
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
@@ -39,6 +43,73 @@ fn gz(bytes: &[u8]) -> Vec<u8> {
     let mut e = GzEncoder::new(Vec::new(), Compression::fast());
     e.write_all(bytes).unwrap();
     e.finish().unwrap()
+}
+
+/// What a recorder wrote is read back as the calls that it saw, and replays; an allocation from before the recording is skipped.
+#[test]
+fn a_recorders_lines_are_a_log() {
+    let ring = Arc::new(Ring::new(10_000));
+    let sim = Sim::new(GIB);
+    let gpu = Allocator::new(sim.clone(), Config::default().sink(ring.clone())).unwrap();
+    let text = "millpond trace 1\nstreams 2\nalloc b0 1MiB on s0\nalloc b1 24 on s1\nfree b0\nalloc b0 3000 on s1\nalloc b2 1GiB on s0\n\
+                free b1\nalloc b3 5 on s0\nfree b3\nalloc b4 6 on s0\n";
+    replay(&Program::from_text_checked(text).unwrap(), &gpu).unwrap();
+    // Events of frees come with the next call that may deliver them.
+    gpu.trim(Trim::All).unwrap();
+    let device = DeviceId(3);
+    let mut lines = Vec::new();
+    ring.write_json(device, &mut lines).unwrap();
+    let lines = String::from_utf8(lines).unwrap();
+    let from_events = Log::from_events("log", &ring.events());
+    let shape = |log: &Log| {
+        let stream = |n: StreamNo| log.streams[usize::from(n.0)];
+        let calls = log.calls.iter().map(|c| (c.action(), c.block(), c.bytes(), stream(c.stream())));
+        (calls.collect::<Vec<_>>(), log.skipped)
+    };
+    let imported = log(&lines);
+    assert_eq!(shape(&imported), shape(&from_events));
+    assert_eq!(imported.info().allocations, 5, "{lines}");
+    let outcome = replay_log(&imported, &Workload::default(), Sim::new(GIB), Config::default(), &|_| {});
+    assert!(outcome.unwrap().is_clean());
+
+    let cut: String =
+        lines.lines().skip_while(|l| !l.contains("\"free\"")).map(|l| format!("{l}\n")).collect();
+    assert!(log(&cut).skipped > 0, "{cut}");
+    let other = lines.replace("\"device_id\":3", "\"device_id\":0");
+    let both = format!("{lines}{other}");
+    assert!(matches!(refused(&both).reason, Reason::SeveralDevices { .. }));
+    let chosen = read("log", both.as_bytes(), Options { device: Some(3) }).unwrap();
+    assert!(matches!(chosen, Trace::Log(l) if shape(&l) == shape(&from_events)));
+}
+
+/// `CuPy`'s printing hook writes the same fields and no more.
+#[test]
+fn a_hooks_lines_are_a_log() {
+    let malloc = r#"{"hook":"malloc","device_id":0,"size":24,"mem_size":512,"mem_ptr":7,"pmem_id":"0x1"}"#;
+    let free = r#"{"hook":"free","device_id":0,"mem_size":512,"mem_ptr":7,"pmem_id":"0x1"}"#;
+    let l = log(&format!("{malloc}\n{{\"hook\":\"alloc\",\"mem_size\":512}}\n\n{free}\n{malloc}\n"));
+    let calls: Vec<_> = l.calls.iter().map(|c| (c.action(), c.block(), c.bytes(), c.micros())).collect();
+    let expected = [(Action::Alloc, 0, 24, 0), (Action::Free, 0, 24, 3), (Action::Alloc, 1, 24, 4)];
+    assert_eq!(calls, expected.map(|(action, block, bytes, at)| (action, BlockNo(block), bytes, at)));
+    for (lines, words) in [
+        (
+            format!("{malloc}\n{malloc}\n"),
+            "line 2, column 1: an allocation of the name \"0x1\", which is alive since line 1",
+        ),
+        (
+            "{\"hook\":\"malloc\",\"size\":1}".into(),
+            "line 1, column 1: an allocation or a free without `pmem_id`",
+        ),
+        (
+            "{\"hook\":\"malloc\",\"pmem_id\":1}".into(),
+            "line 1, column 1: an allocation or a free without `size`",
+        ),
+        (format!("{malloc}\n{{\"hook\":\n"), "line 2, column 8: no event: EOF while parsing a value"),
+        ("{\"hook\":\"wait\",\"stream\":1}".into(), "no allocations"),
+    ] {
+        let said = refused(&lines).to_string();
+        assert!(said.contains(words), "{said}");
+    }
 }
 
 /// Calls, allocations, streams, blocks alive at the end: counted from the files with other tools.
@@ -203,13 +274,13 @@ fn bad_logs_name_line_column_and_reason() {
         ]
         .join("\n"),
         @r#"
-        file: the file is empty; expected an RMM log, a memory snapshot as JSON, or a millpond trace
+        file: the file is empty; expected an RMM log, a memory snapshot as JSON, a recorder's JSON lines, or a millpond trace
         file: line 1, column 1: no column Thread in the header ""; expected Thread,Time,Action,Pointer,Size,Stream in any order
         file: line 1, column 1: no column Size in the header "Thread,Time,Action,Pointer,Stream"; expected Thread,Time,Action,Pointer,Size,Stream in any order
         file: line 1, column 33: column Size occurs twice in the header
         file: line 1, column 1: no column Thread in the header "0,4,allocate,0,154389504,0"; expected Thread,Time,Action,Pointer,Size,Stream in any order
         file: line 1, column 1: no column Thread in the header "\0���"; expected Thread,Time,Action,Pointer,Size,Stream in any order
-        file: line 2, column 4097: a line of more than 4096 bytes; expected an RMM log with six short columns
+        file: line 2, column 4097: a line of more than 4096 bytes; expected an RMM log with six short columns, or a recorder's JSON lines
         file: line 2, column 20: the line ends before column Stream
         file: line 2, column 4: the line ends before column Action
         file: line 2, column 17: Size is "12x"; expected a number of bytes
@@ -363,7 +434,7 @@ fn bad_snapshots_name_the_place() {
         file: device 0, entry 0: an allocation or a free without `size`
         file: line 1, column 70: no memory snapshot: trailing characters; expected an object with `device_traces`, a list of entries a device
         file: several devices have allocations, choose one: device 0 (1 calls) device 2 (2 calls)
-        snap: no device 7: the snapshot has traces of 3, counted from 0
+        snap: no device 7: the file has traces of 3, counted from 0
         "
     );
     let Ok(Trace::Log(log)) = chosen(2) else { panic!() };
