@@ -49,8 +49,8 @@ pub fn may_migrate(ordered: bool) -> bool {
     ordered || mutant!(Z16)
 }
 
-/// Whether a range of a pool is taken over: if the law accepts it; for a closed pool's memory no other condition
-/// applies.
+/// Whether a range of a pool is taken over: if the law accepts it. The same law applies to a closed
+/// pool's memory.
 #[inline]
 pub fn may_take(accepted: bool, closed: bool) -> bool {
     accepted || (closed && mutant!(Z7))
