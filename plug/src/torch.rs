@@ -75,8 +75,8 @@ pub fn put_off() -> usize {
     Door::put_off_now()
 }
 
-/// The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
-/// then it may not exist yet.
+/// The allocator that PyTorch's calls for a device go to. If `options` (see millpond_create) are not null it is made with them, and
+/// then must not exist yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_allocator(
     device: c_int,
@@ -94,8 +94,8 @@ pub extern "C" fn millpond_torch_allocator(
     })
 }
 
-/// PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report; and where it is refused for another reason,
-/// as on a stream that captures a graph, c10::Error, or std::runtime_error.
+/// PyTorch's `malloc`: if out of memory it throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report; if it is refused for another reason,
+/// such as a stream that captures a graph, c10::Error, or std::runtime_error.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn millpond_torch_alloc(
     size: usize,
@@ -119,8 +119,8 @@ pub extern "C-unwind" fn millpond_torch_alloc(
     ptr
 }
 
-/// PyTorch's `free`, on the stream of the allocation. One that work on another device keeps from being made now (see
-/// millpond_torch_record_stream) counts as a call that failed, and is made later: the memory is nobody's until then, and its pointer is no allocation's.
+/// PyTorch's `free`, on the stream of the allocation. If work on another device prevents the free now (see
+/// millpond_torch_record_stream), it counts as a call that failed, and is made later: until then the memory is freed for the program, and its pointer is not an allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_int, stream: *mut c_void) {
     untold(call(|| {
@@ -150,13 +150,13 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
     })
 }
 
-/// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
-/// means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it; and so must one of whatever
-/// device that was not declared permanent and captures when it is named. One that has ended
-/// all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
-/// millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
-/// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
-/// refuse while they cannot record the use; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+/// PyTorch's `record_stream`. It works for another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
+/// means the default stream of the pointer's device. Another device's stream must be alive until the memory is freed, because the free calls the driver for it; so must a stream of any
+/// device that was not declared permanent and captures when it is named. If it has ended
+/// even so, or captures then, or cannot be queried because the driver fails, the memory cannot be freed: a later
+/// millpond_torch_free of any memory on any thread tries again, and so does a millpond_torch_alloc that is out of memory, until the driver answers; a wait for the stream's device frees
+/// the memory too, without a call for the stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
+/// fail while they cannot record the use; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. For a stream that captures here and was not declared permanent it is unknown which device it belongs to: if
 /// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
@@ -229,8 +229,8 @@ fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failu
     others(door).filter(may_be).try_for_each(|other| door.used_elsewhere(ptr, other, handle, user))
 }
 
-/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture. While it
-/// frees its page other threads' launches stand: where queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
+/// PyTorch's `empty_cache`, for all devices: like PyTorch's own it first waits for them, in the way of millpond_destroy, which ends no capture. While it
+/// frees its page launches of other threads block: if queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
     untold(call(|| {
@@ -259,7 +259,7 @@ pub extern "C" fn millpond_torch_memory_fraction(fraction: f64, device: c_int) {
     }));
 }
 
-/// PyTorch's `getBaseAllocation`: where the allocation of an address begins, and how long it is.
+/// PyTorch's `getBaseAllocation`: where the allocation that contains an address begins, and its length.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
     let mut begin = core::ptr::null_mut();
@@ -276,7 +276,7 @@ pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mu
     begin
 }
 
-/// How many calls failed with nobody to tell: millpond_last_error on their thread had the words.
+/// How many calls failed without a way to report it: millpond_last_error on their thread had the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_untold() -> u64 {
     UNTOLD.load(Ordering::Relaxed)
