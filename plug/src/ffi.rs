@@ -75,16 +75,16 @@ fn watch_forks() {
 #[cfg(not(unix))]
 fn watch_forks() {}
 
-/// A new allocator. Whoever is forked from this process while it has one, or is making one, has none.
+/// A new allocator. A process that is forked from this one while it has one, or is making one, has none.
 pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
     watch_forks();
     crate::presence::prepare();
     TOUCHED.fetch_add(1, Ordering::Relaxed);
     let opened = Door::open(device, options);
     let is_untouched = opened.as_ref().is_err_and(|e| match e.status {
-        // An option that is none, found before the driver was asked for anything.
+        // An unknown option, found before any driver call.
         Status::BadArgument => true,
-        // No driver, or one that does not start: CUDA has begun where the driver counts devices and this is none of them.
+        // No driver, or one that does not start: CUDA has started if the driver counts devices and this is not one of them.
         Status::NoDevice => !pond::cuda::Cuda::devices().is_ok_and(|count| count > 0),
         _ => false,
     });
@@ -217,8 +217,8 @@ pub extern "C" fn millpond_free_after(
         if ptr.is_null() {
             return Ok(());
         }
-        // Whoever captures is found before a use is recorded anywhere, and before any stream is asked who it is: one that another's capture
-        // draws in meanwhile would lose it by that.
+        // A capturing stream is found before a use is recorded anywhere, and before any stream's id is queried: a stream that another's capture
+        // takes in meanwhile would destroy that capture.
         for stream in streams {
             // SAFETY: alive, by the header.
             if unsafe { door.gpu().driver().raw_captures(stream.cast())? } {

@@ -264,7 +264,7 @@ impl Oracle {
                 Violation::new(Property::P3, Fault::NoMemory, o.unmapped_side(actor, Some(o.held(id))))
             });
         }
-        // Its own bytes are where they are: these are beyond them, whoever had them before.
+        // Its own bytes are where they are: these are beyond them, whichever owner they had before.
         if let Some(id) = tag.filter(|id| self.ledger.live.contains_key(id)) {
             return self.convict(Blame::Program, |o| {
                 let side = o.unmapped_side(actor, Some(o.held(id)));

@@ -414,9 +414,9 @@ impl Oracle {
 
     // --- allocations
 
-    /// An allocator handed bytes out: `pieces` are (physical memory, offset, bytes), in order of address, and only the bytes
-    /// asked for. With a stream, it is born at that stream's end as it is now (its accesses come after that); without, when
-    /// the host asks, and all former uses of the bytes must be complete in its view.
+    /// An allocator handed bytes out: `pieces` are (physical memory, offset, bytes), in order of address, and only the requested
+    /// bytes. With a stream, the allocation is born at that stream's end as it is now (its accesses come after that); without, when
+    /// the host calls, and all former uses of the bytes must be complete in its view.
     ///
     /// # Panics
     /// When there is no such stream, or a piece goes beyond the end of its memory.
@@ -433,27 +433,27 @@ impl Oracle {
         self.judge_allocation(host, id, addr, pieces, stream);
     }
 
-    /// There is an allocator, whose calls the program has.
+    /// An allocator exists, whose calls the program can use.
     pub(super) fn allocator_tells(&mut self) {
         self.allocator_told = true;
     }
 
-    /// Of what was handed out last, these bytes are mapped nowhere: whoever touches them is not to blame.
+    /// These bytes of the last hand-out are mapped nowhere: an access to them is not the program's fault.
     pub fn allocated_nowhere(&mut self, id: AllocationId, addr: Addr, bytes: u64) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
             live.nowhere.push((addr, bytes));
         }
     }
 
-    /// What the program calls an allocation.
+    /// The program's name for an allocation.
     pub fn allocation_named(&mut self, id: AllocationId, name: &str) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
             live.story.name = Some(name.into());
         }
     }
 
-    /// The owner told the allocator that a stream uses the allocation: from the free on, reuse must respect all that the
-    /// stream did with it, before and after this call.
+    /// The owner reported to the allocator that a stream uses the allocation: from the free on, reuse must respect all work of the
+    /// stream on it, before and after this call.
     pub fn used(&mut self, host: HostKey, id: AllocationId, stream: StreamKey) {
         self.judge_use(host, id, stream, u64::MAX);
     }
@@ -541,7 +541,7 @@ impl Oracle {
         self.judge_free(host, id, unknown);
     }
 
-    // --- what came out
+    // --- results
 
     /// The counts so far.
     pub fn tally(&self) -> Tally {
