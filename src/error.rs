@@ -1,7 +1,7 @@
-//! What can go wrong, shaped for the caller: one enum, an out-of-memory error with its facts, a driver error with its
+//! What can go wrong, as the caller needs it: one enum, an out-of-memory error with its facts, a driver error with its
 //! code and call.
 //!
-//! Every message says what was asked, what was found and what to do. A broken invariant is never an error: it panics
+//! Every message says what was requested, what was found and what to do. A broken invariant is never an error: it panics
 //! with its number. This module knows none of the mechanics that fail.
 
 mod difference;
@@ -45,17 +45,17 @@ impl fmt::Display for Side {
 #[error("{verb}: {one}, {other}: {advice}")]
 #[non_exhaustive]
 pub struct Mismatch {
-    /// What was to be done, such as `copy_from`.
+    /// The operation, such as `copy_from`.
     pub verb: &'static str,
-    /// One side: the target, or what is.
+    /// One side: the target, or the existing side.
     pub one: Side,
-    /// The other side: the source, or what was asked for.
+    /// The other side: the source, or what was requested.
     pub other: Side,
     /// What to do.
     pub advice: &'static str,
 }
 
-/// A range of memory from elsewhere that cannot be used.
+/// A range of external memory that cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("memory from elsewhere, {bytes} bytes at {address}, {kind}")]
 #[non_exhaustive]
@@ -68,23 +68,23 @@ pub struct ExternalRange {
     pub kind: ExternalRangeKind,
 }
 
-/// What is wrong with a range of memory from elsewhere.
+/// What is wrong with a range of external memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExternalRangeKind {
     /// The address is null.
     #[error("begins at null: look at what its allocation returned")]
     Null,
-    /// It has no bytes, or the array has none: there is nothing that could be owned.
+    /// It has no bytes, or the array has none: there would be nothing to own.
     #[error("or the array in it, has no bytes: use an empty array of ours")]
     Empty,
-    /// Its address is no multiple of this, as its elements' are.
+    /// Its address is not a multiple of this, which the elements need.
     #[error("begins at no multiple of {align}, as its elements must: choose another type or address")]
     Misaligned {
         /// In bytes.
         align: u64,
     },
-    /// It ends beyond all addresses.
+    /// It ends beyond the address space.
     #[error("ends beyond all addresses: its length is in bytes")]
     Wraps,
     /// The array needs more bytes.
@@ -95,30 +95,30 @@ pub enum ExternalRangeKind {
     },
 }
 
-/// What the allocator's verbs return when they cannot do what was asked. Nothing is lost when one does.
+/// The error of the allocator's functions. Nothing is lost when one fails.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The request is above what a range can ever be.
     #[error("asked for {requested} bytes; one allocation holds at most {max}: split the request")]
     TooLarge {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
-        /// The most that can be asked.
+        /// The maximum.
         max: u64,
     },
-    /// The alignment is no power of two, or above what a range can have.
+    /// The alignment is not a power of two, or above what a range can have.
     #[error("asked for an alignment of {requested} bytes; it must be a power of two up to {max}")]
     BadAlignment {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
-        /// The most that can be asked.
+        /// The maximum.
         max: u64,
     },
     /// No memory, with the facts.
     #[error("{0}")]
     OutOfMemory(#[source] Box<OutOfMemory>),
-    /// The request would pass a limit that its user was given ([`wrap::Limited`](crate::wrap::Limited)).
+    /// The request would exceed a limit of its user ([`wrap::Limited`](crate::wrap::Limited)).
     #[error(
         "asked for {} where {} of at most {} are live: free something, or raise this limit (set_limit)",
         bytes(*requested),
@@ -126,9 +126,9 @@ pub enum Error {
         bytes(*max)
     )]
     AboveLimit {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
-        /// Bytes alive under the limit.
+        /// Live bytes under the limit.
         allocated: u64,
         /// The limit in bytes.
         max: u64,
@@ -138,28 +138,28 @@ pub enum Error {
         "{stream} was made by another allocator than this one of {device}: use a stream from this allocator, or adopt it"
     )]
     OtherAllocator {
-        /// The stream given.
+        /// The given stream.
         stream: StreamId,
         /// The device of this allocator.
         device: DeviceId,
     },
-    /// The stream, the event, the array or the range given belongs to another device, or to another context of this one:
+    /// The given stream, event, array or range belongs to another device, or to another context of this one:
     /// then both numbers are the same.
     #[error("{}", wrong_device(*found, *expected))]
     WrongDevice {
-        /// The device of what was given.
+        /// The device of the argument.
         found: DeviceId,
-        /// The device of the allocator, the array or the stream that it was given to.
+        /// The device of the allocator, the array or the stream that was called.
         expected: DeviceId,
     },
-    /// The stream is recording a graph: what is allocated or queued on it would be a part of that, and be replayed into bytes long after they are
-    /// reused; and to wait for it, or for the device, would end the capture.
+    /// The stream is capturing a graph: what is allocated or queued on it would become a part of that, and be replayed into bytes long after they are
+    /// reused; and a wait for it, or for the device, would end the capture.
     #[error(
         "{} is capturing a graph, which can be replayed when memory of ours is somebody else's, and which no wait survives: allocate before the capture, and do the rest when it has ended",
         stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
     )]
     Capturing {
-        /// The stream, if its id was known before the capture began: asking for it would end the capture.
+        /// The stream, if its id was known before the capture began: querying it would end the capture.
         stream: Option<StreamId>,
     },
     /// Two arrays do not fit together: their shapes, lengths or element types differ.
@@ -168,7 +168,7 @@ pub enum Error {
     /// A kernel and its CPU reference left an element different.
     #[error("{0}")]
     Differs(#[source] Box<Difference>),
-    /// Memory from elsewhere cannot be used as it was given.
+    /// External memory cannot be used as given.
     #[error("{0}")]
     ExternalRange(#[source] ExternalRange),
     /// A shape with more dimensions than a [`Shape`](crate::Shape) has.
@@ -186,7 +186,7 @@ pub enum Error {
         "an array of shape {shape:?} with {element_bytes} bytes an element has more than 2^63 - 1 bytes, or more elements than 64 bits can count: split it"
     )]
     Overflow {
-        /// The elements asked for, a length for each dimension.
+        /// The requested elements, a length for each dimension.
         shape: Vec<usize>,
         /// Bytes of one element.
         element_bytes: usize,
@@ -209,7 +209,7 @@ pub enum Error {
         /// For how long, in milliseconds.
         millis: u64,
     },
-    /// There is no device to work on.
+    /// There is no usable device.
     #[error("{0}")]
     Unavailable(#[source] Unavailable),
     /// The driver failed.
@@ -225,7 +225,7 @@ impl Error {
             _ => None,
         }
     }
-    /// Whether the device's context is lost: nothing runs on it any more, nothing will work again in this process.
+    /// Whether the device's context is lost: nothing runs on it any more, and nothing will work again in this process.
     pub fn is_context_lost(&self) -> bool {
         match self {
             Error::Driver(e) | Error::Unavailable(Unavailable::Driver(e)) => e.is_context_lost(),
@@ -234,7 +234,7 @@ impl Error {
     }
 }
 
-/// With one number twice, it is the context that differs.
+/// If both numbers are the same, the contexts differ.
 fn wrong_device(found: DeviceId, expected: DeviceId) -> String {
     if found == expected {
         format!(
@@ -248,7 +248,7 @@ fn wrong_device(found: DeviceId, expected: DeviceId) -> String {
 }
 
 impl From<Unavailable> for Error {
-    /// A driver that is there and failed becomes [`Error::Driver`].
+    /// A driver that exists and failed becomes [`Error::Driver`].
     fn from(u: Unavailable) -> Error {
         match u {
             Unavailable::Driver(e) => Error::Driver(e),

@@ -1,4 +1,4 @@
-// Where the links of the README lead on a page that is not the repository's: of two definitions the first counts.
+// The links of the README on pages outside the repository, such as docs.rs: of two definitions the first counts.
 #![doc = concat!("[sim/README.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/sim/README.md")]
 #![doc = concat!("[plug/README.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/plug/README.md")]
 #![doc = concat!("[plug/python/README.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/plug/python/README.md")]
@@ -22,12 +22,12 @@
 #![doc = ""]
 #![doc = include_str!("../README.md")]
 
-// Planted bugs, which ordinary builds have none of.
+// Planted bugs; ordinary builds have none.
 #[macro_use]
 pub extern crate millpond_driver as driver;
 
-/// A module that is nobody's business but ours: tests, fuzzers and model checkers of this repository see it by the feature
-/// `internals`, which nothing that is published turns on.
+/// An internal module: tests, fuzzers and model checkers of this repository reach it through the feature
+/// `internals`, which no published package enables.
 macro_rules! internal {
     ($module:ident) => {
         #[cfg(feature = "internals")]
@@ -57,7 +57,7 @@ mod time;
 pub mod transfer;
 pub mod wrap;
 
-// The package beneath, which is nobody's business but ours either.
+// The package beneath, which is internal too.
 use millpond_core::laws;
 #[cfg(not(feature = "internals"))]
 use millpond_core::{heap, order};

@@ -1,8 +1,8 @@
 //! The order in which locks are taken, on the locks that a model checker can replace.
 //!
 //! [`Ranked`] is a mutex that knows its place in the order of locks: a debug build asserts that a thread takes ranks
-//! upwards only and never two of one rank, which is how "one pool lock at a time" is kept true. This module knows
-//! nothing of what the locks protect.
+//! only upwards and never two of one rank, which enforces "one pool lock at a time". This module does not know
+//! what the locks protect.
 
 pub use millpond_driver::sync::*;
 
@@ -10,15 +10,15 @@ pub use millpond_driver::sync::*;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Rank {
-    /// One trim of an allocator at a time. Held over driver calls; nobody frees or takes a hit under it.
+    /// One trim of an allocator at a time. Held over driver calls; no free and no hit takes it.
     Trimmer = 0,
-    /// One grower per pool at a time. Held over driver calls; nobody frees under it.
+    /// One grower per pool at a time. Held over driver calls; no free takes it.
     Grower = 1,
     /// The list of an allocator's pools.
     Pools = 2,
     /// A pool's heap, queues and counters.
     Pool = 4,
-    /// Segments, limits and what has been taken from the device.
+    /// Segments, limits and what has been reserved from the device.
     Backing = 5,
     /// The table of a device's timelines.
     Registry = 6,
@@ -42,8 +42,8 @@ per_thread! {
     static TAKEN: core::cell::Cell<[u64; 9]> = core::cell::Cell::new([0; 9]);
 }
 
-/// How many ranked locks this thread has taken so far, by their ranks, in debug builds: each pool and each timeline that is looked at
-/// takes one, so that a test counts what is looked at without measuring time. In release builds nothing is counted.
+/// How many ranked locks this thread has taken so far, by their ranks, in debug builds. Each look at a pool or a timeline
+/// takes one, so a test counts looks without measuring time. In release builds nothing is counted.
 #[doc(hidden)]
 pub fn locks_taken() -> [u64; 9] {
     #[cfg(debug_assertions)]
@@ -52,7 +52,7 @@ pub fn locks_taken() -> [u64; 9] {
     [0; 9]
 }
 
-/// A mutex with a rank: one whose waiters sleep ([`Parking`]), or one for what is held for microseconds ([`Quick`]).
+/// A mutex with a rank: one whose waiters sleep ([`Parking`]), or one for locks that are held for microseconds ([`Quick`]).
 pub struct Ranked<T, K: LockKind = Parking> {
     rank: Rank,
     inner: Lock<K, T>,
@@ -89,7 +89,7 @@ impl<T, K: LockKind> Ranked<T, K> {
         next::ranked(self.rank as u8);
         RankedGuard { guard: self.inner.lock(), held }
     }
-    /// The value, without locking: nobody else can hold it.
+    /// The value, without locking: the exclusive borrow proves that it is not held.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -101,7 +101,7 @@ impl<T, K: LockKind> core::fmt::Debug for Ranked<T, K> {
     }
 }
 
-/// A [`Ranked`] lock, held.
+/// A held [`Ranked`] lock.
 pub struct RankedGuard<'a, T, K: LockKind = Parking> {
     guard: LockGuard<'a, K, T>,
     held: Held,
@@ -121,7 +121,7 @@ struct Held {
 }
 
 impl<T, K: LockKind> RankedGuard<'_, T, K> {
-    /// Hands the lock to whoever waits, for holders that work in slices.
+    /// Hands the lock to a waiting thread, for holders that work in slices.
     pub fn unlock_fair(self) {
         let RankedGuard { guard, held } = self;
         LockGuard::unlock_fair(guard);
@@ -148,10 +148,10 @@ impl Drop for Held {
     }
 }
 
-/// Asserts, in debug builds, that this thread holds no ranked lock but a turn: before every driver call and every callback.
+/// Asserts, in debug builds, that this thread holds no ranked lock except a turn: before every driver call and every callback.
 ///
 /// # Panics
-/// In debug builds, when it does.
+/// In debug builds, if it holds one.
 #[inline]
 pub fn assert_unlocked(what: &str) {
     #[cfg(debug_assertions)]

@@ -1,8 +1,8 @@
-//! The host's time, by which requests bound what they wait for. It knows nothing of a device's time.
+//! The host's time, by which requests bound their waits. It knows nothing of a device's time.
 
 use core::time::Duration;
 
-/// From a point that is the same for the whole process.
+/// The time since a point that is the same for the whole process.
 pub(crate) fn process_time() -> Duration {
     #[cfg(all(test, not(any(loom, shuttle))))]
     if let Some(now) = clock::read() {
@@ -11,7 +11,7 @@ pub(crate) fn process_time() -> Duration {
     millpond_driver::patience::process_time()
 }
 
-/// A clock of the test's own in place of the process's, so that a bound in time is counted and not measured.
+/// A test's own clock in place of the process's, so that a time bound is counted and not measured.
 #[cfg(all(test, not(any(loom, shuttle))))]
 pub(crate) mod clock {
     use core::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) mod clock {
         static HERE: RefCell<Option<Clock>> = const { RefCell::new(None) };
     }
 
-    /// What this thread reads is asked of `clock` while `f` runs.
+    /// While `f` runs, this thread's time comes from `clock`.
     pub(crate) fn with<R>(clock: impl FnMut() -> Duration + 'static, f: impl FnOnce() -> R) -> R {
         HERE.set(Some(Box::new(clock)));
         let result = f();

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-// Planted bugs, which ordinary builds have none of.
+// Planted bugs; ordinary builds have none.
 #[macro_use]
 extern crate millpond_driver as driver;
 

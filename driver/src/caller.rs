@@ -1,10 +1,10 @@
-//! Where a program asked for something, for a device that judges: a line of its source, or a step of the file it is.
+//! Where a program made a call, for a device that judges: a line of its source, or a step of the file that is replayed.
 //!
-//! A driver sees its own caller, which is a line of this library where the program called a verb of it. So a verb opens a
-//! [`Called`] with its own caller, and what the device is asked meanwhile, on this thread, was asked for there; of verbs
-//! that call others the outermost counts. On a device that does not judge nothing of this is left in the code.
+//! A driver sees its own caller, which is a line of this library where the program called one of its functions. So a function opens a
+//! [`Called`] with its own caller, and driver calls made meanwhile on this thread are attributed to it; if such functions
+//! call each other, the outermost counts. On a device that does not judge, none of this is compiled in.
 //!
-//! It does not know what was asked.
+//! It does not know what the calls are.
 
 use crate::Driver;
 use core::cell::Cell;
@@ -12,7 +12,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::panic::Location;
 
-/// Where a program asked for something.
+/// Where a program made a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Caller {
@@ -20,7 +20,7 @@ pub enum Caller {
     Code(&'static Location<'static>),
     /// A step of a program that is replayed, counted from 0.
     Step(u64),
-    /// A call of a log that is replayed, counted from 0, or what was dealt behind it.
+    /// A call of a log that is replayed, counted from 0, or an operation that was generated after it.
     Call(u64),
 }
 
@@ -39,13 +39,13 @@ crate::per_thread! {
 }
 
 impl Caller {
-    /// The verb that the calling thread is in.
+    /// The function that the calling thread is in.
     #[doc(hidden)]
     pub fn outermost() -> Option<Caller> {
         CALLED.with(Cell::get)
     }
-    /// The verb that the calling thread is in, or else the caller's line if that is a program's. A line of this library is
-    /// nobody's: a destructor's, or work of the allocator's own.
+    /// The function that the calling thread is in, or else the caller's line if it is the program's. A line of this library does not
+    /// count: it is in a destructor, or the allocator's own work.
     #[track_caller]
     #[doc(hidden)]
     pub fn here() -> Option<Caller> {
@@ -54,7 +54,7 @@ impl Caller {
     }
 }
 
-/// Whether a file is one of this library's crates, which lie beside this one: as folders of one repository, or as packages
+/// Whether a file is of one of this library's crates, which lie beside this one: as folders of one repository, or as packages
 /// of one registry, which has their versions in their folders' names.
 fn is_ours(file: &str) -> bool {
     is_beside(file!(), file)
@@ -75,10 +75,10 @@ fn is_beside(here: &str, file: &str) -> bool {
         && file.split_once('/').is_some_and(|(_, inside)| inside.starts_with("src/"))
 }
 
-/// What stays on its thread.
+/// A value that stays on its thread.
 type OfThread<D> = (*const (), fn(D));
 
-/// While this lives, the calling thread is in a verb that was called there.
+/// While this lives, the calling thread is in a function that was called there.
 #[derive(Debug)]
 pub struct Called<D: Driver> {
     outermost: bool,
@@ -86,13 +86,13 @@ pub struct Called<D: Driver> {
 }
 
 impl<D: Driver> Called<D> {
-    /// A verb that says who calls it, by `#[track_caller]`.
+    /// A function whose caller comes from `#[track_caller]`.
     #[track_caller]
     #[inline]
     pub fn here() -> Called<D> {
         Called::at(Caller::Code(Location::caller()))
     }
-    /// A verb that somebody else names the caller of: code, or a call by another language.
+    /// A function whose caller is given explicitly: code, or a call by another language.
     #[inline]
     pub fn at(caller: Caller) -> Called<D> {
         let outermost = D::JUDGES

@@ -1,6 +1,6 @@
 //! Asynchronous copies and fills.
 //!
-//! It does not know who owns the bytes; ownership on the stream is the caller's part of each contract.
+//! It does not know who owns the bytes; ownership on the stream is part of each contract, for the caller to ensure.
 
 use crate::units::Addr;
 use crate::{DriverError, DriverErrorKind, DriverResult, Fences, Pitched};
@@ -14,7 +14,7 @@ pub unsafe trait Copies: Fences {
     /// Host to device. From pinned memory it returns at once; from pageable memory when the source has been read.
     ///
     /// # Errors
-    /// Whatever the driver says; nothing was then queued.
+    /// The driver's; nothing was then queued.
     ///
     /// # Safety
     /// `src` is readable and `dst` is owned by the caller on `stream` until the copy is complete.
@@ -28,7 +28,7 @@ pub unsafe trait Copies: Fences {
     /// Device to host. Into pinned memory it returns at once; into pageable memory when the copy is done.
     ///
     /// # Errors
-    /// Whatever the driver says; nothing was then queued.
+    /// The driver's; nothing was then queued.
     ///
     /// # Safety
     /// `dst` is writable and not read, `src` is owned by the caller on `stream`, until the copy is complete.
@@ -37,16 +37,16 @@ pub unsafe trait Copies: Fences {
     /// Device to device.
     ///
     /// # Errors
-    /// Whatever the driver says; nothing was then queued.
+    /// The driver's; nothing was then queued.
     ///
     /// # Safety
     /// Both ranges are owned by the caller on `stream` until the copy is complete, and do not overlap.
     unsafe fn copy_d2d(&self, dst: Addr, src: Addr, bytes: u64, stream: &Self::Stream) -> DriverResult<()>;
-    /// Copies rows that lie apart, as one operation. Host memory on one side is pinned, in one pinned range. Of no bytes:
-    /// nothing.
+    /// Copies rows with a stride, as one operation. Host memory on one side is pinned, in one pinned range. Zero bytes:
+    /// does nothing.
     ///
     /// # Errors
-    /// Whatever the driver says; nothing was then queued. By default: not supported.
+    /// The driver's; nothing was then queued. By default: not supported.
     ///
     /// # Safety
     /// The rows of both sides are owned by the caller on `stream` until the copy is complete, readable and writable, and
@@ -58,7 +58,7 @@ pub unsafe trait Copies: Fences {
     /// From memory of this device to that of another, on a stream of this one.
     ///
     /// # Errors
-    /// Whatever the driver says, devices that cannot reach each other included; nothing was then queued. By default: not
+    /// The driver's, including devices that cannot reach each other; nothing was then queued. By default: not
     /// supported.
     ///
     /// # Safety
@@ -77,7 +77,7 @@ pub unsafe trait Copies: Fences {
     /// Fills with a byte.
     ///
     /// # Errors
-    /// Whatever the driver says; nothing was then queued.
+    /// The driver's; nothing was then queued.
     ///
     /// # Safety
     /// The range is owned by the caller on `stream` until the fill is complete.

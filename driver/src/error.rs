@@ -1,7 +1,7 @@
-//! What a driver says when it fails, and why a device cannot be had.
+//! A driver's errors, and why a device cannot be opened.
 //!
-//! Every message says what was asked, what was found and what to do. This file knows no driver's own codes but those that the
-//! questions below name.
+//! Every message says what was requested, what was found and what to do. This file knows only those driver codes that the
+//! functions below name.
 
 use std::borrow::Cow;
 
@@ -36,7 +36,7 @@ pub struct DriverError {
     pub code: u32,
     /// What it means.
     pub kind: DriverErrorKind,
-    /// The driver's words, or ours.
+    /// The driver's message, or ours.
     pub message: Cow<'static, str>,
 }
 
@@ -54,15 +54,15 @@ impl DriverError {
     pub fn is_out_of_memory(&self) -> bool {
         self.kind == DriverErrorKind::OutOfMemory
     }
-    /// Whether it says something of one stream, and nothing of any other: the stream captures, or a capture took its event, or it is
-    /// gone. Not that the whole context is (201), which has the same kind.
+    /// Whether it is about one stream, and about no other: the stream captures, or a capture took its event, or it is
+    /// gone. Not that the whole context is gone (201), which has the same kind.
     #[doc(hidden)]
     pub fn is_of_one_stream(&self) -> bool {
         let gone = self.kind == DriverErrorKind::InvalidHandle && self.code != 201;
         gone || self.kind == DriverErrorKind::Capturing
     }
-    /// Whether it says of an event, and not of a stream, that a capture took its last record: CUDA's 907 while the capture goes on, and 1
-    /// when it has ended, where a backend knows that the call was one for an event.
+    /// Whether it is about an event, and not a stream, and says that a capture took its last record: CUDA's 907 while the capture is active, and 1
+    /// when it has ended, if a backend knows that the call was one for an event.
     #[doc(hidden)]
     pub fn is_of_captured_event(&self) -> bool {
         self.kind == DriverErrorKind::Capturing && matches!(self.code, 1 | 907)
@@ -73,7 +73,7 @@ impl DriverError {
     }
 }
 
-/// Why a device cannot be had at all. Nothing was opened.
+/// Why a device cannot be opened at all. Nothing was opened.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
@@ -83,7 +83,7 @@ pub enum Unavailable {
         tried.join(", ")
     )]
     DriverMissing {
-        /// The names tried, each with the loader's words.
+        /// The names tried, each with the loader's message.
         tried: Vec<String>,
     },
     /// The driver is older than what this crate was made for. Versions as the driver counts: 12040 is 12.4.
@@ -93,9 +93,9 @@ pub enum Unavailable {
         version(*need)
     )]
     DriverTooOld {
-        /// The oldest that will do.
+        /// The oldest supported version.
         need: u32,
-        /// What was found.
+        /// The version found.
         have: u32,
     },
     /// The driver's library lacks a function that every driver of its version has.
@@ -109,12 +109,12 @@ pub enum Unavailable {
     /// There is no such device.
     #[error("device {requested} was asked for{}: check nvidia-smi and CUDA_VISIBLE_DEVICES", there_are(*found))]
     NoDevice {
-        /// The ordinal asked for.
+        /// The requested ordinal.
         requested: u32,
         /// How many devices there are, from 0.
         found: u32,
     },
-    /// The driver is there and failed.
+    /// The driver exists and failed.
     #[error("{0}")]
     Driver(#[from] DriverError),
 }

@@ -29,12 +29,12 @@ pub struct StreamInfo {
     pub device: DeviceId,
     /// Its kind.
     pub kind: StreamKind,
-    /// Whoever made it destroys it when they like: it may be named only in a call that names it itself. Such calls mark what it
-    /// holds; what no such call has marked is held back until the program says that the device is quiet.
+    /// Its owner destroys it without notice: it may be named only in a call that names it itself. Such calls mark what it
+    /// holds; what no such call has marked is held back until the program synchronises the device.
     pub unmanaged: bool,
 }
 
-/// What a person calls the stream: `stream 7`, or by its kind where the program did not make it.
+/// The stream as text: `stream 7`, or its kind if the program did not make it.
 impl fmt::Display for StreamInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
@@ -54,7 +54,7 @@ pub struct StreamOptions {
     pub priority: i32,
 }
 
-/// Streams and events: how work is ordered and its completion learnt.
+/// Streams and events: how work is ordered, and how its completion becomes known.
 ///
 /// # Safety
 /// `record` captures all work queued on the stream before it; `wait` orders all work queued after it behind what the
@@ -70,86 +70,86 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
     /// Creates a stream.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn create_stream(&self, options: StreamOptions) -> DriverResult<Self::Stream>;
-    /// A stream's identity and kind. May not be asked of a capturing stream: it would destroy the capture.
+    /// A stream's identity and kind. Must not be called for a capturing stream: it would destroy the capture.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn stream_info(&self, stream: &Self::Stream) -> DriverResult<StreamInfo>;
-    /// Whether the stream is recording a graph. Harmless at any time.
+    /// Whether the stream is capturing a graph. Harmless at any time.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn is_capturing(&self, stream: &Self::Stream) -> DriverResult<bool>;
-    /// Whether this reference to a stream of the driver's own was given out in a form that somebody else can begin a capture
-    /// on: then it is asked before each operation. Makes no driver call. Streams that are adopted are asked anyway.
+    /// Whether this reference to a stream of the driver's own was given out in a form on which other code can begin a capture:
+    /// then the stream is queried before each operation. Makes no driver call. Adopted streams are queried anyway.
     fn may_capture(&self, stream: &Self::Stream) -> bool {
         let _ = stream;
         false
     }
-    /// Whether nobody has another reference to the stream, in any form that was given out, so that nobody else can queue work on it. What
-    /// was queued through the others happens before the answer. Of an unmanaged stream, which whoever made it has until its end: whether it has
-    /// ended. Of a default stream, which needs no reference: `false`; that the thread of one has ended the allocator knows itself. Makes no
+    /// Whether no other reference to the stream exists, in any form that was given out, so that no other code can queue work on it. What
+    /// was queued through the others happens before the answer. For an unmanaged stream, which its owner can use until its end: whether it has
+    /// ended. For a default stream, which needs no reference: `false`; the allocator itself knows when the thread of one has ended. Makes no
     /// driver call; `false` where it is not known.
     fn is_last_reference(&self, stream: &Self::Stream) -> bool {
         let _ = stream;
         false
     }
-    /// Whether somebody else may capture a graph in this context, on a stream that nobody here can ask: then no context-wide
+    /// Whether other code may capture a graph in this context, on a stream that cannot be queried here: then no context-wide
     /// event is recorded, which would destroy the capture, and no request waits for the device. Makes no driver call.
     fn expects_captures(&self) -> bool {
         false
     }
-    /// Creates an event that keeps no time.
+    /// Creates an event without timing.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn create_event(&self) -> DriverResult<Self::Event>;
     /// Records the event on a stream.
     ///
     /// # Errors
-    /// Whatever the driver says; the event then captures what it did before.
+    /// The driver's; the event then still captures what it did before.
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> DriverResult<()>;
-    /// Records the event behind everything queued on any stream of the context, destroyed ones included.
+    /// Records the event behind everything queued on any stream of the context, including destroyed ones.
     ///
     /// # Errors
-    /// Whatever the driver says, "not supported" included.
+    /// The driver's, including "not supported".
     fn record_context(&self, event: &Self::Event) -> DriverResult<()>;
     /// Whether what the event captured is complete.
     ///
     /// # Errors
-    /// Whatever the driver says; never to be read as complete.
+    /// The driver's; an error never means complete.
     fn query(&self, event: &Self::Event) -> DriverResult<bool>;
     /// Makes later work on `stream` wait for what the event captured.
     ///
     /// # Errors
-    /// Whatever the driver says; nothing was then ordered.
+    /// The driver's; nothing was then ordered.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> DriverResult<()>;
     /// Blocks the host until the stream is idle.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn synchronize_stream(&self, stream: &Self::Stream) -> DriverResult<()>;
     /// Blocks the host until the device is idle.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn synchronize_device(&self) -> DriverResult<()>;
-    /// Blocks the host until the event is complete or `limit` is over; `false` when it is over. By default it asks over and
-    /// over: without a pause for the first 50 µs, then ever more rarely.
+    /// Blocks the host until the event is complete or `limit` is over; `false` when it is over. The default queries
+    /// repeatedly: without a pause for the first 50 µs, then at growing intervals.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn wait_event(&self, event: &Self::Event, limit: Duration) -> DriverResult<bool> {
         patience::ask_until(limit, || self.query(event))
     }
-    /// The clock that `wait_event`'s limit is measured by, from any fixed point: the process's own by default. A device
-    /// whose time is simulated answers with its host's virtual time, which its waits move.
+    /// The clock that measures `wait_event`'s limit, from any fixed point: by default the process's own. A device
+    /// with simulated time returns its host's virtual time, which its waits advance.
     fn host_time(&self) -> Duration {
         patience::process_time()
     }
-    /// Runs a batch of driver calls so that they break nobody's graph capture.
+    /// Runs a batch of driver calls so that they end no graph capture by other code.
     fn relaxed<R>(&self, batch: impl FnOnce() -> R) -> R {
         batch()
     }

@@ -1,6 +1,6 @@
-//! Page-locked host memory, which the device reads and writes by itself.
+//! Page-locked host memory, which the device reads and writes directly.
 //!
-//! It does not know who looks into it from the CPU, nor when: whoever unpins has made sure that nobody does.
+//! It does not know who accesses it from the CPU, nor when: the caller that unpins makes sure that no access is left.
 
 use crate::units::Addr;
 use crate::{DriverError, DriverResult};
@@ -26,31 +26,31 @@ pub unsafe trait Host: Clone + Send + Sync + Sized + 'static {
     /// Pins `bytes`, a multiple of 512 and not 0.
     ///
     /// # Errors
-    /// Out of memory, or whatever the driver says.
+    /// Out of memory, or the driver's.
     fn pin_raw(&self, bytes: u64, kind: HostKind) -> DriverResult<NonNull<u8>>;
 
     /// Unpins and frees. **Waits for every kernel on the device** on real hardware.
     ///
     /// # Errors
-    /// Whatever the driver says; the range then counts as still pinned.
+    /// The driver's; the range then counts as still pinned.
     ///
     /// # Safety
     /// The range came whole from [`Host::pin_raw`], every use of it is complete and no reference into it is left.
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
 
-    /// Whether all that was queued on the device before [`Host::unpin_raw`] was called, on whatever stream, is complete when it returns. Where it is, that
-    /// is a wait for the device which ends no capture. `false` unless a driver says so.
+    /// Whether everything that was queued on the device before the call of [`Host::unpin_raw`], on any stream, is complete when it returns. If so, the call
+    /// is a wait for the device that ends no capture. `false` unless a driver says so.
     fn unpin_waits_for_device(&self) -> bool {
         false
     }
 
-    /// Whether a page that work on the device uses still may be given to [`Host::unpin_raw`] all the same, because nothing touches its bytes before that work
+    /// Whether a page that work on the device still uses may be passed to [`Host::unpin_raw`] even so, because its bytes are not touched before that work
     /// is complete. As [`Host::unpin_waits_for_device`], unless a driver overwrites pages first.
     fn unpin_spares_uses(&self) -> bool {
         self.unpin_waits_for_device()
     }
 
-    /// Keeps an error that a destructor met, for whoever asks later. Empty by default.
+    /// Keeps an error of a destructor for a later query. Empty by default.
     fn unpin_failed(&self, error: DriverError) {
         let _ = error;
     }
@@ -73,7 +73,7 @@ pub struct OwnedHost<D: Host> {
     armed: bool,
 }
 
-// SAFETY: the pointer is the range's identity; nothing is reached through it here.
+// SAFETY: the pointer is the range's identity; it is not dereferenced here.
 #[allow(unsafe_code, reason = "a raw pointer that is only a number here")]
 unsafe impl<D: Host> Send for OwnedHost<D> {}
 // SAFETY: as above; `&OwnedHost` gives the number only.
@@ -87,7 +87,7 @@ impl<D: Host> OwnedHost<D> {
     }
     /// The first byte, as a number.
     pub fn addr(&self) -> Addr {
-        // Whoever is handed a part of the range makes a pointer from the number again.
+        // A user of a part of the range makes a pointer from the number again.
         Addr(self.ptr.as_ptr().expose_provenance() as u64)
     }
     /// The length in bytes.
@@ -101,7 +101,7 @@ impl<D: Host> OwnedHost<D> {
     #[allow(unsafe_code, reason = "the one place where a pinned range is freed")]
     #[track_caller]
     pub fn release(mut self) -> Result<(), (Self, DriverError)> {
-        // Before the call: if that panics it may have freed the range, and a leak is better than a second free.
+        // Before the call: if it panics it may have freed the range, and a leak is better than a second free.
         self.armed = false;
         // SAFETY: the range came from `pin_raw` of this driver and is freed once, since `armed` is cleared.
         match unsafe { self.driver.unpin_raw(self.ptr, self.bytes) } {

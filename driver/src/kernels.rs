@@ -1,8 +1,8 @@
-//! Kernels: code with a name, its reference on the CPU, and the launch of one with declared ranges.
+//! Kernels: code with a name, its reference on the CPU, and a launch with declared ranges.
 //!
 //! A [`Kernel`] is compiled text for a real device and a function for a simulated one: the same program launches either.
-//! A launch says which memory it reads and which it writes, so that a device that judges can. This file does not know
-//! arrays, streams' order, nor what any kernel computes.
+//! A launch declares which memory it reads and which it writes, so that a judging device can check. This file does not know
+//! arrays, the order of streams, or what any kernel computes.
 
 use crate::copies::unsupported;
 use crate::units::{Addr, AllocationId};
@@ -11,7 +11,7 @@ use crate::{DriverResult, Fences};
 use core::ffi::CStr;
 use core::fmt;
 
-/// Memory as a kernel's reference sees it: the ranges that its launch declared.
+/// Memory as a kernel's reference accesses it: the ranges that its launch declared.
 pub trait ReferenceMemory {
     /// Reads bytes, which the launch declared.
     fn read(&mut self, addr: Addr, into: &mut [u8]);
@@ -22,7 +22,7 @@ pub trait ReferenceMemory {
     fn fill(&mut self, addr: Addr, bytes: u64, word: u64);
 }
 
-/// What a kernel does, on the CPU: all threads of it, by their arguments in the kernel's order.
+/// What a kernel does, on the CPU: all of its threads, with the arguments in the kernel's order.
 pub type Reference = fn(&mut dyn ReferenceMemory, &[Argument]);
 
 /// A kernel: its text, its name there, and its reference.
@@ -40,7 +40,7 @@ impl Kernel {
     pub const fn new(name: &'static CStr, text: &'static CStr) -> Kernel {
         Kernel { name, text, reference: None }
     }
-    /// As it runs on a simulated device. Without one it does not run there.
+    /// Adds the function that a simulated device runs. Without one the kernel does not run there.
     #[must_use]
     pub const fn reference(self, reference: Reference) -> Kernel {
         Kernel { reference: Some(reference), ..self }
@@ -81,7 +81,7 @@ impl fmt::Debug for Kernel {
 
 /// A kernel's argument: a number of at most 8 bytes, or an address.
 ///
-/// The conversions from numbers keep their bits; a reference asks for them by the type that the kernel has there.
+/// The conversions from numbers keep their bits; a reference reads them by the type that the kernel has there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Argument {
@@ -93,7 +93,7 @@ pub struct Argument {
 compile_error!("a kernel's argument is passed by the address of its lowest bytes: little-endian hosts only");
 
 impl Argument {
-    /// An argument with these bits, the lowest as many as the kernel's type has.
+    /// An argument with these bits; the kernel's type uses the lowest of them.
     pub const fn from_bits(bits: u64) -> Argument {
         Argument { bits }
     }
@@ -156,21 +156,21 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Threads of a block where the program named none.
+    /// Threads per block if the program named none.
     pub const BLOCK: u32 = 256;
 
-    /// So many blocks of so many threads.
+    /// This many blocks of this many threads each.
     pub const fn new(blocks: u32, threads: u32) -> Grid {
         Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
     }
-    /// Whether it has no thread.
+    /// Whether it has no threads.
     pub fn is_empty(&self) -> bool {
         self.blocks.contains(&0) || self.threads.contains(&0)
     }
 }
 
-/// At least so many threads, in blocks of [`Grid::BLOCK`]; the kernel has to see which are too many. More than 2^31 - 1
-/// blocks are refused by devices.
+/// At least this many threads, in blocks of [`Grid::BLOCK`]; the kernel has to check which are excess. Devices refuse more than 2^31 - 1
+/// blocks.
 impl From<usize> for Grid {
     fn from(threads: usize) -> Grid {
         let blocks = threads.div_ceil(Grid::BLOCK as usize);
@@ -178,7 +178,7 @@ impl From<usize> for Grid {
     }
 }
 
-/// What a kernel does to a range.
+/// How a kernel accesses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RangeUse {
     /// Reads it.
@@ -187,29 +187,29 @@ pub enum RangeUse {
     ReadWrite,
 }
 
-/// Memory that a launch touches.
+/// Memory that a launch accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelRange {
     /// The first byte.
     pub addr: Addr,
     /// The length in bytes.
     pub bytes: u64,
-    /// What is done to it.
+    /// How it is accessed.
     pub used: RangeUse,
-    /// The allocation that the launch means, for a device that judges.
+    /// The allocation that the launch means, for a judging device.
     pub allocation: Option<AllocationId>,
 }
 
 /// One launch.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelLaunch<'a> {
-    /// What runs.
+    /// The kernel.
     pub kernel: &'a Kernel,
-    /// On how many threads.
+    /// The threads.
     pub grid: Grid,
-    /// With which arguments, in the kernel's order.
+    /// The arguments, in the kernel's order.
     pub arguments: &'a [Argument],
-    /// What it touches: all of it.
+    /// All memory that it accesses.
     pub ranges: &'a [KernelRange],
 }
 
@@ -219,10 +219,10 @@ pub struct KernelLaunch<'a> {
 /// A launch runs the kernel once with these arguments, in stream order, and nothing else.
 #[allow(unsafe_code, reason = "kernels work on raw addresses")]
 pub unsafe trait Kernels: Fences {
-    /// Loads a kernel now, so that no launch of it has to: loading may wait for running kernels. Nothing by default.
+    /// Loads a kernel now, so that no launch has to: loading may wait for running kernels. Does nothing by default.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn load_kernel(&self, kernel: &Kernel) -> DriverResult<()> {
         let _ = kernel;
         Ok(())
@@ -230,12 +230,12 @@ pub unsafe trait Kernels: Fences {
     /// Queues a kernel; it is loaded if it was not yet. The host does not wait for it. By default: not supported.
     ///
     /// # Errors
-    /// A text or a name that the driver refuses, a grid that the device does not have, no reference where one is needed,
-    /// whatever the driver says; nothing was then queued.
+    /// A text or a name that the driver refuses, a grid that the device does not support, no reference where one is needed,
+    /// the driver's; nothing was then queued.
     ///
     /// # Safety
-    /// The kernel has these parameters, in number and type. What it touches, whatever it is, lies in the ranges said,
-    /// which are owned by the caller on `stream` until it is complete, and it comes to an end.
+    /// The kernel has these parameters, in number and type. All memory that it accesses lies in the declared ranges,
+    /// which are owned by the caller on `stream` until it is complete, and it terminates.
     unsafe fn launch_kernel(&self, launch: &KernelLaunch<'_>, stream: &Self::Stream) -> DriverResult<()> {
         let _ = (launch, stream);
         Err(unsupported("launch_kernel", "this driver launches no kernels"))

@@ -1,11 +1,11 @@
 //! What a device can do, as small traits: the contract between millpond's allocator and the devices under it.
 //!
 //! A driver hands out memory ([`Memory`], [`Mapping`], [`Host`]), orders streams by events ([`Fences`]), copies ([`Copies`])
-//! and runs kernels ([`Kernels`]). [`Driver`] is all of what an allocator needs. Two crates implement them: `millpond-cuda` over
-//! the CUDA driver, `millpond-sim` as a simulated device that judges the order of what it is given. A device of your own
+//! and runs kernels ([`Kernels`]). [`Driver`] is all that an allocator needs. Two crates implement them: `millpond-cuda` over
+//! the CUDA driver, `millpond-sim` as a simulated device that judges the order of its work. A device of your own
 //! implements the same traits; each one's contract is its documentation.
 //!
-//! It does not know chunks, pools or who owns what: [`Driver::note`] tells a judging device what was handed out, and is empty
+//! It does not know chunks, pools or who owns what: [`Driver::note`] notifies a judging device of what was handed out, and is empty
 //! elsewhere. No method here may be called with a lock of the allocator held.
 
 // Planted bugs, for builds of the tests that must find them: see `mutant`.
@@ -25,7 +25,7 @@ macro_rules! mutant {
         $crate::mutant::is($crate::mutant::Bug::$bug)
     };
 }
-// A place where such a test may make a thread stand still, unless others rightly wait for it there; nothing in other builds.
+// A place where such a test may pause a thread, unless others rightly wait for it there; nothing in other builds.
 #[doc(hidden)]
 #[cfg(not(millpond_mutants))]
 #[macro_export]
@@ -43,7 +43,7 @@ macro_rules! pause_point {
     };
 }
 
-/// The README's program is run.
+/// Runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -87,5 +87,5 @@ pub use size::{Size, SizeError, Unit, bytes, parse_size};
 #[doc(hidden)]
 pub use thread_end::ThreadEnd;
 
-/// What a driver call returns.
+/// The result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;

@@ -1,6 +1,6 @@
-//! Device memory: plain ranges, and virtual memory with addresses and physical pieces apart.
+//! Device memory: plain ranges, and virtual memory with separate addresses and physical pieces.
 //!
-//! It does not know streams: whoever frees or unmaps has made sure that the uses are complete.
+//! It does not know streams: the caller that frees or unmaps makes sure that the uses are complete.
 
 use crate::units::{Addr, DeviceId};
 use crate::{DriverError, DriverResult};
@@ -9,7 +9,7 @@ use core::fmt;
 /// A device's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
-    /// Not allocated by anybody.
+    /// Unallocated bytes.
     pub free: u64,
     /// All there is.
     pub total: u64,
@@ -18,41 +18,41 @@ pub struct MemoryInfo {
 /// Device memory by plain allocation.
 ///
 /// # Safety
-/// Live ranges are disjoint, at least 512-byte aligned, and stay valid until freed: other rooms' soundness rests on it.
+/// Live ranges are disjoint, at least 512-byte aligned, and stay valid until freed: the soundness of other modules depends on it.
 #[allow(unsafe_code, reason = "the contract that array and transfer rest on")]
 pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
-    /// Which device.
+    /// The device.
     fn device(&self) -> DeviceId;
 
-    /// What is free and what there is.
+    /// Free and total memory.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
     /// Allocates `bytes`, a multiple of 512 and not 0. Orders nothing and waits for nothing.
     ///
     /// # Errors
-    /// Out of memory, or whatever the driver says.
+    /// Out of memory, or the driver's.
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr>;
 
-    /// Whether [`Memory::free_raw`] waits for the device, independent streams included. Where it does, an allocator gives
-    /// nothing back for a request's sake, only in an explicit trim and at its end. `true` by default.
+    /// Whether [`Memory::free_raw`] waits for the device, including independent streams. If so, an allocator gives
+    /// no memory back in a request, only in an explicit trim and at its end. `true` by default.
     fn free_waits_for_device(&self) -> bool {
         true
     }
 
-    /// Whether a range that work on the device uses still may be given to [`Memory::free_raw`] all the same, because nothing touches its bytes before that
+    /// Whether a range that work on the device still uses may be passed to [`Memory::free_raw`] even so, because its bytes are not touched before that
     /// work is complete. As [`Memory::free_waits_for_device`], unless a driver overwrites ranges first.
     fn free_spares_uses(&self) -> bool {
         self.free_waits_for_device()
     }
 
-    /// Frees a range. Waits for every kernel on the device, unless [`Memory::free_waits_for_device`] says that it does
-    /// not.
+    /// Frees a range. Waits for every kernel on the device, unless [`Memory::free_waits_for_device`] is
+    /// `false`.
     ///
     /// # Errors
-    /// Whatever the driver says; the range then counts as still allocated.
+    /// The driver's; the range then counts as still allocated.
     ///
     /// # Safety
     /// The range came whole from [`Memory::allocate_raw`], and every use of it is complete.
@@ -67,12 +67,12 @@ pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
         Ok(OwnedRange { driver: self.clone(), addr, bytes, armed: true })
     }
 
-    /// Keeps an error that a destructor met, for [`Memory::deferred`]. Forgets it by default.
+    /// Keeps an error of a destructor, for [`Memory::deferred`]. Forgets it by default.
     fn drop_failed(&self, error: DriverError) {
         let _ = error;
     }
 
-    /// The errors that destructors met, oldest first. None by default.
+    /// The errors of destructors, oldest first. None by default.
     fn deferred(&self) -> Vec<DriverError> {
         Vec::new()
     }
@@ -80,7 +80,7 @@ pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
 
 /// A plain range of device memory, freed when dropped or by [`OwnedRange::release`].
 ///
-/// Whoever drops it has made sure that its uses are complete.
+/// The owner that drops it makes sure that its uses are complete.
 pub struct OwnedRange<D: Memory> {
     driver: D,
     addr: Addr,
@@ -104,7 +104,7 @@ impl<D: Memory> OwnedRange<D> {
     #[allow(unsafe_code, reason = "the one place where an owned range is freed")]
     #[track_caller]
     pub fn release(mut self) -> Result<(), (Self, DriverError)> {
-        // Before the call: if that panics it may have freed the range, and a leak is better than a second free.
+        // Before the call: if it panics it may have freed the range, and a leak is better than a second free.
         self.armed = false;
         // SAFETY: the range came from `allocate_raw` of this driver and is freed once, since `armed` is cleared.
         match unsafe { self.driver.free_raw(self.addr, self.bytes) } {
@@ -135,7 +135,7 @@ impl<D: Memory> Drop for OwnedRange<D> {
     }
 }
 
-/// Virtual memory: addresses and physical handles apart. Optional.
+/// Virtual memory: separate addresses and physical handles. Optional.
 ///
 /// # Safety
 /// As [`Memory`]; a handle is whole, sizes and addresses are multiples of [`Mapping::granularity`].
@@ -149,12 +149,12 @@ pub unsafe trait Mapping: Clone + Send + Sync + Sized + 'static {
     /// Reserves addresses, at `at` if that is free.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr>;
     /// Gives addresses back.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     ///
     /// # Safety
     /// Nothing is mapped there.
@@ -162,12 +162,12 @@ pub unsafe trait Mapping: Clone + Send + Sync + Sized + 'static {
     /// Creates physical memory, zeroed.
     ///
     /// # Errors
-    /// Out of memory, or whatever the driver says.
+    /// Out of memory, or the driver's.
     fn create(&self, bytes: u64) -> DriverResult<Self::Handle>;
     /// Maps a whole handle. It can be used only after [`Mapping::set_access`]; one handle may be mapped twice.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     ///
     /// # Safety
     /// The addresses are reserved by the caller and nothing is mapped there.
@@ -175,23 +175,23 @@ pub unsafe trait Mapping: Clone + Send + Sync + Sized + 'static {
     /// Makes mapped addresses readable and writable; needed again after every map.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     ///
     /// # Safety
     /// The addresses belong to the caller.
     unsafe fn set_access(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
-    /// Takes mappings away. Waits for nothing.
+    /// Unmaps addresses. Waits for nothing.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     ///
     /// # Safety
     /// Every use made through these addresses is complete (law O4).
     unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
-    /// Gives physical memory back; it lives until it is mapped nowhere.
+    /// Gives physical memory back; it is freed when it is mapped nowhere.
     ///
     /// # Errors
-    /// Whatever the driver says.
+    /// The driver's.
     ///
     /// # Safety
     /// Every use of the handle is complete (law O4).

@@ -1,6 +1,6 @@
-//! What an allocator tells its device, and the whole of what it needs of one.
+//! The notes by which an allocator notifies its device, and the trait of all that it needs of one.
 //!
-//! A device that judges learns here who owns which bytes; others ignore it. It does not know how a device judges.
+//! A judging device learns here who owns which bytes; others ignore it. It does not know how a device judges.
 
 use crate::sync::{Arc, Mutex, Weak};
 use crate::units::{Addr, AllocationId, StreamId};
@@ -8,97 +8,97 @@ use crate::{Copies, Fences, Host, Memory, RangeUse};
 use core::any::Any;
 use core::fmt;
 
-/// What an allocator tells its device about ownership, so that a checking device can judge.
+/// A notification of an allocator to its device about ownership, so that a checking device can judge.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Note {
-    /// Bytes were handed out on a stream. Told after the pool was unlocked.
+    /// Bytes were handed out on a stream. Sent after the pool was unlocked.
     Allocated {
         /// Which allocation.
         id: AllocationId,
         /// First byte.
         addr: Addr,
-        /// Bytes asked for (not rounded).
+        /// Requested bytes (not rounded).
         bytes: u64,
         /// The stream it was allocated on; `None` for pinned host memory.
         stream: Option<StreamId>,
     },
-    /// A use on a stream was recorded, to be respected from the free on; on the home stream, by later operations too.
+    /// A use on a stream was recorded; the free respects it; on the home stream, later operations do too.
     Used {
         /// Which allocation.
         id: AllocationId,
         /// The stream that uses it.
         stream: StreamId,
-        /// Only what the stream was given up to now, not up to the free: the use was recorded up to an event.
+        /// The use covers only what the stream holds by now, not up to the free: it was recorded up to an event.
         so_far: bool,
     },
-    /// A stream uses memory that the library knows by its address only, and keeps until the use is complete: pinned memory that a
-    /// copy owns, which may be any value that stays where it is, or what an array in memory of others is made of.
+    /// A stream uses memory that the library knows only by its address, and keeps until the use is complete: pinned memory that a
+    /// copy owns, which may be any value that stays in place, or the external memory of an array.
     UsedAt {
         /// Any byte of it.
         addr: Addr,
         /// The stream that uses it.
         stream: StreamId,
-        /// Only what the stream was given up to now, not up to the free.
+        /// The use covers only what the stream holds by now, not up to the free.
         so_far: bool,
     },
-    /// An array in memory of others begins at an address. What was done with the memory before it is known to the library
-    /// as far as this stream was given it by now, or was ordered before it; the rest is the program's to order before this stream.
+    /// An array in external memory begins at an address. The library knows earlier work on that memory
+    /// as far as it is already queued on this stream, or ordered before it; the program orders the rest before this stream.
     BroughtIn {
         /// The first byte.
         addr: Addr,
-        /// The stream that the memory was brought in on.
+        /// The stream on which the memory was imported.
         stream: StreamId,
     },
-    /// Another stream than its own may use it from here on: it was ordered behind the bytes' former life, if they have one
-    /// that is not over.
+    /// Another stream than its own may use it from here on: it was ordered behind the work of the bytes' previous owner, if any
+    /// of that is pending.
     Admitted {
         /// Which allocation.
         id: AllocationId,
-        /// The stream let in.
+        /// The admitted stream.
         stream: StreamId,
     },
-    /// An operation is about to be queued on a stream, and the library has ordered that behind every use it knew of
-    /// that conflicts. Told for each allocation that the operation touches, whatever its home stream.
+    /// An operation is about to be queued on a stream, and the library has ordered that stream behind every conflicting use that it
+    /// knew of. Sent for each allocation that the operation touches, whatever its home stream.
     Operation {
         /// Which allocation.
         id: AllocationId,
-        /// The stream that is given the operation next.
+        /// The stream on which the operation is queued next.
         stream: StreamId,
-        /// What the operation does to it.
+        /// How the operation accesses it.
         used: RangeUse,
         /// Who queues it.
         by: QueuedBy,
     },
-    /// An operation is about to be queued on an array in memory of others: [`Note::Operation`] by an address.
+    /// An operation is about to be queued on an array in external memory: [`Note::Operation`] by an address.
     OperationAt {
         /// Any byte of it.
         addr: Addr,
-        /// The stream that is given the operation next.
+        /// The stream on which the operation is queued next.
         stream: StreamId,
-        /// What the operation does to it.
+        /// How the operation accesses it.
         used: RangeUse,
         /// Who queues it.
         by: QueuedBy,
     },
-    /// A guard ended that was told of as an operation: what the stream is given later is not under it.
+    /// A guard that was notified as an operation ended: later work on the stream is not under it.
     GuardEnded {
         /// Which allocation.
         id: AllocationId,
         /// The stream that the guard was for.
         stream: StreamId,
-        /// What it was to do.
+        /// Its access.
         used: RangeUse,
     },
-    /// A guard of an array in memory of others ended: [`Note::GuardEnded`] by an address.
+    /// A guard of an array in external memory ended: [`Note::GuardEnded`] by an address.
     GuardEndedAt {
         /// Any byte of it.
         addr: Addr,
         /// The stream that the guard was for.
         stream: StreamId,
-        /// What it was to do.
+        /// Its access.
         used: RangeUse,
     },
-    /// Bytes came back. Told before the pool is locked.
+    /// Bytes were freed. Sent before the pool is locked.
     Freed {
         /// Which allocation.
         id: AllocationId,
@@ -107,23 +107,23 @@ pub enum Note {
     },
 }
 
-/// Who queues the operation that a stream was ordered for ([`Note::Operation`]).
+/// What queues the operation that a stream was ordered for ([`Note::Operation`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueuedBy {
-    /// The library, or somebody under a borrow of the library's: it knows the operation from then on.
+    /// The library, or other code under a borrow of the library's: the library knows the operation from then on.
     Library,
-    /// Whoever holds a guard of the library's: it knows every operation on the stream from then on, until the guard [ends](Note::GuardEnded).
+    /// The holder of a guard of the library's: the library knows every operation on the stream from then on, until the guard [ends](Note::GuardEnded).
     Guard,
-    /// The program: one operation or several, of which the library knows nothing but what [`Note::Used`] tells it.
+    /// The program: one operation or several, of which the library knows only what [`Note::Used`] says.
     Program,
 }
 
-/// A place in a driver where the allocators of one device keep what they share. Empty until first used.
+/// Where the allocators of one device keep what they share. Empty until first used.
 #[derive(Default)]
 pub struct DeviceSlot(Mutex<Option<Weak<dyn Any + Send + Sync>>>);
 
 impl DeviceSlot {
-    /// The shared value of this type, made by `make` if there is none alive.
+    /// The shared value of this type; if none is alive, `make` makes one.
     ///
     /// # Panics
     /// When the slot holds a value of another type, which one crate version cannot cause.
@@ -147,19 +147,19 @@ impl fmt::Debug for DeviceSlot {
 
 /// Everything an allocator needs of a device.
 pub trait Driver: Memory + Fences + Copies + Host {
-    /// Whether it judges what is asked of it, and so wants to know which line of the program asked ([`Caller`](crate::Caller)).
+    /// Whether it judges its calls, and so needs the program's line of each call ([`Caller`](crate::Caller)).
     const JUDGES: bool = false;
-    /// Tells a checking device about ownership. No driver call; empty by default.
+    /// Notifies a checking device about ownership. No driver call; empty by default.
     #[inline]
     fn note(&self, note: Note) {
         let _ = note;
     }
-    /// Tells a checking device what the program calls an allocation. No driver call; empty by default.
+    /// Notifies a checking device of the program's name for an allocation. No driver call; empty by default.
     fn name(&self, id: AllocationId, name: &str) {
         let _ = (id, name);
     }
-    /// This driver, as one that overwrites plain and pinned memory before it gives it back, if somebody else could be given
-    /// it unchanged. Itself by default: for devices whose memory always comes fresh.
+    /// This driver, as one that overwrites plain and pinned memory before it gives it back, if another allocation could
+    /// get it unchanged. Itself by default: for devices whose memory is always fresh.
     #[must_use]
     fn scrubbing(self) -> Self {
         self

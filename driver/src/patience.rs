@@ -1,9 +1,9 @@
-//! How the host waits by asking, for whom no wait with a limit is to be had.
+//! How the host waits by polling, where no wait with a limit is available.
 //!
-//! The obvious way is to ask and to sleep in turns. A sleep of the shortest kind lasts 50 µs and more on Linux, five times
-//! as long as a small copy; so first the host only asks, then it gives others the processor in between, and sleeps only when
-//! it has waited for long: never for more than an eighth of what it has waited already, so that nothing comes much later
-//! than it could. This file does not know what is asked.
+//! The obvious way is to query and to sleep in turns. The shortest sleep lasts 50 µs and more on Linux, five times
+//! as long as a small copy; so first the host only queries, then it yields in between, and sleeps only when
+//! it has waited for long: never for more than an eighth of what it has waited already, so that no answer comes much later
+//! than it could. This file does not know what is queried.
 
 use crate::DriverResult;
 use core::time::Duration;
@@ -16,14 +16,14 @@ pub fn process_time() -> Duration {
     START.elapsed()
 }
 
-/// Until then the host does nothing but ask.
+/// Until then the host only queries.
 const KEEN: Duration = Duration::from_micros(50);
-/// Until then it yields between two questions.
+/// Until then it yields between two queries.
 const POLITE: Duration = Duration::from_micros(500);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What the host does between two questions.
+/// What the host does between two queries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pause {
     None,
@@ -31,7 +31,7 @@ enum Pause {
     Sleep(Duration),
 }
 
-/// The pause after having waited for so long, of at most `limit`.
+/// The pause after having waited this long, of at most `limit`.
 fn pause(waited: Duration, limit: Duration) -> Pause {
     if waited < KEEN {
         Pause::None
@@ -42,7 +42,7 @@ fn pause(waited: Duration, limit: Duration) -> Pause {
     }
 }
 
-/// Asks until the answer is yes, or `limit` is over: then no. It asks at least once, and an error ends it.
+/// Queries until the answer is yes, or `limit` is over: then no. It queries at least once, and an error ends it.
 pub fn ask_until(limit: Duration, mut ask: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
     let start = Instant::now();
     loop {

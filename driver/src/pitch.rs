@@ -1,4 +1,4 @@
-//! Rows that do not lie one behind the other: what a two-dimensional copy is told. It knows no device.
+//! Rows with a stride: the description of a two-dimensional copy. It knows no device.
 
 use crate::units::Addr;
 
@@ -21,7 +21,7 @@ impl Place {
     }
 }
 
-/// A copy of `rows` rows of `width` bytes each; the next row begins a pitch further on. One side at least is the device's.
+/// A copy of `rows` rows of `width` bytes each; the next row begins a pitch further on. At least one side is device memory.
 ///
 /// ```text
 /// |<---- pitch ---->|

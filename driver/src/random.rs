@@ -1,13 +1,13 @@
-//! The one generator of numbers from a seed that schedules, dealt replays, tests and benches draw from: the same numbers on every machine
+//! The one generator of random numbers from a seed, for schedules, generated replays, tests and benches: the same numbers on every machine
 //! and in every version, because a seed in a report or a test stands for a program. Not for secrets.
 
-/// `SplitMix64`: 64 bits of state that count in steps of the golden ratio, and a stir of each count (Steele, Lea, Flood: "Fast splittable
+/// `SplitMix64`: 64 bits of state that advance by the golden ratio, and a mix of each count (Steele, Lea, Flood: "Fast splittable
 /// pseudorandom number generators", 2014).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The numbers of a seed. Neighbouring seeds have numbers that have nothing in common.
+    /// The numbers of a seed. The numbers of adjacent seeds are unrelated.
     pub const fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
@@ -25,7 +25,7 @@ impl SplitMix64 {
     }
 }
 
-/// All bits of a number, stirred: each bit of the result depends on all of them, and different numbers stay different.
+/// All bits of a number, mixed: each bit of the result depends on all of them, and different numbers stay different.
 pub const fn stirred(n: u64) -> u64 {
     let z = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,6 +1,6 @@
 //! Byte counts as text, both ways: for people, for tables in one unit, and from settings.
 //!
-//! Writing counts in powers of 1024 and says so (`KiB`). Reading takes both kinds at their word: `1 KiB` is 1024 bytes,
+//! Output uses powers of 1024 and says so (`KiB`). Input takes both kinds literally: `1 KiB` is 1024 bytes,
 //! `1 KB` is 1000. This module does not know what the bytes are.
 
 use core::str::FromStr;
@@ -31,7 +31,7 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.digits$} {}", NAMES[unit])
 }
 
-/// The unit of a table's column of byte counts (row H12).
+/// The unit of a table's column of byte counts (requirement H12).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Unit {
     /// Bytes.
@@ -84,7 +84,7 @@ fn exponent_of(n: u64) -> usize {
 
 impl FromStr for Unit {
     type Err = SizeError;
-    /// `B`, `KiB` or `KB` up to `ZiB` or `ZB`, `auto`, `auto_foreach`; capitals or not. Here, unlike in sizes, `KB` is
+    /// `B`, `KiB` or `KB` up to `ZiB` or `ZB`, `auto`, `auto_foreach`; case does not matter. Here, unlike in sizes, `KB` is
     /// another name for `KiB`, as in the reports that these are compared with.
     fn from_str(text: &str) -> Result<Unit, SizeError> {
         let name = text.to_ascii_lowercase();
@@ -103,12 +103,12 @@ impl FromStr for Unit {
     }
 }
 
-/// What a setting of a size says.
+/// The value of a size setting.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Size {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// This part of a whole that the reader of the setting knows, from 0 to 1.
+    /// A fraction, from 0 to 1, of a whole that the reader of the setting knows.
     Fraction(f64),
 }
 
@@ -145,8 +145,8 @@ const SIZE: &str = "a size like 512, 1.5GiB or 40%";
 
 /// Reads a size from a setting: `512`, `2GiB`, `1.5 GB`, `40%`.
 ///
-/// `KiB MiB GiB TiB PiB EiB` count in 1024, as do the bare `K M G T P E`; `KB MB GB TB PB EB` count in 1000. Capitals do
-/// not matter. Parts of a byte are dropped. Percents go from 0 to 100.
+/// `KiB MiB GiB TiB PiB EiB` count in 1024, as do the bare `K M G T P E`; `KB MB GB TB PB EB` count in 1000. Case does
+/// not matter. Fractions of a byte are dropped. Percentages go from 0 to 100.
 ///
 /// ```
 /// use millpond_driver::{Size, parse_size};
@@ -180,7 +180,7 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     if multiplier == 1 && !part.is_empty() {
         return Err(error("whole bytes; a part of the whole is written in percent, like 40%"));
     }
-    // Exact: the digits are one integer, scaled by a power of ten. Digits beyond the twelfth cannot matter to a person.
+    // Exact: the digits are one integer, scaled by a power of ten. Digits beyond the twelfth do not matter.
     let part = &part[..part.len().min(12)];
     let too_much = || error("less than 2^64 bytes (16 EiB)");
     let digits: u128 = format!("{whole}{part}").parse().map_err(|_| too_much())?;
@@ -188,7 +188,7 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     u64::try_from(bytes).map(Size::Bytes).map_err(|_| too_much())
 }
 
-/// What a unit in small letters multiplies by.
+/// The factor of a unit in small letters.
 fn multiplier(unit: &str) -> Option<u64> {
     if matches!(unit, "" | "b") {
         return Some(1);

@@ -1,29 +1,29 @@
-//! Whether a thread has ended, asked by other threads: nobody queues work on its default stream any more.
+//! Whether a thread has ended, for other threads: after that no more work is queued on its default stream.
 //!
-//! The flag is raised by the destructor of one of the thread's own values. Those of other values may run later; what they still do comes after
-//! the end, as far as this knows. It does not know what the thread did.
+//! The destructor of one of the thread's own values raises the flag. Destructors of other values may run later; what they still do comes after
+//! the end, as far as this module knows. It does not know what the thread did.
 
 use core::cell::OnceCell;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// Of one thread, whether it has ended.
+/// Whether one thread has ended.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct ThreadEnd(Arc<AtomicBool>);
 
 impl ThreadEnd {
-    /// Of the calling thread. None where that is ending, and its own values are gone.
+    /// The calling thread's. `None` if that is ending, and its own values are gone.
     pub fn of_this_thread() -> Option<ThreadEnd> {
         MINE.try_with(|mine| ThreadEnd(Arc::clone(mine.0.get_or_init(Arc::default)))).ok()
     }
-    /// Whether it has come. What the thread did by then happens before the answer.
+    /// Whether the thread has ended. What the thread did by then happens before the answer.
     pub fn has_come(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Raises the flag of its thread, if anybody has asked for it.
+/// Raises the flag of its thread, if another thread may query it.
 struct Mine(OnceCell<Arc<AtomicBool>>);
 
 impl Drop for Mine {
@@ -59,7 +59,7 @@ mod tests {
         assert!(both.iter().all(ThreadEnd::has_come) && !here.has_come());
     }
 
-    /// Asked for by a value that outlives it, a thread's end is not known.
+    /// If a value that outlives the flag queries it, a thread's end is not known.
     #[test]
     fn a_thread_whose_values_are_gone_has_no_end_to_ask_for() {
         struct Asks(std::sync::mpsc::Sender<Option<ThreadEnd>>);
@@ -71,7 +71,7 @@ mod tests {
         std::thread_local! { static ASKS: OnceCell<Asks> = const { OnceCell::new() }; }
         let (told, hears) = channel();
         std::thread::spawn(move || {
-            // Made first, so that it goes last.
+            // Made first, so that it is dropped last.
             ASKS.with(|asks| assert!(asks.set(Asks(told)).is_ok()));
             assert!(ThreadEnd::of_this_thread().is_some());
         })

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-/// Bytes in one granule: CUDA promises 256-byte alignment at least, 512 is what every caching pool settled on.
+/// Bytes in one granule: CUDA guarantees at least 256-byte alignment; every caching pool settled on 512.
 pub const GRANULE_BYTES: u64 = 512;
 
 /// 2^10 bytes.
@@ -70,7 +70,7 @@ impl Granules {
         let n = bytes.div_ceil(GRANULE_BYTES);
         if n > u32::MAX as u64 { None } else { Some(Granules(n as u32)) }
     }
-    /// The granules of exactly `bytes`, or `None` if that is no whole number of them or too many.
+    /// The granules of exactly `bytes`, or `None` if that is not a whole number of them or too many.
     pub const fn exactly(bytes: u64) -> Option<Granules> {
         if bytes.is_multiple_of(GRANULE_BYTES) { Granules::holding(bytes) } else { None }
     }
@@ -142,11 +142,11 @@ pub struct SegmentId(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AllocationId {
-    /// The pool's number in this process, never used twice.
+    /// The pool's number in this process, never reused.
     pub pool: u32,
     /// The slot in the pool's heap.
     pub chunk: u32,
-    /// How often the slot had been handed out.
+    /// How many times the slot had been handed out.
     pub generation: u32,
 }
 

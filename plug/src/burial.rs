@@ -1,20 +1,20 @@
-//! Those of a table that ended: each leaves it when nothing is left of it, behind the calls that may have found it before its end.
+//! Ended values of a table: each leaves the table when nothing is left of it, after the calls that may have found it before its end.
 //!
-//! Such a call may make something of it still. So what is left is not looked at before they are over: what is not there then never is.
-//! `tests/threads_loom/ends.rs` has every schedule of it. It does not know what ends.
+//! Such a call may still create something in it. So what is left is checked only after they have returned: what is absent then stays absent.
+//! `tests/threads_loom/ends.rs` runs every schedule of it. It does not know what ends.
 
 use crate::presence::Calls;
 use crate::sync::{Mutex, makes};
 use crate::table::Table;
 use std::collections::VecDeque;
 
-/// One that ended, and the calls that may have begun before.
+/// An ended value, and the calls that may have begun before its end.
 struct Ended {
     number: u32,
     before: Calls,
 }
 
-/// Those that ended, in that order.
+/// The ended values, in order of their ends.
 pub(crate) struct Burial(Mutex<VecDeque<Ended>>);
 
 impl Burial {
@@ -24,13 +24,13 @@ impl Burial {
         }
     }
 
-    /// One has ended: whoever finds it in a call that begins now sees that.
+    /// A value has ended: a call that begins now and finds it sees that.
     pub(crate) fn ended(&self, number: u32) {
         let before = Calls::now();
         self.0.lock().push_back(Ended { number, before });
     }
 
-    /// Takes those out of the table of which nothing is left, but so many that ended last.
+    /// Removes from the table the ended values of which nothing is left, except the most recent ones.
     pub(crate) fn bury<T, const N: usize>(
         &self,
         table: &Table<T, N>,
@@ -66,8 +66,8 @@ mod tests {
         made: AtomicUsize,
     }
 
-    /// A call finds a value open and stands still, the value ends and is to be buried, and the call makes something of it.
-    /// Whether what it made can be found then.
+    /// A call finds a value open and pauses, the value ends and is to be removed, and the call creates something in it.
+    /// Whether what it created can be found then.
     fn is_found_behind_the_call() -> bool {
         let (table, burial) = (Table::<Value, 2>::new(), Burial::new());
         let is_spent = |_| table.at(0).is_none_or(|value| value.made.load(SeqCst) == 0);

@@ -1,11 +1,11 @@
-//! An allocator with its streams by handle, and what callers ask of it.
+//! An allocator with its streams by handle, and the operations that callers need.
 //!
-//! A handle's value is the next stream's after a destroy, so a stream is known by handle and id together, unless it was
+//! A handle's value is reused by the next stream after a destroy, so a stream is identified by handle and id together, unless it was
 //! declared permanent, or is the legacy default stream: then by its handle, in a table that all threads read and that
-//! only a declaration writes. A stream that was not declared may end unannounced; it is followed as unmanaged
-//! (`Cuda::unmanaged_stream`): only calls that name it mark what it holds, a free that names it at once. Each thread remembers those
-//! it met last. Whoever calls from C may have others beside who capture graphs: that is expected of every context
-//! (`Cuda::expect_captures`) unless they say that nobody does, so that what nobody can mark is held back until a call that waits for the device. Either way a hit takes no lock but its pool's, and
+//! only a declaration writes. A stream that was not declared may end without notice; it is followed as unmanaged
+//! (`Cuda::unmanaged_stream`): only calls that name it mark what it holds, a free that names it at once. Each thread remembers the streams
+//! that it used last. Code beside a C caller may capture graphs: every context expects that
+//! (`Cuda::expect_captures`) unless the caller rules it out, so memory that cannot be marked is held back until a call that waits for the device. Either way a hit takes no lock except its pool's, and
 //! writes nothing that another thread's hit reads or writes.
 //!
 //! A door, with the lanes of its permanent streams, is freed some time after it was destroyed, when nothing of it is left and
@@ -39,15 +39,15 @@ use pond::units::{Addr, StreamId};
 use pond::{Allocation, Allocator, DriverErrorKind, Limit, RawAllocation, Stream};
 use std::sync::Arc;
 
-/// So many allocators at one time, with ended ones of which something is left: a number names one for ever, so that a call that comes late, for one
-/// that was destroyed, is a code and never another allocator's. `Tag` has room for so many places; one that nobody takes costs 12 bytes.
+/// The maximum number of allocators at one time, including ended ones of which something is left. A number is never reused, so that a late call, for one
+/// that was destroyed, returns a code and never reaches another allocator. `Tag` has room for this many places; an unused one costs 12 bytes.
 const MOST: usize = 4096;
-/// With so many streams of calling threads and of others, those that no thread remembers are forgotten.
+/// With this many streams of calling threads and of others, those that no thread remembers are forgotten.
 const FORGETTING: usize = 16;
 /// With more streams than this, a call that waits for the device forgets those that no thread remembers: four times what one thread remembers.
 const CROWD: usize = 64;
-/// Places for permanent streams, a power of two, and in how many of them a handle is looked for. PyTorch has 97 streams a
-/// device. One that finds no place is met like any other.
+/// Places for permanent streams, a power of two, and in how many of them a handle is searched. PyTorch has 97 streams per
+/// device. A stream that finds no place is treated like any other.
 const PLACES: usize = 256;
 const PROBES: usize = 16;
 
@@ -59,15 +59,15 @@ pub(crate) struct Door {
     device: u32,
     gpu: Allocator<Cuda>,
     closed: AtomicBool,
-    /// A stream was brought by a call that may not wait: streams that have ended may be left for one that may.
+    /// A stream was adopted by a call that must not wait: ended streams may be left for one that may.
     brought: AtomicBool,
-    /// Destroyed, and something was freed that has not gone back.
+    /// Destroyed, and something was freed that has not been given back to the device.
     owes: AtomicBool,
     /// PyTorch's, which is never freed.
     lasting: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
     lanes: Mutex<HashMap<(usize, StreamId), Arc<Lane>>>,
-    /// A stream of our own, which stands for other devices'.
+    /// A stream of our own, which waits on behalf of other devices' streams.
     waits: Mutex<Option<Stream<Cuda>>>,
     pinned: Pinned,
 }
@@ -76,9 +76,9 @@ pub(crate) struct Door {
 pub(crate) struct Lane {
     stream: Stream<Cuda>,
     handle: usize,
-    /// The handle alone says who it is, for this thread at least.
+    /// The handle alone identifies it, at least for this thread.
     lasting: bool,
-    /// What its allocations are tagged with.
+    /// The tag of its allocations.
     tag: Tag,
 }
 
@@ -94,7 +94,7 @@ impl Lane {
     }
 }
 
-/// A lane that was looked for.
+/// The result of a search for a lane.
 enum Found<'a> {
     Kept(&'a Lane),
     Counted(Arc<Lane>),
@@ -117,7 +117,7 @@ fn peek(addr: u64, entry: Entry) -> ManuallyDrop<Allocation<Cuda>> {
     ManuallyDrop::new(unsafe { Allocation::from_raw(RawAllocation::from_words(Addr(addr), entry.words)) })
 }
 
-/// A use on the allocation's own stream is none, and a stream that was asked who it is was asked whether it captures.
+/// A use on the allocation's own stream is not recorded; the query of a stream's id also told whether it captures.
 fn record_use(allocation: &Allocation<Cuda>, lane: &Lane) -> Result<(), Failure> {
     if !lane.lasting && allocation.stream_id() == Some(lane.stream.id()) {
         return Ok(());
@@ -136,7 +136,7 @@ impl Drop for Door {
         for place in self.permanent.iter_mut() {
             let lane = core::mem::replace(place.get_mut(), core::ptr::null_mut());
             if !lane.is_null() {
-                // SAFETY: from `keep`, and nobody looks at the door any more.
+                // SAFETY: from `keep`, and no thread looks at the door any more.
                 drop(unsafe { Box::from_raw(lane) });
             }
         }
@@ -167,7 +167,7 @@ impl Door {
         let (brought, lasting) = (AtomicBool::new(false), AtomicBool::new(false));
         let door = DOORS.put(|number| {
             Door::hold_context(gpu.driver(), device);
-            // For all allocators of the device, and nothing takes it back: when nothing can fail any more.
+            // For all allocators of the device, and never reverted: when nothing can fail any more.
             if captures {
                 gpu.driver().expect_captures();
             } else {
@@ -190,7 +190,7 @@ impl Door {
         door.ok_or_else(Door::too_many)
     }
 
-    /// All there are, destroyed ones too.
+    /// All allocators, including destroyed ones.
     pub(crate) fn all() -> impl Iterator<Item = &'static Door> {
         DOORS.iter()
     }
@@ -208,7 +208,7 @@ impl Door {
         name.checked_sub(1).and_then(Door::numbered).ok_or_else(|| Door::nobody(name))
     }
 
-    /// The one of this number, if it is still there.
+    /// The allocator of this number, if it still exists.
     #[inline]
     fn numbered(number: u32) -> Option<&'static Door> {
         DOORS.at(Table::<Door, MOST>::place(number)).filter(|door| door.number == number)
@@ -240,7 +240,7 @@ impl Door {
         Failure::new(Status::UnknownAllocator, format!("allocator {} was destroyed", self.name()))
     }
 
-    /// The name of the one that has the live allocation that begins here.
+    /// The name of the allocator that has the live allocation that begins here.
     pub(crate) fn of(ptr: *const c_void) -> Option<u32> {
         // While its memory is alive its place is no other's.
         let hold = index().hold(ptr.addr() as u64)?;
@@ -248,12 +248,12 @@ impl Door {
         Door::tagged(tag).filter(|_| !tag.is_deferred()).map(Door::name)
     }
 
-    /// Whose memory it is that has this tag.
+    /// The allocator of the memory with this tag.
     fn tagged(tag: Tag) -> Option<&'static Door> {
         DOORS.at(tag.door() as usize)
     }
 
-    /// What its memory's tags say.
+    /// The part of its memory's tags that names it.
     #[inline]
     fn place(&self) -> u32 {
         Table::<Door, MOST>::place(self.number) as u32
@@ -270,7 +270,7 @@ impl Door {
         &self.pinned
     }
 
-    /// The places that a permanent stream's lane may have, in the order in which they are taken.
+    /// The places that a permanent stream's lane may have, in search order.
     #[inline]
     fn places(&self, handle: usize) -> impl Iterator<Item = &AtomicPtr<Lane>> {
         // Handles are addresses: their low bits are all the same, and the product's high bits depend on all of them.
@@ -286,7 +286,7 @@ impl Door {
         lanes.into_iter().find(|lane| lane.handle == handle)
     }
 
-    /// Keeps a lane as long as the door, if there is a place; the one there was, if there was one. `Err`: it found none.
+    /// Keeps a lane as long as the door, if there is a place; returns the existing one, if there is one. `Err`: no place.
     fn keep(&self, lane: Lane) -> Result<&Lane, Lane> {
         let handle = lane.handle;
         let lane = Box::into_raw(Box::new(lane));
@@ -299,7 +299,7 @@ impl Door {
             // SAFETY: not null, and then it stays as long as the door.
             let there = unsafe { &*there };
             if there.handle == handle {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: made above, and not yet shared.
                 drop(unsafe { Box::from_raw(lane) });
                 return Ok(there);
             }
@@ -331,7 +331,7 @@ impl Door {
         let mut then = Some(then);
         let met = met::with(self.number, handle, |lane| {
             if !lane.lasting {
-                // SAFETY: whoever names a stream in a call promises that it is alive.
+                // SAFETY: the caller that names a stream promises that it is alive.
                 match unsafe { self.gpu.driver().raw_id((handle as *mut c_void).cast()) } {
                     Ok(id) if id == lane.stream.id() || mutant!(DoorHandleIsLane) => {}
                     Ok(_) => return None,
@@ -350,7 +350,7 @@ impl Door {
         then.take().map_or_else(|| Err(Failure::new(Status::Panic, "asked twice")), |then| then(&lane))
     }
 
-    /// As [`Door::on`], for a stream that this thread has not met lately.
+    /// As [`Door::on`], for a stream that this thread has not used lately.
     #[cold]
     fn find_lane(&self, handle: usize) -> Result<Found<'_>, Failure> {
         let native = (handle as *mut c_void).cast();
@@ -361,17 +361,17 @@ impl Door {
         {
             return Ok(Found::Counted(Arc::clone(lane)));
         }
-        // SAFETY: whoever names a stream in a call promises that it is alive, and every later use of this reference is in
+        // SAFETY: the caller that names a stream promises that it is alive, and every later use of this reference is in
         // a call that names it.
         let stream = unsafe { cuda.unmanaged_stream(native) }?;
         let id = stream.info().id;
-        // Default streams are never gone; a per-thread one is lasting for its own thread, which alone remembers it.
+        // Default streams always exist; a per-thread one is permanent for its own thread, which alone remembers it.
         let key = (handle, if handle < PER_THREAD { lasting } else { id });
         let known = self.lanes.lock().get(&key).map(Arc::clone);
         if let Some(lane) = known {
             return Ok(Found::Counted(self.owned(lane)));
         }
-        // Frees and uses wait for nothing, and come here too: an allocation may, and does for them.
+        // Frees and uses must not wait, and come here too: an allocation may, and does so for them.
         let stream = self.gpu.adopt_without_waiting(stream)?;
         self.brought.store(true, Ordering::Relaxed);
         let mut lane = Lane::new(self.place(), stream, handle, handle <= PER_THREAD);
@@ -385,11 +385,11 @@ impl Door {
         let lane = {
             let mut lanes = self.lanes.lock();
             if handle > PER_THREAD {
-                // The handle is another stream's now, so the one that had it has ended.
+                // The handle is now another stream's, so the one that had it has ended.
                 let ended = |&(h, i): &(usize, StreamId)| h == handle && i != id && i != lasting;
                 gone.extend(lanes.extract_if(|key, _| ended(key) && !mutant!(DoorLaneKept)));
             } else if lanes.len() >= FORGETTING && lanes.len().is_multiple_of(FORGETTING) {
-                // Those that ended threads could not end, and of threads past their lists' end. Who is forgotten and comes back
+                // Streams that ended threads could not end, and those of threads past their lists' end. A forgotten stream that comes back
                 // is found anew.
                 let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
                 gone.extend(lanes.extract_if(|&(h, _), lane| h == PER_THREAD && forgotten(lane)));
@@ -408,7 +408,7 @@ impl Door {
         lane
     }
 
-    /// Whether the one of this number was destroyed, and perhaps is no more.
+    /// Whether the allocator of this number was destroyed, and may no longer exist.
     pub(crate) fn is_closed(number: u32) -> bool {
         Door::numbered(number).is_none_or(|door| door.closed.load(Ordering::Acquire))
     }
@@ -418,18 +418,18 @@ impl Door {
         let _here = crate::presence::enter();
         let Some(door) = Door::numbered(number) else { return };
         let key = (PER_THREAD, lane.stream.id());
-        // While the stream captures it is not asked. And if the driver has let it go before us, the handle means a new one, whose
-        // events say nothing of this one.
-        // SAFETY: a default stream is always there, and the handle means the calling thread's.
+        // While the stream captures its id is not queried. And if the driver has released it before us, the handle means a new one, whose
+        // events say nothing about this one.
+        // SAFETY: a default stream always exists, and the handle means the calling thread's.
         let here = unsafe { door.gpu.driver().raw_id(core::ptr::without_provenance_mut(PER_THREAD)) };
         if here.is_ok_and(|id| id == key.1) {
             lane.stream.mark_frees();
             let kept = door.lanes.lock().remove(&key);
-            // The last reference closes the stream if nothing of it is alive, behind one marker more. Not under the lock.
+            // The last reference closes the stream if nothing on it is alive, behind one more marker. Not under the lock.
             drop((kept, lane));
             return;
         }
-        // Whoever lets it go on another thread marks nothing.
+        // Dropped on another thread, it marks nothing.
         let spare = door.lanes.lock().insert(key, lane);
         drop(spare);
         if door.closed.load(Ordering::Acquire) {
@@ -437,7 +437,7 @@ impl Door {
         }
     }
 
-    /// The stream lives as long as the process: its handle alone says who it is.
+    /// The stream lives as long as the process: its handle alone identifies it.
     pub(crate) fn declare_permanent(&self, handle: usize) -> Result<(), Failure> {
         if handle <= PER_THREAD {
             return self.find_lane(handle).map(drop);
@@ -451,14 +451,14 @@ impl Door {
                     );
                     Err(Failure::new(Status::BadArgument, message))
                 }
-                // Without ids the handle is all that there is.
+                // Without ids the handle is the only identity.
                 Err(e) if e.kind != DriverErrorKind::NotSupported => Err(e.into()),
                 _ => Ok(()),
             };
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { self.gpu.driver().permanent_stream((handle as *mut c_void).cast()) }?;
-        // Known as one that may end, it is one that lasts from here on, for all allocators of the device.
+        // If it was known as one that may end, it is permanent from here on, for all allocators of the device.
         let stream = self.gpu.adopt(stream)?;
         let before = self.lanes.lock().remove(&(handle, stream.id()));
         drop(before);
@@ -483,7 +483,7 @@ impl Door {
             let allocation = if lane.lasting {
                 self.gpu.alloc(bytes as u64, &lane.stream)?
             } else {
-                // It was asked for its id just now, and so whether it captures.
+                // Its id was queried just now, and so was whether it captures.
                 self.gpu.alloc_not_capturing(bytes as u64, &lane.stream)?
             };
             let raw = allocation.into_raw();
@@ -499,7 +499,7 @@ impl Door {
         .inspect_err(|_| self.refused())
     }
 
-    /// What calls that may not wait left undone.
+    /// Finishes what calls that must not wait left undone.
     #[cold]
     fn finish_ended(&self) {
         self.brought.store(false, Ordering::Relaxed);
@@ -526,7 +526,7 @@ impl Door {
         Ok((hold, tag))
     }
 
-    /// As [`Door::hold`], for a free: behind uses on other devices. One that cannot be recorded leaves it as live as before.
+    /// As [`Door::hold`], for a free: behind uses on other devices. If one cannot be recorded, the allocation stays live.
     #[inline]
     fn hold_to_free(&self, ptr: *const c_void) -> Result<(Hold<'static>, Tag), Failure> {
         let (mut hold, tag) = self.hold(ptr)?;
@@ -536,7 +536,7 @@ impl Door {
         Ok((hold, tag))
     }
 
-    /// Ends an allocation. Its slot first: the bytes may be another's at once.
+    /// Ends an allocation. Its slot first: the bytes may be reused at once.
     #[inline]
     fn end(ptr: *const c_void, hold: Hold<'_>, by_unknown: bool) {
         Door::forget_elsewhere(ptr, &hold);
@@ -558,8 +558,8 @@ impl Door {
         }
     }
 
-    /// After a free: one that comes when nobody hears of the thread's end any more is marked at once. And what is freed of a destroyed
-    /// door is owed: to give it back is the driver's free, which may wait for the device.
+    /// After a free: if the thread's end can no longer be noticed, the free is marked at once. And what is freed of a destroyed
+    /// door is postponed: giving it back is the driver's free, which may wait for the device.
     #[inline]
     pub(crate) fn freed(&self) {
         if met::is_past() {
@@ -573,8 +573,8 @@ impl Door {
         }
     }
 
-    /// The thread's default stream was met again, or had this memory still, and ends once more. Who cannot be asked, because it
-    /// captures or the driver is gone, is not marked, as at the thread's end.
+    /// The thread's default stream was used again, or still had this memory, and ends once more. If its id cannot be queried, because it
+    /// captures or the driver is gone, it is not marked, as at the thread's end.
     #[cold]
     fn freed_late(&self) {
         if let Ok(Found::Counted(lane)) = self.find_lane(PER_THREAD) {
@@ -582,7 +582,7 @@ impl Door {
         }
     }
 
-    /// Frees in the order of the allocation's own stream and of all recorded uses.
+    /// Frees behind the allocation's own stream and all recorded uses.
     pub(crate) fn free(&self, ptr: *mut c_void) -> Result<(), Failure> {
         if ptr.is_null() {
             return Ok(());
@@ -593,7 +593,7 @@ impl Door {
         Ok(())
     }
 
-    /// Frees behind what `handle` holds, too.
+    /// Also frees behind what `handle` holds.
     #[inline]
     pub(crate) fn free_on(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
         if ptr.is_null() {
@@ -638,7 +638,7 @@ impl Door {
 
     /// Marks what was freed on a stream that is named, or behind it, until now.
     fn mark_frees(&self, handle: usize) {
-        // Who cannot be marked is marked when named again.
+        // A stream that cannot be marked is marked when named again.
         let _ = self.on(handle, |lane| {
             lane.stream.mark_frees();
             Ok(())
@@ -657,7 +657,7 @@ impl Door {
 
     /// Work on `handle`, queued by now or before the free, uses the bytes.
     pub(crate) fn record_use(&self, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
-        // No bytes are a null pointer.
+        // An empty allocation is a null pointer.
         if ptr.is_null() {
             return Ok(());
         }
@@ -674,24 +674,24 @@ impl Door {
         recorded
     }
 
-    /// Somebody uses the bytes, and nobody could say who: they come back behind everything.
+    /// The bytes have an unknown user: they are reused behind everything.
     pub(crate) fn use_unknown(&self, ptr: *mut c_void) -> Result<(), Failure> {
         let (mut hold, tag) = self.hold(ptr)?;
         hold.set_tag(tag.unknown().word());
         Ok(())
     }
 
-    /// The live allocation that an address lies in: where it begins and how long it is. Looks through all of them.
+    /// The live allocation that contains an address: where it begins and how long it is. Searches all of them.
     pub(crate) fn around(&self, ptr: *const c_void) -> Result<(u64, u64), Failure> {
         let at = ptr.addr() as u64;
         let live = self.gpu.live();
         let within = live.iter().find(|l| l.stream.is_some() && l.addr.0 <= at && at - l.addr.0 < l.bytes);
         let found = within.map(|l| (l.addr.0, l.bytes)).ok_or_else(|| unknown(ptr))?;
-        // One that was freed, and whose end waits for another device, is none.
+        // One that was freed, and whose end waits for another device, does not count.
         self.hold(found.0 as *const c_void).map(|_| found).map_err(|_| unknown(ptr))
     }
 
-    /// A size, a share or none, in words.
+    /// A size, a share or none, as text.
     pub(crate) fn set_limit(&self, limit: &str) -> Result<(), Failure> {
         let limit: Limit = limit.parse()?;
         Ok(self.opened()?.gpu.set_limit(limit)?)

@@ -10,7 +10,7 @@ use crate::status::{Failure, MillpondStatus, MillpondStatus as Status, call, las
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// The name of an allocator; 0 is none.
+/// The name of an allocator; 0 is never one.
 pub type MillpondAllocator = u32;
 
 pub(crate) fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
@@ -75,16 +75,16 @@ fn watch_forks() {
 #[cfg(not(unix))]
 fn watch_forks() {}
 
-/// A new allocator. Whoever is forked from this process while it has one, or is making one, has none.
+/// A new allocator. A process that is forked from this one while it has one, or is making one, has none.
 pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
     watch_forks();
     crate::presence::prepare();
     TOUCHED.fetch_add(1, Ordering::Relaxed);
     let opened = Door::open(device, options);
     let is_untouched = opened.as_ref().is_err_and(|e| match e.status {
-        // An option that is none, found before the driver was asked for anything.
+        // An unknown option, found before any driver call.
         Status::BadArgument => true,
-        // No driver, or one that does not start: CUDA has begun where the driver counts devices and this is none of them.
+        // No driver, or one that does not start: CUDA has started if the driver counts devices and this is not one of them.
         Status::NoDevice => !pond::cuda::Cuda::devices().is_ok_and(|count| count > 0),
         _ => false,
     });
@@ -95,15 +95,15 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 }
 
 /// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
-/// growth, deterministic, scrub, wait_ms, captures; what is not said comes from the environment (MILLPOND_LIMIT and so on).
-/// `captures=none` promises that nobody captures a graph on this device but on streams that were declared permanent, and on these not while another
-/// thread calls. Then what was freed by nobody knows whom, or on another thread's default stream, is marked when that is needed, which would end
-/// any other capture, and is not held back. It counts if no allocator of the device, ended or not, was made without it.
-/// `deterministic=1` asks no event whether it is over, so that the same calls have the same answers. What several streams used, and what was freed on
-/// streams that ended, is known to be over at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
-/// It holds where all allocators of the device are deterministic: they share what is known of streams, and another one's questions tell this one, too.
-/// A process can have 4096 at one time, ended ones of which memory is alive among them: the next one is BAD_ARGUMENT. How many it makes one after
-/// the other has no such end; but of those that end beside one call that lasts, such as a wait for a long kernel on another thread, none makes room before that call is over. A name is never another's.
+/// growth, deterministic, scrub, wait_ms, captures; options that are not given come from the environment (MILLPOND_LIMIT and so on).
+/// `captures=none` promises that graphs are captured on this device only on streams that were declared permanent, and on these not while another
+/// thread calls. Then memory freed by an unknown stream, or on another thread's default stream, is marked when needed, which would end
+/// any other capture, and is not held back. It takes effect if every allocator of the device, ended or not, was made with it.
+/// `deterministic=1` queries no event, so that the same calls have the same results. Memory that several streams used, and memory freed on
+/// streams that ended, becomes known to be free at a millpond_synchronize: without one such a program may take ever more memory, up to its limit.
+/// It holds if all allocators of the device are deterministic: they share what is known of streams, including the answers to another one's queries.
+/// A process can have 4096 allocators at one time, including ended ones with live memory: the next one is BAD_ARGUMENT. The number that it makes one after
+/// another is not limited; but of those that end during one long call on another thread, such as a wait for a long kernel, none makes room before that call returns. A name is never reused.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_create(
     device: c_int,
@@ -119,39 +119,39 @@ pub extern "C" fn millpond_create(
     })
 }
 
-/// Ends an allocator: waits for all that is queued on the device and gives back what nobody has. It waits by events as far as these tell, then by freeing a page
-/// of pinned memory, which ends no capture; with captures=none it waits as millpond_synchronize. While the page is freed, other threads' launches stand in the driver:
-/// where work on a stream that was not declared waits for what another thread has yet to launch (collectives), synchronize that stream first, or end by
-/// millpond_release. What is alive can still be freed (and
-/// millpond_torch_record_stream still says who uses it), and millpond_trim and millpond_synchronize still give back what was; but for the calls that only look (millpond_find, the reports) everything else
-/// fails from now on. When nothing of it is alive any more, a later create lets it go, unless it is one of the 64 that ended last, and there is room: it is then as unknown as
-/// if it had never been made, and every call that names it is UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
-/// A free after the end waits no more than one before it. What it freed goes back to the device, if its work is complete, at the next create, trim,
-/// synchronize or destroy of whatever allocator in the process, a trim or synchronize of this one included (what is held
-/// back, and what a deterministic one had: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
-/// their own default stream, each with a driver event, until they end or call for others. Nothing else is left of events: those of permanent streams go
-/// back here, or at the millpond_synchronize by which the last of it goes back. One hold of the device's primary context is kept for
-/// all allocators of the device, ended ones too, to the end of the process: threads that remember streams of an ended one let go of them in the driver, when
+/// Ends an allocator: waits for all that is queued on the device and gives back all memory that is not in use. It waits by events as far as these suffice, then by freeing a page
+/// of pinned memory, which ends no capture; with captures=none it waits like millpond_synchronize. While the page is freed, launches of other threads block in the driver:
+/// if work on a stream that was not declared waits for what another thread has yet to launch (collectives), synchronize that stream first, or end the allocator with
+/// millpond_release. Live allocations can still be freed (and
+/// millpond_torch_record_stream still records their uses), and millpond_trim and millpond_synchronize still give back what was freed; except for calls that only look (millpond_find, the reports) everything else
+/// fails from now on. When it has no live memory any more, a later create removes it, unless it is one of the 64 that ended last and there is room: then it is as unknown as
+/// if it had never been made, and every call that names it returns UNKNOWN_ALLOCATOR. With a code other than OK it was not ended: it works as before, and can be ended later.
+/// A free after the end waits no more than one before it. The freed memory goes back to the device, if its work is complete, at the next create, trim,
+/// synchronize or destroy of any allocator in the process, including a trim or synchronize of this one (memory that is held
+/// back, and a deterministic one's memory: synchronize or destroy of one of the same device). Other threads that called for it remember its streams, at most 16 and
+/// their own default stream, each with a driver event, until they end or call for others. No other events are left: those of permanent streams are given
+/// back here, or at the millpond_synchronize that gives the last of its memory back. One reference to the device's primary context is kept for
+/// all allocators of the device, including ended ones, to the end of the process: threads that remember streams of an ended one release them in the driver when
 /// they end.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_destroy(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.close())
 }
 
-/// As millpond_destroy, and neither waits for the work of any stream nor ends a capture: for garbage collectors, and for whoever cannot know who captures
-/// just now. What is complete goes back to the device, where the driver may wait in its frees, and with scrub=1 behind the overwriting; the rest is owed as what is freed after a
-/// destroy. What is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize of this one, or that or
-/// millpond_destroy of another one of the same device, gives it back. Beside a millpond_destroy that waits on another thread it ends the allocator at once,
-/// and the destroy answers UNKNOWN_ALLOCATOR when it has waited.
+/// Like millpond_destroy, but neither waits for the work of any stream nor ends a capture: for garbage collectors, and for callers that cannot know what is being captured
+/// just now. Complete memory goes back to the device, where the driver may wait in its frees, and with scrub=1 after it is overwritten; the rest goes back later, like memory freed after a
+/// destroy. Memory that is held back, and all of a deterministic one, is not known to be complete: millpond_synchronize of this one, or that or
+/// millpond_destroy of another one of the same device, gives it back. While a millpond_destroy waits on another thread, it ends the allocator at once,
+/// and the destroy returns UNKNOWN_ALLOCATOR when it has waited.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_release(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::find(allocator)?.release())
 }
 
 /// Bytes on a stream, aligned to 512, uninitialised, for work queued on the stream from now on. 0 bytes are a null pointer.
-/// The stream must be alive. From the cache it asks the driver whether the stream captures and, unless it is
-/// permanent, who it is; it makes no other call and waits for nothing. But a deterministic allocator, which asks no event, waits here for up to
-/// wait_ms, and 2 s at most, for streams that have ended, when dozens have; no free and no millpond_record_use does.
+/// The stream must be alive. If the cache serves it, the call queries the driver whether the stream captures and, unless the stream is
+/// permanent, its id; it makes no other driver call and waits for nothing. Exception: a deterministic allocator, which queries no event, waits here for up to
+/// wait_ms, at most 2 s, for streams that have ended, when there are dozens of them; no free and no millpond_record_use does.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_alloc(
     allocator: MillpondAllocator,
@@ -165,16 +165,16 @@ pub extern "C" fn millpond_alloc(
     })
 }
 
-/// Frees in the order of the allocation's own stream and of all recorded uses. Never waits for the device, nor if the allocator was
-/// destroyed: then it goes back later (see millpond_destroy). Of streams that were not declared permanent it is held back from others until they are named again. Null is
-/// nothing.
+/// Frees behind the allocation's own stream and all recorded uses. Never waits for the device, even if the allocator was
+/// destroyed: then the memory goes back later (see millpond_destroy). For streams that were not declared permanent the memory is held back from others until they are named again. Null
+/// does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free(ptr))
 }
 
-/// As millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
-/// end. A stream that was not declared permanent is marked here; where the driver refuses that, it is freed all the same and held back until the stream is named again.
+/// Like millpond_free, and behind what `stream` holds: for a free on another stream than the allocation's, or on its own if that may
+/// end. A stream that was not declared permanent is marked here; if the driver refuses that, the memory is still freed and held back until the stream is named again.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_on(
     allocator: MillpondAllocator,
@@ -184,18 +184,18 @@ pub extern "C" fn millpond_free_on(
     call(|| Door::any(allocator)?.free_on(ptr, stream.addr()))
 }
 
-/// As millpond_free, and behind everything that any stream of the device holds: when nobody can say who used it. Held back until
+/// Like millpond_free, and behind everything that any stream of the device holds: for memory whose users are unknown. Held back until
 /// millpond_synchronize.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_unknown(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free_unknown(ptr))
 }
 
-/// As millpond_free, and behind what each of `n` streams holds: when it is known who may have used it, but not who did. All of
-/// them are alive, the allocation's own may be among them. With a code other than OK it frees nothing. If one of them captures nothing is
-/// changed either; if one is another device's, or the driver fails, the uses of those before it may stay recorded: a later free comes
-/// back behind what they hold then, and to name them all again is as if it were the first time. Those that were not declared permanent are marked here, as
-/// millpond_free_on has it.
+/// Like millpond_free, and behind what each of `n` streams holds: for memory whose possible users are known, but not its actual ones. All of
+/// them are alive; the allocation's own may be among them. With a code other than OK it frees nothing. If one of them captures, nothing else is
+/// changed either; if one belongs to another device, or the driver fails, the uses of those before it may stay recorded: the memory of a later free comes
+/// back behind what they hold then, and naming them all again has the same effect as the first time. Those that were not declared permanent are marked here, as by
+/// millpond_free_on.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_after(
     allocator: MillpondAllocator,
@@ -217,8 +217,8 @@ pub extern "C" fn millpond_free_after(
         if ptr.is_null() {
             return Ok(());
         }
-        // Whoever captures is found before a use is recorded anywhere, and before any stream is asked who it is: one that another's capture
-        // draws in meanwhile would lose it by that.
+        // A capturing stream is found before a use is recorded anywhere, and before any stream's id is queried: a stream that another's capture
+        // takes in meanwhile would destroy that capture.
         for stream in streams {
             // SAFETY: alive, by the header.
             if unsafe { door.gpu().driver().raw_captures(stream.cast())? } {
@@ -235,9 +235,9 @@ pub extern "C" fn millpond_free_after(
     })
 }
 
-/// Work on `stream`, queued by now or before the free, uses the allocation: its bytes come back behind that.
-/// Of a thread's own default stream that is what is queued before the thread ends: a use is closed there, and what destructors that run later queue, of
-/// pthread keys or of thread_local objects, may not be covered. A use of null is nothing.
+/// Work on `stream`, queued by now or before the free, uses the allocation: its bytes are reused behind that.
+/// For a thread's own default stream that is what is queued before the thread ends: a use is closed there, and work that destructors queue later, of
+/// pthread keys or of thread_local objects, may not be covered. For null it does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_use(
     allocator: MillpondAllocator,
@@ -247,7 +247,7 @@ pub extern "C" fn millpond_record_use(
     call(|| Door::find(allocator)?.record_use(ptr, stream.addr()))
 }
 
-/// Pinned host memory, aligned to 512, from the cache of pinned segments. 0 bytes are a null pointer. May pin more, and wait
+/// Pinned host memory, aligned to 512, from the cache of pinned segments. 0 bytes are a null pointer. May pin more, and may wait
 /// for what is in flight when the limit is reached.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_alloc_pinned(
@@ -261,13 +261,13 @@ pub extern "C" fn millpond_alloc_pinned(
     })
 }
 
-/// Frees pinned memory: it is handed out again when all recorded uses are complete. Never waits, as millpond_free. Null is nothing.
+/// Frees pinned memory: it is reused when all recorded uses are complete. Like millpond_free it never waits. Null does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_pinned(allocator: MillpondAllocator, ptr: *mut c_void) -> MillpondStatus {
     call(|| Door::any(allocator)?.free_pinned(ptr, false))
 }
 
-/// As millpond_free_pinned, and when everything that any stream of the device holds is complete: when nobody can say which
+/// Like millpond_free_pinned, but reused when everything that any stream of the device holds is complete: for memory when it is unknown which
 /// copies use it. Held back until millpond_synchronize.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_free_pinned_unknown(
@@ -277,7 +277,7 @@ pub extern "C" fn millpond_free_pinned_unknown(
     call(|| Door::any(allocator)?.free_pinned(ptr, true))
 }
 
-/// A copy on `stream`, queued by now or before the free, uses the pinned memory. Of a thread's own default stream as millpond_record_use. A use of null is nothing.
+/// A copy on `stream`, queued by now or before the free, uses the pinned memory. For a thread's own default stream the same holds as for millpond_record_use. For null it does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_pinned_use(
     allocator: MillpondAllocator,
@@ -287,11 +287,11 @@ pub extern "C" fn millpond_record_pinned_use(
     call(|| Door::find(allocator)?.record_pinned_use(ptr, stream.addr()))
 }
 
-/// The stream is never destroyed while the process lives: its handle alone says who it is, and a call asks the driver
-/// at most whether it captures. It is marked whenever that is needed, unless it captures.
-/// It may be declared at any time, by one allocator of the device for all: what it held back until then is marked when that is
-/// needed. Who declares a stream and destroys it all the same loses what was freed there: it is held until the end of the allocator,
-/// and other streams' memory is had as before. Declared again it is asked who it is: MILLPOND_STATUS_BAD_ARGUMENT if another stream has the handle,
+/// The stream is never destroyed while the process lives: its handle alone identifies it, and a call queries the driver
+/// at most whether it captures. It is marked whenever needed, unless it captures.
+/// It may be declared at any time, by one allocator of the device for all: memory that was held back for it until then is marked when
+/// needed. A program that declares a stream and destroys it even so loses what was freed there: that memory is kept until the end of the allocator;
+/// other streams' memory stays available. If it is declared again, its id is queried: MILLPOND_STATUS_BAD_ARGUMENT if another stream has the handle,
 /// MILLPOND_STATUS_CAPTURING while it captures.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_declare_permanent(
@@ -301,7 +301,7 @@ pub extern "C" fn millpond_declare_permanent(
     call(|| Door::find(allocator)?.declare_permanent(stream.addr()))
 }
 
-/// The live allocation that an address lies in: its first byte and its length as asked for. Slow.
+/// The live allocation that contains an address: its first byte and its requested length. Slow.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_find(
     allocator: MillpondAllocator,
@@ -318,8 +318,8 @@ pub extern "C" fn millpond_find(
     })
 }
 
-/// Gives idle memory back to the device, as far as it is known complete. `freed`, if not null, is how many bytes that was. May wait
-/// for the device in the driver's frees, which end no capture. Of a destroyed allocator that is what was freed after its end.
+/// Gives idle memory back to the device, as far as it is known to be complete. `freed`, if not null, receives the number of bytes. May wait
+/// for the device in the driver's frees, which end no capture. For a destroyed allocator this is what was freed after its end.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_trim(allocator: MillpondAllocator, freed: *mut usize) -> MillpondStatus {
     call(|| {
@@ -328,22 +328,22 @@ pub extern "C" fn millpond_trim(allocator: MillpondAllocator, freed: *mut usize)
     })
 }
 
-/// How much may be taken of the device: `6GiB`, a number of bytes, `40%`, `none`.
+/// The maximum that may be reserved on the device: `6GiB`, a number of bytes, `40%`, `none`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_set_limit(allocator: MillpondAllocator, limit: *const c_char) -> MillpondStatus {
     call(|| Door::find(allocator)?.set_limit(text(limit)?))
 }
 
-/// Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph: the
-/// driver refuses then, and the capture is lost; but one of a stream that was declared permanent is looked for first, and lives.
-/// Of a destroyed allocator, all that was freed of it goes back to the device. So this is how a program says that the device is quiet:
-/// where it is, the wait comes back at once, and there is no call that says so without one.
+/// Waits for the device, and takes back all freed memory whose work is done, including what was held back. Not while a graph is being captured: the
+/// driver refuses then, and the capture is lost; but a capture on a stream that was declared permanent is checked for first, and survives.
+/// For a destroyed allocator, everything that was freed of it goes back to the device. This is how a program declares that the device is idle:
+/// if it is, the wait returns at once, and there is no call that declares it without a wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_synchronize(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| Door::any(allocator)?.synchronize())
 }
 
-/// Sets the peaks of the report to the present values.
+/// Sets the peaks of the report to the current values.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_reset_peaks(allocator: MillpondAllocator) -> MillpondStatus {
     call(|| {
@@ -352,8 +352,8 @@ pub extern "C" fn millpond_reset_peaks(allocator: MillpondAllocator) -> Millpond
     })
 }
 
-/// What the pools hold, as JSON. Writes at most `room` bytes, the last of them a zero; `needed`, if not null, is how many the
-/// whole takes, its zero included.
+/// What the pools hold, as JSON. Writes at most `room` bytes, the last of them a zero; `needed`, if not null, receives the bytes that the
+/// whole text takes, including its zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_stats_json(
     allocator: MillpondAllocator,
@@ -364,7 +364,7 @@ pub extern "C" fn millpond_stats_json(
     report(allocator, to, room, needed, pond::report::Report::to_json)
 }
 
-/// What the pools hold, for people. As millpond_stats_json.
+/// What the pools hold, as text for a person. Otherwise like millpond_stats_json.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_report(
     allocator: MillpondAllocator,
@@ -389,7 +389,7 @@ fn report(
     })
 }
 
-/// What the calling thread's last failure was, in words: asked, found, what to do. Valid until its next failure; never null.
+/// The message of the calling thread's last failure: what was requested, what was found, what to do. Valid until its next failure; never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_last_error() -> *const c_char {
     last()

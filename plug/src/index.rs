@@ -1,26 +1,26 @@
-//! Addresses to allocations: a table by address, as page tables are made, so that threads share no lock.
+//! Addresses to allocations: a table by address, built like a page table, so that threads share no lock.
 //!
 //! The simple version: a hash map under a lock. This one has a root of leaves, a leaf for each 256 MiB of addresses that
 //! ever held an allocation, a slot for each 512 bytes of it. All of it is zeroed memory of the system, which costs
 //! nothing until a page of it is touched: one of 4 KiB for up to 128 neighbouring granules with allocations.
 //!
-//! A slot is empty, live, or held: whoever looks at an allocation or ends it holds its slot meanwhile, a free or a recorded use on a stream that
-//! it has not met through the driver's calls about that stream too. So a free beside another call on the same pointer, which is the caller's
-//! mistake, is an error code and not a disaster; whoever comes second yields until the first is done. This file knows an allocation as words; what they mean is the allocator's business.
+//! A slot is empty, live, or held: a call that looks at an allocation or ends it holds its slot meanwhile, and a free or a recorded use on a stream that
+//! is new to it holds it through the driver calls about that stream too. So a free beside another call on the same pointer, which is the caller's
+//! mistake, is an error code and nothing worse; the second call yields until the first is done. This file knows an allocation as words; the allocator knows their meaning.
 
 #![allow(unsafe_code, reason = "leaves are reached through atomic pointers and are never freed")]
 
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
-/// Addresses have so many bits at most; beyond, nothing is taken in.
+/// The maximum number of bits of an address; addresses beyond are refused.
 const BITS: u32 = 52;
 /// A slot stands for 2^9 bytes, a leaf for 2^28.
 const GRANULE: u32 = 9;
 const LEAF: u32 = 28;
 const SLOTS: usize = 1 << (LEAF - GRANULE);
 
-/// In place of an allocation's first word.
+/// The first word of an empty slot.
 const EMPTY: u64 = 0;
 const HELD: u64 = 1;
 
@@ -29,14 +29,14 @@ const HELD: u64 = 1;
 pub(crate) struct Entry {
     /// `RawAllocation::to_words`.
     pub(crate) words: [u64; 3],
-    /// Whatever else its door wants to know.
+    /// Other facts that its door needs.
     pub(crate) tag: u64,
 }
 
 #[derive(Debug)]
 struct Slot([AtomicU64; 4]);
 
-/// All of a process.
+/// The table of a process.
 #[derive(Debug)]
 pub(crate) struct Index {
     root: Box<[AtomicPtr<Slot>]>,
@@ -63,7 +63,7 @@ impl Hold<'_> {
         self.entry.tag = tag;
         self.slot.0[3].store(tag, Ordering::Relaxed);
     }
-    /// The allocation is no more. To be called before its bytes can be another's.
+    /// Ends the allocation. Call it before its bytes can be reused.
     pub(crate) fn end(self) {
         self.slot.0[0].store(EMPTY, Ordering::Release);
         core::mem::forget(self);
@@ -99,12 +99,12 @@ impl Index {
         let fresh = Box::into_raw(zeroes).cast::<Slot>();
         if leaf.compare_exchange(core::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
             let zeroes = core::ptr::slice_from_raw_parts_mut(fresh.cast::<[u64; 4]>(), SLOTS);
-            // SAFETY: made above, and nobody else has seen it.
+            // SAFETY: made above, and not yet shared.
             drop(unsafe { Box::from_raw(zeroes) });
         }
     }
 
-    /// An allocation begins at `addr`, a multiple of 512. `false`: the address is out of range, or, which is a defect, not
+    /// An allocation begins at `addr`, a multiple of 512. `false`: the address is out of range or, which is a defect, not
     /// free.
     #[must_use]
     #[inline]
@@ -117,7 +117,7 @@ impl Index {
         if slot.0[0].load(Ordering::Acquire) != EMPTY {
             return false;
         }
-        // The bytes are the caller's alone, and so is their slot.
+        // The caller has exclusive ownership of the bytes, and so of their slot.
         slot.0[1].store(entry.words[1], Ordering::Relaxed);
         slot.0[2].store(entry.words[2], Ordering::Relaxed);
         slot.0[3].store(entry.tag, Ordering::Relaxed);

@@ -1,33 +1,33 @@
-//! The door for programs that are not written in Rust: a C interface, and the pair of functions that PyTorch takes as its
+//! The interface for programs that are not written in Rust: a C interface, and the pair of functions that PyTorch takes as its
 //! allocator. The header is `plug/millpond.h`.
 //!
 //! A pointer names an allocation, a handle names a stream. Pointers are looked up in an index by address, so that one that
-//! was freed, never was ours, or points into the middle is an error code and changes nothing. Streams are looked up by
-//! handle *and* the driver's id, because handles come back; those declared permanent by their handle alone. No panic
-//! crosses the boundary. It does not know how memory is found, nor what order is: it is the public interface, spelt in C.
+//! was freed, never was ours, or points into the middle returns an error code and changes nothing. Streams are looked up by
+//! handle *and* the driver's id, because handles are reused; permanent ones by their handle alone. No panic
+//! crosses the boundary. It does not know how memory is found, nor what order is: it is the public interface, in C.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `index` | addresses to allocations, without a lock that all share |
-//! | `door` | an allocator, its streams, and what is asked of it |
+//! | `index` | addresses to allocations, without a shared lock |
+//! | `door` | an allocator, its streams, and its operations |
 //! | `met` | what a thread remembers of streams |
 //! | `pinned` | pinned memory by its address |
-//! | `status` | codes, and the words behind the last one |
-//! | `table` | values by a number that lasts |
+//! | `status` | codes, and the message behind the last one |
+//! | `table` | values by a number that is never reused |
 //! | `presence` | which threads are in a call |
-//! | `burial` | when one that ended leaves the table |
+//! | `burial` | when an ended value leaves the table |
 //! | `sync` | real atomics, or a model checker's |
-//! | `tag` | what is known of an allocation, in a word |
+//! | `tag` | facts of an allocation, in a word |
 //! | `ffi` | the C functions |
 //! | `torch` | PyTorch's pair and its hooks |
-//! | `throw` | an exception that PyTorch knows as out of memory |
+//! | `throw` | an exception that PyTorch recognises as out of memory |
 
 #![allow(
     clippy::doc_markdown,
     reason = "the words of the C header, which know no markdown; names of products"
 )]
 
-/// Whether a bug of docs/mutants.md is planted here: never, but in builds for the tests that must find it.
+/// Whether a bug of docs/mutants.md is planted here: always `false`, except in builds for the tests that must find it.
 #[cfg(not(millpond_mutants))]
 macro_rules! mutant {
     ($bug:ident) => {

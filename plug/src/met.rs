@@ -1,10 +1,10 @@
-//! What a thread remembers of streams: those that it met last, and its own default streams, which end with it.
+//! What a thread remembers of streams: those that it used last, and its own default streams, which end with it.
 //!
-//! Nobody says that a thread ends, and its default streams go without a word. So the list of them has a destructor, in which
+//! Nothing reports that a thread ends, and its default streams end without notice. So the list of them has a destructor, in which
 //! what was freed there is marked and the lanes end, while the handle still means this thread's stream
 //! ([`Door::thread_ends`]). Destructors of a thread's values run in the reverse order of their first use: the list is first
-//! touched behind driver calls of the thread, so that it ends before whatever the driver keeps for the thread. A destructor that runs
-//! later (of a value that was made before, or of a key of pthread's) may free still: each such free marks the stream and ends its lane.
+//! touched after driver calls of the thread, so that it ends before whatever the driver keeps for the thread. A destructor that runs
+//! later (of a value that was made before, or of a pthread key) may still free: each such free marks the stream and ends its lane.
 //!
 //! It does not know what a lane is for.
 
@@ -20,7 +20,7 @@ const REMEMBERED: usize = 16;
 /// A lane, and the number of its door.
 type Met = (u32, Arc<Lane>);
 
-/// The stream that was met last in each place.
+/// The stream that was used last in each place.
 struct Recent(RefCell<[Option<Met>; REMEMBERED]>);
 
 /// Default streams of the calling thread, one a door.
@@ -29,11 +29,11 @@ struct Own(RefCell<Vec<Met>>);
 thread_local! {
     static RECENT: Recent = const { Recent(RefCell::new([const { None }; REMEMBERED])) };
     static OWN: Own = const { Own(RefCell::new(Vec::new())) };
-    /// The list has ended. To ask the list itself would be its first use.
+    /// The list has ended. Querying the list itself would be its first use.
     static PAST: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is past the end of the list of its own streams: destructors that run later may call still.
+/// Whether the calling thread is past the end of the list of its own streams: destructors that run later may still call.
 #[inline]
 pub(crate) fn is_past() -> bool {
     PAST.get()
@@ -43,7 +43,7 @@ fn place(handle: usize) -> usize {
     (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED
 }
 
-/// Runs `then` on the stream that was met last with this handle at this door.
+/// Runs `then` on the stream that was last used with this handle at this door.
 #[inline]
 pub(crate) fn with<R>(door: u32, handle: usize, then: impl FnOnce(&Lane) -> Option<R>) -> Option<R> {
     let met = RECENT.try_with(|recent| {
@@ -54,18 +54,18 @@ pub(crate) fn with<R>(door: u32, handle: usize, then: impl FnOnce(&Lane) -> Opti
     met.ok().flatten()
 }
 
-/// This one was met last.
+/// This one was used last.
 pub(crate) fn remember(door: u32, lane: &Arc<Lane>) {
     let _ = RECENT.try_with(|recent| {
         let replaced =
             recent.0.try_borrow_mut().ok()?[place(lane.handle())].replace((door, Arc::clone(lane)));
-        // Its drop may speak to the driver: not while the list is borrowed.
+        // Its drop may call the driver: not while the list is borrowed.
         drop(replaced);
         Some(())
     });
 }
 
-/// A default stream of the calling thread, on which a driver call was made. Where the thread is past its list's end, its frees
+/// A default stream of the calling thread, on which a driver call was made. If the thread is past its list's end, its frees
 /// end it ([`is_past`]).
 pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
     let _ = OWN.try_with(|own| {
@@ -80,7 +80,7 @@ pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
     });
 }
 
-/// The door was destroyed: the calling thread lets go of its streams. Other threads do when they end, or meet others in their places.
+/// The door was destroyed: the calling thread releases its streams. Other threads do when they end, or when others take their places.
 pub(crate) fn forget(door: u32) {
     let recent = RECENT.try_with(|recent| {
         let mut recent = recent.0.try_borrow_mut().ok()?;
@@ -91,13 +91,13 @@ pub(crate) fn forget(door: u32) {
         let mut own = own.0.try_borrow_mut().ok()?;
         Some(own.extract_if(.., |&mut (of, _)| of == door).collect::<Vec<_>>())
     });
-    // Their ends speak to the driver: not while the lists are borrowed.
+    // Their ends call the driver: not while the lists are borrowed.
     drop((recent, own));
 }
 
-/// Runs what a thread's end is to do with each of `kept`. In a forked child neither the parent's locks nor the driver can be
-/// touched: there each is left as it is, and only the list of them goes. And a panic out of a thread's destructor would be the
-/// end of the process.
+/// Does for each of `kept` what a thread's end requires. In a forked child neither the parent's locks nor the driver may be
+/// touched: there each is left as it is, and only their list is freed. And a panic in a thread's destructor would
+/// end the process.
 fn at_the_end<T>(forked: bool, kept: impl IntoIterator<Item = T>, run: impl FnMut(T)) {
     let kept = kept.into_iter();
     if forked {

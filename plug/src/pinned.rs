@@ -1,5 +1,5 @@
-//! Pinned memory by its address: asked for rarely, so a lock will do. It is held over no driver call: whoever records a use keeps the
-//! memory by count meanwhile, and a free beside that ends it when the last of the two is done.
+//! Pinned memory by its address: allocated rarely, so a lock suffices. It is held over no driver call: a call that records a use keeps the
+//! memory alive by a count meanwhile, and a free beside it ends it when the last of the two is done.
 
 use crate::door::{Door, unknown};
 use crate::status::{Failure, MillpondStatus as Status};
@@ -11,13 +11,13 @@ use pond::PinnedAllocation;
 use pond::cuda::Cuda;
 use std::sync::Arc;
 
-/// What a door has pinned.
+/// A door's pinned memory.
 pub(crate) type Pinned = Mutex<HashMap<usize, Arc<Block>>>;
 
-/// One of them.
+/// One block of it.
 pub(crate) struct Block {
     memory: Option<PinnedAllocation<Cuda>>,
-    /// Freed by nobody knows whom.
+    /// Freed by an unknown stream.
     by_unknown: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl Door {
         Ok(at)
     }
 
-    /// Pinned memory comes back when every recorded use is complete, or everything that any stream holds.
+    /// Pinned memory is reused when every recorded use is complete, or everything that any stream holds.
     pub(crate) fn free_pinned(&self, ptr: *mut c_void, by_unknown: bool) -> Result<(), Failure> {
         if ptr.is_null() {
             return Ok(());
@@ -73,7 +73,7 @@ impl Door {
         })
     }
 
-    /// Another allocator's, or nobody's. With no lock of ours held: each is looked at under its own.
+    /// It is another allocator's, or unknown. With no lock of ours held: each allocator is searched under its own.
     #[cold]
     fn none_of_ours(&self, ptr: *mut c_void) -> Failure {
         let whose = Door::all().find(|door| door.pinned().lock().contains_key(&ptr.addr()));

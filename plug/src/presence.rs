@@ -1,11 +1,11 @@
-//! Which threads are in a call, so that what a call may hold is freed behind it and not under it.
+//! Which threads are in a call, so that what a call may use is freed after it and not under it.
 //!
-//! The simple version: a reader-writer lock around each call. This one has a line for each thread, with a number that is odd in a call, and
-//! entering and leaving write that alone, without a fence: whoever wants to know has the kernel make every thread of the process
-//! pass one (`membarrier`). Where the kernel does not know how, each call has a fence of its own.
+//! The simple version: a reader-writer lock around each call. This one has a cache line for each thread, with a number that is odd in a call, and
+//! entering and leaving write only that, without a fence: a thread that needs to know has the kernel make every thread of the process
+//! pass a fence (`membarrier`). If the kernel does not support that, each call has a fence of its own.
 //!
-//! The race, and both its ends: a thread writes its number and then looks for an allocator; who frees one takes it out of the table,
-//! then has the barrier, and then reads the numbers. Either the number is seen, and the freeing waits for the next one; or it was written behind the
+//! The race, and both outcomes: a calling thread writes its number and then looks for an allocator; a freeing thread takes one out of the table,
+//! then has the barrier, and then reads the numbers. Either the number is seen, and the freeing thread waits for the next one; or it was written after the
 //! barrier, and then the allocator is not found any more.
 //!
 //! It does not know what is freed.
@@ -17,7 +17,7 @@ use crate::sync::{
 };
 use core::cell::Cell;
 
-/// A thread's, with nobody else's on its cache line. Made for as many threads as ever were at one time.
+/// A thread's line, alone on its cache line. There are as many as threads ever existed at one time.
 #[repr(align(128))]
 struct Line {
     /// Odd in a call.
@@ -33,7 +33,7 @@ shared! {
     static LINES: AtomicPtr<Line> = AtomicPtr::new(core::ptr::null_mut());
 }
 shared! {
-    /// Calls of threads whose line is gone: from destructors that run last.
+    /// Calls of threads without a line: from destructors that run last.
     static STRAYS: AtomicU64 = AtomicU64::new(0);
 }
 shared! {
@@ -41,7 +41,7 @@ shared! {
     static BY_KERNEL: AtomicBool = AtomicBool::new(false);
 }
 
-/// What a thread has for a line before its first call, and behind its last one.
+/// What a thread has instead of a line before its first call, and after its last one.
 #[derive(Clone, Copy)]
 enum Mine {
     None,
@@ -49,7 +49,7 @@ enum Mine {
     At(&'static Line),
 }
 
-/// Gives a thread's line to another one when the thread ends.
+/// Passes a thread's line on to another one when the thread ends.
 struct GivenBack;
 
 impl Drop for GivenBack {
@@ -76,12 +76,12 @@ fn lines() -> impl Iterator<Item = &'static Line> {
     core::iter::successors(at(LINES.load(Ordering::Acquire)), move |line| at(line.next))
 }
 
-/// A line for the calling thread, of one that has ended or a new one; none where the thread's own values are gone. No lock: a thread may
+/// A line for the calling thread, of one that has ended or a new one; `None` if the thread's own values are gone. No lock: a thread may
 /// fork meanwhile.
 #[cold]
 fn first() -> Option<&'static Line> {
     GIVEN_BACK.try_with(|_| ()).ok()?;
-    // A look first: a line that is taken is written by its thread in every call, and to write it here would take it away from there.
+    // Read first: a line that is in use is written by its thread in every call, and a write here would take its cache line away.
     let is_free = |line: &&'static Line| {
         !line.taken.load(Ordering::Relaxed) && !line.taken.swap(true, Ordering::AcqRel)
     };
@@ -107,10 +107,10 @@ fn first() -> Option<&'static Line> {
 pub(crate) struct Here(How);
 
 enum How {
-    /// Left by this number.
+    /// Left by storing this number.
     Counted(&'static Line, u64),
     Stray,
-    /// Of a call that is in another one.
+    /// A call inside another one.
     Within,
 }
 
@@ -118,7 +118,7 @@ impl Drop for Here {
     #[inline]
     fn drop(&mut self) {
         match self.0 {
-            // What the call read was read before.
+            // The call's reads are ordered before this store.
             How::Counted(line, turn) => line.turn.store(turn, Ordering::Release),
             How::Stray => drop(STRAYS.fetch_sub(1, Ordering::AcqRel)),
             How::Within => {}
@@ -126,7 +126,7 @@ impl Drop for Here {
     }
 }
 
-/// Says that the calling thread is in a call.
+/// Marks the calling thread as in a call.
 #[inline]
 pub(crate) fn enter() -> Here {
     let line = match MINE.with(Cell::get) {
@@ -155,16 +155,16 @@ fn stray() -> Here {
     Here(How::Stray)
 }
 
-/// The calls that were made when this was, but the asking thread's own.
+/// The calls that were under way when this was made, except the calling thread's own.
 pub(crate) struct Calls {
     busy: Vec<(&'static Line, u64)>,
     strays: bool,
-    /// The kernel made no fences, as where a process shuts itself in later: nobody knows who is in one.
+    /// The kernel made no fences, for example where a process sandboxes itself later: it is unknown which calls are under way.
     unseen: bool,
 }
 
 impl Calls {
-    /// Those of now: whoever is in none of them sees what was written before.
+    /// The calls under way now: a call that is not among them sees what was written before.
     pub(crate) fn now() -> Calls {
         let unseen = !barrier();
         let mine = MINE.with(Cell::get);
@@ -178,19 +178,19 @@ impl Calls {
         }
     }
 
-    /// Whether all have been left. Where nobody knew who they were, it is those of now, with whatever is left of theirs.
+    /// Whether all have been left. If they were unknown, they are the calls under way now, with whatever is left of theirs.
     pub(crate) fn are_over(&mut self) -> bool {
         if self.unseen {
             *self = Calls::now();
         }
         self.busy.retain(|(line, turn)| line.turn.load(Ordering::Acquire) == *turn);
-        // Who they are is not known: there has to be none for once.
+        // The calls are unknown: there has to be a moment without any.
         self.strays &= STRAYS.load(Ordering::Acquire) > 0;
         self.busy.is_empty() && !self.strays && !self.unseen
     }
 }
 
-/// What this thread wrote is seen by whoever enters a call from here on, and who has entered one is seen here. `false`: the kernel refused.
+/// What this thread wrote is visible to every call that begins from here on, and every call that has begun is visible here. `false`: the kernel refused.
 fn barrier() -> bool {
     if mutant!(DoorBarrierSkipped) {
         return true;
@@ -201,7 +201,7 @@ fn barrier() -> bool {
     made
 }
 
-/// To be called before the first allocator is made.
+/// Call it before the first allocator is made.
 pub(crate) fn prepare() {
     if kernel::register() {
         BY_KERNEL.store(true, Ordering::Relaxed);
@@ -223,11 +223,11 @@ mod kernel {
         // SAFETY: membarrier(2) with a command and no flags; one that the kernel does not know is an error code.
         unsafe { syscall(MEMBARRIER, command, 0 as c_int, 0 as c_int) == 0 }
     }
-    /// Whether the kernel does it.
+    /// Whether the kernel supports it.
     pub(super) fn register() -> bool {
         membarrier(REGISTER_PRIVATE_EXPEDITED) && membarrier(PRIVATE_EXPEDITED)
     }
-    /// Whether it did: once registered it does, but where memory is short, or a filter of system calls forbids it since.
+    /// Whether it was done: once registered it succeeds, unless memory is short, or a filter of system calls has since forbidden it.
     pub(super) fn barrier() -> bool {
         #[cfg(test)]
         if REFUSES.get() {

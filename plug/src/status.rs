@@ -6,19 +6,19 @@ use pond::{DriverErrorKind, Error};
 use std::cell::RefCell;
 use std::ffi::CString;
 
-/// What a call came to. Every other code than `MILLPOND_STATUS_OK` says that nothing was changed, but for what the head of this file names.
+/// The result of a call. Every code except `MILLPOND_STATUS_OK` means that nothing was changed, except for what the head of this file names.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MillpondStatus {
-    /// It was done.
+    /// Success.
     Ok = 0,
-    /// Out of memory: `millpond_last_error` has the report; or more was asked for than one allocation can be.
+    /// Out of memory: `millpond_last_error` has the report; or more was requested than one allocation can be.
     OutOfMemory = 1,
-    /// The pointer is no live allocation: freed, never ours, or inside one.
+    /// The pointer is not a live allocation: it was freed, belongs to another library, or points inside an allocation.
     UnknownPointer = 2,
-    /// The allocation, or the stream, is another allocator's or on another device.
+    /// The allocation, or the stream, belongs to another allocator or another device.
     WrongAllocator = 3,
-    /// A null pointer, an option that is none, one allocator too many.
+    /// A null pointer, an unknown option, or one allocator too many.
     BadArgument = 4,
     /// No such allocator, or it was destroyed.
     UnknownAllocator = 5,
@@ -28,7 +28,7 @@ pub enum MillpondStatus {
     NoDevice = 7,
     /// The driver failed.
     Driver = 8,
-    /// A defect of millpond: nothing is known of what was changed.
+    /// A defect of millpond: it is unknown what was changed.
     Panic = 9,
     /// This process was forked from one that had an allocator, or had started CUDA to make one: CUDA does not work here.
     Forked = 10,

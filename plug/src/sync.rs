@@ -1,5 +1,5 @@
-//! The one switch between real locks and atomics and those of a model checker, for the rooms by which a call keeps what it looks at:
-//! `presence`, `table` and `burial`. `tests/threads_loom/ends.rs` has these files too, under `--cfg loom`. It does not know what is protected.
+//! The one switch between real locks and atomics and those of a model checker, for the modules by which a call keeps what it looks at:
+//! `presence`, `table` and `burial`. `tests/threads_loom/ends.rs` includes these files too, under `--cfg loom`. It does not know what is protected.
 
 #[cfg(not(loom))]
 mod real {
@@ -8,30 +8,30 @@ mod real {
     };
     pub(crate) use parking_lot::Mutex;
 
-    /// Whether a checker has found something and takes everything down: nothing of its may be touched.
+    /// Whether a checker has found something and is shutting down: none of its objects may be touched.
     pub(crate) fn is_over() -> bool {
         false
     }
 
-    /// Something that all threads have.
+    /// A variable shared by all threads.
     macro_rules! shared {
         ($(#[$attr:meta])* static $name:ident: $t:ty = $init:expr;) => {
             $(#[$attr])* static $name: $t = $init;
         };
     }
-    /// Something that each thread has.
+    /// A variable of each thread.
     macro_rules! per_thread {
         ($(#[$attr:meta])* static $name:ident: $t:ty = $init:expr;) => {
             std::thread_local! { $(#[$attr])* static $name: $t = const { $init }; }
         };
     }
-    /// So many, made alike.
+    /// This many, made alike.
     macro_rules! each {
         ($init:expr; $n:expr) => {
             [const { $init }; $n]
         };
     }
-    /// A function that makes what a static may hold.
+    /// A function that makes the value of a static.
     macro_rules! makes {
         ($(#[$attr:meta])* $vis:vis fn $($rest:tt)*) => {
             $(#[$attr])* $vis const fn $($rest)*
@@ -40,7 +40,7 @@ mod real {
     pub(crate) use {each, makes, per_thread, shared};
 }
 
-/// A checker's are made anew for each schedule, and none of them by a constant.
+/// A checker's are made anew for each schedule, and not by constants.
 #[cfg(loom)]
 mod model {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
@@ -49,7 +49,7 @@ mod model {
     pub(crate) fn is_over() -> bool {
         std::thread::panicking()
     }
-    /// No compiler moves anything here.
+    /// No compiler reorders anything here.
     pub(crate) fn compiler_fence(_: core::sync::atomic::Ordering) {}
 
     macro_rules! shared {

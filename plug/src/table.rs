@@ -1,5 +1,5 @@
-//! A table of values by number, which never names another value again. A value stays until it is taken out and nobody can be looking at
-//! it any more; its place is the next one's then, under another number. It does not know what the values are.
+//! A table of values by number, which is never reused for another value. A value stays until it is taken out and no call can be looking at
+//! it any more; then its place is free for the next one, under another number. It does not know what the values are.
 //!
 //! A number is a place, of `N`, and how many values were in it before: 5 in a table of 4,096 places is the first value of place 5, and 4,101 the second.
 
@@ -15,14 +15,14 @@ use std::collections::VecDeque;
 /// At most `N` values at one time, a power of two.
 pub(crate) struct Table<T, const N: usize> {
     places: [AtomicPtr<T>; N],
-    /// The number of the next value of each place; 0 where there was none yet.
+    /// The number of the next value of each place; 0 if there was none yet.
     next: [AtomicU32; N],
-    /// So many places were ever taken.
+    /// How many places were ever taken.
     taken: AtomicUsize,
     apart: Mutex<Apart<T>>,
 }
 
-/// What is looked at when a value comes or goes.
+/// What is needed only when a value comes or goes.
 struct Apart<T> {
     free: VecDeque<usize>,
     /// Values that are in no place, and the calls that may still look at them.
@@ -42,12 +42,12 @@ impl<T, const N: usize> Table<T, N> {
         }
     }
 
-    /// Of a number.
+    /// The place of a number.
     pub(crate) const fn place(number: u32) -> usize {
         number as usize % N
     }
 
-    /// Takes a number and fills its place with what is made of it; `None` if all places are taken.
+    /// Takes a number and fills its place with the value that `make` makes of it; `None` if all places are taken.
     pub(crate) fn put(&self, make: impl FnOnce(u32) -> Box<T>) -> Option<&T> {
         let place = self.apart.lock().free.pop_front();
         let place = if let Some(place) = place {
@@ -61,10 +61,10 @@ impl<T, const N: usize> Table<T, N> {
             number => number,
         };
         let value = Box::into_raw(make(number));
-        // The last number of a place is followed by none: `free` has it no more.
+        // The last number of a place has no successor: `free` no longer has it.
         self.next[place].store(number.saturating_add(N as u32), Ordering::Relaxed);
         self.places[place].store(value, Ordering::Release);
-        // SAFETY: just made, and it stays while a call is under way that may look at it, this one among them.
+        // SAFETY: just made, and it stays while a call is under way that may look at it, including this one.
         Some(unsafe { &*value })
     }
 
@@ -79,13 +79,13 @@ impl<T, const N: usize> Table<T, N> {
         self.places.get(place).and_then(|at| unsafe { at.load(Ordering::Acquire).as_ref() })
     }
 
-    /// All there are. A place that is taken and not filled yet is passed over, and what lies behind it is not.
+    /// All values. A place that is taken and not filled yet is skipped, and those behind it are not.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         (0..self.taken.load(Ordering::Relaxed)).filter_map(|place| self.at(place))
     }
 
-    /// Takes a value out, of which nobody will ask any more; those who do now have it to the end of their calls. The caller says of
-    /// one value once.
+    /// Takes a value out, which no later call will look up; the calls that have it keep it to their end. The caller does this once
+    /// for each value.
     pub(crate) fn leaves(&self, number: u32) {
         let place = Self::place(number);
         let value = self.places[place].swap(core::ptr::null_mut(), Ordering::AcqRel);
@@ -93,12 +93,12 @@ impl<T, const N: usize> Table<T, N> {
             return;
         }
         let calls = Calls::now();
-        // SAFETY: from `put`, and in no place any more, so that nobody else takes it out.
+        // SAFETY: from `put`, and in no place any more, so that no other call takes it out.
         let value = unsafe { Box::from_raw(value) };
         self.apart.lock().leaving.push((place, value, calls));
     }
 
-    /// Those that left, and at which nobody looks any more: their places are free.
+    /// The values that left, and that no call looks at any more: their places are free.
     pub(crate) fn gone(&self) -> Vec<Box<T>> {
         let mut apart = self.apart.lock();
         let Apart { free, leaving } = &mut *apart;

@@ -1,9 +1,9 @@
-//! Facts of an allocation, in the word that the index keeps with it. It does not know who asks for them.
+//! Facts of an allocation, in the word that the index keeps with it. It does not know who uses them.
 
-/// The calling thread's default stream: one handle for as many streams as there are threads.
+/// The calling thread's default stream: one handle for a stream of each thread.
 pub(crate) const PER_THREAD: usize = 2;
 
-/// An allocation's door, whether its stream's handle alone says who that is, whether it has uses that
+/// An allocation's door, whether its stream's handle alone identifies the stream, whether it has uses that
 /// could not be recorded, or uses on other devices, whether it was freed and its end waits for one of those, and the handle.
 #[derive(Clone, Copy)]
 pub(crate) struct Tag(u64);
@@ -17,12 +17,12 @@ impl Tag {
     const DOOR: u32 = 52;
 
     pub(crate) fn new(door: u32, handle: usize, lasting: bool) -> Tag {
-        // A handle that does not fit, or means another stream on each thread, is compared by ids instead.
+        // A handle that does not fit, or means a different stream on each thread, is compared by ids instead.
         let any_thread = handle == PER_THREAD && !mutant!(DoorAnyThreadHome);
         let lasting = lasting && handle as u64 <= Tag::HANDLE && !any_thread;
         Tag(u64::from(door) << Tag::DOOR | if lasting { Tag::LASTING | handle as u64 } else { 0 })
     }
-    /// The one of this word.
+    /// The tag of this word.
     pub(crate) fn of(word: u64) -> Tag {
         Tag(word)
     }
@@ -37,7 +37,7 @@ impl Tag {
     pub(crate) fn elsewhere(self, any: bool) -> Tag {
         Tag(if any { self.0 | Tag::ELSEWHERE } else { self.0 & !Tag::ELSEWHERE })
     }
-    /// Freed, as far as any caller can tell.
+    /// Freed, as far as callers can see.
     pub(crate) fn deferred(self) -> Tag {
         Tag(self.0 | Tag::DEFERRED)
     }

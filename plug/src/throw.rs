@@ -1,17 +1,17 @@
-//! An exception that PyTorch knows as out of memory, or as an error of another kind, with our words in it.
+//! An exception that PyTorch recognises as out of memory, or as an error of another kind, with our message in it.
 //!
-//! It cannot be made in Rust as such: it is a C++ object of a class of PyTorch's. But a class is a constructor, a table of
+//! It cannot be made in Rust directly: it is a C++ object of a class of PyTorch's. But a class is a constructor, a table of
 //! virtual functions and a description, and those are found by name in the libraries that the process has loaded. The object
-//! is made by the constructor of `c10::Error(SourceLocation, std::string)`, which is the one of any other kind. Out of memory is given the table and
-//! the description of `c10::OutOfMemoryError`, a class of that one which adds nothing to it. Nothing of PyTorch is needed to build this; where it is not
-//! loaded, or made otherwise one day, `std::bad_alloc` or `std::runtime_error` is thrown, and where there is no C++ at all, null is the answer.
+//! is made by the constructor of `c10::Error(SourceLocation, std::string)`, the class for any other kind. For out of memory it gets the table and
+//! the description of `c10::OutOfMemoryError`, a subclass that adds nothing to it. Building this needs nothing of PyTorch; if PyTorch is not
+//! loaded, or changes its classes one day, `std::bad_alloc` or `std::runtime_error` is thrown, and without any C++ the result is null.
 
 #![allow(unsafe_code, reason = "C++ by hand")]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use libloading::os::unix::Library;
 
-/// The loader gives what is loaded, and loads nothing.
+/// The loader returns what is loaded, and loads nothing.
 const NO_LOAD: c_int = 4;
 const LAZY: c_int = 1;
 /// Room for the exception object, which is smaller than 300 bytes.
@@ -42,13 +42,13 @@ struct Cpp {
     throw: unsafe extern "C-unwind" fn(*mut c_void, *const c_void, Option<Destructor>) -> !,
     new: unsafe extern "C-unwind" fn(usize) -> *mut c_void,
     bad_alloc: unsafe extern "C-unwind" fn() -> !,
-    /// Not every library of C++ has it.
+    /// Not every C++ library has it.
     runtime_error: Option<unsafe extern "C-unwind" fn(*const c_char) -> !>,
 }
 
 struct Torch {
     construct: Constructor,
-    /// If it is not the constructor's own.
+    /// If it differs from the constructor's own.
     table: Option<*const usize>,
     description: *const c_void,
     destroy: Option<Destructor>,
@@ -63,7 +63,7 @@ fn loaded(name: &str) -> Option<Library> {
 fn symbol<T: Copy>(libraries: &[Library], name: &CStr) -> Option<T> {
     const { assert!(size_of::<T>() == size_of::<*const c_void>()) };
     let found = libraries.iter().find_map(|l| {
-        // SAFETY: a symbol's address as a pointer; what it is, its name says.
+        // SAFETY: a symbol's address as a pointer; its name says what it is.
         unsafe { l.get::<*const c_void>(name.to_bytes_with_nul()) }
             .ok()
             .map(libloading::os::unix::Symbol::into_raw)
@@ -72,7 +72,7 @@ fn symbol<T: Copy>(libraries: &[Library], name: &CStr) -> Option<T> {
     (!found.is_null()).then(|| unsafe { core::mem::transmute_copy(&found) })
 }
 
-/// The libraries stay loaded. Their list does not stay: a throw may come at every allocation.
+/// The libraries stay loaded. Their list is freed: a throw may happen at every allocation.
 fn stay(libraries: Vec<Library>) {
     libraries.into_iter().for_each(core::mem::forget);
 }
@@ -83,7 +83,7 @@ fn cpp() -> Option<Cpp> {
     let found = Cpp {
         allocate: symbol(&libraries, c"__cxa_allocate_exception")?,
         throw: symbol(&libraries, c"__cxa_throw")?,
-        // As PyTorch's `operator delete` is found, which is its partner: the program's own, if it has replaced both.
+        // Found like PyTorch's `operator delete`, its counterpart: the program's own, if it has replaced both.
         new: symbol(&[Library::this()], c"_Znwm").or_else(|| symbol(&libraries, c"_Znwm"))?,
         bad_alloc: symbol(&libraries, c"_ZSt17__throw_bad_allocv")?,
         runtime_error: symbol(&libraries, c"_ZSt21__throw_runtime_errorPKc"),
@@ -120,11 +120,11 @@ fn torch(out_of_memory: bool) -> Option<Torch> {
     Some(found)
 }
 
-/// Throws out of memory, or another kind of error, with these words. Returns only where there is no C++.
+/// Throws out of memory, or another kind of error, with this message. Returns only if there is no C++.
 pub(crate) fn throw(words: *const c_char, out_of_memory: bool) {
     let Some(cpp) = cpp() else { return };
     let Some(torch) = torch(out_of_memory) else {
-        // SAFETY: it throws, and every frame up to the caller lets it pass; the words are copied.
+        // SAFETY: it throws, and every frame up to the caller lets it pass; the message is copied.
         unsafe {
             match cpp.runtime_error {
                 Some(throw) if !out_of_memory => throw(words),
@@ -133,7 +133,7 @@ pub(crate) fn throw(words: *const c_char, out_of_memory: bool) {
         }
     };
     // SAFETY: an object of the class is made as its own constructor makes one, in room that is larger than it; the text lies
-    // in memory that its destructor gives back; every frame up to the caller lets the exception pass.
+    // in memory that its destructor frees; every frame up to the caller lets the exception pass.
     unsafe {
         let words = CStr::from_ptr(words).to_bytes();
         let room = words.len().max(31);

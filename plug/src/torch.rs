@@ -1,8 +1,8 @@
 //! PyTorch's pair of functions and its hooks, over one allocator a device.
 //!
-//! PyTorch takes no for an answer badly: a null pointer becomes a null tensor, and a free cannot fail. So an allocation that
-//! fails throws what PyTorch knows as out of memory, or as an error of another kind, and a free that cannot be ordered is ordered behind everything. What
-//! went wrong without anybody to tell is counted.
+//! PyTorch cannot handle a refusal: a null pointer becomes a null tensor, and a free cannot fail. So an allocation that
+//! fails throws what PyTorch knows as out of memory, or as an error of another kind, and a free that cannot be ordered is ordered behind everything.
+//! Failures that cannot be reported are counted.
 
 #![allow(unsafe_code, reason = "functions for C: exported by name, and pointers are as the caller promises")]
 #![allow(clippy::not_unsafe_ptr_arg_deref, reason = "C has no unsafe functions")]
@@ -17,11 +17,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 
-/// So many devices at most.
+/// The maximum number of devices.
 const DEVICES: usize = 64;
 static OF_DEVICE: [OnceLock<&'static Door>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static OPENING: Mutex<()> = Mutex::new(());
-/// Frees and uses of pointers that are none of ours, and of streams that could not be asked.
+/// Frees and uses of unknown pointers, and of streams that could not be queried.
 static UNTOLD: AtomicU64 = AtomicU64::new(0);
 
 fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
@@ -29,7 +29,7 @@ fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
     slot.ok_or_else(|| Failure::new(Status::BadArgument, format!("{device} is no device")))
 }
 
-/// A device's, made if there is none yet.
+/// A device's allocator, made if there is none yet.
 fn door(device: c_int) -> Result<&'static Door, Failure> {
     let slot = slot(device)?;
     match slot.get() {
@@ -61,22 +61,22 @@ fn open(
     Ok(place.get_or_init(|| door))
 }
 
-/// Whether a free of what begins there was put off: for tests, to which every call says that there is no allocation.
+/// Whether a free of what begins there is postponed: for tests, for which every call reports that there is no allocation.
 #[doc(hidden)]
 #[must_use]
 pub fn is_put_off(ptr: usize) -> bool {
     Door::is_put_off(ptr)
 }
 
-/// How many frees are put off: for tests.
+/// How many frees are postponed: for tests.
 #[doc(hidden)]
 #[must_use]
 pub fn put_off() -> usize {
     Door::put_off_now()
 }
 
-/// The allocator that PyTorch's calls for a device go to; made with `options` (see millpond_create) if they are not null, and
-/// then it may not exist yet.
+/// The allocator that PyTorch's calls for a device go to. If `options` (see millpond_create) are not null it is made with them, and
+/// then must not exist yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_allocator(
     device: c_int,
@@ -94,8 +94,8 @@ pub extern "C" fn millpond_torch_allocator(
     })
 }
 
-/// PyTorch's `malloc`: throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report; and where it is refused for another reason,
-/// as on a stream that captures a graph, c10::Error, or std::runtime_error.
+/// PyTorch's `malloc`: if out of memory it throws c10::OutOfMemoryError, or std::bad_alloc without PyTorch, with the report; if it is refused for another reason,
+/// such as a stream that captures a graph, c10::Error, or std::runtime_error.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn millpond_torch_alloc(
     size: usize,
@@ -106,21 +106,21 @@ pub extern "C-unwind" fn millpond_torch_alloc(
     let status = call(|| {
         let door = door(device)?;
         ptr = door.alloc(size, stream.addr()).or_else(|e| {
-            // What waits for another device may be had by now.
+            // Memory that waits for another device may be available by now.
             let had = e.status == Status::OutOfMemory && Door::try_again(usize::MAX) > 0;
             if had { door.alloc(size, stream.addr()) } else { Err(e) }
         })?;
         Ok(())
     });
     if status != Status::Ok {
-        // Nothing here is left to drop: a foreign exception passes through.
+        // Nothing here is left to drop: a C++ exception passes through.
         throw(last(), status == Status::OutOfMemory);
     }
     ptr
 }
 
-/// PyTorch's `free`, on the stream of the allocation. One that work on another device keeps from being made now (see
-/// millpond_torch_record_stream) counts as a call that failed, and is made later: the memory is nobody's until then, and its pointer is no allocation's.
+/// PyTorch's `free`, on the stream of the allocation. If work on another device prevents the free now (see
+/// millpond_torch_record_stream), it counts as a call that failed, and is made later: until then the memory is freed for the program, and its pointer is not an allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_int, stream: *mut c_void) {
     untold(call(|| {
@@ -140,8 +140,8 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
 fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
     door.free_on(ptr, handle).or_else(|e| match e.status {
         Status::UnknownPointer => Err(e),
-        // The stream captures, cannot be asked or is another device's: behind everything, then. Of another allocator's
-        // pointer this says the same again.
+        // The stream captures, cannot be queried or is another device's: then behind everything. For another allocator's
+        // pointer this fails in the same way.
         _ => door.free_unknown_now(ptr).or_else(|e| match e.status {
             Status::UnknownPointer | Status::WrongAllocator => Err(e),
             // A use on another device.
@@ -150,18 +150,18 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
     })
 }
 
-/// PyTorch's `record_stream`. Of another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
-/// means the one of the pointer's device. Another device's stream must be alive until the memory is freed: the free calls for it; and so must one of whatever
-/// device that was not declared permanent and captures when it is named. One that has ended
-/// all the same, and one that captures then or cannot be asked because the driver fails, keeps the memory from being freed: a later
-/// millpond_torch_free calls for it again, of whatever memory on whatever thread, and so does a millpond_torch_alloc that is out of memory, until it answers; a wait for its device frees
-/// the memory too, and calls for no stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
-/// refuse while they cannot record the use; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. Of a stream that captures here and was not declared permanent nobody can tell which device it is of: where
+/// PyTorch's `record_stream`. It works for another device's stream too, if PyTorch has an allocator there; but a default stream's handle, which is null,
+/// means the default stream of the pointer's device. Another device's stream must be alive until the memory is freed, because the free calls the driver for it; so must a stream of any
+/// device that was not declared permanent and captures when it is named. If it has ended
+/// even so, or captures then, or cannot be queried because the driver fails, the memory cannot be freed: a later
+/// millpond_torch_free of any memory on any thread tries again, and so does a millpond_torch_alloc that is out of memory, until the driver answers; a wait for the stream's device frees
+/// the memory too, without a call for the stream: millpond_torch_empty_cache, or millpond_synchronize or millpond_destroy of an allocator there. Other functions that free such memory
+/// fail while they cannot record the use; but millpond_free_unknown behind a stream that has ended is OK, and frees as late. For a stream that captures here and was not declared permanent it is unknown which device it belongs to: if
 /// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
     untold(call(|| {
-        // No bytes.
+        // An empty allocation.
         if ptr.is_null() {
             return Ok(());
         }
@@ -175,14 +175,14 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
     }));
 }
 
-/// PyTorch's allocators of other devices than this one. Only PyTorch's own memory is freed where uses elsewhere are looked for.
+/// PyTorch's allocators of other devices than this one. Only frees of PyTorch's own memory look for uses elsewhere.
 fn others(door: &Door) -> impl Iterator<Item = &'static Door> {
     let doors = || OF_DEVICE.iter().filter_map(OnceLock::get).copied();
     let is_pytorchs = doors().any(|of| core::ptr::eq(of, door));
     doors().filter(move |other| is_pytorchs && !core::ptr::eq(*other, door))
 }
 
-/// The stream is another device's: the free will be behind what it holds then.
+/// The stream belongs to another device: the free will be behind what it holds then.
 #[cold]
 fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
     let mut is_kept = false;
@@ -190,7 +190,7 @@ fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> 
         let user = match other.who(handle) {
             Ok(id) => User::Known(id),
             Err(e) if e.status == Status::WrongAllocator || mutant!(DoorElsewhereUnasked) => continue,
-            // It captures, or the driver fails: the free finds out.
+            // It captures, or the driver fails: the free will find out.
             Err(e) => {
                 if e.for_good {
                     User::Unmarked
@@ -212,11 +212,11 @@ fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> 
     Ok(())
 }
 
-/// The stream cannot be asked: it captures, say, and may be any device's.
+/// The stream cannot be queried: for example it captures, and may be any device's.
 #[cold]
 fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
     door.use_unknown(ptr)?;
-    // What a default stream's handle means, and a declared one's, needs no question.
+    // The meaning of a default stream's handle, and of a declared one's, needs no query.
     if handle <= PER_THREAD || door.declared(handle).is_some() {
         return Ok(());
     }
@@ -229,18 +229,18 @@ fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failu
     others(door).filter(may_be).try_for_each(|other| door.used_elsewhere(ptr, other, handle, user))
 }
 
-/// PyTorch's `empty_cache`, for all devices: waits for them first, as PyTorch's own does, in the way of millpond_destroy, which ends no capture. While it
-/// frees its page other threads' launches stand: where queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
+/// PyTorch's `empty_cache`, for all devices: like PyTorch's own it first waits for them, in the way of millpond_destroy, which ends no capture. While it
+/// frees its page launches of other threads block: if queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
     untold(call(|| {
         let (made, done) = empty_all();
-        // What waited for another device goes back, too.
+        // Memory that waited for another device goes back, too.
         if made > 0 { done.and(empty_all().1) } else { done }
     }));
 }
 
-/// All devices': how many frees that had been put off were made, and the first failure.
+/// All devices': how many postponed frees were made, and the first failure.
 fn empty_all() -> (usize, Result<(), Failure>) {
     OF_DEVICE.iter().filter_map(OnceLock::get).fold((0, Ok(())), |(made, done), door| match door.empty() {
         Ok(more) => (made + more, done),
@@ -259,7 +259,7 @@ pub extern "C" fn millpond_torch_memory_fraction(fraction: f64, device: c_int) {
     }));
 }
 
-/// PyTorch's `getBaseAllocation`: where the allocation of an address begins, and how long it is.
+/// PyTorch's `getBaseAllocation`: where the allocation that contains an address begins, and its length.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
     let mut begin = core::ptr::null_mut();
@@ -276,7 +276,7 @@ pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mu
     begin
 }
 
-/// How many calls failed with nobody to tell: millpond_last_error on their thread had the words.
+/// How many calls failed without a way to report it: millpond_last_error on their thread had the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_untold() -> u64 {
     UNTOLD.load(Ordering::Relaxed)
@@ -292,7 +292,7 @@ fn foreign(ptr: *const c_void) -> Failure {
     Failure::new(Status::UnknownPointer, format!("{ptr:p} is no allocation that PyTorch has from here"))
 }
 
-/// The allocator that a pointer is of, an ended one too: what is alive of it is used still.
+/// The allocator of a pointer, even an ended one: its live memory is still in use.
 fn owner(ptr: *const c_void) -> Result<&'static Door, Failure> {
     let name = Door::of(ptr).ok_or_else(|| foreign(ptr))?;
     Door::any(name)

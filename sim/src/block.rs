@@ -1,18 +1,18 @@
 //! A block of real memory behind a pinned range.
 //!
-//! It does not know addresses of the simulated device, nor who may touch what.
+//! It does not know addresses of the simulated device, nor who may access what.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 /// Alignment of pinned ranges in bytes: a page.
 const PAGE: usize = 4096;
-/// What the allocator is asked to align to: no more than it gives zeroed memory untouched for.
+/// The alignment requested from the allocator: above this it would touch zeroed memory.
 const ASKED: usize = 16;
-/// Bytes moved at a time where a closure makes them.
+/// Bytes moved at a time if a closure makes them.
 const PIECE: usize = 64 << 10;
 
-/// A block of real memory. Not freed when dropped: pinned memory stays valid until it is unpinned, whatever becomes of
+/// A block of real memory. Not freed when dropped: pinned memory stays valid until it is unpinned, whatever happens to
 /// the simulator.
 #[derive(Debug)]
 pub(super) struct HostBlock {
@@ -34,7 +34,7 @@ impl HostBlock {
         // SAFETY: the size is at least a page, so not 0.
         let raw = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         let skip = raw.as_ptr().align_offset(PAGE);
-        // SAFETY: less than a page further on, and the block is a page longer than asked.
+        // SAFETY: less than a page further on, and the block is a page longer than requested.
         let base = unsafe { raw.add(skip) };
         Some(HostBlock { base, raw, layout })
     }
@@ -47,7 +47,7 @@ impl HostBlock {
         unsafe { self.base.as_ptr().add(offset as usize) }
     }
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
-        // SAFETY: M3 for the block; whoever queued the access keeps the CPU away from it (contract of copies).
+        // SAFETY: M3 for the block; the code that queued the access keeps the CPU away from it (contract of copies).
         unsafe { core::ptr::copy_nonoverlapping(data.as_ptr(), self.at(offset), data.len()) }
     }
     pub(super) fn read(&self, offset: u64, into: &mut [u8]) {

@@ -1,13 +1,13 @@
-//! The driver calls that the simulated device knows: names, prices, habits.
+//! The driver calls that the simulated device knows: names, prices, behaviour.
 //!
-//! Prices are host nanoseconds as measured on a real driver (DESIGN.md, what the driver costs), one thread, nothing else
-//! going on; where that table says nothing the number is an estimate and says so. This module knows no state.
+//! Prices are host nanoseconds as measured on a real driver (DESIGN.md, what the driver costs), with one thread and nothing else
+//! running; where that table has no entry the number is an estimate and says so. This module has no state.
 
 use millpond_driver::DriverErrorKind;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $price:expr;)*) => {
-        /// A driver call that the simulated device counts, prices and can be told to fail.
+        /// A driver call that the simulated device counts and prices, and that can be made to fail.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[non_exhaustive]
         pub enum Call { $($(#[$doc])* $variant,)* }
@@ -19,7 +19,7 @@ macro_rules! calls {
             pub const fn name(self) -> &'static str {
                 match self { $(Call::$variant => $name,)* }
             }
-            /// What the call costs the host, in virtual nanoseconds, beside any wait and any price per byte.
+            /// What the call costs the host, in virtual nanoseconds, besides any wait and any price per byte.
             pub const fn price(self) -> u64 {
                 match self { $(Call::$variant => $price,)* }
             }
@@ -70,7 +70,7 @@ calls! {
     MemcpyDtoH = "cuMemcpyDtoHAsync", 2_500;
     /// Device to device.
     MemcpyDtoD = "cuMemcpyDtoDAsync", 2_500;
-    /// Rows that lie apart. The price is an estimate.
+    /// Rows with a stride. The price is an estimate.
     Memcpy2D = "cuMemcpy2DAsync", 2_500;
     /// Between devices. The price is an estimate.
     MemcpyPeer = "cuMemcpyPeerAsync", 2_500;
@@ -86,7 +86,7 @@ calls! {
     Map = "cuMemMap", 500;
     /// Make mappings usable: the price is per handle, from 16.5 µs to 28 µs, on top.
     SetAccess = "cuMemSetAccess", 0;
-    /// Take mappings away: the price is per handle, from 11.7 µs to 18.5 µs, on top.
+    /// Unmap addresses: the price is per handle, from 11.7 µs to 18.5 µs, on top.
     Unmap = "cuMemUnmap", 0;
     /// Give physical memory back; 0.2 ns a KiB on top.
     Release = "cuMemRelease", 6_600;
@@ -103,12 +103,12 @@ calls! {
 }
 
 impl Call {
-    /// Whether a fault can be planted in it: a destructor has nobody to tell, and the capture mode cannot fail.
+    /// Whether a fault can be planted in it: a destructor cannot return an error, and the capture mode cannot fail.
     pub const fn can_fail(self) -> bool {
         !matches!(self, Call::StreamDestroy | Call::EventDestroy | Call::ExchangeCaptureMode)
     }
 
-    /// Whether it kills a global capture, from any thread that is not relaxed.
+    /// Whether it destroys a global capture, from any thread that is not relaxed.
     pub(super) const fn is_unsafe_while_capturing(self) -> bool {
         matches!(
             self,
@@ -123,7 +123,7 @@ impl Call {
         )
     }
 
-    /// Nor inside a relaxed batch.
+    /// Whether it does so even inside a relaxed batch.
     pub(super) const fn is_never_safe_while_capturing(self) -> bool {
         matches!(self, Call::CtxSynchronize)
     }

@@ -1,7 +1,7 @@
 //! Host functions: the CPU's own work in a stream's order, with the pinned bytes that it reads and writes.
 //!
-//! A host function is an operation of its stream (E5). The simulator cannot see what its code touches, so it says it, as a
-//! kernel does, and is judged by that. The CPU reaches pinned memory only: that is all it can declare. This file does not
+//! A host function is an operation of its stream (E5). The simulator cannot see what its code accesses, so the function declares it, as a
+//! kernel does, and is judged by that. The CPU reaches only pinned memory: that is all it can declare. This file does not
 //! know when anything runs.
 
 use super::Sim;
@@ -52,7 +52,7 @@ impl<F: FnOnce() + Send + 'static> From<F> for HostFunction {
 }
 
 impl HostFunction {
-    /// A function that touches nothing of the device's, so far.
+    /// A function that accesses none of the device's memory, so far.
     pub fn new(name: impl Into<Name>, code: impl FnOnce() + Send + 'static) -> HostFunction {
         HostFunction { name: name.into(), ranges: Ranges::new(), code: Box::new(code) }
     }
@@ -70,11 +70,11 @@ impl HostFunction {
         }
         self
     }
-    /// Says which allocation the range declared last was compiled against, so that the oracle finds a use after free even
-    /// where the bytes have a new owner.
+    /// Names the allocation that the range declared last was meant for, so that the oracle finds a use after free even
+    /// if the bytes have a new owner.
     ///
     /// # Panics
-    /// When no range was declared yet.
+    /// When no range has been declared yet.
     pub fn tag(mut self, allocation: AllocationId) -> HostFunction {
         self.ranges.last_mut().expect("declare a range, then say whose it is").tag = Some(allocation);
         self
@@ -98,20 +98,20 @@ impl World {
 }
 
 impl Sim {
-    /// Runs a function of the host in stream order (E5), on whichever thread makes the executor reach it. The ranges that
-    /// it declares are judged now, as a kernel's. It may make no driver call, and may not take a lock that a thread holds while it calls the driver; what it drops may tell the
-    /// device so.
+    /// Runs a function of the host in stream order (E5), on any thread that makes the executor reach it. The ranges that
+    /// it declares are judged now, like a kernel's. It must make no driver call, and must not take a lock that a thread holds while it calls the driver; its
+    /// drops may notify the device.
     ///
-    /// A panic in it, as one in a kernel's body, ends it and leaves the operation finished. It never passes out of a driver
-    /// call, which may be a destructor's: the verdict names it ([`MismatchKind::Panicked`](super::MismatchKind::Panicked)), and the next launch, host
-    /// function, [`Sim::advance`], [`Sim::tick`], [`Sim::run_until_idle`] or [`Gate::open`](super::Gate::open) passes the first one on.
+    /// A panic in it, as in a kernel's body, ends it and leaves the operation finished. The panic never leaves a driver
+    /// call, which may be in a destructor: the verdict names it ([`MismatchKind::Panicked`](super::MismatchKind::Panicked)), and the next launch, host
+    /// function, [`Sim::advance`], [`Sim::tick`], [`Sim::run_until_idle`] or [`Gate::open`](super::Gate::open) resumes the first one.
     ///
     /// # Errors
     /// A declared range is not, or not wholly, pinned by this world. As [`Sim::launch`].
     #[track_caller]
     pub fn host_function(&self, stream: &SimStream, function: impl Into<HostFunction>) -> DriverResult<()> {
         let call = Call::LaunchHostFunc;
-        // Kept out here, because what it captured may come back into the simulator when it is dropped.
+        // Kept out here, because what it captured may re-enter the simulator when it is dropped.
         let mut function = Some(function.into());
         let queued = self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;

@@ -1,8 +1,8 @@
-//! Capture state: which streams record a graph, and what destroys a recording.
+//! Capture state: which streams capture a graph, and what destroys a capture.
 //!
-//! While a stream captures, what is put on it is counted and not run. A global capture is destroyed by calls that could
+//! While a stream captures, operations on it are counted and not run. A global capture is destroyed by calls that could
 //! wait or allocate, from any thread that is not inside [`relaxed`](millpond_driver::Fences::relaxed), and by a wait for the
-//! device from any thread at all; a captured stream's identity may not be asked; a wait on an event from outside destroys
+//! device from any thread at all; a captured stream's id must not be queried; a wait on an event from outside destroys
 //! the capture. This file does not build graphs and does not check that forked streams were joined before the end.
 
 use super::Sim;
@@ -46,7 +46,7 @@ impl World {
         }
     }
 
-    /// It is over, and its streams run what is put on them again.
+    /// The capture is over, and operations on its streams run again.
     fn remove_capture(&mut self, index: usize) -> Capture {
         let capture = self.captures.remove(index);
         for s in &capture.streams {
@@ -57,7 +57,7 @@ impl World {
         capture
     }
 
-    /// A global capture begins, on a stream that may be gone by now.
+    /// A global capture begins, on a stream that may already be destroyed.
     pub(super) fn begin_capture(&mut self, key: StreamKey) -> DriverResult<()> {
         let call = Call::BeginCapture;
         let Some(stream) = self.streams[key.0 as usize].as_ref().filter(|s| !s.destroyed) else {
@@ -93,8 +93,8 @@ impl World {
         (s.capture, s.may_capture) = (Some(capture), true);
     }
 
-    /// Whether a stream is recording, its capture destroyed or not. The legacy default stream is as good as that while a
-    /// blocking stream is: a driver answers the question with code 906, and that capture lives.
+    /// Whether a stream is capturing, its capture destroyed or not. The legacy default stream counts as capturing while a
+    /// blocking stream is: a driver answers the query with code 906, and that capture survives.
     pub(super) fn is_capturing(&self, key: StreamKey) -> bool {
         self.stream(key).capture.is_some() || self.captured_by_blocking(key).is_some()
     }
@@ -155,7 +155,7 @@ impl World {
             if c.invalid {
                 return Err(refused(call, 901, "the stream's capture was destroyed: end it and begin again"));
             }
-            // A record is no node of the graph: it tells the event where in it the stream is.
+            // A record is not a node of the graph: it sets the event to the stream's place in it.
             c.operations += u64::from(call != Call::EventRecord);
             return Ok(true);
         }
@@ -170,7 +170,7 @@ impl World {
         Ok(false)
     }
 
-    /// A question about an event that was last recorded in capture `from`: it ends one that goes on, and is refused in any case. The codes are a
+    /// A query of an event that was last recorded in capture `from`: it ends a capture that is active, and is refused in any case. The codes are a
     /// driver's (docs/ordering.md, O9).
     pub(super) fn asked_of_captured(&mut self, from: u32, call: Call) -> DriverError {
         let goes_on = self.captures.iter().any(|c| c.key == from);
@@ -221,11 +221,11 @@ impl World {
 }
 
 impl Sim {
-    /// Begins a global capture on a stream: what is put on it is recorded instead of run, until
+    /// Begins a global capture on a stream: operations on it are recorded instead of run, until
     /// [`end_capture`](Sim::end_capture). A stream that waits for an event recorded in the capture joins it.
     ///
     /// # Errors
-    /// The stream captures already, or is the legacy default stream.
+    /// The stream is already capturing, or is the legacy default stream.
     pub fn begin_capture(&self, stream: &SimStream) -> DriverResult<()> {
         let call = Call::BeginCapture;
         self.shared().captures();
@@ -236,10 +236,10 @@ impl Sim {
     }
 
     /// A global capture begins on the stream right behind the `nth` call of this kind from now on, as another thread may begin
-    /// one; 1 is the next. A call that fails does not count. Where one cannot begin, because the stream is gone say, nothing happens.
+    /// one; 1 is the next. A call that fails does not count. If none can begin, for example because the stream is gone, nothing happens.
     ///
     /// # Errors
-    /// The stream is destroyed, or another world's.
+    /// The stream is destroyed, or belongs to another world.
     ///
     /// # Panics
     /// When `nth` is 0.
@@ -268,10 +268,10 @@ impl Sim {
     }
 
     /// A global capture begins on the stream right before the `nth` call of this kind from now on, and ends right behind it, as another
-    /// thread's may; 1 is the next. Where one cannot begin, nothing happens.
+    /// thread's may; 1 is the next. If none can begin, nothing happens.
     ///
     /// # Errors
-    /// The stream is destroyed, or another world's.
+    /// The stream is destroyed, or belongs to another world.
     ///
     /// # Panics
     /// When `nth` is 0.

@@ -2,7 +2,7 @@
 //!
 //! A [`Contents`] is an interval map from offset to run. A run is a repeating 8-byte word or literal bytes; what was
 //! never written is the background word. So a fill of a gibibyte is one run, and 144 GiB of fresh memory cost nothing.
-//! It does not know addresses, mappings, streams or who owns the bytes, and it never fails: whoever calls has checked
+//! It does not know addresses, mappings, streams or who owns the bytes, and it never fails: the caller has checked
 //! that the range lies inside.
 //!
 //! A word is stored *anchored*: the byte at offset `o` is byte `o % 8` of the stored word, wherever its run begins, so
@@ -46,7 +46,7 @@ pub(super) fn byte_at(word: u64, offset: u64) -> u8 {
     word.to_le_bytes()[(offset % 8) as usize]
 }
 
-/// Whether `bytes`, lying at `start`, are one repeating word, and which (anchored).
+/// Whether `bytes`, beginning at `start`, are one repeating word, and which (anchored).
 fn repeating(bytes: &[u8], start: u64) -> Option<u64> {
     let (first, rest) = bytes.split_first_chunk::<8>()?;
     let same = rest.chunks(8).all(|c| c == &first[..c.len()]);
@@ -99,7 +99,7 @@ impl Contents {
         self.runs.insert(start, Run { end, bytes });
     }
 
-    /// Removes what lies in a range, keeping what sticks out on either side.
+    /// Removes what lies in a range, keeping what extends beyond it on either side.
     fn carve(&mut self, start: u64, end: u64) {
         if let Some((&s, run)) = self.runs.range_mut(..start).next_back()
             && run.end > start
@@ -171,7 +171,7 @@ impl Contents {
         })
     }
 
-    /// How many runs it takes to say what is here.
+    /// How many runs describe the contents.
     #[cfg(test)]
     fn run_count(&self) -> usize {
         self.runs.len()

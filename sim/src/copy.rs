@@ -2,8 +2,8 @@
 //!
 //! Between the device and *pinned* memory a copy is an ordinary operation: it reads its source when it runs. From
 //! *pageable* memory the source is read at the call; into pageable memory the call returns when the copy is done, so it
-//! runs the stream up to there and counts as a host wait. Pageable is whatever this world did not pin. This file does not
-//! know what the bytes are for.
+//! runs the stream up to there and counts as a host wait. Memory that this world did not pin is pageable. This file does not
+//! know what the bytes mean.
 
 use super::Sim;
 use super::call::Call;
@@ -24,7 +24,7 @@ pub(super) fn touch(addr: u64, bytes: u64, kind: AccessKind) -> Touch {
 }
 
 impl World {
-    /// Whether a host range is pinned. A copy may not run from one pinned range into another, nor out of it.
+    /// Whether a host range is pinned. A copy must not extend from one pinned range into another, nor out of it.
     pub(super) fn is_pinned(&self, host: u64, bytes: u64, call: Call) -> DriverResult<bool> {
         let Some((start, m)) = self.memory.around(host) else { return Ok(false) };
         if m.backing != Backing::Pinned {
@@ -82,13 +82,13 @@ unsafe fn staged(src: *const u8, bytes: u64) -> Box<[u8]> {
 unsafe impl Copies for Sim {
     #[track_caller]
     unsafe fn copy_h2d(&self, dst: Addr, src: *const u8, bytes: u64, stream: &SimStream) -> DriverResult<()> {
-        // SAFETY: passed on.
+        // SAFETY: forwarded.
         unsafe { self.queue_in(self.before(Call::MemcpyHtoD), dst, src, bytes, stream) }
     }
 
     #[track_caller]
     unsafe fn copy_d2h(&self, dst: *mut u8, src: Addr, bytes: u64, stream: &SimStream) -> DriverResult<()> {
-        // SAFETY: passed on.
+        // SAFETY: forwarded.
         unsafe { self.queue_out(self.before(Call::MemcpyDtoH), dst, src, bytes, stream) }
     }
 
@@ -161,7 +161,7 @@ impl Sim {
                 Action::Copy { name, dst, src: host, bytes, reach: Reach::Anywhere }
             } else {
                 w.tell(key, "copy from pageable memory", &[write]);
-                // SAFETY: passed on from this function's caller.
+                // SAFETY: forwarded from this function's caller.
                 let data = if w.memory.contents { unsafe { staged(src, bytes) } } else { Box::default() };
                 Action::Staged { dst, data }
             };
@@ -256,8 +256,8 @@ impl Sim {
     }
 
     /// A copy inside the device by addresses alone, the safe form of [`Copies::copy_d2d`]: a wrong address is a mismatch
-    /// or an error. Pinned memory is refused, since Rust may be looking at it; it is not found either where it was pinned
-    /// after this call.
+    /// or an error. Pinned memory is refused, since Rust references to it may exist; memory that was pinned after this call is not
+    /// reached either.
     ///
     /// # Errors
     /// A range touches pinned memory: use [`Sim::copy_anywhere`] or an array's copies. The ranges overlap. As [`Copies`].
@@ -270,7 +270,7 @@ impl Sim {
     /// [`Copies::copy_d2d`], as the addresses say.
     ///
     /// # Errors
-    /// Both ranges are pinned, which no copy of the device's is; as [`Copies`].
+    /// Both ranges are pinned, which no copy of the device supports; as [`Copies`].
     ///
     /// # Safety
     /// Until the copy has run, a pinned range stays pinned; a pinned source is not changed through a Rust reference, and
@@ -300,14 +300,14 @@ impl Sim {
                 (false, false) => Ok(Call::MemcpyDtoD),
             }
         };
-        // Held from here on, so that nothing is unpinned in between; before that, others may have done so.
+        // Held from here on, so that nothing is unpinned in between; before that, other threads may have done so.
         let guard = self.before(which()?);
         match which()? {
-            // SAFETY: the source is pinned memory of this world, and a copy that runs out of it is refused; that it is not
-            // changed meanwhile is passed on from the caller.
+            // SAFETY: the source is pinned memory of this world, and a copy that extends out of it is refused; that it is not
+            // changed meanwhile is the caller's promise, forwarded.
             Call::MemcpyHtoD => unsafe { self.queue_in(guard, dst, src.0 as *const u8, bytes, stream) },
-            // SAFETY: the target is pinned memory of this world, and a copy that runs out of it is refused; that nobody
-            // looks at it is passed on from the caller.
+            // SAFETY: the target is pinned memory of this world, and a copy that extends out of it is refused; that it is not
+            // accessed is the caller's promise, forwarded.
             Call::MemcpyDtoH => unsafe { self.queue_out(guard, dst.0 as *mut u8, src, bytes, stream) },
             // Neither is memory of this process.
             _ => self.queue_inside(guard, dst, src, bytes, stream, Reach::Device),

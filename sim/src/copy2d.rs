@@ -1,7 +1,7 @@
 //! Copies of rows, and copies to another device: the rarer half of [`Copies`](millpond_driver::Copies).
 //!
-//! A copy of rows is one operation: the oracle is told each row, and the contents move row by row when it runs. One host
-//! side has to be pinned, in one pinned range; a pageable one is refused. This file does not know what the bytes are for.
+//! A copy of rows is one operation: the oracle gets each row, and the contents move row by row when it runs. One host
+//! side has to be pinned, in one pinned range; a pageable one is refused. This file does not know what the bytes mean.
 
 use super::Sim;
 use super::call::Call;
@@ -49,7 +49,7 @@ impl Sim {
             (Place::Device(_), Place::Pinned(_)) => ("copy of rows from pinned memory", Engine::In),
             (Place::Pinned(_), Place::Device(_)) => ("copy of rows to pinned memory", Engine::Out),
         };
-        // As numbers: the body runs on whichever thread makes the executor reach it.
+        // As numbers: the body runs on any thread that makes the executor reach it.
         let (to, from, width) = (copy.to.addr().0, copy.from.addr().0, copy.width);
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
@@ -58,7 +58,7 @@ impl Sim {
             if copy.bytes() == 0 || w.recorded(key, call)? {
                 return Ok(());
             }
-            // Of no bytes there may be more rows than memory.
+            // With zero bytes there may be more rows than memory.
             let rows: Vec<_> = copy.each_row().collect();
             let touched: Vec<_> = rows
                 .iter()

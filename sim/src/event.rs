@@ -1,8 +1,8 @@
 //! Events and the host's waits: the [`Fences`] of the simulated device.
 //!
 //! An event holds the positions it captured and when they end. A wait copies them at the call, so that a later record
-//! moves nothing (E2) and a record forgets what the event captured before (E8); an event never recorded is the empty
-//! set. Host waits never sleep: they run the executor until the goal is reached, or say what stands in the way. This
+//! changes nothing (E2) and a record forgets what the event captured before (E8); an event never recorded is the empty
+//! set. Host waits never sleep: they run the executor until the goal is reached, or report what prevents it. This
 //! file does not know memory.
 
 use super::Sim;
@@ -21,8 +21,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
 
-/// An event of the simulated device, destroyed when dropped. Destroying it forgets nothing that streams already wait
-/// for.
+/// An event of the simulated device, destroyed when dropped. Streams that already wait for it are not affected by
+/// its end.
 pub struct SimEvent {
     shared: Arc<Shared>,
     device: usize,
@@ -60,7 +60,7 @@ impl World {
         Ok(self.events.get_mut(&event.key.0).expect("an event lives as long as its owner"))
     }
 
-    /// Whether the answer to a query is yes, planted answers included; the oracle is told of a yes.
+    /// Whether the answer to a query is yes, planted answers included; the oracle sees a yes.
     fn ask(&mut self, sim: &Sim, event: &SimEvent, call: Call) -> DriverResult<bool> {
         if let Some(from) = self.event(sim, event, call)?.capture {
             return Err(self.asked_of_captured(from, call));
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// The program says that what has run is over: the host's clock moves to the end of it.
+    /// The program declares that what has run is over: the host's clock moves to its end.
     pub(super) fn time_passed(&mut self) {
         self.host_now = self.host_now.max(self.ran_until);
     }
@@ -99,7 +99,7 @@ impl World {
         self.devices[device].host_waits += 1;
     }
 
-    /// It could not end.
+    /// The wait could not end.
     fn waited_in_vain(&mut self, device: usize) {
         self.devices[device].host_waits += 1;
         self.devices[device].endless_waits += 1;
@@ -110,7 +110,7 @@ fn nanos(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Runs until these positions are reached, for a call of a device that has no way to give up.
+/// Runs until these positions are reached, for a call of a device that cannot give up.
 pub(super) fn must_reach(
     world: &RefCell<World>,
     device: usize,
@@ -256,7 +256,7 @@ unsafe impl Fences for Sim {
     }
 
     fn query(&self, event: &SimEvent) -> DriverResult<bool> {
-        // What a coin decided after earlier calls has happened by now; nothing runs because of the question.
+        // The coin's decisions after earlier calls have taken effect by now; the query itself runs nothing.
         self.call(Call::EventQuery, |w| w.ask(self, event, Call::EventQuery))
     }
 
@@ -305,8 +305,8 @@ unsafe impl Fences for Sim {
         self.call_and(self.before(call), call, |_| Ok(()), wait)
     }
 
-    /// Runs the executor until the event is complete. `false` when nothing can make it so, and when it is complete later than
-    /// `limit` from now in virtual time, for which nothing runs: then the host's clock has moved by `limit`, unless that is
+    /// Runs the executor until the event is complete. `false` if nothing can complete it, or if it completes later than
+    /// `limit` from now in virtual time, in which case nothing runs: then the host's clock has moved by `limit`, unless that is
     /// [`Duration::MAX`]. Never sleeps and never polls.
     fn wait_event(&self, event: &SimEvent, limit: Duration) -> DriverResult<bool> {
         let call = Call::EventSynchronize;
@@ -337,7 +337,7 @@ unsafe impl Fences for Sim {
                 return gave_up();
             }
             let mut world = guard.borrow_mut();
-            // Behind a gate that was opened meanwhile it is known by now.
+            // If a gate was opened meanwhile, it is known by now.
             let until = world.events[&event.key.0].finish.at;
             world.host_waited(self.index(), until);
             world.host_sees(event.key);
@@ -375,7 +375,7 @@ impl Sim {
 }
 
 impl Sim {
-    /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever is true.
+    /// The next `times` queries of this event, and host waits for it, answer "not ready", whatever its state.
     ///
     /// # Errors
     /// The event belongs to another world.

@@ -1,14 +1,14 @@
 //! The executor: when queued operations run.
 //!
 //! The simple version: each stream is a queue; its head may run when what it depends on has run; run heads in any
-//! order. Every such order is one that a device could have chosen. [`Schedule`] says which: at once, as late as something
-//! needs them, or by a seeded coin. Dependencies point to operations submitted earlier, so there are no cycles and
+//! order. Every such order is one that a device could have chosen. [`Schedule`] selects one: at once, as late as something
+//! needs the work, or by a seeded coin. Dependencies point to operations submitted earlier, so there are no cycles and
 //! [`reach`] always ends; it walks with a stack of its own, because a chain of waits can be a million long.
 //!
 //! It does not know what operations are for, who judges them or how long they take. A closure is taken out of the
-//! world, called while the world is not borrowed, and put down as finished afterwards, also if it panicked. A panic goes no
-//! further here: what makes the executor run may be a destructor. It is kept, and a verb of [`Sim`](super::Sim)'s own that
-//! is none passes it on ([`pass_on`]).
+//! world, called while the world is not borrowed, and marked finished afterwards, even if it panicked. The panic is caught
+//! here, because the caller that makes the executor run may be a destructor. It is kept, and a function of [`Sim`](super::Sim)'s own
+//! that is not a driver call resumes it ([`pass_on`]).
 
 use super::memory::Reach;
 use super::operation::{Name, Points};
@@ -20,12 +20,12 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// When the simulated device runs what was queued. Whatever the schedule, order that the program asked for is kept.
+/// When the simulated device runs queued work. Every schedule keeps the order that the program requested.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// At once, as far as possible: each call leaves nothing behind that could run. A query still says no until virtual time
-    /// has come to the end of what it asks about: see [`Sim::makespan`](super::Sim::makespan).
+    /// At once, as far as possible: each call leaves nothing behind that could run. A query still answers no until virtual time
+    /// has reached the end of the queried work: see [`Sim::makespan`](super::Sim::makespan).
     #[default]
     Earliest,
     /// Only when a call of the host has to wait for it. A query never makes anything run.
@@ -42,7 +42,7 @@ pub(super) struct Hold {
     pub(super) now: u64,
     /// Submitted and not yet due, oldest first: (tick of submission, stream, position).
     queue: VecDeque<(u64, StreamKey, u64)>,
-    /// Whether a gate was opened, and nobody has looked yet at what that set free.
+    /// Whether a gate was opened, and the work that it released has not been looked at yet.
     opened: bool,
 }
 
@@ -133,7 +133,7 @@ impl World {
         self.active.iter().filter(of_device).map(|&k| (k, self.stream(k).submitted)).collect()
     }
 
-    /// The last positions that may run by themselves, of all streams that have pending work: all, unless the host runs ahead.
+    /// The last positions that may run by themselves, of all streams with pending work: all positions, unless the host runs ahead.
     fn due(&self) -> Points {
         let Hold { ticks, now, .. } = self.hold;
         let due = |op: &Op| op.tick.saturating_add(ticks) <= now;
@@ -229,7 +229,7 @@ impl World {
 }
 
 impl Callback {
-    /// Calls the closure while the world is not borrowed, then puts the operation down as finished.
+    /// Calls the closure while the world is not borrowed, then marks the operation finished.
     fn call(self, cell: &RefCell<World>) {
         let Callback { stream, position, body } = self;
         let name = match &body {
@@ -242,25 +242,25 @@ impl Callback {
         let mut world = cell.borrow_mut();
         world.callbacks -= 1;
         let told_before = outcome.err().and_then(|panic| {
-            // Before the end of its stream's last operation buries a stream that is gone.
+            // Before the end of its stream's last operation removes a destroyed stream.
             world.panicked(stream, position, name);
             world.panic.keep(panic)
         });
         world.finish(stream);
         drop(world);
-        // What it carries may come back in when it is dropped, and may panic.
+        // What it holds may re-enter the simulator when it is dropped, and may panic.
         if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(told_before))) {
             std::mem::forget(another);
         }
     }
 }
 
-/// The first panic of a host function or a kernel's body that nobody was told of yet.
+/// The first panic of a host function or a kernel's body that has not been reported yet.
 #[derive(Default)]
 pub(super) struct KeptPanic(Option<Box<dyn Any + Send>>);
 
 impl KeptPanic {
-    /// Keeps a panic, or gives it back where there is one.
+    /// Keeps a panic, or returns it if there is one already.
     fn keep(&mut self, panic: Box<dyn Any + Send>) -> Option<Box<dyn Any + Send>> {
         if self.0.is_some() {
             return Some(panic);
@@ -276,7 +276,7 @@ impl std::fmt::Debug for KeptPanic {
     }
 }
 
-/// Passes a kept panic on to the calling thread, unless that is unwinding or inside a host function itself.
+/// Resumes a kept panic on the calling thread, unless that is unwinding or inside a host function itself.
 pub(super) fn pass_on(cell: &RefCell<World>) {
     if std::thread::panicking() {
         return;
@@ -289,7 +289,7 @@ pub(super) fn pass_on(cell: &RefCell<World>) {
     }
 }
 
-/// Runs what it takes to reach these positions, and nothing else but what gates were in the way of that were opened on the way.
+/// Runs what it takes to reach these positions, and nothing else, except what gates that were opened on the way had blocked.
 pub(super) fn reach(cell: &RefCell<World>, goals: Points) -> Result<(), Stuck> {
     let reached = only(cell, goals);
     wake_up(cell);
@@ -342,13 +342,13 @@ pub(super) fn advance(cell: &RefCell<World>, key: StreamKey) -> Option<u64> {
 pub(super) fn run_all(cell: &RefCell<World>) -> bool {
     let goals = cell.borrow().pending(None);
     for goal in goals {
-        // One stream that is stuck says nothing about the others.
+        // A stream that is stuck says nothing about the others.
         let _ = reach(cell, Points::from_elem(goal, 1));
     }
     cell.borrow().active.is_empty()
 }
 
-/// Something that stood in the way is gone: what can run now runs, as the schedule says, or once no callback runs any more.
+/// An obstacle is gone: what can run now runs, as the schedule says, or once no callback runs any more.
 pub(super) fn woken(cell: &RefCell<World>) {
     let mut world = cell.borrow_mut();
     world.hold.opened |= world.schedule == Schedule::Earliest;
@@ -360,7 +360,7 @@ pub(super) fn woken(cell: &RefCell<World>) {
     wake_up(cell);
 }
 
-/// Where gates were opened under [`Schedule::Earliest`], by code that ran meanwhile too: what can run now runs, if it is due.
+/// If gates were opened under [`Schedule::Earliest`], also by code that ran meanwhile: what can run now runs, if it is due.
 fn wake_up(cell: &RefCell<World>) {
     loop {
         let mut world = cell.borrow_mut();
@@ -401,7 +401,7 @@ pub(super) fn settle(cell: &RefCell<World>) {
     }
 }
 
-/// Lets the coin decide how much runs now.
+/// The coin decides how much runs now.
 fn toss(cell: &RefCell<World>) {
     loop {
         let mut world = cell.borrow_mut();
@@ -424,7 +424,7 @@ fn toss(cell: &RefCell<World>) {
     }
 }
 
-/// One tick of the host's progress: what has become due runs, unless the schedule is [`Schedule::Latest`].
+/// One tick of the host's progress: due work runs, unless the schedule is [`Schedule::Latest`].
 pub(super) fn tick(cell: &RefCell<World>) {
     cell.borrow_mut().hold.now += 1;
     let schedule = cell.borrow().schedule;

@@ -1,6 +1,6 @@
 //! Planted faults: which call fails, and with what.
 //!
-//! A failed call does nothing but be counted. Faults know calls by number and by name; they do not know what a call would
+//! A failed call is counted and does nothing else. Faults know calls by number and by name; they do not know what a call would
 //! have done.
 
 use super::Sim;
@@ -10,11 +10,11 @@ use millpond_driver::DriverErrorKind;
 use smallvec::SmallVec;
 use std::fmt;
 
-/// What somebody does meanwhile.
+/// What another thread does meanwhile.
 pub(super) struct Meanwhile(Box<dyn FnOnce() + Send>);
 
 impl Meanwhile {
-    /// Does it, with nothing of the device held.
+    /// Does it, with no lock of the device held.
     pub(super) fn run(self) {
         (self.0)();
     }
@@ -52,7 +52,7 @@ pub(super) struct Faults {
 /// What strikes at one call, in the order in which it was planted.
 pub(super) type Struck<T> = SmallVec<[T; 1]>;
 
-/// Counts this call, and says whose turn it is.
+/// Counts this call, and returns what strikes it.
 fn struck_by<T>(waiting: &mut Vec<(Call, u64, T)>, call: Call) -> Struck<T> {
     waiting.iter_mut().filter(|c| c.0 == call).for_each(|c| c.1 -= 1);
     let mut struck = Struck::new();
@@ -129,7 +129,7 @@ impl Faults {
         self.not_ready = if times == 0 { 0 } else { self.not_ready.saturating_add(times) };
     }
 
-    /// Whether a planted "not ready" is to be answered now.
+    /// Whether a planted "not ready" is the answer now.
     pub(super) fn not_ready(&mut self) -> bool {
         let yes = self.not_ready > 0;
         self.not_ready -= u32::from(yes);
@@ -139,7 +139,7 @@ impl Faults {
 
 /// Faults to plant. They strike whichever device of the world makes the call.
 impl Sim {
-    /// How many calls were made so far that [`fail_call`](Sim::fail_call) can make fail: all but destructors.
+    /// How many calls were made so far that [`fail_call`](Sim::fail_call) can make fail: all except destructors.
     pub fn call_count(&self) -> u64 {
         self.lock().borrow().calls_made
     }
@@ -148,8 +148,8 @@ impl Sim {
     pub fn fail_call(&self, number: u64, kind: DriverErrorKind) {
         self.lock().borrow_mut().faults.planted.push((When::Number(number), kind));
     }
-    /// The `nth` call of this kind from now on fails; 1 is the next. [`DriverErrorKind::ContextLost`] takes the whole
-    /// device with it, as [`lose_context`](Sim::lose_context).
+    /// The `nth` call of this kind from now on fails; 1 is the next. [`DriverErrorKind::ContextLost`] also loses the whole
+    /// device, as [`lose_context`](Sim::lose_context).
     ///
     /// # Panics
     /// When the call cannot fail, or `nth` is 0.
@@ -168,9 +168,9 @@ impl Sim {
         self.lock().borrow_mut().faults.panics.push((call, nth));
     }
     /// Right before the `nth` call of this kind from now on, `then` runs on the thread that makes it; 1 is the next. It stands for
-    /// what other threads do while that one is on its way into the driver: nothing of the device is held, so that it may make calls of its
-    /// own, and wait for threads that do. What has not run when the last reference to the device goes is [taken
-    /// back](Sim::clear_faults) first, or keeps what it holds.
+    /// what other threads do while that call is on its way into the driver: no lock of the device is held, so it may make calls of its
+    /// own, and wait for threads that do. What has not run when the last reference to the device is dropped is [removed](Sim::clear_faults)
+    /// first, or keeps what it holds.
     ///
     /// # Panics
     /// When `nth` is 0.
@@ -178,19 +178,18 @@ impl Sim {
         assert!(nth > 0, "the next call is number 1");
         self.lock().borrow_mut().faults.meanwhile.push((call, nth, Meanwhile(Box::new(then))));
     }
-    /// The next `times` queries and host waits for events answer "not ready", whatever is true: so many more than earlier calls said, and
-    /// with 0 none any more.
+    /// The next `times` queries and host waits for events answer "not ready", whatever their state, added to those of earlier calls; 0 ends them all.
     pub fn not_ready(&self, times: u32) {
         self.lock().borrow_mut().faults.add_not_ready(times);
     }
-    /// This device's context is lost: every later call of it fails, destructors excepted.
+    /// This device's context is lost: every later call of it fails, except destructors.
     pub fn lose_context(&self) {
         self.lock().borrow_mut().devices[self.index()].lost = true;
     }
-    /// Takes back all planted faults that have not struck; a lost context stays lost.
+    /// Removes all planted faults that have not struck; a lost context stays lost.
     pub fn clear_faults(&self) {
         let gone = std::mem::take(&mut self.lock().borrow_mut().faults);
-        // Only now: what a closure holds may come back into the simulator when it is dropped.
+        // Only now: what a closure holds may re-enter the simulator when it is dropped.
         drop(gone);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A pinned range is zeroed memory that costs nothing until touched, and a piece in the table of mappings at its real
 //! address, so that copies and kernels find it like any other. Unpinning waits for the whole device, as the driver does.
-//! The CPU's own accesses cannot be seen: who wants them judged says so with [`Sim::host_reads`] and
-//! [`Sim::host_writes`]. This file does not know streams.
+//! The CPU's own accesses cannot be seen: declare them with [`Sim::host_reads`] and
+//! [`Sim::host_writes`] to have them judged. This file does not know streams.
 
 use super::Sim;
 use super::block::HostBlock;
@@ -96,7 +96,7 @@ unsafe impl Host for Sim {
 }
 
 impl Sim {
-    /// Says that the CPU reads pinned memory now, so that the oracle can judge it: what the device wrote there must be
+    /// Declares that the CPU reads pinned memory now, so that the oracle can judge it: what the device wrote there must be
     /// complete in the host's view, not merely ordered.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Sim {
     pub fn host_reads(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         self.host_touches(addr, bytes, AccessKind::Read)
     }
-    /// Says that the CPU writes pinned memory now, as [`Sim::host_reads`].
+    /// Declares that the CPU writes pinned memory now, as [`Sim::host_reads`].
     ///
     /// # Errors
     /// As [`Sim::host_reads`].

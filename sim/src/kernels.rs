@@ -1,5 +1,5 @@
-//! Launches of anybody's kernels on the simulated device: the reference runs on the contents, the oracle judges what was
-//! declared. This file does not know what a reference computes, nor whether it is right.
+//! Launches of the program's kernels on the simulated device: the reference runs on the contents, the oracle judges the
+//! declared ranges. This file does not know what a reference computes, nor whether it is right.
 
 use super::launch::{KernelMemory, Launch};
 use super::stream::SimStream;
@@ -31,7 +31,7 @@ impl ReferenceMemory for KernelMemory<'_> {
 )]
 // SAFETY: a reference reaches simulated memory only, inside the ranges that the launch declared.
 unsafe impl Kernels for Sim {
-    /// The reference must be there before the launch, because it may run at once.
+    /// The reference must exist before the launch, because it may run at once.
     fn load_kernel(&self, kernel: &millpond_driver::Kernel) -> DriverResult<()> {
         kernel.on_cpu().map(drop)
     }
@@ -56,8 +56,8 @@ unsafe impl Kernels for Sim {
         for range in launch.ranges.iter().filter(|r| r.bytes > 0) {
             let kinds: &[fn(Launch, Addr, u64) -> Launch] = match range.used {
                 RangeUse::Read => &[Launch::reads],
-                // The write first: a read told before it would stand for the earlier readers, and the oracle would count
-                // the wait for those as one that nobody needed.
+                // The write first: a read reported before it would stand for the earlier readers, and the oracle would count
+                // the wait for those as unneeded.
                 RangeUse::ReadWrite => &[Launch::writes, Launch::reads],
             };
             for declare in kinds {
@@ -69,7 +69,7 @@ unsafe impl Kernels for Sim {
         }
         let arguments = launch.arguments.to_vec();
         let declared = declared.body(move |memory| reference(memory, &arguments));
-        // SAFETY: passed on: whoever launches owns the ranges on the stream until the kernel is complete.
+        // SAFETY: forwarded: the caller of the launch owns the ranges on the stream until the kernel is complete.
         unsafe { self.launch_anywhere(stream, declared) }
     }
 }

@@ -1,8 +1,8 @@
-//! Times behind closed gates: nobody knows when an operation ends that is queued behind one, until the gate is opened.
+//! Times behind closed gates: it is unknown when an operation behind a gate ends, until the gate is opened.
 //!
-//! All other times are known at submission (`rate`). An operation behind a closed gate is put off: it has a number, keeps what it was booked
-//! with, and gets its time when the last gate before it opens, in the order of submission. What takes its time from it meanwhile, an event or
-//! an operation behind it, names it by number. Without gates nothing here is ever asked for.
+//! All other times are known at submission (`rate`). An operation behind a closed gate is postponed: it has a number, keeps its booking,
+//! and gets its time when the last gate before it opens, in the order of submission. Whatever takes its time from it meanwhile, an event or
+//! an operation behind it, refers to it by number. Without gates nothing here is used.
 //!
 //! It does not know streams, events or engines, nor when anything runs.
 
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Default, Debug)]
 pub(super) struct End {
     pub(super) at: u64,
-    /// Numbers of operations that were put off.
+    /// Numbers of postponed operations.
     behind: SmallVec<[u64; 1]>,
 }
 
@@ -26,7 +26,7 @@ impl End {
     pub(super) fn is_known(&self) -> bool {
         self.behind.is_empty()
     }
-    /// Both are over.
+    /// The later of the two ends.
     pub(super) fn and(&mut self, other: &End) {
         self.at = self.at.max(other.at);
         for &number in &other.behind {
@@ -35,7 +35,7 @@ impl End {
             }
         }
     }
-    /// Those operations end then, by number.
+    /// Sets the ends of these operations, by number.
     pub(super) fn learn(&mut self, ends: &HashMap<u64, u64>) {
         let at = &mut self.at;
         self.behind.retain(|number| match ends.get(number) {
@@ -48,19 +48,19 @@ impl End {
     }
 }
 
-/// An operation that was put off.
+/// A postponed operation.
 #[derive(Debug)]
 pub(super) struct Late {
     number: u64,
     pub(super) stream: StreamKey,
     pub(super) position: u64,
-    /// If it is one that is closed.
+    /// The gate, if it is a closed one.
     gate: Option<u32>,
     pub(super) ready: End,
     pub(super) load: Load,
 }
 
-/// The operations that were put off, oldest first.
+/// The postponed operations, oldest first.
 #[derive(Default, Debug)]
 pub(super) struct PutOff {
     so_far: u64,
@@ -68,7 +68,7 @@ pub(super) struct PutOff {
 }
 
 impl PutOff {
-    /// One more operation, at this position of its stream: when it is over.
+    /// Adds an operation at this position of its stream; returns when it is over.
     pub(super) fn put_off(
         &mut self,
         (stream, position): (StreamKey, u64),
@@ -82,7 +82,7 @@ impl PutOff {
         self.left.push(Late { number, stream, position, gate, ready, load });
         end
     }
-    /// A gate is over by now: what was only behind it is booked, in the order of submission, by `book`, which says when it ends. Returns
+    /// A gate is over by now: books what was only behind it, in the order of submission, with `book`, which returns when it ends. Returns
     /// these ends, by number.
     pub(super) fn opened(
         &mut self,

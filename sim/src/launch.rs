@@ -1,12 +1,12 @@
-//! Kernels with declared reads and writes, gates; and what the contents convicted.
+//! Kernels with declared reads and writes, gates, and mismatches of the contents.
 //!
-//! A [`Launch`] declares the ranges that a kernel touches: the oracle judges them at submission, and the body, if there is
-//! one, is held to them when it runs. The built-in pattern kernels are the second, independent oracle: a range written
+//! A [`Launch`] declares the ranges that a kernel accesses: the oracle judges them at submission, and the body, if there is
+//! one, is restricted to them when it runs. The built-in pattern kernels are the second, independent oracle: a range written
 //! with a word of its generation must still hold it when checked, whatever the executor did in between.
 //!
-//! [`Sim::launch`] is safe because no Rust reference leads into device memory. Pinned memory is the process's own, so a
-//! kernel that touches it is launched by [`Sim::launch_anywhere`], whose caller vouches for it; what [`Sim::launch`]
-//! queued does not find pinned memory even where it was pinned later. This file does not know the order of things.
+//! [`Sim::launch`] is safe because no Rust reference points into device memory. Pinned memory is the process's own, so a
+//! kernel that accesses it is launched by [`Sim::launch_anywhere`], whose caller promises that this is sound; what [`Sim::launch`]
+//! queued does not reach pinned memory even if it was pinned later. This file does not know the order of operations.
 
 use super::Sim;
 use super::call::Call;
@@ -28,7 +28,7 @@ use std::fmt;
 pub(super) type KernelBody = Box<dyn FnOnce(&mut KernelMemory<'_>) + Send>;
 pub(super) type Ranges = SmallVec<[Touch; 2]>;
 
-/// A kernel as its stream's queue has it: its body is given the declared ranges of the world that runs it.
+/// A kernel as its stream's queue has it: its body gets the declared ranges of the world that runs it.
 pub(super) fn kernel(name: Name, ranges: Ranges, reach: Reach, body: KernelBody) -> Action {
     let called = name.clone();
     let code = Box::new(move |world: &RefCell<World>, at: (StreamKey, u64)| {
@@ -82,7 +82,7 @@ impl fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// A kernel that touches nothing and does nothing, so far.
+    /// A kernel that accesses nothing and does nothing, so far.
     pub fn new(name: impl Into<Name>) -> Launch {
         Launch { name: name.into(), ranges: Ranges::new(), nanos: None, does: Does::Nothing }
     }
@@ -108,21 +108,21 @@ impl Launch {
         }
         self
     }
-    /// Says which allocation the range declared last was compiled against, so that the oracle finds a use after free even
-    /// where the bytes have a new owner.
+    /// Names the allocation that the range declared last was meant for, so that the oracle finds a use after free even
+    /// if the bytes have a new owner.
     ///
     /// # Panics
-    /// When no range was declared yet.
+    /// When no range has been declared yet.
     pub fn tag(mut self, allocation: AllocationId) -> Launch {
         self.ranges.last_mut().expect("declare a range, then say whose it is").tag = Some(allocation);
         self
     }
-    /// Says how long the kernel takes, in virtual nanoseconds; by default all its bytes over the memory's bandwidth.
+    /// Sets how long the kernel takes, in virtual nanoseconds; by default all its bytes over the memory's bandwidth.
     pub fn takes(mut self, nanoseconds: u64) -> Launch {
         self.nanos = Some(nanoseconds);
         self
     }
-    /// What the kernel does when it runs. It may touch declared ranges only and may make no driver call. If it panics, the
+    /// What the kernel does when it runs. It may access only declared ranges and must make no driver call. If it panics, the
     /// rest is not done: see [`Sim::host_function`]. It replaces what
     /// a built-in kernel would do.
     pub fn body(mut self, body: impl FnOnce(&mut KernelMemory<'_>) + Send + 'static) -> Launch {
@@ -131,7 +131,7 @@ impl Launch {
     }
 }
 
-/// Memory as a kernel's body sees it: the ranges its launch declared.
+/// Memory as a kernel's body accesses it: the ranges its launch declared.
 ///
 /// An access outside them is not done (a read gives zeroes) and becomes a [`Mismatch`].
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl<'a> KernelMemory<'a> {
         KernelMemory { cell, stream, position, name, ranges, reach }
     }
 
-    /// The first address of a range that was not declared so. Declared ranges may continue each other.
+    /// The first address of a range that was not declared for this access. Adjacent declared ranges count as one.
     fn undeclared(&self, addr: u64, bytes: u64, kind: AccessKind) -> Option<u64> {
         let end = addr.saturating_add(bytes);
         let mut at = addr;
@@ -210,7 +210,7 @@ impl<'a> KernelMemory<'a> {
 }
 
 impl World {
-    /// A safe call names device memory only: Rust may be looking at pinned memory.
+    /// A safe call may name only device memory: Rust references to pinned memory may exist.
     pub(super) fn refuse_pinned(&self, addr: u64, bytes: u64, call: Call) -> DriverResult<()> {
         let mut touched = self.memory.all_in(addr, addr.saturating_add(bytes));
         let pinned = touched.find(|(_, m)| bytes > 0 && m.backing == Backing::Pinned);
@@ -228,7 +228,7 @@ impl World {
 }
 
 impl World {
-    /// A gate is open: it is over by now, and what was only behind it has its time.
+    /// A gate is open: it is over by now, and what was only behind it gets its time.
     fn opened(&mut self, gate: u32) {
         self.gates[gate as usize] = true;
         let host_now = self.host_now;
@@ -238,7 +238,7 @@ impl World {
         let mut streams = SmallVec::<[StreamKey; 4]>::new();
         let ends = put_off.opened(gate, now, |op| {
             let end = self.book(op.stream, op.load, host_now, op.ready.at);
-            // It has not run, so its stream is there.
+            // It has not run, so its stream exists.
             let stream = self.stream_mut(op.stream);
             let place = op.position - stream.done - 1 - u64::from(stream.running);
             stream.queue[place as usize].finish = end;
@@ -259,8 +259,8 @@ impl Sim {
     /// Launches a kernel on a stream. The declared ranges are judged now; the body runs when the executor says so.
     ///
     /// # Errors
-    /// A declared range is pinned memory and the kernel does something (what only declares is judged and touches nothing):
-    /// see [`Sim::launch_anywhere`]. The stream is destroyed or of another device. Whatever fault was planted. Nothing was
+    /// A declared range is pinned memory and the kernel does something (a kernel that only declares is judged and accesses nothing):
+    /// see [`Sim::launch_anywhere`]. The stream is destroyed or belongs to another device. A planted fault. Nothing was
     /// then queued.
     #[track_caller]
     pub fn launch(&self, stream: &SimStream, launch: Launch) -> DriverResult<()> {
@@ -269,10 +269,10 @@ impl Sim {
         queued
     }
 
-    /// Launches a kernel that may touch pinned memory too ([`Sim::launch`]).
+    /// Launches a kernel that may also access pinned memory ([`Sim::launch`]).
     ///
     /// # Errors
-    /// As [`Sim::launch`], but pinned ranges are fine.
+    /// As [`Sim::launch`], except that pinned ranges are allowed.
     ///
     /// # Safety
     /// Until the kernel has run, no Rust reference to bytes of a pinned range that it declares as read may change them, and
@@ -288,7 +288,7 @@ impl Sim {
     #[track_caller]
     fn queue_launch(&self, stream: &SimStream, launch: Launch, reach: Reach) -> DriverResult<()> {
         let call = Call::LaunchKernel;
-        // Kept out here, because what a body captured may come back into the simulator when it is dropped.
+        // Kept out here, because what a body captured may re-enter the simulator when it is dropped.
         let mut launch = Some(launch);
         self.call(call, |w| {
             let key = w.resolve_here(self, stream, call)?;
@@ -317,7 +317,7 @@ impl Sim {
         })
     }
 
-    /// Puts an endless kernel on a stream: what comes behind it does not run until the gate is opened. A host wait for it
+    /// Puts an endless kernel on a stream: work behind it does not run until the gate is opened. A host wait for it
     /// fails instead of hanging.
     ///
     /// # Errors
@@ -338,7 +338,7 @@ impl Sim {
         Ok(Gate { sim: self.clone(), gate })
     }
 
-    /// What the contents convicted so far, in order of execution: the first 64, and how many there were.
+    /// The mismatches of the contents so far, in order of execution: the first 64, and the total count.
     pub fn mismatches(&self) -> (Vec<Mismatch>, u64) {
         let guard = self.lock();
         let world = guard.borrow();
@@ -355,7 +355,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// Lets the stream go on; under the early and random schedules what can run now may run at once. In virtual time the gate is over
+    /// Lets the stream continue; under the early and random schedules what can run now may run at once. In virtual time the gate is over
     /// now, by the host's clock, or when what is queued before it is.
     pub fn open(self) {
         let guard = self.sim.lock();

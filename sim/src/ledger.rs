@@ -1,6 +1,6 @@
-//! The ledger: what was asked of a device, what it still holds, and what leaked.
+//! The ledger: the calls of a device, what it still holds, and what leaked.
 //!
-//! Plain data, taken at one moment. It does not judge: a ledger that is not empty is a leak only to somebody who has
+//! Plain data, taken at one moment. It does not judge: a ledger that is not empty is a leak only if the program has
 //! dropped everything.
 
 use super::Sim;
@@ -10,32 +10,32 @@ use super::world::World;
 use core::fmt;
 use millpond_driver::units::{Addr, StreamId};
 
-/// What one simulated device was asked and holds.
+/// The calls of one simulated device, and what it holds.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Ledger {
-    /// Driver calls by name, in order of name, those never made left out; failed calls count.
+    /// Driver calls by name, in order of name, without those never made; failed calls count.
     pub calls: Vec<(&'static str, u64)>,
     /// Calls that made the host wait for the device, whether or not anything was pending: synchronisations, waits for
     /// events, plain frees, unpinnings, copies to pageable memory.
     pub host_waits: u64,
-    /// Those among them that could not end, because of a closed gate for example: on a real device the host would have
-    /// waited for as long as it was allowed to.
+    /// Those among them that could not end, for example because of a closed gate: on a real device the host would have
+    /// waited for as long as its limit allowed.
     pub endless_waits: u64,
-    /// Bytes of device memory taken: plain allocations and handles.
+    /// Bytes of device memory reserved: plain allocations and handles.
     pub bytes_reserved: u64,
-    /// The most that was ever taken.
+    /// The maximum that was ever reserved.
     pub bytes_reserved_peak: u64,
     /// Bytes of pinned host memory.
     pub bytes_pinned: u64,
-    /// The most that was ever pinned.
+    /// The maximum that was ever pinned.
     pub bytes_pinned_peak: u64,
     /// Live plain allocations.
     pub plain_ranges: u64,
     /// Live pinned ranges.
     pub pinned_ranges: u64,
-    /// Virtual memory handles whose memory is alive, released ones that are still mapped included.
+    /// Virtual memory handles whose memory is alive, including released ones that are still mapped.
     pub handles: u64,
     /// Virtual memory mappings.
     pub mappings: u64,
@@ -48,7 +48,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Whether the device holds nothing for anybody.
+    /// Whether the device holds nothing.
     pub fn is_empty(&self) -> bool {
         self.bytes_reserved == 0
             && self.bytes_pinned == 0
@@ -196,7 +196,7 @@ fn ledger(w: &World, device: usize) -> Ledger {
 }
 
 impl Sim {
-    /// What this device was asked and holds now. The default streams are nobody's and do not count.
+    /// This device's calls and what it holds now. The default streams do not count.
     pub fn ledger(&self) -> Ledger {
         ledger(&self.lock().borrow(), self.index())
     }

@@ -1,27 +1,27 @@
-//! The simulated device: a whole GPU's rules in memory, with an oracle that judges the order of things.
+//! The simulated device: a whole GPU's rules in memory, with an oracle that judges order.
 //!
-//! A [`Sim`] is one device: plain, virtual and pinned memory, streams, events, copies and kernels, with the habits of
+//! A [`Sim`] is one device: plain, virtual and pinned memory, streams, events, copies and kernels, with the behaviour of
 //! the real driver, down to handle values that come back and frees that wait. It is public so that programs can be
-//! tested on it with or without this crate's allocator. Three things watch:
+//! tested on it with or without this crate's allocator. Three parts check:
 //!
-//! 1. the [`oracle`], told of every operation at its submission, judges happens-before, which does not depend on when
+//! 1. the [`oracle`], which sees every operation at its submission, judges happens-before, which does not depend on when
 //!    the device runs;
 //! 2. the contents: real bytes, sparse, moved by an executor that runs work as early, as late or as randomly as is legal
-//!    ([`Schedule`]); a pattern that is not there when checked is a [`Mismatch`];
+//!    ([`Schedule`]); a pattern that is missing when checked is a [`Mismatch`];
 //! 3. the [`Ledger`]: every driver call, every host wait, and whatever is left at the end.
 //!
-//! It does not know heaps, pools or laws: an allocator tells it by [`Driver::note`] what it hands out, and nothing
-//! else. It never sleeps, and given one thread of the host it is deterministic. Virtual time ([`Sim::makespan`]) follows
+//! It does not know heaps, pools or laws: an allocator notifies it by [`Driver::note`] of what it hands out, and of nothing
+//! else. It never sleeps, and with one host thread it is deterministic. Virtual time ([`Sim::makespan`]) follows
 //! a simple model of engines and prices; it never decides what runs.
 //!
 //! | file | idea |
 //! |---|---|
-//! | `world` | the shared state behind one lock; the door for driver calls |
-//! | `call` | the calls: names, prices, habits |
+//! | `world` | the shared state behind one lock; the entry of driver calls |
+//! | `call` | the calls: names, prices, behaviour |
 //! | `stream`, `event`, `capture` | order: queues, what events capture, what captures forbid; beneath them `operation` and `recording`, what is kept of each |
 //! | `exec` | when queued work runs |
 //! | `memory`, `contents`, `block` | addresses to bytes; sparse bytes; real ones behind pinned ranges |
-//! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch`, `callback` | the verbs |
+//! | `plain`, `virt`, `host`, `copy`, `copy2d`, `launch`, `callback` | the operations |
 //! | `rate`, `late`, `fault`, `ledger`, `mismatch`, `met`, `verdict` | virtual time, and behind gates; planted faults, accounts, wrong bytes and their list, the judgement |
 //!
 //! ```
@@ -39,11 +39,11 @@
 //! # Ok(()) }
 //! ```
 
-// Planted bugs, which ordinary builds have none of.
+// Planted bugs; ordinary builds have none.
 #[macro_use]
 extern crate millpond_driver;
 
-/// The README's program is run.
+/// Runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -103,7 +103,7 @@ use world::{Guard, Shared, World};
 
 /// A simulated device. Clones are the same device.
 ///
-/// What the program did not order is convicted, whether or not it went well this time:
+/// Accesses that the program did not order are violations, whether or not they happened to go well this time:
 ///
 /// ```
 /// use millpond_driver::Memory;
@@ -130,9 +130,9 @@ impl fmt::Debug for Sim {
     }
 }
 
-/// Making and configuring. The settings belong to the world: all its devices share them.
+/// Construction and configuration. The settings belong to the world: all its devices share them.
 impl Sim {
-    /// One device with this much memory, in a world of its own. It runs work at once, keeps contents, judges with one
+    /// One device with this much memory, in a world of its own. By default it runs work at once, keeps contents, judges with one
     /// host clock, and lets plain segments touch.
     pub fn new(capacity_bytes: u64) -> Sim {
         Sim::devices(1, capacity_bytes).remove(0)
@@ -142,7 +142,7 @@ impl Sim {
     /// wait for each other. Peer access to another device's memory is always on.
     ///
     /// # Panics
-    /// Above 65,534 devices, for want of addresses.
+    /// Above 65,534 devices: there are no more addresses.
     pub fn devices(count: u32, capacity_bytes: u64) -> Vec<Sim> {
         assert!(count < 65_535, "{count} devices asked for, 65534 fit into the address space");
         let shared = World::with_devices(count, capacity_bytes);
@@ -162,7 +162,7 @@ impl Sim {
         self
     }
 
-    /// When queued work runs; [`Schedule::Earliest`] unless said. May be changed at any time.
+    /// When queued work runs; by default [`Schedule::Earliest`]. May be changed at any time.
     #[must_use]
     pub fn schedule(self, schedule: Schedule) -> Sim {
         self.set_schedule(schedule);
@@ -178,7 +178,7 @@ impl Sim {
             world.random = millpond_driver::random::SplitMix64::new(seed);
         }
     }
-    /// Whether plain segments are kept 2 MiB apart, so that an overrun is an access to nothing. Off unless said.
+    /// Whether plain segments are kept 2 MiB apart, so that an overrun accesses unmapped memory. Off by default.
     ///
     /// # Panics
     /// After the first driver call.
@@ -186,8 +186,8 @@ impl Sim {
     pub fn gaps(self, on: bool) -> Sim {
         self.configure("gaps", |w| w.gaps = on)
     }
-    /// Whether a free of plain memory waits for the whole device, as `cuMemFree` does. On unless said; off, it waits for
-    /// nothing, as stream-ordered memory does that comes from a pool of the driver's. Unpinning waits either way.
+    /// Whether a free of plain memory waits for the whole device, as `cuMemFree` does. On by default; if off, it waits for
+    /// nothing, like stream-ordered memory from a pool of the driver's. Unpinning waits either way.
     ///
     /// # Panics
     /// After the first driver call.
@@ -195,8 +195,8 @@ impl Sim {
     pub fn waiting_frees(self, on: bool) -> Sim {
         self.configure("waiting frees", |w| w.waiting_frees = on)
     }
-    /// Gives each host thread a clock of its own: what one thread saw complete, another knows only by
-    /// [`Sim::host_edge`]. Without it, host threads are taken to know of each other in order of arrival.
+    /// Gives each host thread a clock of its own: what one thread saw complete, another knows only through
+    /// [`Sim::host_edge`]. Without it, host threads are assumed to know of each other in order of arrival.
     ///
     /// # Panics
     /// After the first driver call.
@@ -204,12 +204,12 @@ impl Sim {
     pub fn strict(self) -> Sim {
         self.configure("strict", |w| {
             w.strict = true;
-            // 0 stands for all of them otherwise.
+            // Without strict, 0 stands for all of them.
             w.next_host = 0;
             w.restart_oracle(w.oracle.is_some());
         })
     }
-    /// Whether the oracle judges. On unless said; off is faster.
+    /// Whether the oracle judges. On by default; off is faster.
     ///
     /// # Panics
     /// After the first driver call.
@@ -217,7 +217,7 @@ impl Sim {
     pub fn oracle(self, on: bool) -> Sim {
         self.configure("the oracle", |w| w.restart_oracle(on))
     }
-    /// Whether bytes are kept. On unless said. Off, reads give zeroes, checks find nothing and copies move nothing.
+    /// Whether bytes are kept. On by default. If off, reads give zeroes, checks find nothing and copies move nothing.
     ///
     /// # Panics
     /// After the first driver call.
@@ -225,14 +225,14 @@ impl Sim {
     pub fn contents(self, on: bool) -> Sim {
         self.configure("contents", |w| w.memory.contents = on)
     }
-    /// How much host memory can be pinned, all devices together. Unbounded unless said.
+    /// How much host memory can be pinned, all devices together. Unlimited by default.
     #[must_use]
     pub fn pinned_capacity(self, bytes: u64) -> Sim {
         self.lock().borrow_mut().pinned_capacity = bytes;
         self
     }
     /// Lets the host run ahead: by itself, an operation runs only after [`Sim::tick`] was called `ticks` more times. A
-    /// host wait runs it all the same. [`Schedule::Latest`] is later anyway.
+    /// host wait runs it even so. [`Schedule::Latest`] is later anyway.
     ///
     /// # Panics
     /// After the first driver call.
@@ -244,11 +244,11 @@ impl Sim {
 
 /// Running the device by hand, and its virtual time.
 impl Sim {
-    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran, and then
-    /// moves the host's virtual time to the end of it; where none did, the host has learnt nothing.
+    /// Runs the oldest queued operation of a stream, if what it waits for has run. Returns whether one ran; if so, the
+    /// host's virtual time moves to its end, otherwise the host learns nothing.
     ///
     /// # Errors
-    /// The stream is destroyed or another world's.
+    /// The stream is destroyed or belongs to another world.
     pub fn advance(&self, stream: &SimStream) -> DriverResult<bool> {
         let guard = self.lock();
         let key = guard.borrow_mut().resolve(&self.shared, stream, Call::StreamGetId)?;
@@ -259,8 +259,8 @@ impl Sim {
         exec::pass_on(&guard);
         Ok(end.is_some())
     }
-    /// Runs everything that can run, on all devices of the world, and moves the host's virtual time to the end of it. Returns
-    /// whether nothing is left; otherwise the host learns nothing by it.
+    /// Runs everything that can run, on all devices of the world, and moves the host's virtual time to its end. Returns
+    /// whether nothing is left; otherwise the host learns nothing.
     pub fn run_until_idle(&self) -> bool {
         let guard = self.lock();
         let idle = exec::run_all(&guard);
@@ -268,8 +268,8 @@ impl Sim {
         exec::pass_on(&guard);
         idle
     }
-    /// Runs everything that is queued on this device, and the host learns it, as in a free: a part of a call of the driver's and
-    /// none itself, so that no capture minds it.
+    /// Runs everything that is queued on this device, and the host learns it, as in a free: it is part of a driver call and
+    /// not one itself, so captures do not forbid it.
     ///
     /// # Errors
     /// Something cannot run.
@@ -280,21 +280,21 @@ impl Sim {
     pub fn idle(&self) -> bool {
         self.lock().borrow().active.is_empty()
     }
-    /// One step of the host, for [`Sim::hold`]: what has become due runs.
+    /// One step of the host, for [`Sim::hold`]: due work runs.
     pub fn tick(&self) {
         let guard = self.lock();
         exec::tick(&guard);
         exec::pass_on(&guard);
     }
-    /// When everything submitted so far is over, in virtual time, and the host's calls too. It depends on the schedule only
-    /// where the program does, by what its queries are answered.
+    /// When everything submitted so far is over, in virtual time, including the host's calls. It depends on the schedule only
+    /// where the program does, through the answers to its queries.
     ///
-    /// The model: a driver call costs the host its measured price; an operation starts when the call is made, its stream
+    /// The model: a driver call costs the host its measured price. An operation starts when the call is made, its stream
     /// and what it waits for are past and its engine is free, and takes its bytes over the engine's rate (2 TB/s for
     /// kernels, fills and copies inside the device, which share one engine; 55.5 GB/s for copies in and for copies out,
-    /// one engine each, and a copy to another device takes its sender's for copies out and its receiver's for copies in); a host wait moves the host's clock, of which there is one, to the end of what it waited for; a
-    /// query does not, and says yes only where the clock has come to that end. So no program is over before its critical
-    /// path is: what the host learnt complete was complete by then. A gate is over when it is opened, by the host's clock; what is behind
+    /// one engine each; a copy to another device takes the sender's engine for copies out and the receiver's for copies in). A host wait moves the host's clock, of which there is one, to the end of what it waited for; a
+    /// query does not, and answers yes only if the clock has reached that end. So no program is over before its critical
+    /// path is: what the host learnt complete was complete by then. A gate is over when it is opened, by the host's clock; work behind
     /// a closed one is not counted. [`Sim::hold`] takes no virtual time.
     pub fn makespan(&self) -> Duration {
         self.device_time().max(self.host_time())
@@ -308,17 +308,17 @@ impl Sim {
     pub fn host_time(&self) -> Duration {
         Duration::from_nanos(self.lock().borrow().host_now)
     }
-    /// Errors that destructors met on this device, which had nobody to tell, oldest first; at most 64 are kept.
+    /// Errors of destructors on this device, which could not be returned, oldest first; at most 64 are kept.
     pub fn drop_errors(&self) -> Vec<DriverError> {
         self.lock().borrow().devices[self.index].drop_errors.clone()
     }
 }
 
-/// What one thread has done and seen, for another to come after: see [`Sim::strict`].
+/// What one thread has done and seen, so that another can come after it: see [`Sim::strict`].
 #[derive(Clone, Copy, Debug)]
 pub struct HostMark(HostKey);
 
-/// Edges between host threads. Without [`Sim::strict`] they say nothing new.
+/// Edges between host threads. Without [`Sim::strict`] they add nothing.
 impl Sim {
     /// A mark that stands for all that the calling thread did and saw so far.
     pub fn host_mark(&self) -> HostMark {
@@ -356,12 +356,12 @@ impl Sim {
     fn index(&self) -> usize {
         self.index
     }
-    /// One driver call: counted, let through or refused, done, and then the schedule has its turn.
+    /// One driver call: it is counted, allowed or refused, and done; then the schedule runs what it chooses.
     #[track_caller]
     fn call<R>(&self, call: Call, verb: impl FnOnce(&mut World) -> DriverResult<R>) -> DriverResult<R> {
         self.call_and(self.before(call), call, verb, |_, result| Ok(result))
     }
-    /// The lock as a call takes it: what others do right before the call is done.
+    /// The lock as a call takes it, after what other threads do right before the call.
     fn before(&self, call: Call) -> Guard<'_> {
         let mut guard = self.lock();
         let meanwhile = guard.borrow_mut().faults.meanwhile(call);
@@ -372,8 +372,8 @@ impl Sim {
         }
         guard
     }
-    /// One driver call under a lock taken [`before`](Sim::before) it and held throughout: what is left to do when the schedule had its turn, a
-    /// wait say, is done `then`.
+    /// One driver call under a lock taken [`before`](Sim::before) it and held throughout; `then` does what is left after the schedule
+    /// has run, such as a wait.
     #[track_caller]
     fn call_and<T, R>(
         &self,
@@ -402,7 +402,7 @@ impl Sim {
             let mut around = world.faults.captures_around(call);
             around.retain(|key| world.begin_capture(*key).is_ok());
             let result = world.enter(self.index, call).and_then(|()| verb(&mut world));
-            // Whoever ends one hears whether it was destroyed; here it is counted.
+            // The call that ends a capture reports whether it was destroyed; here it is counted.
             for key in around {
                 world.captures_destroyed += u64::from(world.end_capture(key).is_err());
             }
@@ -412,7 +412,7 @@ impl Sim {
         if result.is_ok() {
             let mut world = guard.borrow_mut();
             for key in world.faults.captures(call) {
-                // One that is refused begins nothing.
+                // A capture that is refused does not begin.
                 let _ = world.begin_capture(key);
             }
         }

@@ -1,12 +1,12 @@
 //! Which bytes lie behind an address: the table of mappings over pieces of physical memory.
 //!
 //! Everything is keyed twice, as on a real device: an address leads to a mapping, a mapping to a piece of physical
-//! memory and an offset in it. A plain allocation is a piece with one mapping made and taken away with it; a virtual
+//! memory and an offset in it. A plain allocation is a piece with one mapping made and removed with it; a virtual
 //! memory handle may have none, one or two; pinned host memory is a piece whose contents are real memory of this
 //! process, at its real address. Device addresses lie above 2^48, where no pointer of a process is.
 //!
-//! An operation says how far it may reach ([`Reach`]): what safe code queued never meets pinned memory, wherever it
-//! was pinned since.
+//! An operation declares how far it may reach ([`Reach`]): operations queued by safe code never reach pinned memory, even if it
+//! was pinned later.
 //!
 //! This file does not know streams, order, the oracle or the driver's prices. It answers what is mapped where, and moves
 //! contents.
@@ -21,10 +21,10 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What new plain memory holds: not zero, so that a program that counts on zeroes is found out.
+/// What new plain memory holds: not zero, so that a program that relies on zeroes fails.
 pub(super) const FRESH_WORD: u64 = 0xCDCD_CDCD_CDCD_CDCD;
 
-/// How memory came to be, which decides what may be done with it.
+/// How memory was allocated, which decides what may be done with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Backing {
     Plain,
@@ -35,9 +35,9 @@ pub(super) enum Backing {
 /// Which memory an operation may touch when it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reach {
-    /// Device memory. Pinned memory counts as nothing there: Rust may be looking at it.
+    /// Device memory. Pinned memory counts as unmapped there: Rust references to it may exist.
     Device,
-    /// Pinned memory too: an unsafe call vouched that no Rust reference is in the way.
+    /// Pinned memory too: an unsafe call promised that no Rust reference conflicts.
     Anywhere,
 }
 
@@ -74,11 +74,11 @@ pub(super) struct Phys {
 pub(super) enum Part {
     /// Usable bytes: address, length, mapping, piece, offset in it.
     Here { addr: u64, bytes: u64, map: MapKey, phys: PhysKey, offset: u64 },
-    /// Nothing is mapped there, or access was not given.
+    /// Nothing is mapped there, or access was not granted.
     Hole { addr: u64, bytes: u64 },
 }
 
-/// Ranges of addresses that nobody has: the smallest that fits is given, from its low end.
+/// Free ranges of addresses: a request gets the low end of the smallest that fits.
 #[derive(Debug)]
 pub(super) struct FreeAddresses {
     by_start: BTreeMap<u64, u64>,
@@ -119,7 +119,7 @@ impl FreeAddresses {
         self.insert(wanted_end, end);
         true
     }
-    /// Gives a range back; it grows together with free neighbours.
+    /// Gives a range back; it merges with free neighbours.
     pub(super) fn give(&mut self, mut start: u64, bytes: u64) {
         let mut end = start + bytes;
         if let Some((&s, &e)) = self.by_start.range(..start).next_back()
@@ -191,7 +191,7 @@ impl MemoryMap {
         self.table.insert(addr, Mapping { end, phys, map, access, backing });
         map
     }
-    /// Takes a mapping away; the piece is returned if that was its last hold on life.
+    /// Removes a mapping; returns the piece if nothing else kept it alive.
     pub(super) fn unmap(&mut self, addr: u64) -> Option<(Mapping, Option<Phys>)> {
         let mapping = self.table.remove(&addr)?;
         let piece = self.pieces.get_mut(&mapping.phys.0).expect("M2: a mapped piece lives");
@@ -255,7 +255,7 @@ impl MemoryMap {
         parts
     }
 
-    // Contents. Each verb answers the first unusable address as an error, and then has done nothing.
+    // Contents. Each function returns the first unusable address as an error, and then has done nothing.
 
     fn usable(&self, addr: u64, bytes: u64, reach: Reach) -> Result<SmallVec<[Part; 2]>, u64> {
         let parts = self.parts(addr, bytes);

@@ -1,6 +1,6 @@
-//! What the contents convicted, kept as it is met: the first so many, and how many there were.
+//! The mismatches that the contents showed, kept as they occur: the first ones, and the total count.
 //!
-//! It does not know how a difference was found, nor how it reads.
+//! It does not know how a difference was found, nor its text.
 
 use super::mismatch::{Mismatch, MismatchKind};
 use super::operation::Name;
@@ -40,8 +40,8 @@ impl World {
             });
         }
     }
-    /// A check found other bytes: `at` is the address, its offset in the range and the range's length, `words` what was expected and
-    /// found.
+    /// A check found other bytes: `at` is the address, its offset in the range and the range's length, `words` the expected and
+    /// the found one.
     pub(super) fn differs(
         &mut self,
         stream: StreamKey,

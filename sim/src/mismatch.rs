@@ -1,4 +1,4 @@
-//! Operations that met the wrong bytes, or none, when they ran: the second oracle's findings, and their words.
+//! Operations that found the wrong bytes, or none, when they ran: the second oracle's findings, and their texts.
 //!
 //! It does not know how a difference was found.
 
@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MismatchKind {
-    /// The bytes were not what they should have been: somebody wrote in between, or nobody had written yet.
+    /// The bytes were not the expected ones: another operation wrote in between, or none had written yet.
     Content {
         /// The repeating word that was expected; its first byte is at the beginning of the range.
         expected: u64,
@@ -23,7 +23,7 @@ pub enum MismatchKind {
         /// How many of the bytes found are in the range: eight, or fewer at its end.
         looked_at: u64,
     },
-    /// Nothing was mapped there, or access was not given, when the operation ran.
+    /// Nothing was mapped there, or access was not granted, when the operation ran.
     Unmapped,
     /// A kernel's body touched bytes that its launch did not declare.
     Undeclared,
@@ -31,24 +31,24 @@ pub enum MismatchKind {
     Panicked,
 }
 
-/// An operation that met the wrong bytes, or none, when it ran: the second oracle's finding. Displays as three lines: what,
+/// An operation that found the wrong bytes, or none, when it ran: the second oracle's finding. Displays as three lines: what,
 /// where, and what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Mismatch {
     /// The operation's name.
     pub operation: Name,
-    /// The stream it ran on; `None` for what an allocator handed out.
+    /// The stream it ran on; `None` for bytes that an allocator handed out.
     pub stream: Option<StreamId>,
     /// Its position there, as the oracle counts: the stream's first operation has 1, records and waits have none.
     pub position: u64,
     /// The first wrong address; 0 for a panic.
     pub addr: Addr,
-    /// What that stream is called.
+    /// The stream's label.
     pub on: Option<StreamLabel>,
-    /// Where in the program it was asked for, if that is known.
+    /// Where in the program it was called, if that is known.
     pub from: Option<Caller>,
-    /// The allocation it was launched for, if the launch said so.
+    /// The allocation it was launched for, if the launch named one.
     pub allocation: Option<AllocationId>,
     /// What the oracle knows of that; `None` if it is off.
     pub held: Option<Held>,

@@ -1,9 +1,9 @@
 //! A device that only hands out addresses, to measure what the bookkeeping costs.
 //!
-//! [`Null`] gives out addresses that never come back, counts bytes against a capacity, numbers its streams, and calls
+//! [`Null`] gives out addresses that never come back, counts bytes against a capacity, numbers its streams, and reports
 //! every event complete. Pinned memory is real, because the CPU writes to it. It does not know contents: fills and
-//! copies to the device vanish, a copy from the device writes zeros (bytes that are always the same, and never bytes of
-//! somebody else). It does not know order either, so nothing that runs on it says whether a reuse was legal: for that
+//! copies to the device do nothing, a copy from the device writes zeros (bytes that are always the same, and never another
+//! owner's). It does not know order either, so nothing that runs on it shows whether a reuse was legal: for that
 //! there is [`Sim`](crate::Sim).
 
 use core::ptr::NonNull;
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 /// The capacity of [`Null::default`]: 144 GiB, in bytes.
 pub const DEFAULT_CAPACITY: u64 = 144 << 30;
 
-/// Where addresses begin. Not 0, so that no address reads as "none", and far from what a host pointer looks like.
+/// Where addresses begin. Not 0, so that no address reads as "none", and far from the values of host pointers.
 const FIRST_ADDRESS: u64 = 0x0200_0000_0000;
 
 /// Addresses begin at multiples of this, as those of plain allocations do on the devices seen.
@@ -106,7 +106,7 @@ struct Inner {
     slot: DeviceSlot,
 }
 
-/// What is handed out and not yet back: first byte to length, in bytes.
+/// What is allocated and not yet freed: first byte to length, in bytes.
 #[derive(Debug)]
 struct Live {
     next_address: u64,
@@ -201,7 +201,7 @@ fn refused(call: Call, kind: DriverErrorKind, message: String) -> DriverError {
     DriverError::new(NAMES[call as usize], code, kind, message)
 }
 
-/// Checks what the traits ask of a size: a multiple of 512 and not 0.
+/// Checks a size as the traits require: a multiple of 512 and not 0.
 fn whole_granules(call: Call, bytes: u64) -> DriverResult<()> {
     if bytes > 0 && bytes.is_multiple_of(GRANULE_BYTES) {
         return Ok(());
@@ -213,7 +213,7 @@ fn whole_granules(call: Call, bytes: u64) -> DriverResult<()> {
     ))
 }
 
-/// Takes a range out of the table it was entered in, whole.
+/// Removes a range from the table it was entered in, whole.
 fn take_out(call: Call, table: &mut BTreeMap<u64, u64>, addr: u64, bytes: u64) -> DriverResult<()> {
     match table.get(&addr) {
         Some(&found) if found == bytes => {
@@ -248,7 +248,7 @@ fn host_layout(call: Call, bytes: u64) -> DriverResult<Layout> {
 }
 
 // SAFETY: addresses only grow, so ranges are disjoint for ever; each begins at a multiple of 2 MiB. No memory is behind
-// them, and nothing here or in safe code reaches through a device address.
+// them, and nothing here or in safe code dereferences a device address.
 #[allow(unsafe_code, reason = "a driver declares that it keeps the contract")]
 unsafe impl Memory for Null {
     fn device(&self) -> DeviceId {
@@ -284,7 +284,7 @@ unsafe impl Memory for Null {
         Ok(Addr(addr))
     }
 
-    /// As the plain memory that it stands for, so that a replay here takes the same decisions.
+    /// Like the plain memory that it stands for, so that a replay here makes the same decisions.
     fn free_waits_for_device(&self) -> bool {
         true
     }
@@ -346,7 +346,7 @@ unsafe impl Fences for Null {
         Ok(NullStream(StreamInfo { id, device: self.0.device, kind, unmanaged: false }))
     }
 
-    /// Not counted: the stream itself says who it is.
+    /// Not counted: the stream itself knows its identity.
     fn stream_info(&self, stream: &NullStream) -> DriverResult<StreamInfo> {
         Ok(stream.0)
     }
@@ -410,7 +410,7 @@ unsafe impl Copies for Null {
         self.on_stream(Call::CopyH2D, stream)
     }
 
-    /// Writes zeros: a device without contents has nothing else to say, and uninitialised host memory must not be
+    /// Writes zeros: a device without contents has no other data, and uninitialised host memory must not be
     /// readable through a copy that "succeeded".
     unsafe fn copy_d2h(&self, dst: *mut u8, _src: Addr, bytes: u64, stream: &NullStream) -> DriverResult<()> {
         self.on_stream(Call::CopyD2H, stream)?;

@@ -1,6 +1,6 @@
-//! What operations and events are told apart and put in order by: names, positions on streams, what an event captured.
+//! What identifies and orders operations and events: names, positions on streams, what an event captured.
 //!
-//! It does not know what an operation does, nor who waits for what.
+//! It does not know what an operation does, nor what waits for what.
 
 use super::late::End;
 use super::oracle::StreamKey;
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 /// An operation's name.
 pub(super) type Name = std::borrow::Cow<'static, str>;
 
-/// Positions on streams, all of which are meant.
+/// Positions on streams, all of them.
 pub(super) type Points = SmallVec<[(StreamKey, u64); 1]>;
 
 /// What an event captured last.
@@ -21,6 +21,6 @@ pub(super) struct EventState {
     pub(super) finish: End,
     /// The capture it was last recorded in.
     pub(super) capture: Option<u32>,
-    /// Answers "not ready" still to be given, whatever is true.
+    /// How many more queries answer "not ready", whatever the state.
     pub(super) not_ready: u32,
 }

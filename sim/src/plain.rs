@@ -1,9 +1,9 @@
 //! Plain device memory: the [`Memory`] of the simulated device.
 //!
-//! Segments are exactly as long as asked, at least 512-byte aligned, and lie where the smallest free range of addresses
+//! Segments are exactly as long as requested, at least 512-byte aligned, and lie where the smallest free range of addresses
 //! begins: so neighbours usually touch, which catches an allocator that merges over the border of two segments.
-//! [`Sim::gaps`] puts 2 MiB of nothing behind each instead, which catches overruns. A free waits for the whole device, as
-//! the driver's plain one does, unless [`Sim::waiting_frees`] says otherwise. This file does not know who uses the memory.
+//! [`Sim::gaps`] puts 2 MiB of unmapped addresses behind each instead, which catches overruns. A free waits for the whole device, as
+//! the driver's plain one does, unless [`Sim::waiting_frees`] is off. This file does not know who uses the memory.
 
 use super::Sim;
 use super::call::Call;
@@ -20,7 +20,7 @@ use millpond_driver::{DriverResult, Memory, MemoryInfo};
 const GAP: u64 = 2 << 20;
 
 impl World {
-    /// Takes away a range that was created and mapped as a whole; its piece must go with it.
+    /// Removes a range that was created and mapped as a whole, together with its piece.
     pub(super) fn remove_whole(&mut self, addr: u64) -> Option<Store> {
         let host = self.host();
         let phys = self.memory.at(addr)?.phys;

@@ -1,13 +1,13 @@
 //! How long things take: engines with a rate, and a booking for each operation.
 //!
 //! The simple model: an operation starts when its stream, what it waits for and the host's call are all past, and when
-//! its engine is free; it lasts its bytes over the engine's rate. Everything is known when the operation is submitted, but
-//! behind a closed gate (`late`), so no time depends on when the executor runs it. There are three engines a device: compute (kernels, fills
-//! and copies inside the device, all bound by memory bandwidth, so that two kernels last as long together as one after
-//! the other), copies in, copies out. A copy to another device takes its bytes on the sender's for copies out and on the
+//! its engine is free; it lasts its bytes over the engine's rate. Everything is known when the operation is submitted, except
+//! behind a closed gate (`late`), so no time depends on when the executor runs it. There are three engines per device: compute (kernels, fills
+//! and copies inside the device, all bound by memory bandwidth, so that two concurrent kernels take as long as
+//! in sequence), copies in, copies out. A copy to another device uses the sender's engine for copies out and the
 //! receiver's for copies in, and is over when both are.
 //!
-//! One departure: an operation that waits for another stream does not keep the engine from others in the meantime. An
+//! One departure: while an operation waits for another stream, others may use its engine. An
 //! engine remembers the gaps in its bookings (the latest 64) and fills the first that fits.
 //!
 //! This module knows no stream, no memory and no host; it counts virtual nanoseconds and nothing here ever sleeps.
@@ -46,7 +46,7 @@ impl Engine {
     }
 }
 
-/// What an operation takes: so long on an engine of its stream's device and, of a copy to another device, on that one's for copies in too.
+/// The cost of an operation: a time on an engine of its stream's device and, for a copy to another device, on that one's engine for copies in too.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) engine: Engine,

@@ -1,8 +1,8 @@
-//! Streams: their identity, their native handles, and what it means to put an operation on one.
+//! Streams: their identity, their native handles, and how an operation is put on one.
 //!
-//! A stream is a queue with a number that never comes back (its key, and its [`StreamId`]) and a native handle whose
-//! value does come back, at once, after the stream is destroyed, pending work or not. The legacy default stream and the
-//! per-thread default streams have handles that mean something else to each context or thread. [`World::submit`] applies
+//! A stream is a queue with a number that is never reused (its key, and its [`StreamId`]) and a native handle whose
+//! value is reused, at once, after the stream is destroyed, pending work or not. The legacy default stream and the
+//! per-thread default streams have handles that mean a different stream in each context or thread. [`World::submit`] applies
 //! the implicit order of the legacy stream (E4) and books the operation's time; it does not know what the operation
 //! does, nor when it will run.
 
@@ -30,13 +30,13 @@ pub(super) const LEGACY_HANDLE: u64 = 1;
 /// The native value of the calling thread's default stream.
 pub(super) const PER_THREAD_HANDLE: u64 = 2;
 
-/// Default streams have the numbers from here on: a program makes fewer streams than that.
+/// Default streams have numbers from here on: a program makes fewer streams than that.
 const DEFAULTS: u64 = 1 << 32;
 
 /// A queued operation; its position is the stream's `done` plus its place in the queue, from 1.
 #[derive(Debug)]
 pub(super) struct Op {
-    /// Where it was asked for.
+    /// Where it was called.
     pub(super) from: Option<Caller>,
     pub(super) deps: Points,
     pub(super) action: Action,
@@ -53,9 +53,9 @@ pub(super) struct Op {
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) id: StreamId,
-    /// What the program calls it.
+    /// The program's name for it.
     pub(super) name: Option<std::sync::Arc<str>>,
-    /// The program's number of it.
+    /// The program's number for it.
     pub(super) called: u64,
     /// Which of the threads' default streams it is, in the order of their first use.
     pub(super) of_thread: u64,
@@ -80,17 +80,17 @@ pub(super) struct StreamState {
     pub(super) since_legacy: bool,
     /// The capture that it records into.
     pub(super) capture: Option<u32>,
-    /// It was captured, or is to be: whoever may do that has its handle.
+    /// It was captured, or may be: code outside has its handle.
     pub(super) may_capture: bool,
 }
 
-/// A number of this process, never given twice.
+/// A number of this process, never reused.
 pub(super) fn unique_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A number of the calling thread, never given twice.
+/// A number of the calling thread, never reused.
 pub(super) fn thread_number() -> u64 {
     millpond_driver::sync::per_thread! {
         static MINE: Cell<u64> = Cell::new(0);
@@ -103,7 +103,7 @@ pub(super) fn thread_number() -> u64 {
     })
 }
 
-/// How an operation takes time and what it waits for, beside its place on the stream.
+/// How an operation takes time and what it waits for, besides its place on the stream.
 #[derive(Debug)]
 pub(super) struct Booking {
     pub(super) deps: Points,
@@ -135,7 +135,7 @@ impl World {
     /// A new stream under a native handle.
     pub(super) fn add_stream(&mut self, device: usize, kind: StreamKind, handle: u64) -> StreamKey {
         let key = StreamKey(self.streams.len() as u32);
-        // As the program counts: those that it made, from 0. Default streams are no one's.
+        // As the program counts: the streams that it made, from 0. Default streams have no number.
         let id = if matches!(kind, StreamKind::NonBlocking | StreamKind::Blocking) {
             self.made.push(key);
             StreamId(self.made.len() as u64 - 1)
@@ -179,18 +179,18 @@ impl World {
         }
     }
 
-    /// The unique number of a stream that the program made, gone or not.
+    /// The unique number of a stream that the program made, destroyed or not.
     fn made_id(&self, key: StreamKey) -> StreamId {
         // Keys and numbers are given out in the same order.
         StreamId(self.made.binary_search(&key).map_or(u64::MAX, |n| n as u64))
     }
 
-    /// A stream in an error, whatever its device.
+    /// A stream's name in an error, whatever its device.
     pub(super) fn called(&self, key: StreamKey) -> String {
         StreamLabel { device: None, ..self.label(key) }.words(40)
     }
 
-    /// What a person calls a stream.
+    /// The stream's label for a person.
     pub(super) fn label(&self, key: StreamKey) -> StreamLabel {
         let s = self.stream(key);
         let device = (self.devices.len() > 1).then(|| self.devices[s.device].id);
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// Where the native value is taken for an identity: the first stream that has it.
+    /// If the native value is mistaken for an identity: the first stream that has it.
     #[cfg(millpond_mutants)]
     pub(super) fn key_by_handle(&self, key: StreamKey) -> StreamKey {
         let StreamState { kind, handle, .. } = *self.stream(key);
@@ -213,7 +213,7 @@ impl World {
         first.filter(|_| taken).map_or(key, |first| StreamKey(first as u32))
     }
 
-    /// What a stream argument names at this moment.
+    /// The stream that a stream argument names at this moment.
     pub(super) fn resolve(
         &mut self,
         shared: &Arc<Shared>,
@@ -338,7 +338,7 @@ impl World {
         let device = self.stream(key).device;
         let mut finish = self.devices[device].engines.book(load.engine, now, ready, load.nanos);
         if let Some(into) = load.into {
-            // The two need not begin at once: what one is ahead lies on the way.
+            // The two need not begin at once: the lead of one is spent in transit.
             finish = finish.max(self.devices[into].engines.book(Engine::In, now, ready, load.nanos));
         }
         let device = &mut self.devices[device];
@@ -346,12 +346,12 @@ impl World {
         finish
     }
 
-    /// When the last operation of a stream ends that has run, or of one that went meanwhile what was known before.
+    /// When the last operation of a stream ends that has run; for one that is gone, what was known before.
     pub(super) fn ended(&self, key: StreamKey, before: &End) -> u64 {
         self.streams[key.0 as usize].as_ref().map_or(before.at, |s| s.free_at.at)
     }
 
-    /// Destroys a stream: at once, pending work goes on, and the handle's value is free to come back.
+    /// Destroys a stream: at once; pending work continues, and the handle's value may be reused.
     pub(super) fn destroy_stream(&mut self, key: StreamKey) {
         let s = self.stream_mut(key);
         s.destroyed = true;
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// Forgets a destroyed stream whose work is done.
+    /// Removes a destroyed stream whose work is done.
     pub(super) fn bury(&mut self, key: StreamKey) {
         if let Some(s) = self.streams[key.0 as usize].take()
             && s.kind != StreamKind::NonBlocking
@@ -404,7 +404,7 @@ pub(super) type SimStreamParts = (u64, StreamKey);
 pub(super) enum Which {
     /// Made by this simulator and owned by its references.
     Created(StreamKey),
-    /// Whichever stream has this native value at the time of a call.
+    /// Any stream that has this native value at the time of a call.
     Value,
     Legacy,
     /// The calling thread's.
@@ -416,9 +416,9 @@ pub(super) struct StreamRef {
     pub(super) device: usize,
     pub(super) handle: u64,
     pub(super) which: Which,
-    /// Whoever made it may destroy it at any time.
+    /// Its owner may destroy it at any time.
     pub(super) unmanaged: bool,
-    /// Of an unmanaged one, what tells that it has ended: its handle is another stream's.
+    /// For an unmanaged one, whether it has ended: its handle is another stream's.
     ended: Option<Arc<AtomicBool>>,
 }
 
@@ -434,8 +434,8 @@ impl SimStream {
         let (shared, device) = (sim.shared().clone(), sim.index());
         SimStream(Arc::new(StreamRef { shared, device, handle, which, unmanaged: false, ended: None }))
     }
-    /// Whether nobody else has it. Of an unmanaged one, whoever made it has it until its end, which shows when its handle is another's: what the
-    /// driver's ids tell of a real one. A default stream needs no reference.
+    /// Whether there is no other reference. An unmanaged stream's owner has one until its end, which shows when its handle is another's: on a real
+    /// device the driver's ids show that. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
         if let Some(ended) = &self.0.ended {
             return ended.load(Ordering::Acquire);
@@ -444,8 +444,8 @@ impl SimStream {
         core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
         last
     }
-    /// The native handle's value. Unlike [`StreamId`] it comes back: a new stream may have the value of a destroyed
-    /// one whose work is still pending, and the value of the per-thread default stream means another stream on each
+    /// The native handle's value. Unlike [`StreamId`] it is reused: a new stream may have the value of a destroyed
+    /// one whose work is still pending, and the value of the per-thread default stream means a different stream on each
     /// thread. Never an identity.
     pub fn handle(&self) -> u64 {
         self.0.handle
@@ -491,7 +491,7 @@ impl Sim {
         SimStream::new(self, PER_THREAD_HANDLE, Which::PerThread)
     }
     /// A borrowed reference by native value: each call resolves it to whichever stream has the value then, which after
-    /// a destroy and a create is another one. 0 and 1 name the legacy default stream, 2 the per-thread one.
+    /// a destroy and a create is a different one. 0 and 1 name the legacy default stream, 2 the per-thread one.
     pub fn stream_from_handle(&self, handle: u64) -> SimStream {
         let which = match handle {
             0 | LEGACY_HANDLE => Which::Legacy,
@@ -500,24 +500,24 @@ impl Sim {
         };
         SimStream::new(self, handle, which)
     }
-    /// A borrowed reference by native value ([`Sim::stream_from_handle`]) of a stream that whoever made it may destroy at
-    /// any time: an allocator that adopts the reference names it in calls that name it and nowhere else. From the first
-    /// one on captures are expected.
+    /// A borrowed reference by native value ([`Sim::stream_from_handle`]) of a stream that its owner may destroy at
+    /// any time: an allocator that adopts the reference names it only in calls that name it. From the first
+    /// such reference on, captures are expected.
     pub fn unmanaged_stream(&self, stream: &SimStream) -> SimStream {
         self.expect_captures();
         let (shared, device, handle) = (self.shared().clone(), self.index(), stream.handle());
         let ended = Some(Arc::clone(self.lock().borrow_mut().unmanaged.entry(handle).or_default()));
         SimStream(Arc::new(StreamRef { shared, device, handle, which: Which::Value, unmanaged: true, ended }))
     }
-    /// Somebody else may capture graphs on this device: allocators record no context-wide event from now on.
+    /// Declares that other code may capture graphs on this device: allocators record no context-wide event from now on.
     pub fn expect_captures(&self) {
         self.lock().borrow_mut().devices[self.index()].expects_captures = true;
     }
-    /// Destroys a stream while references to it remain, as foreign code may: at once, pending work goes on. Calls
+    /// Destroys a stream while references to it remain, as other code may: at once; pending work continues. Calls
     /// through those references fail from then on.
     ///
     /// # Errors
-    /// The stream is destroyed already, or is a default stream.
+    /// The stream is already destroyed, or is a default stream.
     pub fn destroy_stream(&self, stream: &SimStream) -> DriverResult<()> {
         let guard = self.lock();
         let mut world = guard.borrow_mut();
@@ -530,17 +530,17 @@ impl Sim {
         world.destroy_stream(key);
         Ok(())
     }
-    /// A new non-blocking stream, as the allocator makes them.
+    /// A new non-blocking stream, like those that the allocator makes.
     ///
     /// # Errors
     /// As [`Fences::create_stream`](millpond_driver::Fences::create_stream).
     pub fn stream(&self) -> DriverResult<SimStream> {
         millpond_driver::Fences::create_stream(self, StreamOptions::default())
     }
-    /// Gives a stream a name for verdicts to show, instead of its number.
+    /// Gives a stream a name that verdicts show instead of its number.
     ///
     /// # Errors
-    /// The stream is destroyed or another world's.
+    /// The stream is destroyed or belongs to another world.
     pub fn name_stream(&self, stream: &SimStream, name: &str) -> DriverResult<()> {
         let guard = self.lock();
         let mut world = guard.borrow_mut();
@@ -552,7 +552,7 @@ impl Sim {
         }
         Ok(())
     }
-    /// Gives a stream the number that it has in the file that is replayed, for verdicts to show
+    /// Gives a stream its number in the file that is replayed, for verdicts to show
     /// ([`Sim::name_stream`]).
     ///
     /// # Errors

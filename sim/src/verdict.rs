@@ -1,6 +1,6 @@
-//! The judgement: what the oracle says and what the contents showed, in one answer.
+//! The judgement: the oracle's violations and the mismatches of the contents, in one answer.
 //!
-//! It finds nothing out itself.
+//! It checks nothing itself.
 
 use super::Sim;
 use super::exec;
@@ -8,12 +8,12 @@ use super::mismatch::Mismatch;
 use super::oracle::{Oracle, Tally, Verdict, Violation, shown};
 use core::fmt;
 
-/// Something was wrong: the oracle found violations, or operations met the wrong bytes, or both. Displays the first few of
+/// Something was wrong: the oracle found violations, or operations found the wrong bytes, or both. Displays the first few of
 /// each, three lines for each, and is the same text whenever the program does the same.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SimVerdict {
-    /// What the oracle says, if it found anything.
+    /// The oracle's verdict, if it found anything.
     pub oracle: Option<Box<Verdict>>,
     /// What the contents showed, in order of execution; at most 64 are kept.
     pub mismatches: Vec<Mismatch>,
@@ -47,7 +47,7 @@ impl fmt::Display for SimVerdict {
 impl std::error::Error for SimVerdict {}
 
 impl Sim {
-    /// Runs whatever is still queued and can run, then judges: the counts if the oracle found no violation and the contents no
+    /// Runs whatever is still queued and can run, then judges: returns the counts if the oracle found no violation and the contents no
     /// mismatch. With the oracle off all counts are 0.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Sim {
         exec::run_all(&self.lock());
         self.verdict_so_far()
     }
-    /// Judges as [`Sim::verdict`] does without running anything: the contents of what is still queued are not
+    /// Judges like [`Sim::verdict`] without running anything: the contents of what is still queued are not
     /// judged.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
 //! Virtual memory: the [`Mapping`] of the simulated device, with the driver's rules.
 //!
 //! Granularity 2 MiB; a handle is mapped, unmapped and made accessible whole, though one call may span several; access
-//! must be given again after every map; one handle may lie at two addresses; a handle released while mapped lives until
+//! must be granted again after every map; one handle may be mapped at two addresses; a handle released while mapped lives until
 //! it is unmapped; contents survive a move; nothing here waits for anything. It does not know whether work is pending:
-//! taking memory away from under it is the caller's breach, which the oracle and the contents find out.
+//! unmapping memory under it is the caller's mistake, which the oracle and the contents detect.
 
 use super::Sim;
 use super::call::Call;
@@ -55,7 +55,7 @@ fn check_range(addr: Addr, bytes: u64, call: Call) -> DriverResult<u64> {
 }
 
 impl Device {
-    /// Whether all of a range is reserved; reservations that continue each other count as one.
+    /// Whether all of a range is reserved; adjacent reservations count as one.
     fn is_reserved(&self, start: u64, end: u64) -> bool {
         let mut at = start;
         while at < end {
@@ -69,14 +69,14 @@ impl Device {
 }
 
 impl World {
-    /// What per-handle calls cost: the cheap price if anything else is mapped in the window, else the dear one.
+    /// The price of per-handle calls: the low one if anything else is mapped in the window, else the high one.
     fn window_price(&self, addr: u64, cheap: u64, dear: u64) -> u64 {
         let start = addr - addr % WINDOW;
         let others = self.memory.all_in(start, start + WINDOW).any(|(s, _)| s != addr);
         if others { cheap } else { dear }
     }
 
-    /// The starts of the handles mapped in a range, which may not cut one, and must hold one at least.
+    /// The starts of the handles mapped in a range, which must not cut one, and must hold at least one.
     fn whole_handles(&self, sim: &Sim, addr: Addr, bytes: u64, call: Call) -> DriverResult<Vec<u64>> {
         let end = check_range(addr, bytes, call)?;
         if !self.devices[sim.index()].is_reserved(addr.0, end) {
@@ -104,7 +104,7 @@ impl World {
         Ok(starts)
     }
 
-    /// A handle that is still ours to map or release.
+    /// A handle that may still be mapped or released.
     fn live_handle(&self, sim: &Sim, handle: &SimHandle, call: Call) -> DriverResult<()> {
         let live = self.memory.phys(handle.phys).is_some_and(|p| !p.released);
         if handle.world == self.serial && handle.device == sim.index() && live {

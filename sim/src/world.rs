@@ -1,6 +1,6 @@
-//! The state that all simulated devices of one world share, and the door through which every driver call comes in.
+//! The state that all simulated devices of one world share, and the entry of every driver call.
 //!
-//! [`World::enter`] counts a call, asks for planted faults, honours captures and charges the price; each verb then works
+//! [`World::enter`] counts a call, applies planted faults and captures, and charges the price; each function then works
 //! on its own part of the state. The world does not know when things run (that is `exec`), and it never calls user code:
 //! closures leave it as values and are called or dropped while it is not borrowed.
 
@@ -26,7 +26,7 @@ use std::cell::RefCell;
 /// The world behind its one lock.
 ///
 /// The lock is reentrant and the state behind it in a cell, because a host function runs while its thread holds the
-/// lock: notes and destructors may come back in, driver calls are refused.
+/// lock: notes and destructors may re-enter, driver calls are refused.
 #[derive(Debug)]
 pub(super) struct Shared {
     lock: Reentrant<RefCell<World>>,
@@ -57,7 +57,7 @@ pub(super) struct Device {
     pub(super) reserved_peak: u64,
     pub(super) pinned: u64,
     pub(super) pinned_peak: u64,
-    /// Whether somebody else may capture: [`Sim::expect_captures`](super::Sim::expect_captures) was called.
+    /// Whether other code may capture: [`Sim::expect_captures`](super::Sim::expect_captures) was called.
     pub(super) expects_captures: bool,
     pub(super) plain_space: FreeAddresses,
     pub(super) virtual_space: FreeAddresses,
@@ -66,7 +66,7 @@ pub(super) struct Device {
     pub(super) legacy: StreamKey,
     /// Blocking streams with work since the last operation on the legacy stream.
     pub(super) since_legacy: Vec<StreamKey>,
-    /// When the last work of blocking streams that are gone ends.
+    /// When the last work of destroyed blocking streams ends.
     pub(super) buried_finish: u64,
     pub(super) engines: Engines,
     /// When the last of all operations ends, in virtual nanoseconds.
@@ -77,14 +77,14 @@ pub(super) struct Device {
     pub(super) streams_live: u64,
     pub(super) events_live: u64,
     pub(super) lost: bool,
-    /// Errors that destructors met.
+    /// Errors of destructors.
     pub(super) drop_errors: Vec<DriverError>,
 }
 
 /// Everything that the devices of one world share.
 #[derive(Debug)]
 pub(super) struct World {
-    /// A number of this world, never given twice, that its virtual memory handles carry.
+    /// A number of this world, never reused, that its virtual memory handles carry.
     pub(super) serial: u64,
     pub(super) devices: Vec<Device>,
     /// By key; `None` once destroyed and drained.
@@ -94,7 +94,7 @@ pub(super) struct World {
     /// Native handle values to the streams that have them now.
     pub(super) handles: HashMap<u64, StreamKey>,
     pub(super) free_handles: Vec<u64>,
-    /// Of each handle, whether the unmanaged stream that had it last has ended, until another one has it.
+    /// For each handle, whether the unmanaged stream that had it last has ended, until another one has it.
     pub(super) unmanaged: HashMap<u64, Arc<AtomicBool>>,
     pub(super) next_handle: u64,
     /// Per-thread default streams: (device, thread) to stream.
@@ -121,7 +121,7 @@ pub(super) struct World {
     pub(super) ran_until: u64,
     /// Calls so far that a fault could be planted in.
     pub(super) calls_made: u64,
-    /// Of the captures around one call.
+    /// Captures around one call that were destroyed.
     pub(super) captures_destroyed: u64,
     pub(super) faults: Faults,
     pub(super) captures: Vec<Capture>,
@@ -131,9 +131,9 @@ pub(super) struct World {
     pub(super) put_off: PutOff,
     /// Where the call in progress was made.
     pub(super) called_from: Option<Caller>,
-    /// Where the operation that runs was asked for.
+    /// Where the running operation was called.
     pub(super) runs_from: Option<Caller>,
-    /// When it ends, in virtual nanoseconds.
+    /// When the running operation ends, in virtual nanoseconds.
     pub(super) runs_at: u64,
     pub(super) mismatches: Vec<Mismatch>,
     pub(super) mismatches_total: u64,
@@ -230,7 +230,7 @@ impl World {
         Arc::new(Shared { lock: Reentrant::new(RefCell::new(world)), captured })
     }
 
-    /// Replaces the oracle by a fresh one that knows the streams there are. Only before any work.
+    /// Replaces the oracle by a fresh one that knows the existing streams. Only before any work.
     pub(super) fn restart_oracle(&mut self, on: bool) {
         self.oracle = on.then(|| Oracle::new(self.strict));
         if let Some(oracle) = &mut self.oracle {
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// What is asked from here on is asked for there.
+    /// Calls from here on were made there.
     pub(super) fn called_from(&mut self, at: Option<Caller>) {
         self.called_from = at;
         if let Some(oracle) = &mut self.oracle {
@@ -253,12 +253,12 @@ impl World {
         }
     }
 
-    /// Whether nothing was ever asked of this world.
+    /// Whether no call was ever made in this world.
     pub(super) fn is_fresh(&self) -> bool {
         self.devices.iter().all(|d| d.calls.iter().all(|&c| c == 0))
     }
 
-    /// Counts a call, and lets it through unless something forbids it.
+    /// Counts a call, and allows it unless something forbids it.
     pub(super) fn enter(&mut self, device: usize, call: Call) -> DriverResult<()> {
         self.devices[device].calls[call as usize] += 1;
         if !call.can_fail() {
@@ -317,14 +317,14 @@ impl World {
         HostKey(self.next_host - 1)
     }
 
-    /// Tells the oracle of an operation and of the ranges it touches.
+    /// Reports an operation and the ranges it accesses to the oracle.
     pub(super) fn tell(&mut self, stream: StreamKey, what: &str, touches: &[Touch]) {
         self.stream_mut(stream).operations += 1;
         let host = self.host();
         let Some(oracle) = &mut self.oracle else { return };
         let op = oracle.submit(host, stream, what);
-        // Writes first. A read stands for the reads before it; told first, it would hide those that the same operation's
-        // write has to come after, and the wait for them would count as needed by nobody.
+        // Writes first. A read stands for the reads before it; reported first, it would hide those that the same operation's
+        // write has to come after, and the wait for them would count as unneeded.
         let of = |kind| touches.iter().filter(move |touch| touch.kind == kind);
         for touch in of(AccessKind::Write).chain(of(AccessKind::Read)) {
             for part in self.memory.parts(touch.addr, touch.bytes) {

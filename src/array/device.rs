@@ -16,11 +16,11 @@ use core::ops::RangeBounds;
 /// Elements on a device, contiguous, with a shape. Not readable by the host.
 ///
 /// **Ordering.** Every operation names its stream and is queued behind the operations on this array that it conflicts
-/// with, on whatever streams they were: a read behind the last write, a write behind the reads too, a read behind reads
-/// not at all. Where the stream is not ordered so already, a wait is inserted, also for and on streams that are
-/// [independent](Stream::set_independent); the host never waits. Two parts of one
-/// array count as the same array here. Foreign work is declared with [`DeviceArray::record_use`]. Dropping it, at any
-/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that. The exception
+/// with, on any stream: a read behind the last write, a write also behind the reads, a read never behind
+/// reads. Where the stream is not already ordered so, a wait is inserted, also for and on streams that are
+/// [independent](Stream::set_independent); the host never waits. For this, two parts of one
+/// array count as the same array. Declare work by other code with [`DeviceArray::record_use`]. Dropping the array, at any
+/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that work. The exception
 /// is the last handle of all, when the allocator and its streams are gone: it ends the allocator, which waits for the
 /// device. Keep a clone of the [`Allocator`] to choose when that is.
 ///
@@ -43,13 +43,13 @@ use core::ops::RangeBounds;
 pub struct DeviceArray<T: Pod, D: Driver> {
     bytes: Tracked<D>,
     shape: Shape,
-    /// `Send` and `Sync` whatever `T` is: plain old data has neither pointers nor interior mutability, and safe code makes a value
-    /// of it from bytes on any thread, so that nothing can rest on the thread that it is on.
+    /// `Send` and `Sync` for any `T`: plain old data has neither pointers nor interior mutability, and safe code can make a value
+    /// of it from bytes on any thread, so no guarantee can depend on the thread.
     elements: PhantomData<fn() -> T>,
 }
 
 impl<D: Driver> Allocator<D> {
-    /// An array with whatever its bytes held before, valid for work on `stream` from now on. `shape` is a number of
+    /// An array with unspecified contents, valid for work on `stream` from now on. `shape` is a number of
     /// elements or an array of lengths. Ordering as [`Allocator::alloc`]: from the cache it makes no driver call.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         DeviceArray { bytes, shape, elements: PhantomData }
     }
 
-    /// An array over an allocation, which has at least its bytes. What the allocation's own stream was given by now
+    /// An array over an allocation, which has at least its bytes. What is already queued on the allocation's own stream
     /// counts as a write before everything; so do uses that were recorded on it.
     ///
     /// # Errors
@@ -112,18 +112,18 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         }
         Ok(DeviceArray::of(Tracked::with_past(allocation), shape))
     }
-    /// The allocation. What later work on it has to come after is then the program's to know; the free still is not.
+    /// The allocation. From then on the program orders later work on it; its free still waits for all uses.
     ///
     /// # Errors
-    /// The array again, if its memory is foreign ([`DeviceArray::from_external`]).
+    /// The array again, if its memory is external ([`DeviceArray::from_external`]).
     #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
     pub fn into_allocation(self) -> Result<Allocation<D>, DeviceArray<T, D>> {
         let DeviceArray { bytes, shape, elements } = self;
         bytes.into_allocation().map_err(|bytes| DeviceArray { bytes, shape, elements })
     }
 
-    /// The first byte, for foreign kernels: they are to be declared with [`DeviceArray::record_use`] and ordered by the
-    /// program.
+    /// The first byte, for kernels that other code launches: declare them with [`DeviceArray::record_use`]; the program
+    /// orders them.
     pub fn address(&self) -> Addr {
         self.bytes.address()
     }
@@ -148,7 +148,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn id(&self) -> Option<AllocationId> {
         self.bytes.id()
     }
-    /// The stream it was allocated or brought in on; `None` for no bytes.
+    /// The stream it was allocated or imported on; `None` for no bytes.
     pub fn stream_id(&self) -> Option<StreamId> {
         self.bytes.stream_id()
     }
@@ -202,7 +202,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn rows_mut(&mut self, range: impl RangeBounds<usize>) -> DeviceViewMut<'_, T, D> {
         self.view_mut().rows(range)
     }
-    /// The elements before `middle` and those from it on, to be written apart.
+    /// The elements before `middle` and those from it on, for separate writes.
     ///
     /// # Panics
     /// If `middle` is beyond the end.
@@ -220,8 +220,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         self.view_mut().fill_bytes(value, stream)
     }
 
-    /// Says that foreign work on `stream`, queued by now or before the drop, uses the array and may write it. The bytes
-    /// are then reused behind it; operations of ours on other streams come after whatever `stream` holds when they are
+    /// Declares that work by other code on `stream`, queued by now or before the drop, uses the array and may write it. The bytes
+    /// are then reused behind it; operations of this library on other streams come after whatever `stream` holds when they are
     /// queued. Orders nothing on `stream` itself: [`DeviceArray::wait_on`] does.
     ///
     /// # Errors
@@ -230,7 +230,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         self.bytes.declare(stream)
     }
 
-    /// Makes `stream` wait, on the device, for all operations on the array so far, so that foreign work queued there
+    /// Makes `stream` wait, on the device, for all operations on the array so far, so that work by other code queued there
     /// next may read and write it.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Arrays in memory that somebody else allocated: another library's, the driver's own, a share of another process.
+//! Arrays in external memory: allocated by another library, by the driver itself or by another process that shares it.
 
 use super::device::DeviceArray;
 use super::{Shape, bytes_of};
@@ -10,7 +10,7 @@ use crate::error::{Error, ExternalRange, ExternalRangeKind};
 use crate::units::{Addr, DeviceId};
 use bytemuck::Pod;
 
-/// A range of device memory that is not ours. [`DeviceArray::from_external`] makes an array of it, with what keeps it alive; an example is there.
+/// A range of device memory that is not ours. [`DeviceArray::from_external`] makes an array of it, together with the owner that keeps it alive; see the example there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExternalMemory {
     /// The first byte.
@@ -22,7 +22,7 @@ pub struct ExternalMemory {
 }
 
 impl ExternalMemory {
-    /// What is wrong with it, for elements of so many bytes, aligned so.
+    /// Checks the range for elements of this many bytes with this alignment.
     fn check(self, needed: u64, align: u64) -> Result<(), Error> {
         let ExternalMemory { address, bytes, .. } = self;
         let kind = if address.0 == 0 {
@@ -43,19 +43,19 @@ impl ExternalMemory {
 }
 
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
-    /// An array in memory that somebody else allocated, of which `owner` is what keeps it alive: a guard, a counted
-    /// reference, a closure's captures. It is an array like any other, but that its memory never enters a pool and that
+    /// An array in external memory. `owner` is what keeps the memory alive: a guard, a counted
+    /// reference, a closure's captures. It is an array like any other, except that its memory never enters a pool and that
     /// [`into_allocation`](DeviceArray::into_allocation) gives it back.
     ///
-    /// **Ordering.** What `stream` was given by now counts as a write before everything; who else wrote the memory is the
-    /// program's to order before `stream`. When the array is dropped, `owner` is dropped when every operation on the
-    /// array, on whatever stream, and everything that `stream` was given until then is *complete*: at once if that is
-    /// known, else by a later call that may speak to the driver: an operation, a recorded use, another array in external memory,
-    /// a request that the cache does not serve, a trim, or a wait of the host's for the device, for the stream or for an event of it, in which
-    /// completion is learnt. So `owner` may give the memory to anybody. Its drop runs in that call, with no lock of the allocator's held, and takes
-    /// what it takes: one that gives plain memory back to the driver waits for every kernel on the device, and so does then the call, a request
+    /// **Ordering.** What is already queued on `stream` counts as a write before everything; the program orders
+    /// all other writers of the memory before `stream`. When the array is dropped, `owner` is dropped when every operation on the
+    /// array, on any stream, and everything that `stream` was given until then is *complete*: at once if that is
+    /// known, else in a later call that may call the driver: an operation, a recorded use, another array in external memory,
+    /// a request that the cache does not serve, a trim, or a wait of the host for the device, for the stream or for an event of it that proves
+    /// completion. So `owner` may give the memory to any other user. Its drop runs in that call, with no lock of the allocator held, and takes
+    /// as long as it takes: a drop that gives plain memory back to the driver waits for every kernel on the device, and so does the call, a request
     /// whatever its [`bounded_wait`](crate::Config::bounded_wait). If
-    /// completion cannot be proved, it is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
+    /// completion cannot be proved, `owner` is forgotten. An `owner` that holds this allocator or a stream of it keeps them until then.
     ///
     /// ```
     /// use millpond::array::ExternalMemory;
@@ -87,7 +87,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     ///
     /// # Safety
     /// The range is memory of that device, readable and writable by its kernels, until `owner` is dropped. Until then
-    /// nobody else reads what the array writes, nor writes it, but in an order that the program makes
+    /// other code reads what the array writes, and writes it, only in an order that the program makes
     /// ([`DeviceArray::wait_on`], [`DeviceArray::record_use`]).
     #[allow(unsafe_code, reason = "an address is taken at its word")]
     pub unsafe fn from_external<O: Send + 'static>(
@@ -109,7 +109,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         match checked {
             Ok(()) => {
                 let memory = External::new(memory.address, memory.bytes, stream, Box::new(owner));
-                // Each owner that may come to be kept pays for one that is: behind the making, so that a panic in another one's drop
+                // Each new owner that may have to be kept pays for one that is kept. After the array is made, so that a panic in another owner's drop
                 // drops this array, which keeps its owner for the work before.
                 stream.deferred_drops().run();
                 Ok(DeviceArray::of(Tracked::external(memory), shape))

@@ -3,8 +3,8 @@
 //! A [`DeviceArray`] is an allocation with an element type and a shape that knows which streams touched it. Each operation
 //! on it names a stream; if another stream touched the array before, exactly the missing waits are inserted, on the
 //! device. It may be dropped at any time on any thread, and its bytes are reused only in order. A [`PinnedArray`] is a
-//! slice of page-locked host memory; while the device uses it, it belongs to the copy. Views borrow: what does not
-//! overlap may be written by two operations, what does cannot be named twice.
+//! slice of page-locked host memory; while the device uses it, the copy owns it. Views borrow: two operations may write
+//! parts that do not overlap; overlapping parts cannot be borrowed twice.
 //!
 //! It does not know how copies are made or waited for, what a kernel is, chunks or markers. There is no current stream: streams are arguments.
 
@@ -28,7 +28,7 @@ pub use view::{DeviceView, DeviceViewMut};
 use crate::error::Error;
 use bytemuck::Pod;
 
-/// Arrays go to any thread and are shared by them, wherever their memory is from.
+/// Arrays can be sent to and shared by any threads, whatever their memory.
 #[cfg(test)]
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
@@ -41,7 +41,7 @@ const _: () = {
 /// # Errors
 /// [`Error::Overflow`].
 fn bytes_of<T: Pod>(shape: Shape) -> Result<u64, Error> {
-    // No type that the driver's alignment does not suffice for.
+    // The driver's alignment suffices for every type.
     const { assert!(align_of::<T>() <= 512, "memory of the device is aligned to 512 bytes") };
     let bytes = shape.elements().and_then(|n| (n as u64).checked_mul(size_of::<T>() as u64));
     let overflow = || Error::Overflow { shape: shape.to_vec(), element_bytes: size_of::<T>() };

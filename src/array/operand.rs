@@ -1,13 +1,13 @@
-//! What a verb takes for an array: all of one, a part of one, or something of the program's that holds one.
+//! What a function accepts as an array: all of one, a part of one, or a type of the program's that holds one.
 //!
 //! An array that is read is passed as `&x`, a part as `x.slice(..)`. One that is written is always behind a `&mut`: as `&mut y`, a part as
-//! `&mut y.slice_mut(..)`, and a `y` that is a `&mut` already as `y`, which is borrowed anew for each call. It does not know verbs.
+//! `&mut y.slice_mut(..)`, and a `y` that already is a `&mut` as `y`, which is reborrowed for each call. It does not know the functions.
 
 use super::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::driver::Driver;
 use bytemuck::Pod;
 
-/// Device memory that a verb reads: `&array`, a view, or a reference to one.
+/// Device memory that a function reads: `&array`, a view, or a reference to one.
 ///
 /// For a type of the program's that holds an array, implement it for a reference to that type.
 #[diagnostic::on_unimplemented(
@@ -25,9 +25,9 @@ pub trait IntoView<'a> {
     fn into_view(self) -> DeviceView<'a, Self::Item, Self::Device>;
 }
 
-/// Device memory that a verb writes, behind a `&mut`: an array, or a view to write.
+/// Device memory that a function writes, behind a `&mut`: an array, or a view to write.
 ///
-/// Verbs take it as `&mut impl AsViewMut`, so that a `&mut` that the program has is borrowed anew for each call and not moved into
+/// Functions take it as `&mut impl AsViewMut`, so that a `&mut` of the program's is reborrowed for each call and not moved into
 /// the first one:
 ///
 /// ```

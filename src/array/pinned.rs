@@ -13,22 +13,22 @@ use core::ops::{Deref, DerefMut};
 
 /// Elements in page-locked host memory, with a shape: a slice that the device can copy from and into on its own.
 ///
-/// It is an ordinary `&[T]` and `&mut [T]` to the CPU. To a copy it is given away, and comes back when the copy is
-/// complete, so nothing in flight can be read early or overwritten. Dropped, its memory goes back to the allocator's
-/// cache of pinned memory. To another library's copy it is a plain slice, `&array[..]`: what that copy does behind its
-/// return nobody here knows, so wait for its stream before the slice is read, written or dropped.
+/// It is an ordinary `&[T]` and `&mut [T]` to the CPU. A copy takes it by value and gives it back when the copy is
+/// complete, so nothing in flight can be read early or overwritten. When it is dropped, its memory goes back to the allocator's
+/// cache of pinned memory. To another library's copy it is a plain slice, `&array[..]`: this library cannot see what such a copy does
+/// after its return, so wait for its stream before the slice is read, written or dropped.
 ///
 /// **In cudarc's copies** (feature `cuda`) the array itself is a `HostSlice`: `theirs.memcpy_htod(&pinned, &mut x)`,
 /// `theirs.memcpy_dtoh(&x, &mut pinned)`. They wait for the copy, and where cudarc leaves its wait out the array's next access
 /// waits ([`interop`](crate::interop)). **Never pass a slice of it**, `&pinned[..]` or `&mut pinned[..]`: cudarc takes a `&[T]`
-/// for pageable memory, queues the copy and waits for nothing, and a slice cannot know that. What is read, written or
+/// for pageable memory, queues the copy and waits for nothing, and a slice cannot detect that. What is read, written or
 /// dropped then may still be in flight. For a part, use [`Part`](crate::transfer::Part) or
 /// [`transfer::scope`](crate::transfer::scope()).
 ///
 /// # Panics
-/// After a copy by cudarc whose stream can be waited for no more, and the device neither (a stream of the context captures,
-/// captures are expected, the driver fails): any access to the elements then panics, and may be tried again; [`PinnedArray::host_ready`] answers an
-/// error instead. A lost context runs nothing, so it
+/// After a copy by cudarc if neither its stream nor the device can be waited for any more (a stream of the context captures,
+/// captures are expected, the driver fails): then any access to the elements panics, and may be tried again; [`PinnedArray::host_ready`] returns an
+/// error instead. In a lost context nothing runs, so it
 /// is not waited for. Without such copies no access waits or panics.
 ///
 /// ```
@@ -45,13 +45,13 @@ use core::ops::{Deref, DerefMut};
 pub struct PinnedArray<T: Pod, D: Driver> {
     memory: PinnedAllocation<D>,
     shape: Shape,
-    /// `Send` and `Sync` whatever `T` is: plain old data has neither pointers nor interior mutability, and safe code makes a value
-    /// of it from bytes on any thread, so that nothing can rest on the thread that it is on.
+    /// `Send` and `Sync` for any `T`: plain old data has neither pointers nor interior mutability, and safe code can make a value
+    /// of it from bytes on any thread, so no guarantee can depend on the thread.
     elements: PhantomData<fn() -> T>,
 }
 
 impl<D: Driver> Allocator<D> {
-    /// A pinned array with whatever its bytes held before: plain numbers, so any content is a value. Cached by the CPU.
+    /// A pinned array with unspecified contents: plain numbers, so any content is a value. Cached by the CPU.
     ///
     /// # Errors
     /// [`Error::Overflow`]; as [`Allocator::alloc_pinned`].
@@ -85,7 +85,7 @@ impl<D: Driver> Allocator<D> {
     pub fn pinned_zeros<T: Pod>(&self, shape: impl Into<Shape>) -> Result<PinnedArray<T, D>, Error> {
         let mut array = self.pinned_uninit::<T>(shape)?;
         let (first, len) = (array.as_mut_ptr(), array.len());
-        // SAFETY: the array has the memory to itself, and zero bytes are a value of every element.
+        // SAFETY: the array has exclusive access to the memory, and zero bytes are a value of every element.
         unsafe { first.write_bytes(0, len) };
         Ok(array)
     }
@@ -150,18 +150,18 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
     fn first(&self) -> *mut T {
         self.memory.as_ptr().as_ptr().cast()
     }
-    /// The elements, as `&array[..]` has them, or why they are not to be had: where that would panic. Without copies by cudarc it never
-    /// waits nor fails.
+    /// The elements, as `&array[..]` gives them, or an error where that would panic. Without copies by cudarc it never
+    /// waits or fails.
     ///
     /// # Errors
-    /// The driver's, when a copy by cudarc into the array can be waited for no more. Where captures are expected
-    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)) that is so of a copy on a stream that no allocator holds: nothing was
-    /// waited for, and behind an [`Allocator::synchronize`] that comes after this error the elements are to be had.
+    /// The driver's, when a copy by cudarc into the array can no longer be waited for. Where captures are expected
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)) this is so for a copy on a stream that no allocator holds: nothing was
+    /// waited for, and after an [`Allocator::synchronize`] that follows this error the elements are accessible.
     pub fn host_ready(&self) -> Result<&[T], Error> {
         self.memory.wait_for_writes()?;
         Ok(self.elements())
     }
-    /// The elements, to be written: behind copies by cudarc from the array too, not only into it
+    /// The elements, for writing: waits for copies by cudarc from the array too, not only into it
     /// ([`PinnedArray::host_ready`]).
     ///
     /// # Errors
@@ -170,20 +170,20 @@ impl<T: Pod, D: Driver> PinnedArray<T, D> {
         self.memory.wait_for_borrowed()?;
         Ok(self.elements_mut())
     }
-    /// All of it, as it is: whoever asks has settled what writes it.
+    /// All of it, unchecked: the caller has waited for whatever writes it.
     #[allow(unsafe_code, reason = "pinned memory is real memory")]
     fn elements(&self) -> &[T] {
         let len = self.shape.elements().unwrap_or(0);
-        // SAFETY: the allocation is ours alone, as long as this, aligned to 512 and initialised (zeroed by the driver,
-        // then written with elements only); no device work writes it while it is an array and not a copy's, or it was
+        // SAFETY: the array has exclusive ownership of the allocation, which lives as long, is aligned to 512 and initialised (zeroed by the
+        // driver, then written with elements only); no device work writes it while it is an array and not a copy's, or that work was
         // waited for.
         unsafe { core::slice::from_raw_parts(self.first(), len) }
     }
-    /// All of it, as it is: whoever asks has settled it, and may have borrowed it since.
+    /// All of it, unchecked: the caller has waited for whatever uses it, and may have borrowed it since.
     #[allow(unsafe_code, reason = "pinned memory is real memory")]
     pub(crate) fn elements_mut(&mut self) -> &mut [T] {
         let len = self.shape.elements().unwrap_or(0);
-        // SAFETY: as for `elements`; and no device work reads it either, but what is borrowed from here on.
+        // SAFETY: as for `elements`; and no device work reads it either, except what is borrowed from here on.
         unsafe { core::slice::from_raw_parts_mut(self.first(), len) }
     }
 }
@@ -199,7 +199,7 @@ impl<T: Pod, D: Driver> DerefMut for PinnedArray<T, D> {
         self.host_ready_mut().unwrap_or_else(|e| refused(&e))
     }
 }
-/// A look that has no error to answer.
+/// An access that cannot return an error.
 #[cold]
 fn refused(error: &Error) -> ! {
     panic!("{error}")

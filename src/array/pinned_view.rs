@@ -1,4 +1,4 @@
-//! Borrowed parts of pinned arrays, for copies that borrow. That they are pinned is what distinguishes them from slices;
+//! Borrowed parts of pinned arrays, for copies that borrow. Unlike slices they are known to be pinned;
 //! they do not know the device.
 
 use super::shape::{Shape, resolve};

@@ -54,7 +54,7 @@ impl Shape {
         self.dimensions = self.dimensions.max(1);
         self
     }
-    /// Elements of one row. Without rows they may be beyond counting: as many as can be counted then.
+    /// Elements of one row. Without rows the product may overflow: then the largest number.
     pub(super) fn row_elements(&self) -> usize {
         let lengths = self.lengths().get(1..).unwrap_or_default();
         if lengths.contains(&0) { 0 } else { lengths.iter().fold(1, |n: usize, &len| n.saturating_mul(len)) }
@@ -124,14 +124,14 @@ impl fmt::Display for Shape {
     }
 }
 
-/// The elements that a range of indices names, of `len`.
+/// The elements that a range of indices selects, of `len`.
 ///
 /// # Panics
 /// As slices do.
 #[track_caller]
 pub(crate) fn resolve(range: &impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
     use core::ops::Bound::{Excluded, Included, Unbounded};
-    // Behind the last number there is one more, which lies in nothing.
+    // The largest number has no successor, and lies in no array.
     let start = match range.start_bound() {
         Included(&s) => s as u128,
         Excluded(&s) => s as u128 + 1,

@@ -1,4 +1,4 @@
-//! Borrowed parts of device arrays. Rust's borrows keep apart what is written: two views to write never overlap.
+//! Borrowed parts of device arrays. Rust's borrows separate what is written: two views to write never overlap.
 //!
 //! Views know their array's uses; they do not know extents: an operation on one part waits for those on another part of the
 //! same array.
@@ -20,7 +20,7 @@ pub struct DeviceView<'a, T: Pod, D: Driver> {
     of: &'a Tracked<D>,
     addr: Addr,
     shape: Shape,
-    /// It was borrowed through all of its array: nobody borrows any of that to write meanwhile.
+    /// It was borrowed through all of its array: no part of that is borrowed to write meanwhile.
     whole: bool,
     elements: PhantomData<&'a [T]>,
 }
@@ -42,7 +42,7 @@ fn at<T>(base: Addr, index: usize) -> Addr {
     Addr(base.0 + (index * size_of::<T>()) as u64)
 }
 
-/// What a view says of itself, whichever kind it is.
+/// What both kinds of view report about themselves.
 macro_rules! extent {
     ($view:ident) => {
         impl<T: Pod, D: Driver> $view<'_, T, D> {
@@ -211,7 +211,7 @@ impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
             return Ok(());
         }
         let queued = operate(stream, &[self.touch()], Mark::Shared, |driver, native| {
-            // SAFETY: the range lies in the allocation, which is reused only behind this use; `self` has it alone.
+            // SAFETY: the range lies in the allocation, which is reused only behind this use; `self` has exclusive access.
             unsafe { driver.fill(addr, value, bytes, native) }
         });
         queued.map(drop)

@@ -1,6 +1,6 @@
-//! What a kernel's CPU reference and the device do not agree on.
+//! Where a kernel's CPU reference and the device disagree.
 
-/// The first element that a kernel and its CPU reference left different
+/// The first element that differs between a kernel and its CPU reference
 /// ([`Stream::launch_and_compare`](crate::Stream::launch_and_compare)).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
@@ -13,15 +13,15 @@
 pub struct Difference {
     /// The kernel's name.
     pub kernel: String,
-    /// Which of the launch's arguments the array is, counted from 0, numbers too.
+    /// The array's index among the launch's arguments, counted from 0, numbers included.
     pub argument: usize,
     /// The name of its elements' type.
     pub element: &'static str,
     /// Which element of that argument, in memory order, counted from 0.
     pub index: usize,
-    /// The element as the reference has it: its bytes in memory.
+    /// The element of the reference: its bytes in memory.
     pub expected: Vec<u8>,
-    /// The element as the device has it.
+    /// The element on the device.
     pub found: Vec<u8>,
 }
 
@@ -33,12 +33,12 @@ impl Difference {
     ) -> Difference {
         Difference { kernel, argument, element, index, expected: expected.to_vec(), found: found.to_vec() }
     }
-    /// What the reference has and what the device has, as values of a type; `None` if that has another length.
+    /// The values of the reference and of the device, as values of a type; `None` if that has another length.
     pub fn values<T: bytemuck::AnyBitPattern>(&self) -> Option<(T, T)> {
         let value = |bytes: &[u8]| bytemuck::try_pod_read_unaligned(bytes).ok();
         value(&self.expected).zip(value(&self.found))
     }
-    /// Both in words: as numbers where the type is one, else as bytes.
+    /// Both as text: as numbers if the type is one, else as bytes.
     fn shown(&self) -> (String, String) {
         macro_rules! number {
             ($($number:ident)*) => {

@@ -1,7 +1,7 @@
 //! Out of memory: the facts at that moment, and one sentence on what to do that follows from them.
 //!
-//! The sentence never advises what the request has tried, and tells two states apart that look alike: memory that the program
-//! holds, and memory that is free in runs that are too short. It does not know how the facts were gathered.
+//! The sentence never advises what the request has tried, and distinguishes two states that look alike: memory that the program
+//! holds, and memory that is free in ranges that are too short. It does not know how the facts were gathered.
 
 use super::{DriverError, DriverErrorKind};
 use crate::report::{PoolReport, Report, bytes};
@@ -9,14 +9,14 @@ use crate::units::StreamId;
 use core::fmt;
 use std::borrow::Cow;
 
-/// So many names and streams are listed.
+/// How many names and streams are listed.
 const LISTED: usize = 3;
 
-/// Allocations that are alive under one name.
+/// Live allocations under one name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Holder {
-    /// The name that [`Allocator::alloc_named`](crate::Allocator::alloc_named) gave them; `None`: they have none.
+    /// The name that [`Allocator::alloc_named`](crate::Allocator::alloc_named) gave them; `None` if they have none.
     pub name: Option<String>,
     /// How many there are.
     pub allocations: u64,
@@ -29,7 +29,7 @@ impl fmt::Display for Holder {
         let size = bytes(self.bytes);
         let plural = if self.allocations == 1 { "" } else { "s" };
         match &self.name {
-            // A name with line ends or escapes must not break the line or the terminal.
+            // A name with newlines or escapes must not break the line or the terminal.
             Some(name) => {
                 let name: String = name.chars().filter(|c| !c.is_control()).collect();
                 write!(f, "\"{name}\" {size} in {} allocation{plural}", self.allocations)
@@ -39,7 +39,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// No memory: what was asked, what there is, who holds it, what was tried, and what to do.
+/// No memory: what was requested, what there is, who holds it, what was tried, and what to do.
 ///
 /// ```
 /// use millpond::{Allocator, Config, Error, Limit, units::MIB};
@@ -58,52 +58,52 @@ impl fmt::Display for Holder {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub requested: u64,
     /// Bytes after rounding.
     pub rounded: u64,
-    /// Bytes of fresh memory that hold the request wherever they begin: `rounded`, and what an alignment may skip at the front.
+    /// Bytes of fresh memory that hold the request at any address: `rounded`, and what an alignment may skip at the front.
     pub needed: u64,
-    /// Of a request with an alignment: the streams that have a free range which holds it at that.
+    /// For a request with an alignment: the streams with a free range that holds it at that alignment.
     pub aligned_on: Vec<StreamId>,
-    /// The stream it was asked on; `None` for pinned host memory.
+    /// The stream of the request; `None` for pinned host memory.
     pub stream: Option<StreamId>,
     /// The rungs of the miss ladder that were climbed, in order.
     pub tried: Vec<&'static str>,
     /// The driver's last refusal, if it was the driver that refused.
     pub driver: Option<DriverError>,
-    /// Why memory that is free was passed over, if somebody's capture stood in the way, or a stream that is gone: the last such answer.
+    /// Why free memory was passed over, if a capture by other code prevented its use, or a stream that is gone: the last such answer.
     pub passed_over: Option<DriverError>,
-    /// The streams that such answers were of, and why: [`Capturing`](DriverErrorKind::Capturing), or that they are gone.
+    /// The streams that such answers were about, and why: [`Capturing`](DriverErrorKind::Capturing), or that they are gone.
     pub passed_over_on: Vec<(StreamId, DriverErrorKind)>,
     /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
     /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
     pub trim_would_free: u64,
     /// Bytes in segments that will be wholly free once the uses of all that is in flight are over.
     pub idle_after_uses: u64,
-    /// Whether what is free and what is in flight holds the request then.
+    /// Whether free memory and memory in flight together hold the request then.
     pub serves_after_uses: bool,
-    /// Of pinned memory, which is of two [kinds](crate::driver::HostKind): free bytes of the one that was not asked for.
+    /// For pinned memory, which has two [kinds](crate::driver::HostKind): free bytes of the kind that was not requested.
     pub free_of_other_kind: u64,
     /// Bytes of [external memory](crate::DeviceArray::from_external) whose arrays were dropped, and whose owners are kept until the device
-    /// is done with it. Ranges of two arrays count twice.
+    /// no longer uses it. Ranges of two arrays count twice.
     pub kept: u64,
-    /// Whether pools keep what they took while their streams live ([`Reuse::Never`](crate::Reuse::Never)).
+    /// Whether pools keep what they reserved while their streams live ([`Reuse::Never`](crate::Reuse::Never)).
     pub streams_keep: bool,
-    /// What is alive, by name, the most bytes first; at most eight names.
+    /// Live allocations by name, the most bytes first; at most eight names.
     pub holders: Vec<Holder>,
     /// The limit of pinned host memory, if one is set. That of device memory is in the report.
     pub pinned_limit: Option<u64>,
-    /// What the allocator held at that moment, as [`Allocator::report`](crate::Allocator::report) would have told: also where the request
-    /// was for pinned host memory, of which its `pinned` tells.
+    /// What the allocator held at that moment, as from [`Allocator::report`](crate::Allocator::report): also if the request
+    /// was for pinned host memory, which its `pinned` describes.
     pub report: Report,
 }
 
-/// What was taken of the memory that was asked for.
+/// What was reserved of the requested kind of memory.
 struct Figures<'a> {
     limit: Option<u64>,
     reserved: u64,
-    /// Of all its pools.
+    /// Over all its pools.
     total: Cow<'a, PoolReport>,
 }
 
@@ -113,7 +113,7 @@ impl OutOfMemory {
         if self.stream.is_some() {
             return Figures { limit: r.limit, reserved: r.reserved, total: Cow::Borrowed(&r.total) };
         }
-        // Before the first of it was handed out there is no report of it, and all is 0.
+        // Before the first pinned allocation there is no report of pinned memory, and all is 0.
         let pinned = r.pinned.as_ref().map_or_else(Cow::default, Cow::Borrowed);
         Figures { limit: self.pinned_limit, reserved: pinned.reserved, total: pinned }
     }
@@ -153,7 +153,7 @@ impl OutOfMemory {
         })
     }
 
-    /// Only a range that happens to begin at a multiple could hold it.
+    /// Only a range that happens to begin at an aligned address could hold it.
     fn hopeless_aligned(&self) -> Option<String> {
         let r = &self.report;
         let (max, what, more) = match self.figures().limit {
@@ -179,7 +179,7 @@ impl OutOfMemory {
         }
     }
 
-    /// Whether the request would fit if so many bytes more could be taken; as far as can be known.
+    /// Whether the request would fit if this many more bytes could be reserved; as far as can be known.
     fn fits_with(&self, more: u64) -> bool {
         let Figures { limit, reserved, .. } = self.figures();
         let limit = limit.unwrap_or(u64::MAX);
@@ -197,10 +197,10 @@ impl OutOfMemory {
         })
     }
 
-    /// Freed memory whose users nobody can tell the end of.
+    /// Freed memory that is held back: when its uses end is unknown.
     fn held_back(&self) -> Option<String> {
         let held = self.figures().total.held_back;
-        // Of the pools as they are, or after a trim.
+        // In the pools as they are, or after a trim.
         let useful = held >= self.rounded || held > 0 && self.fits_with(held + self.trim_would_free);
         let of_the_host = || {
             format!(
@@ -216,13 +216,13 @@ impl OutOfMemory {
         }))
     }
 
-    /// Whether a free run of this pool is long enough, and begins so that the alignment leaves enough of it.
+    /// Whether a free range of this pool is long enough, with an address at which the alignment leaves enough of it.
     fn holds(&self, pool: &PoolReport) -> bool {
         pool.largest_free >= self.needed
             || pool.largest_free >= self.rounded && pool.stream.is_some_and(|s| self.aligned_on.contains(&s))
     }
 
-    /// What would serve could not be had because of streams that nobody can wait for: a wait would end the capture.
+    /// A range that would fit could not be used because of streams that cannot be waited for: a wait would end the capture.
     fn a_run_passed_over(&self) -> Option<String> {
         let run = self
             .report
@@ -256,7 +256,7 @@ impl OutOfMemory {
         captured.or(not_captured)
     }
 
-    /// A free run would do and could not be had.
+    /// A free range would fit and could not be used.
     fn a_run_elsewhere(&self) -> Option<String> {
         let pool = self.stream.and(self.report.pools.iter().find(|p| self.holds(p)))?;
         let run = bytes(pool.largest_free);
@@ -283,10 +283,10 @@ impl OutOfMemory {
         })
     }
 
-    /// A free run is long enough, and begins at the wrong address.
+    /// A free range is long enough, and begins at an unaligned address.
     fn a_run_unaligned(&self) -> Option<String> {
         let stream = self.stream?;
-        // Of pools that would serve it elsewhere in the run.
+        // Of pools that could serve it at another place in the range.
         let serves = |p: &PoolReport| !self.streams_keep || p.stream == Some(stream) || p.closed;
         let pool = self.report.pools.iter().find(|p| serves(p) && p.largest_free >= self.rounded)?;
         Some(format!(
@@ -301,7 +301,7 @@ impl OutOfMemory {
         format!("{} were freed while other streams still used them", bytes(self.figures().total.in_flight))
     }
 
-    /// Whether what is in flight makes room in a trim, when its uses are over.
+    /// Whether memory in flight makes room in a trim, when its uses are over.
     fn makes_room_after_uses(&self) -> bool {
         self.idle_after_uses > self.trim_would_free && self.fits_with(self.idle_after_uses)
     }
@@ -331,7 +331,7 @@ impl OutOfMemory {
         })
     }
 
-    /// The device has no more, and an owner whose memory is in use still may give some back.
+    /// The device has no more memory, and an owner whose memory is still in use may give some back.
     fn kept_for_owners(&self) -> Option<String> {
         let r = &self.report;
         let within = r.limit.is_none_or(|limit| r.reserved.saturating_add(self.needed) <= limit);
@@ -343,8 +343,8 @@ impl OutOfMemory {
         })
     }
 
-    /// Free is there and no run is long enough. If only a sliver of what is taken is free, what is held is the matter, and not
-    /// in how many pieces the rest lies.
+    /// Memory is free and no range is long enough. If only a small part of the reserved memory is free, the advice is about the allocated
+    /// memory, and not about fragmentation.
     fn fragmented(&self) -> Option<String> {
         let Figures { limit, reserved, total: t } = self.figures();
         let room = match (limit, &self.driver) {
@@ -364,12 +364,12 @@ impl OutOfMemory {
         })
     }
 
-    /// Who holds most, as a clause.
+    /// The largest holder, as a clause.
     fn largest_part(&self) -> String {
         let pool = self.report.pools.iter().max_by_key(|p| p.allocated).filter(|p| p.allocated > 0);
         match (self.holders.first(), pool, self.stream) {
             (None, _, _) => String::new(),
-            // Without a name the stream says more.
+            // Without a name the stream is more informative.
             (Some(Holder { name: None, .. }), Some(pool), Some(_)) => format!(
                 ", the largest part {} on {} (alloc_named gives allocations a name)",
                 bytes(pool.allocated),

@@ -1,11 +1,11 @@
 //! cudarc's `HostSlice` on pinned arrays: copies to and from them by cudarc's safe calls.
 //!
-//! The trait hands us a stream, and takes the elements and a `SyncOnDrop` that waits for that stream when the call returns.
-//! cudarc skips that wait while its context has an error in store, so nothing hangs on it: the array remembers that it was
-//! borrowed on that stream, and its next access waits where it must (`PinnedAllocation::settle`). To forget the value changes
+//! The trait gives us a stream, and takes the elements and a `SyncOnDrop` that waits for that stream when the call returns.
+//! cudarc skips that wait while its context stores an error, so nothing depends on it: the array records that it was
+//! borrowed on that stream, and its next access waits if it must (`PinnedAllocation::wait_for_writes`). Forgetting the value changes
 //! nothing.
 //!
-//! A stream that nobody here holds may be gone by then: its use is the whole context's, which nobody waits for where captures are expected.
+//! A stream that no reference keeps alive may be gone by then: its use counts as the whole context's, and the context is not waited for where captures are expected.
 
 use crate::allocator::PinnedAllocation;
 use crate::array::PinnedArray;
@@ -17,20 +17,20 @@ use bytemuck::Pod;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
 /// Copies between a pinned array and the device by cudarc's safe calls (`memcpy_htod`, `memcpy_dtoh`, `clone_htod`), on any
-/// stream of the array's device. **They block the host** until the copy is done, as cudarc's own pinned memory does;
-/// where cudarc leaves its wait out, because its context has an error in store, the array's next access blocks instead.
-/// Dropped, the array's memory is reused behind the copy.
+/// stream of the array's device. **They block the host** until the copy is done, as with cudarc's own pinned memory;
+/// where cudarc skips its wait, because its context stores an error, the array's next access blocks instead.
+/// If the array is dropped, its memory is reused behind the copy.
 ///
-/// Where captures are expected (`Cuda::expect_captures`), and the stream is one that no allocator holds, nothing can be waited for that would spare
-/// a capture of somebody's: the next access panics, or [`PinnedArray::host_ready`] answers an error, and behind an
-/// [`Allocator::synchronize`](crate::Allocator::synchronize) that comes after that it does not. Adopt such streams.
+/// Where captures are expected (`Cuda::expect_captures`), and no allocator holds the stream, no wait is possible that would spare
+/// a capture by other code: the next access panics, or [`PinnedArray::host_ready`] returns an error; after an
+/// [`Allocator::synchronize`](crate::Allocator::synchronize) that follows, access succeeds. Adopt such streams.
 ///
 /// Pass the array itself, `&pinned` or `&mut pinned`. A plain slice of it, `&pinned[..]`, is pageable memory to cudarc, which
 /// then queues the copy and waits for nothing: see [`PinnedArray`].
 ///
 /// # Panics
-/// The calls panic before anything is queued if the stream captures a graph, which could be launched when the memory is
-/// somebody else's, and if it is of another device or context than the array's allocator: the trait has no error to answer.
+/// The calls panic before anything is queued if the stream captures a graph, which could be launched when the memory belongs to another
+/// owner, and if it is of another device or context than the array's allocator: the trait cannot return an error.
 impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
     fn len(&self) -> usize {
         self.shape().elements().unwrap_or(0)
@@ -46,14 +46,14 @@ impl<T: Pod> HostSlice<T> for PinnedArray<T, Cuda> {
         &'a mut self,
         stream: &'a CudaStream,
     ) -> (&'a mut [T], SyncOnDrop<'a>) {
-        // Earlier copies first: another stream's would meet this one.
+        // Earlier copies first: another stream's would conflict with this one.
         let _: &mut [T] = self;
         borrow(self.memory(), stream, true);
         (self.elements_mut(), SyncOnDrop::Sync(Some(stream)))
     }
 }
 
-/// Lends the memory on this stream's timeline, or on the whole context's, to be read or to be written.
+/// Borrows the memory on this stream's timeline, or on the whole context's, to read or to write.
 fn borrow(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) {
     let Some((registry, cuda)) = memory.device() else { return };
     let found = cuda.find(stream);
@@ -64,7 +64,7 @@ fn borrow(memory: &PinnedAllocation<Cuda>, stream: &CudaStream, to_write: bool) 
         Err(e) if matches!(e.kind, DriverErrorKind::Capturing | DriverErrorKind::InvalidHandle) => {
             panic!("a pinned array cannot be borrowed by this stream: {e}")
         }
-        // It would not say who it is.
+        // The stream's id cannot be queried.
         Err(e) => {
             cuda.drop_failed(e);
             None

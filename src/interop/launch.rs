@@ -5,8 +5,8 @@ use crate::kernel::{ReadOn, WriteOn};
 use bytemuck::Pod;
 use cudarc::driver::{LaunchArgs, PushKernelArg};
 
-/// The kernel gets the address, to read. The launch's stream has to be the guard's, which cudarc does not let us see: that
-/// is a part of what `launch`, an unsafe call, is promised.
+/// The kernel gets the address, to read. The launch's stream has to be the guard's; cudarc does not show it to us, so
+/// the caller of `launch`, which is unsafe, promises that.
 // SAFETY: what is pushed is an address in device memory, a number that `DeviceRepr` covers, and it lies in the guard, which
 // is borrowed for as long as the arguments. Waits and records are the guard's.
 #[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
@@ -19,7 +19,7 @@ unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b ReadOn<'_, T, Cuda>> for Launc
 }
 
 /// The kernel gets the address, to read and write. As for [`ReadOn`].
-// SAFETY: as for `ReadOn`; the guard is borrowed alone, so that one launch does not name it twice.
+// SAFETY: as for `ReadOn`; the guard is borrowed exclusively, so that one launch does not name it twice.
 #[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
 unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b mut WriteOn<'_, T, Cuda>> for LaunchArgs<'a> {
     #[inline(always)]

@@ -4,10 +4,10 @@
 //!
 //! | what | for | order |
 //! |---|---|---|
-//! | cudarc's traits on [`DeviceArray`](crate::DeviceArray) and its views | safe calls that take any `DevicePtr`: copies, fills, cuBLAS | whatever stream is named waits for what it must, and is recorded |
+//! | cudarc's traits on [`DeviceArray`](crate::DeviceArray) and its views | safe calls that take any `DevicePtr`: copies, fills, cuBLAS | the named stream waits for what it must, and its use is recorded |
 //! | [`ReadOn`](crate::kernel::ReadOn), [`WriteOn`](crate::kernel::WriteOn) | cudarc's `launch_builder` | the same, for one launch on the stream they name |
-//! | cudarc's `HostSlice` on [`PinnedArray`](crate::PinnedArray) | copies to and from pinned memory | the call waits; what it leaves out, the array's next access waits for |
-//! | [`PooledSlice`] | code that wants a `CudaSlice` | cudarc's own while it lives; its bytes come back behind everything |
+//! | cudarc's `HostSlice` on [`PinnedArray`](crate::PinnedArray) | copies to and from pinned memory | the call waits; if it skips its wait, the array's next access waits |
+//! | [`PooledSlice`] | code that wants a `CudaSlice` | cudarc's own while it lives; its bytes are reused behind everything |
 //!
 //! ```
 //! use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
@@ -33,22 +33,22 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A stream that cudarc is given is known here if it is ours ([`Stream::cudarc`]), adopted
-//! ([`Allocator::adopt_cudarc`](crate::Allocator::adopt_cudarc)) or a default stream. Of any other nothing can be
-//! kept after the call: what it was given counts as the whole context's, and who comes next waits for all of that. Adopt
+//! A stream that is passed to cudarc is known here if it is ours ([`Stream::cudarc`]), adopted
+//! ([`Allocator::adopt_cudarc`](crate::Allocator::adopt_cudarc)) or a default stream. Nothing about any other stream can be
+//! kept after the call: its work counts as the whole context's, and the next access waits for all of that. Adopt
 //! the streams that you use often.
 //!
-//! **What is not covered**, because nobody asks us, and what to do instead:
+//! **What is not covered**, because cudarc does not call us, and what to do instead:
 //!
 //! * NCCL's groups (`cudarc::nccl::result::group_start`): the work is queued at the group's end, when the borrow of the array
-//!   that it was named by is over. Say [`record_use`](crate::DeviceArray::record_use) for the communicator's stream before
-//!   the group begins, which lasts until the array is freed, and leave the array alone until the group has ended.
+//!   is over. Call [`record_use`](crate::DeviceArray::record_use) for the communicator's stream before
+//!   the group begins, which lasts until the array is freed, and do not access the array until the group has ended.
 //! * A slice of a pinned array (`&pinned[..]`): cudarc takes it for pageable memory and does not wait. Pass the array.
-//! * `memcpy_dtod` between two devices: it reads the source on a stream that it did not ask for. Use
+//! * `memcpy_dtod` between two devices: it reads the source on another stream than the one that it named. Use
 //!   [`copy_from_peer`](crate::DeviceArray::copy_from_peer).
 //! * A capture that one thread begins on a stream while another thread queues an operation there.
 //!
-//! This room does not know markers, chunks or the driver's functions.
+//! This module does not know markers, chunks or the driver's functions.
 
 mod host;
 mod launch;
@@ -64,7 +64,7 @@ use crate::error::Error;
 use cudarc::driver::{CudaContext, CudaStream};
 use std::sync::Arc;
 
-/// In a program that has cudarc's context and streams already.
+/// For a program that already has cudarc's context and streams.
 ///
 /// ```no_run
 /// use cudarc::driver::CudaContext;
@@ -83,15 +83,15 @@ impl Allocator<Cuda> {
     /// An allocator in a context of cudarc's, which it keeps: [`Cuda::from_context`], then [`Allocator::new`].
     ///
     /// # Errors
-    /// Theirs.
+    /// Those of the two.
     pub fn in_cudarc(context: Arc<CudaContext>, config: Config) -> Result<Allocator<Cuda>, Error> {
         Allocator::new(Cuda::from_context(context)?, config)
     }
-    /// A stream of cudarc's with a pool here, which keeps it: [`Cuda::adopt`], then [`Allocator::adopt`]. Of a stream that is adopted
-    /// twice there is one pool.
+    /// A stream of cudarc's with a pool here, which keeps it: [`Cuda::adopt`], then [`Allocator::adopt`]. A stream that is adopted
+    /// twice has one pool.
     ///
     /// # Errors
-    /// Theirs: a stream of another context, one that is capturing.
+    /// Those of the two: a stream of another context, one that is capturing.
     #[track_caller]
     pub fn adopt_cudarc(&self, stream: Arc<CudaStream>) -> Result<Stream<Cuda>, Error> {
         self.adopt(self.driver().adopt(stream)?)
@@ -99,12 +99,12 @@ impl Allocator<Cuda> {
 }
 
 impl Stream<Cuda> {
-    /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::cuda::GpuStream::cudarc). What arrays are used
-    /// for on it is this stream's. While somebody captures a graph with it, operations on arrays, uses and markers are
-    /// refused on this stream; memory is to be had, from the cache without a question.
+    /// cudarc's value of this stream: [`GpuStream::cudarc`](crate::cuda::GpuStream::cudarc). Uses of arrays
+    /// on it are uses on this stream. While it captures a graph, operations on arrays, uses and markers are
+    /// refused on this stream; allocations still succeed, from the cache without a driver query.
     ///
     /// # Errors
-    /// A raw handle's stream, which nobody keeps alive; where cudarc finds no driver; the driver's.
+    /// A stream by raw handle, which no reference keeps alive; cudarc finds no driver; the driver's.
     pub fn cudarc(&self) -> Result<Arc<CudaStream>, Error> {
         Ok(self.native().cudarc()?)
     }

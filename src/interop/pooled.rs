@@ -1,9 +1,9 @@
-//! A `CudaSlice` over a chunk of the pool, for code that wants that very type. It does not know what is done with it.
+//! A `CudaSlice` over a chunk of the pool, for code that needs that type. It does not know what is done with it.
 //!
-//! What reads or writes goes through types of ours, which look at the stream first: a graph that captured it, or another
-//! device's stream, would touch bytes that are somebody else's; and cudarc's tracking forgets what is done on a stream of another
+//! Reads and writes go through types of ours, which check the stream first: a graph that captured it, or another
+//! device's stream, would touch bytes that belong to another owner; and cudarc's tracking forgets work on a stream of another
 //! `CudaContext` value while that value has no second stream, and all readers but the last (`readings`). The slice itself, which
-//! looks at nothing, is borrowed by an `unsafe` call.
+//! checks nothing, is borrowed by an `unsafe` call.
 
 use super::readings::{Party, Readings};
 use super::slice::{NULL, anchor_of};
@@ -24,32 +24,32 @@ use cudarc::driver::{
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A `CudaSlice` whose bytes are the pool's. It, and its views ([`PooledView`], [`PooledViewMut`]), go wherever cudarc takes a
-/// `DevicePtr` or a kernel's argument; the very type is had by [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`,
-/// and never as a `&mut CudaSlice`: a swap would hand our bytes to cudarc's own free.
+/// A `CudaSlice` whose bytes belong to the pool. It, and its views ([`PooledView`], [`PooledViewMut`]), go wherever cudarc takes a
+/// `DevicePtr` or a kernel's argument; [`as_cuda_slice`](PooledSlice::as_cuda_slice), which is `unsafe`, gives the type itself,
+/// never as a `&mut CudaSlice`: a swap would pass our bytes to cudarc's own free.
 ///
-/// **Ordering.** While it lives, its order between streams is cudarc's tracking, without the hazards that it has in safe code (docs/cudarc.md): who
-/// writes it by a copy or a fill comes behind every copy from it, on however many streams and threads those were queued. cudarc counts
-/// streams by `CudaContext` value: a stream of another value than the slice's that is named to a copy or a fill is taken for one of the
-/// slice's own value, so that what is done there is tracked. Its first use on any stream comes after the bytes' former life.
+/// **Ordering.** While it lives, cudarc's tracking orders it between streams, without the hazards that it has in safe code (docs/cudarc.md):
+/// a copy or a fill that writes it comes behind every copy from it, on however many streams and threads those were queued. cudarc counts
+/// streams by `CudaContext` value: a stream of another value than the slice's that is named to a copy or a fill is treated as one of the
+/// slice's own value, so that its work is tracked. Its first use on any stream comes after the work of the bytes' previous owner.
 ///
-/// Of launches, which are `unsafe`, cudarc shows nobody the stream. One that writes the slice (its argument is `&mut`) comes behind all that copies
-/// and launches have read; but of launches that read it on several streams cudarc remembers the last, and on a stream of another
-/// `CudaContext` value than the slice's a launch is the caller's to order.
+/// For launches, which are `unsafe`, cudarc does not show the stream. One that writes the slice (its argument is `&mut`) comes behind everything that copies
+/// and launches have read; but of launches that read it on several streams cudarc remembers the last, and the caller orders
+/// launches on a stream of another `CudaContext` value than the slice's.
 ///
-/// **Cost**, besides what cudarc does for a slice of its own (a wait and a record for a copy from it, two waits and a record for one to it) and asking who the
-/// stream is: an event for a stream's first read since a write, where none is left from before; in a write a wait for each other stream that has
-/// read, and one record if there is any (also one that wrote it since, if that has waited for nobody); for the first launch that writes behind copies that read, these waits, two more and a record, on a stream that is made for
-/// that once. The events, at most one for each handle that readers had between two such writes, go with the slice.
+/// **Cost**, besides what cudarc does for a slice of its own (a wait and a record for a copy from it, two waits and a record for one to it) and the query of
+/// the stream's id: an event for a stream's first read since a write, if none is left from before; in a write a wait for each other stream that has
+/// read, and one record if there is any (also one that wrote it since, if that has waited for no other); for the first launch that writes behind copies that read, these waits, two more and a record, on a stream that is created for
+/// that once. The events, at most one for each handle that readers had between two such writes, are dropped with the slice.
 ///
-/// Dropped, at any time and on any thread, its bytes are reused only behind
+/// When it is dropped, at any time and on any thread, its bytes are reused only behind
 /// everything that any stream of the context holds by then, because that tracking does not know all readers. So a
-/// [`DeviceArray`](crate::DeviceArray) comes back sooner and is ordered better: this is for code that cannot take one. The drop
-/// speaks to the driver and does not wait for it, and makes no call on a stream of anybody's, whoever captures there.
+/// [`DeviceArray`](crate::DeviceArray) is reused sooner and is ordered better: this type is for code that cannot take one. The drop
+/// calls the driver and does not wait for it, and makes no call on a stream of other code, even one that captures.
 ///
-/// **Streams that get no address.** A capturing stream (its graph could be launched when the bytes are somebody else's) and
+/// **Streams that get no address.** A capturing stream (its graph could be launched when the bytes belong to another owner) and
 /// a stream of another device or context (whose work the drop does not know). The slice itself and its views to write
-/// answer such a stream with null, which copies and fills refuse; the reason is in
+/// give such a stream null, which copies and fills refuse; the reason is in
 /// [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 pub struct PooledSlice<T: Pod> {
     slice: ManuallyDrop<CudaSlice<T>>,
@@ -57,48 +57,48 @@ pub struct PooledSlice<T: Pod> {
     streams: Streams,
 }
 
-/// Whose streams may use it.
+/// The streams that may use it.
 struct Streams {
     cuda: Cuda,
     /// The stream that the slice was made for.
     home: ManuallyDrop<Arc<CudaStream>>,
-    /// A stream of the same value, which does nothing. While there is one cudarc's tracking is on there; and it is the one that
-    /// cudarc has the slice on, because the end of a slice makes its stream wait, which a capture on `home` would not survive.
+    /// A stream of the same value, which does nothing. While it exists, cudarc's tracking is on there; and cudarc has the slice on
+    /// it, because the end of a slice makes its stream wait, which a capture on `home` would not survive.
     anchor: ManuallyDrop<Arc<CudaStream>>,
-    /// Streams of other values that were met, since somebody had the slice alone and they were many.
+    /// Streams of other values that were used since the last exclusive access that found too many.
     aliases: OnceLock<Box<Alias>>,
-    /// How many, or more by those that two threads met at once.
+    /// How many, or more if two threads added one at once.
     met: AtomicUsize,
-    /// Who has read it, but for launches.
+    /// The readers, except launches.
     readings: ManuallyDrop<Readings>,
-    /// A stream of the same value, of this slice alone: it waits for those when a launch is to come behind them.
+    /// A stream of the same value, for this slice alone: it waits for the readers if a launch must come behind them.
     joins: OnceLock<Arc<CudaStream>>,
 }
 
-/// So many streams of other values are remembered when somebody has the slice alone, to whom none is given any more. More than a
-/// program works with at once; each costs an allocation when it is met again.
+/// If there are more streams of other values than this, the next exclusive access, when none is borrowed, drops them. More than a
+/// program works with at once; using a dropped one again costs an allocation.
 const MANY: usize = 64;
 
-/// A stream of another value, as one of the slice's own: cudarc records what is done on a stream if the stream's value tracks.
-/// A list that only grows while the slice is shared, so that what is in it can be borrowed for so long. An alias holds nothing of the driver's: it
-/// means whoever has the handle.
+/// A stream of another value, as one of the slice's own: cudarc records work on a stream if the stream's value tracks.
+/// A list that only grows while the slice is shared, so its entries can be borrowed for that time. An alias holds nothing of the driver's: it
+/// means whatever stream has the handle.
 struct Alias {
     stream: Arc<CudaStream>,
     next: OnceLock<Box<Alias>>,
 }
 
 impl Allocator<Cuda> {
-    /// A `CudaSlice` of `len` elements, with whatever its bytes held before, made for work on `stream`. Where cudarc has made no
-    /// stream yet in the stream's `CudaContext` value, the slice makes the first, and that waits for the whole context, as
-    /// cudarc has it, which no capture in the context survives: have one made (`new_stream`) before captures begin.
+    /// A `CudaSlice` of `len` elements, with unspecified contents, made for work on `stream`. If cudarc has made no
+    /// stream yet in the stream's `CudaContext` value, the slice makes the first, and cudarc then waits for the whole context,
+    /// which no capture in the context survives: make a stream (`new_stream`) before captures begin.
     ///
     /// # Errors
-    /// [`Error::Overflow`]; [`Error::Capturing`] on a stream that captures, whose capture goes on; as [`Allocator::alloc`] and
+    /// [`Error::Overflow`]; [`Error::Capturing`] on a stream that captures, whose capture continues; as [`Allocator::alloc`] and
     /// [`Stream::cudarc`]; the driver's.
     pub fn cuda_slice<T: Pod>(&self, len: usize, stream: &Stream<Cuda>) -> Result<PooledSlice<T>, Error> {
         let array = self.uninit::<T>(len, stream)?;
         let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
-        // The slice's event is recorded there, which a capture would take for its own, and be lost by.
+        // The slice's event is recorded there; a capture would take it and end.
         let asked = laws::may_slice(|| stream.refuse_capture());
         let anchor = match asked.and_then(|()| Ok(anchor_of(array.view().touch(), &home, &cuda)?)) {
             Ok(anchor) => ManuallyDrop::new(anchor),
@@ -123,15 +123,15 @@ impl Allocator<Cuda> {
     }
 }
 
-/// The slice, its write event recorded behind what its stream holds: what it is ordered behind on other streams.
+/// The slice, with its write event recorded behind what its stream holds: uses on other streams come after that event.
 #[allow(unsafe_code, reason = "cudarc takes an address on trust")]
 fn slice_over<T: Pod>(streams: &Streams, addr: u64, len: usize) -> DriverResult<CudaSlice<T>> {
     let of = if laws::slice_comes_behind() { &streams.anchor } else { &streams.home };
     let (made, stored) = store_stays(streams.home.context(), || {
         // cudarc panics if it cannot make its two events.
         let made = std::panic::catch_unwind(|| {
-            // SAFETY: so many elements, of a type without invalid values, in an allocation that outlives the slice, which
-            // never frees it: it is leaked back.
+            // SAFETY: this many elements, of a type without invalid values, in an allocation that outlives the slice, which
+            // never frees it: it is taken apart with `leak`.
             unsafe { of.upgrade_device_ptr::<T>(addr, len) }
         });
         made.map(|mut slice| {
@@ -143,34 +143,34 @@ fn slice_over<T: Pod>(streams: &Streams, addr: u64, len: usize) -> DriverResult<
     match stored {
         Ok(()) => Ok(slice),
         Err(e) => {
-            // The error that is told came first.
+            // The first error is reported.
             let _ = drop_events(slice);
             Err(Cuda::error_of("cuEventRecord", e.0 as u32))
         }
     }
 }
 
-/// Some elements of a [`PooledSlice`], to read. To a launch it is a `CudaView`.
+/// Some elements of a [`PooledSlice`], to read. A launch takes it as a `CudaView`.
 pub struct PooledView<'a, T: Pod> {
     view: CudaView<'a, T>,
     streams: &'a Streams,
 }
 
-/// Some elements of a [`PooledSlice`], to write (and read). To a launch it is a `CudaViewMut`.
+/// Some elements of a [`PooledSlice`], to write (and read). A launch takes it as a `CudaViewMut`.
 pub struct PooledViewMut<'a, T: Pod> {
     view: CudaViewMut<'a, T>,
     streams: &'a Streams,
 }
 
 impl<T: Pod> PooledSlice<T> {
-    /// The very type, for code that takes nothing else. It is to read.
+    /// The `CudaSlice` itself, for code that takes nothing else. It may only be read.
     ///
     /// # Safety
-    /// Whoever has it asks cudarc and not us. So all that is queued with it, or with a view of it, is queued on streams of its own
-    /// `CudaContext` value (`slice.context()`), with event tracking on and no error in store there, on no stream that
-    /// captures and on none of another device. The stream that it says it is on is one of ours, which does nothing: what is queued there
-    /// is ordered as elsewhere, and nobody captures there. What else is queued is neither waited for nor remembered: it may read what a later
-    /// write leaves, or, after the drop, what is somebody else's.
+    /// Its uses go to cudarc and not through us. So all work that is queued with it, or with a view of it, must be on streams of its own
+    /// `CudaContext` value (`slice.context()`), with event tracking on and no stored error there, on no stream that
+    /// captures and on none of another device. The stream that it reports is one of ours, which does nothing: work queued there
+    /// is ordered as elsewhere, and no capture runs there. Other work is neither waited for nor remembered: it may read what a later
+    /// write leaves, or, after the drop, another owner's bytes.
     #[allow(unsafe_code, reason = "cudarc's own type looks at no stream")]
     pub unsafe fn as_cuda_slice(&self) -> &CudaSlice<T> {
         &self.slice
@@ -233,7 +233,7 @@ impl<T: Pod> PooledViewMut<'_, T> {
 }
 
 impl Streams {
-    /// Forgets the streams of other values, if they are many: nothing of the slice is borrowed. No driver call.
+    /// Forgets the streams of other values, if there are many: nothing of the slice is borrowed. No driver call.
     fn forget_many(&mut self) {
         if *self.met.get_mut() > MANY {
             *self.met.get_mut() = 0;
@@ -241,7 +241,7 @@ impl Streams {
         }
     }
 
-    /// The stream as cudarc's tracking is to see it, and who it is, if work on it may use the bytes. Why not is kept as a deferred error.
+    /// The stream as cudarc's tracking sees it, and its identity, if work on it may use the bytes. If not, the reason is kept as a deferred error.
     fn admit<'a>(&'a self, stream: &'a CudaStream) -> Option<(&'a CudaStream, Party)> {
         match self.cuda.find(stream) {
             Ok(found) => {
@@ -259,7 +259,7 @@ impl Streams {
         }
     }
 
-    /// Lends it to be read on a stream, as cudarc has it but for the event in which the end of the use is recorded.
+    /// Borrows it on a stream to read, as cudarc does except for the event in which the end of the use is recorded.
     fn read<'a>(
         &'a self,
         stream: &'a CudaStream,
@@ -269,7 +269,7 @@ impl Streams {
         borrow(&self.cuda, stream, seen, |seen| {
             let event = self.readings.event(&party, seen, self.home.context())?;
             let (address, mut end) = ask(seen);
-            // None where the program had tracking off when the slice was made.
+            // None if the program had tracking off when the slice was made.
             if let SyncOnDrop::Record(Some((cudarcs, _))) = &mut end {
                 *cudarcs = event;
             }
@@ -277,7 +277,7 @@ impl Streams {
         })
     }
 
-    /// Lends it to be written on a stream, as cudarc has it, behind all who read it. By who has it alone.
+    /// Borrows it on a stream to write, as cudarc does, behind all readers. The borrow is exclusive.
     fn write<'a>(
         &'a self,
         stream: &'a CudaStream,
@@ -287,8 +287,8 @@ impl Streams {
         borrow(&self.cuda, stream, seen, |seen| {
             let any = self.readings.wait(&party, seen)?;
             let (address, end) = ask(seen);
-            // At once: the end of the use may never be recorded, and whoever is next comes behind these readers all the same. What this stream alone
-            // has read stays instead.
+            // At once: the end of the use may never be recorded, and the next use must come behind these readers even so. If only this stream
+            // has read, its event stays instead.
             if let (true, SyncOnDrop::Record(Some((cudarcs, on)))) = (any, &end) {
                 cudarcs.record(on)?;
                 self.readings.forget();
@@ -297,8 +297,8 @@ impl Streams {
         })
     }
 
-    /// An argument to be written by a launch, which waits for cudarc's event of writes: that is recorded behind all who read. Where it cannot be,
-    /// the host waits for them; where that fails too the error is in cudarc's store, and the launch is refused.
+    /// An argument that a launch writes. The launch waits for cudarc's write event, which is recorded behind all readers. If that fails,
+    /// the host waits for them; if that fails too, cudarc's context stores the error, and the launch is refused.
     fn join<T>(&self, argument: &mut impl DevicePtrMut<T>) {
         if !laws::launch_comes_behind_readers(self.readings.is_any()) {
             return;
@@ -311,7 +311,7 @@ impl Streams {
                 let made = self.anchor.fork()?;
                 self.joins.get_or_init(|| made)
             };
-            // A write of nothing.
+            // An empty write.
             let (_, end) = argument.device_ptr_mut(on);
             let behind = match &end {
                 SyncOnDrop::Record(Some((cudarcs, _))) => {
@@ -336,14 +336,14 @@ impl Streams {
     }
 
     /// A stream of another value, as one of ours. No driver call and no lock: a stream made in that value instead would wait for
-    /// the whole context if it is the first there, and keep that value from waiting when its owner makes one.
+    /// the whole context if it is the first there, and suppress that wait when the value's owner makes one.
     #[allow(unsafe_code, reason = "promises about streams")]
     fn alias(&self, stream: &CudaStream) -> &CudaStream {
         let handle = stream.cu_stream();
         let mut at = &self.aliases;
         loop {
             let alias = at.get_or_init(|| {
-                // SAFETY: of this context, as `find` saw; used for as long as the caller lends the stream, no longer.
+                // SAFETY: a stream of this context, as `find` saw; used only for as long as the caller lends the stream.
                 let stream = unsafe { self.home.context().wrap_borrowed_stream(handle) };
                 self.met.fetch_add(1, Ordering::Relaxed);
                 Box::new(Alias { stream, next: OnceLock::new() })
@@ -356,16 +356,16 @@ impl Streams {
     }
 }
 
-/// One by one: a list of any length.
+/// One by one, without recursion: a list of any length.
 fn forget(mut aliases: Option<Box<Alias>>) {
     while let Some(alias) = &mut aliases {
         aliases = alias.next.take();
     }
 }
 
-/// What cudarc answers for a stream that it sees as `seen`. What failed is the caller's to meet, in the caller's own value. No address where the
-/// end of the use would not be recorded: cudarc gives up there, without a word, if the value that it records in has an error of somebody's in
-/// store.
+/// cudarc's answer for a stream that it sees as `seen`. An error goes to the caller, in the caller's own value. No address if the
+/// end of the use would not be recorded: cudarc silently skips the record if the value that it records in stores an
+/// error.
 fn borrow<'a>(
     cuda: &Cuda,
     given: &CudaStream,
@@ -391,7 +391,7 @@ fn borrow<'a>(
 }
 
 impl Drop for Streams {
-    /// In cudarc, which leaves its context current and keeps what failed. The last reference to a stream destroys it.
+    /// Drops cudarc's values, which leaves its context current and stores errors. The last reference to a stream destroys it.
     #[allow(unsafe_code, reason = "they go while the context is looked after")]
     fn drop(&mut self) {
         // SAFETY: taken once, here.
@@ -425,7 +425,7 @@ impl<T: Pod> Drop for PooledSlice<T> {
     fn drop(&mut self) {
         // SAFETY: taken once, here; nothing of `self` is used after the drop.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // Its events go; its bytes stay ours.
+        // Its events are destroyed; its bytes stay ours.
         let cuda = &self.streams.cuda;
         if let Err(e) = cuda.current_stays(|| drop_events(slice)) {
             cuda.drop_failed(Cuda::error_of("cuda_slice", e.0 as u32));
@@ -440,7 +440,7 @@ impl<T: Pod> Drop for PooledSlice<T> {
     }
 }
 
-/// What could not be destroyed is no stranger's to hear of.
+/// A failure to destroy events is not reported to the program's next cudarc call.
 fn drop_events<T>(slice: CudaSlice<T>) -> Result<(), CudarcError> {
     let context = Arc::clone(slice.context());
     store_stays(&context, || slice.leak()).1
@@ -516,7 +516,7 @@ impl<T: Pod> fmt::Debug for PooledViewMut<'_, T> {
 macro_rules! argument {
     ($(#[$doc:meta])* <$($life:lifetime $(: $longer:lifetime)?),*> $given:ty => $inner:ty, $this:ident => $field:expr) => {
         $(#[$doc])*
-        // SAFETY: passed on to cudarc's own, which keeps pointers into what it is given and does not move it.
+        // SAFETY: forwarded to cudarc's own implementation, which keeps pointers into its argument and does not move it.
         #[allow(unsafe_code, reason = "cudarc's trait is unsafe to implement")]
         unsafe impl<$($life $(: $longer)?,)* T: Pod> PushKernelArg<$given> for LaunchArgs<'a> {
             #[inline(always)]

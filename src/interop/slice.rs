@@ -1,15 +1,15 @@
 //! cudarc's open traits on arrays and views: an address for the length of a borrow, and the stream it is for.
 //!
-//! The traits hand us a stream and take an address; they cannot fail, and the value that marks the end of the use, a
-//! `SyncOnDrop`, can record an event of cudarc's or wait for a stream, nothing of ours, and both only if cudarc is so
-//! inclined: not while it thinks that one stream is all there is, not after an error of somebody else's was kept. So nothing
-//! hangs on it. The use is recorded when the address is given, as borrowed: it lasts until the array is next borrowed alone and
-//! whole, or freed. To forget the value changes nothing.
+//! The traits give us a stream and take an address; they cannot fail. The value that marks the end of the use, a
+//! `SyncOnDrop`, can record an event of cudarc's or wait for a stream, nothing of ours, and cudarc skips both
+//! while it counts only one stream, or after it stored an error of other code. So nothing
+//! depends on it. The use is recorded when the address is given, as borrowed: it lasts until the next exclusive borrow of the whole
+//! array, or the free. Forgetting the value changes nothing.
 //!
-//! Where the order cannot be made on the device, the host waits for the device, and the use counts as the whole context's.
-//! Where even that is refused, or would destroy the capture that is in the way, or captures are expected (`Cuda::expect_captures`), or the stream
-//! captures, or is of another device, no address is given: null, which copies and
-//! fills answer with an error and kernels do not survive. Whatever it was is in
+//! If the order cannot be made on the device, the host waits for the device, and the use counts as the whole context's.
+//! If even that is refused, or would destroy the capture that is in the way, or captures are expected (`Cuda::expect_captures`), or the stream
+//! captures, or is of another device, the address is null: copies and
+//! fills return an error for it and kernels crash. The reason is in
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
 use crate::allocator::access::Touch;
@@ -24,7 +24,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use std::sync::{Arc, OnceLock};
 
-/// No address: nobody's.
+/// No address.
 pub(super) const NULL: CUdeviceptr = 0;
 
 /// The address, if work on this stream may use it from here on.
@@ -53,7 +53,7 @@ fn borrowed(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdevicep
         Ok(()) => addr,
         Err(e) => {
             let e = as_drivers(e);
-            // A wait for everything would destroy the capture that is in the way, or that somebody may have begun.
+            // A wait for everything would destroy the capture that is in the way, or one that other code may have begun.
             let may_wait =
                 laws::may_wait_instead(e.kind == DriverErrorKind::Capturing, cuda.expects_captures());
             cuda.drop_failed(e);
@@ -88,8 +88,8 @@ fn as_drivers(error: Error) -> DriverError {
     }
 }
 
-/// cudarc's value of a stream, as a pool keeps it, and the anchor of its slices ([`Cuda::anchor`]). They may be the last references, which
-/// make their context current. What holds the pool's stream holds its value of the context too, so nothing lives longer by this.
+/// cudarc's value of a stream, as a pool keeps it, and the anchor of its slices ([`Cuda::anchor`]). They may be the last references, whose drop
+/// makes their context current. What holds the pool's stream holds its value of the context too, so this keeps nothing alive longer.
 struct Kept {
     stream: Option<Arc<CudaStream>>,
     anchor: OnceLock<Arc<CudaStream>>,
@@ -111,7 +111,7 @@ impl Drop for Kept {
     }
 }
 
-/// The stream that an allocation was made on, as cudarc has it. Kept with the pool: the trait wants a reference.
+/// The stream that an allocation was made on, as cudarc's type. Kept with the pool: the trait returns a reference.
 fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     let (Some((guest, timeline)), Some((_, cuda))) = (touch.of.guest(), touch.of.device()) else {
         return nowhere();
@@ -125,7 +125,7 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     kept.stream.as_ref().expect("it is there until the end")
 }
 
-/// What a pool keeps for whoever speaks to it.
+/// A value that a pool keeps for other modules.
 type Guest = OnceLock<Box<dyn core::any::Any + Send + Sync>>;
 
 fn kept<'a>(guest: &'a Guest, make: impl FnOnce() -> (Arc<CudaStream>, &'a Cuda)) -> &'a Kept {
@@ -147,7 +147,7 @@ pub(super) fn anchor_of(
 ) -> DriverResult<Arc<CudaStream>> {
     let guest = laws::keeps_anchor(touch.of.guest());
     let kept = guest.map(|(guest, _)| kept(guest, || (Arc::clone(home), cuda)));
-    // Of a value that went and came back there is another one.
+    // A value of the context that is gone and was made again has another one.
     let Some(kept) =
         kept.filter(|k| k.stream.as_ref().is_some_and(|s| Arc::ptr_eq(s.context(), home.context())))
     else {
@@ -156,13 +156,13 @@ pub(super) fn anchor_of(
     if let Some(anchor) = kept.anchor.get() {
         return Ok(Arc::clone(anchor));
     }
-    // Not under a lock, as it may wait for the device. Of two that are made at once the second lasts as long as its slice.
+    // Not under a lock, as it may wait for the device. If two are made at once, the second lasts as long as its slice.
     let made = cuda.anchor(home)?;
     let _ = kept.anchor.set(Arc::clone(&made));
     Ok(made)
 }
 
-/// The stream of no bytes, which are on none.
+/// The stream for empty arrays, which are on no stream.
 fn nowhere() -> &'static Arc<CudaStream> {
     static NOWHERE: OnceLock<Arc<CudaStream>> = OnceLock::new();
     let opened = || CudaContext::new(0).expect("cudarc opens device 0").default_stream();
@@ -171,13 +171,13 @@ fn nowhere() -> &'static Arc<CudaStream> {
 
 macro_rules! slice {
     ($name:ident $(<$view:lifetime>)?, $this:ident => $touch:expr) => {
-        /// `stream` is the one that the array was made on. For an array of a stream that was taken by its raw handle, which
-        /// nobody keeps alive, it is the context's legacy default stream instead, and for no bytes device 0's: uses there are
-        /// ordered and recorded as on any stream, but what somebody queues there "on the array's stream" comes after
-        /// the array's operations only, not after other work on the stream that was meant.
+        /// `stream` is the one that the array was made on. For an array of a stream that was adopted by its raw handle, which
+        /// no reference keeps alive, it is the context's legacy default stream instead, and for an empty array device 0's: uses there are
+        /// ordered and recorded as on any stream, but work that other code queues there "on the array's stream" comes after
+        /// the array's operations only, not after other work on the original stream.
         ///
         /// # Panics
-        /// `stream` panics where cudarc finds no driver: it looks under the usual names only.
+        /// `stream` panics if cudarc finds no driver: it looks under the usual names only.
         impl<T: Pod> DeviceSlice<T> for $name<$($view,)? T, Cuda> {
             fn len(&self) -> usize {
                 self.len()

@@ -1,10 +1,10 @@
-//! The built-in kernels: committed PTX and its references, by operation and type. It does not know who launches them.
+//! The built-in kernels: committed PTX and CPU references, by operation and type. It does not know what launches them.
 
 use super::references;
 use crate::driver::{DriverResult, Kernel, Kernels, Reference};
 use core::ffi::CStr;
 
-/// A module's text. It stands in a `static`, so that every kernel of it names the same address.
+/// A module's text. It is a `static`, so that all of its kernels refer to the same address.
 macro_rules! text {
     ($name:ident, $file:literal) => {
         static $name: &CStr = match CStr::from_bytes_with_nul(
@@ -29,7 +29,7 @@ const fn kernel(name: &'static CStr, text: &'static CStr, reference: Reference) 
 /// Fills with a word: address, bytes, word.
 pub(super) static FILL: Kernel = kernel(c"millpond_fill", FILL_TEXT, references::fill);
 
-/// Counts up: target, elements, first, step. As [`Kind`](super::number::Kind) is numbered.
+/// Counts up: target, elements, first, step. Indexed by [`Kind`](super::number::Kind).
 pub(super) static IOTA: [Kernel; 4] = [
     kernel(c"millpond_iota_u32", IOTA_TEXT, references::iota::<u32>),
     kernel(c"millpond_iota_u64", IOTA_TEXT, references::iota::<u64>),
@@ -53,7 +53,7 @@ pub(super) static REDUCE: [Kernel; 4] = [
     kernel(c"millpond_reduce_f64", REDUCE_TEXT, references::reduce::<f64>),
 ];
 
-/// Picks elements: target, source, its elements, indices, elements, pieces. By the logarithm of a piece's bytes.
+/// Picks elements: target, source, its elements, indices, elements, pieces. Indexed by the logarithm of a piece's bytes.
 pub(super) static GATHER: [Kernel; 4] = [
     kernel(c"millpond_gather_1", GATHER_TEXT, references::gather::<1>),
     kernel(c"millpond_gather_2", GATHER_TEXT, references::gather::<2>),
@@ -61,7 +61,7 @@ pub(super) static GATHER: [Kernel; 4] = [
     kernel(c"millpond_gather_8", GATHER_TEXT, references::gather::<8>),
 ];
 
-/// Spreads elements: target, its elements, source, indices, elements, pieces. As [`GATHER`].
+/// Spreads elements: target, its elements, source, indices, elements, pieces. Indexed like [`GATHER`].
 pub(super) static SCATTER: [Kernel; 4] = [
     kernel(c"millpond_scatter_1", SCATTER_TEXT, references::scatter::<1>),
     kernel(c"millpond_scatter_2", SCATTER_TEXT, references::scatter::<2>),
@@ -69,18 +69,18 @@ pub(super) static SCATTER: [Kernel; 4] = [
     kernel(c"millpond_scatter_8", SCATTER_TEXT, references::scatter::<8>),
 ];
 
-/// Every kernel behind the safe verbs, to be played by a device of one's own.
+/// Every kernel behind the safe functions, for a device of your own to execute.
 pub fn builtins() -> impl Iterator<Item = &'static Kernel> {
     let tables = [&IOTA, &SAXPY, &REDUCE, &GATHER, &SCATTER];
     core::iter::once(&FILL).chain(tables.into_iter().flatten())
 }
 
-/// Loads every kernel behind the safe verbs now. Otherwise the first launch of each does, once a context, and may wait for
-/// kernels that run: a program that must not stall in the middle of its work calls this at its start. Kernels of one's own
-/// are loaded one by one with [`Kernels::load_kernel`].
+/// Loads every kernel behind the safe functions now. Otherwise the first launch of each loads it, once a context, and may wait for
+/// running kernels: a program that must not stall in the middle of its work calls this at its start. Load your own kernels
+/// one by one with [`Kernels::load_kernel`].
 ///
 /// # Errors
-/// Whatever the driver says; what was loaded stays loaded.
+/// The driver's; what was loaded stays loaded.
 pub fn load_builtins<D: Kernels>(device: &D) -> DriverResult<()> {
     builtins().try_for_each(|kernel| device.load_kernel(kernel))
 }

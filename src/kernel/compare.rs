@@ -1,7 +1,7 @@
-//! A kernel beside its CPU reference: both over the same memory, and the first element that they leave different.
+//! A kernel beside its CPU reference: both run over the same memory, and the first element that differs is reported.
 //!
-//! What the operands hold is copied to the host, the kernel is launched, the reference runs on the copies, and what the kernel may have
-//! written is copied once more. It does not know which of the two is right.
+//! The operands are copied to the host, the kernel is launched, the reference runs on the copies, and what the kernel may have
+//! written is copied again. It does not know which of the two is right.
 
 use super::operand::{Arguments, Operand, Parameter, collect};
 use crate::allocator::Stream;
@@ -12,10 +12,10 @@ use crate::units::Addr;
 
 impl<D: Driver + Kernels> Stream<D> {
     /// Launches a kernel as [`Stream::launch`] does, runs a CPU reference over the same inputs, and compares every element that the
-    /// kernel may write, bit by bit. For tests: it **blocks the host**, and copies all operands to it. The arrays hold what the kernel left.
+    /// kernel may write, bit by bit. For tests: it **blocks the host**, and copies all operands to it. The arrays keep the kernel's results.
     ///
-    /// On a GPU the reference is, as a rule, the kernel's own reference, `KERNEL.on_cpu()?`: then what passes on the simulated device
-    /// is what runs on the GPU. On the simulated device the reference stands for the kernel, and is compared with another reference.
+    /// On a GPU the reference is usually the kernel's own, `KERNEL.on_cpu()?`: then what passes on the simulated device
+    /// is what runs on the GPU. On the simulated device the reference runs in place of the kernel, and is compared with another reference.
     ///
     /// ```
     /// use millpond::kernel::{Argument, Kernel, ReferenceMemory};
@@ -49,11 +49,11 @@ impl<D: Driver + Kernels> Stream<D> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Differs`] with the first element that is different: its index, what was expected and what was found. As
+    /// [`Error::Differs`] with the first element that differs: its index, the expected and the found value. As
     /// [`Stream::launch`]; no pinned memory; the driver's.
     ///
     /// # Panics
-    /// If the reference panics, reads outside of the operands, or writes outside of those that the launch may write.
+    /// If the reference panics, reads outside the operands, or writes outside those that the launch may write.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -69,12 +69,12 @@ impl<D: Driver + Kernels> Stream<D> {
     where
         D: 'a,
     {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise, forwarded.
         unsafe { self.launch_and_compare_by(kernel, reference, grid, arguments, |_| false) }
     }
 
-    /// Launches a kernel and compares it with a CPU reference ([`Stream::launch_and_compare`]), with a judge of elements that are not
-    /// the same bit by bit: `true` lets one pass. For floats that a GPU rounds in another order:
+    /// Launches a kernel and compares it with a CPU reference ([`Stream::launch_and_compare`]), with a function that judges elements that are not
+    /// the same bit by bit: `true` accepts one. For floats that a GPU rounds in another order:
     ///
     /// ```
     /// # use millpond::error::Difference;
@@ -83,10 +83,10 @@ impl<D: Driver + Kernels> Stream<D> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Differs`] with the first element that does not pass; otherwise those of [`Stream::launch_and_compare`].
+    /// [`Error::Differs`] with the first element that is not accepted; otherwise those of [`Stream::launch_and_compare`].
     ///
     /// # Panics
-    /// If the reference or the judge panics; if the reference leaves its operands.
+    /// If the reference or the judging function panics; if the reference accesses memory outside its operands.
     ///
     /// # Safety
     /// As [`Stream::launch`].
@@ -120,7 +120,7 @@ impl<D: Driver + Kernels> Stream<D> {
                 }
             }
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise, forwarded.
         unsafe { self.launch_collected(kernel, grid, &parameters)? };
         reference(&mut host, &words);
         for part in host.parts.iter().filter(|part| part.operand.range.used == RangeUse::ReadWrite) {
@@ -145,17 +145,17 @@ impl<D: Driver + Kernels> Stream<D> {
             return Ok(Vec::new());
         }
         let pinned = self.allocator().alloc_pinned(bytes)?;
-        // Whatever fails below, it is handed out again only behind what the stream holds.
+        // Whatever fails below, it is reused only behind what the stream holds.
         pinned.record_use(self)?;
         let to = pinned.as_ptr();
         let touch = Touch { of: operand.touch.of, intent: Intent::Read };
         operate(self, &[touch], Mark::Shared, |driver, native| {
-            // SAFETY: the target is as long as the operand and goes back behind this stream's work; the source lies in an
+            // SAFETY: the target is as long as the operand and is reused only behind this stream's work; the source lies in an
             // allocation that is reused only behind this use.
             unsafe { driver.copy_d2h(to.as_ptr().cast(), addr, bytes, native) }
         })?;
         self.synchronize()?;
-        // SAFETY: the copy is complete and wrote so many bytes; nobody else has them.
+        // SAFETY: the copy is complete and wrote this many bytes; no other code has them.
         Ok(unsafe { core::slice::from_raw_parts(to.as_ptr(), bytes as usize) }.to_vec())
     }
 }
@@ -174,7 +174,7 @@ struct HostMemory<'p, 'a, D: Driver> {
 }
 
 impl<D: Driver> HostMemory<'_, '_, D> {
-    /// The bytes of a range, if it lies in an operand that may be used so.
+    /// The bytes of a range, if it lies in an operand that permits this access.
     fn range(&mut self, addr: Addr, bytes: u64, writes: bool) -> &mut [u8] {
         let kernel = self.kernel;
         self.parts

@@ -1,4 +1,4 @@
-//! Operands of a launch that somebody else makes: an array for one kernel on one stream, ordered before and recorded after.
+//! Operands of a launch that other code makes: an array for one kernel on one stream, ordered before and recorded after.
 //!
 //! It does not know how the kernel is launched, or by which library.
 
@@ -14,14 +14,14 @@ use core::marker::PhantomData;
 
 /// An array that kernels on one stream may read while this lives.
 ///
-/// What is queued on the stream while it lives comes after the array's last write; what writes the array later comes
-/// after all of it. Keep it until the kernel is queued, not longer: later work on the stream is waited for too. Forgotten
-/// ([`core::mem::forget`]), the array counts as read by whatever the stream holds until the whole of it is next written, a write of the whole is
-/// refused, it is freed, or the stream is gone.
+/// What is queued on the stream while it lives comes after the array's last write; later writes of the array come
+/// after all of it. Keep it until the kernel is queued, not longer: later operations also wait for whatever else is queued on the stream. If it is forgotten
+/// ([`core::mem::forget`]), the array counts as read by whatever the stream holds until the next write of the whole array, a refused write of the whole,
+/// the free, or the end of the stream.
 ///
-/// Begin no capture on the stream meanwhile. The launch would go into a graph that may run when the memory is somebody else's,
-/// and what is recorded at the guard's end is the stream's work of before: that no graph holds the array is a part of
-/// what a launch, an unsafe call, is promised.
+/// Begin no capture on the stream meanwhile. The launch would go into a graph that may run when the memory belongs to another owner,
+/// and the guard's end records only the stream's earlier work. The caller of the launch, which is unsafe,
+/// promises that no graph contains the array.
 ///
 /// With cudarc's launches: [`interop`](crate::interop).
 #[must_use = "the kernel is to be queued while this lives"]
@@ -78,7 +78,7 @@ guard!(ReadOn);
 guard!(WriteOn);
 
 impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
-    /// For a kernel that somebody else queues on `stream` and that reads it: makes the stream wait, on the device, for
+    /// For a kernel that other code queues on `stream` and that reads it: makes the stream wait, on the device, for
     /// what writes the array; the host does not wait.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     }
 }
 impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
-    /// For a kernel that somebody else queues on `stream` and that may write it: makes the stream wait, on the device,
+    /// For a kernel that other code queues on `stream` and that may write it: makes the stream wait, on the device,
     /// for whatever uses the array; the host does not wait.
     ///
     /// # Errors

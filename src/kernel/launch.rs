@@ -1,4 +1,4 @@
-//! The launch of a kernel with its operands. It does not know what the kernel does: whoever launches it promises.
+//! The launch of a kernel with its operands. It does not know what the kernel does: the caller promises that.
 
 use super::operand::{Arguments, Parameter, Parameters, collect};
 use crate::allocator::Stream;
@@ -8,8 +8,8 @@ use crate::error::Error;
 use smallvec::SmallVec;
 
 impl<D: Driver + Kernels> Stream<D> {
-    /// Queues a kernel on this stream, behind what it conflicts with on whatever streams that was; the host does not wait.
-    /// Later operations on its operands come after it. What it shares with other work by plain addresses is not ordered.
+    /// Queues a kernel on this stream, behind what it conflicts with on any stream; the host does not wait.
+    /// Later operations on its operands come after it. Memory that it shares with other work by plain addresses is not ordered.
     ///
     /// `grid` is a number of threads (at least so many run, in blocks of 256) or a [`Grid`]; with none nothing is queued.
     /// `arguments` is a tuple of numbers and of operands, each of which is passed as its address. The first launch in a
@@ -47,9 +47,9 @@ impl<D: Driver + Kernels> Stream<D> {
     /// one is needed: nothing was then queued.
     ///
     /// # Safety
-    /// The kernel takes these arguments, in number, order and type, and grids such as this. It touches the bytes of its
-    /// operands and no others of anybody's; those of a [`read`](crate::DeviceArray::read) operand it does not write. It
-    /// comes to an end. Where it gets memory in another way, by an address in a number or in memory, the program keeps
+    /// The kernel takes these arguments, in number, order and type, and grids such as this. It touches only the bytes of its
+    /// operands; it does not write those of a [`read`](crate::DeviceArray::read) operand. It
+    /// terminates. If it gets memory in another way, by an address in a number or in memory, the program keeps
     /// that alive and in order ([`DeviceArray::wait_on`](crate::DeviceArray::wait_on),
     /// [`DeviceArray::record_use`](crate::DeviceArray::record_use)).
     #[track_caller]
@@ -68,14 +68,14 @@ impl<D: Driver + Kernels> Stream<D> {
         if grid.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise, forwarded.
         unsafe { self.launch_collected(kernel, grid, &parameters) }
     }
 
-    /// Launches a kernel over a grid that has a thread.
+    /// Launches a kernel over a grid with at least one thread.
     ///
     /// # Safety
-    /// What [`Stream::launch`] is promised.
+    /// The conditions of [`Stream::launch`].
     #[inline]
     #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
     pub(super) unsafe fn launch_collected(
@@ -98,7 +98,7 @@ impl<D: Driver + Kernels> Stream<D> {
             }
         }
         let launch = KernelLaunch { kernel, grid, arguments: &words, ranges: &ranges };
-        // A marker behind the kernel where an operand lives on several streams, as for any operation that is no copy.
+        // A marker behind the kernel if an operand lives on several streams, as for any operation that is not a copy.
         let queued = operate(self, &touches, Mark::Shared, |driver, native| {
             // SAFETY: the caller's promise; operands lie in allocations that are reused only behind this use.
             unsafe { driver.launch_kernel(&launch, native) }

@@ -1,10 +1,10 @@
-//! Kernels on arrays: a few built-in ones behind safe verbs, and anybody's behind one unsafe one.
+//! Kernels on arrays: a few built-in ones behind safe functions, and the program's own behind one unsafe one.
 //!
 //! [`fill`], [`iota`], [`saxpy`], [`reduce_sum`], [`gather`] and [`scatter`] check lengths and queue kernels that touch
 //! nothing else. [`Stream::launch`] queues a kernel of the program's with its operands named: [`read`](DeviceArray::read)
 //! and [`write`](DeviceArray::write) say which arrays it uses and how. Either way the launch comes after whatever it
-//! conflicts with, on whatever streams that was, and is known to everything that comes after it; the host never waits.
-//! On the simulated device a kernel's reference runs on the contents, and the oracle judges what was named.
+//! conflicts with, on any stream, and later operations come after it; the host never waits.
+//! On the simulated device a kernel's reference runs on the contents, and the oracle judges the named operands.
 //! [`Stream::launch_and_compare`] runs a kernel and a CPU reference over the same inputs, for tests.
 //!
 //! It does not know how waits are found or made (the allocator does), nor how a device loads and runs code.

@@ -1,10 +1,10 @@
-//! The types that the built-in kernels compute with. It does not know kernels, only which of them a type picks.
+//! The types that the built-in kernels compute with. It does not know kernels, only which of them a type selects.
 
 use crate::driver::Argument;
 use bytemuck::Pod;
 
-/// Which of four kernels computes with a type: the index into the tables of built-in kernels. Integers wrap round, so that both signs
-/// share one.
+/// Which of four kernels computes with a type: the index into the tables of built-in kernels. Integers wrap, so signed and
+/// unsigned ones share a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Integers of 4 bytes.
@@ -18,14 +18,14 @@ pub enum Kind {
 }
 
 mod sealed {
-    /// Nobody else's types: there are kernels for these.
+    /// Sealed: only these types have kernels.
     pub trait Sealed {
         /// Which kernels.
         const KIND: super::Kind;
     }
 }
 
-/// A number that the built-in kernels compute with: integers of 4 and 8 bytes, which wrap round, and `f32` and `f64`.
+/// A number that the built-in kernels compute with: integers of 4 and 8 bytes, which wrap, and `f32` and `f64`.
 #[diagnostic::on_unimplemented(
     message = "the built-in kernels do not compute with `{Self}`",
     note = "they are for u32, u64, f32 and f64; launch a kernel of your own with `Stream::launch`"

@@ -1,6 +1,6 @@
-//! What a launch is given: numbers, and arrays with what is done to them.
+//! The arguments of a launch: numbers, and arrays with their access.
 //!
-//! An operand borrows its array until the launch is queued, to write as Rust borrows to write: so no launch names one part
+//! An operand borrows its array until the launch is queued, mutably if it is written: so no launch names one part
 //! twice with one of them written. It does not know kernels.
 
 use crate::allocator::access::Touch;
@@ -68,7 +68,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
 /// One argument of a launch.
 #[derive(Debug)]
 pub enum Parameter<'a, D: Driver> {
-    /// A number, or an address that the program answers for.
+    /// A number, or an address that the program is responsible for.
     Number(Argument),
     /// An array.
     Operand(Operand<'a, D>),
@@ -89,7 +89,7 @@ impl<'a, D: Driver> From<Operand<'a, D>> for Parameter<'a, D> {
 pub(super) type Parameters<'a, D> = SmallVec<[Parameter<'a, D>; 6]>;
 
 mod sealed {
-    /// Tuples only.
+    /// Sealed: tuples only.
     pub trait Sealed<'a, D: super::Driver> {
         /// The arguments, in order.
         fn collect(self) -> super::Parameters<'a, D>;

@@ -1,14 +1,14 @@
-//! What the built-in kernels do, on the CPU: the same to the last bit, the bits of a NaN apart.
+//! What the built-in kernels do, on the CPU: the same to the last bit, except the bits of a NaN.
 //!
-//! Each reference takes the arguments of its kernel (the sources in `kernels` say them) and all elements at once. Floats are
-//! added and rounded in the kernels' order. It does not know streams, arrays, nor who asks.
+//! Each reference takes the arguments of its kernel (see the sources in `kernels`) and all elements at once. Floats are
+//! added and rounded in the kernels' order. It does not know streams, arrays, or the caller.
 
 use crate::driver::{Argument, ReferenceMemory};
 use crate::units::Addr;
 
-/// Elements of one block's part of a sum, as kernels/reduce.cu says.
+/// Elements of one block's part of a sum, as in kernels/reduce.cu.
 pub(super) const PART: usize = 8192;
-/// Threads of a block there.
+/// Threads of a block, as there.
 const THREADS: usize = 256;
 
 /// A type that there are kernels for.
@@ -109,14 +109,14 @@ fn sum_of_part<W: Word>(part: &[W]) -> W {
     sums[0]
 }
 
-/// Bytes of an array.
+/// Reads the bytes of an array.
 fn bytes(memory: &mut dyn ReferenceMemory, at: Addr, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     memory.read(at, &mut bytes);
     bytes
 }
 
-/// Copies elements between two arrays by an index on one side, and leaves out those that it leads beyond the end.
+/// Copies elements between two arrays by an index on one side; skips those whose index is beyond the end.
 fn moved(from: &[u8], to: &mut [u8], element: usize, pairs: impl Iterator<Item = (usize, usize)>) {
     for (source, target) in pairs {
         let (source, target) = (source * element, target * element);

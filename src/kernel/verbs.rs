@@ -1,7 +1,7 @@
-//! The safe verbs: lengths are compared, then built-in kernels are queued that touch nothing but their operands.
+//! The safe functions: each compares lengths, then queues built-in kernels that touch nothing but their operands.
 //!
-//! Each is queued on the stream it is given, behind what it conflicts with; the host does not wait; an array of nothing is
-//! left alone without a driver call. It does not know waits, nor how a device runs code.
+//! Each is queued on the given stream, behind what it conflicts with; the host does not wait; for an empty array
+//! it makes no driver call. It does not know waits, nor how a device runs code.
 
 use super::builtins;
 use super::number::{Number, index};
@@ -12,10 +12,10 @@ use crate::driver::{Driver, Grid, Kernels};
 use crate::error::{Error, Mismatch, Side};
 use bytemuck::Pod;
 
-/// Blocks of a launch, at most, where each thread takes several elements: enough to fill every GPU seen.
+/// The maximum number of blocks of a launch where each thread takes several elements: enough to fill every GPU seen.
 const MOST_BLOCKS: u32 = 1056;
 
-/// Threads for so many steps of a kernel whose threads take more than one.
+/// The threads for this many steps of a kernel whose threads take more than one.
 fn grid_for(steps: u64) -> Grid {
     let grid = Grid::from(usize::try_from(steps).unwrap_or(usize::MAX));
     Grid::new(grid.blocks[0].min(MOST_BLOCKS), Grid::BLOCK)
@@ -58,7 +58,7 @@ pub fn fill<T: Pod, D: Driver + Kernels>(
         return Ok(());
     }
     let mut word = [0_u8; 8];
-    // SAFETY: an element is plain bytes without padding, and is as long as said.
+    // SAFETY: an element is plain bytes without padding, of this length.
     let element = unsafe { core::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
     for place in word.chunks_exact_mut(element.len()) {
         place.copy_from_slice(element);
@@ -68,7 +68,7 @@ pub fn fill<T: Pod, D: Driver + Kernels>(
     unsafe { stream.launch(&builtins::FILL, grid_for(bytes.div_ceil(8)), arguments) }
 }
 
-/// Counts up: element `i`, in memory order, becomes `first + i * step`. Integers wrap round; floats are rounded once, with
+/// Counts up: element `i`, in memory order, becomes `first + i * step`. Integers wrap; floats are rounded once, with
 /// `i` itself rounded to the type.
 ///
 /// # Errors
@@ -88,7 +88,7 @@ pub fn iota<T: Number, D: Driver + Kernels>(
     unsafe { stream.launch(&builtins::IOTA[index::<T>()], grid_for(n), arguments) }
 }
 
-/// Adds a multiple: each element of `y` becomes `a * x + y`. Integers wrap round; floats are rounded once.
+/// Adds a multiple: each element of `y` becomes `a * x + y`. Integers wrap; floats are rounded once.
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless both shapes are equal; arrays of another device; as [`fill`].
@@ -115,14 +115,14 @@ pub fn saxpy<'x, T: Number, D: Driver + Kernels>(
     }
 }
 
-/// Sums up: the one element of `into` becomes the sum of `x`, 0 for no elements. Integers wrap round. Floats are added in
+/// Sums up: the one element of `into` becomes the sum of `x`, 0 for no elements. Integers wrap. Floats are added in
 /// an order that depends on the length only, so the sum is the same on every device and each time: in parts of 8,192
-/// elements, whose sums are summed up in the same way. What that needs for the meantime (an 8,192th of `x`) is allocated
+/// elements, whose sums are summed up in the same way. Scratch memory for this (an 8,192th of `x`) is allocated
 /// on `stream`.
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless `into` has one element; as [`Allocator::alloc`](crate::Allocator::alloc); arrays of another
-/// device; as [`fill`]. After one of several launches failed, `into` may be as it was.
+/// device; as [`fill`]. If one of several launches fails, `into` may be unchanged.
 #[track_caller]
 #[allow(unsafe_code, reason = "a built-in kernel")]
 pub fn reduce_sum<'x, T: Number, D: Driver + Kernels>(
@@ -161,8 +161,8 @@ fn pieces<T>() -> (usize, u64) {
     (piece.ilog2() as usize, (size_of::<T>() / piece) as u64)
 }
 
-/// Picks: element `i` of `into` becomes element `at[i]` of `from`, in memory order. Where an index is beyond the end of
-/// `from`, the element of `into` stays as it is.
+/// Picks: element `i` of `into` becomes element `at[i]` of `from`, in memory order. If an index is beyond the end of
+/// `from`, the element of `into` stays unchanged.
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless `into` has as many elements as `at`; arrays of another device; as [`fill`].
@@ -188,13 +188,13 @@ pub fn gather<'f, 'i, T: Pod, D: Driver + Kernels>(
     let ((kernel, pieces), n) = (pieces::<T>(), at.len() as u64);
     let arguments = (into.into_write(), from.read(), from.len(), at.read(), n, pieces);
     // SAFETY: kernels/gather.cu takes these, of elements cut into such pieces; it reads `n` indices, writes `n` elements,
-    // and no index leads it beyond the source's length.
+    // and no index makes it read beyond the source's length.
     unsafe { stream.launch(&builtins::GATHER[kernel], grid_for(n * pieces), arguments) }
 }
 
-/// Spreads: element `at[i]` of `into` becomes element `i` of `from`, in memory order. Where an index is beyond the end of
-/// `into`, nothing is written. Of several elements for one place any one may win, of an element longer than its alignment
-/// or than 8 bytes also some pieces of each.
+/// Spreads: element `at[i]` of `into` becomes element `i` of `from`, in memory order. If an index is beyond the end of
+/// `into`, nothing is written. Of several elements for one place any one may win; if an element is longer than its alignment
+/// or than 8 bytes, the result may also mix pieces of each.
 ///
 /// # Errors
 /// [`Error::Mismatch`] unless `from` has as many elements as `at`; arrays of another device; as [`fill`].
@@ -220,6 +220,6 @@ pub fn scatter<'f, 'i, T: Pod, D: Driver + Kernels>(
     let ((kernel, pieces), n, length) = (pieces::<T>(), at.len() as u64, into.len());
     let arguments = (into.into_write(), length, from.read(), at.read(), n, pieces);
     // SAFETY: kernels/scatter.cu takes these, of elements cut into such pieces; it reads `n` indices and `n` elements, and
-    // no index leads it beyond the target's length.
+    // no index makes it write beyond the target's length.
     unsafe { stream.launch(&builtins::SCATTER[kernel], grid_for(n * pieces), arguments) }
 }

@@ -1,7 +1,7 @@
 //! Counts of sizes by power of two.
 //!
 //! Bin k holds sizes above 2^(k-1) and at most 2^k granules; bin 0 holds sizes of one granule and of none. With sizes in
-//! 32 bits there are 33 bins at most. This module does not know whose sizes they are.
+//! 32 bits there are 33 bins at most. This module does not know what has these sizes.
 
 use super::bytes;
 use crate::units::{GRANULE_BYTES, Granules};
@@ -12,7 +12,7 @@ use core::fmt;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Histogram {
-    /// One count a power of two, up to the largest that occurred.
+    /// One count per power of two, up to the largest that occurred.
     pub counts: Vec<u64>,
 }
 
@@ -52,12 +52,12 @@ impl Histogram {
         granules.and_then(|n| n.checked_mul(GRANULE_BYTES)).unwrap_or(u64::MAX)
     }
 
-    /// The bound, in bytes, of the bin in which the size at a percentile lies: that part of all sizes is at most so
-    /// large. `None` with no counts. Parts are cut to 0 to 100.
+    /// The bound, in bytes, of the bin that contains the size at a percentile: that share of all sizes is at most this
+    /// large. `None` with no counts. Percentiles are clamped to 0 to 100.
     #[allow(clippy::cast_sign_loss, reason = "the rank is 1 at least")]
     pub fn percentile(&self, percent: f64) -> Option<u64> {
         let total = self.total();
-        // The rank of the size asked for: at least the first, at most the last.
+        // The rank of the percentile: at least the first, at most the last.
         let rank = (percent.clamp(0.0, 100.0) / 100.0 * total as f64).ceil().max(1.0) as u64;
         let mut passed = 0;
         let bin = self.counts.iter().position(|n| {
@@ -76,7 +76,7 @@ fn bin_of(size: Granules) -> usize {
 }
 
 impl fmt::Display for Histogram {
-    /// A bar a bin, from the first that is not empty to the last; the longest bar has forty marks.
+    /// One bar per bin, from the first that is not empty to the last; the longest bar has forty marks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const WIDTH: u64 = 40;
         let max = self.counts.iter().copied().max().unwrap_or(0);
@@ -86,7 +86,7 @@ impl fmt::Display for Histogram {
         let last = self.counts.iter().rposition(|n| *n > 0).unwrap_or(first);
         let digits = max.to_string().len();
         for (bin, n) in self.counts.iter().enumerate().take(last + 1).skip(first) {
-            // A count that is not zero shows.
+            // A count that is not zero gets at least one mark.
             let marks = (u128::from(*n) * u128::from(WIDTH)).div_ceil(u128::from(max)) as usize;
             let line =
                 format!("{:>9}  {n:>digits$}  {}", bytes(Histogram::upper_bytes(bin)), "#".repeat(marks));

@@ -1,10 +1,10 @@
 //! What the pools hold, as plain data: per pool and in total, with peaks, counters and histograms.
 //!
-//! A report is a copy: it holds no lock and refers to nothing. Its `Display` is the text a person reads, its JSON the data
+//! A report is a copy: it holds no lock and refers to nothing. Its `Display` is text for a person, its JSON is data
 //! for programs. This module does not know how the numbers were gathered.
 //!
-//! More figures may come: for users its structs are `non_exhaustive`. This repository's tests name every field (the feature
-//! `internals`), so that a new one has to be shown and compared.
+//! Figures may be added: for users its structs are `non_exhaustive`. This repository's tests name every field (the feature
+//! `internals`), so that a new one must be shown and compared.
 
 mod histogram;
 mod profile;
@@ -23,7 +23,7 @@ use crate::units::{DeviceId, StreamId};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-/// What a pool did, since it was made.
+/// What a pool did since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(not(feature = "internals"), non_exhaustive)]
@@ -50,7 +50,7 @@ pub struct Counters {
     pub merges: u64,
     /// Frees that had to wait for another stream.
     pub in_flight_frees: u64,
-    /// Bytes handed out in all, as asked for.
+    /// Bytes handed out in all, as requested.
     pub bytes_served: u64,
 }
 
@@ -93,32 +93,32 @@ impl Counters {
 pub struct PoolReport {
     /// The stream; `None` in a sum over several, and of pinned memory, which belongs to no stream.
     pub stream: Option<StreamId>,
-    /// A name given to the stream, if any.
+    /// The stream's name, if any.
     pub name: Option<String>,
-    /// Its stream is gone: the pool only waits to be emptied.
+    /// Its stream is gone: the pool only remains until it is empty.
     pub closed: bool,
     /// All bytes in the pool: `allocated + cached + in_flight`.
     pub reserved: u64,
     /// Bytes handed out (rounded up to granules).
     pub allocated: u64,
-    /// Bytes handed out, as asked for.
+    /// Bytes handed out, as requested.
     pub requested: u64,
     /// Free bytes kept for reuse. Cached, not leaked.
     pub cached: u64,
     /// Bytes freed while another stream still used them.
     pub in_flight: u64,
-    /// Of what is cached or in flight: bytes that no request of another stream can have, and no trim, because nobody can tell when
-    /// their users are done. They are freed memory of streams that only calls that name them mark
-    /// ([`StreamInfo::unmanaged`](crate::driver::StreamInfo::unmanaged)), and what was freed by nobody knows whom where captures by others
+    /// The part of cached and in-flight bytes that no request of another stream and no trim can have, because it is unknown when
+    /// their uses end. They are freed memory of streams that only calls naming them mark
+    /// ([`StreamInfo::unmanaged`](crate::driver::StreamInfo::unmanaged)), and memory freed on an unknown stream where captures by other code
     /// are expected. They come back when those streams are named, or at [`Allocator::synchronize`](crate::Allocator::synchronize).
-    /// What a stream holds that anybody may mark, and that captures a graph just now, is not counted: neither of the two brings it back
-    /// sooner, the end of the capture does with no call, and only the driver could tell, which a report does not ask.
+    /// Memory of a stream that any call may mark and that is capturing a graph just now is not counted: neither of the two brings it back
+    /// sooner, the end of the capture does without a call, and only the driver knows of the capture, which a report does not query.
     pub held_back: u64,
-    /// Highest `allocated` so far; of several pools together at most so much ([`Report::allocated_peak`]).
+    /// Highest `allocated` so far; in a sum over several pools an upper bound ([`Report::allocated_peak`]).
     pub allocated_peak: u64,
     /// Highest `reserved` so far.
     pub reserved_peak: u64,
-    /// Allocations alive.
+    /// Live allocations.
     pub live: u64,
     /// Free chunks.
     pub free_chunks: u64,
@@ -138,17 +138,17 @@ pub struct PoolReport {
 pub(crate) const DEFAULT: &str = "default";
 pub(crate) const PER_THREAD_DEFAULT: &str = "per-thread default";
 
-/// A name with line ends or escapes must not break a table or the terminal.
+/// A name with newlines or escapes must not break a table or the terminal.
 fn printable(name: &str) -> String {
     name.chars().filter(|c| !c.is_control()).collect()
 }
 
 impl PoolReport {
-    /// The stream in words, or what there is in place of one.
+    /// The stream as text, or what replaces it.
     pub(crate) fn place(&self) -> String {
         match (self.stream, &self.name) {
             (Some(stream), None) => stream.to_string(),
-            // As `StreamInfo` and verdicts have it.
+            // The same words as in `StreamInfo` and in verdicts.
             (Some(_), Some(name)) if name == DEFAULT => "the default stream".into(),
             (Some(stream), Some(name)) if name == PER_THREAD_DEFAULT => format!("{name} {stream}"),
             (Some(stream), Some(name)) => format!("{stream} ({})", printable(name)),
@@ -156,15 +156,15 @@ impl PoolReport {
             (None, None) => "all streams".into(),
         }
     }
-    /// 1 − largest free / free: 0 when the free bytes are one range, near 1 when they are crumbs.
+    /// 1 − largest free / free: 0 when the free bytes are one range, near 1 when they are many small ranges.
     pub fn fragmentation(&self) -> f64 {
         if self.cached == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.cached as f64 }
     }
-    /// Pools together: everything is added up, but for `largest_free`, which is the largest of all, and
+    /// The sum of pools: everything is added up, except `largest_free`, which is the largest of all, and
     /// `oldest_in_flight`, which is the oldest of all.
     ///
-    /// The peaks are added up too. Pools rarely peak at one moment, so that the sum is a bound from above, of these pools;
-    /// [`Report::allocated_peak`] and [`Report::reserved_peak`] tell more of all. There is no stream and no name.
+    /// The peaks are added up too. Pools rarely peak at the same moment, so the sum is an upper bound for these pools;
+    /// [`Report::allocated_peak`] and [`Report::reserved_peak`] are more precise for all pools. There is no stream and no name.
     pub fn sum<'a>(pools: impl IntoIterator<Item = &'a PoolReport>) -> PoolReport {
         let mut t = PoolReport::default();
         for p in pools {
@@ -186,7 +186,7 @@ impl PoolReport {
         }
         t
     }
-    /// Allocations served with no driver call, of all.
+    /// The share of allocations that were served with no driver call.
     pub fn hit_rate(&self) -> f64 {
         if self.counters.allocations == 0 {
             0.0
@@ -203,7 +203,7 @@ impl PoolReport {
 pub struct Rung {
     /// Tried.
     pub tried: u64,
-    /// Ended the miss.
+    /// It ended the miss.
     pub served: u64,
 }
 
@@ -212,9 +212,9 @@ pub struct Rung {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(not(feature = "internals"), non_exhaustive)]
 pub struct Ladder {
-    /// Completed markers folded in, own in-flight ranges drained.
+    /// Completed markers polled, own in-flight ranges drained.
     pub poll: Rung,
-    /// A range of another pool, ordered already.
+    /// A range of another pool, already ordered.
     pub migrate: Rung,
     /// Memory from the device.
     pub grow: Rung,
@@ -224,7 +224,7 @@ pub struct Ladder {
     pub trim: Rung,
     /// A bounded wait of the host for the device.
     pub wait: Rung,
-    /// The user's out-of-memory callback: tried whenever it is asked. It served who got memory, by whichever rung, once it had asked for
+    /// The user's out-of-memory callback: tried whenever it runs. It served if the request got memory, by any rung, after the callback asked for
     /// another try.
     pub callback: Rung,
 }
@@ -247,7 +247,7 @@ impl Ladder {
 /// Everything an allocator holds and did.
 ///
 /// With the feature `serde` it is a value in both directions: what `Report::to_json` writes, or any format of serde's, is read back
-/// equal. A reader gives a field that is not there its default, passes over what it does not know, and names the field of a value that
+/// equal. A reader uses the default for a missing field, ignores unknown fields, and names the field of a value that
 /// does not fit.
 ///
 /// ```
@@ -281,18 +281,18 @@ pub struct Report {
     pub reserved: u64,
     /// Highest `reserved` so far.
     pub reserved_peak: u64,
-    /// Segments alive.
+    /// Live segments.
     pub segments: u64,
     /// Bytes between two pools at the moment of the report.
     pub moving: u64,
-    /// Segments taken from the device so far.
+    /// Segments reserved from the device so far.
     pub growths: u64,
     /// Segments given back so far.
     pub releases: u64,
-    /// The most that was live at once over all pools, in bytes (rounded): at least this was. A hit tells no other pool, so that
-    /// with several pools two bounds are known; they are equal where the figure itself is ([`Report::peak_allocated`]).
+    /// The most that was live at once over all pools, in bytes (rounded): a lower bound. A hit updates no other pool, so
+    /// with several pools only two bounds are known; they are equal where the figure itself is known ([`Report::peak_allocated`]).
     pub allocated_peak: u64,
-    /// The most that was live at once over all pools, from above: at most this was.
+    /// The most that was live at once over all pools: an upper bound.
     pub allocated_peak_at_most: u64,
     /// The sum over pools.
     pub total: PoolReport,
@@ -300,14 +300,14 @@ pub struct Report {
     pub pools: Vec<PoolReport>,
     /// The miss ladder.
     pub ladder: Ladder,
-    /// The pinned host pool, if it was used: held, allocated, cached, in flight of host memory.
+    /// The pinned host pool, if it was used: reserved, allocated, cached, in flight of host memory.
     pub pinned: Option<PoolReport>,
     /// Driver calls by name, if the driver counts.
     pub driver_calls: BTreeMap<Cow<'static, str>, u64>,
-    /// Events that no sink was told of: too many were kept, by frees with no allocation in between.
+    /// Events that were not delivered to a sink: too many were kept, by frees with no allocation in between.
     pub events_lost: u64,
-    /// Errors met where nobody could be told: by destructors, and by calls of other libraries' traits that cannot fail. The newest 64 of the CUDA backend's, and
-    /// in front of them how many there were before.
+    /// Errors where no caller could receive them: in destructors, and in calls of other libraries' traits that cannot fail. The newest 64 of the CUDA
+    /// backend's, preceded by how many there were before.
     pub deferred_errors: Vec<String>,
 }
 
@@ -317,7 +317,7 @@ impl Report {
         (self.allocated_peak == self.allocated_peak_at_most).then_some(self.allocated_peak)
     }
 
-    /// Peak bytes taken from the device over peak live bytes: 1 is perfect. `None` before the first allocation, and where the
+    /// Peak bytes reserved from the device over peak live bytes: 1 is perfect. `None` before the first allocation, and where the
     /// peak of live bytes is not known exactly: then there are [bounds](Report::reserved_over_allocated_bounds).
     pub fn reserved_over_allocated(&self) -> Option<f64> {
         self.peak_allocated().and_then(|live| ratio(self.reserved_peak, live))

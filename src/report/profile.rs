@@ -1,11 +1,11 @@
-//! How many bytes each part of a program used, and how many of them the device had to be asked for (rows T7 and H13).
+//! How many bytes each part of a program used, and how many of them came from the device (requirements T7 and H13).
 //!
-//! A profile watches two counters that only grow: bytes handed out, and bytes taken from the device. Each scope is
-//! charged what the counters grew by while it was the innermost one, so that the rows add up to the total and nothing
-//! is counted twice, however scopes nest or call themselves. Used over acquired is the reuse factor: how often each byte
+//! A profile watches two counters that only grow: bytes handed out, and bytes reserved from the device. Each scope is
+//! charged what the counters grew by while it was the innermost one, so the rows add up to the total and nothing
+//! is counted twice, even if scopes nest or recurse. Used over acquired is the reuse factor: how often each byte
 //! from the device was handed out.
 //!
-//! One profile follows one line of nested scopes; threads that are to be told apart need one each. This module does not
+//! One profile follows one sequence of nested scopes; threads that are to be distinguished need one each. This module does not
 //! know where the counters come from.
 
 use super::Unit;
@@ -17,9 +17,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Usage {
-    /// Bytes handed out so far, as asked for.
+    /// Bytes handed out so far, as requested.
     pub used: u64,
-    /// Bytes taken from the device so far.
+    /// Bytes reserved from the device so far.
     pub acquired: u64,
 }
 
@@ -30,21 +30,21 @@ pub struct Usage {
 pub struct ProfileRow {
     /// The scopes' name.
     pub name: String,
-    /// Bytes handed out in scopes of this name, those in scopes inside them left out.
+    /// Bytes handed out in scopes of this name, not counting those in scopes inside them.
     pub used: u64,
-    /// Bytes taken from the device likewise.
+    /// Bytes reserved from the device, counted likewise.
     pub acquired: u64,
-    /// Bytes handed out between the beginning and the end of these scopes, whoever asked; a scope inside another of the
-    /// same name adds nothing. Rows do not add up to the total by this.
+    /// Bytes handed out between the beginning and the end of these scopes, to any requester; a scope inside another of the
+    /// same name adds nothing. These rows do not add up to the total.
     pub used_within: u64,
-    /// Bytes taken from the device likewise.
+    /// Bytes reserved from the device, counted likewise.
     pub acquired_within: u64,
     /// How many scopes of this name were entered.
     pub occurrences: u64,
 }
 
 impl ProfileRow {
-    /// Bytes handed out for each byte taken from the device; infinite when none was taken.
+    /// Bytes handed out for each byte reserved from the device; infinite if none was reserved.
     pub fn reuse(&self) -> f64 {
         reuse(self.used, self.acquired)
     }
@@ -58,7 +58,7 @@ fn reuse(used: u64, acquired: u64) -> f64 {
     }
 }
 
-/// An entered scope, to be given back to [`Profile::exit`].
+/// An entered scope, to be passed to [`Profile::exit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scope(u64);
 
@@ -75,7 +75,7 @@ struct Open {
     scope: Scope,
     row: usize,
     start: Usage,
-    /// Where the charge of this scope was brought up to date.
+    /// The counters when this scope was last charged.
     charged: Usage,
 }
 
@@ -114,20 +114,20 @@ impl Profile {
         self.charge(now);
         while self.open.len() > depth {
             let Some(ended) = self.open.pop() else { return };
-            // Inside a scope of its own name, that one will count these bytes.
+            // Inside another scope of its name, that one will count these bytes.
             if self.open.iter().all(|o| o.row != ended.row) {
                 let row = &mut self.rows[ended.row];
                 row.used_within += now.used.saturating_sub(ended.start.used);
                 row.acquired_within += now.acquired.saturating_sub(ended.start.acquired);
             }
         }
-        // The time inside was charged to those who ended.
+        // The time inside was charged to the ended scopes.
         if let Some(outer) = self.open.last_mut() {
             outer.charged = now;
         }
     }
 
-    /// Runs `body` in a scope, with the counters as `usage` reads them before and behind it, also if it panics.
+    /// Runs `body` in a scope, with the counters that `usage` reads before and after it, even if it panics.
     ///
     /// ```
     /// use millpond::{Allocator, Config, report::Profile, units::{GIB, MIB}};
@@ -173,18 +173,18 @@ impl Profile {
         &self.rows
     }
 
-    /// The sum of all rows: what was handed out and taken inside any scope.
+    /// The sum of all rows: what was handed out and reserved inside any scope.
     pub fn total(&self) -> Usage {
         let sum = |of: fn(&ProfileRow) -> u64| self.rows.iter().map(of).sum();
         Usage { used: sum(|r| r.used), acquired: sum(|r| r.acquired) }
     }
 
-    /// Whether some scope had others inside it, so that what it used by itself is not all that was used within it.
+    /// Whether some scope had others inside it, so that its own use differs from what was used within it.
     fn is_nested(&self) -> bool {
         self.rows.iter().any(|r| (r.used, r.acquired) != (r.used_within, r.acquired_within))
     }
 
-    /// A table with one line a name and one for the total. Used and acquired are each scope's own; where scopes were
+    /// A table with one line per name and one for the total. Used and acquired are each scope's own; if scopes were
     /// nested, two more columns have what was used and acquired from their beginning to their end, which the total counts
     /// once.
     pub fn render(&self, unit: Unit) -> String {

@@ -1,12 +1,12 @@
-//! Reading reports and options as serde values, whatever the format. A field that is not there has its default, one that
-//! nobody knows is passed over, and a value that does not fit is refused by the name of its field:
+//! Reading reports and options as serde values, in any format. A missing field has its default, an unknown one
+//! is ignored, and a value that does not fit is refused with the name of its field:
 //! `pools: counters: hits: invalid type: string "x", expected u64`.
 //!
 //! A derived reader would not name the field of a wrong value. It does not know what the fields mean.
 
 use serde::de::Error;
 
-/// `Deserialize` for a struct with a default. Every field stands here, or it does not compile; those behind `but` keep their
+/// `Deserialize` for a struct with a default. Every field must be listed, or it does not compile; those behind `but` keep their
 /// default. A field may have another name outside: `wait as "bounded_wait"`.
 macro_rules! read_fields {
     ($name:ident { $($field:ident $(as $key:literal)?),* $(,)? } $(but $($rest:ident),*)?) => {
@@ -51,7 +51,7 @@ macro_rules! read_fields {
 }
 pub(crate) use read_fields;
 
-/// What is wrong with a field's value, behind the field's name.
+/// What is wrong with a field's value, after the field's name.
 pub(crate) fn of_field<E: Error>(field: &str, wrong: &E) -> E {
     E::custom(format_args!("{field}: {wrong}"))
 }

@@ -1,7 +1,7 @@
 //! Reports as text and as JSON.
 //!
-//! The text is for a person at a terminal: one line with what matters most, a sentence on cached bytes, since everybody
-//! takes them for a leak once, a table of the pools, the miss ladder, the driver calls. `{}` ends there; `{:#}` adds the
+//! The text is for a person at a terminal: one line with what matters most, a sentence on cached bytes, which are often
+//! taken for a leak, a table of the pools, the miss ladder, the driver calls. `{}` ends there; `{:#}` adds the
 //! sizes. Nothing here computes what the data does not hold.
 
 use super::{PoolReport, Report, Rung, bytes};
@@ -10,7 +10,7 @@ use core::fmt;
 /// Pools shown one by one; the rest share a line.
 const POOLS_SHOWN: usize = 20;
 
-/// Columns as wide as their widest cell: the first to the left, the others to the right.
+/// Columns as wide as their widest cell: the first left-aligned, the others right-aligned.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -131,7 +131,7 @@ impl Report {
 
     fn table(&self) -> Table {
         let mut table = Table::new(&HEADER);
-        // The largest first when there are many, else in the order in which they were made.
+        // The largest first if there are many, else in the order in which they were made.
         let mut order: Vec<&PoolReport> = self.pools.iter().collect();
         if order.len() > POOLS_SHOWN {
             order.sort_by_key(|p| core::cmp::Reverse(p.reserved));

@@ -1,4 +1,4 @@
-//! Golden texts, and the arithmetic of sizes at its edges.
+//! Golden texts, and the arithmetic of sizes at its limits.
 
 use super::*;
 use crate::units::Granules;
@@ -37,7 +37,7 @@ fn bytes_have_three_digits() {
     insta::assert_snapshot!(shown.join(", "), @"0 B, 1 B, 512 B, 1023 B, 1.00 KiB, 1.00 KiB, 1.50 KiB, 10.0 KiB, 10.0 KiB, 100 KiB, 100 KiB, 1000 KiB, 1023 KiB, 1.00 MiB, 1.00 MiB, 1.00 MiB, 1.50 GiB, 144 GiB, 5.00 TiB, 7.00 PiB, 8.00 EiB, 16.0 EiB");
 }
 
-/// Row H12: the fixed units, and the two that choose; fourteen cases.
+/// Requirement H12: the fixed units, and the two that choose; fourteen cases.
 #[test]
 fn h12_units() {
     let column = [3 * GIB / 2, 5 * MIB, 700, 0];
@@ -343,7 +343,7 @@ const fn usage(used: u64, acquired: u64) -> Usage {
     Usage { used, acquired }
 }
 
-/// Row H13: the reuse factor, with the figures of the sample.
+/// Requirement H13: the reuse factor, with the figures of the sample.
 #[test]
 fn h13_profile_shows_the_reuse_factor() {
     let mut p = Profile::new();
@@ -381,7 +381,7 @@ fn h13_profile_shows_the_reuse_factor() {
     assert_eq!(p.total(), now);
 }
 
-/// Row T7: what an inner scope used is not its outer's too, and rows add up to the total.
+/// Requirement T7: what an inner scope used is not also charged to its outer one, and rows add up to the total.
 #[test]
 fn t7_nested_scopes_are_not_counted_twice() {
     let mut p = Profile::new();
@@ -414,7 +414,7 @@ fn t7_nested_scopes_are_not_counted_twice() {
     assert_eq!((&json["total"]["used"], &json["total"]["acquired"]), (&1100.into(), &10.into()));
 }
 
-/// What the closure form charges, a panic inside included, is what the two calls would.
+/// The closure form charges what the two calls would, even if it panics.
 #[test]
 fn a_scope_around_a_closure_ends_with_it() {
     let now = std::cell::Cell::new(0);
@@ -436,7 +436,7 @@ fn a_scope_around_a_closure_ends_with_it() {
     let rows: Vec<_> = p.rows().iter().map(|r| (r.used, r.used_within, r.occurrences)).collect();
     assert_eq!(rows, [(1001, 1111, 1), (110, 110, 2)]);
     assert_eq!(p.total(), usage(1111, 0));
-    // An outermost one too: what comes behind it is nobody's.
+    // An outermost scope too: what comes after it is charged to none.
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         p.within("outer", read, |_| -> () { panic!("in a scope") });
     }));
@@ -452,7 +452,7 @@ fn scopes_may_end_in_any_order() {
     let outer = p.enter("a", usage(0, 0));
     let inner = p.enter("b", usage(5, 0));
     p.exit(outer, usage(9, 0));
-    // It ended with the outer one: what comes now is nobody's.
+    // It ended with the outer one: what comes now is charged to none.
     p.exit(inner, usage(50, 0));
     assert_eq!(p.rows().iter().map(|r| (r.used, r.used_within)).collect::<Vec<_>>(), [(5, 9), (4, 4)]);
     let next = p.enter("a", usage(50, 0));

@@ -1,6 +1,6 @@
 //! The plain copies: to the device, to the host, inside the device.
 //!
-//! Each verb stands on views; arrays pass themselves on as views of all of them.
+//! Each function works on views; arrays pass views of all of them.
 
 use super::source::StableSource;
 use super::token::{Download, Refused, Upload};
@@ -42,8 +42,8 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless both shapes are equal; a stream of another device, a capturing stream, the driver's:
-    /// nothing was then queued; as [`PinnedArray::host_ready`]. All come with the source. Where the copy is queued and its marker fails, that is the error, behind a wait for the stream: the copy is
-    /// done then, and the source comes back unless that wait fails too ([`Refused::host`]).
+    /// nothing was then queued; as [`PinnedArray::host_ready`]. All of these return the source. If the copy is queued and its marker fails, that is the
+    /// error, after a wait for the stream: the copy is done then, and the source comes back unless that wait fails too ([`Refused::host`]).
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from<P: StableSource<Item = T>>(
@@ -64,8 +64,8 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         Upload::fly(source, stream, |source| {
             let from = source.first().cast();
             operate(stream, &[self.touch()], Mark::Each, |driver, native| {
-                // SAFETY: `StableSource` keeps the source readable while it is owned, which `fly` sees to until the copy
-                // is done; the target lies in an allocation that is reused only behind this use, and this has it alone.
+                // SAFETY: `StableSource` keeps the source readable while it is owned, and `fly` owns it until the copy
+                // is done; the target lies in an allocation that is reused only behind this use, and this borrow is exclusive.
                 noted(unsafe { driver.copy_h2d(to, from, bytes, native) }, stream, from)
             })
         })
@@ -112,11 +112,11 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         Ok(self.copy_to(target, stream)?)
     }
 
-    /// Queues a copy into a pinned array that there is, otherwise as [`DeviceView::to_pinned`]. The copy owns
+    /// Queues a copy into an existing pinned array, otherwise as [`DeviceView::to_pinned`]. The copy owns
     /// it until it is done.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`] and [`PinnedArray::host_ready_mut`]. All come with the target.
+    /// [`Error::Mismatch`] unless both shapes are equal; as [`DeviceView::to_pinned`] and [`PinnedArray::host_ready_mut`]. All of these return the target.
     #[track_caller]
     pub fn copy_to(
         &self,
@@ -132,7 +132,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         if self.size_bytes() == 0 {
             return Ok(Download::of_nothing(target, stream));
         }
-        // What somebody else's copies hold it for is over first, or it comes back.
+        // Waits for what other code's copies use it for, or returns it.
         let to = match target.host_ready_mut().map(<[T]>::as_mut_ptr) {
             Ok(to) => to,
             Err(e) => return Err(Refused::unused(target, e)),
@@ -140,12 +140,12 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         Download::fly(target, stream, |_| self.read_into(to, stream))
     }
 
-    /// Queues the copy out. The target is pinned, as long as this, and the device's until the copy is done.
+    /// Queues the copy out. The target is pinned, as long as this, and owned by the device until the copy is done.
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub(super) fn read_into(&self, to: *mut T, stream: &Stream<D>) -> Result<Queued<D>, Error> {
         let (from, bytes) = (self.address(), self.size_bytes());
         operate(stream, &[self.touch()], Mark::Each, |driver, native| {
-            // SAFETY: every caller owns or borrows the target until the copy is done and lets nobody look; the source lies
+            // SAFETY: every caller owns or borrows the target until the copy is done and allows no access; the source lies
             // in an allocation that is reused only behind this use.
             noted(unsafe { driver.copy_d2h(to.cast(), from, bytes, native) }, stream, to)
         })
@@ -189,7 +189,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub fn to_pinned(&self, stream: &Stream<D>) -> Result<Download<T, D>, Error> {
         self.view().to_pinned(stream)
     }
-    /// Queues a copy of the whole array into a pinned array that there is: [`DeviceView::copy_to`].
+    /// Queues a copy of the whole array into an existing pinned array: [`DeviceView::copy_to`].
     ///
     /// # Errors
     /// Shapes that differ, a stream of another device, a capturing stream, the driver's, each with the target:

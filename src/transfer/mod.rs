@@ -4,15 +4,15 @@
 //! A copy to the device takes its pinned source by value and gives it back when it is done ([`Upload`]); a copy to the
 //! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
 //! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's deferred drops. (With
-//! one exception, as for every handle: what outlives its allocator and all the streams ends them, and that waits.)
-//! Forgetting one costs the memory that it owns, the pinned segments that it lies among, and one event, which keeps the device's
+//! one exception, as for every handle: the last handle that outlives its allocator and all streams ends them, and that waits.)
+//! Forgetting a token costs the memory that it owns, the pinned segments that it lies in, and one event, which keeps the device's
 //! context; nothing else. [`scope()`] is the borrowed form, which waits before it returns.
-//! Memory that is not pinned goes through pinned slots, by verbs that say so (`copy_from_pageable`, `copy_to_pageable`).
+//! Memory that is not pinned goes through pinned slots, by functions that say so (`copy_from_pageable`, `copy_to_pageable`).
 //!
 //! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind
 //! itself: later operations wait for the copy and for nothing that came after it. Shapes of both sides are compared.
 //!
-//! It does not know markers, uses or chunks: arrays do the waiting. It does not know what the data are for.
+//! It does not know markers, uses or chunks: arrays do the waiting. It does not know what the data mean.
 
 #![allow(
     clippy::result_large_err,
@@ -58,8 +58,8 @@ fn same_shape<T>(
     .into())
 }
 
-/// A copy on a stream, as it is queued, that uses host memory; a checking device is told that the memory is this library's
-/// to keep until the copy is done.
+/// A copy on a stream, as it is queued, that uses host memory; notifies a checking device that this library keeps the memory
+/// until the copy is done.
 fn noted<D: Driver, T>(copy: DriverResult<()>, stream: &Stream<D>, host: *const T) -> DriverResult<()> {
     copy?;
     let addr = Addr(host.addr() as u64);
@@ -67,10 +67,10 @@ fn noted<D: Driver, T>(copy: DriverResult<()>, stream: &Stream<D>, host: *const 
     Ok(())
 }
 
-/// Copies on a stream that nothing but the host's wait keeps from what comes next: behind this they are over, whatever the
-/// wait for them met. Waits by a marker of the stream's, which holds nobody else up, else for all, in a way that ends no capture, and only where that fails
-/// for the device. A driver that panics in that has waited for nothing, maybe: it is asked once more, and then for the device, before the panic goes on.
-/// Gives back what it was.
+/// Waits for copies on a stream when only the host's wait orders what comes next: after this they are over, whatever error the
+/// wait for them returned. Waits by a marker of the stream, which delays no other stream, else for all, in a way that ends no capture, and only if that
+/// fails for the device. If the driver panics in a wait, it may have waited for nothing: the wait is repeated once, and then made for the device, before
+/// the panic continues. Returns the original result.
 fn over<D: Driver>(stream: &Stream<D>, waited: Result<(), Error>) -> Result<(), Error> {
     let Err(error) = waited else { return Ok(()) };
     let wait = || catch_unwind(AssertUnwindSafe(|| stream.wait_or_synchronize()));
@@ -80,10 +80,10 @@ fn over<D: Driver>(stream: &Stream<D>, waited: Result<(), Error>) -> Result<(), 
         Err(panic) => (wait().unwrap_or_else(device), Some(panic)),
     };
     match waited {
-        // Beside a panic that is on its way there is nobody to tell of another.
+        // During another panic this one cannot be reported.
         Ok(()) if !std::thread::panicking() => panic.map_or(Err(error), |panic| resume_unwind(panic)),
         Ok(()) => Err(error),
-        // A lost context runs nothing any more.
+        // In a lost context nothing runs any more.
         Err(e) if e.is_context_lost() => Err(error),
         Err(e) => {
             eprintln!(

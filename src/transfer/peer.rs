@@ -1,8 +1,8 @@
 //! Copies between the memories of two devices, each with its own allocator.
 //!
-//! One device's allocator knows nothing of another's streams, so each side names one of its own: the copy runs on the
+//! One device's allocator does not know the other's streams, so each side names one of its own: the copy runs on the
 //! source's stream, behind an event of the target's; the target's stream waits for it. Each side then records a use on a
-//! stream that it knows. What is queued on either stream later comes after the copy.
+//! stream that it knows. Later work on either stream comes after the copy.
 
 use super::{over, same_shape};
 use crate::allocator::Stream;
@@ -40,33 +40,33 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         }
         order_behind(stream, &[self.touch()], QueuedBy::Library)?;
         laws::steps::peer_comes_behind(|| from_stream.wait(&stream.record()?))?;
-        // It is the other side's stream that writes.
+        // The other side's stream writes.
         let Touch { of, intent } = self.touch();
         of.note_admitted(stream.driver(), from_stream.id());
         of.note_operation(stream.driver(), from_stream.id(), intent.access(), QueuedBy::Library);
         let queue = || {
             let queued = operate(from_stream, &[source.touch()], Mark::Each, |driver, native| {
                 // SAFETY: the source lies in an allocation that is reused only behind this use; the target's stream waits for
-                // the copy before the target's use is recorded, and `self` has it alone until then.
+                // the copy before the target's use is recorded, and until then `self` has exclusive access.
                 unsafe { driver.copy_peer(to, stream.driver(), from, bytes, native) }
             })?;
-            // Whatever orders the next owner's work behind it, this library knows of it.
+            // The next owner's work is ordered behind it, and this library knows of it.
             of.note_used(stream.driver(), from_stream.id(), true);
             let arrived = laws::steps::comes_behind_peer(|| {
                 queued.event.and_then(|event| event.as_ref().map_or(Ok(()), |event| stream.wait(event)))
             });
             if arrived.is_err() && laws::steps::waits_for_lost_peer() {
-                // Nothing on this side comes after the copy: only a wait of the host does. What it met says less than `arrived`.
+                // Nothing on this side is ordered after the copy: only a wait of the host orders it. `arrived` is the more useful error.
                 let _ = over(from_stream, from_stream.synchronize());
             }
             let recorded = operate(stream, &[self.touch()], Mark::Each, |_, _| Ok(())).map(drop);
             if recorded.is_err() && arrived.is_ok() {
-                // Nothing on this side knows of the copy.
+                // Nothing on this side is ordered after the copy.
                 let _ = over(from_stream, from_stream.synchronize());
             }
             recorded.and(arrived)
         };
-        // If the driver panics behind the copy, nobody on this side knows of it either.
+        // If the driver panics behind the copy, nothing on this side is ordered after it either.
         catch_unwind(AssertUnwindSafe(queue)).unwrap_or_else(|panic| {
             let _ = over(from_stream, from_stream.synchronize());
             resume_unwind(panic)

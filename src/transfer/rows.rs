@@ -1,6 +1,6 @@
-//! Copies of rows that lie apart: a window of a matrix, a padded image.
+//! Copies of rows with a stride: a window of a matrix, a padded image.
 //!
-//! A plane is some columns of some rows: `width` elements, then the next row a `pitch` further on.
+//! A plane is some columns of some rows: `width` elements, then the next row `pitch` elements further on.
 
 use super::source::StableSource;
 use super::token::{Download, Refused, Upload};
@@ -13,14 +13,14 @@ use crate::error::{Error, Mismatch, Side};
 use bytemuck::Pod;
 use core::fmt;
 
-/// Rows of a view that lie apart, to read.
+/// Rows of a view with a stride, to read.
 #[derive(Clone)]
 pub struct Plane<'a, T: Pod, D: Driver> {
     view: DeviceView<'a, T, D>,
     window: Window,
 }
 
-/// Rows of a view that lie apart, to write.
+/// Rows of a view with a stride, to write.
 pub struct PlaneMut<'a, T: Pod, D: Driver> {
     view: DeviceViewMut<'a, T, D>,
     window: Window,
@@ -53,8 +53,8 @@ impl Window {
     fn shape(self) -> Shape {
         Shape::from([self.rows, self.width])
     }
-    /// Bytes from row to row. Up to one row nobody goes on to the next, nor where rows have no elements, and the pitch may be any
-    /// number; past that it lies in the view.
+    /// Bytes from row to row. With at most one row, or rows of no elements, the pitch is not used and may be any
+    /// number; otherwise it lies in the view.
     fn bytes_apart<T>(self) -> u64 {
         if self.rows <= 1 || self.width == 0 {
             self.packed::<T>()
@@ -66,17 +66,17 @@ impl Window {
         let (width, rows) = (self.packed::<T>(), self.rows as u64);
         Pitched { to: to.0, to_pitch: to.1, from: from.0, from_pitch: from.1, width, rows }
     }
-    /// Bytes from row to row where they lie one behind the other. Without rows the width may be any number.
+    /// Bytes from row to row if they are contiguous. Without rows the width may be any number.
     fn packed<T>(self) -> u64 {
         self.width.saturating_mul(size_of::<T>()) as u64
     }
 }
 
 impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
-    /// `rows` rows of `width` elements, the next one `pitch` elements further on, from the view's first element.
+    /// `rows` rows of `width` elements, `pitch` elements apart, from the view's first element.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if they do not lie in the view, or a row not in its pitch.
+    /// [`Error::Mismatch`] if they do not lie in the view, or a row is longer than the pitch.
     pub fn plane(self, rows: usize, width: usize, pitch: usize) -> Result<Plane<'a, T, D>, Error> {
         let window = Window::new::<T>(self.len(), rows, width, pitch)?;
         Ok(Plane { view: self, window })
@@ -84,10 +84,10 @@ impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
 }
 
 impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
-    /// `rows` rows of `width` elements, the next one `pitch` elements further on, from the view's first element.
+    /// `rows` rows of `width` elements, `pitch` elements apart, from the view's first element.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if they do not lie in the view, or a row not in its pitch.
+    /// [`Error::Mismatch`] if they do not lie in the view, or a row is longer than the pitch.
     pub fn plane(self, rows: usize, width: usize, pitch: usize) -> Result<PlaneMut<'a, T, D>, Error> {
         let window = Window::new::<T>(self.len(), rows, width, pitch)?;
         Ok(PlaneMut { view: self, window })
@@ -99,7 +99,7 @@ impl<T: Pod, D: Driver> Plane<'_, T, D> {
     pub fn shape(&self) -> Shape {
         self.window.shape()
     }
-    /// Queues a copy of the rows, one behind the other, into fresh pinned memory, as [`DeviceView::to_pinned`].
+    /// Queues a copy of the rows, packed, into fresh pinned memory, as [`DeviceView::to_pinned`].
     ///
     /// # Errors
     /// No pinned memory, a stream of another device, a capturing stream, the driver's: [`DeviceView::to_pinned`].
@@ -118,7 +118,7 @@ impl<T: Pod, D: Driver> Plane<'_, T, D> {
         }
         let down = Download::fly(target, stream, |_| {
             operate(stream, &[self.view.touch()], Mark::Each, |driver, native| {
-                // SAFETY: the target is as long as the rows, and owned by the token until the copy is done; the source lies
+                // SAFETY: the target is as long as the rows, and the token owns it until the copy is done; the source lies
                 // in an allocation that is reused only behind this use.
                 noted(unsafe { driver.copy_rows(&copy, native) }, stream, host)
             })
@@ -132,11 +132,11 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
     pub fn shape(&self) -> Shape {
         self.window.shape()
     }
-    /// Queues a copy from pinned memory, where the rows lie one behind the other, as [`DeviceViewMut::copy_from`].
+    /// Queues a copy from pinned memory, where the rows are packed, as [`DeviceViewMut::copy_from`].
     ///
     /// # Errors
     /// [`Error::Mismatch`] unless the source's shape is rows and width; a stream of another device, a capturing stream, the driver's:
-    /// [`DeviceViewMut::copy_from`]. All come with the source.
+    /// [`DeviceViewMut::copy_from`]. All of these return the source.
     #[track_caller]
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
     pub fn copy_from<P: StableSource<Item = T>>(
@@ -161,8 +161,8 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
             let from = (Place::Pinned(source.first().cast_mut().cast()), window.packed::<T>());
             let copy = window.copy::<T>(to, from);
             operate(stream, &[self.view.touch()], Mark::Each, |driver, native| {
-                // SAFETY: the source is as long as the rows, only read, and owned by the token until the copy is done; the
-                // target lies in an allocation that is reused only behind this use, and this has it alone.
+                // SAFETY: the source is as long as the rows, only read, and the token owns it until the copy is done; the
+                // target lies in an allocation that is reused only behind this use, and this borrow is exclusive.
                 noted(unsafe { driver.copy_rows(&copy, native) }, stream, source.first())
             })
         })

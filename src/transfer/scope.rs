@@ -1,7 +1,7 @@
 //! Copies with borrowed host memory: a closure queues them, and they are waited for before the borrows end.
 //!
-//! A guard that waits when it is dropped would not do: it can be forgotten, and the borrows would end with the copies
-//! under way. So the waiting is in the frame of [`scope`] itself, which nobody can forget, also when the closure panics.
+//! A guard that waits when it is dropped would not be enough: it can be forgotten, and the borrows would end with the copies
+//! under way. So the wait is in the frame of [`scope`] itself, which cannot be forgotten, even when the closure panics.
 
 use super::{noted, over, same_shape};
 use crate::allocator::access::{Mark, Queued, operate};
@@ -21,7 +21,7 @@ use core::time::Duration;
 pub struct Scope<'scope, D: Driver> {
     stream: &'scope Stream<D>,
     last: RefCell<Last<D>>,
-    // Invariant: neither longer nor shorter borrows will do.
+    // Invariant: neither longer nor shorter borrows are accepted.
     borrows: PhantomData<&'scope mut &'scope ()>,
 }
 
@@ -30,13 +30,13 @@ enum Last<D: Driver> {
     Nothing,
     /// The event behind the newest copy; all are on one stream.
     Event(Event<D>),
-    /// A copy was queued, and perhaps no event behind it.
+    /// A copy was queued, and there may be no event behind it.
     Unknown,
 }
 
 /// Runs a closure that queues copies between device arrays and *borrowed* pinned memory on `stream`, and blocks the host
 /// until they are done. What the copies borrow stays borrowed for the whole call: it can neither be read early, nor
-/// changed, nor dropped. The host waits also if the closure panics.
+/// changed, nor dropped. The host also waits if the closure panics.
 ///
 /// ```
 /// use millpond::{Allocator, Config, transfer, units::GIB};
@@ -55,9 +55,9 @@ enum Last<D: Driver> {
 /// ```
 ///
 /// # Errors
-/// The driver's, for the wait. If it is not only that the context is lost, and waiting for the device fails too, the
-/// process ends: the borrows cannot be given back. Where the stream's own waits fail, the host may wait by unpinning a page, while which other threads'
-/// launches stand ([`Allocator::synchronize_beside_captures`](crate::Allocator::synchronize_beside_captures) says what that must not wait for).
+/// The driver's, for the wait. If the context is not lost, and waiting for the device fails too, the
+/// process ends: the borrows cannot be given back. If the stream's own waits fail, the host may wait by unpinning a page, which blocks other
+/// threads' launches meanwhile ([`Allocator::synchronize_beside_captures`](crate::Allocator::synchronize_beside_captures) says what that work must not wait for).
 pub fn scope<'scope, D: Driver, R>(
     stream: &'scope Stream<D>,
     copies: impl FnOnce(&Scope<'scope, D>) -> R,
@@ -65,7 +65,7 @@ pub fn scope<'scope, D: Driver, R>(
     let scope = Scope { stream, last: RefCell::new(Last::Nothing), borrows: PhantomData };
     let closing = Closing(&scope);
     let result = copies(&scope);
-    // If it panics, the borrows end only behind another wait.
+    // If it panics, the borrows end only after another wait.
     let closed = scope.close();
     core::mem::forget(closing);
     closed.map(|()| result)
@@ -76,7 +76,7 @@ struct Closing<'a, 'scope, D: Driver>(&'a Scope<'scope, D>);
 
 impl<D: Driver> Drop for Closing<'_, '_, D> {
     fn drop(&mut self) {
-        // The panic is on its way: there is nobody to tell.
+        // A panic is under way: the error cannot be reported.
         let _ = self.0.close();
     }
 }
@@ -101,7 +101,7 @@ impl<'scope, D: Driver> Scope<'scope, D> {
         self.queue(bytes, || {
             operate(self.stream, &[target.touch()], Mark::Each, |driver, native| {
                 // SAFETY: the source is borrowed until the scope has waited; the target lies in an allocation that is
-                // reused only behind this use, and the view has it alone.
+                // reused only behind this use, and the view has exclusive access.
                 let copy = unsafe { driver.copy_h2d(to, from.cast(), bytes, native) };
                 noted(copy, self.stream, from)
             })
@@ -145,11 +145,11 @@ impl<'scope, D: Driver> Scope<'scope, D> {
         }
     }
 
-    /// Waits for all copies. If the driver panics in the wait, all of the stream is waited for the next time.
+    /// Waits for all copies. If the driver panics in the wait, the next wait is for the whole stream.
     fn close(&self) -> Result<(), Error> {
         let waited = match self.last.replace(Last::Unknown) {
             Last::Nothing => Ok(()),
-            // A wait for the stream spares others' captures, which one for the device does not.
+            // A wait for the stream spares captures by other code, which one for the device does not.
             Last::Event(event) => event.synchronize(Duration::MAX).or_else(|_| self.stream.synchronize()),
             Last::Unknown => self.stream.synchronize(),
         };

@@ -1,4 +1,4 @@
-//! What a copy to the device may read from: pinned memory that stays where it is and as it is until the copy is done.
+//! What a copy to the device may read from: pinned memory that neither moves nor changes until the copy is done.
 
 use crate::allocator::Event;
 use crate::array::{PinnedArray, Shape};
@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 /// A source that a copy can own: page-locked memory at a fixed address, unchanged while it is owned.
 ///
-/// [`PinnedArray`] is one; `Arc` of one, which nobody can write to; and [`Part`] of one.
+/// [`PinnedArray`] is one; so are an `Arc` of one, which is read-only, and a [`Part`] of one.
 ///
 /// # Safety
-/// From [`StableSource::first`], the elements of [`StableSource::shape`] are readable, and neither move nor change nor go
-/// away while the value is only moved, until it is dropped or given to somebody who has it mutably. The memory is
-/// page-locked: a device may read it by itself.
+/// From [`StableSource::first`], the elements of [`StableSource::shape`] are readable, and neither move nor change nor
+/// are freed while the value is only moved, until it is dropped or mutably borrowed. The memory is
+/// page-locked: a device may read it directly.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the source of a copy that goes on while the program does",
     label = "its memory may move, change or go away before the copy is done",
@@ -34,14 +34,14 @@ pub unsafe trait StableSource: Send + Sized + 'static {
     /// How many there are.
     fn shape(&self) -> Shape;
 
-    /// Makes its elements readable, where somebody else's copies may still write them: waits for those. Sources of this crate do.
+    /// Makes its elements readable: waits for other code's copies that may still write them. Sources of this crate do this.
     #[doc(hidden)]
     fn wait_ready(&self, _: seal::Seal) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Drops the source behind an event, if whoever owns its memory respects events; else gives it back. Only sources of
-    /// this crate do: nobody else can name the seal.
+    /// Drops the source behind an event, if the owner of its memory supports events; else gives it back. Only sources of
+    /// this crate implement it: other code cannot name the seal.
     #[doc(hidden)]
     fn drop_behind<D: Driver>(self, event: &Event<D>, _: seal::Seal) -> Result<(), Self> {
         let _ = event;
@@ -49,7 +49,7 @@ pub unsafe trait StableSource: Send + Sized + 'static {
     }
 }
 
-/// What nobody outside can name, so that nobody outside can drop a source early by a word of his own.
+/// Cannot be named outside this crate, so that other code cannot drop a source early.
 pub(super) mod seal {
     /// Made only here.
     #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
     unsafe_code,
     reason = "the promise is kept: an `Arc` moves nothing, and nobody has its value mutably"
 )]
-// SAFETY: the value stays where it is while a counted reference lives, and is shared, so nobody writes to it.
+// SAFETY: the value stays where it is while a counted reference lives, and is shared, so it is not written.
 unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
     type Item = S::Item;
     fn first(&self) -> *const S::Item {
@@ -101,7 +101,7 @@ unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
     }
 }
 
-/// Some elements of a source, which it owns.
+/// Some elements of a source, which the part owns.
 ///
 /// ```
 /// use millpond::{Allocator, Config, transfer::Part, units::GIB};

@@ -1,9 +1,9 @@
-//! Copies of pageable memory: through a few pinned slots, by the CPU of the calling thread.
+//! Copies of pageable memory: the CPU of the calling thread copies through a few pinned slots.
 //!
 //! To the device: fill a slot, queue its copy, take the next slot; with all slots under way wait for the oldest. The source
 //! has been read when the call returns, the last copies may still run. To the host: as many copies ahead as there are
 //! slots, each waited for and then copied out, so the call blocks until all is there. One thread copies at the rate of
-//! one core, well below the link's; several threads and streaming stores are not here.
+//! one core, well below the link's; this module does not use several threads or streaming stores.
 
 use super::token::{Download, Upload};
 use super::{Part, same_shape};

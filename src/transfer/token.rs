@@ -1,4 +1,4 @@
-//! Tokens: who owns the host's side of a copy while it is in flight.
+//! Tokens: they own the host's side of a copy while it is in flight.
 
 use super::source::StableSource;
 use super::source::seal::Seal;
@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 /// A copy to the device that is under way. It owns its source.
 ///
-/// The device's work on the target comes after the copy by itself: this token is only about the source. Dropping it never
-/// blocks and makes no driver call; the source's memory is then free when the copy is done. Forgetting it costs that memory, the
-/// pinned segments that it lies among, and one event, which keeps the device's context; nothing else. The exception: when the allocator, its streams and all its device
-/// allocations are gone, the last of them waits for the work on its memory and gives it back, and so does then the last handle of
+/// The device's work on the target comes after the copy without it: this token is only about the source. Dropping it never
+/// blocks and makes no driver call; the source's memory is freed when the copy is done. Forgetting it costs that memory, the
+/// pinned segments that it lies in, and one event, which keeps the device's context; nothing else. The exception: when the allocator, its streams and
+/// all its device allocations are gone, the last of them waits for the work on its memory and gives it back, and so does then the last handle of
 /// pinned memory.
 ///
 /// ```
@@ -41,7 +41,7 @@ pub struct Upload<P: StableSource, D: Driver>(Flight<P, D>);
 /// [`wait`](Download::wait).
 ///
 /// Dropping it never blocks, with the exception that [`Upload`] names; the memory is then reused when the copy is done.
-/// Forgetting it costs that memory, the pinned segments that it lies among, and one event, which keeps the device's context;
+/// Forgetting it costs that memory, the pinned segments that it lies in, and one event, which keeps the device's context;
 /// nothing else.
 ///
 /// ```
@@ -74,7 +74,7 @@ pub struct Download<T: Pod, D: Driver>(Flight<PinnedArray<T, D>, D>);
 /// Host memory that the device uses until an event.
 struct Flight<P: StableSource, D: Driver> {
     host: Option<P>,
-    /// `None`: nothing was to be copied.
+    /// `None`: there was nothing to copy.
     event: Option<Event<D>>,
     deferred_drops: Arc<DeferredDrops<D>>,
 }
@@ -86,7 +86,7 @@ impl<P: StableSource, D: Driver> Flight<P, D> {
     fn wait_for(&self, limit: Duration) -> Result<(), Error> {
         self.event.as_ref().map_or(Ok(()), |e| e.synchronize(limit))
     }
-    /// The host's memory, which is the device's no more.
+    /// The host's memory, which the device no longer uses.
     fn into_inner(mut self) -> P {
         self.host.take().expect("taken only here and in the drop, which both end it")
     }
@@ -116,14 +116,14 @@ impl<P: StableSource, D: Driver> Drop for Flight<P, D> {
 }
 
 impl<P: StableSource, D: Driver> Upload<P, D> {
-    /// Blocks the host until the copy is done; the source again, ready for the next batch.
+    /// Blocks the host until the copy is done; returns the source, ready for the next batch.
     ///
     /// # Errors
-    /// The driver's: then the source is let go as by a drop.
+    /// The driver's: then the source is released as by a drop.
     pub fn wait(self) -> Result<P, Error> {
         self.0.wait()
     }
-    /// Waits for the copy, for at most `limit`, and the token stays: [`Upload::wait`].
+    /// Waits for the copy, for at most `limit`, and keeps the token: [`Upload::wait`].
     ///
     /// # Errors
     /// [`Error::TimedOut`], or the driver's.
@@ -133,14 +133,14 @@ impl<P: StableSource, D: Driver> Upload<P, D> {
     /// Whether the copy is done.
     ///
     /// # Errors
-    /// The driver's; never to be read as done.
+    /// The driver's; an error never means done.
     pub fn is_done(&self) -> Result<bool, Error> {
         self.0.is_done()
     }
     /// The source, if the copy is known to be done; else the token again. The host does not wait.
     ///
     /// # Errors
-    /// The token: the copy is under way, or the driver failed to say.
+    /// The token: the copy is under way, or the driver's query failed.
     pub fn try_into_inner(self) -> Result<P, Upload<P, D>> {
         self.0.try_into_inner().map_err(Upload)
     }
@@ -151,14 +151,14 @@ impl<P: StableSource, D: Driver> Upload<P, D> {
 }
 
 impl<T: Pod, D: Driver> Download<T, D> {
-    /// Blocks the host until the copy is done; its data.
+    /// Blocks the host until the copy is done; returns its data.
     ///
     /// # Errors
-    /// The driver's: then the memory is let go as by a drop.
+    /// The driver's: then the memory is released as by a drop.
     pub fn wait(self) -> Result<PinnedArray<T, D>, Error> {
         self.0.wait()
     }
-    /// Waits for the copy, for at most `limit`, and the token stays: [`Download::wait`].
+    /// Waits for the copy, for at most `limit`, and keeps the token: [`Download::wait`].
     ///
     /// # Errors
     /// [`Error::TimedOut`], or the driver's.
@@ -168,14 +168,14 @@ impl<T: Pod, D: Driver> Download<T, D> {
     /// Whether the copy is done.
     ///
     /// # Errors
-    /// The driver's; never to be read as done.
+    /// The driver's; an error never means done.
     pub fn is_done(&self) -> Result<bool, Error> {
         self.0.is_done()
     }
     /// The data, if the copy is known to be done; else the token again. The host does not wait.
     ///
     /// # Errors
-    /// The token: the copy is under way, or the driver failed to say.
+    /// The token: the copy is under way, or the driver's query failed.
     pub fn try_into_inner(self) -> Result<PinnedArray<T, D>, Download<T, D>> {
         self.0.try_into_inner().map_err(Download)
     }
@@ -196,12 +196,12 @@ impl<T: Pod, D: Driver> fmt::Debug for Download<T, D> {
     }
 }
 
-/// A copy that could not be made, with the host's memory that was given to it.
+/// A copy that failed, with the host's memory that was passed to it.
 ///
 /// It turns into an [`Error`] by `?`, which drops the memory.
 #[non_exhaustive]
 pub struct Refused<P> {
-    /// What was given to the copy. `None` if the device may still use it, because the driver failed behind the copy: then
+    /// What was passed to the copy. `None` if the device may still use it, because the driver failed behind the copy: then
     /// it is dropped when all that the stream held by then is done.
     pub host: Option<P>,
     /// Why.
@@ -234,7 +234,7 @@ impl<P> From<Refused<P>> for Error {
     }
 }
 
-/// The host's memory while a copy that uses it is queued. Unless it is taken out, because the copy was refused or a token has it, it is kept until
+/// The host's memory while a copy that uses it is queued. Unless it is taken out, because the copy was refused or a token owns it, it is kept until
 /// all that the stream holds by then is done: the driver failed behind the copy, or panicked.
 struct Launching<'a, P: StableSource, D: Driver> {
     host: Option<P>,
@@ -255,7 +255,7 @@ impl<P: StableSource, D: Driver> Drop for Launching<'_, P, D> {
     }
 }
 
-/// Runs a copy that uses `host` on the device's own account. Whatever becomes of it, a panic included, `host` is not
+/// Runs a copy in which the device uses `host`. Whatever happens, even a panic, `host` is not
 /// dropped before the device is done with it.
 fn fly<P: StableSource, D: Driver>(
     host: P,
@@ -273,7 +273,7 @@ fn fly<P: StableSource, D: Driver>(
             let deferred_drops = Arc::clone(stream.deferred_drops());
             Ok(Flight { host: Some(launching.take()), event, deferred_drops })
         }
-        // It is queued, and no event says when it is done: waiting for the whole stream does. A lost context runs nothing any more.
+        // It is queued, and no event says when it is done: a wait for the whole stream does. In a lost context nothing runs any more.
         Err(error) => match stream.synchronize() {
             Err(e) if !e.is_context_lost() => Err(Refused { host: None, error }),
             _ => Err(Refused::unused(launching.take(), error)),
@@ -292,7 +292,7 @@ impl<P: StableSource, D: Driver> Upload<P, D> {
         }
         fly(source, stream, copy).map(Upload)
     }
-    /// Nothing to copy.
+    /// A token for an empty copy.
     pub(super) fn of_nothing(source: P, stream: &Stream<D>) -> Upload<P, D> {
         Upload(Flight {
             host: Some(source),
@@ -310,7 +310,7 @@ impl<T: Pod, D: Driver> Download<T, D> {
     ) -> Result<Download<T, D>, Refused<PinnedArray<T, D>>> {
         fly(target, stream, copy).map(Download)
     }
-    /// Nothing to copy.
+    /// A token for an empty copy.
     pub(super) fn of_nothing(target: PinnedArray<T, D>, stream: &Stream<D>) -> Download<T, D> {
         Download(Flight {
             host: Some(target),

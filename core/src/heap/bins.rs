@@ -20,9 +20,9 @@
 //! warmest, and sorting would buy little, because a search compares lengths anyway and a bin is narrow. A chunk whose
 //! length changes within the bin's width stays where it is.
 //!
-//! A bin and its chunks are links of circular doubly linked lists, and all links lie in one array: a chunk enters and leaves without anybody
-//! asking whether it has neighbours, whether it is the first or the last. What a program frees next is not to be foretold,
-//! and a question that a processor answers wrongly in advance costs more than the instructions that spare it (benches/RESULTS.md).
+//! A bin and its chunks are links of a circular doubly linked list, and all links are in one array: a chunk enters and leaves without
+//! a branch on whether it has neighbours, is the first or is the last. What a program frees next is unpredictable,
+//! and a mispredicted branch costs more than the instructions that avoid it (benches/RESULTS.md).
 //!
 //! ```text
 //! links   0 ..= 463     the bins of small chunks        ╭─► bin 48 ─► chunk 7 ─► chunk 2 ─╮
@@ -31,10 +31,10 @@
 //!                                                       ╰───────╯
 //! ```
 //!
-//! The bitmap is flat, eight words in one cache line for each kind, because it is written more often than searched far: with
+//! The bitmap is flat, eight words in one cache line for each kind, because it is written often and rarely searched far: with
 //! a second level, a bit for each power of two, a pair that cuts and joins took 8 % more instructions.
 //!
-//! This module does not know whose bytes these are, what a stamp means, or where a segment lies except to align.
+//! This module does not know who owns these bytes, what a stamp means, or where a segment lies, except to align.
 
 use super::Kind;
 use super::chunk::{Chunk, ChunkState, NOBODY};
@@ -54,8 +54,8 @@ const BINS: usize = LEVELS * SUBS as usize;
 const HALF: u32 = BINS.next_power_of_two() as u32;
 /// Links of bins: those of the chunks are behind them.
 const HEADS: u32 = 2 * HALF;
-/// A chunk's link is so much further on than its slot. Slot 0 has no chunk and no link: it stands for a bin, so that whoever
-/// comes upon one in a list need not ask.
+/// A chunk's link number is its slot plus this. Slot 0 has no chunk and no link: it stands for a bin, so code that
+/// meets a bin's link in a list needs no branch.
 const FIRST: u32 = HEADS - 1;
 /// Words of the bitmap.
 const WORDS: usize = HEADS as usize / 64;
@@ -72,7 +72,7 @@ pub(super) const SWEEP: usize = 1024;
 pub(super) struct Bin(u32);
 
 impl Bin {
-    /// That of a chunk in none.
+    /// The bin of a chunk that is in none.
     pub(super) const NONE: Bin = Bin(u32::MAX);
 
     /// The bin of chunks of a kind and of `len` granules.
@@ -100,7 +100,7 @@ impl Bin {
     pub(super) const fn next(self) -> Bin {
         Bin(self.0 + 1)
     }
-    /// Its number among the bins of its kind.
+    /// The bin's number among the bins of its kind.
     const fn rank(self) -> u32 {
         self.0 & (HALF - 1)
     }
@@ -119,7 +119,7 @@ impl Bin {
     pub(super) const fn high(self) -> u32 {
         self.low() | ((1 << self.shift()) - 1)
     }
-    /// The word of the bitmap that it has a bit in.
+    /// The word of the bitmap that holds the bin's bit.
     #[inline]
     const fn word(self) -> usize {
         self.0 as usize / 64 % WORDS
@@ -175,8 +175,8 @@ pub(super) struct Link {
 /// The free chunks by kind and size.
 #[derive(Clone, Debug)]
 pub(super) struct Bins {
-    /// A bit a bin, set iff the bin is not empty. The bit behind the last bin of a kind is always set, so that a search for the
-    /// next one ends without looking for the end.
+    /// One bit per bin, set iff the bin is not empty. The bit behind the last bin of a kind is always set, so that a search for the
+    /// next occupied bin needs no bound check.
     words: [u64; WORDS],
     /// The bins' links, then the chunks'; none before the first chunk enters.
     links: Vec<Link>,
@@ -246,8 +246,8 @@ impl Bins {
         self.words[bin.word()] &= !(u64::from(next == bin.0) << bin.place_in_word());
     }
 
-    /// A free chunk in a bin gets another length. Returns the bin that it is in and the one that it belongs into now: the caller
-    /// is to [`rebin`](Bins::rebin) it at once if they differ.
+    /// Changes the length of a free chunk in a bin. Returns the bin that it is in and the one that it belongs into now: if they
+    /// differ, the caller must [`rebin`](Bins::rebin) it at once.
     #[inline]
     pub(super) fn resize(chunk: &mut Chunk, id: u32, new: u32) -> (Bin, Bin) {
         let (state, old) = (chunk.state, chunk.bin);
@@ -258,7 +258,7 @@ impl Bins {
         (old, chunk.bin)
     }
 
-    /// A free chunk in a bin has got another length: it stays where it is or moves to the right bin.
+    /// The length of a free chunk in a bin has changed: it stays where it is or moves to the right bin.
     pub(super) fn resized(&mut self, chunks: &mut [Chunk], id: u32) {
         let chunk = &mut chunks[id as usize];
         let (from, to) = Bins::resize(chunk, id, chunk.len);
@@ -275,7 +275,7 @@ impl Bins {
         self.put_first(FIRST + id, to);
     }
 
-    /// A link that is in no list comes behind its bin.
+    /// Inserts a link that is in no list behind its bin.
     #[inline]
     fn put_first(&mut self, at: u32, bin: Bin) {
         let links = self.links.as_mut_slice();
@@ -287,7 +287,7 @@ impl Bins {
         self.words[bin.word()] |= bin.bit();
     }
 
-    /// The links before and behind one are linked to each other. Where they are the same, it is the bin, and empty.
+    /// Links the neighbours of a link to each other. If they are the same, that is the bin, now empty.
     #[allow(clippy::inline_always, reason = "as a call it costs twenty instructions more")]
     #[inline(always)]
     fn close_gap(&mut self, at: u32, bin: Bin) {
@@ -300,7 +300,7 @@ impl Bins {
         self.words[bin.word()] &= !(u64::from(prev == next) << bin.place_in_word());
     }
 
-    /// Links for the chunks up to `id`, and for the bins if there are none yet.
+    /// Adds links for the chunks up to `id`, and for the bins if there are none yet.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, id: u32) {
@@ -320,8 +320,8 @@ impl Bins {
         self.links[at as usize].next.saturating_sub(FIRST)
     }
 
-    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NOBODY`, and how many were
-    /// looked at, [`WALK`] at most of the own bin and as many of the next occupied one.
+    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NOBODY`, and how many it
+    /// looked at, at most [`WALK`] in the own bin and as many in the next occupied one.
     #[inline]
     pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin) -> (u32, u32) {
         let mut steps = 0;
@@ -336,11 +336,11 @@ impl Bins {
         (found, steps + walked)
     }
 
-    /// The shortest of the first [`WALK`] chunks of a bin, and how many were looked at; of equals the lowest, so that long
+    /// The shortest of the first [`WALK`] chunks of a bin, and how many it looked at; of equals the lowest, so that long
     /// ranges form at the high end.
     #[inline]
     fn shortest(&self, bin: Bin, chunks: &[Chunk]) -> (u32, u32) {
-        // Behind the length the place: one number, so that one comparison without a jump tells whether a chunk is the best so
+        // The length, then the place, in one number: a single comparison without a jump decides whether a chunk is the best so
         // far.
         let key = |id: u32| {
             let chunk = &chunks[id as usize];
@@ -364,11 +364,11 @@ impl Bins {
         (best, steps)
     }
 
-    /// The tightest of the first [`WALK`] chunks of a bin that have `len` granules, or `NOBODY`, and how many were looked at;
+    /// The tightest of the first [`WALK`] chunks of a bin that have `len` granules, or `NOBODY`, and how many it looked at;
     /// of equals the lowest.
     #[inline(never)]
     fn walk(&self, bin: Bin, chunks: &[Chunk], len: u32) -> (u32, u32) {
-        // As above, of what is left over. Of a chunk that is too short that wraps around to more than any length.
+        // As above, but comparing what is left over. A chunk that is too short wraps around to more than any length.
         let (mut best, mut least) = (NOBODY, 1 << 96);
         let mut steps = 0;
         for id in self.ids(bin).take(WALK as usize) {
@@ -384,7 +384,7 @@ impl Bins {
         (best, steps)
     }
 
-    /// A chunk of exactly the length sought, looking at no more than `steps` of its bin.
+    /// A chunk of exactly the length sought; looks at no more than `steps` of its bin.
     pub(super) fn exact(&self, chunks: &[Chunk], sought: &Sought<'_>, steps: usize) -> Option<u32> {
         let ids = self.ids(Bin::of(sought.kind, sought.len)).take(steps);
         ids.map(|id| (id, &chunks[id as usize]))
@@ -417,7 +417,7 @@ impl Bins {
         Some(Bin((at as u32) << 6 | of_bins(at).ilog2()))
     }
 
-    /// The tightest fit at an address to be sought, and how many chunks were looked at.
+    /// The tightest fit where the address matters, and how many chunks it looked at.
     pub(super) fn best_fit_at(&self, chunks: &[Chunk], sought: &Sought<'_>) -> (Option<u32>, u32) {
         let own = Bin::of(sought.kind, sought.len);
         let (hit, first) = self.tightest(own, chunks, sought, WALK as usize, |_| true);
@@ -453,14 +453,14 @@ impl Bins {
         }
     }
 
-    /// A chunk so long that it fits wherever it begins, looking at one.
+    /// A chunk so long that it fits at any address; looks at one.
     pub(super) fn certain(&self, chunks: &[Chunk], sought: &Sought<'_>) -> Option<u32> {
         let bin =
             self.occupied_from(Bin::holding_only(sought.kind, sought.len.checked_add(sought.align - 1)?));
         self.tightest(bin, chunks, sought, 1, |_| true).0
     }
 
-    /// The tightest of the first `limit` chunks of a bin that are accepted, and how many were looked at.
+    /// The tightest of the first `limit` chunks of a bin that are accepted, and how many it looked at.
     fn tightest(
         &self,
         bin: Bin,
@@ -492,7 +492,7 @@ impl Bins {
         core::iter::successors(known(first), move |&id| known(self.behind(FIRST + id)))
     }
 
-    /// The bins of a kind that have a chunk or a bit: for the walker.
+    /// The bins of a kind that have a chunk or a bit: for the checker.
     pub(super) fn in_use(&self, kind: Kind) -> impl Iterator<Item = Bin> + '_ {
         Bin::all(kind).filter(|&bin| {
             let first = self.links.get(bin.0 as usize).map_or(bin.0, |head| head.next);
@@ -500,11 +500,11 @@ impl Bins {
         })
     }
 
-    /// The chunks of a bin, newest first, and whether its bit is set: for the walker.
+    /// The chunks of a bin, newest first, and whether its bit is set: for the checker.
     pub(super) fn contents(&self, bin: Bin) -> (bool, impl Iterator<Item = u32> + '_) {
         (self.words[bin.word()] & bin.bit() != 0, self.ids(bin))
     }
-    /// Whether a chunk is linked back to the one before it in its bin, the first to the bin, and what it is linked back to.
+    /// Whether the chunk before it in its bin (for the first, the bin) is what a chunk's link points back to, and what that is.
     pub(super) fn linked_back(
         &self,
         id: u32,

@@ -1,7 +1,7 @@
-//! Where ranges arrive and leave: segments become known and forgotten, `extend` lets bytes in, `cut` lets them out.
+//! How ranges arrive and leave: segments are added and removed, `extend` brings bytes in, `cut` takes them out.
 //!
-//! Growing, migration, borrowing, trimming and going home are these verbs and no others. A range that leaves becomes
-//! Absent here; whoever receives it extends with it there. This module does not know who that is, whether the order of
+//! Growing, migrating, borrowing, trimming and returning use only these operations. A range that leaves becomes
+//! Absent here; the heap that receives it extends with it there. This module does not know who that is, whether the order of
 //! streams allows it, or what a segment costs. It is cold: it alone touches the index of Absent chunks.
 
 use super::bins::Sought;
@@ -10,10 +10,10 @@ use super::segment::Segment;
 use super::{FreeChunk, Heap, Kind, SegmentView, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
-/// A free chunk that would serve, still in its heap.
+/// A free chunk that would fit, still in its heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// The slot, valid until the next verb that changes the heap.
+    /// The slot, valid until the next operation that changes the heap.
     pub chunk: ChunkId,
     /// The segment.
     pub segment: SegmentId,
@@ -51,7 +51,7 @@ pub struct Cut {
 }
 
 impl Heap {
-    /// Makes a segment known. None of it is here yet: [`Heap::extend`] brings its bytes.
+    /// Adds a segment. None of it is here yet: [`Heap::extend`] brings its bytes.
     ///
     /// # Panics
     /// H6, when `base` or `len` are no whole granules, the segment is known already, leaves the address space or
@@ -73,7 +73,7 @@ impl Heap {
         self.segments.slot(id).is_some()
     }
 
-    /// Forgets a segment, if all of it is Absent. Returns whether it is unknown now: `false` means that bytes of it are
+    /// Removes a segment, if all of it is Absent. Returns whether it is unknown now: `false` means that bytes of it are
     /// still here.
     pub fn remove_segment(&mut self, id: SegmentId) -> bool {
         let Some(slot) = self.segments.slot(id) else { return true };
@@ -137,7 +137,7 @@ impl Heap {
         })
     }
 
-    /// Whether a chunk has all of `[offset, offset + len)`, and that is something.
+    /// Whether a chunk contains all of `[offset, offset + len)`, which is not empty.
     fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
         let chunk = &self.chunks[id];
         len > 0 && offset >= chunk.offset() && u64::from(offset) + u64::from(len) <= u64::from(chunk.end())
@@ -160,9 +160,9 @@ impl Heap {
         )
     }
 
-    /// The tightest free chunk of `want`'s kind that fits and whose stamp is accepted, looking at no more than `steps`
-    /// chunks: for migration. Changes nothing. Of equals in length the lowest segment and offset, as in [`Heap::take`];
-    /// `accept` is asked only about chunks that fit.
+    /// The tightest free chunk of `want`'s kind that fits and whose stamp is accepted; looks at no more than `steps`
+    /// chunks. For migration. Changes nothing. Of equals in length the lowest segment and offset, as in [`Heap::take`];
+    /// `accept` is called only for chunks that fit.
     ///
     /// # Panics
     /// When `want.len` is zero or `want.align` is no power of two.
@@ -183,8 +183,8 @@ impl Heap {
 
     /// A range leaves: `[offset, offset + len)` of its segment, a piece of `chunk`, becomes Absent.
     ///
-    /// Of a free chunk any piece may leave; what is before and behind stays free with its stamp. Of a chunk in flight
-    /// only the front, or all of it; the rest stays in flight under the same id and generation, with its stamp and tag.
+    /// Any piece of a free chunk may leave; what is before and behind it stays free with its stamp. Of a chunk in flight
+    /// only the front, or all of it, may leave; the rest stays in flight under the same id and generation, with its stamp and tag.
     ///
     /// # Panics
     /// H4, when the chunk is neither free nor in flight; H1, when the piece is empty, not inside the chunk, or not the
@@ -229,8 +229,8 @@ impl Heap {
             let (next, free) = (chunk.next, chunk.is(ChunkState::Free));
             if free {
                 let (offset, len) = (Granules(chunk.offset()), Granules(chunk.len));
-                // The chunk behind may be Absent and merge into this one: by H2 the one behind that is not, so
-                // it is where to go on.
+                // The chunk behind may be Absent and merge into this one: by H2 the one after that is not Absent, so
+                // continue there.
                 let beyond =
                     if self.chunks[next].is(ChunkState::Absent) { self.chunks[next].next } else { next };
                 cuts.push(self.cut(ChunkId(at), offset, len));

@@ -1,14 +1,14 @@
-//! The walker: every law of the heap, the slow and certain way.
+//! The checker of all laws of the heap: slow and complete.
 //!
-//! It walks every segment, every bin and the vacant list, counts from nothing and compares with what the heap keeps.
-//! It does not know what the heap was asked to do; a model beside it does.
+//! It walks every segment, every bin and the vacant list, counts from scratch and compares with what the heap keeps.
+//! It does not know what the heap was requested to do; a model in the tests does.
 
 use super::bins::Bin;
 use super::chunk::{ChunkState, NIL};
 use super::{Heap, Kind};
 use crate::units::{Epoch, GRANULE_BYTES};
 
-/// What one walk over all segments counted, in granules, bytes or chunks as in the totals.
+/// The counts of one walk over all segments, in granules, bytes or chunks as in the totals.
 #[derive(Default)]
 struct Count {
     free: u64,
@@ -23,7 +23,7 @@ struct Count {
 }
 
 impl Heap {
-    /// Walks all laws H1 to H9 (H7 is checked wherever a handle is shown). For tests, after every step, and for
+    /// Checks all laws H1 to H9 (H7 is checked wherever a handle is used). For tests, after every step, and for
     /// debugging; its cost is the number of chunks.
     ///
     /// # Panics
@@ -181,7 +181,7 @@ impl Heap {
         law!(H3, binned == count.free_chunks, "{binned} chunks are in bins, {} are free", count.free_chunks);
     }
 
-    /// The bins alone, for `free_chunks` free chunks: for the test of a law that others would hide.
+    /// Checks the bins alone, for `free_chunks` free chunks: for the test of a law that others would hide.
     #[cfg(test)]
     pub(super) fn check_bins_of(&self, free_chunks: u64) {
         self.check_bins(&Count { free_chunks, ..Count::default() });

@@ -1,7 +1,7 @@
 //! The records of chunks: a slab with `u32` indices, each record linked to its neighbours in address order.
 //!
-//! The chunks of a segment and its *sentinel*, a record without bytes, are a circular doubly linked list: each chunk has a neighbour on both sides, and a
-//! verb that links one anew asks for none. Slot 0 never has a chunk.
+//! The chunks of a segment and its *sentinel*, a record without bytes, are a circular doubly linked list: each chunk has a neighbour on both
+//! sides, so linking needs no branch. Slot 0 never has a chunk.
 //!
 //! It splits a record in two, joins two records into one and reuses vacant slots. It does not know bins' sizes,
 //! segments' addresses or totals: a caller that changes a free chunk's length takes it out of its bin first.
@@ -14,7 +14,7 @@ use core::ops::{Index, IndexMut};
 
 /// The first slot, which never has a chunk: no bytes, in no segment.
 pub(super) const NOBODY: u32 = 0;
-/// Slots of a heap, at most: a bin's link has a number too.
+/// The maximum number of slots of a heap: a bin's link has a number too.
 const MOST: u32 = u32::MAX - 4096;
 /// The end of the list of vacant slots: no slot has this number.
 pub(super) const NIL: u32 = u32::MAX;
@@ -30,7 +30,7 @@ impl ChunkId {
     pub const fn index(self) -> u32 {
         self.0
     }
-    /// The slot of a number that [`ChunkId::index`] gave. An invented one is found out by the verb that it is given to.
+    /// The slot of a number that [`ChunkId::index`] gave. The operation that receives an invented number detects it.
     #[inline]
     pub const fn from_index(index: u32) -> ChunkId {
         ChunkId(index)
@@ -57,12 +57,12 @@ pub enum ChunkState {
     Allocated,
     /// Given back while another stream may still use it: in no bin.
     InFlight,
-    /// Not here: another heap has these bytes, or nobody.
+    /// Not here: another heap has these bytes, or none has.
     Absent,
 }
 
-/// Where a chunk begins: its segment's number and, behind it, the offset. One number, because it is compared as one, and
-/// because what is written in halves and then read whole makes the reader wait.
+/// Where a chunk begins: its segment's number and, in the low half, the offset. It is one `u64`, because it is compared as one, and
+/// because loading what was stored as two halves stalls: a load cannot be forwarded from two stores.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place(u64);
 
@@ -79,12 +79,12 @@ impl Place {
     pub(super) const fn offset(self) -> u32 {
         self.0 as u32
     }
-    /// `granules` further on in the same segment. No segment is so long that its number would change.
+    /// The place `granules` further on in the same segment. No segment is so long that its number would change.
     #[inline]
     pub(super) const fn beyond(self, granules: u32) -> Place {
         Place(self.0 + granules as u64)
     }
-    /// For a comparison together with something else.
+    /// The number, for a comparison together with something else.
     #[inline]
     pub(super) const fn number(self) -> u64 {
         self.0
@@ -97,7 +97,7 @@ impl fmt::Debug for Place {
     }
 }
 
-/// One chunk: a cache line, so that a step of a search touches one, and none is another pool's too.
+/// One chunk: a cache line, so that a step of a search touches one, and no line is shared with another pool.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Chunk {
@@ -114,7 +114,7 @@ pub(super) struct Chunk {
     pub(super) bin: Bin,
     pub(super) stamp: Epoch,
     pub(super) requested: u64,
-    /// How often the slot was handed out. It outlives the chunk: that is what finds a double free. It wraps; a stale
+    /// How many times the slot was handed out. It outlives the chunk: this detects a double free. It wraps; a stale
     /// handle goes unnoticed only at exactly 2^32 uses of one slot.
     pub(super) generation: u32,
     /// `None` when the slot is vacant, or a segment's sentinel.
@@ -180,7 +180,7 @@ impl Slab {
     pub(super) const fn new() -> Slab {
         Slab { records: Vec::new(), vacant: NIL }
     }
-    /// The records, for a verb that looks at several: with the slice at hand each look is one comparison, and `NIL` is beyond
+    /// The records, for an operation that looks at several: with the slice at hand each look is one comparison, and `NIL` is beyond
     /// its end.
     #[inline]
     pub(super) fn all(&self) -> &[Chunk] {
@@ -191,13 +191,13 @@ impl Slab {
     pub(super) fn all_mut(&mut self) -> &mut [Chunk] {
         &mut self.records
     }
-    /// The records, to change them, and the head of the vacant list: for a verb by which a record vanishes.
+    /// The records, to change them, and the head of the vacant list: for an operation that removes a record.
     #[inline]
     pub(super) fn parts_mut(&mut self) -> (&mut [Chunk], &mut u32) {
         (&mut self.records, &mut self.vacant)
     }
-    /// The records, to change them, and the head of a vacant list that is not empty: for a verb by which a
-    /// record comes into being.
+    /// The records, to change them, and the head of a vacant list that is not empty: for an operation that adds a
+    /// record.
     #[inline]
     pub(super) fn parts_to_fill(&mut self) -> (&mut [Chunk], &mut u32) {
         if self.vacant == NIL {
@@ -215,13 +215,13 @@ impl Slab {
     pub(super) fn first_vacant(&self) -> u32 {
         self.vacant
     }
-    /// Where the records lie, those to come included.
+    /// Where the records lie, including capacity that is not used yet.
     pub(super) fn addresses(&self) -> core::ops::Range<usize> {
         let start = self.records.as_ptr().addr();
         start..start + self.records.capacity() * size_of::<Chunk>()
     }
 
-    /// A vacant slot, off the vacant list, to be filled at once.
+    /// Takes a vacant slot off the vacant list, to be filled at once.
     #[inline]
     fn claim(&mut self) -> u32 {
         if self.vacant == NIL {
@@ -251,15 +251,15 @@ impl Slab {
         id
     }
 
-    /// The sentinel of a segment: a record of no bytes that is no chunk, before the segment's first and behind its last. So each
-    /// chunk has two neighbours, and whoever links one anew need not ask. It has none itself yet.
+    /// The sentinel of a segment: a record of no bytes that is not a chunk, before the segment's first and behind its last. So each
+    /// chunk has two neighbours, and linking needs no branch. The sentinel itself has no neighbours yet.
     pub(super) fn sentinel(&mut self, segment: u32, id: SegmentId) -> u32 {
         let sentinel = self.fresh(segment, Place::new(id, 0), 0, ChunkState::Absent, Epoch::COMPLETE);
         self.records[sentinel as usize].state = None;
         sentinel
     }
 
-    /// An sentinel goes, behind the last of its segment's chunks.
+    /// Removes a sentinel, behind the last of its segment's chunks.
     pub(super) fn remove_sentinel(&mut self, sentinel: u32) {
         retire(&mut self.records, &mut self.vacant, sentinel);
     }
@@ -270,7 +270,7 @@ impl Slab {
         core::iter::successors(chunk(self[sentinel].next), move |&id| chunk(self[id].next))
     }
 
-    /// One more slot, vacant and first on the vacant list.
+    /// Adds a vacant slot at the head of the vacant list.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
@@ -283,7 +283,7 @@ impl Slab {
         self.vacant = id;
     }
 
-    /// The slot holds no chunk any more. Its neighbours have been told.
+    /// The slot holds no chunk any more. Its neighbours are already linked to each other.
     pub(super) fn vacate(&mut self, id: u32) {
         let slot = &self.records[id as usize];
         law!(H9, slot.state.is_some(), "chunk {id} was vacated twice");
@@ -292,7 +292,7 @@ impl Slab {
     }
 
     /// Cuts a chunk: it keeps its first `at` granules, a new record in no bin gets the rest, state and stamp. If the chunk
-    /// is in a bin, it is the caller's to see that this is still the right one.
+    /// is in a bin, the caller must check that this is still the right one.
     pub(super) fn split(&mut self, id: u32, at: u32) -> u32 {
         let low = &mut self[id];
         let (len, next, segment, place) = (low.len, low.next, low.segment, low.place);
@@ -312,7 +312,7 @@ impl Slab {
     }
 
     /// Cuts a chunk from the other side: a new record gets its first `at` granules, the chunk keeps the rest and its
-    /// id. For chunks in flight, whose ids others know.
+    /// id. For chunks in flight, whose ids are known outside.
     pub(super) fn split_front(&mut self, id: u32, at: u32) -> u32 {
         let high = &self[id];
         let (len, prev, segment, place) = (high.len, high.prev, high.segment, high.place);
@@ -339,7 +339,7 @@ impl Slab {
     }
 }
 
-// Below, what the hot path makes of two records: over the slice that its verb has at hand, so that the compiler sees
+// Below are the hot path's forms of these operations: they work on the slice that the caller already has, so that the compiler sees
 // that an index it has compared once needs no second comparison.
 
 /// A record that was cut from the front of a free chunk.
@@ -350,8 +350,8 @@ pub(super) struct Front {
     pub(super) offset: u32,
 }
 
-/// A new record in no bin gets the first `len` granules of a free chunk, which has its new length already and keeps its
-/// id. Allocated, it is another use of its slot; `requested` is for that.
+/// A new record in no bin gets the first `len` granules of a free chunk, which already has its new length and keeps its
+/// id. If the new record is allocated, that is another use of its slot, and `requested` is recorded.
 #[allow(clippy::inline_always, reason = "half of a cut: 20 instructions less than as a call")]
 #[inline(always)]
 pub(super) fn cut_front(
@@ -391,8 +391,8 @@ pub(super) fn cut_front(
     Front { id: front, generation, segment, offset: place.offset() }
 }
 
-/// `into` takes a neighbour in, `gone`, which the caller saw to be in no bin, and which vanishes. `into` has the length of both
-/// already, `len`; it gets the lower place and the later stamp.
+/// `into` absorbs a neighbour, `gone`, which the caller saw to be in no bin, and which is removed. `into` already has the length of both,
+/// `len`; it gets the lower place and the later stamp.
 #[inline]
 pub(super) fn merge(chunks: &mut [Chunk], vacant: &mut u32, into: u32, gone: u32, len: u32, stamp: Epoch) {
     let record = &chunks[gone as usize];
@@ -426,7 +426,7 @@ pub(super) fn absorb(chunks: &mut [Chunk], vacant: &mut u32, low: u32, high: u32
     merge(chunks, vacant, low, high, len, stamp);
 }
 
-/// A slot that was just seen to hold a chunk, in no bin, holds none any more.
+/// A slot that was just seen to hold a chunk in no bin becomes vacant.
 #[inline]
 fn retire(chunks: &mut [Chunk], vacant: &mut u32, id: u32) {
     let slot = &mut chunks[id as usize];

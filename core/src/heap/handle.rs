@@ -1,7 +1,7 @@
-//! Handles: which slot and which use of it. H7 lives here.
+//! Handles: which slot and which use of it. H7 is checked here.
 //!
-//! A handle is a chunk's slot with a generation. Every verb that takes one comes through this file, in release builds
-//! too, because a handle that was given back once and is shown again would hand the same bytes to two owners. It does
+//! A handle is a chunk's slot with a generation. Every operation that takes one uses this file, in release builds
+//! too, because a handle that was given back once and is used again would hand the same bytes to two owners. It does
 //! not know who keeps handles, nor what the caller's tag means.
 
 use super::{ChunkId, ChunkState, Heap, broken};
@@ -20,9 +20,9 @@ pub struct ChunkView {
     pub addr: Addr,
     /// How long.
     pub len: Granules,
-    /// What was asked for, in bytes.
+    /// The requested bytes.
     pub requested: u64,
-    /// Allocated: the stamp it was born with. In flight: the home stamp.
+    /// Allocated: its birth stamp. In flight: the home stamp.
     pub stamp: Epoch,
     /// The caller's tag.
     pub tag: u32,
@@ -30,7 +30,7 @@ pub struct ChunkView {
 
 impl Heap {
     /// What the heap knows of an allocation, or `None` when `chunk` and `generation` name nothing that is allocated or
-    /// in flight: for handles that come from outside and may be stale.
+    /// in flight: for handles from outside, which may be stale.
     pub fn lookup(&self, chunk: ChunkId, generation: u32) -> Option<ChunkView> {
         let record = self.chunks.get(chunk)?;
         let state = record.state.filter(|s| matches!(s, ChunkState::Allocated | ChunkState::InFlight))?;
@@ -58,7 +58,7 @@ impl Heap {
         }
     }
 
-    /// Every allocation that is alive, by segment and address, with its generation.
+    /// Every live allocation, by segment and address, with its generation.
     pub fn allocated(&self) -> Vec<(ChunkId, u32, ChunkView)> {
         let mut all = Vec::new();
         for segment in self.segments.iter() {
@@ -72,7 +72,7 @@ impl Heap {
         all
     }
 
-    /// How long an allocation is that is alive.
+    /// The length of a live allocation.
     ///
     /// # Panics
     /// H7, when the slot is neither allocated nor in flight.
@@ -88,7 +88,7 @@ impl Heap {
         self.chunks[self.in_use(chunk, "tag")].tag
     }
 
-    /// Keeps one number for the caller beside an allocation, until it is free. The heap never reads it.
+    /// Stores one number for the caller with an allocation, until it is free. The heap never reads it.
     ///
     /// # Panics
     /// H7, when the slot is neither allocated nor in flight.
@@ -97,17 +97,17 @@ impl Heap {
         self.chunks[id].tag = tag;
     }
 
-    /// A later stamp for a chunk in use: something was queued on the home stream after it was handed out, and before
+    /// Sets a later stamp for a chunk in use: something was queued on the home stream after it was handed out, and before
     /// its owner had it.
     ///
     /// # Panics
-    /// H7: the generation is another's.
+    /// H7: the generation does not match.
     pub fn set_stamp(&mut self, chunk: ChunkId, generation: u32, stamp: Epoch) {
         let id = self.alive(chunk, generation, "set_stamp");
         self.chunks[id].stamp = stamp;
     }
 
-    /// H7: the slot of a handle that is alive.
+    /// H7: the slot of a live handle.
     #[inline]
     pub(super) fn alive(&self, chunk: ChunkId, generation: u32, verb: &'static str) -> u32 {
         match self.chunks.get(chunk) {

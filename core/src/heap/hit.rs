@@ -7,17 +7,17 @@
 //! Four departures from the simple version (take a chunk out of its bin, cut it, put the rest back; give: take the
 //! neighbours out of their bins, join, put the whole in):
 //!
-//! 1. A take gets the *front* of a longer chunk as a new record, and the rest keeps its own; a give hands the range to the
-//!    free neighbour, which keeps its own. So a chunk whose length stays in its bin's width stays in its bin: cutting
+//! 1. A take gets the *front* of a longer chunk as a new record, and the rest keeps its record; a give adds the range to the
+//!    free neighbour, which keeps its record. So a chunk whose length stays within its bin's width stays in its bin: cutting
 //!    and joining small ranges at a long chunk touches no bin at all.
-//! 2. A verb gets the slab as one slice: each look is then one comparison, which the compiler can see to be done already.
-//! 3. What can be told from other counts is not counted: free granules, live allocations.
-//! 4. Nobody asks what is not to be foretold. What a program frees next decides which neighbours are free, whether a chunk is
-//!    the first of its bin or of its segment, which bin comes next; a processor guesses, and each wrong guess costs more than
-//!    the instructions that spare it. So bins and segments are circular lists, where every chunk has two neighbours (`bins`, [`Segment::sentinel`]),
-//!    and which neighbour takes a range in is a number, not a way. A pair has more instructions by that, and takes less time.
+//! 2. An operation gets the slab as one slice: each look is then one comparison, which the compiler can often eliminate.
+//! 3. What follows from other counts is not counted: free granules, live allocations.
+//! 4. No branch depends on what is unpredictable. What a program frees next decides which neighbours are free, whether a chunk is
+//!    the first of its bin or of its segment, and which bin comes next; a mispredicted branch costs more than
+//!    the instructions that avoid it. So bins and segments are circular lists, where every chunk has two neighbours (`bins`, [`Segment::sentinel`]),
+//!    and which neighbour absorbs a range is a number, not a branch. A pair has more instructions because of that, and takes less time.
 //!
-//! This file does not know why a range is given back, nor what a stamp means but that the later one counts.
+//! This file does not know why a range is given back, nor what a stamp means except that the later one counts.
 
 use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
 use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
@@ -32,9 +32,9 @@ impl Heap {
     /// bytes before rounding, for the statistics.
     ///
     /// Which chunk: of the first 16 of the request's own bin, and failing that of the next occupied bin, the shortest
-    /// that fits; of equals the one with the lowest segment and offset; an exact fit at once. If those do not fit, the
-    /// tightest of up to 1024 from the own bin up; then, for an aligned want, any that is long enough wherever it
-    /// begins. So `None` means that nothing fits, unless more than 1024 near misses stood in the way. The range begins
+    /// that fits; of equals the one with the lowest segment and offset; an exact fit at once. If none of those fits, the
+    /// tightest of up to 1024 from the own bin up; then, for an aligned want, any that is long enough at any
+    /// address. So `None` means that nothing fits, unless more than 1024 near misses stood in the way. The range begins
     /// at the lowest aligned address of the chunk; what is left before and behind stays free with the chunk's stamp.
     ///
     /// # Panics
@@ -58,8 +58,8 @@ impl Heap {
         self.take_from(want.kind.other(), want, requested)
     }
 
-    /// Hands out a free chunk of exactly `want.len`, or nothing: no best fit, no split. How pools were before best fit;
-    /// a baseline for comparison.
+    /// Hands out a free chunk of exactly `want.len`, or nothing: no best fit, no split. This is a baseline for comparison: how
+    /// pools worked before best fit.
     ///
     /// # Panics
     /// As [`Heap::take`].
@@ -71,8 +71,8 @@ impl Heap {
         Some(self.take_whole(id, requested).taken())
     }
 
-    /// Hands out `want` from this free chunk, of whichever kind, or nothing if it does not fit there: for who has brought the chunk, or
-    /// found it, and need not come by near misses once more.
+    /// Hands out `want` from this free chunk, of either kind, or nothing if it does not fit there: for callers that brought the chunk or
+    /// found it, and need not search past near misses again.
     ///
     /// # Panics
     /// As [`Heap::take`], and H4, when the chunk is not free.
@@ -130,7 +130,7 @@ impl Heap {
         self.totals.failed += 1;
     }
 
-    /// A hit all the same: the best of two bins, its front cut off if it is longer.
+    /// A hit after a search: the best of two bins, its front cut off if it is longer.
     #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
     #[inline(always)]
     fn search(&mut self, kind: Kind, len: u32, own: Bin, requested: u64) -> Option<Packed> {
@@ -139,7 +139,7 @@ impl Heap {
         self.totals.searched(steps);
         if id == NOBODY {
             if steps < WALK {
-                // The own bin was seen to its end, and there is none above.
+                // The own bin was searched to its end, and there is no higher one.
                 self.count_miss();
                 return None;
             }
@@ -166,7 +166,7 @@ impl Heap {
         ))
     }
 
-    /// `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
+    /// Detaches `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
     /// stays free: the lower piece in its bin if it can, the other one enters its own.
     pub(super) fn detach(&mut self, kind: Kind, id: u32, skip: u32, len: u32) -> u32 {
         let whole = self.chunks[id].len;
@@ -200,7 +200,7 @@ impl Heap {
         mark_allocated(chunk, id, requested, &mut self.segments, &mut self.totals)
     }
 
-    /// Takes a range back, allocated or in flight: it is free, with `stamp`, and merges with free neighbours; the
+    /// Takes a range back, allocated or in flight: it becomes free, with `stamp`, and merges with free neighbours; the
     /// merged chunk has the latest stamp. The caller has made sure that whatever other streams do to these bytes is
     /// complete or ordered before `stamp`.
     ///
@@ -219,7 +219,7 @@ impl Heap {
         self.merge_free(id, stamp)
     }
 
-    /// Takes a range back that has no tag ([`Heap::give`]); `None`, and nothing is done, if it has one.
+    /// Takes a range back that has no tag ([`Heap::give`]); if it has one, returns `None` and does nothing.
     ///
     /// # Panics
     /// H7, when `chunk` and `generation` name nothing that is allocated: a double free.
@@ -238,7 +238,7 @@ impl Heap {
         Some(self.merge_free(chunk.0, stamp))
     }
 
-    /// A chunk in no bin becomes free with `stamp`: it enters a bin, or a free neighbour takes it in.
+    /// A chunk in no bin becomes free with `stamp`: it enters a bin, or a free neighbour absorbs it.
     #[inline]
     pub(super) fn merge_free(&mut self, id: u32, stamp: Epoch) -> Given {
         let (chunks, vacant) = self.chunks.parts_mut();
@@ -272,7 +272,7 @@ impl Heap {
         Given { len: Granules(len), kind, free: ChunkId(free), free_len: Granules(free_len) }
     }
 
-    /// What the hot search did not see: chunks behind the sixteenth, and for aligned wants the bins above the next.
+    /// Searches what the hot search did not see: chunks behind the sixteenth, and for aligned wants the bins above the next.
     #[cold]
     #[inline(never)]
     fn sweep(&mut self, kind: Kind, want: &Want) -> Option<u32> {
@@ -288,7 +288,7 @@ impl Heap {
         Some(self.split_fit(kind, fit, want))
     }
 
-    /// A take at an address to be sought, or from the bins of the other kind.
+    /// A take where the address matters, or from the bins of the other kind.
     #[cold]
     #[inline(never)]
     fn take_from(&mut self, kind: Kind, want: &Want, requested: u64) -> Option<Taken> {
@@ -303,7 +303,7 @@ impl Heap {
         Some(self.take_whole(id, requested).taken())
     }
 
-    /// A free chunk that fits leaves its bin; what is too much of it, before and behind, stays free.
+    /// A free chunk that fits leaves its bin; the excess before and behind stays free.
     pub(super) fn split_fit(&mut self, kind: Kind, id: u32, want: &Want) -> u32 {
         let skip = self.segments.skip(&self.chunks[id], want.align.0);
         let behind = self.chunks[id].len.checked_sub(skip).and_then(|left| left.checked_sub(want.len.0));
@@ -352,7 +352,7 @@ fn mark_allocated(
     account_alloc(id, chunk.generation, chunk.offset(), chunk.len, requested, segment, totals)
 }
 
-/// The books of a take.
+/// Counts a take.
 #[inline]
 fn account_alloc(
     chunk: u32,
@@ -368,8 +368,8 @@ fn account_alloc(
     Packed::new(chunk, generation, segment.base.offset(Granules(offset)))
 }
 
-/// A free chunk takes its neighbour in, which is in no bin and becomes free with `stamp` by that. Returns how long it is then.
-/// Which of the two comes first is not asked: both ways the places of the two and their sum are the same.
+/// A free chunk absorbs its neighbour, which is in no bin and thereby becomes free with `stamp`. Returns the new length.
+/// There is no branch on which of the two comes first: their lower place and their sum are the same either way.
 #[inline]
 fn join(chunks: &mut [Chunk], vacant: &mut u32, bins: &mut Bins, free: u32, id: u32, stamp: Epoch) -> u32 {
     let more = chunks[id as usize].len;
@@ -384,7 +384,7 @@ fn join(chunks: &mut [Chunk], vacant: &mut u32, bins: &mut Bins, free: u32, id: 
 }
 
 impl Want {
-    /// What the bins search for among the chunks of a kind, its own or the other, at an address to be sought.
+    /// What the bins search for among the chunks of one kind, where the address matters.
     pub(super) fn sought<'a>(&self, kind: Kind, segments: &'a Segments) -> Sought<'a> {
         assert!(self.len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
         assert!(self.align.0.is_power_of_two(), "the alignment of a want is a power of two, 1 at least");
@@ -392,7 +392,7 @@ impl Want {
     }
 }
 
-/// The rounded request holds what was asked for, and is something.
+/// The rounded request holds the requested bytes, and is not zero.
 #[inline]
 fn assert_holds(len: Granules, requested: u64) {
     assert!(len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");

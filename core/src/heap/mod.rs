@@ -1,15 +1,15 @@
-//! The ranges of one pool: which bytes of which segments are free, handed out, in flight or away.
+//! The ranges of one pool: which bytes of which segments are free, handed out, in flight or absent.
 //!
-//! The heap hands out ranges of segments that it was told of, takes them back, merges them, and lets ranges arrive and
+//! The heap hands out ranges of segments that were added to it, takes them back, merges them, and lets ranges arrive and
 //! leave. It has one owner (`&mut self`). It never sees a driver, a stream or a clock: a stamp is a number of its
-//! pool's own stream that it keeps, returns and takes the maximum of. It cannot fail except by a bug, its own or its
+//! pool's own stream that it keeps, returns and takes the maximum of. It can fail only by a bug, its own or its
 //! caller's, and then it panics with the number of the broken law.
 //!
-//! # The picture
+//! # Picture
 //!
 //! A segment is one contiguous range of device memory. Several heaps may have a record of the same one; in each of them
 //! chunks tile the *whole* segment, with `Absent` for the bytes that are not here. So a source and a receiver are alike,
-//! a guest merges with its neighbours for nothing, and a segment goes back to the device when every heap's part of it
+//! a migrated range merges with its neighbours without special code, and a segment goes back to the device when every heap's part of it
 //! is cut out.
 //!
 //! ```text
@@ -36,25 +36,25 @@
 //! * **H2** neighbours differ: no `c` with `state(c) = state(next(c)) = Free`, nor both Absent.
 //! * **H3** `state(c) = Free ⇔ c` is in the bin of `len(c)` of its segment's kind, once, and in no other, and its record names
 //!   that bin; in the list of a bin and its chunks `prev(next(c)) = c`; `bit(b) = 1 ⇔ b` is not empty.
-//! * **H4** `c` in a bin `⇒ state(c) = Free`: what is allocated, in flight or away is in none.
+//! * **H4** `c` in a bin `⇒ state(c) = Free`: chunks that are allocated, in flight or absent are in none.
 //! * **H5** `free + allocated + in flight = owned`, each the sum of its chunks' lengths; `here(s)` and `free(s)` likewise,
 //!   segment by segment.
 //! * **H6** `base(s)` and `len(s)` are whole granules, inside the address space, and no two segments overlap.
-//! * **H7** a handle's generation is its slot's, and its chunk is allocated or in flight: checked wherever one is shown.
+//! * **H7** a handle's generation is its slot's, and its chunk is allocated or in flight: checked wherever a handle is used.
 //! * **H8** `largest_free(kind) ≥ len(c)` for every Free `c` of that kind, and one such `c` is in the same bin.
-//! * **H9** a vacant slot is linked nowhere but in the list of vacant slots, once; an Absent chunk has no bytes here, and
+//! * **H9** a vacant slot is linked only in the list of vacant slots, once; an Absent chunk has no bytes here, and
 //!   the index of Absent chunks has exactly those, each under its segment and offset.
 //!
-//! [`Heap::check`] walks all of them. The O(1) parts whose breach would give one byte two owners (H1 at splits and
-//! merges, H3 and H4 at each bin's door, H7 at each handle) are checked in release builds too.
+//! [`Heap::check`] checks all of them. The O(1) parts whose breach would give one byte two owners (H1 at splits and
+//! merges, H3 and H4 where a chunk enters or leaves a bin, H7 at each handle) are checked in release builds too.
 //!
 //! # Cost
 //!
 //! A take and a give together: a few hundred instructions, no allocation (the slab's growth aside), no hashing, at most
 //! 32 chunks looked at. Arriving and leaving, and segments, are cold: they use a tree.
 
-/// Asserts a law by its number; the words are put together out of line. What they name is copied there, not referred to:
-/// a reference would keep it in memory on the hot path.
+/// Asserts a law by its number; the message is built out of line. Its values are copied there, not referred to:
+/// a reference would keep them in memory on the hot path.
 macro_rules! law {
     ($number:ident, $holds:expr, $($what:tt)+) => {
         if !$holds {
@@ -89,7 +89,7 @@ use snapshot::Totals;
 use std::collections::BTreeMap;
 
 /// Which requests a segment serves. On a device small ones live apart, so that long-lived small chunks do not pin large ranges. A heap of
-/// pinned memory keeps two others apart, which have names of their own, [`Kind::CACHED`] and [`Kind::WRITE_COMBINED`].
+/// pinned memory separates two other kinds, which have names of their own, [`Kind::CACHED`] and [`Kind::WRITE_COMBINED`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
     /// Small requests.
@@ -106,7 +106,7 @@ impl Kind {
     /// Both, in the order of their bins.
     pub const ALL: [Kind; 2] = [Kind::Small, Kind::Large];
 
-    /// The one that is not this one.
+    /// The other kind.
     #[must_use]
     pub const fn other(self) -> Kind {
         match self {
@@ -124,7 +124,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// `None` for no bytes and for more than a segment holds, which one comparison tells: whoever allocates answers these itself.
+    /// `None` for no bytes and for more than a segment holds, by one comparison: the allocator answers these itself.
     #[inline]
     pub const fn of(requested: u64) -> Option<Request> {
         let before_last = requested.wrapping_sub(1) / GRANULE_BYTES;
@@ -141,12 +141,12 @@ impl Request {
     }
 }
 
-/// What is asked of a heap.
+/// A request to a heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Want {
     /// How much; not zero.
     pub len: Granules,
-    /// What the address shall be a multiple of, in granules: a power of two, 1 if nothing special.
+    /// The address is a multiple of this, in granules: a power of two, 1 if nothing special.
     pub align: Granules,
     /// Which segments.
     pub kind: Kind,
@@ -158,24 +158,24 @@ impl Want {
         Want { len, align: Granules(1), kind }
     }
 
-    /// Whether a range of `len` at this address holds it: an alignment may skip a front.
+    /// Whether a range of `len` at this address holds it: an alignment may skip the front.
     pub const fn fits_at(&self, addr: Addr, len: Granules) -> bool {
         let skip = (addr.0 / GRANULE_BYTES).wrapping_neg() & (self.align.0 as u64 - 1);
         len.0 as u64 >= self.len.0 as u64 + skip
     }
 
-    /// The bytes of a range that holds it wherever that begins: an alignment may skip a front.
+    /// The bytes of a range that holds it at any address: an alignment may skip the front.
     pub const fn bytes_anywhere(&self) -> u64 {
         self.len.bytes() + self.align.bytes().saturating_sub(Granules(1).bytes())
     }
 }
 
-/// A range that a heap handed out: exactly what was wanted. [`Heap::view`] tells the rest.
+/// A range that a heap handed out: exactly what was wanted. [`Heap::view`] has the rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
     /// The slot.
     pub chunk: ChunkId,
-    /// Which use of the slot: to be shown with `chunk` at every later verb.
+    /// Which use of the slot: every later operation needs it together with `chunk`.
     pub generation: u32,
     /// The first address.
     pub addr: Addr,
@@ -190,7 +190,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// At no address of a range: those are multiples of 512.
+    /// No range: addresses of ranges are multiples of 512.
     pub const NONE: Packed = Packed { id: 0, addr: Addr(1) };
 
     #[inline]
@@ -201,7 +201,7 @@ impl Packed {
     fn taken(self) -> Taken {
         Taken { chunk: ChunkId(self.id as u32), generation: (self.id >> 32) as u32, addr: self.addr }
     }
-    /// What it is, unless it is [`Packed::NONE`].
+    /// The range, unless it is [`Packed::NONE`].
     #[inline]
     pub fn some(self) -> Option<Taken> {
         (self.addr != Packed::NONE.addr).then(|| self.taken())
@@ -211,7 +211,7 @@ impl Packed {
 /// A free chunk, as it is after ranges merged into it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeChunk {
-    /// The slot, valid until the next verb that changes the heap.
+    /// The slot, valid until the next operation that changes the heap.
     pub chunk: ChunkId,
     /// The segment.
     pub segment: SegmentId,
@@ -223,16 +223,16 @@ pub struct FreeChunk {
     pub stamp: Epoch,
 }
 
-/// What came back with a give.
+/// The result of a give.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Given {
     /// The range's own length.
     pub len: Granules,
-    /// What its segment serves.
+    /// The kind of its segment.
     pub kind: Kind,
-    /// The free chunk that the range is part of now: valid until the next verb that changes the heap.
+    /// The free chunk that the range is part of now: valid until the next operation that changes the heap.
     pub free: ChunkId,
-    /// How long that is, neighbours included.
+    /// The length of that chunk, neighbours included.
     pub free_len: Granules,
 }
 
@@ -294,14 +294,14 @@ impl fmt::Debug for Heap {
     }
 }
 
-/// Panics for a broken law ([`broken`]), with words that are still to be put together.
+/// Panics for a broken law ([`broken`]), with a message that is still to be formatted.
 #[cold]
 #[inline(never)]
 fn broken_by(number: &str, what: impl FnOnce() -> String) -> ! {
     panic!("heap law {number} is broken: {}", what())
 }
 
-/// A law does not hold: the program must not go on to hand out memory.
+/// A law does not hold: the program must not go on and hand out memory.
 #[cold]
 #[inline(never)]
 fn broken(number: &str, what: fmt::Arguments<'_>) -> ! {

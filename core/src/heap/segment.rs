@@ -1,16 +1,16 @@
 //! The segments a heap has records of: where each lies, how much of it is here and how much of that is free.
 //!
-//! A segment is one contiguous range of device memory. Nobody in particular owns it: several heaps may have a record
-//! of the same one, each with the others' bytes marked Absent. This table does not know who the others are, nor how the
-//! range was had from the device; it never reads a chunk.
+//! A segment is one contiguous range of device memory. No single heap owns it: several heaps may have a record
+//! of the same one, each with the others' bytes marked Absent. This table does not know who the others are, nor where the
+//! range came from; it never reads a chunk.
 
 use super::Kind;
 use super::chunk::Chunk;
 use crate::units::{Addr, GRANULE_BYTES, Granules, SegmentId};
 use core::ops::{Index, IndexMut};
 
-/// One segment, as this heap sees it. Every hit writes one, so that it has a cache line to itself: the tables of two pools
-/// may lie side by side in memory while two threads write them.
+/// One segment, as this heap sees it. Every hit writes one, so it has a cache line to itself: the tables of two pools
+/// may lie side by side in memory while two threads write them (false sharing).
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Segment {
@@ -33,7 +33,7 @@ pub struct SegmentView {
     pub id: SegmentId,
     /// Its first address.
     pub base: Addr,
-    /// Its whole length, wherever its bytes are.
+    /// Its whole length, including bytes that are not here.
     pub len: Granules,
     /// Which requests it serves.
     pub kind: Kind,
@@ -48,9 +48,9 @@ pub struct SegmentView {
 pub(super) struct Segments {
     slots: Vec<Segment>,
     vacant: Vec<u32>,
-    /// Sorted by id. Only cold verbs look here; chunks know the slot.
+    /// Sorted by id. Only cold operations look here; chunks know the slot.
     by_id: Vec<(SegmentId, u32)>,
-    /// Sorted by address, so that a new one is compared with its two neighbours and not with thousands: they overlap nowhere (H6).
+    /// Sorted by address, so that a new one is compared with its two neighbours and not with thousands: segments do not overlap (H6).
     by_base: Vec<(Addr, u32)>,
 }
 
@@ -123,7 +123,7 @@ impl Segments {
         slot
     }
 
-    /// Forgets a segment that no chunk refers to any more.
+    /// Removes a segment that no chunk refers to any more.
     pub(super) fn remove(&mut self, id: SegmentId) {
         if let Ok(at) = self.by_id.binary_search_by_key(&id, |e| e.0) {
             let slot = self.by_id.remove(at).1;
@@ -135,7 +135,7 @@ impl Segments {
         }
     }
 
-    /// Where the records lie, those to come included.
+    /// Where the records lie, including capacity that is not used yet.
     pub(super) fn addresses(&self) -> core::ops::Range<usize> {
         let start = self.slots.as_ptr().addr();
         start..start + self.slots.capacity() * size_of::<Segment>()

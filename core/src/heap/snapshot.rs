@@ -1,4 +1,4 @@
-//! What a heap holds, as plain data: running totals at no cost, and a map of every segment when asked.
+//! What a heap holds, as plain data: running totals at no cost, and a map of every segment on request.
 //!
 //! This module does not know how the data is shown. A snapshot is a copy: it refers to nothing, and ids of chunks are
 //! left out of it, because they would be stale.
@@ -17,10 +17,10 @@ pub(super) struct Totals {
     pub(super) in_flight: u64,
     /// Highest `allocated` since the heap was made, or since the peak was reset.
     pub(super) allocated_peak: u64,
-    /// Allocations that began, and those that ended.
+    /// Allocations made, and those that ended.
     pub(super) allocations: u64,
     pub(super) frees: u64,
-    /// The bytes that were asked for by them.
+    /// The bytes that they requested.
     pub(super) requested_bytes: u64,
     pub(super) freed_bytes: u64,
     pub(super) free_chunks: u64,
@@ -35,7 +35,7 @@ pub(super) struct Totals {
     pub(super) sweep_steps: u64,
 }
 
-/// A free range, as it is looked at by [`Heap::free_from`].
+/// A free range, as [`Heap::free_from`] sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FreeRange {
     /// Where it lies.
@@ -77,13 +77,13 @@ pub struct Stats {
     pub allocated_peak: u64,
     /// Bytes given back while another stream may still use them.
     pub in_flight: u64,
-    /// Bytes handed out, as asked for.
+    /// Bytes handed out, as requested.
     pub requested: u64,
-    /// Allocations alive.
+    /// Live allocations.
     pub live: u64,
     /// Allocations handed out in all.
     pub takes: u64,
-    /// Bytes handed out in all, as asked for.
+    /// Bytes handed out in all, as requested.
     pub bytes_served: u64,
     /// Free chunks.
     pub free_chunks: u64,
@@ -208,7 +208,7 @@ impl Totals {
 }
 
 impl ChunkState {
-    /// The state in a word or two.
+    /// The state as a word or two.
     pub const fn name(self) -> &'static str {
         match self {
             ChunkState::Free => "free",
@@ -220,7 +220,7 @@ impl ChunkState {
 }
 
 impl Heap {
-    /// The totals. They are kept as the heap changes: asking costs nothing.
+    /// The totals. They are kept up to date as the heap changes, so reading them costs nothing.
     pub fn stats(&self) -> Stats {
         let t = &self.totals;
         let bytes = |granules: u64| granules * Granules(1).bytes();
@@ -251,13 +251,13 @@ impl Heap {
         }
     }
 
-    /// Allocations alive.
+    /// Live allocations.
     #[inline]
     pub fn live(&self) -> u64 {
         self.totals.live()
     }
 
-    /// Sets the peak of what is handed out to what is handed out now.
+    /// Sets the peak of allocated bytes to the current value.
     pub fn reset_peak(&mut self) {
         self.totals.allocated_peak = self.totals.allocated;
     }
@@ -276,7 +276,7 @@ impl Heap {
     pub fn longest_free(&self, steps: usize) -> Option<Granules> {
         let mut longest = 0;
         for bin in Kind::ALL.into_iter().filter_map(|kind| self.bins.highest(kind)) {
-            // All in the bin are at least as long as its shortest may be: there is nothing to look at if that is the longest too.
+            // All in the bin are at least as long as the bin's shortest length: no look is needed if that is its longest too.
             let steps = if bin.low() == bin.high() { 1 } else { steps };
             let mut ids = self.bins.ids(bin);
             longest = ids.by_ref().take(steps).map(|id| self.chunks[id].len).fold(longest, u32::max);
@@ -287,7 +287,7 @@ impl Heap {
         Some(Granules(longest))
     }
 
-    /// The free ranges among `steps` records of ranges from this number on, and the number behind them; `None` behind the last one. To come by all of them, some at a time: a range that is free all the while has the same record.
+    /// The free ranges among `steps` records of ranges from this number on, and the number after them; `None` after the last one. For walking all of them in pieces: a range that is free all the while keeps its record.
     pub fn free_from(&self, from: u32, steps: u32) -> Option<(u32, impl Iterator<Item = FreeRange> + '_)> {
         let end = from.saturating_add(steps).min(self.chunks.slots());
         let free = (from..end).map(|id| &self.chunks[id]).filter(|chunk| chunk.is(ChunkState::Free));
@@ -299,13 +299,13 @@ impl Heap {
         (from < end).then(|| (end, free.map(seen)))
     }
 
-    /// The longest free range of a kind, exactly: of the highest occupied bin, which holds it (H8). Nothing is copied.
+    /// The longest free range of a kind, exactly: from the highest occupied bin, which holds it (H8). Nothing is copied.
     pub fn longest_free_of(&self, kind: Kind) -> Granules {
         let ids = self.bins.highest(kind).into_iter().flat_map(|bin| self.bins.ids(bin));
         Granules(ids.map(|id| self.chunks[id].len).max().unwrap_or(0))
     }
 
-    /// The latest stamp of all that is here: what the pool's own stream may still do to any of it. Every record is looked at.
+    /// The latest stamp of everything here: what the pool's own stream may still do to any of it. Looks at every record.
     pub fn latest_stamp(&self) -> Epoch {
         let here = self.chunks.all().iter().filter(|chunk| chunk.state.is_some());
         here.map(|chunk| chunk.stamp).max().unwrap_or(Epoch::COMPLETE)
@@ -338,7 +338,7 @@ impl Heap {
         ripe
     }
 
-    /// Whether ranges side by side that are free or in flight hold `want`, of one of these kinds: once the uses of the latter are over,
+    /// Whether adjacent ranges of one of these kinds, free or in flight, will hold `want` once the uses of the latter are over
     /// and they have merged.
     pub fn will_hold(&self, want: &Want, kinds: &[Kind]) -> bool {
         let of_kinds = self.segments.iter().filter(|s| kinds.contains(&s.kind));

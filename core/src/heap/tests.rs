@@ -1,4 +1,4 @@
-//! What needs the heap's inside: that every law can break, and the few behaviours that no caller sees.
+//! Tests that need the heap's inside: that every law can break, and the few behaviours that no caller sees.
 
 mod breaches;
 
@@ -84,7 +84,7 @@ fn a_sweep_ends() {
 
 #[test]
 fn an_aligned_want_is_served_behind_any_number_of_near_misses() {
-    // Chunks of 8 granules off the grid cannot hold 8 aligned ones; the one long chunk can, wherever it begins.
+    // Chunks of 8 granules off the grid cannot hold 8 aligned ones; the one long chunk can, at any address.
     let mut sizes = vec![8; SWEEP + 50];
     sizes.push(64);
     let mut heap = islands(&sizes);
@@ -134,7 +134,7 @@ fn slots_are_reused() {
         for t in &taken {
             give(&mut heap, t);
         }
-        // Eight chunks, the segment's sentinel and the slot that is nobody's.
+        // Eight chunks, the segment's sentinel and the slot that never has a chunk.
         assert!(heap.chunks.slots() <= 10, "round {round} has {} slots", heap.chunks.slots());
     }
     heap.check();

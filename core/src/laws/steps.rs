@@ -1,7 +1,7 @@
-//! What the laws say of order in time: which step comes before which. Each function is given the steps as closures and runs them in
-//! the order that its law asks for, so that no caller can have them in another; the bugs of that order are planted here.
+//! What the laws say about order in time: which step comes before which. Each function takes the steps as closures and runs them in
+//! the order that its law requires, so that no caller can run them in another; the bugs of that order are planted here.
 //!
-//! A caller does between two steps what it has to, in the closure of one of them: it stands there, for tests, at a `pause_point!`.
+//! A caller puts what it has to do between two steps into the closure of one of them; in tests it pauses there, at a `pause_point!`.
 //!
 //! It does not know what a step does: no lock, no driver, no pool, no heap, no stream.
 
@@ -9,15 +9,15 @@
 
 use crate::units::Epoch;
 
-/// The stamp of a free whose uses on other streams may be ordered before its own: the facts first, then the stamp (O5). A stamp that is
-/// loaded before looks covered by a marker that somebody makes between the two. `None`: they are not ordered.
+/// The stamp of a free whose uses on other streams may be ordered before its own: the check first, then the stamp (O5). A stamp that is
+/// loaded before looks covered by a marker that another thread makes between the two. `None`: they are not ordered.
 pub fn freed_stamp(ordered: impl FnOnce() -> bool, stamp: impl Fn() -> Epoch) -> Option<Epoch> {
     let early = mutant!(Z32).then(&stamp);
     ordered().then(|| early.unwrap_or_else(stamp))
 }
 
-/// A free ends the uses that it sealed: the last open use may let its stream go (closing a stream), whose closing marker has to cover the
-/// seals and the home stamp, so that these are loaded first.
+/// A free ends the uses that it sealed: the last open use may release its stream (closing a stream), whose closing marker has to cover the
+/// seals and the home stamp, so these are loaded first.
 pub fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn()) -> T {
     if mutant!(Z38) {
         release();
@@ -29,9 +29,9 @@ pub fn seal_then_release<T>(seal: impl FnOnce() -> T, release: impl Fn()) -> T {
     sealed
 }
 
-/// The second half of a marker, whose number was reserved and whose clock was copied (O8): its event is recorded, and then it is
-/// published, by `publish`. One whose record failed covers nothing, and nobody is told of it. Its number and its clock are not those of
-/// `now` and `clock_now`: work that was queued since is not covered, and what the stream came to wait for since is not carried.
+/// The second half of a marker, whose number was reserved and whose clock was copied (O8): its event is recorded, and then `publish`
+/// publishes it. One whose record failed covers nothing and is not published. Its number and its clock are not those of
+/// `now` and `clock_now`: work that was queued since is not covered, and what the stream has waited for since is not carried.
 pub fn record_then_publish<C: Clone, E>(
     (number, copy): (Epoch, C),
     record: impl FnOnce() -> Result<(), E>,
@@ -52,7 +52,7 @@ pub fn record_then_publish<C: Clone, E>(
     recorded.map(|()| (number, copy))
 }
 
-/// A stream comes after what it is made to wait for once the wait has returned (O8). One that failed teaches nothing.
+/// A stream comes after what it waits for once the wait has returned (O8). A failed wait teaches nothing.
 pub fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()) -> Result<(), E> {
     if mutant!(Z26) {
         learn();
@@ -64,8 +64,8 @@ pub fn wait_then_learn<E>(wait: impl FnOnce() -> Result<(), E>, learn: impl Fn()
     Ok(())
 }
 
-/// What synchronising a stream proves: a number that was reserved before the call, and what the stream came after by then (O8). Nobody
-/// waited for what was queued since.
+/// What synchronising a stream proves: a number that was reserved before the call, and what the stream came after by then (O8). The call did
+/// not wait for work queued since.
 pub fn reserve_then_synchronise<C, E>(
     reserve_epoch: impl Fn() -> Epoch,
     clock: impl Fn() -> C,
@@ -89,7 +89,7 @@ pub fn reserve_then_synchronise_all<P, E>(
     Ok(if mutant!(DevicePromiseLate) { reserve_epoch() } else { reserved })
 }
 
-/// Has the source's stream wait for whatever uses the target of a copy between devices.
+/// Has the source's stream wait for the uses of the target of a copy between devices.
 pub fn peer_comes_behind<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     if mutant!(PeerTargetEarly) { Ok(()) } else { wait() }
 }
@@ -99,7 +99,7 @@ pub fn comes_behind_peer<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), 
     if mutant!(PeerUnwaited) { Ok(()) } else { wait() }
 }
 
-/// Whether the host waits for a copy between devices that nothing of the target's device is behind, because that wait failed.
+/// Whether the host waits for a copy between devices if the target's device is not ordered behind it, because that wait failed.
 #[inline]
 pub fn waits_for_lost_peer() -> bool {
     !mutant!(PeerLost)

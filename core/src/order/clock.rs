@@ -1,9 +1,9 @@
 //! What one stream is already ordered after: for each other timeline the newest marker.
 //!
 //! The simple version is an array indexed by timeline, copied at every marker. A program with a thousand streams would
-//! copy 8 KiB a marker, so: entries are sorted pairs of those timelines only that were ever waited for, shared until
-//! written (a copy is one reference count), and entries that are complete are dropped when the clock is next written. A few
-//! entries lie in the shared block itself, so that a write to a shared clock takes one block of the host and not two.
+//! copy 8 KiB a marker, so: entries are sorted pairs of only those timelines that were ever waited for, shared until
+//! written (a copy is one reference count), and complete entries are dropped when the clock is next written. A few
+//! entries lie in the shared block itself, so that a write to a shared clock allocates one block on the host and not two.
 
 use super::{Completed, TimelineId};
 use crate::laws::cost;
@@ -22,7 +22,7 @@ pub struct Clock {
     left: u32,
 }
 
-/// So many entries are looked at by nobody: as many as fit into a kibibyte.
+/// Up to this many entries are never looked at: as many as fit into a kibibyte.
 const FEW: usize = 64;
 
 impl Clock {
@@ -56,7 +56,7 @@ impl Clock {
         }
     }
 
-    /// Joins all that another clock knows, except about `but`, the owner itself: in as many steps as both have entries.
+    /// Joins everything that another clock knows, except about `but`, the owner itself: in as many steps as both have entries.
     pub fn join(&mut self, other: &Clock, but: TimelineId) {
         if self.is_empty() && other.get(but) == Epoch(0) {
             self.clone_from(other);
@@ -91,7 +91,7 @@ impl Clock {
         self.left = self.left.max(other.left);
     }
 
-    /// Drops entries that say no more than `seen` does, so that dead streams leave no trace.
+    /// Drops entries that add nothing to `seen`, so that dead streams leave no trace.
     pub fn retire(&mut self, seen: &impl Completed) {
         let done = |e: &(TimelineId, Epoch)| seen.completed(e.0) >= e.1;
         if self.entries().iter().any(done) {
@@ -101,9 +101,9 @@ impl Clock {
         self.left = self.len() as u32;
     }
 
-    /// Whether it names twice as many as the last look left, and more than a few: of a chain of streams each of which waits for the
-    /// one before, the last would name all, though the first were over long ago and nobody had asked. What a look leaves goes along
-    /// with the copies: who joins a clock that was just looked at does not look again.
+    /// Whether it names twice as many as the last look left, and more than a few. In a chain of streams each of which waits for the
+    /// one before, the last clock would otherwise name all, even if the first streams were over long ago without a query. The count that a look
+    /// left is copied with the clock: a stream that joins a clock that was just looked at does not look again.
     pub fn is_crowded(&self) -> bool {
         cost::clock_is_crowded(self.len(), FEW, self.left as usize)
     }

@@ -1,10 +1,10 @@
 //! Freed ranges that another stream may still touch.
 //!
-//! The simple version is a list of (range, uses) scanned at every miss. With one slow stream among many it is scanned in
-//! vain each time. So a range waits on **one** use at a time, in a list per stream and epoch: when that use is over it
+//! The simple version is a list of (range, uses) scanned at every miss. With one slow stream among many, each scan
+//! is in vain. So a range waits on **one** use at a time, in a list per stream and epoch: when that use is over the range
 //! moves to its next unfinished one, or leaves. Epochs of one stream end in order, so a drain looks only at the oldest
-//! epoch of each stream and stops at the first that is not over: one slow stream blocks nobody else. A second index by
-//! size serves migrates with an inserted wait.
+//! epoch of each stream and stops at the first that is not over: a slow stream blocks no other. A second index by
+//! size is for migrations with an inserted wait.
 //!
 //! It does not know what is over (the caller says), nor what a chunk is.
 
@@ -47,15 +47,15 @@ pub struct InFlight {
     entries: HashMap<u32, Filed>,
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<u32>>>,
     by_len: BTreeSet<Place>,
-    /// Twice as many ranges as the last drain left.
+    /// The limit: twice as many ranges as the last drain left.
     crowd: usize,
 }
 
-/// So many ranges wait for the next drain that somebody makes anyway.
+/// Up to this many ranges wait for the next drain that happens anyway.
 const FEW: usize = 32;
 
 impl InFlight {
-    /// None in flight.
+    /// No range in flight.
     pub fn new() -> InFlight {
         InFlight::default()
     }
@@ -67,14 +67,14 @@ impl InFlight {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
-    /// Ranges behind this place, in the order of their places: to come by all of them, some at a time.
+    /// Ranges behind this place, in the order of their places: for walking all of them in pieces.
     pub fn behind(&self, place: Option<Place>) -> impl Iterator<Item = (Place, &Entry)> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
         self.by_len.range((from, Bound::Unbounded)).map(|&place| (place, &self.entries[&place.1].entry))
     }
 
-    /// Whether there are twice as many ranges as the last drain left, so that another one is paid for by the frees since. Only a
-    /// miss has to drain; without this, a program that never misses would keep ranges here that are long over.
+    /// Whether there are twice as many ranges as the last drain left, so that another drain is paid for by the frees since. Only a
+    /// miss has to drain; without this, a program that never misses would keep ranges here whose uses ended long ago.
     pub fn is_crowded(&self) -> bool {
         cost::flight_is_crowded(self.entries.len(), FEW, self.crowd)
     }
@@ -92,14 +92,14 @@ impl InFlight {
         assert!(before.is_none(), "H4: {before:?} is in flight already");
     }
 
-    /// Its position.
+    /// Lists a range under a use and returns its position.
     fn list(&mut self, chunk: u32, under: Pending) -> usize {
         let chunks = self.waiting.entry(under.on).or_default().entry(under.epoch).or_default();
         chunks.push(chunk);
         chunks.len() - 1
     }
 
-    /// The last of the list takes its position, so that this costs the same however many wait on one use.
+    /// The last of the list takes its position, so that this costs the same however many ranges wait on one use.
     fn unlist(&mut self, chunk: u32, under: Pending, at: usize) {
         let Some(list) = self.waiting.get_mut(&under.on) else { return };
         if let Some(chunks) = list.get_mut(&under.epoch).filter(|chunks| chunks.get(at) == Some(&chunk)) {
@@ -116,7 +116,7 @@ impl InFlight {
         }
     }
 
-    /// Takes out every range all of whose uses `over` says are over. `over` must be monotone in the epoch of one stream.
+    /// Takes out every range whose uses are all over, as `over` says. `over` must be monotone in the epoch of one stream.
     #[allow(clippy::missing_panics_doc, reason = "what is listed is filed")]
     pub fn drain(&mut self, mut over: impl FnMut(Pending) -> bool) -> Vec<Entry> {
         let mut out = Vec::new();
@@ -147,7 +147,7 @@ impl InFlight {
         out
     }
 
-    /// Takes out the shortest range of at least `len` that `fits` accepts, looking at no more than `steps`.
+    /// Takes out the shortest range of at least `len` that `fits` accepts; looks at no more than `steps`.
     pub fn take_at_least(
         &mut self,
         len: Granules,
@@ -163,12 +163,12 @@ impl InFlight {
         self.remove(found)
     }
 
-    /// The last use of each stream by the older half of the bytes that `fits` accepts, by when their own stream let go of them: who
-    /// comes after these has that half back.
+    /// The last use of each stream in the older half of the bytes that `fits` accepts, ordered by when their own stream freed them: a
+    /// stream that comes after these uses has that half back.
     pub fn ends_of_older_half(&self, mut fits: impl FnMut(&Entry) -> bool) -> Vec<Pending> {
         let mut accepted: Vec<&Entry> =
             self.entries.values().map(|filed| &filed.entry).filter(|entry| fits(entry)).collect();
-        // Nothing of it may come from the table's own order: a deterministic allocator asks this.
+        // The result must not depend on the table's own order: a deterministic allocator uses it.
         accepted.sort_unstable_by_key(|entry| (entry.home, entry.chunk));
         let mut left: u64 = accepted.iter().map(|entry| u64::from(entry.len.0)).sum();
         let half = left / 2;
@@ -198,7 +198,7 @@ impl InFlight {
         Some(entry)
     }
 
-    /// Takes one range out that is listed nowhere any more.
+    /// Takes out one range that is not listed any more.
     fn forget(&mut self, chunk: u32) -> Option<Filed> {
         let filed = self.entries.remove(&chunk)?;
         self.by_len.remove(&(filed.entry.len, chunk));

@@ -1,8 +1,8 @@
 //! One stream's published markers and its clock (laws O3 and O8).
 //!
-//! To make marker m on u: reserve its number, copy `K_u`, record the event, publish. The reserving is an atomic that the
+//! To make marker m on u: reserve its number, copy `K_u`, record the event, publish. The number is an atomic that the
 //! registry keeps, because stamps are loaded on the hot path without this structure's lock; the other steps that touch
-//! shared state are here. Two makers may publish out of order: numbers, not the order of publishing, say what a marker
+//! shared state are here. Two threads may publish out of order: numbers, not the order of publishing, say what a marker
 //! covers, because whatever carries stamp e was queued before any marker numbered e or higher was reserved.
 //!
 //! It does not know what an event is, nor whether one is complete.
@@ -33,7 +33,7 @@ pub struct MarkerLog<E> {
 }
 
 impl<E: Clone> MarkerLog<E> {
-    /// A stream that nothing was done on yet.
+    /// A stream with no work yet.
     pub fn new(id: TimelineId) -> MarkerLog<E> {
         MarkerLog { id, clock: Clock::EMPTY, published: VecDeque::new() }
     }
@@ -59,13 +59,13 @@ impl<E: Clone> MarkerLog<E> {
         self.published.insert(at, marker);
     }
 
-    /// The oldest published marker that covers `epoch`: the one that waits for least.
+    /// The oldest published marker that covers `epoch`: waiting for it waits for the least work.
     pub fn covering(&self, epoch: Epoch) -> Option<&Marker<E>> {
         let at = self.published.partition_point(|m| m.number < epoch);
         self.published.get(laws::covering(at))
     }
 
-    /// A wait on a marker of `on` returned: joins its number and the copy that travels with it (O8). Never called before
+    /// A wait on a marker of `on` returned: joins its number and the clock that it carries (O8). Never called before
     /// the wait has returned.
     pub fn waited(&mut self, on: TimelineId, marker: &Marker<E>) {
         if on != self.id {
@@ -80,9 +80,9 @@ impl<E: Clone> MarkerLog<E> {
         self.published.range(at..)
     }
 
-    /// The marker to ask next, in a search for the newest complete one: what is at or below `done` is known to be complete,
-    /// what is at or above `open` is not. The newest first, because if that is complete one question was enough; of a stream
-    /// that was `behind` when it was last asked the oldest first, because if that is not complete one question was enough
+    /// The marker to query next, in a search for the newest complete one: what is at or below `done` is known to be complete,
+    /// what is at or above `open` is not. The newest first, because if that is complete one query was enough; of a stream
+    /// that was `behind` at its last query the oldest first, because if that is not complete one query was enough
     /// too. Then the middle of what is left.
     pub fn probe(&self, done: Epoch, open: Option<Epoch>, behind: bool) -> Option<&Marker<E>> {
         let from = self.published.partition_point(|m| m.number <= done);
@@ -99,8 +99,8 @@ impl<E: Clone> MarkerLog<E> {
         self.published.get(at)
     }
 
-    /// Takes out markers, evenly among all but the `newest` ones, until there are at most twice as many. Whoever waits for an
-    /// epoch that a marker taken out covered waits for a later one, which covers it too: for a little more, and never for
+    /// Removes markers, evenly among all but the `newest` ones, until there are at most twice as many. A wait for an
+    /// epoch that a removed marker covered waits for a later marker, which covers it too: for a little more work, and never for
     /// less. The newest marker always stays.
     pub fn thin(&mut self, newest: usize) -> Vec<Marker<E>> {
         let newest = newest.max(1);
@@ -124,15 +124,15 @@ impl<E: Clone> MarkerLog<E> {
         out
     }
 
-    /// Takes out the marker of this number, which turned out to be recorded behind nothing: whoever waits for what it covered waits
-    /// for the next one. `None`: it had gone before.
+    /// Removes the marker of this number, whose event turned out to be recorded behind nothing: waits for what it covered use
+    /// the next marker. `None`: it was already gone.
     pub fn take_out(&mut self, number: Epoch) -> Option<Marker<E>> {
         let at = self.published.partition_point(|m| m.number < number);
         self.published.get(at).filter(|m| m.number == number)?;
         self.published.remove(at)
     }
 
-    /// Takes out the markers up to `seen`, which are complete and will be waited for no more.
+    /// Removes the markers up to `seen`, which are complete and will not be waited for again.
     pub fn retire(&mut self, seen: Epoch) -> impl Iterator<Item = Marker<E>> + '_ {
         let n = self.published.partition_point(|m| laws::may_retire(m.number, seen));
         self.published.drain(..n)

@@ -1,14 +1,14 @@
 //! When may memory touched by one stream be given to another?
 //!
-//! Streams are timelines; a marker is an event recorded on one, numbered. This room keeps the numbers: what a stream is
+//! Streams are timelines; a marker is an event recorded on one, numbered. This module keeps the numbers: what a stream is
 //! already ordered after ([`Clock`]), which markers of a timeline are published ([`MarkerLog`]), which streams used an
-//! allocation ([`Uses`]), and which freed ranges still wait for whom ([`InFlight`]). It decides by comparing numbers and
-//! never by asking anybody.
+//! allocation ([`Uses`]), and which uses each freed range still waits for ([`InFlight`]). It decides by comparing numbers
+//! and makes no query.
 //!
 //! It does not know a driver, an event's type, a lock, a chunk's bytes or a heap: chunks are opaque ids here, events
 //! are a type parameter. It can fail only by a bug.
 //!
-//! The laws O1–O9, each with the interleaving that it forbids, are told in docs/ordering.md.
+//! docs/ordering.md describes the laws O1–O9, each with the interleaving that it forbids.
 
 mod clock;
 mod inflight;
@@ -34,9 +34,9 @@ pub struct TimelineId(pub u32);
 /// Something that must have happened before bytes may be touched: all work on a timeline up to an epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Pending {
-    /// Whose work.
+    /// The timeline.
     pub on: TimelineId,
-    /// Up to where.
+    /// The last epoch of that work.
     pub epoch: Epoch,
 }
 
@@ -45,7 +45,7 @@ pub type PendingSet = SmallVec<[Pending; 2]>;
 
 /// What the host knows to be complete.
 pub trait Completed {
-    /// The newest epoch of a timeline seen complete. A timeline that is no more is complete for ever.
+    /// The newest epoch of a timeline seen complete. A timeline that is gone is complete for ever.
     fn completed(&self, on: TimelineId) -> Epoch;
 
     /// Whether work is known complete in the host's view (law O4).

@@ -1,4 +1,4 @@
-//! The numbers of the laws, one rule at a time. What they mean on a device is tested under the oracle, in tests/.
+//! The numbers of the laws, one rule at a time. Tests under the oracle, in tests/, check what they mean on a device.
 
 use super::*;
 use hashbrown::HashMap;
@@ -7,7 +7,7 @@ const S: TimelineId = TimelineId(1);
 const T: TimelineId = TimelineId(2);
 const U: TimelineId = TimelineId(3);
 
-/// What was seen complete; a markers that is not named is at 0.
+/// What was seen complete; a timeline that is not named is at 0.
 #[derive(Default)]
 struct Seen(HashMap<TimelineId, Epoch>);
 impl Completed for Seen {
@@ -221,7 +221,7 @@ fn o6_a_declared_use_is_sealed_at_the_free_and_not_at_the_call() {
     assert_eq!(at_free.as_slice(), [pending(S, 8)]);
 }
 
-/// One that nobody can queue on any more holds what it held when that was found, whatever number its stream reaches.
+/// A stream on which no more work can be queued holds what it held when that was found, whatever number it reaches.
 #[test]
 fn o6_a_declared_use_is_sealed_when_nobody_can_queue_on_its_stream() {
     let mut uses = Uses::default();
@@ -236,7 +236,7 @@ fn o6_a_declared_use_is_sealed_when_nobody_can_queue_on_its_stream() {
 }
 
 /// Streams that are declared users come and go, and are waited for now and then: what is kept is what is pending or can still be queued
-/// on, and a look comes when a quarter more are there.
+/// on, and a look happens when there are a quarter more.
 #[test]
 fn declared_uses_of_streams_that_come_and_go_are_as_many_as_are_pending() {
     let (mut uses, mut done, mut asked) = (Uses::default(), Seen::default(), 0);
@@ -260,13 +260,13 @@ fn declared_uses_of_streams_that_come_and_go_are_as_many_as_are_pending() {
     assert!(asked <= 4 * 10_000, "{asked} streams were asked about, of 10,000 that were declared");
 }
 
-/// Whatever the number of users: to declare one again or anew, to seal, and to free, looks at a few, and never at all of them for each.
+/// Whatever the number of users: declaring one again or anew, sealing, and freeing each look at a few uses, and never at all of them for each.
 #[test]
 fn a_use_costs_the_logarithm_of_the_uses_there_are() {
     let steps = |many: u32| {
         let (mut uses, before) = (Uses::default(), compared::so_far());
         for user in 0..many {
-            // In no order of theirs.
+            // In no particular order.
             let on = TimelineId(10 + user.wrapping_mul(7919) % many);
             assert!(uses.declare(on) && !uses.declare(on));
             let (operation, new) = uses.open(on, Access::Read);
@@ -285,7 +285,7 @@ fn a_use_costs_the_logarithm_of_the_uses_there_are() {
         (compared::so_far() - before) / u64::from(many)
     };
     let (few, many) = (steps(250), steps(4000));
-    // Sixteen times as many are four levels more, which each of some twenty searches comes by.
+    // Sixteen times as many are four levels more, which each of some twenty searches passes.
     assert!(many <= 2 * few, "{few} uses looked at for each of 250, {many} for each of 4,000");
 }
 
@@ -387,7 +387,7 @@ fn o6_what_is_borrowed_is_open_until_a_write_to_the_whole() {
     assert_eq!(uses.forget_exact()[..], [S]);
 }
 
-/// Borrowed by streams that come and go: at most so many, and two to all of them, one to read and one to write. What ended and what
+/// Borrowed by streams that come and go: at most this many, and two for all of them, one to read and one to write. What ended and what
 /// began is what the counts of open uses change by.
 #[test]
 fn o6_what_more_streams_borrow_than_that_is_borrowed_by_all() {
@@ -406,7 +406,7 @@ fn o6_what_more_streams_borrow_than_that_is_borrowed_by_all() {
         }
         *open.entry(ALL).or_insert(0) += began;
         assert!(uses.len() <= 2 + 64 + 2, "{} uses after {} streams", uses.len(), n + 1);
-        // Whoever writes comes after the stream, or after all of them.
+        // A writer comes after the stream, or after all of them.
         let pending = uses.conflicts(U, Access::Write, |_| Epoch(7));
         assert!(pending.iter().any(|p| p.on == on || p.on == ALL), "stream {n} is forgotten");
     }
@@ -471,7 +471,7 @@ fn the_shortest_that_fits_is_taken_and_leaves_no_trace() {
     assert_eq!(flight.oldest().count(), 0);
 }
 
-/// How many uses were looked at in search of one, by this thread.
+/// How many uses this thread's searches looked at.
 pub(super) mod compared {
     use core::cell::Cell;
 
@@ -481,7 +481,7 @@ pub(super) mod compared {
     pub(crate) fn count() {
         COUNT.set(COUNT.get() + 1);
     }
-    /// So many since the thread began.
+    /// The count since the thread began.
     pub(crate) fn so_far() -> u64 {
         COUNT.get()
     }

@@ -1,13 +1,13 @@
 //! Which streams touched an allocation (laws O6 and O7): a small set, kept under its pool's lock.
 //!
 //! An **exact** use has a marker that was reserved and recorded after the operation. An **open** use has only a stream:
-//! it is of so many operations there, each of which closes it once; a raw `record_use` keeps one declared use a stream until
-//! the free, because nobody says when the foreign kernel was queued. A **borrowed** use is open for as long as a borrow of the
-//! array, whose end nobody tells: until the array is borrowed alone and whole again, or freed. So is an operation's that
-//! was forgotten. What is open at the free is sealed there with the number that the next marker of that stream will have; what is
-//! open of a stream on which nobody can queue work any more is sealed so before, when the uses are looked at.
+//! it belongs to a number of operations there, each of which closes it once. A raw `record_use` keeps one declared use per stream until
+//! the free, because nothing reports when the user's kernel was queued. A **borrowed** use is open for as long as a borrow of the
+//! array, whose end is not reported: until the next exclusive borrow of the whole array, or the free. The same holds for an operation that
+//! was forgotten. Open uses are sealed at the free with the number that the next marker of their stream will have; open uses
+//! of a stream on which no more work can be queued are sealed earlier, when the uses are looked at.
 //!
-//! It does not know the allocation, the pool or who waits.
+//! It does not know the allocation, the pool or which stream waits.
 
 mod table;
 
@@ -40,11 +40,11 @@ pub struct Operation {
 /// How well the end of a use is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UseKind {
-    /// Declared by `record_use`: open until the free, or until nobody can queue work on the stream any more.
+    /// Declared by `record_use`: open until the free, or until no more work can be queued on the stream.
     Declared,
-    /// Open, for operations that are all queued before the array is next borrowed alone.
+    /// Open, for operations that are all queued before the array's next exclusive borrow.
     Borrows,
-    /// Open, for so many operations: each is queued before its owner closes it, or the array is next borrowed alone and whole.
+    /// Open, for this many operations: each is queued before its owner closes it, or before the next exclusive borrow of the whole array.
     Open(u64),
     /// Ends at or before this marker.
     Exact(Epoch),
@@ -78,35 +78,35 @@ pub struct Uses {
     crowd: u32,
 }
 
-/// So many uses are kept without a look.
+/// Up to this many uses are kept without a look.
 const FEW: usize = 8;
 
 impl Uses {
-    /// Whether nobody but the home stream is known to have touched it.
+    /// Whether only the home stream is known to have touched it.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Whether there are a quarter more uses than [`Uses::retire`] left, so that another look is paid for by those that came
-    /// since. An array that is only read has a use for each stream that ever read it, until then, and memory that stays one for each
+    /// Whether there are a quarter more uses than [`Uses::retire`] left, so that another look is paid for by the uses added
+    /// since. Until then, an array that is only read has a use for each stream that ever read it, and long-lived memory one for each
     /// stream that was ever declared to use it.
     pub fn is_crowded(&self) -> bool {
         cost::uses_are_crowded(self.all.len(), FEW, self.crowd as usize)
     }
 
-    /// Drops exact uses that are complete: nobody has to come after them any more.
+    /// Drops exact uses that are complete: nothing has to come after them any more.
     pub fn retire(&mut self, seen: &impl Completed) {
         self.all.retain(
             |u| !matches!(u.kind, UseKind::Exact(epoch) if seen.is_complete(Pending { on: u.on, epoch })),
         );
         // Not twice as many: uses that `end` has just ended are known to be complete one or two looks later, as are their streams' timelines
-        // by the registry's looks, whose distance is the number of timelines. Each would come later than the one before, without a bound.
+        // by the registry's looks, whose distance is the number of timelines. Each look would come later than the one before, without a bound.
         let crowd = self.all.len() + self.all.len() / 4;
         self.crowd = u32::try_from(crowd).unwrap_or(u32::MAX);
     }
 
-    /// Open uses, declared ones among them, and borrowed ones if `borrowed`, end where `end` says: those that nobody can queue work for any more,
-    /// at what their streams hold by now. The streams whose open uses ended so, one entry a use.
+    /// Open uses (including declared ones, and borrowed ones if `borrowed`) end where `end` says so: those for which no more work can be queued
+    /// end at what their streams hold by now. Returns the streams whose open uses ended, one entry a use.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn end(&mut self, borrowed: bool, mut end: impl FnMut(Use) -> Option<Epoch>) -> Streams {
         let mut ended = Streams::new();
@@ -144,12 +144,12 @@ impl Uses {
         self.all.iter()
     }
 
-    /// A raw `record_use`: `true` if it is new, `false` if that stream had declared one (which stays open anyway).
+    /// A raw `record_use`: `true` if it is new, `false` if that stream had already declared one (which stays open anyway).
     pub fn declare(&mut self, on: TimelineId) -> bool {
         self.all.insert(Use { on, access: Access::Write, kind: UseKind::Declared })
     }
 
-    /// An operation is about to be queued: registers its use first, so that an error after the launch finds it. Whether the stream
+    /// An operation is about to be queued: registers its use first, so that an error after the launch finds it. Also returns whether the stream
     /// had none of the kind.
     pub fn open(&mut self, on: TimelineId, access: Access) -> (Operation, bool) {
         let operation = Operation { on, access };
@@ -168,14 +168,14 @@ impl Uses {
         }
     }
 
-    /// Somebody may queue operations on `on` while they borrow the array, and will not say when: `true` if it is new,
+    /// Other code may queue operations on `on` while it borrows the array, at an unknown time: `true` if this is new,
     /// `false` if as much was borrowed there already.
     pub fn borrow(&mut self, on: TimelineId, access: Access) -> bool {
         self.all.insert(Use { on, access, kind: UseKind::Borrows })
     }
 
-    /// What is borrowed on more than `max` streams is borrowed to `all` from here on, a timeline that stands for every stream: the streams
-    /// whose open uses ended so, one entry a use, and how many uses of `all` began.
+    /// If more than `max` streams have borrowed uses, these become borrowed uses of `all`, a timeline that stands for every stream. Returns the
+    /// streams whose open uses ended, one entry a use, and how many uses of `all` began.
     #[must_use = "the streams' counts of open uses change"]
     pub fn borrow_by_all(&mut self, all: TimelineId, max: usize) -> (Streams, usize) {
         let borrowed = |u: &Use| u.kind == UseKind::Borrows && u.on != all;
@@ -190,7 +190,7 @@ impl Uses {
         (ended.iter().map(|u| u.on).collect(), began)
     }
 
-    /// The operation is open no more: it was never queued, or has a number. Whether the stream has none left of the kind.
+    /// The operation is no longer open: it was never queued, or has a number. Returns whether the stream has none left of the kind.
     pub fn close(&mut self, Operation { on, access }: Operation) -> bool {
         let Some(count) = self.opened(on, access) else { return false };
         *count -= 1;
@@ -214,9 +214,9 @@ impl Uses {
         }
     }
 
-    /// A write to the whole allocation, ordered after all its uses, succeeded, its marker too: former exact uses say
-    /// nothing more. Nor do borrowed and open ones, whose operations were queued before the array could be borrowed alone: the
-    /// streams whose open uses ended so, one entry a use. Declared ones stay.
+    /// A write to the whole allocation, ordered after all its uses, succeeded, and so did its marker: earlier exact uses are
+    /// obsolete. So are borrowed and open ones, whose operations were queued before the exclusive borrow. Returns the
+    /// streams whose open uses ended, one entry a use. Declared uses stay.
     #[must_use = "the streams' counts of open uses fall"]
     pub fn replace_exact(&mut self, on: TimelineId, epoch: Epoch) -> Streams {
         let ended = self.forget_exact();
@@ -234,8 +234,8 @@ impl Uses {
         ended
     }
 
-    /// What an access on `to` has to be ordered after: writes for a read, everything for a write. Open uses are given the
-    /// number that `next` says their stream's next marker will have, and stay open.
+    /// What an access on `to` has to be ordered after: writes for a read, everything for a write. Open uses get the
+    /// number that their stream's next marker will have, from `next`, and stay open.
     pub fn conflicts(
         &self,
         to: TimelineId,
@@ -246,8 +246,8 @@ impl Uses {
         self.pending(of, &mut next)
     }
 
-    /// At the free: every use on another stream than `home`, if there is one, open ones sealed with the number that `next` says their
-    /// stream's next marker will have, one a stream, the maximum.
+    /// At the free: every use on another stream than `home`, if there is one, with open ones sealed by the number that their stream's next marker
+    /// will have, from `next`; one a stream, the maximum.
     pub fn at_free(&self, home: Option<TimelineId>, mut next: impl FnMut(TimelineId) -> Epoch) -> PendingSet {
         let mut all = self.pending(|u| Some(u.on) != home, &mut next);
         if laws::free_forgets_uses() {

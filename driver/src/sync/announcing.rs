@@ -1,4 +1,4 @@
-//! Shuttle's atomics, which say what they are about to do.
+//! Shuttle's atomics, which announce each operation before they do it.
 
 use super::super::next::{Step, announce};
 use super::{Ordering, address, checker};
@@ -15,7 +15,7 @@ macro_rules! announcing {
                 $name(checker::sync::atomic::$name::new(value))
             }
             pub fn swap(&self, value: $value, order: Ordering) -> $value {
-                // SAFETY: all threads of a model are one thread of the machine, which is here.
+                // SAFETY: all threads of a model are one OS thread, which is this one.
                 #[allow(unsafe_code, reason = "a load that is no operation of the model")]
                 let now = unsafe { self.0.raw_load() };
                 announce(if now == value { Step::Keep(address(self)) } else { Step::Write(address(self)) });

@@ -1,7 +1,7 @@
-//! Builds for a model checker: loom's or shuttle's locks and atomics under the names and habits of the ordinary ones.
+//! Builds for a model checker: loom's or shuttle's locks and atomics with the names and the interface of the ordinary ones.
 //!
-//! Both checkers run all threads of a program on one thread of the machine and switch between them at each operation
-//! here; a lock of the machine's own would never block anybody. It does not know what is being checked.
+//! Both checkers run all threads of a program on one OS thread and switch between them at each operation
+//! here; an OS lock would never block. It does not know what is being checked.
 
 #[cfg(loom)]
 use loom as checker;
@@ -15,7 +15,7 @@ use std::sync::PoisonError;
 
 pub use checker::thread::{ThreadId, yield_now};
 
-/// A variable of each of the model's threads.
+/// A thread-local variable of the model's threads.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! per_thread {
@@ -38,7 +38,7 @@ use super::next::{Step, announce, announce_lock};
 #[cfg(loom)]
 use unheard::{Step, announce, announce_lock};
 
-/// Loom sees what its threads do.
+/// Loom sees the operations of its threads.
 #[cfg(loom)]
 mod unheard {
     pub(super) enum Step {
@@ -48,7 +48,7 @@ mod unheard {
     pub(super) fn announce_lock(_: usize) {}
 }
 
-/// What a lock is known by.
+/// The identity of a lock.
 fn address<T>(lock: &T) -> usize {
     core::ptr::from_ref(lock).addr()
 }
@@ -58,12 +58,12 @@ pub fn current_thread() -> ThreadId {
     checker::thread::current().id()
 }
 
-/// A mutex with the habits of the ordinary one: it is not poisoned.
+/// A mutex with the interface of the ordinary one: it is not poisoned.
 #[derive(Default, Debug)]
 pub struct Mutex<T>(checker::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// Unlocked.
+    /// A new, unlocked mutex.
     pub fn new(value: T) -> Mutex<T> {
         Mutex(checker::sync::Mutex::new(value))
     }
@@ -73,13 +73,13 @@ impl<T> Mutex<T> {
         announce_lock(lock);
         MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)), lock)
     }
-    /// The value, without locking: nobody else can hold it.
+    /// The value, without locking: the exclusive borrow proves that it is not held.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A [`Mutex`], held. Empty only inside [`Condvar::wait_for`].
+/// A held [`Mutex`]. Empty only inside [`Condvar::wait_for`].
 #[derive(Debug)]
 pub struct MutexGuard<'a, T>(Option<checker::sync::MutexGuard<'a, T>>, usize);
 
@@ -92,7 +92,7 @@ impl<T> Drop for MutexGuard<'_, T> {
 const HELD: &str = "a guard that is not waiting holds its lock";
 
 impl<T> MutexGuard<'_, T> {
-    /// Unlocks: a checker's locks are as fair as it wants to try.
+    /// Unlocks: the checker's locks are as fair as the schedule.
     pub fn unlock_fair(guard: Self) {
         drop(guard);
     }
@@ -111,7 +111,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 
 /// How a [`Lock`] waits in ordinary builds; a model has one way.
 pub trait LockKind {}
-/// Ordinary builds: those who wait sleep until they are woken.
+/// Ordinary builds: waiting threads sleep until they are woken.
 #[derive(Debug)]
 pub enum Parking {}
 impl LockKind for Parking {}
@@ -122,7 +122,7 @@ impl LockKind for super::quick::Flag {}
 pub struct Lock<K, T>(Mutex<T>, PhantomData<K>);
 
 impl<K, T> Lock<K, T> {
-    /// Unlocked.
+    /// A new, unlocked lock.
     pub fn new(value: T) -> Lock<K, T> {
         Lock(Mutex::new(value), PhantomData)
     }
@@ -130,13 +130,13 @@ impl<K, T> Lock<K, T> {
     pub fn lock(&self) -> LockGuard<'_, K, T> {
         LockGuard(self.0.lock(), PhantomData)
     }
-    /// The value, without locking: nobody else can hold it.
+    /// The value, without locking: the exclusive borrow proves that it is not held.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
 }
 
-/// A [`Lock`], held.
+/// A held [`Lock`].
 #[derive(Debug)]
 pub struct LockGuard<'a, K, T>(MutexGuard<'a, T>, PhantomData<K>);
 
@@ -158,32 +158,32 @@ impl<K, T> DerefMut for LockGuard<'_, K, T> {
     }
 }
 
-/// A place to wait until another thread changed what a [`Mutex`] protects.
+/// A condition variable: waits until another thread changed what a [`Mutex`] protects.
 #[derive(Default, Debug)]
 pub struct Condvar(checker::sync::Condvar);
 
 impl Condvar {
-    /// With nobody waiting.
+    /// With no waiting thread.
     pub fn new() -> Condvar {
         Condvar::default()
     }
-    /// Wakes everybody who waits.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
-    /// Unlocks, waits to be woken, and locks again. No time passes in a model: a wait that nobody ends is a deadlock,
+    /// Unlocks, waits to be woken, and locks again. No time passes in a model: a wait that is never woken is a deadlock,
     /// which the checker reports.
     ///
     /// # Panics
-    /// Never: a guard that somebody else has holds its lock.
+    /// Never: a guard outside a wait holds its lock.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _limit: core::time::Duration) {
         let held = guard.0.take().expect(HELD);
         guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-/// A lock that its holder may take again. All threads of a model are one thread of the machine, so that the inner lock
-/// lets everybody in; the outer one, of the checker, keeps the others out.
+/// A lock that its holder may take again. All threads of a model are one OS thread, so the inner lock
+/// lets all of them in; the outer one, of the checker, excludes the others.
 #[derive(Debug)]
 pub struct Reentrant<T> {
     outer: checker::sync::Mutex<()>,
@@ -193,7 +193,7 @@ pub struct Reentrant<T> {
 }
 
 impl<T> Reentrant<T> {
-    /// Unlocked.
+    /// A new, unlocked lock.
     pub fn new(value: T) -> Reentrant<T> {
         Reentrant {
             outer: checker::sync::Mutex::new(()),
@@ -201,7 +201,7 @@ impl<T> Reentrant<T> {
             inner: parking_lot::ReentrantMutex::new(value),
         }
     }
-    /// Locks it, once more if the calling thread holds it.
+    /// Locks it, again if the calling thread holds it.
     pub fn lock(&self) -> ReentrantGuard<'_, T> {
         let me = thread_number();
         let outer = (self.holder.load(Ordering::Relaxed) != me).then(|| {
@@ -220,7 +220,7 @@ pub struct ReentrantGuard<'a, T> {
     inner: parking_lot::ReentrantMutexGuard<'a, T>,
     holder: &'a AtomicU64,
     lock: usize,
-    /// Of the first guard only.
+    /// Only in the first guard.
     outer: Option<checker::sync::MutexGuard<'a, ()>>,
 }
 
@@ -239,7 +239,7 @@ impl<T> Drop for ReentrantGuard<'_, T> {
     }
 }
 
-/// A number of the calling thread in this run of the model, never 0 and never given twice.
+/// The number of the calling thread in this run of the model, never 0 and never reused.
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     per_thread! {

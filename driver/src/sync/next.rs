@@ -1,8 +1,8 @@
-//! What a thread of a model is about to do, for a scheduler that leaves out schedules which come to the same as others.
+//! What a thread of a model is about to do, for a scheduler that skips schedules equivalent to others.
 //!
-//! Shuttle asks its scheduler before each operation who goes on, and does not say what that would be. So each lock and each
-//! atomic of `model` says it here first. All threads of a model are one thread of the machine, and whoever speaks is the thread
-//! that shuttle has running. This module does not know who listens.
+//! Shuttle calls its scheduler before each operation, and does not say which operation it is. So each lock and each
+//! atomic of `model` announces it here first. All threads of a model are one OS thread, and the announcing thread is the one
+//! that shuttle is running. This module does not know who listens.
 
 use core::cell::Cell;
 
@@ -11,7 +11,7 @@ use core::cell::Cell;
 pub enum Step {
     /// An atomic is read.
     Read(usize),
-    /// An atomic is read, and given the value that it has.
+    /// An atomic is read, and set to its current value.
     Keep(usize),
     /// An atomic is written, or read and written.
     Write(usize),
@@ -42,7 +42,7 @@ pub fn ranked(rank: u8) {
     RANK.set(Some(rank));
 }
 
-/// What was announced since this was asked last: nothing where a thread begins, ends, waits for another one or makes one.
+/// What was announced since the last call: nothing if a thread begins, ends, waits for another one or makes one.
 pub fn announced() -> Option<Step> {
     NEXT.take()
 }
@@ -52,7 +52,7 @@ pub fn joined() {
     JOINED.set(true);
 }
 
-/// Whether that was said since this was asked last.
+/// Whether that was announced since the last call.
 pub fn has_joined() -> bool {
     JOINED.take()
 }

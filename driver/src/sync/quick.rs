@@ -1,8 +1,8 @@
 //! A lock whose release is a plain store, for the pools: each allocation and each free takes one and releases it.
 //!
-//! A lock that wakes sleepers has to look for them in the same atomic step in which it is released, and on the
-//! measured machine such a step costs as much as half an allocation (docs/decisions/quick-lock.md). Here nobody is woken: who
-//! finds the lock taken looks again, first at once, then after letting other threads run, then after short sleeps. That
+//! A lock that wakes sleepers has to look for them in the same atomic step that releases it, and on the
+//! measured machine such a step costs as much as half an allocation (docs/decisions/quick-lock.md). This spin lock wakes no one: a thread
+//! that finds the lock taken looks again, first at once, then after yielding, then after short sleeps (backoff). That
 //! is right only for what is held for microseconds: a pool's lock is never held over a driver call, a callback or
 //! another lock's wait. There is no fairness, and no protection of data: `lock_api` adds that.
 
@@ -16,14 +16,14 @@ use core::time::Duration;
 const SPINS: u32 = 7;
 /// Yields before the first sleep.
 const YIELDS: u32 = 64;
-/// How long a sleep is: the holder lost its processor, which it gets back in milliseconds.
+/// The length of a sleep: the holder lost its processor, which it gets back in milliseconds.
 const SLEEP: Duration = Duration::from_micros(100);
 
 /// Whether the lock is held, and how many threads wait for it.
 #[derive(Debug)]
 pub struct Flag {
     held: AtomicBool,
-    /// Written by those who wait, read by who gives the lock back in the middle of something long. Model checkers take turns anyway.
+    /// Written by waiting threads, read by a holder that releases the lock in the middle of something long. Model checkers take turns anyway.
     #[cfg(not(any(loom, shuttle)))]
     waiting: AtomicU32,
 }
@@ -41,13 +41,13 @@ impl Flag {
         Flag { held: AtomicBool::new(false) }
     }
 
-    /// Takes the lock if nobody has it. What its last holder did is seen then.
+    /// Takes the lock if it is free. What its last holder did is then visible.
     #[inline]
     pub fn try_take(&self) -> bool {
         self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Takes the lock, as soon as nobody has it.
+    /// Takes the lock, as soon as it is free.
     #[inline]
     pub fn take(&self) {
         if !self.try_take() {
@@ -61,7 +61,7 @@ impl Flag {
         #[cfg(not(any(loom, shuttle)))]
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut looks = 0;
-        // Only looking keeps the line shared between those who wait.
+        // Only reading keeps the cache line shared between waiting threads.
         while self.held.load(Ordering::Relaxed) || !self.try_take() {
             wait(looks);
             looks += 1;
@@ -76,20 +76,20 @@ impl Flag {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Gives the lock back: the holder's last access to the flag, and to what it protects.
+    /// Releases the lock: the holder's last access to the flag, and to what it protects.
     #[inline]
     pub fn release(&self) {
         self.held.store(false, Ordering::Release);
     }
 
-    /// Whether anybody has it.
+    /// Whether it is held.
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
 }
 
 #[cfg(not(any(loom, shuttle)))]
-// SAFETY: `take` and `try_take` return while nobody else holds the flag: it turns from false to true in one atomic step,
+// SAFETY: `take` and `try_take` return while no other thread holds the flag: it turns from false to true in one atomic step,
 // and only the holder turns it back. The step acquires what `release` released.
 #[allow(unsafe_code, reason = "the contract that lock_api's guards rest on")]
 unsafe impl parking_lot::lock_api::RawMutex for Flag {
@@ -116,12 +116,12 @@ unsafe impl parking_lot::lock_api::RawMutex for Flag {
 }
 
 #[cfg(not(any(loom, shuttle)))]
-// SAFETY: as above. Those who wait get the chance to take it, and no promise. Where nobody waits the thread goes on: a yield that
-// nobody needs costs the rest of a time slice on a machine with other work.
+// SAFETY: as above. Waiting threads get a chance to take it, not a guarantee. If none waits the thread goes on: an unneeded
+// yield costs the rest of a time slice on a machine with other work.
 #[allow(unsafe_code, reason = "the contract that lock_api's guards rest on")]
 unsafe impl parking_lot::lock_api::RawMutexFair for Flag {
     unsafe fn unlock_fair(&self, _guard: Self::Guard) {
-        // Asked before the release, which is the last access to the flag.
+        // Read before the release, which is the last access to the flag.
         let is_waited_for = self.is_waited_for();
         self.release();
         if is_waited_for {
@@ -130,7 +130,7 @@ unsafe impl parking_lot::lock_api::RawMutexFair for Flag {
     }
 }
 
-/// Longer the more often it was in vain.
+/// Waits longer the more often it looked in vain.
 fn wait(looks: u32) {
     if looks < SPINS {
         for _ in 0..1 << looks {
@@ -147,7 +147,7 @@ fn wait(looks: u32) {
 mod tests {
     use super::Flag;
 
-    /// Who gives the lock back in the middle of something long lets others run if one of them waits, and only then.
+    /// A holder that releases the lock in the middle of something long lets others run if one of them waits, and only then.
     #[test]
     fn a_lock_is_waited_for_while_a_thread_waits() {
         let flag = Flag::FREE;

@@ -1,4 +1,4 @@
-//! Ordinary builds: `parking_lot`, `core` and `std`, with nothing in between. It does not know that there are models.
+//! Ordinary builds: `parking_lot`, `core` and `std`, unwrapped. It does not know that there are models.
 
 use core::cell::Cell;
 use core::num::NonZeroU64;
@@ -14,12 +14,12 @@ pub mod atomic {
     pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 }
 
-/// A thread's number, never another's.
+/// A thread's number, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ThreadId(NonZeroU64);
 
-/// The calling thread's identity. Not std's own, which panics in what runs behind std's end of a thread: in the destructor of a key of
-/// pthread's that was made later.
+/// The calling thread's identity. Not std's own, which panics in code that runs after std's end of a thread: in the destructor of a
+/// pthread key that was made later.
 #[inline]
 pub fn current_thread() -> ThreadId {
     thread_local! {
@@ -35,16 +35,16 @@ pub fn current_thread() -> ThreadId {
     MINE.get().unwrap_or_else(deal)
 }
 
-/// A place to wait until another thread changed what a [`Mutex`] protects.
+/// A condition variable: waits until another thread changed what a [`Mutex`] protects.
 #[derive(Default, Debug)]
 pub struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
-    /// With nobody waiting.
+    /// With no waiting thread.
     pub fn new() -> Condvar {
         Condvar::default()
     }
-    /// Wakes everybody who waits.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
@@ -54,7 +54,7 @@ impl Condvar {
     }
 }
 
-/// A variable of each thread, begun with a constant.
+/// A thread-local variable with a constant initial value.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! per_thread {

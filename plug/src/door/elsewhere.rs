@@ -1,11 +1,11 @@
-//! Uses of an allocation on streams of other devices, and the frees that such a use keeps from being made.
+//! Uses of an allocation on streams of other devices, and the frees that such a use prevents.
 //!
-//! At a free an event is recorded behind what the other device's stream holds, and a stream of our own, which stands for all of them, waits for that and
-//! is a user like any other. Where it cannot be recorded, because the stream captures, has ended or the driver fails, the allocation is not ended. A free
-//! that cannot be refused is put off then: the allocation keeps its slot, marked, so that to every call it is no allocation any more, and its bytes are nobody
-//! else's. Its end is made when the uses can be recorded, or behind a wait for their devices, which needs no stream.
+//! A free records an event behind what the other device's stream holds; a stream of our own, on behalf of all of them, waits for the event and
+//! is a user like any other. If the event cannot be recorded, because the stream captures, has ended or the driver fails, the allocation is not ended. A free
+//! that cannot fail is postponed then: the allocation keeps its slot, marked, so that every call treats it as freed, and its bytes are not
+//! reused. It ends when the uses can be recorded, or after a wait for their devices, which needs no stream.
 //!
-//! What is known of an allocation's uses is read and written under the hold of its slot. It does not know which allocators there are.
+//! An allocation's uses are read and written while its slot is held. It does not know which allocators exist.
 
 use super::{Door, peek, record_use};
 use crate::index::{Hold, index};
@@ -19,25 +19,25 @@ use pond::cuda::Cuda;
 use pond::units::StreamId;
 use std::collections::{BTreeMap, VecDeque};
 
-/// By address, of allocations whose tags say that there are any: each free looks there then.
+/// By address, for allocations whose tags say that there are any: each free of those looks here.
 static USES: Mutex<BTreeMap<usize, Vec<Use>>> = Mutex::new(BTreeMap::new());
 static LATER: Mutex<Later> = Mutex::new(Later { next: 0, all: VecDeque::new() });
-/// How many frees were put off: a free takes no lock to see that there are none.
+/// How many frees are postponed: a free takes no lock to see that there are none.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Frees that were put off, by address, in the order in which they were last tried, each with its number.
+/// Postponed frees, by address, in the order in which they were last tried, each with its number.
 struct Later {
     next: u64,
     all: VecDeque<(usize, u64)>,
 }
 
-/// Who it was that a handle meant when a use was told.
+/// The stream that a handle meant when its use was reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum User {
     Known(StreamId),
-    /// It could not be asked, and may be any device's.
+    /// It could not be queried, and may be any device's.
     Unasked,
-    /// One that cannot be marked any more: only a wait for its device tells that it is done.
+    /// One that can no longer be marked: only a wait for its device shows that it is done.
     Unmarked,
 }
 
@@ -69,7 +69,7 @@ impl Use {
             Ok(event) => of.use_behind(ptr, hold, &event),
             // Not a stream of that device.
             Err(e) if e.status == Status::WrongAllocator && self.user == User::Unasked => Ok(()),
-            // Another one has its handle, or nobody.
+            // Another stream has its handle, or none.
             Err(e) if e.for_good || e.status == Status::WrongAllocator => {
                 self.user = User::Unmarked;
                 Err(self.nobody())
@@ -91,28 +91,28 @@ impl Use {
 }
 
 impl Door {
-    /// Which device a stream is on that was not declared, where the driver has no stream ids: there it is followed by nobody, and any may be asked this.
+    /// The device of a stream that was not declared, if the driver has no stream ids: then it is not followed, and any allocator can answer this.
     pub(crate) fn home_without_ids(&self, handle: usize) -> Option<u32> {
         let cuda = self.gpu.driver();
         if cuda.has_stream_ids() {
             return None;
         }
-        // SAFETY: whoever names a stream in a call promises that it is alive, and the reference ends here.
+        // SAFETY: the caller that names a stream promises that it is alive, and the reference ends here.
         let stream = unsafe { cuda.permanent_stream(core::ptr::without_provenance_mut(handle)) };
         stream.ok().map(|stream| stream.info().device.0)
     }
 
-    /// Who a stream is that was declared permanent here, by its handle alone.
+    /// The id of a stream that was declared permanent here, by its handle alone.
     pub(crate) fn declared(&self, handle: usize) -> Option<StreamId> {
         let lasting = StreamId(u64::MAX);
         let crowded = || self.lanes.lock().get(&(handle, lasting)).map(|lane| lane.stream.id());
         self.permanent(handle).map(|lane| lane.stream.id()).or_else(crowded).filter(|_| handle > PER_THREAD)
     }
 
-    /// Who a stream of this allocator's device is.
+    /// The id of a stream of this allocator's device.
     ///
     /// # Errors
-    /// It is another device's; it cannot be asked.
+    /// It belongs to another device; it cannot be queried.
     pub(crate) fn who(&self, handle: usize) -> Result<StreamId, Failure> {
         self.on(handle, |lane| Ok(lane.stream.id()))
     }
@@ -133,7 +133,7 @@ impl Door {
         {
             let mut all = USES.lock();
             let uses = all.entry(ptr.addr()).or_default();
-            // Whoever had the handle has ended.
+            // The stream that had the handle has ended.
             let is_another = |of: &mut Use| matches!((of.user, user), (User::Known(one), User::Known(other)) if one != other);
             let ended = uses.extract_if(.., |of| of.is(on, handle) && is_another(of)).count() > 0;
             for user in [Some(user), ended.then_some(User::Unmarked)].into_iter().flatten() {
@@ -146,11 +146,11 @@ impl Door {
         Ok(())
     }
 
-    /// Records the uses on other devices of an allocation that has some. Until its end, or until its free is put off, they stay: their streams may do
-    /// more, and this free may yet be refused.
+    /// Records the uses on other devices of an allocation that has some. They stay until its end, or until its free is postponed: their streams may do
+    /// more, and this free may still fail.
     ///
     /// # Errors
-    /// It cannot be freed yet. If one of them may be recorded later, it says why not now.
+    /// It cannot be freed yet. If one of them may be recorded later, the error says why not now.
     #[cold]
     pub(super) fn behind_elsewhere(&self, ptr: *const c_void, hold: &mut Hold<'_>) -> Result<(), Failure> {
         let mut uses = USES.lock().get(&ptr.addr()).cloned().unwrap_or_default();
@@ -169,7 +169,7 @@ impl Door {
         failed
     }
 
-    /// An allocation ends: before its slot is another's.
+    /// An allocation ends: before its slot is reused.
     #[inline]
     pub(super) fn forget_elsewhere(ptr: *const c_void, hold: &Hold<'_>) {
         if Tag::of(hold.entry().tag).is_elsewhere() {
@@ -187,7 +187,7 @@ impl Door {
         hold.set_tag(Tag::of(hold.entry().tag).elsewhere(any).word());
     }
 
-    /// What is behind an event of another device's stream uses the bytes.
+    /// Work behind an event of another device's stream uses the bytes.
     fn use_behind(&self, ptr: *const c_void, hold: &Hold<'_>, event: &Event<Cuda>) -> Result<(), Failure> {
         let mut waits = self.waits.lock();
         let stream = match &mut *waits {
@@ -198,7 +198,7 @@ impl Door {
         Ok(peek(ptr.addr() as u64, hold.entry()).record_use(stream)?)
     }
 
-    /// As [`Door::hold_to_free`], for a free by nobody knows whom: none if nobody can be asked what was used elsewhere, and it is put off.
+    /// As [`Door::hold_to_free`], for a free by an unknown stream: `None` if the uses elsewhere cannot be queried, and it is postponed.
     pub(super) fn hold_or_put_off(&self, ptr: *mut c_void) -> Result<Option<Hold<'static>>, Failure> {
         match self.hold_to_free(ptr) {
             Ok((hold, _)) => Ok(Some(hold)),
@@ -207,7 +207,7 @@ impl Door {
         }
     }
 
-    /// As [`Door::free_unknown`], but never put off.
+    /// As [`Door::free_unknown`], but never postponed.
     pub(crate) fn free_unknown_now(&self, ptr: *mut c_void) -> Result<(), Failure> {
         let (hold, _) = self.hold_to_free(ptr)?;
         self.end_unknown(ptr, hold);
@@ -219,8 +219,8 @@ impl Door {
         self.freed();
     }
 
-    /// Puts a free off, on a stream or by nobody knows whom. To callers the allocation is none from here on. What the stream of the free holds is a use of now: whoever makes the end
-    /// later may be another thread, and the stream may be gone.
+    /// Postpones a free, on a stream or by an unknown one. For callers the allocation is freed from here on. What the stream of the free holds is recorded as a use now: the end may be made
+    /// later on another thread, and the stream may be gone.
     pub(crate) fn put_off(&self, ptr: *mut c_void, handle: Option<usize>) -> Result<(), Failure> {
         let (mut hold, mut tag) = self.hold(ptr)?;
         match handle {
@@ -245,18 +245,18 @@ impl Door {
         Ok(())
     }
 
-    /// How many frees are put off.
+    /// How many frees are postponed.
     #[inline]
     pub(crate) fn put_off_now() -> usize {
         WAITING.load(Ordering::Relaxed)
     }
 
-    /// Whether that of an allocation is.
+    /// Whether an allocation's is.
     pub(crate) fn is_put_off(addr: usize) -> bool {
         index().hold(addr as u64).is_some_and(|hold| Tag::of(hold.entry().tag).is_deferred())
     }
 
-    /// Tries frees again that were put off, so many of them: how many were made.
+    /// Retries this many postponed frees; returns how many were made.
     #[cold]
     pub(crate) fn try_again(max: usize) -> usize {
         let max = max.min(LATER.lock().all.len());
@@ -265,11 +265,11 @@ impl Door {
             .count()
     }
 
-    /// Makes the end of the oldest one if `may_end` says so.
+    /// Ends the oldest one if `may_end` says so.
     fn again(may_end: impl FnOnce(&Door, *const c_void, &mut Hold<'_>, u64) -> bool) -> bool {
         let Some((addr, number)) = LATER.lock().all.pop_front() else { return false };
         let ptr = core::ptr::without_provenance_mut(addr);
-        // While it is put off nobody else ends it, and its allocator is PyTorch's, which lasts.
+        // While it is postponed no other call ends it, and its allocator is PyTorch's, which lasts.
         let Some(mut hold) = index().hold(addr as u64) else { return false };
         let tag = Tag::of(hold.entry().tag);
         let Some(door) = Door::tagged(tag) else { return false };
@@ -283,13 +283,13 @@ impl Door {
         true
     }
 
-    /// Of frees that were put off before this: to be asked for before a wait, and given to [`Door::waited_for`] behind it.
+    /// The number of frees postponed so far: read it before a wait, and pass it to [`Door::waited_for`] after it.
     pub(super) fn put_off_until_now() -> u64 {
         LATER.lock().next
     }
 
-    /// All that was queued on the device when `before` was asked for is complete: uses by streams there, told of frees that had been put off by then, are over.
-    /// How many were made.
+    /// Everything queued on the device when `before` was read is complete: uses by streams there, of frees that had been postponed by then, are over.
+    /// Returns how many frees were made.
     pub(super) fn waited_for(device: u32, before: u64) -> usize {
         if Door::put_off_now() == 0 {
             return 0;

@@ -1,11 +1,11 @@
-//! How an allocator ends, and what is owed of it afterwards.
+//! How an allocator ends, and what is given back afterwards.
 //!
-//! What is alive at an end is freed afterwards, and no free may wait: it is owed, and goes back to the device at the next create, trim,
-//! synchronize or destroy of whatever allocator, a trim or synchronize of the ended one itself included, as far as its work is complete. What is
-//! held back, or is a deterministic one's, goes back at the next synchronize or destroy for its device, which wait for that device and for
+//! What is alive at an end is freed afterwards, and no free may wait: giving it back is postponed to the next create, trim,
+//! synchronize or destroy of any allocator, including a trim or synchronize of the ended one, as far as its work is complete. Memory that is
+//! held back, and a deterministic allocator's, goes back at the next synchronize or destroy for its device, which wait for that device and for
 //! no other.
 //!
-//! When nothing is left of it, it is freed itself, by a later create: not under a call that found it before, and not one of the last that ended, whose
+//! When nothing is left of it, a later create frees it: not under a call that found it before, and not one of the last that ended, whose
 //! reports stay readable. It does not know what a stream is.
 
 use super::{CROWD, DOORS, Door, Lane};
@@ -20,20 +20,20 @@ use pond::driver::Fences as _;
 use pond::units::StreamId;
 use std::sync::Arc;
 
-/// Some destroyed door may hold memory that nobody has.
+/// Some destroyed door may hold memory that is not in use.
 static OWING: AtomicBool = AtomicBool::new(false);
 
-/// So many that ended last are kept, so that their reports can be read. The header says how many.
+/// This many that ended last are kept, so that their reports can be read. The header gives the number.
 pub const READABLE: usize = 64;
 
 static ENDED: Burial = Burial::new();
 
-/// How a call waits for all that is queued on the device: for what ended allocators of it owe as for its own.
+/// How a call waits for all that is queued on the device: for postponed memory of its ended allocators as for its own.
 type Wait = fn(&Door) -> Result<(), pond::Error>;
 
 impl Door {
-    /// The device's primary context is held to the end of the process: a thread that remembers streams of an allocator that ended
-    /// lets go of them when it ends itself, in the driver.
+    /// A reference to the device's primary context is kept to the end of the process: a thread that remembers streams of an allocator that ended
+    /// releases them in the driver when it ends itself.
     pub(super) fn hold_context(cuda: &Cuda, device: u32) {
         static HELD: Mutex<Vec<(u32, Cuda)>> = Mutex::new(Vec::new());
         let mut held = HELD.lock();
@@ -42,13 +42,13 @@ impl Door {
         }
     }
 
-    /// Somebody will find it without its name.
+    /// It can be found without its name.
     pub(crate) fn lasts(&self) {
         self.lasting.store(true, Ordering::Release);
     }
 
-    /// Its end: from now on no request is answered. No lock is held over what a destroy waits for, so that a release never waits behind it: of calls
-    /// that end one at once, one does.
+    /// Its end: from now on every request fails. No lock is held over what a destroy waits for, so that a release never waits behind it: of
+    /// concurrent calls that end one, exactly one succeeds.
     ///
     /// # Errors
     /// Another call has ended it meanwhile.
@@ -62,10 +62,10 @@ impl Door {
         Ok(())
     }
 
-    /// Frees those that ended, but so many last ones. To be called where no door is held by the calling thread.
+    /// Frees ended allocators, except this many last ones. Call it where the calling thread holds no door.
     pub(super) fn bury(last: usize) {
         ENDED.bury(&DOORS, last, Door::is_spent);
-        // Their ends speak to the driver: not under a lock.
+        // Their ends call the driver: not under a lock.
         drop(DOORS.gone());
     }
 
@@ -79,10 +79,10 @@ impl Door {
         })
     }
 
-    /// Gives everything back that nobody has, and answers no request from now on. What is alive may still be freed.
+    /// Gives back everything that is not in use, and fails every request from now on. Live allocations may still be freed.
     ///
     /// # Errors
-    /// The driver's. Then it is as open as before, and can be closed later. Another call ended it meanwhile: what that left has been waited for all the same.
+    /// The driver's. Then it is as open as before, and can be closed later. Another call ended it meanwhile: what that left has still been waited for.
     pub(crate) fn close(&self) -> Result<(), Failure> {
         self.opened()?;
         if mutant!(DoorClosedFirst) {
@@ -93,8 +93,8 @@ impl Door {
         let ended = self.ends();
         self.let_lanes_go();
         met::forget(self.number);
-        // What came back since, on other threads, and the markers with which those streams ended. Their end may not be learnt by
-        // asking where an allocator is deterministic. What the driver refuses here is owed.
+        // What came back since, on other threads, and the markers with which those streams ended. A deterministic allocator may not
+        // learn their end by a query. What the driver refuses here is postponed.
         let _ = self.pay();
         let _ = self.wait();
         if self.owes.load(Ordering::Acquire) {
@@ -106,14 +106,14 @@ impl Door {
         ended
     }
 
-    /// Not under their lock: they speak to the driver when they end.
+    /// Not under their lock: they call the driver when they end.
     fn let_lanes_go(&self) {
         let lanes = core::mem::take(&mut *self.lanes.lock());
         let waits = self.waits.lock().take();
         drop((lanes, waits));
     }
 
-    /// Waits for all that is queued on the device, and ends no capture there but one that the caller has said there is none of (`captures=none`).
+    /// Waits for all that is queued on the device. It ends no capture, unless the caller has ruled captures out (`captures=none`).
     fn wait(&self) -> Result<(), pond::Error> {
         if self.gpu.driver().expects_captures() && !mutant!(DoorEndWaits) {
             self.gpu.synchronize_beside_captures()
@@ -122,9 +122,9 @@ impl Door {
         }
     }
 
-    /// Waits for the device and gives everything back that nobody has, what ended allocators of the device owe too. Ends no capture.
+    /// Waits for the device and gives back everything that is not in use, including what ended allocators of the device have postponed. Ends no capture.
     ///
-    /// How many frees that had been put off were made.
+    /// Returns how many postponed frees were made.
     ///
     /// # Errors
     /// The driver's.
@@ -140,24 +140,24 @@ impl Door {
         Ok(made)
     }
 
-    /// Lets streams go that no thread remembers, of which most have ended: nobody says that one has, and its handle may never come back.
-    /// Behind a wait for the device they hold nothing that a marker is wanted for. Who is forgotten and comes back is found anew.
+    /// Releases streams that no thread remembers, most of which have ended: nothing reports their ends, and their handles may never come back.
+    /// After a wait for the device they hold nothing that needs a marker. A forgotten stream that comes back is found anew.
     fn forget_unmet(&self) {
         let lasting = StreamId(u64::MAX);
         let forgotten = |lane: &Arc<Lane>| Arc::strong_count(lane) == 1;
         let gone: Vec<_> = {
             let mut lanes = self.lanes.lock();
-            // Of few streams the pools are kept: their memory is cached there for those that come back.
+            // If there are few streams the pools are kept: their memory is cached there for streams that come back.
             if lanes.len() <= CROWD {
                 return;
             }
             lanes.extract_if(|&(_, id), lane| id != lasting && forgotten(lane)).collect()
         };
-        // Their ends speak to the driver: not under the lock.
+        // Their ends call the driver: not under the lock.
         drop(gone);
     }
 
-    /// The device was waited for, in this way: what ended allocators of it owe goes back, this one's if it is one.
+    /// The device was waited for, in this way: postponed memory of its ended allocators goes back, including this one's if it has ended.
     fn waited(&self, wait: Wait) -> Result<(), Failure> {
         let own = if self.has_ended() { self.pay() } else { Ok(0) };
         Door::settle(Some((self.device, wait)));
@@ -167,15 +167,15 @@ impl Door {
         own.map(drop)
     }
 
-    /// Of a destroyed door, in a call that waits for its device: if nothing of it is owed, the trim's own markers are over too, and no event
-    /// is left, but for what is done meanwhile.
+    /// For a destroyed door, in a call that waits for its device: if nothing of it is postponed, the trim's own markers are over too, and no event
+    /// is left, except for what happens meanwhile.
     fn rest(&self, wait: Wait) {
         if !self.owes.load(Ordering::Acquire) && !mutant!(DoorEventsKept) {
             let _ = wait(self).map(|()| self.gpu.trim_events());
         }
     }
 
-    /// As [`Door::close`] for whoever cannot wait, nor knows who captures: what is not complete is owed.
+    /// As [`Door::close`] for a caller that cannot wait and does not know about captures: what is not complete is postponed.
     ///
     /// # Errors
     /// It was ended before.
@@ -190,31 +190,31 @@ impl Door {
         Ok(())
     }
 
-    /// Of a destroyed door: gives back what is complete, how many bytes that was. What is not, or what the driver refuses, is owed.
+    /// For a destroyed door: gives back what is complete, and returns its bytes. What is not, or what the driver refuses, is postponed.
     ///
     /// # Errors
     /// The driver's.
     #[cold]
     pub(super) fn pay(&self) -> Result<u64, Failure> {
-        // Before anything is looked at: what is freed meanwhile is owed anew.
+        // Before anything is looked at: what is freed meanwhile is postponed anew.
         self.owes.store(false, Ordering::Release);
         self.let_lanes_go();
         let trimmed = self.gpu.trim(Trim::All);
-        // What lies beside something that is alive goes back behind its free, which owes anew: until then there is nothing to come for.
+        // Memory beside a live allocation goes back after that is freed, which postpones anew: until then there is nothing to do.
         if trimmed.is_err() || self.gpu.unused_segment_bytes() > 0 {
             self.owe();
         }
         Ok(trimmed?.bytes)
     }
 
-    /// Something of it is to go back, by whatever call comes for it. Each time both lines are written, which is dear between threads only
-    /// where they free what outlived its allocator.
+    /// Some of its memory is to go back, in any later call. Each time both cache lines are written, which is expensive between threads only
+    /// if they free memory that outlived its allocator.
     pub(super) fn owe(&self) {
         self.owes.store(true, Ordering::Release);
         OWING.store(true, Ordering::Release);
     }
 
-    /// A request was let in and failed. If it was closed meanwhile, what it took from the device on its way is owed.
+    /// A request was admitted and failed. If the allocator was closed meanwhile, what the request took from the device is postponed.
     #[cold]
     pub(crate) fn refused(&self) {
         if self.closed.load(Ordering::Acquire) {
@@ -222,8 +222,8 @@ impl Door {
         }
     }
 
-    /// Gives back what destroyed doors owe. Only in a call that waits for a device, which ends captures there, and only that device's doors
-    /// also what is held back, and what a deterministic one owes: a capture on another device is none of the caller's.
+    /// Gives back the postponed memory of destroyed doors. In a call that waits for a device, which ends captures there, also what is held back, and
+    /// deterministic ones' memory, but only of that device's doors: the caller did not allow ending a capture on another device.
     pub(super) fn settle(waited_for: Option<(u32, Wait)>) {
         if !OWING.swap(false, Ordering::AcqRel) || mutant!(DoorDebtForgotten) {
             return;
@@ -231,7 +231,7 @@ impl Door {
         for door in DOORS.iter() {
             if door.owes.swap(false, Ordering::AcqRel) {
                 if let Some((_, wait)) = waited_for.filter(|(device, _)| *device == door.device) {
-                    // If it fails, what is pending is owed again.
+                    // If it fails, what is pending is postponed again.
                     let _ = wait(door);
                 }
                 let _ = door.pay();
@@ -244,14 +244,14 @@ impl Door {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Gives idle memory back to the device: how many bytes. Of a destroyed one, which has no other, what it owes.
+    /// Gives idle memory back to the device: how many bytes. For a destroyed one, which has no other, its postponed memory.
     pub(crate) fn trim(&self) -> Result<u64, Failure> {
         if self.has_ended() && mutant!(DoorEndedKept) {
             return Ok(0);
         }
         // Its own first, which is counted.
         let own = if self.has_ended() { Some(self.pay()?) } else { None };
-        // The driver's frees may have waited for what it owes still: that is a later call's, which counts it, too.
+        // The driver's frees may have waited for what is still postponed: that is left to a later call, which counts it, too.
         let owes = own.is_some() && self.owes.swap(false, Ordering::AcqRel);
         if mutant!(DoorTrimWaits) && OWING.load(Ordering::Acquire) {
             let _ = self.gpu.synchronize();
@@ -266,7 +266,7 @@ impl Door {
         }
     }
 
-    /// Waits for the device, and so knows everything complete, of destroyed doors too: what those owe goes back, this one's if it is one.
+    /// Waits for the device, and so knows everything complete, of destroyed doors too: their postponed memory goes back, including this one's.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         let before = Door::put_off_until_now();
         let wait: Wait = |door| door.gpu.synchronize();

@@ -1,10 +1,10 @@
-//! What an allocator is asked to be, in words. It does not know what becomes of it.
+//! An allocator's options, as text. It does not know their effect.
 
 use crate::status::{Failure, MillpondStatus as Status};
 use hashbrown::HashMap;
 use pond::Config;
 
-/// Options in words, `limit=40%,policy=footprint`, over the environment's; and whether somebody may capture graphs.
+/// Options as text, `limit=40%,policy=footprint`, over the environment's; and whether captures are expected.
 pub(super) fn config(options: &str) -> Result<(Config, bool), Failure> {
     const NAMES: [&str; 9] = [
         "limit",

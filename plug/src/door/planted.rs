@@ -1,4 +1,4 @@
-//! What bugs that can be planted leave of a call that was refused. It is in no library that is built for use.
+//! What planted bugs leave of a call that was refused. Libraries built for use do not contain it.
 
 use super::{Door, met};
 use crate::index::Hold;
@@ -7,7 +7,7 @@ use pond::cuda::Cuda;
 use pond::{Allocation, Trim};
 
 impl Door {
-    /// A use that was refused is none.
+    /// A refused use is not recorded.
     pub(super) fn use_was_refused(&self, of: &Allocation<Cuda>, mut hold: Hold<'_>, tag: Tag, handle: usize) {
         if mutant!(DoorUseFirst) {
             hold.set_tag(tag.unknown().word());

@@ -55,7 +55,7 @@ fn sizes_near_the_integer_limit_are_refused_and_not_wrapped() {
 fn a_range_is_freed_whole_and_once() {
     let device = Null::default();
     let addr = device.allocate_raw(4096).unwrap();
-    // SAFETY: no memory is behind the addresses; the driver checks what it is given.
+    // SAFETY: no memory is behind the addresses; the driver checks its arguments.
     let free = |addr, bytes| unsafe { device.free_raw(addr, bytes) };
     assert!(free(addr, 512).unwrap_err().message.contains("4096 were handed out"));
     assert!(free(Addr(addr.0 + 512), 512).unwrap_err().message.contains("not the first byte"));
@@ -70,12 +70,12 @@ fn pinned_memory_is_real_and_zeroed() {
     let device = Null::default();
     let pinned: OwnedHost<Null> = device.pin(8192, HostKind::Cached).unwrap();
     assert_eq!(pinned.addr().0 % 512, 0);
-    // SAFETY: the range is live, 8192 bytes long and nobody else's.
+    // SAFETY: the range is live, 8192 bytes long and exclusively ours.
     let bytes = unsafe { core::slice::from_raw_parts_mut(pinned.ptr().as_ptr(), 8192) };
     assert!(bytes.iter().all(|&b| b == 0));
     bytes.fill(7);
     let stream = device.default_stream();
-    // SAFETY: as above; the device address is not looked at.
+    // SAFETY: as above; the device address is not accessed.
     unsafe { device.copy_d2h(bytes.as_mut_ptr(), Addr(0), 4096, &stream) }.unwrap();
     assert!(bytes[..4096].iter().all(|&b| b == 0), "a copy from the device writes zeros");
     assert!(bytes[4096..].iter().all(|&b| b == 7), "and no byte more");

@@ -1,11 +1,11 @@
 //! Vector clocks: what happened before a point of a stream or of a host thread.
 //!
-//! A [`Clock`] (`pages`) maps lines to ticks, with nothing stored for lines never heard of. A [`Stamp`] is a clock and the
+//! A [`Clock`] (`pages`) maps lines to ticks, with nothing stored for lines it does not know. A [`Stamp`] is a clock and the
 //! owner's own tick beside it, so that the operations of a stream share one clock until the stream learns something: an
 //! operation costs no copy. What two clocks share costs a join nothing, and what one learns of a few lines costs the pages
 //! of those.
 //!
-//! It does not know what a tick stands for, what a wait is beyond its number, nor memory.
+//! It does not know what a tick stands for, what a wait is besides its number, nor memory.
 
 mod pages;
 
@@ -13,7 +13,7 @@ pub(super) use pages::Clock;
 
 use super::{HostKey, StreamKey};
 
-/// A sequence of things that happen one after the other: a stream, or a host thread.
+/// A sequence of events in order: a stream, or a host thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Line(u32);
 
@@ -43,7 +43,7 @@ pub(super) struct At {
     pub(super) tick: u64,
 }
 
-/// The number of a wait, for the count of waits that somebody needed. 0 is "by no wait".
+/// The number of a wait, for the count of needed waits. 0 means "by no wait".
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(super) struct Via(pub(super) u32);
 
@@ -62,7 +62,7 @@ pub(super) struct Entry {
 
 /// A point with all that happened before it: a clock, and the tick of the line it belongs to, if it belongs to one.
 ///
-/// Of the stamp's own line its tick counts, never the clock: what the clock says of it is what others knew, which is no newer.
+/// For the stamp's own line its tick counts, never the clock: the clock's entry for it is what others knew, which is no newer.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Stamp {
     pub(super) base: Clock,
@@ -88,11 +88,11 @@ impl Stamp {
             _ => self.base.tick_of(line),
         }
     }
-    /// Takes in all that happened before `other`; whether that was news.
+    /// Takes in all that happened before `other`; returns whether that was news.
     pub(super) fn join(&mut self, other: &Stamp) -> bool {
         self.join_via(other, Via::NONE)
     }
-    /// Takes in all that happened before `other`, by a wait; whether that was news.
+    /// Takes in all that happened before `other`, by a wait; returns whether that was news.
     pub(super) fn join_via(&mut self, other: &Stamp, via: Via) -> bool {
         let own = self.own.map(|at| at.line);
         let others = other.own.filter(|at| Some(at.line) != own && at.tick > self.base.tick_of(at.line));
@@ -103,7 +103,7 @@ impl Stamp {
         }
         learnt || others.is_some()
     }
-    /// One step on; where it is now.
+    /// Advances by one tick; returns where it is now.
     ///
     /// # Panics
     /// When the stamp belongs to no line.
@@ -168,7 +168,7 @@ mod tests {
         assert!(a.covers(&b));
     }
 
-    /// What came back to a stream of its own operations is no news, and never tells others how they learnt of them.
+    /// A stream's own operations that come back to it are no news, and never show others how they were learnt.
     #[test]
     fn what_others_knew_of_ones_own_line_is_nobodys_source() {
         let (mut a, mut b) = (at(1, 3), at(2, 1));

@@ -1,25 +1,25 @@
-//! The properties: what is lawful for an access, an allocation, a free and a release, and whose fault it is when it is not.
+//! The properties: what is lawful for an access, an allocation, a free and a release, and who is to blame if it is not.
 //!
 //! | when | checked | to blame |
 //! |---|---|---|
 //! | allocation | P1: no live owner; bytes of no stream: former uses complete in the host's view | allocator |
-//! | access | P3: after the birth, before the free, inside the bytes asked for, where somebody owns them | program |
-//! | access | P2: after every access of former generations | allocator; program if it never told of that use |
+//! | access | P3: after the birth, before the free, inside the requested bytes, where they have an owner | program |
+//! | access | P2: after every access of former generations | allocator; program if it never reported that use |
 //! | access | race: after every conflicting access of its own generation | program; the library if it knew both |
 //! | unmap, release | P4: every access complete in the host's view, no live owner | allocator; program as at P2 |
 //!
-//! A use is *told of* if it happened before the free (on the home stream as it is then, or in the host's view), if its stream
-//! was given to `used`, or if the free was of unknown uses. Memory in which nothing was ever handed out is judged for races
-//! and P4 only.
+//! A use is *reported* if it happened before the free (on the home stream as it is then, or in the host's view), if its stream
+//! was passed to `used`, or if the free was of unknown uses. Memory in which nothing was ever handed out is judged only for races
+//! and P4.
 //!
-//! The library *knew* an access if it is of an operation that the library said it would queue, or if it was told of it by
+//! The library *knew* an access if it is of an operation that the library announced, or if it was reported by
 //! `used`. A race is the library's if the later access is of an operation that it undertook to order behind all that it
-//! knew, its own or one for which the program had it order the stream, and it knew the earlier one, which was queued by then; else the program's.
+//! knew (its own, or one for which the program had it order the stream), and it knew the earlier one, which was queued by then; otherwise it is the program's.
 //!
-//! Of accesses that dominate each other one stands for all: where an owner's newest use was never told of and an older one
-//! was, and the allocator waited for neither, only the program's fault shows until it is mended.
+//! Of accesses that dominate each other one stands for all: if an owner's newest use was never reported and an older one
+//! was, and the allocator waited for neither, only the program's fault shows until it is fixed.
 //!
-//! An access call convicts at most once for each fault; what was part of a P2 conviction is forgotten, so that one missing
+//! An access call yields at most one violation of each fault; the accesses of a P2 violation are then forgotten, so that one missing
 //! edge is one violation and not one for every later access. This does not know how clocks or cells work inside.
 
 use super::clock::At;
@@ -31,7 +31,7 @@ use super::{AccessKind, Actor, HostKey, MapKey, Oracle, PhysKey, Space, StreamKe
 use millpond_driver::units::{Addr, AllocationId};
 use smallvec::SmallVec;
 
-/// What one access met, at most one of each.
+/// What one access violated, at most one of each.
 #[derive(Default)]
 struct Met {
     /// A former generation's access that the allocator should have waited for, and one that it could not know.
@@ -79,7 +79,7 @@ impl Oracle {
         }
     }
 
-    /// An access compiled against a live allocation: born before it, and inside it.
+    /// An access meant for a live allocation: born before it, and inside it.
     fn judge_owned(&mut self, actor: &Actor, place: Place, kind: AccessKind, id: AllocationId) {
         let live = &self.ledger.live[&id];
         let end = place.offset + place.bytes;
@@ -100,7 +100,7 @@ impl Oracle {
         }
     }
 
-    /// Judges bytes cell by cell; whether it was an access of bytes that nobody owns.
+    /// Judges bytes cell by cell; returns whether it accessed bytes without an owner.
     fn judge_range(
         &mut self,
         actor: &Actor,
@@ -120,7 +120,7 @@ impl Oracle {
         phys.shadow.visit(place.offset, place.offset + place.bytes, |start, cell| {
             let here = Place { offset: start, bytes: cell.end - start, ..place };
             let owner = match cell.owner {
-                // Two live owners: P1 convicted that already.
+                // Two live owners: P1 has reported that already.
                 Owner::Live(id) if tag.is_some_and(|t| t != id) => return,
                 Owner::Live(id) => Some(id),
                 // An overlap again: the other owner freed first.
@@ -145,7 +145,7 @@ impl Oracle {
             let live_here = owner.and_then(|id| live.get_mut(&id));
             let ordered_at = live_here.and_then(|l| l.operation(actor.at, kind));
             if owner.is_some_and(|id| live[&id].admits(actor.stream)) {
-                // It need not come after the birth, so what the birth came after is not behind it by itself.
+                // It need not come after the birth, so what the birth came after is not necessarily before it.
                 let unordered = cell.settled.iter().find(|f| !order.before(f.at, &actor.stamp));
                 if let Some(f) = unordered {
                     let slot = if f.unrecorded { &mut met.unrecorded } else { &mut met.early };
@@ -258,13 +258,13 @@ impl Oracle {
     ) {
         self.tally.accesses_checked += 1;
         let contains = |base: Addr, len: u64| addr.since(base).is_some_and(|n| n < len);
-        // Two live owners are the allocator's doing, whichever of them was freed since.
+        // Two live owners are the allocator's fault, whichever of them was freed since.
         if let Some(id) = self.ledger.live_at(addr).or_else(|| self.ledger.any_live_at(addr)) {
             return self.convict(Blame::Allocator, |o| {
                 Violation::new(Property::P3, Fault::NoMemory, o.unmapped_side(actor, Some(o.held(id))))
             });
         }
-        // Its own bytes are where it is: these are beyond them, whoever had them before.
+        // Its own bytes are where they are: these are beyond them, whichever owner they had before.
         if let Some(id) = tag.filter(|id| self.ledger.live.contains_key(id)) {
             return self.convict(Blame::Program, |o| {
                 let side = o.unmapped_side(actor, Some(o.held(id)));

@@ -1,4 +1,4 @@
-//! All memory, mappings and allocations that the judge was told of.
+//! All memory, mappings and allocations that were reported to the judge.
 //!
 //! Records and their upkeep. It does not know what is lawful, nor order.
 
@@ -37,9 +37,9 @@ pub(super) struct Phys {
     pub(super) newest: Newest,
     pub(super) mappings: u32,
     pub(super) released: bool,
-    /// An allocation was made in it: bytes without owner are nobody's to touch.
+    /// An allocation was made in it: bytes without an owner must not be accessed.
     pub(super) managed: bool,
-    /// The access of the last P4 conviction, so that unmapping and releasing in a row convict once.
+    /// The access of the last P4 violation, so that unmapping and releasing in a row yield one.
     pub(super) convicted: Option<At>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Map {
     pub(super) newest: Newest,
 }
 
-/// What a report says of an allocation, beside where and when it is.
+/// What a report shows of an allocation, besides where and when it is.
 #[derive(Clone, Debug)]
 pub(super) struct Story {
     /// How many there were before it.
@@ -68,21 +68,21 @@ pub(super) struct Live {
     pub(super) home: Option<StreamKey>,
     pub(super) born: Stamp,
     pub(super) born_at: At,
-    /// Streams whose uses were told, each with the tick up to which they were.
+    /// Streams whose uses were reported, each with the tick up to which they were.
     pub(super) used: SmallVec<[(StreamKey, u64); 2]>,
-    /// Brought in as memory of others: what is known of what was done before.
+    /// Imported as external memory: what is known of earlier work on it.
     pub(super) brought_in: Option<BroughtIn>,
-    /// Bytes of it that no memory was mapped at.
+    /// Bytes of it at which no memory was mapped.
     pub(super) nowhere: SmallVec<[(Addr, u64); 0]>,
-    /// Streams that the allocator let in: they may use the bytes without coming after the birth, on its account.
+    /// Streams that the allocator admitted: they may use the bytes without coming after the birth; the allocator answers for that.
     pub(super) admitted: SmallVec<[StreamKey; 2]>,
-    /// Operations that the library said it was about to queue, the latest of each stream.
+    /// Operations that the library announced, the latest of each stream.
     pub(super) operations: SmallVec<[Expected; 2]>,
     /// Guards that are held, or were forgotten: one a stream and kind, the last, and how many there are.
     pub(super) guards: SmallVec<[(Expected, u32); 1]>,
 }
 
-/// Memory of others: of what was done before, the library knows what is in a stamp of the stream that it was brought in on, and
+/// External memory: of earlier work on it, the library knows what is in a stamp of the stream on which it was imported, and
 /// what it knew and had undertaken to order before that stream.
 #[derive(Debug)]
 pub(super) struct BroughtIn {
@@ -90,11 +90,11 @@ pub(super) struct BroughtIn {
     /// How many operations of all streams there were.
     behind: u64,
     undertaken: u64,
-    /// What was told of its uses before, which its free has to respect.
+    /// The uses reported earlier, which its free has to respect.
     told: SmallVec<[(StreamKey, u64); 2]>,
 }
 
-/// What a stream was about to be given when the library ordered it: one operation of the library's, or the program's, until the next note.
+/// The operation for which the library ordered a stream: one of the library's own, or the program's until the next note.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Expected {
     stream: StreamKey,
@@ -104,12 +104,12 @@ pub(super) struct Expected {
     behind: u64,
     /// How many operations of all streams there were when it was ordered.
     ordered_at: u64,
-    /// The tick that the library's turned out to have.
+    /// The tick that the library's operation turned out to have.
     came: Option<u64>,
 }
 
 impl Live {
-    /// Whether the allocator answers for this access being after the bytes' former life.
+    /// Whether the allocator is responsible for this access coming after the work of the bytes' previous owner.
     pub(super) fn admits(&self, stream: Option<StreamKey>) -> bool {
         stream.is_some_and(|s| self.admitted.contains(&s))
     }
@@ -147,9 +147,9 @@ impl Live {
         }
         self.guards.retain(|(_, held)| *held > 0);
     }
-    /// If the library said that it had ordered what does this access: how many operations there were then, which it undertook to order
-    /// this one behind, and whether it knows the operation. Of its own operations that is the first that touches the allocation on that stream
-    /// since it said so, of the program's and those under a guard every one; of several words the last.
+    /// If the library announced that it had ordered the operation of this access: how many operations there were then, behind which it undertook to order
+    /// this one, and whether it knows the operation. Of its own operations that is the first that accesses the allocation on that stream
+    /// since the announcement, of the program's and those under a guard every one; of several announcements the last counts.
     pub(super) fn operation(&mut self, at: At, kind: AccessKind) -> Option<(u64, bool)> {
         let stream = at.line.split().ok()?;
         let queued = self.operations.iter_mut().find(|e| e.stream == stream && at.tick > e.behind);
@@ -166,7 +166,7 @@ impl Live {
             (Some((queued, _)), Some(then)) => Some((queued.max(then), true)),
         }
     }
-    /// The library knows it as memory of others from here on.
+    /// From here on the library knows it as external memory.
     pub(super) fn bring_in(&mut self, stream: StreamKey, past: Stamp, behind: u64) {
         let of_stream = self.operations.iter().filter(|e| e.stream == stream && e.kind == AccessKind::Write);
         let undertaken = of_stream.map(|e| e.ordered_at).max().unwrap_or(0);
@@ -176,7 +176,7 @@ impl Live {
         self.guards.clear();
         self.brought_in = Some(BroughtIn { past, behind, undertaken, told });
     }
-    /// Whether the library knew of an access when it ordered a later one; `before` says whether it happened before a stamp.
+    /// Whether the library knew of an access when it ordered a later one; `before` tests whether it happened before a stamp.
     pub(super) fn knew(&self, access: &Access, before: impl FnOnce(&Stamp) -> bool) -> bool {
         match &self.brought_in {
             Some(b) if access.number <= b.behind => {
@@ -186,13 +186,13 @@ impl Live {
             _ => access.librarys || is_told(&self.used, access.at),
         }
     }
-    /// Whether the library was told of what this stream did up to this tick.
+    /// Whether the work of this stream up to this tick was reported to the library.
     pub(super) fn was_told(&self, at: At) -> bool {
         is_told(&self.used, at) || self.brought_in.as_ref().is_some_and(|b| is_told(&b.told, at))
     }
 }
 
-/// Whether uses that were told are of this, each of a stream up to a tick.
+/// Whether reported uses, each of a stream up to a tick, include this point.
 fn is_told(used: &[(StreamKey, u64)], at: At) -> bool {
     at.line.split().is_ok_and(|s| used.iter().any(|u| u.0 == s && at.tick <= u.1))
 }
@@ -247,14 +247,14 @@ impl Ledger {
     pub(super) fn phys(&mut self, key: PhysKey) -> &mut Phys {
         self.memory.get_mut(&key).unwrap_or_else(|| panic!("the oracle knows no memory {key:?}"))
     }
-    /// The allocation whose bytes an address is one of.
+    /// The allocation that contains an address.
     pub(super) fn live_at(&self, addr: Addr) -> Option<AllocationId> {
         let (_, &id) = self.by_addr.range(..=addr).next_back()?;
         let live = &self.live[&id];
         addr.since(live.addr).is_some_and(|n| n < live.bytes()).then_some(id)
     }
-    /// The allocation whose bytes an address is one of, of all that live, and of what was handed out where no memory is: of two
-    /// at one address, that one forgets which was freed first.
+    /// The allocation that contains an address, among all that live and those handed out where no memory is. Of two
+    /// at one address the one that was freed first is forgotten.
     pub(super) fn any_live_at(&self, addr: Addr) -> Option<AllocationId> {
         let contains = |from: Addr, bytes| addr.since(from).is_some_and(|n| n < bytes);
         let here = |l: &Live| {
@@ -263,7 +263,7 @@ impl Ledger {
         let oldest = self.live.iter().filter(|(_, l)| here(l)).min_by_key(|(_, l)| l.story.number);
         oldest.map(|(&id, _)| id)
     }
-    /// A number is given to another allocation while it has one: that one is forgotten, where it lay too.
+    /// A number is given to another allocation while one has it: the earlier one is forgotten, and its place too.
     pub(super) fn replaced(&mut self, id: AllocationId) -> Option<Live> {
         let old = self.live.remove(&id)?;
         if self.by_addr.get(&old.addr) == Some(&id) {

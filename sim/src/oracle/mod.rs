@@ -1,17 +1,17 @@
-//! The ordering oracle: a pure judge of what a device was asked to do.
+//! The ordering oracle: a pure judge of a device's calls.
 //!
-//! It is told each operation, record, wait and observation in the order in which the host asked for them, and each access
+//! It receives each operation, record, wait and observation in the order in which the host made the calls, and each access
 //! to memory, and judges every access at its submission: happens-before does not depend on when the device runs.
 //!
 //! `order` keeps happens-before (over `clock`, and `waits` for which waits were needed); `ledger` keeps memory and allocations
-//! (over `shadow`, who last touched each byte); `judge` checks P1 to P4 and races and decides who is to blame; `tell` turns
-//! what it found into the plain data of `verdict`, and `words` that into what a person reads.
+//! (over `shadow`, which records the last accesses to each byte); `judge` checks P1 to P4 and races and decides who is to blame; `tell` turns
+//! its findings into the plain data of `verdict`, and `words` that into text.
 //!
-//! It does not know contents, time, or whether anything ran; addresses are only names to it. It calls nobody and holds no
+//! It does not know contents, time, or whether anything ran; addresses are only names to it. It makes no calls and holds no
 //! lock. It never learns what an allocator believes: only what was handed out and taken back.
 //!
-//! Being told of something that cannot be (a stream never created, bytes beyond a memory's end) panics with the names: the
-//! caller is then not the device it claims to be. What a *program* does wrong is never a panic.
+//! A report of something impossible (a stream never created, bytes beyond a memory's end) panics with the names: then the
+//! caller is not the device that it claims to be. A mistake of a *program* is never a panic.
 
 mod clock;
 mod judge;
@@ -40,11 +40,11 @@ use shadow::What;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A stream, as the caller numbers them: densely, and never a number twice.
+/// A stream, by the caller's number: dense, and never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamKey(pub u32);
 
-/// An event, as the caller numbers them: never a number twice.
+/// An event, by the caller's number: never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EventKey(pub u32);
 
@@ -52,11 +52,11 @@ pub struct EventKey(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostKey(pub u32);
 
-/// A piece of physical memory: a plain segment, a virtual-memory handle or a pinned range. Never a number twice.
+/// A piece of physical memory: a plain segment, a virtual-memory handle or a pinned range. The number is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PhysKey(pub u32);
 
-/// One mapping of a piece of physical memory at addresses. Never a number twice.
+/// One mapping of a piece of physical memory at addresses. The number is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct MapKey(pub u32);
 
@@ -67,9 +67,9 @@ pub struct OpKey(pub(super) u64);
 /// What an access does to the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum AccessKind {
-    /// Looks at them.
+    /// Reads them.
     Read,
-    /// Changes them.
+    /// Writes them.
     Write,
 }
 
@@ -83,14 +83,14 @@ pub enum Space {
     Pinned,
 }
 
-/// How many of the latest operations can still be told accesses of.
+/// How many of the latest operations can still get accesses.
 const RECENT: usize = 1024;
-/// How many different names of operations are kept; more are all called the same.
+/// How many different names of operations are kept; all others share one name.
 const NAMES: usize = 1 << 16;
 /// How many violations are kept.
 const KEPT: usize = 64;
 
-/// Who touches memory: an operation of a stream, or the host.
+/// What accesses memory: an operation of a stream, or the host.
 #[derive(Clone, Debug)]
 struct Actor {
     at: At,
@@ -132,27 +132,27 @@ impl Names {
 
 /// The judge.
 ///
-/// Everything is told in the order in which the host asked for it. A call that failed at the device, or that the device
-/// answered with "not ready", is not told.
+/// Reports come in the order in which the host made the calls. A call that failed at the device, or that the device
+/// answered with "not ready", is not reported.
 #[derive(Debug)]
 pub struct Oracle {
     order: Order,
     tally: Tally,
-    /// Whether an allocator told of anything.
+    /// Whether an allocator has reported anything.
     allocator_told: bool,
     ledger: Ledger,
     names: Names,
     recent: VecDeque<Actor>,
     violations: Vec<Violation>,
-    /// What streams are called.
+    /// The streams' labels.
     labels: HashMap<StreamId, StreamLabel>,
     devices: Devices,
     threads: u64,
-    /// Where what is told now was asked for.
+    /// Where the call that is reported now was made.
     from: Option<Caller>,
 }
 
-/// Whether streams of several devices were told.
+/// Whether streams of several devices were reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Devices {
     None,
@@ -165,7 +165,7 @@ impl Oracle {
     ///
     /// `strict`: every host thread has a clock of its own, and two threads are ordered only by [`Oracle::host_edge`] and
     /// through the device. Otherwise there is one host clock, in order of arrival: what one thread saw, all know, so that
-    /// locks and channels which nobody told of raise no false alarm.
+    /// unreported locks and channels cause no false alarm.
     pub fn new(strict: bool) -> Oracle {
         Oracle {
             order: Order::new(strict),
@@ -184,7 +184,7 @@ impl Oracle {
 
     // --- streams, events, hosts
 
-    /// A stream came to be. The legacy default stream of a device and its blocking streams order each other (E4);
+    /// A stream was created. The legacy default stream of a device and its blocking streams order each other (E4);
     /// per-thread default streams are blocking.
     ///
     /// # Panics
@@ -202,7 +202,7 @@ impl Oracle {
         self.labels.insert(id, label);
     }
 
-    /// What the program calls a stream, instead of its number.
+    /// The program's name for a stream, instead of its number.
     ///
     /// # Panics
     /// When there is no such stream.
@@ -213,7 +213,7 @@ impl Oracle {
         }
     }
 
-    /// The program's number of a stream, where it counts otherwise than its [`StreamId`].
+    /// The program's number for a stream, if it counts differently from its [`StreamId`].
     ///
     /// # Panics
     /// When there is no such stream.
@@ -224,12 +224,12 @@ impl Oracle {
         }
     }
 
-    /// Where in the program the calls are made that are told from here on; `None`: that is not known.
+    /// Where in the program the calls reported from here on are made; `None` if unknown.
     pub fn called_from(&mut self, at: Option<Caller>) {
         self.from = at;
     }
 
-    /// A stream was destroyed. Its pending work goes on (E7), and counts as the device's.
+    /// A stream was destroyed. Its pending work continues (E7), and counts as the device's.
     ///
     /// # Panics
     /// When there is no such stream, or it was destroyed before.
@@ -237,8 +237,8 @@ impl Oracle {
         self.order.stream_destroyed(stream);
     }
 
-    /// One operation was put on a stream: a launch, a copy, a fill or a host function. It comes after all that the stream was
-    /// given before, all that the host thread knows complete, and what E4 adds. Its accesses are told next.
+    /// One operation was put on a stream: a launch, a copy, a fill or a host function. It comes after all earlier work of the stream,
+    /// all that the host thread knows complete, and what E4 adds. Its accesses are reported next.
     ///
     /// # Panics
     /// When there is no such stream, or it was destroyed.
@@ -253,7 +253,7 @@ impl Oracle {
         OpKey(self.tally.operations - 1)
     }
 
-    /// An event was recorded on a stream: from now on it captures all that the stream was given so far (E2), and no more what
+    /// An event was recorded on a stream: from now on it captures all work on the stream so far (E2), and no longer what
     /// it captured before (E8). A record is an action on the stream (E4), but has no position of its own.
     ///
     /// # Panics
@@ -263,14 +263,14 @@ impl Oracle {
         self.recorded();
     }
 
-    /// An event was recorded behind everything that any stream of a device was given so far, destroyed streams included.
+    /// An event was recorded behind all work on all streams of a device so far, including destroyed streams.
     pub fn record_context(&mut self, host: HostKey, event: EventKey, device: DeviceId) {
         self.order.record_context(host, event, device);
         self.recorded();
     }
 
-    /// An event was destroyed: what it captured is needed no more. Telling is optional and saves memory: a clock, as far as nobody else has
-    /// its pages.
+    /// An event was destroyed: what it captured is no longer needed. Reporting this is optional and saves memory: a clock, as far as its pages
+    /// are not shared.
     pub fn event_destroyed(&mut self, event: EventKey) {
         self.order.event_destroyed(event);
     }
@@ -280,7 +280,7 @@ impl Oracle {
         self.tally.records_never_waited_on += 1;
     }
 
-    /// Work that the stream is given from now on comes after what the event captures now (E2); a later record does not
+    /// Later work on the stream comes after what the event captures now (E2); a later record does not
     /// change that. An event that was never recorded orders nothing, and is counted.
     ///
     /// # Panics
@@ -289,13 +289,13 @@ impl Oracle {
         self.order.wait(host, stream, event, &mut self.tally);
     }
 
-    /// The host saw that what the event captures now is complete: a synchronise returned, or a query said so (E3).
+    /// The host saw that what the event captures now is complete: a synchronise returned, or a query answered so (E3).
     pub fn host_sees_event(&mut self, host: HostKey, event: EventKey) {
         self.tally.host_waits += 1;
         self.order.host_sees_event(host, event, &mut self.tally);
     }
 
-    /// The host saw that all that a stream was given so far is complete (E3).
+    /// The host saw that all work on a stream so far is complete (E3).
     ///
     /// # Panics
     /// When there is no such stream.
@@ -304,13 +304,13 @@ impl Oracle {
         self.order.host_sees_stream(host, stream);
     }
 
-    /// The host saw that all that a device was given so far is complete, by destroyed streams too (E3).
+    /// The host saw that all work on a device so far is complete, including destroyed streams' (E3).
     pub fn host_sees_device(&mut self, host: HostKey, device: DeviceId) {
         self.tally.host_waits += 1;
         self.order.host_sees_device(host, device);
     }
 
-    /// What thread `to` does from now on comes after what thread `from` did so far: a lock passed on, a message, a join.
+    /// What thread `to` does from now on comes after what thread `from` did so far: a lock handed over, a message, a join.
     /// Changes nothing unless strict.
     pub fn host_edge(&mut self, from: HostKey, to: HostKey) {
         self.order.host_edge(from, to);
@@ -318,7 +318,7 @@ impl Oracle {
 
     // --- memory
 
-    /// Physical memory came to be: a plain segment, a virtual-memory handle, a pinned range.
+    /// Physical memory was created: a plain segment, a virtual-memory handle, a pinned range.
     ///
     /// # Panics
     /// When the key was used before and not released.
@@ -327,7 +327,7 @@ impl Oracle {
     }
 
     /// Physical memory was given back. Every access to it must be complete in this host's view (P4), and no live allocation may
-    /// be in it. Memory that is still mapped lives on until the last mapping goes.
+    /// be in it. Memory that is still mapped lives on until its last mapping is removed.
     ///
     /// # Panics
     /// When there is no such memory.
@@ -336,7 +336,7 @@ impl Oracle {
     }
 
     /// Physical memory was mapped at addresses; one memory may be mapped several times. A plain segment has one mapping,
-    /// made and taken away with it.
+    /// made and removed with it.
     ///
     /// # Panics
     /// When there is no such memory, or the key was used before and not unmapped.
@@ -344,7 +344,7 @@ impl Oracle {
         self.ledger.mapped(map, phys);
     }
 
-    /// A mapping was taken away. Every access through it must be complete in this host's view (P4), whatever other mappings
+    /// A mapping was removed. Every access through it must be complete in this host's view (P4), whatever other mappings
     /// there are.
     ///
     /// # Panics
@@ -353,8 +353,8 @@ impl Oracle {
         self.judge_unmap(host, map);
     }
 
-    /// An operation touches bytes, through a mapping if the device knows which. `tag` names the allocation that the access was
-    /// compiled against; without one it counts for whoever owns the bytes now. Zero bytes are no access.
+    /// An operation accesses bytes, through a mapping if the device knows which. `tag` names the allocation that the access was
+    /// meant for; without one it counts for the current owner of the bytes. Zero bytes are no access.
     ///
     /// # Panics
     /// When the operation is not among the latest 1024, there is no such memory, or the bytes go beyond its end.
@@ -373,7 +373,7 @@ impl Oracle {
         self.judge_access(&actor, map, Place { phys, offset, bytes }, kind, tag);
     }
 
-    /// An operation touches an address where nothing is mapped. `tag` as in [`Oracle::access`].
+    /// An operation accesses an address where nothing is mapped. `tag` as in [`Oracle::access`].
     ///
     /// # Panics
     /// When the operation is not among the latest 1024.
@@ -382,7 +382,7 @@ impl Oracle {
         self.judge_unmapped_access(&actor, addr, bytes, tag);
     }
 
-    /// The CPU touches pinned bytes. It is on no stream: what it conflicts with must be complete in its view, ordered is not
+    /// The CPU accesses pinned bytes. It is on no stream: what it conflicts with must be complete in its view; ordered is not
     /// enough.
     ///
     /// # Panics
@@ -414,9 +414,9 @@ impl Oracle {
 
     // --- allocations
 
-    /// An allocator handed bytes out: `pieces` are (physical memory, offset, bytes), in order of address, and only the bytes
-    /// asked for. With a stream, it is born at that stream's end as it is now (its accesses come after that); without, when
-    /// the host asks, and all former uses of the bytes must be complete in its view.
+    /// An allocator handed bytes out: `pieces` are (physical memory, offset, bytes), in order of address, and only the requested
+    /// bytes. With a stream, the allocation is born at that stream's end as it is now (its accesses come after that); without, when
+    /// the host calls, and all former uses of the bytes must be complete in its view.
     ///
     /// # Panics
     /// When there is no such stream, or a piece goes beyond the end of its memory.
@@ -433,67 +433,67 @@ impl Oracle {
         self.judge_allocation(host, id, addr, pieces, stream);
     }
 
-    /// There is an allocator, whose calls the program has.
+    /// An allocator exists, whose calls the program can use.
     pub(super) fn allocator_tells(&mut self) {
         self.allocator_told = true;
     }
 
-    /// Of what was handed out last, these bytes are mapped nowhere: whoever touches them is not to blame.
+    /// These bytes of the last hand-out are mapped nowhere: an access to them is not the program's fault.
     pub fn allocated_nowhere(&mut self, id: AllocationId, addr: Addr, bytes: u64) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
             live.nowhere.push((addr, bytes));
         }
     }
 
-    /// What the program calls an allocation.
+    /// The program's name for an allocation.
     pub fn allocation_named(&mut self, id: AllocationId, name: &str) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
             live.story.name = Some(name.into());
         }
     }
 
-    /// The owner told the allocator that a stream uses the allocation: from the free on, reuse must respect all that the
-    /// stream did with it, before and after this call.
+    /// The owner reported to the allocator that a stream uses the allocation: from the free on, reuse must respect all work of the
+    /// stream on it, before and after this call.
     pub fn used(&mut self, host: HostKey, id: AllocationId, stream: StreamKey) {
         self.judge_use(host, id, stream, u64::MAX);
     }
 
-    /// The owner told the allocator of a use up to now ([`Oracle::used`]): reuse must respect only what the stream was
-    /// given before this call: the owner recorded an event behind its uses and named that. What was queued between the
-    /// event and this call counts as told, too: the oracle does not know which event it was.
+    /// The owner reported a use up to now to the allocator ([`Oracle::used`]): reuse must respect only the stream's work
+    /// before this call: the owner recorded an event behind its uses and named that. What was queued between the
+    /// event and this call counts as reported, too: the oracle does not know which event it was.
     pub fn used_so_far(&mut self, host: HostKey, id: AllocationId, stream: StreamKey) {
         let so_far = self.order.position(stream).tick;
         self.judge_use(host, id, stream, so_far);
     }
 
-    /// A use of whatever allocation lives at an address ([`Oracle::used`]); nothing where none does.
+    /// A use of the allocation that lives at an address ([`Oracle::used`]); nothing if there is none.
     pub fn used_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.used(host, id, stream);
         }
     }
 
-    /// A use up to now of whatever allocation lives at an address ([`Oracle::used_so_far`]); nothing where
-    /// none does.
+    /// A use up to now of the allocation that lives at an address ([`Oracle::used_so_far`]); nothing if
+    /// there is none.
     pub fn used_so_far_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.used_so_far(host, id, stream);
         }
     }
 
-    /// The allocator says that a stream may use the allocation from here on: either it was made to come after the birth, or
-    /// the bytes have no former life that it would have to come after. Uses there are then not held against the program
-    /// for not coming after the birth, and held against the allocator if they do not come after the bytes' former
-    /// owners. Blind spot: once the bytes were accessed since the birth, only those of the former owners count here that
+    /// The allocator declares that a stream may use the allocation from here on: either it was ordered after the birth, or
+    /// the bytes have no earlier work that it would have to come after. The program is then not blamed if uses there
+    /// do not come after the birth; the allocator is blamed if they do not come after the bytes' former
+    /// owners. Blind spot: once the bytes were accessed since the birth, only those accesses of the former owners count here that
     /// the birth itself did not come after.
     pub fn admitted(&mut self, id: AllocationId, stream: StreamKey) {
         self.note_admitted(id, stream);
     }
 
-    /// The library says that it has ordered what this stream is given next behind all conflicting uses it knew of: the next operation
-    /// that touches the allocation if the library queues it, all that do so until it says something else of this stream if the program does.
-    /// Where it has not, a race with a use that it knew of (an operation of its own, or a use told by [`Oracle::used`])
-    /// is its fault and not the program's. An operation that writes though `kind` says that it reads is the program's.
+    /// The library announces that it has ordered this stream's next work behind all conflicting uses that it knew of: the next operation
+    /// that accesses the allocation if the library queues it, all such operations until its next announcement for this stream if the program does.
+    /// If it has not, a race with a use that it knew of (an operation of its own, or a use reported by [`Oracle::used`])
+    /// is its fault and not the program's. An operation that writes although `kind` says that it reads is the program's fault.
     pub fn operation_comes(&mut self, id: AllocationId, stream: StreamKey, kind: AccessKind, by: QueuedBy) {
         let from = self.order.position(stream).tick;
         if let Some(live) = self.ledger.live.get_mut(&id) {
@@ -501,31 +501,31 @@ impl Oracle {
         }
     }
 
-    /// A guard that was told of as an operation of [`QueuedBy::Guard`] ended.
+    /// A guard that was reported as an operation of [`QueuedBy::Guard`] ended.
     pub fn guard_ended(&mut self, id: AllocationId, stream: StreamKey, kind: AccessKind) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
             live.guard_ended(stream, kind);
         }
     }
 
-    /// The end of a guard of whatever allocation lives at an address ([`Oracle::guard_ended`]); nothing where
-    /// none does.
+    /// The end of a guard of the allocation that lives at an address ([`Oracle::guard_ended`]); nothing if
+    /// there is none.
     pub fn guard_ended_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.guard_ended(id, stream, kind);
         }
     }
 
-    /// An operation that comes on whatever allocation lives at an address ([`Oracle::operation_comes`]);
-    /// nothing where none does.
+    /// An announced operation on the allocation that lives at an address ([`Oracle::operation_comes`]);
+    /// nothing if there is none.
     pub fn operation_comes_at(&mut self, addr: Addr, stream: StreamKey, kind: AccessKind, by: QueuedBy) {
         if let Some(id) = self.ledger.live_at(addr) {
             self.operation_comes(id, stream, kind, by);
         }
     }
 
-    /// The library was given the memory at an address as memory of others, on a stream: of what was done with it before, by itself too, it
-    /// knows from here on what that stream was given or ordered behind, and what it undertook to order before it; the rest is the program's. What the owner's free has to respect stays.
+    /// The library got the memory at an address as external memory, on a stream. Of earlier work on it, including its own, it
+    /// knows from here on the work on that stream and what it was ordered behind, and what it undertook to order before it; the rest is the program's. What the owner's free has to respect stays.
     pub fn brought_in_at(&mut self, host: HostKey, addr: Addr, stream: StreamKey) {
         let Some(id) = self.ledger.live_at(addr) else { return };
         let past = self.order.now(host, Some(stream));
@@ -541,9 +541,9 @@ impl Oracle {
         self.judge_free(host, id, unknown);
     }
 
-    // --- what came out
+    // --- results
 
-    /// What was counted so far.
+    /// The counts so far.
     pub fn tally(&self) -> Tally {
         let mut tally = self.tally;
         let idle = tally.waits_on_unrecorded + tally.waits_implied;
@@ -569,7 +569,7 @@ impl Oracle {
         Err(Verdict { more: tally.violations - violations.len() as u64, violations, tally: Box::new(tally) })
     }
 
-    /// Counts a violation, and keeps it if there is room or if it is more telling than one kept.
+    /// Counts a violation, and keeps it if there is room or if it is more informative than one kept.
     fn convict(&mut self, blame: Blame, describe: impl FnOnce(&Oracle) -> Violation) {
         self.tally.violations += 1;
         self.tally.violations_of_allocator += u64::from(blame == Blame::Allocator);

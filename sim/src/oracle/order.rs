@@ -1,16 +1,16 @@
 //! Happens-before: streams, events and host threads, and how each call of the program orders them.
 //!
-//! The rules are the edges E1 to E8 that `oracle/tests/edges.rs` shows one by one. A clock per stream, per host thread and per recorded event:
-//! an operation joins its host thread's clock into its stream's and steps that on; a record copies the stream's clock; a wait
-//! joins the copy, as it is at the wait, into the waiter's; an observation joins it into the host thread's. An action on the legacy default stream first joins all blocking streams
-//! of its device that did something since; an action on a blocking stream first joins the legacy one.
+//! The rules are the edges E1 to E8 that `oracle/tests/edges.rs` shows one by one. There is a clock per stream, per host thread and per recorded event:
+//! an operation joins its host thread's clock into its stream's and advances that; a record copies the stream's clock; a wait
+//! joins the copy, as it is at the wait, into the waiting stream's; an observation joins it into the host thread's. An action on the legacy default stream first joins all blocking streams
+//! of its device that acted since; an action on a blocking stream first joins the legacy one.
 //!
-//! Weaker where the platforms' documents leave room, so that nobody rests on an edge that may not be there: synchronising
+//! It is weaker where the platforms' documents leave room, so that no program relies on an edge that may not exist: synchronising
 //! with a blocking stream teaches nothing about legacy work that no action of that stream has followed; and the legacy
 //! stream does not wait for streams already destroyed (a device synchronise and a context-wide record do).
 //!
-//! Costs: an operation is O(1) when its thread learnt nothing new since the stream's last one; a join is O(pages of the clocks
-//! that are not shared). A dead stream all of whose work the one host clock has seen complete is retired: it counts as before everything, and clocks
+//! Costs: an operation is O(1) if its thread learnt nothing new since the stream's last one; a join is O(pages of the clocks
+//! that are not shared). A dead stream whose work the one host clock has seen complete is retired: it counts as before everything, and clocks
 //! drop it.
 //!
 //! This does not know memory, allocations or who is to blame.
@@ -64,7 +64,7 @@ struct Device {
     gone: Vec<StreamKey>,
 }
 
-/// Who happened before whom, so far.
+/// Happens-before so far.
 #[derive(Debug)]
 pub(super) struct Order {
     strict: bool,
@@ -74,12 +74,12 @@ pub(super) struct Order {
     devices: HashMap<DeviceId, Device>,
     waits: Waits,
     live: usize,
-    /// Destroyed, not yet retired; looked through when it has grown to `sweep_at`.
+    /// Destroyed, not yet retired; searched when it has grown to `sweep_at`.
     dying: Vec<StreamKey>,
     sweep_at: usize,
 }
 
-/// Below so many entries a clock is never searched for retired lines.
+/// A clock with fewer entries is never searched for retired lines.
 const LEAN: usize = 64;
 
 impl Order {
@@ -100,11 +100,11 @@ impl Order {
     pub(super) fn strict(&self) -> bool {
         self.strict
     }
-    /// The thread whose clock is meant: there is one for all unless strict.
+    /// The thread whose clock is used: there is one for all unless strict.
     pub(super) fn host(&self, host: HostKey) -> HostKey {
         if self.strict { host } else { HostKey(0) }
     }
-    /// How many waits a successful check rested on.
+    /// How many waits a successful check depended on.
     pub(super) fn waits_needed(&self) -> u64 {
         self.waits.needed_count()
     }
@@ -181,7 +181,7 @@ impl Order {
         self.dying.push(key);
     }
 
-    /// One operation; where it is, and all that happened before it.
+    /// One operation; returns where it is, and all that happened before it.
     pub(super) fn submit(&mut self, host: HostKey, key: StreamKey) -> (At, Stamp) {
         self.act(host, key);
         let s = self.stream_mut(key);
@@ -306,7 +306,7 @@ impl Order {
         let strict = self.strict;
         let Some(d) = self.devices.get_mut(&device) else { return };
         let unseen = core::mem::take(&mut d.unseen);
-        // A single host knows what the others did before: of thousands of streams most have done nothing since. Several do not
+        // A single host knows what the others did before: most of thousands of streams have done nothing since. Several hosts do not
         // know what each other saw.
         let streams = if strict { d.live.iter().chain(&d.gone).copied().collect() } else { unseen };
         for key in streams {
@@ -343,7 +343,7 @@ impl Order {
         }
     }
 
-    /// A step of the host itself (an allocation, a free, an access by the CPU); where it is.
+    /// A step of the host itself (an allocation, a free, an access by the CPU); returns where it is.
     pub(super) fn host_step(&mut self, host: HostKey) -> At {
         let host = self.host(host);
         let strict = self.strict;
@@ -370,11 +370,11 @@ impl Order {
         stamp.join(&known);
         stamp
     }
-    /// Where a stream is now: how many operations it was given.
+    /// Where a stream is now: its number of operations.
     pub(super) fn position(&self, stream: StreamKey) -> At {
         self.stream(stream).stamp.own.expect("a stream has a line")
     }
-    /// Whether `at` happened before `point`. A wait that this rests on is marked as needed.
+    /// Whether `at` happened before `point`. A wait that this depends on is marked as needed.
     pub(super) fn before(&mut self, at: At, point: &Stamp) -> bool {
         if point.own.is_some_and(|own| own.line == at.line && own.tick >= at.tick)
             || self.always_before(at.line)
@@ -447,9 +447,9 @@ impl Order {
         }
     }
 
-    /// Drops retired lines from a stream's clock when it has grown well beyond the streams that live.
+    /// Drops retired lines from a stream's clock when it has grown far beyond the number of live streams.
     fn prune(&mut self, key: StreamKey) {
-        // Behind a look there are at most four times as many as there are streams.
+        // After a look there are at most four times as many as there are streams.
         if self.stream(key).stamp.base.len() <= 8 * (self.live + self.dying.len()) + LEAN || self.strict {
             return;
         }

@@ -1,20 +1,20 @@
-//! Who last touched each byte of one piece of physical memory, and who owns it.
+//! The last accesses to each byte of one piece of physical memory, and its owner.
 //!
 //! The simple version keeps, per byte, its owner and every access ever made. This one departs from it in four ways:
 //! 1. Bytes with the same history share a [`Cell`]; cells tile the memory in a tree by offset, split at the borders of
 //!    accesses and allocations and merge again where they agree: O(log n) for an access to a whole cell.
 //! 2. Of one generation's accesses only those are kept that no kept one dominates: a write drops what it is ordered after, a
 //!    read the older reads of its own stream (and, in short lists, all that it is ordered after). Whatever is ordered after
-//!    the one kept is ordered after those dropped, and the host's sight of the one kept is sight of them.
+//!    the one kept is ordered after those dropped, and if the host sees the one kept complete it sees them complete.
 //! 3. At a new generation they become *former* accesses; those that happened before its birth are *settled*, and dropped at
 //!    the first access of the new generation: that one and every other lawful one comes after the birth, and an unlawful one
-//!    is convicted for that. Not earlier: a generation that is never touched leaves nothing behind for the next one to come
-//!    after, so it must hand on what it was given. (Dropping them at the birth was tried, and random programs found an
-//!    unordered reuse across an untouched owner.)
-//! 4. Nothing else is ever dropped, save what was already part of a violation.
+//!    is a violation because of that. Not earlier: a generation that is never accessed leaves nothing for the next one to come
+//!    after, so it must pass on what it got. (Dropping them at the birth was tried, and random programs found an
+//!    unordered reuse across an owner that never accessed the bytes.)
+//! 4. Nothing else is ever dropped, except what was already part of a violation.
 //!
 //! The first access to a whole generation makes its bytes one cell again, unless former accesses remain: the number of cells follows the number of
-//! live allocations, not their history. It does not know clocks: whoever visits cells brings the judgement.
+//! live allocations, not their history. It does not know clocks: the visitor of the cells provides the judgement.
 
 use super::AccessKind;
 use super::clock::At;
@@ -23,7 +23,7 @@ use millpond_driver::units::AllocationId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// The words for an operation, interned.
+/// The name of an operation, interned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct What(pub(super) u32);
 
@@ -32,16 +32,16 @@ pub(super) struct What(pub(super) u32);
 pub(super) struct Access {
     pub(super) at: At,
     pub(super) what: What,
-    /// Where in the program it was asked for.
+    /// Where in the program it was called.
     pub(super) from: Option<Caller>,
-    /// The generation it belonged to; `None` where nobody was told of any.
+    /// The generation it belonged to; `None` if none was reported.
     pub(super) id: Option<AllocationId>,
     pub(super) kind: AccessKind,
-    /// Neither ordered before its free nor recorded with the allocator: the program's fault, if anything comes of it.
+    /// Neither ordered before its free nor recorded with the allocator: the program's fault, if it leads to a violation.
     pub(super) unrecorded: bool,
     /// An operation that the library queued itself.
     pub(super) librarys: bool,
-    /// How many operations of all streams there were, this one included.
+    /// How many operations of all streams there were, including this one.
     pub(super) number: u64,
 }
 
@@ -79,11 +79,11 @@ impl Cell {
     }
 }
 
-/// Up to this many kept accesses, a read looks for all that it dominates, not only its own stream's.
+/// Up to this many kept accesses, a read searches all for those that it dominates, not only its own stream's.
 const SHORT: usize = 8;
 
 impl Cell {
-    /// Adds an access that was judged; `before` says whether an earlier one happened before it.
+    /// Adds an access that was judged; `before` tests whether an earlier one happened before it.
     pub(super) fn add(&mut self, new: Access, mut before: impl FnMut(At) -> bool) {
         let short = self.now.len() <= SHORT;
         self.now.retain(|old| {
@@ -98,7 +98,7 @@ impl Cell {
         self.settled.clear();
         self.now.push(new);
     }
-    /// Makes the current accesses former ones, and the former ones that `settle` says of are before the new birth settled.
+    /// Makes the current accesses former ones, and those former ones settled that happened before the new birth by `settle`.
     pub(super) fn fold(&mut self, mut settle: impl FnMut(&Access) -> bool) {
         let older = std::mem::take(&mut self.settled);
         for access in self.now.drain(..).chain(older) {
@@ -120,7 +120,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// Memory that nobody touched.
+    /// Memory without accesses.
     pub(super) fn new(bytes: u64) -> Shadow {
         let cell = Cell {
             end: bytes,

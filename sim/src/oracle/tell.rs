@@ -1,4 +1,4 @@
-//! Turning what the judge found into words and plain data: names for streams, points, allocations and missing edges.
+//! Turns what the judge found into names and plain data: streams, points, allocations and missing edges.
 //!
 //! It does not know what is lawful, and changes nothing.
 
@@ -10,7 +10,7 @@ use millpond_driver::units::AllocationId;
 use millpond_driver::{Caller, StreamKind};
 
 impl Violation {
-    /// The least that is said of one. Whose fault it is, the conviction adds.
+    /// The minimum of a violation. The caller adds who is to blame.
     pub(super) fn new(property: Property, fault: Fault, later: Side) -> Violation {
         Violation {
             blame: Blame::Program,
@@ -40,16 +40,16 @@ impl Violation {
 }
 
 impl Oracle {
-    /// A side that is no access, and is asked for now: a free, a release.
+    /// A side that is not an access and is called now: a free, a release.
     pub(super) fn plain(&self, what: &str, at: At, allocation: Option<Held>) -> Side {
         Side { what: what.into(), kind: None, at: self.point(at), from: self.from, allocation }
     }
-    /// An allocation that is alive.
+    /// A live allocation.
     pub(super) fn birth(&self, what: &str, at: At, id: AllocationId) -> Side {
         let held = self.held(id);
         Side { what: what.into(), kind: None, at: self.point(at), from: held.from, allocation: Some(held) }
     }
-    /// An access of which nobody knows whether it reads or writes.
+    /// An access of which it is unknown whether it reads or writes.
     pub(super) fn unmapped_side(&self, actor: &Actor, allocation: Option<Held>) -> Side {
         let (what, at) = (self.names.name(actor.what), self.point(actor.at));
         Side { what, kind: None, at, from: actor.from, allocation }
@@ -69,7 +69,7 @@ impl Oracle {
         let allocation = id.map(|id| self.held(id));
         Side { what: self.names.name(what), kind: Some(kind), at: self.point(at), from, allocation }
     }
-    /// All that is known of an allocation, alive or freed.
+    /// All that is known of an allocation, live or freed.
     pub(in super::super) fn held(&self, id: AllocationId) -> Held {
         let (range, home, story, freed, freed_from) = if let Some(l) = self.ledger.live.get(&id) {
             (Some((l.addr, l.bytes())), l.home, Some(&l.story), None, None)
@@ -89,7 +89,7 @@ impl Oracle {
             freed_from,
         }
     }
-    /// Adds what the streams are called that a violation names.
+    /// Adds the labels of the streams that a violation names.
     pub(super) fn label(&self, violation: &mut Violation) {
         let sides = [violation.earlier.as_ref(), Some(&violation.later)].into_iter().flatten();
         let held = sides.clone().filter_map(|s| s.allocation.as_ref());

@@ -7,20 +7,20 @@ use millpond_driver::units::{Addr, AllocationId, DeviceId, StreamId};
 use millpond_driver::{Caller, StreamKind};
 use std::sync::Arc;
 
-/// What was told and checked.
+/// The counts of what was reported and checked.
 ///
 /// Every wait is one of four: on an event never recorded, implied, beyond need, or needed (the rest). A wait counts as needed
-/// from the first successful check that rests on it, so `waits_beyond_need` can fall as a program goes on; where several waits
+/// from the first successful check that depends on it, so `waits_beyond_need` can fall as a program goes on; if several waits
 /// would each have been enough, the first counts.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Tally {
-    /// Accesses to memory that were judged, the host's included.
+    /// Accesses to memory that were judged, including the host's.
     pub accesses_checked: u64,
     /// Operations submitted to streams.
     pub operations: u64,
-    /// Events recorded, context-wide records included.
+    /// Events recorded, including context-wide records.
     pub records: u64,
     /// Records that no stream waited for and no host saw complete.
     pub records_never_waited_on: u64,
@@ -32,11 +32,11 @@ pub struct Tally {
     pub waits_beyond_need: u64,
     /// Waits for an event that was never recorded: they order nothing.
     pub waits_on_unrecorded: u64,
-    /// Times the host saw an event, a stream or a device complete, whether it slept for it or asked.
+    /// Times the host saw an event, a stream or a device complete, by a wait or by a query.
     pub host_waits: u64,
-    /// Allocations told.
+    /// Allocations reported.
     pub allocations: u64,
-    /// Frees told.
+    /// Frees reported.
     pub frees: u64,
     /// Violations found, whoever is to blame.
     pub violations: u64,
@@ -44,12 +44,12 @@ pub struct Tally {
     pub violations_of_allocator: u64,
 }
 
-/// Whose fault a violation is.
+/// Who is to blame for a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Blame {
     /// The program that uses the memory.
     Program,
-    /// The allocator that handed the memory out, or whoever else gave it back to the device.
+    /// The allocator that handed the memory out, or other code that gave it back to the device.
     Allocator,
 }
 
@@ -75,11 +75,11 @@ pub enum Property {
 pub enum Fault {
     /// Bytes were handed out that another live allocation has (P1).
     Overlap,
-    /// Bytes were handed out and touched before their former owner's uses were over (P2).
+    /// Bytes were handed out and accessed before their former owner's uses were over (P2).
     EarlyReuse,
-    /// The same, but the former owner never told the allocator of that use (P2, the program's).
+    /// The same, but the former owner never reported that use to the allocator (P2, the program's).
     MissingRecordUse,
-    /// Bytes were handed out that are not there (P3).
+    /// Bytes were handed out where no memory is (P3).
     NoMemory,
     /// An access is not ordered after the allocation (P3).
     BeforeAllocation,
@@ -87,9 +87,9 @@ pub enum Fault {
     AfterFree,
     /// An access left its allocation (P3).
     Overrun,
-    /// An access touched bytes that nobody was given, in memory that an allocator manages (P3).
+    /// An access touched bytes that were not handed out, in memory that an allocator manages (P3).
     NotHandedOut,
-    /// An access with the name of an allocation that was never made, or freed too long ago to tell (P3).
+    /// An access named an allocation that was never made, or was freed too long ago to tell (P3).
     UnknownAllocation,
     /// An access where nothing is mapped (P3).
     NothingMapped,
@@ -101,7 +101,7 @@ pub enum Fault {
     UnmappedWhilePending,
     /// Memory was given back while an access may be running (P4).
     ReleasedWhilePending,
-    /// Memory went away while a live allocation is in it (P4).
+    /// Memory was unmapped or released while it contains a live allocation (P4).
     ReleasedWhileOwned,
     /// Two accesses of one generation race.
     Race,
@@ -115,56 +115,56 @@ pub enum Fault {
 pub enum Point {
     /// An operation of a stream; the first has position 1.
     Stream {
-        /// Which stream.
+        /// The stream.
         id: StreamId,
         /// How many operations were submitted up to and with it.
         position: u64,
     },
     /// A step of the host.
     Host {
-        /// Which thread; `None` where there is one host clock for all.
+        /// The thread; `None` if there is one host clock for all.
         thread: Option<HostKey>,
     },
 }
 
-/// What a person calls a stream.
+/// A stream's label for a person.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StreamLabel {
-    /// Which.
+    /// The stream.
     pub id: StreamId,
     /// The number of a stream that the program made, in the order in which it made them, from 0; in a replay that of the
     /// file.
     pub number: u64,
-    /// Its kind: default streams are called that.
+    /// Its kind: default streams are named by it.
     pub kind: StreamKind,
-    /// What the program called it, if it did.
+    /// The program's name for it, if any.
     pub name: Option<Arc<str>>,
-    /// Of threads' default streams, which: in the order of their first use.
+    /// For threads' default streams, which one: in the order of their first use.
     pub of_thread: u64,
-    /// Its device, where there are several.
+    /// Its device, if there are several.
     pub device: Option<DeviceId>,
 }
 
-/// An allocation, as it was told.
+/// An allocation, as it was reported.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Held {
-    /// Which. It differs from run to run.
+    /// Its id. It differs from run to run.
     pub id: AllocationId,
-    /// Which, in the order in which they were made, from 0; `None` when it was freed too long ago, or never made.
+    /// Its number, in the order in which allocations were made, from 0; `None` if it was freed too long ago, or never made.
     pub number: Option<u64>,
-    /// What the program called it, if it did.
+    /// The program's name for it, if any.
     pub name: Option<Arc<str>>,
-    /// First address and bytes asked for; `None` when it was freed too long ago.
+    /// First address and requested bytes; `None` if it was freed too long ago.
     pub range: Option<(Addr, u64)>,
     /// The stream it was allocated on.
     pub stream: Option<StreamId>,
-    /// Where the program asked for it, if that is known: of a plain `alloc` it is not.
+    /// Where the program requested it, if that is known: for a plain `alloc` it is not.
     pub from: Option<Caller>,
     /// Where it was freed, if it was: its stream's position then, or the host.
     pub freed: Option<Point>,
-    /// Where the program freed it, if that is known: of a drop it is not.
+    /// Where the program freed it, if that is known: for a drop it is not.
     pub freed_from: Option<Caller>,
 }
 
@@ -172,11 +172,11 @@ pub struct Held {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Side {
-    /// What it was called when it was submitted.
+    /// Its name when it was submitted.
     pub what: Arc<str>,
     /// Read or write, if it was an access.
     pub kind: Option<AccessKind>,
-    /// Where in the order of things.
+    /// Where in the order of events.
     pub at: Point,
     /// Where in the program, if that is known.
     pub from: Option<Caller>,
@@ -188,9 +188,9 @@ pub struct Side {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MissingEdge {
-    /// What should come first.
+    /// The point that should come first.
     pub from: Point,
-    /// What should come after it.
+    /// The point that should come after it.
     pub to: Point,
     /// Up to which position of `from`'s stream `to` is ordered; 0 for nothing of it.
     pub known: u64,
@@ -202,7 +202,7 @@ pub struct MissingEdge {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Place {
-    /// Which physical memory.
+    /// The physical memory.
     pub phys: PhysKey,
     /// Offset in it.
     pub offset: u64,
@@ -215,25 +215,25 @@ pub struct Place {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Violation {
-    /// Whose fault.
+    /// Who is to blame.
     pub blame: Blame,
-    /// Which property.
+    /// The property.
     pub property: Property,
-    /// What exactly.
+    /// The exact fault.
     pub fault: Fault,
     /// The bytes in question.
     pub place: Option<Place>,
-    /// The addresses in question, where nothing is mapped.
+    /// The addresses in question, if nothing is mapped there.
     pub unmapped: Option<(Addr, u64)>,
-    /// The side that should have come first, or that was there first.
+    /// The side that should have come first, or that was first.
     pub earlier: Option<Side>,
     /// The side that was judged.
     pub later: Side,
-    /// The edge whose absence makes it a violation, where one could have helped.
+    /// The edge whose absence makes it a violation, if one could have helped.
     pub missing: Option<MissingEdge>,
-    /// What the streams of all this are called.
+    /// The labels of the streams involved.
     pub streams: Vec<StreamLabel>,
-    /// Whether an allocator had told of something by then: the edge is made by its calls, else by the simulator's own.
+    /// Whether an allocator had reported anything by then: then its calls make the edge, else the simulator's own.
     pub allocator_told: bool,
 }
 

@@ -1,9 +1,9 @@
-//! Which waits somebody needed.
+//! Which waits were needed.
 //!
 //! Exactly: a wait is *needed* if a check succeeded that would have failed without what the wait taught its stream. The cheap
 //! version here follows one chain. A clock entry carries the wait that raised it last; each wait remembers the clock that its
 //! stream had before, so a check of an older tick goes back to the wait that first covered it; and what it waited for, and by
-//! which wait that knew, so that in A -> B -> C both waits count as needed. Two waits that each would have been enough: the one that came
+//! which wait that knew, so that in A -> B -> C both waits count as needed. Of two waits that would each have been enough, the
 //! first counts. A wait whose memory was dropped ([`KEPT`]) ends its chain, and waits behind it may count as beyond need.
 //!
 //! This does not know what a check was about, nor clocks beyond what a join taught.

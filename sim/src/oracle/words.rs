@@ -1,9 +1,9 @@
-//! What a person reads of a violation: three lines that say what happened, where, and which edge is missing with the call
-//! that makes it; where no edge would help, what would.
+//! The text of a violation: three lines that say what happened, where, and which edge is missing with the call
+//! that makes it; or, if no edge would help, what would.
 //!
-//! All in the program's own names and numbers, which are the same in every run: streams, operations and allocations count
+//! It uses the program's own names and numbers, which are the same in every run: streams, operations and allocations count
 //! from 0 in the order in which the program made them, and no address of the process is shown. A line has at most
-//! [`LINE`] characters: names and paths become shorter where it would be longer.
+//! [`LINE`] characters: names and paths are shortened where it would be longer.
 //!
 //! It does not know how anything was found out.
 
@@ -15,25 +15,25 @@ use millpond_driver::StreamKind;
 use millpond_driver::bytes;
 use millpond_driver::units::{Addr, StreamId};
 
-/// The longest line, in characters, the number in a verdict's list included. At the narrowest width no sentence of this
-/// file is longer, but for paths that cannot be told any shorter.
+/// The longest line, in characters, including the number in a verdict's list. At the narrowest width no sentence of this
+/// file is longer, except for paths that cannot be shortened further.
 const LINE: usize = 140;
-/// What a number in a verdict's list may take.
+/// The width of a number in a verdict's list.
 const NUMBER: usize = 4;
 /// Before the second and the third line.
 const INDENT: &str = "   ";
 /// The widths of names and paths that are tried.
 const WIDTHS: [usize; 7] = [60, 40, 28, 23, 20, 14, NARROWEST];
-/// Above these widths a line says what else is known.
+/// Above these widths a line includes further facts.
 const ROOMY: [usize; 3] = [23, 28, 40];
-/// What is cut to this still begins like itself.
+/// Cut to this, a name is still recognisable.
 const NARROWEST: usize = 9;
-/// What is left of a file's name at least, its line included.
+/// The minimum left of a file's name, including its line.
 const FILE: usize = 24;
 /// How many violations, and mismatches, a verdict shows.
 const SHOWN: usize = 8;
 
-/// The beginning of a text in one line, at most so many characters.
+/// The beginning of a text in one line, at most this many characters.
 pub(in super::super) fn clip(text: &str, most: usize) -> String {
     let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
     let clean = text.chars().map(|c| if breaks(c) { ' ' } else { c });
@@ -43,7 +43,7 @@ pub(in super::super) fn clip(text: &str, most: usize) -> String {
     clean.take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// A place in a program, with as many of its folders as there is room for: the end of a path says more than its beginning.
+/// A place in a program, with as many of its folders as there is room for: the end of a path is the most informative part.
 pub(in super::super) fn place(from: impl fmt::Display, most: usize) -> String {
     let text = from.to_string();
     let len = |t: &str| t.chars().count();
@@ -61,7 +61,7 @@ pub(in super::super) fn place(from: impl fmt::Display, most: usize) -> String {
     format!("…{rest}")
 }
 
-/// The text with the widest names and paths that still fits into a line beside so many characters.
+/// The text with the widest names and paths that still fits into a line beside this many characters.
 fn fit(taken: usize, text: impl Fn(usize) -> String) -> String {
     let most = LINE - NUMBER - taken;
     let fits = WIDTHS.iter().map(|&width| text(width)).find(|t| t.chars().count() <= most);
@@ -79,7 +79,7 @@ pub(in super::super) fn lines(
     write!(f, "{}\n{INDENT}where: {place}\n{INDENT}{}", fit(0, what), fit(INDENT.len(), rest))
 }
 
-/// How an address is told: those of the process differ from run to run. Those of simulated devices, all above them, do not, nor
+/// An address as text: those of the process differ from run to run. Those of simulated devices, all above them, do not, nor
 /// do those near 0, where no process has anything.
 pub(in super::super) fn address(at: Addr) -> String {
     if (1 << 16..1 << 48).contains(&at.0) { "host memory".to_owned() } else { at.to_string() }
@@ -90,7 +90,7 @@ fn counted(n: u64, one: &str, many: &str) -> String {
 }
 
 impl StreamLabel {
-    /// What it is called, at most so wide.
+    /// Its name, at most this wide.
     pub(in super::super) fn words(&self, width: usize) -> String {
         let what = match (&self.name, self.kind) {
             (Some(name), _) => format!("stream \"{}\"", clip(name, width)),
@@ -111,7 +111,7 @@ impl StreamLabel {
                 Some(device) => format!("legacy_{}", device.0),
                 None => "legacy".to_owned(),
             },
-            // They count on through all devices.
+            // Their numbers continue across all devices.
             (_, StreamKind::PerThreadDefault) => format!("per_thread_{}", self.of_thread),
             (_, StreamKind::NonBlocking | StreamKind::Blocking) => format!("s{}", self.number),
         }
@@ -124,7 +124,7 @@ fn is_variable(name: &str) -> bool {
 }
 
 impl Held {
-    /// What it is called.
+    /// Its name.
     fn words(&self, width: usize) -> String {
         match (&self.name, self.number) {
             (Some(name), _) => format!("\"{}\"", clip(name, width)),
@@ -132,7 +132,7 @@ impl Held {
             (None, None) => "an allocation never made, or freed long ago".to_owned(),
         }
     }
-    /// And how long it is, where there is room.
+    /// Its name and its length, if there is room.
     pub(in super::super) fn with_size(&self, width: usize) -> String {
         match self.range {
             Some((_, n)) if n > 0 && width > ROOMY[0] => format!("{} ({})", self.words(width), bytes(n)),
@@ -141,7 +141,7 @@ impl Held {
     }
 }
 
-/// How an access touches its bytes now, and how it may still do.
+/// The verbs for how an access touches its bytes now, and may still do.
 fn verbs(kind: Option<AccessKind>) -> (&'static str, &'static str) {
     match kind {
         Some(AccessKind::Read) => ("reads", "read"),
@@ -150,7 +150,7 @@ fn verbs(kind: Option<AccessKind>) -> (&'static str, &'static str) {
     }
 }
 
-/// Who does it.
+/// What does it.
 fn actor(side: &Side, width: usize) -> String {
     match (side.at, side.kind) {
         (Point::Host { .. }, Some(_)) => "the CPU".to_owned(),
@@ -184,7 +184,7 @@ impl Violation {
             }
         }
     }
-    /// A point of the order of things. Operations count from 0.
+    /// A point in the order of events. Operations count from 0.
     fn point(&self, point: Point, width: usize) -> String {
         match point {
             Point::Stream { id, position: 0 } => format!("the start of {}", self.stream(id, width)),
@@ -195,7 +195,7 @@ impl Violation {
             Point::Host { thread: Some(HostKey(n)) } => format!("host thread {n}"),
         }
     }
-    /// Where an access was asked for, or whatever else has a point of its own.
+    /// Where an access was called, or another side with a point of its own.
     fn side_at(&self, side: &Side, width: usize) -> String {
         let point = self.point(side.at, width);
         match side.from {
@@ -333,7 +333,7 @@ impl Violation {
             | Fault::MissingRecordUse
             | Fault::UnmappedWhilePending
             | Fault::ReleasedWhilePending => {
-                // What is handed out is no access and has a line of its own only where the program's is known.
+                // A hand-out is not an access and has a line of its own only if the program's line is known.
                 parts.push(earlier.map_or_else(|| at(later), |e| format!("{} against {}", at(later), at(e))));
                 if width > ROOMY[0] && self.missing.is_some_and(|m| m.outside_legacy) {
                     parts.push("these two never wait by themselves".to_owned());
@@ -434,7 +434,7 @@ impl Violation {
             (Blame::Program, _) if width > ROOMY[0] => format!("{call} in between"),
             (Blame::Program, _) => call,
         };
-        // Only where there is room: a wait that is there, and came too early.
+        // Only if there is room: a wait that exists, and came too early.
         let known = match missing.known {
             0 => String::new(),
             n if width > ROOMY[2] => format!(" (ordered up to operation {})", n - 1),
@@ -451,7 +451,7 @@ impl fmt::Display for Violation {
 }
 
 impl Fault {
-    /// What to do, where no edge would help.
+    /// What to do, if no edge would help.
     fn advice(self) -> &'static str {
         match self {
             Fault::Overlap => {

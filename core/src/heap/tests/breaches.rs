@@ -1,8 +1,8 @@
-//! Every law must be able to break: each row plants one breach, or asks what no right caller asks, and says in which words
-//! the verb that meets it, or the walker, names the law.
+//! Every law must be able to break: each row plants one breach, or makes a call that no correct caller makes, and gives the message
+//! in which the operation that detects it, or the checker, names the law.
 //!
-//! That no `law!` is without a row is checked too, by its words: of those that several places share there are as many
-//! rows. It cannot tell which of them a row breaks. Those of [`UNBREAKABLE`] have none, each for the reason that stands there.
+//! A test also checks by the messages that no `law!` is without a row: a message that several places share has as many
+//! rows. It cannot tell which of them a row breaks. Those of [`UNBREAKABLE`] have none, each for the reason given there.
 
 use super::{Heap, Kind, S, Taken, give, heap, islands, take};
 use crate::heap::bins::Bin;
@@ -11,10 +11,10 @@ use crate::heap::{ChunkId, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A law's number, the words, and what breaks it.
+/// A law's number, the message, and what breaks it.
 type Breach = (&'static str, &'static str, fn());
 
-/// Words of laws that nothing can break, and why.
+/// Messages of laws that cannot be broken, and why.
 const UNBREAKABLE: &[(&str, &str)] = &[
     ("{free} arrived but is not free", "it was made free the line before"),
     ("a bin has more chunks than are free: a list", "a list's second round meets a back link that is wrong"),
@@ -28,7 +28,7 @@ fn alter(heap: &mut Heap, id: u32) -> &mut crate::heap::chunk::Chunk {
     &mut heap.chunks[id]
 }
 
-/// A heap of 64 granules with so many chunks of 16 taken, of the slots from 1 on; the rest is slot 2's.
+/// A heap of 64 granules with this many chunks of 16 taken, in the slots from 1 on; the rest is slot 2's.
 fn taken<const N: usize>() -> (Heap, [Taken; N]) {
     let mut heap = heap(64);
     let all = core::array::from_fn(|_| take(&mut heap, 16));
@@ -43,7 +43,7 @@ fn absent() -> Heap {
     heap
 }
 
-/// At the doors of bins. Of [`islands`] the first is slot 3, the second slot 5, and so on.
+/// Where chunks enter and leave bins. Of [`islands`] the first is slot 3, the second slot 5, and so on.
 const BINS: &[Breach] = &[
     ("H4", "chunk 2 is Some(InFlight) but changes its length in a bin", || {
         let mut heap = heap(64);
@@ -63,7 +63,7 @@ const BINS: &[Breach] = &[
         let mut heap = heap(64);
         heap.bins.enter(heap.chunks.all_mut(), 2, Kind::Large);
     }),
-    // Behind the head of its bin: not the way of an exact fit at the head.
+    // Behind the head of its bin: not the path of an exact fit at the head.
     ("H4", "chunk 3 is Some(InFlight) but leaves a bin", || {
         let mut heap = islands(&[67, 66]);
         alter(&mut heap, 3).state = Some(ChunkState::InFlight);
@@ -107,7 +107,7 @@ const BINS: &[Breach] = &[
     }),
 ];
 
-/// Where chunks are cut and joined, and slots change hands.
+/// Where chunks are cut and joined, and slots are reused.
 const CHUNKS: &[Breach] = &[
     ("H9", "chunk 3 is on the vacant list but Some(Free)", || {
         let (mut heap, [t]) = taken();
@@ -226,7 +226,7 @@ const CHUNKS: &[Breach] = &[
     }),
 ];
 
-/// What a caller must not ask: of ranges that arrive and leave, of segments, and of handles.
+/// Calls that a caller must not make: about ranges that arrive and leave, segments, and handles.
 const CALLERS: &[Breach] = &[
     ("H1", "extend of segment 7 at 60 by 8 granules: some of it is here already", || {
         let mut heap = heap(100);
@@ -340,7 +340,7 @@ const CALLERS: &[Breach] = &[
     }),
 ];
 
-/// What only the walker sees.
+/// What only the checker detects.
 const WALKS: &[Breach] = &[
     ("H1", "chunk 2 is linked into segment 7 but belongs elsewhere", || {
         walk(|heap| alter(heap, 2).place = Place::new(SegmentId(8), 0));
@@ -393,7 +393,7 @@ const WALKS: &[Breach] = &[
     ("H4", "chunk 2 is Some(Allocated) but in a bin", || {
         walk(|heap| alter(heap, 2).state = Some(ChunkState::Allocated));
     }),
-    // It denies it, but the bin says so; H5 would hide that.
+    // The chunk denies it, but the bin contains it; H5 would hide that.
     ("H4", "chunk 2 is Some(InFlight) but in a bin", || {
         let mut heap = heap(64);
         alter(&mut heap, 2).state = Some(ChunkState::InFlight);
@@ -483,7 +483,7 @@ const WALKS: &[Breach] = &[
     }),
 ];
 
-/// The walker after a breach in a heap of one free chunk of 64 granules.
+/// The checker after a breach in a heap of one free chunk of 64 granules.
 fn walk(breach: fn(&mut Heap)) {
     let mut heap = heap(64);
     breach(&mut heap);
@@ -503,7 +503,7 @@ fn every_breach_is_met_by_its_law() {
                 Ok(()) => Some(format!("{expected:?}: nothing was noticed")),
                 Err(panic) => {
                     let said = panic.downcast_ref::<String>().map_or("no words", String::as_str);
-                    // Of the totals only the first are told here.
+                    // Only the first of the totals are shown here.
                     let met = said == expected || words.ends_with(", ") && said.starts_with(&expected);
                     (!met).then(|| format!("{expected:?}: said was {said:?}"))
                 }
@@ -522,7 +522,7 @@ fn pieces(format: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Whether a format can come to these words.
+/// Whether a format can produce this message.
 fn comes_to(pieces: &[&str], words: &str) -> bool {
     let Some((last, first)) = pieces.split_last() else { return false };
     let mut rest = words;
@@ -548,7 +548,7 @@ fn every_law_has_a_breach_or_a_reason() {
         include_str!("../segment.rs"),
         include_str!("../snapshot.rs"),
     ];
-    // The words are the first string behind the number of the law.
+    // The message is the first string after the number of the law.
     let said = |at: &str| {
         at.split('"').nth(usize::from(at.starts_with("\"H")) * 2 + 1).unwrap_or_default().to_owned()
     };

@@ -1,7 +1,7 @@
-//! The uses of one allocation, each found by its stream, its kind and its access: at most one use has all three.
+//! The uses of one allocation, each found by its stream, its kind and its access: at most one use has the same three.
 //!
-//! The simple version is a list, and it is what nearly every allocation has: one user or two. With thousands of users each search would
-//! look at all of them, under the pool's lock, so that a longer list becomes a tree, and the cost of a use its depth.
+//! The simple version is a list, which is what nearly every allocation has: one user or two. With thousands of users each search would
+//! look at all of them, under the pool's lock, so a longer list becomes a tree, and a use costs its depth.
 //!
 //! It does not know what a use means, or when one ends.
 
@@ -11,10 +11,10 @@ use core::cmp::Ordering;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// A longer list becomes a tree, and a tree of half as many a list again.
+/// A longer list becomes a tree; a tree with half as many becomes a list again.
 const LIST: usize = 16;
 
-/// What a use is found by.
+/// The key of a use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
     on: TimelineId,
@@ -53,7 +53,7 @@ impl PartialEq for Key {
 }
 impl Eq for Key {}
 
-/// Uses, in no order as long as there are few, and else by their streams.
+/// Uses, in no order while there are few, otherwise sorted by stream.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Table {
     list: SmallVec<[Use; 2]>,
@@ -89,7 +89,7 @@ impl Table {
             None => self.list.iter_mut().find(|u| u.key() == key),
         }
     }
-    /// One that has no like yet; `false`, and nothing changes, if it has.
+    /// Inserts a use that has no equal yet; if it has, returns `false` and changes nothing.
     pub(super) fn insert(&mut self, u: Use) -> bool {
         let key = u.key();
         if let Some(tree) = &mut self.tree {
@@ -120,7 +120,7 @@ impl Table {
         }
         self.shrink();
     }
-    /// All that there are, out of it.
+    /// Takes out all uses.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Use> + use<> {
         let Table { list, tree } = core::mem::take(self);
         list.into_iter().chain(tree.into_iter().flat_map(|tree| tree.into_values()))

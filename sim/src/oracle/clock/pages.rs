@@ -1,12 +1,12 @@
 //! Clocks that share what they have in common.
 //!
-//! A [`Clock`] is a tree of pages that are never changed while two clocks have them. A leaf holds the ticks of the lines
-//! of one range, sorted, with nothing stored for lines never heard of; a page above has 16 of those below, and the tree is no
+//! A [`Clock`] is a tree of pages that are never changed while two clocks share them. A leaf holds the ticks of the lines
+//! of one range, sorted, with nothing stored for unknown lines; a page above has 16 of those below, and the tree is no
 //! higher than its highest line needs. A join looks only at pages that the two do not share, takes over whole pages of
-//! the other's where they say all that its own say, and of two equal pages keeps the other's. So where the host tells each of
-//! thousands of streams what it saw complete, or each waits for another, a stream pays for what is new to it and not
-//! for all that it knows. By which wait something was learnt is in a tree beside it (`marks`), because two clocks that say the
-//! same have learnt it in two ways.
+//! the other's where they include everything in its own, and of two equal pages keeps the other's. So if the host's waits show each of
+//! thousands of streams what is complete, or each waits for another, a stream pays for what is new to it and not
+//! for all that it knows. By which wait something was learnt is in a tree beside it (`marks`), because two clocks with the
+//! same entries may have learnt them in two ways.
 //!
 //! Pages: every page has at least one entry; a page's `len` is the number of entries below it; no tick is 0.
 //!
@@ -18,17 +18,17 @@ use super::{At, Entry, Line, Via};
 use marks::Marks;
 use std::sync::Arc;
 
-/// A leaf has the lines whose places differ in so many bits only.
+/// A leaf holds the lines whose places differ only in this many low bits.
 const LEAF: u32 = 6;
-/// A page above leads on by so many bits.
+/// A page above a leaf selects by this many bits.
 const FAN: u32 = 4;
 const PAGES: usize = 1 << FAN;
 
-/// Where a line is in the tree: streams and host threads in turns, so that few of both make a low one.
+/// A line's place in the tree: streams and host threads alternate, so that few of both give a low tree.
 fn place(line: Line) -> u32 {
     line.0.rotate_left(1)
 }
-/// Which of the pages below one of this height leads to a place.
+/// Which of the pages below one of this height contains a place.
 fn slot(place: u32, height: u32) -> usize {
     (place >> (LEAF + FAN * (height - 1))) as usize & (PAGES - 1)
 }
@@ -85,17 +85,17 @@ fn is_same(a: Option<&Arc<Page>>, b: Option<&Arc<Page>>) -> bool {
     }
 }
 
-/// Per line the newest tick that happened before, and by which wait that was learnt.
+/// For each line the newest tick that happened before, and by which wait that was learnt.
 #[derive(Clone, Default, Debug)]
 pub(in crate::oracle) struct Clock {
     root: Link,
-    /// Of lines without a tick they say nothing.
+    /// For lines without a tick they have no meaning.
     marks: Marks,
     height: u32,
 }
 
 impl Clock {
-    /// Of how many lines something is known.
+    /// How many lines are known.
     pub(in crate::oracle) fn len(&self) -> usize {
         self.root.as_ref().map_or(0, |page| page.len)
     }
@@ -117,15 +117,15 @@ impl Clock {
         let tick = self.tick_of(line);
         (tick > 0).then(|| Entry { line, via: self.marks.get(place(line), self.height), tick })
     }
-    /// Whether `is` says so of any tick of `other`'s that is newer than what is known here. Asks until it does; pages that both
-    /// have are passed over.
+    /// Whether `is` holds for any tick of `other`'s that is newer than what is known here. Stops at the first; pages that both
+    /// share are skipped.
     pub(in crate::oracle) fn any_beyond(&self, other: &Clock, mut is: impl FnMut(At) -> bool) -> bool {
         let height = self.height.max(other.height);
         let (own, other) = (self.as_high_as(height), other.as_high_as(height));
         any_beyond(own.as_ref(), other.as_ref(), height, &mut is)
     }
-    /// Takes in all that `other` knows; whether that was news, of lines but `own`. What a wait teaches is marked with it; without
-    /// a wait the other's marks come along.
+    /// Takes in all that `other` knows; returns whether that was news, about lines other than `own`. What a wait teaches is marked with it; without
+    /// a wait the other's marks are taken over.
     pub(super) fn join(&mut self, other: &Clock, own: Option<Line>, via: Via) -> bool {
         if is_same(self.root.as_ref(), other.root.as_ref()) {
             return false;
@@ -143,7 +143,7 @@ impl Clock {
         }
         join.learnt
     }
-    /// Sets what is known of one line, which is no older than what was.
+    /// Sets what is known of one line, which is no older than before.
     pub(super) fn put(&mut self, at: At, via: Via) {
         let (known, place) = (self.tick_of(at.line), place(at.line));
         let mut height = self.height;
@@ -160,7 +160,7 @@ impl Clock {
         self.height = height;
     }
     /// Forgets lines, where they are three quarters of a leaf: what stays is at most four times what is kept, and leaves with fewer are still
-    /// shared with whoever has them.
+    /// shared with other clocks.
     pub(in crate::oracle) fn retain(&mut self, keep: impl Fn(Line) -> bool) {
         self.root = retained(self.root.as_ref(), self.height, &keep);
     }
@@ -175,7 +175,7 @@ impl Clock {
 }
 
 fn find(ticks: &[At], at: u32) -> Result<usize, usize> {
-    // Most clocks of small programs hold a handful of lines: a walk beats a search there.
+    // Most clocks of small programs hold a handful of lines: a linear search beats a binary one there.
     if ticks.len() <= 8 {
         let i = ticks.iter().position(|e| place(e.line) >= at).unwrap_or(ticks.len());
         return if ticks.get(i).is_some_and(|e| place(e.line) == at) { Ok(i) } else { Err(i) };
@@ -218,7 +218,7 @@ fn any_beyond(
     })
 }
 
-/// A page without some lines; one that loses nothing stays shared.
+/// A page without some lines; a page that loses nothing stays shared.
 fn retained(page: Option<&Arc<Page>>, height: u32, keep: &impl Fn(Line) -> bool) -> Link {
     let whole = page?;
     if height == 0 {
@@ -255,7 +255,7 @@ struct Join {
 }
 
 impl Join {
-    /// What both know, and the marks if they are others than before. `marks`: own and the other's.
+    /// What both know, and the marks if they differ from before. `marks`: own and the other's.
     fn pages(
         &mut self,
         own: Option<&Arc<Page>>,
@@ -297,7 +297,7 @@ impl Join {
         };
         (page, marked)
     }
-    /// Whether the one tick of a page is of another line than one's own.
+    /// Whether the one tick of a page is of another line than the own one.
     fn is_of_others(&self, page: &Arc<Page>) -> bool {
         match &page.holds {
             Holds::Ticks(ticks) => ticks.iter().any(|e| Some(place(e.line)) != self.own),
@@ -311,7 +311,7 @@ impl Join {
         marks: [&Marks; 2],
     ) -> (Link, Option<Marks>) {
         let (mine, theirs) = (ticks(own), ticks(other));
-        // How many of one's own ticks the other's page has too, no older.
+        // How many of the own ticks the other's page has too, no older.
         let (mut i, mut has, mut is_news) = (0, 0, false);
         let mut marked: Option<Marks> = None;
         for e in theirs {
@@ -464,7 +464,7 @@ mod tests {
         apart(a.as_ref(), b.as_ref(), height)
     }
     impl Clock {
-        /// Raises one line, if that is news; whether it was.
+        /// Raises one line, if that is news; returns whether it was.
         fn raise(&mut self, at: At, via: Via) -> bool {
             let news = at.tick > self.tick_of(at.line);
             if news {
@@ -500,7 +500,7 @@ mod tests {
         }
     }
 
-    /// Streams that have all heard of each other, by different waits: one more wait costs what is new.
+    /// Streams that have all learnt of each other, by different waits: one more wait costs what is new.
     #[test]
     fn clocks_that_learnt_the_same_by_other_waits_share_it() {
         let source = of_many_streams();

@@ -1,4 +1,4 @@
-//! Whose fault it is.
+//! Who is to blame.
 
 use super::*;
 
@@ -104,7 +104,7 @@ fn one_missing_edge_is_one_violation() {
 
 #[test]
 fn reuse_of_reuse_still_remembers_the_first_owner() {
-    // The second owner, on stream 2, never touches the bytes; the third reaches those of the first unordered.
+    // The second owner, on stream 2, never accesses the bytes; the third accesses those of the first unordered.
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
     b.write(1, a, 0, 512);
@@ -119,7 +119,7 @@ fn reuse_of_reuse_still_remembers_the_first_owner() {
 
 #[test]
 fn an_untouched_owner_hands_on_what_it_was_given() {
-    // Found by random programs: the second owner is ordered after the first one's write but touches nothing, so that the
+    // Found by random programs: the second owner is ordered after the first one's write but accesses nothing, so that the
     // third, on another stream, has nothing of the second to come after.
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
@@ -368,7 +368,7 @@ fn pinned_reuse_under_a_use_never_recorded_is_the_programs() {
 
 #[test]
 fn pinned_reuse_under_a_copy_that_the_library_keeps_the_memory_for_is_the_allocators() {
-    // Told by any address in the memory; of what was queued by then, and of nobody else's memory.
+    // Reported by any address in the memory; of what was queued by then, and not of other memory.
     let told: [(u64, u64, Blame, Fault); 4] = [
         (512, 1, Blame::Allocator, Fault::EarlyReuse),
         (1023, 1, Blame::Allocator, Fault::EarlyReuse),
@@ -401,7 +401,7 @@ fn a_host_write_under_a_running_read_races() {
     assert_eq!(v.missing.unwrap().to, Point::Host { thread: None });
 }
 
-/// Two writes on two streams without an edge; `first` and `second` say what the library knows of each beforehand.
+/// Two writes on two streams without an edge; `first` and `second` report what the library knows of each beforehand.
 fn unordered_writes(first: fn(&mut Bench, AllocationId), second: fn(&mut Bench, AllocationId)) -> Bench {
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
@@ -444,7 +444,7 @@ fn a_race_of_which_the_library_was_told_one_side_is_the_programs() {
     let nothing: Told = |_, _| ();
     let first: Told = |b, a| b.comes(a, 2, Write);
     let second: Told = |b, a| b.comes(a, 3, Write);
-    // The program's own kernel, on a stream that was let in, or that the library was told uses it: nobody ordered it.
+    // The program's own kernel, on a stream that was admitted, or reported to the library as a user: it was not ordered.
     let let_in: Told = |b, a| b.oracle.admitted(a, StreamKey(3));
     let told: Told = |b, a| b.used(a, 3);
     for (first, second) in
@@ -464,7 +464,7 @@ fn the_librarys_word_is_for_one_operation() {
     b.comes(a, 2, Read);
     b.read(2, a, 0, 512);
     b.passes();
-    // The program's own kernels, behind the library's operations on the same streams, of which nobody told.
+    // The program's own unreported kernels, behind the library's operations on the same streams.
     b.read(2, a, 0, 512);
     b.write(1, a, 0, 512);
     b.convicts(Property::Race, Blame::Program, Fault::Race);
@@ -472,7 +472,7 @@ fn the_librarys_word_is_for_one_operation() {
 
 #[test]
 fn what_the_program_queues_behind_a_wait_of_the_librarys_is_ordered_and_not_known() {
-    // Two kernels of the program's behind one wait, which the library has left out: its fault, by the second too.
+    // Two kernels of the program's behind one wait, which the library has left out: its fault, for the second too.
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 1024);
     b.order(1, 2);
@@ -482,7 +482,7 @@ fn what_the_program_queues_behind_a_wait_of_the_librarys_is_ordered_and_not_know
     b.write(2, a, 0, 512);
     b.write(2, a, 512, 512);
     b.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
-    // A kernel behind a wait, of which nobody told, and an operation of the library's that does not come after it.
+    // An unreported kernel behind a wait, and an operation of the library's that does not come after it.
     let kernel: fn(&mut Bench, AllocationId) = |b, a| b.is_ordered(a, 2, Write);
     let operation: fn(&mut Bench, AllocationId) = |b, a| b.comes(a, 3, Write);
     unordered_writes(kernel, operation).convicts(Property::Race, Blame::Program, Fault::Race);
@@ -544,7 +544,7 @@ fn an_operation_with_the_allocation_on_both_sides_says_both() {
     b.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
 }
 
-/// An allocation that becomes memory of others on stream 2, and an operation of the library's on stream 3 behind stream 2's;
+/// An allocation that is imported as external memory on stream 2, and an operation of the library's on stream 3 behind stream 2's;
 /// `before` is what happened by then, `after` what comes between.
 fn brought_in(before: fn(&mut Bench, AllocationId), after: fn(&mut Bench, AllocationId)) -> Bench {
     let mut b = Bench::new();
@@ -586,7 +586,7 @@ fn what_the_library_knows_of_memory_of_others_is_told_by_its_address() {
 
 #[test]
 fn what_was_done_before_memory_is_brought_in_is_the_programs_to_order() {
-    // By the library itself, whose array it was; and by the program, which said so then.
+    // By the library itself, whose array it was; and by the program, which reported it then.
     type Before = fn(&mut Bench, AllocationId);
     let librarys: Before = |b, a| {
         b.comes(a, 1, Write);
@@ -599,7 +599,7 @@ fn what_was_done_before_memory_is_brought_in_is_the_programs_to_order() {
     for before in [librarys, told] {
         brought_in(before, |_, _| ()).convicts(Property::Race, Blame::Program, Fault::Race);
     }
-    // What was told is the owner's to respect at its free, all the same.
+    // The owner still has to respect at its free what was reported.
     let mut b = brought_in(|b, a| b.used(a, 3), |_, _| ());
     b.passes();
     let live = b.oracle.ledger.live_at(Addr(BASE)).expect("it lives");
@@ -617,7 +617,7 @@ fn what_the_stream_of_memory_that_is_brought_in_came_after_is_the_librarys_to_or
         b.write(1, a, 0, 512);
         b.order(1, 2);
     };
-    // The library said that this stream comes after all that it knew, and it did not.
+    // The library announced that this stream comes after all that it knew, and it did not.
     let undertaken: Before = |b, a| {
         b.comes(a, 1, Write);
         b.write(1, a, 0, 512);
@@ -626,7 +626,7 @@ fn what_the_stream_of_memory_that_is_brought_in_came_after_is_the_librarys_to_or
     for before in [on_it, before_it, undertaken] {
         brought_in(before, |_, _| ()).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
     }
-    // It said so of what only reads, or before the write was queued.
+    // It announced so for an operation that only reads, or before the write was queued.
     let reads: Before = |b, a| {
         b.comes(a, 1, Write);
         b.write(1, a, 0, 512);
@@ -676,7 +676,7 @@ fn an_allocation_runs_over_its_end_into_nothing() {
     b.convicts(Property::P3, Blame::Program, Fault::Overrun);
 }
 
-/// One number for two allocations is the allocator's mistake, and the judge goes on.
+/// One number for two allocations is the allocator's mistake, and the judge continues.
 #[test]
 fn a_number_given_twice_and_freed_is_no_panic() {
     let mut b = Bench::new();

@@ -136,7 +136,7 @@ fn e3_strict_another_thread_needs_an_edge() {
 
 #[test]
 fn e3_strict_the_device_orders_threads_too() {
-    // Thread 1 waits on the device for what thread 0 recorded: no edge between the threads is needed for that.
+    // Thread 1 waits on the device for what thread 0 recorded: this needs no edge between the threads.
     let mut b = Bench::with(true);
     let a = b.alloc(1, 0, 512);
     b.write(1, a, 0, 512);

@@ -1,4 +1,4 @@
-//! Operations that somebody queues under guards of the library's: it knows all of them, from a guard's begin to its end.
+//! Operations that other code queues under guards of the library's: it knows all of them, from a guard's begin to its end.
 
 use super::*;
 

@@ -1,12 +1,12 @@
-//! By which wait each line was learnt: a tree of the same shape as the ticks', whose parts say one wait for all below, or one for most
+//! By which wait each line was learnt: a tree of the same shape as the ticks', whose parts name one wait for everything below, or one for most
 //! of a leaf and others for some.
 //!
-//! It does not know ticks, nor which lines have one: what it says of those without stands for nothing.
+//! It does not know ticks, nor which lines have one: for lines without one its entries have no meaning.
 
 use super::{LEAF, PAGES, Via, slot};
 use std::sync::Arc;
 
-/// A part of the tree. Its height is its holder's to know.
+/// A part of the tree. Its holder knows its height.
 #[derive(Clone, Debug)]
 pub(super) enum Marks {
     All(Via),
@@ -65,7 +65,7 @@ impl Marks {
         }
         self.parts()[slot(place, height)].set(place, height - 1, via);
     }
-    /// What is said of the places below one of the parts.
+    /// The marks of the places below one of the parts.
     pub(super) fn below(&self, slot: usize) -> Marks {
         match self {
             Marks::Parts(parts) => parts[slot].clone(),
