@@ -59,7 +59,8 @@ impl<T: Pod, D: Driver> DeviceViewMut<'_, T, D> {
         let each = slot_len::<T>(source.len());
         let mut under_way: VecDeque<Upload<Part<PinnedArray<T, D>>, D>> = VecDeque::new();
         for (i, piece) in source.chunks(each).enumerate() {
-            let mut slot = match under_way.pop_front_if(|_| i >= SLOTS) {
+            let oldest = if i >= SLOTS { under_way.pop_front() } else { None };
+            let mut slot = match oldest {
                 Some(oldest) => oldest.wait()?.into_inner(),
                 None => stream.allocator().pinned_uninit(each)?,
             };
