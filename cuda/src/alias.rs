@@ -9,10 +9,10 @@
 //! This file does not know arrays or order.
 
 use super::Cuda;
-use super::context::{Device, bad_handle, lacking};
+use super::context::Device;
 use super::probe;
 use super::stream::{GpuStream, LEGACY, PER_THREAD, Whose, capturing};
-use super::table::{Call, Handle, failed, kind_of};
+use super::table::{Call, Handle, bad_handle, failed, kind_of, lacking};
 use cudarc::driver::sys::CUstream_st;
 use cudarc::driver::{CudaContext, CudaStream};
 use millpond_driver::DriverError;

@@ -10,8 +10,7 @@
 //! program that works with two contexts in one thread.
 
 use super::ended::Unmanaged;
-use super::kernel::Kernels;
-use super::launch::Loaded;
+use super::kept::{Kernels, Loaded};
 use super::memory::AsyncPool;
 use super::probe::{Api, Code, api};
 use super::ranges::Ranges;
@@ -26,7 +25,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use millpond_driver::sync::{Arc, Mutex, Weak};
 use millpond_driver::units::DeviceId;
 use millpond_driver::{DeviceSlot, DriverResult};
-use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
+use millpond_driver::{DriverError, Unavailable};
 use std::collections::VecDeque;
 
 /// Errors that nobody could be told that are kept, at most: the newest.
@@ -58,7 +57,7 @@ pub(super) struct Device {
     pub(super) context: Handle<CUctx_st>,
     pub(super) slot: DeviceSlot,
     pub(super) calls: Calls,
-    pub(super) ranges: Ranges,
+    pub(super) ranges: Ranges<AsyncPool>,
     pub(super) known: Known,
     pub(super) unmanaged: Unmanaged,
     /// Whether somebody else may capture: [`Cuda::expect_captures`](super::Cuda::expect_captures) was called.
@@ -393,21 +392,6 @@ impl Device {
 /// was destroyed.
 pub(super) fn is_farewell(error: &DriverError) -> bool {
     matches!(error.code, 4 | 709)
-}
-
-/// An error of ours about a handle.
-pub(super) fn bad_handle(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
-    DriverError::new(call.name(), 400, DriverErrorKind::InvalidHandle, message)
-}
-
-/// An error of ours about an argument.
-pub(super) fn invalid(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
-    DriverError::new(call.name(), 1, DriverErrorKind::InvalidValue, message)
-}
-
-/// An error of ours about something that this driver or device lacks.
-pub(super) fn lacking(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
-    DriverError::new(call.name(), 801, DriverErrorKind::NotSupported, message)
 }
 
 #[allow(unsafe_code, reason = "foreign calls")]

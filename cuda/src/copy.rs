@@ -4,10 +4,9 @@
 //! source was read, into pageable memory when it is done. This file does not know what the bytes are for.
 
 use super::Cuda;
-use super::context::invalid;
 use super::ranges::{Place, Reach, refuse_pinned};
 use super::stream::GpuStream;
-use super::table::{Call, Table};
+use super::table::{Call, Table, invalid};
 use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use cudarc::driver::sys::CUstream;
 use millpond_driver::units::Addr;

@@ -5,9 +5,9 @@
 //! limit, or, where there is one, by asking. This file does not know memory.
 
 use super::Cuda;
-use super::context::{Device, Mode, bad_handle, lacking};
+use super::context::{Device, Mode};
 use super::stream::GpuStream;
-use super::table::{Call, Handle};
+use super::table::{Call, Handle, bad_handle, lacking};
 use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;

@@ -5,13 +5,13 @@
 //! file does not know what waits behind a gate.
 
 use super::Cuda;
-use super::context::{Device, bad_handle};
+use super::context::Device;
+use super::kept::{Cell, Cells, OPENED, TIMED_OUT, WAITING};
 use super::stream::GpuStream;
-use super::table::Call;
+use super::table::{Call, bad_handle};
 use core::ffi::c_void;
 use core::fmt;
-use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use millpond_driver::sync::Arc;
 use millpond_driver::{DriverResult, Host, HostKind};
@@ -20,53 +20,6 @@ use millpond_driver::{DriverResult, Host, HostKind};
 const PAGE: u64 = 4096;
 /// Bytes between cells: a cache line, so that two gates do not disturb each other's polling.
 const STRIDE: usize = 64;
-
-/// The kernel has not begun.
-const WAITING: u32 = 0;
-/// It ended because it was opened.
-const OPENED: u32 = 2;
-/// It ended because its limit was over.
-const TIMED_OUT: u32 = 3;
-
-/// The two words of a gate, in a page that lives as long as the device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Cell(NonNull<AtomicU32>);
-
-// SAFETY: the words are atomics in a page that is unpinned only with the device, which every gate holds.
-#[allow(unsafe_code, reason = "a pointer to atomics that outlive it")]
-unsafe impl Send for Cell {}
-// SAFETY: as above.
-#[allow(unsafe_code, reason = "a pointer to atomics that outlive it")]
-unsafe impl Sync for Cell {}
-
-#[allow(unsafe_code, reason = "words shared with the device")]
-impl Cell {
-    fn flag(&self) -> &AtomicU32 {
-        // SAFETY: the page lives as long as the device, and is only reached through atomics.
-        unsafe { self.0.as_ref() }
-    }
-    fn state(&self) -> &AtomicU32 {
-        // SAFETY: the cell is two words.
-        let second = unsafe { self.0.add(1) };
-        // SAFETY: as in `flag`.
-        unsafe { second.as_ref() }
-    }
-    fn is_over(self) -> bool {
-        matches!(self.state().load(Ordering::Acquire), OPENED | TIMED_OUT)
-    }
-}
-
-/// The cells of a device: pinned pages, what is free in them, what a kernel may still look at.
-#[derive(Default)]
-pub(super) struct Cells {
-    pages: Vec<NonNull<u8>>,
-    free: Vec<Cell>,
-    retired: Vec<Cell>,
-}
-
-// SAFETY: the pages are numbers to be unpinned; the cells are Send.
-#[allow(unsafe_code, reason = "raw pointers that are only numbers here")]
-unsafe impl Send for Cells {}
 
 #[allow(unsafe_code, reason = "pinned pages cut into cells")]
 impl Cells {

@@ -10,15 +10,15 @@
 //! share a slot would have to be ordered. Checks are therefore launched one at a time.
 
 use super::Cuda;
-use super::context::{Device, bad_handle};
+use super::context::Device;
+use super::kept::{BadRange, Kernel, Kernels, Launched, Log};
 use super::ranges::Reach;
 use super::stream::GpuStream;
-use super::table::{Call, Handle};
+use super::table::{Call, Handle, bad_handle};
 use core::ffi::{CStr, c_void};
-use core::fmt;
-use cudarc::driver::sys::{CUfunc_st, CUmod_st, CUstream};
+use cudarc::driver::sys::CUstream;
 use millpond_driver::sync::{Arc, Mutex};
-use millpond_driver::units::{Addr, AllocationId, StreamId};
+use millpond_driver::units::{Addr, AllocationId};
 use millpond_driver::{DriverResult, Fences};
 
 const FILL: &str = concat!(include_str!("../kernels/fill.ptx"), "\0");
@@ -34,86 +34,8 @@ const BLOCK: u32 = 256;
 /// Blocks of a launch, at most: enough to fill every GPU seen, each thread taking many words.
 const MOST_BLOCKS: u64 = 1056;
 
-/// What a check was launched for.
-#[derive(Clone, Copy, Debug)]
-struct Launched {
-    stream: StreamId,
-    addr: Addr,
-    bytes: u64,
-    word: u64,
-    allocation: Option<AllocationId>,
-}
-
-/// A loaded module and its function.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel {
-    module: Handle<CUmod_st>,
-    function: Handle<CUfunc_st>,
-}
-
-/// The kernels of one context, with what they report into.
-pub(super) struct Kernels {
-    fill: Kernel,
-    check: Kernel,
-    pub(super) spin: Kernel,
-    /// Device memory: the slots of one lap.
-    slots: u64,
-    log: Mutex<Log>,
-    pub(super) cells: Mutex<super::gate::Cells>,
-}
-
-#[derive(Default)]
-struct Log {
-    /// Checks that were queued.
-    checks: u64,
-    /// What each used slot of this lap is for.
-    lap: Vec<Launched>,
-    /// Slots of the lap before that have been read and are not yet made as new: not 0 only while the driver refuses.
-    used: usize,
-    /// What earlier laps found, the first ones.
-    found: Vec<BadRange>,
-    /// How many checks of earlier laps found something.
-    bad: u64,
-}
-
 /// Findings of earlier laps that are kept; the others are counted.
 const FOUND_KEPT: usize = 64;
-
-/// A range that did not hold what it should have: one check's finding.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct BadRange {
-    /// The stream that the check ran on.
-    pub stream: StreamId,
-    /// The range's first byte.
-    pub addr: Addr,
-    /// The range's length in bytes.
-    pub bytes: u64,
-    /// The allocation that it was checked for, if that was said.
-    pub allocation: Option<AllocationId>,
-    /// The repeating word that was expected.
-    pub expected: u64,
-    /// What one of the threads that saw a difference found instead: a word, or a byte where no whole word fits.
-    pub found: u64,
-    /// The lowest offset of a difference, in bytes from the beginning of the range.
-    pub offset: u64,
-    /// How many words differ (bytes where no whole word fits).
-    pub words: u64,
-}
-
-impl fmt::Display for BadRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "check on {}", self.stream)?;
-        if let Some(id) = self.allocation {
-            write!(f, ", for allocation {id}")?;
-        }
-        write!(
-            f,
-            ", of {} bytes at {}: {} words differ, the first {} bytes into it; found {:#x} instead of {:#x}: another operation wrote between the write and this check, or this one ran before its data was there",
-            self.bytes, self.addr, self.words, self.offset, self.found, self.expected
-        )
-    }
-}
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Kernel {

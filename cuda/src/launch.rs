@@ -5,24 +5,15 @@
 //! running kernels. What is loaded stays until the context goes. This file does not know what a kernel does.
 
 use super::Cuda;
-use super::context::{Device, bad_handle};
+use super::context::Device;
+use super::kept::Loaded;
 use super::stream::GpuStream;
-use super::table::{Call, Handle};
+use super::table::{Call, Handle, bad_handle};
 use core::ffi::{CStr, c_void};
 use cudarc::driver::sys::{CUfunc_st, CUmod_st};
-use hashbrown::HashMap;
 use millpond_driver::sync::Arc;
 use millpond_driver::{DriverResult, Fences, Kernel, KernelLaunch, Kernels};
 use smallvec::SmallVec;
-
-/// The modules and kernels of one context.
-#[derive(Default)]
-pub(super) struct Loaded {
-    /// By the address of the text.
-    modules: HashMap<usize, Handle<CUmod_st>>,
-    /// By the addresses of the text and the name.
-    functions: HashMap<(usize, usize), Handle<CUfunc_st>>,
-}
 
 fn key(text: &'static CStr) -> usize {
     text.as_ptr().addr()

@@ -14,6 +14,7 @@
 //! | `alias` | cudarc's values of our streams, and whose a stream of cudarc's is |
 //! | `kernel`, `gate` | our own kernels: fill, check, hold |
 //! | `launch` | anybody's kernels, loaded once |
+//! | `kept` | what a context keeps for these three: modules, findings of checks, cells of gates |
 //! | `ranges` | what was handed out, so that safe verbs can check |
 //!
 //! ```
@@ -52,6 +53,7 @@ mod copy;
 mod ended;
 mod event;
 mod gate;
+mod kept;
 mod kernel;
 mod launch;
 mod memory;
@@ -68,7 +70,7 @@ pub use alias::{Found, store_error, store_peek, store_stays};
 pub use context::current_stays;
 pub use event::GpuEvent;
 pub use gate::GpuGate;
-pub use kernel::BadRange;
+pub use kept::BadRange;
 pub use memory::Backing;
 pub use stream::GpuStream;
 pub use virt::GpuHandle;

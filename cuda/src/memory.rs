@@ -5,9 +5,9 @@
 //! memory, and never frees what is in use: completion is the caller's duty, as the traits say.
 
 use super::Cuda;
-use super::context::{Device, NON_BLOCKING, invalid, lacking};
+use super::context::{Device, NON_BLOCKING};
 use super::ranges::Kind;
-use super::table::{Call, Handle, Location, PoolProps};
+use super::table::{Call, Handle, Location, PoolProps, invalid, lacking};
 use core::ffi::c_void;
 use core::fmt;
 use core::ptr::NonNull;
@@ -178,7 +178,7 @@ impl Cuda {
 
     /// # Safety
     /// As [`Memory::free_raw`], for a range of this kind.
-    unsafe fn give_back(&self, addr: u64, kind: &Kind) -> DriverResult<()> {
+    unsafe fn give_back(&self, addr: u64, kind: &Kind<AsyncPool>) -> DriverResult<()> {
         let device = &*self.device;
         if let Kind::Pooled(pool) = kind {
             // SAFETY: passed on from the caller; the kind names the pool that it came from.
@@ -261,7 +261,7 @@ unsafe impl Memory for Cuda {
 
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         let ranges = &self.device.ranges;
-        let ours = |k: &Kind| matches!(k, Kind::Plain | Kind::Pooled(_));
+        let ours = |k: &Kind<AsyncPool>| matches!(k, Kind::Plain | Kind::Pooled(_));
         let Some(kind) = ranges.remove(addr.0, bytes, ours) else {
             let message = format!(
                 "{bytes} bytes at {addr} are no plain allocation of this device: free each range whole, once"

@@ -3,9 +3,8 @@
 //! This file does not know what the bytes are for.
 
 use super::Cuda;
-use super::context::invalid;
 use super::stream::GpuStream;
-use super::table::{Call, Copy2d, Side};
+use super::table::{Call, Copy2d, Side, invalid};
 use core::ptr::null_mut;
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverResult, Pitched, Place};

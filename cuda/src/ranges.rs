@@ -2,38 +2,41 @@
 //! with words instead of the driver's number.
 //!
 //! It is asked where memory is taken and given back, and by the safe launches and copies that replay uses; the
-//! allocator's own paths over memory that it holds never come here. It does not know owners or streams.
+//! allocator's own paths over memory that it holds never come here. It does not know owners or streams, nor what a pool of the driver's is.
 
-use super::context::invalid;
-use super::memory::AsyncPool;
-use super::table::Call;
+use super::table::{Call, invalid};
 use millpond_driver::DriverResult;
 use millpond_driver::sync::{Arc, Mutex};
 use millpond_driver::units::Addr;
 use std::collections::BTreeMap;
 
-/// Where a range came from.
-#[derive(Clone, Debug)]
-pub(super) enum Kind {
+/// Where a range came from: `P` is a pool of the driver's.
+#[derive(Debug)]
+pub(super) enum Kind<P> {
     /// `cuMemAlloc`.
     Plain,
     /// A pool of the driver's.
-    Pooled(Arc<AsyncPool>),
+    Pooled(Arc<P>),
     /// A mapping of a virtual memory handle.
     Mapped,
     /// Page-locked host memory.
     Pinned,
 }
 
-impl Kind {
+impl<P> Kind<P> {
     fn is_on_device(&self) -> bool {
         !matches!(self, Kind::Pinned)
     }
 }
 
 /// Live ranges by first address.
-#[derive(Default)]
-pub(super) struct Ranges(Mutex<BTreeMap<u64, (u64, Kind)>>);
+pub(super) struct Ranges<P>(Mutex<BTreeMap<u64, (u64, Kind<P>)>>);
+
+impl<P> Default for Ranges<P> {
+    fn default() -> Ranges<P> {
+        Ranges(Mutex::default())
+    }
+}
 
 /// What lies under a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,13 +70,13 @@ pub(super) fn refuse_pinned(place: Place, addr: Addr, bytes: u64, call: Call) ->
     ))
 }
 
-impl Ranges {
-    pub(super) fn add(&self, addr: u64, bytes: u64, kind: Kind) {
+impl<P> Ranges<P> {
+    pub(super) fn add(&self, addr: u64, bytes: u64, kind: Kind<P>) {
         self.0.lock().insert(addr, (bytes, kind));
     }
 
     /// Takes out the range that is exactly this one, if `is` says yes to its kind.
-    pub(super) fn remove(&self, addr: u64, bytes: u64, is: impl FnOnce(&Kind) -> bool) -> Option<Kind> {
+    pub(super) fn remove(&self, addr: u64, bytes: u64, is: impl FnOnce(&Kind<P>) -> bool) -> Option<Kind<P>> {
         let mut ranges = self.0.lock();
         let (found, kind) = ranges.get(&addr)?;
         if (*found != bytes && !mutant!(CudaPartFreed)) || !is(kind) {
@@ -97,7 +100,7 @@ impl Ranges {
     }
 
     /// Takes out what pools of the driver's still have out; a pool for each range.
-    pub(super) fn take_pooled(&mut self) -> Vec<Arc<AsyncPool>> {
+    pub(super) fn take_pooled(&mut self) -> Vec<Arc<P>> {
         let ranges = core::mem::take(self.0.get_mut());
         let pool = |(_, kind)| if let Kind::Pooled(pool) = kind { Some(pool) } else { None };
         ranges.into_values().filter_map(pool).collect()
@@ -126,7 +129,7 @@ impl Ranges {
 
     /// What is still out, a line each.
     pub(super) fn list(&self) -> Vec<String> {
-        let line = |(at, (bytes, kind)): (&u64, &(u64, Kind))| {
+        let line = |(at, (bytes, kind)): (&u64, &(u64, Kind<P>))| {
             let what = match kind {
                 Kind::Plain => "plain device memory",
                 Kind::Pooled(_) => "device memory of a driver's pool",
@@ -145,7 +148,7 @@ mod tests {
 
     #[test]
     fn places_continue_on_the_device_and_end_with_each_pinned_range() {
-        let ranges = Ranges::default();
+        let ranges = Ranges::<()>::default();
         ranges.add(0x1000, 0x1000, Kind::Plain);
         ranges.add(0x2000, 0x1000, Kind::Mapped);
         ranges.add(0x3000, 0x1000, Kind::Pinned);
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn only_the_whole_range_of_the_right_kind_comes_out() {
-        let ranges = Ranges::default();
+        let ranges = Ranges::<()>::default();
         ranges.add(0x1000, 0x1000, Kind::Plain);
         assert!(ranges.remove(0x1000, 0x800, |_| true).is_none());
         assert!(ranges.remove(0x1800, 0x800, |_| true).is_none());

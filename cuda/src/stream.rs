@@ -15,10 +15,10 @@
 //! file does not know events or order.
 
 use super::Cuda;
-use super::context::{Bound, Device, NON_BLOCKING, bad_handle, lacking};
+use super::context::{Bound, Device, NON_BLOCKING};
 use super::ended::Ended;
 use super::probe::Code;
-use super::table::{Call, Handle};
+use super::table::{Call, Handle, bad_handle, lacking};
 use core::fmt;
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

@@ -358,3 +358,18 @@ pub(super) fn failed(table: &Table, call: Call, code: Code) -> DriverError {
     }
     DriverError::new(call.name(), code, kind, explain(table, code))
 }
+
+/// An error of ours about a handle.
+pub(super) fn bad_handle(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(call.name(), 400, DriverErrorKind::InvalidHandle, message)
+}
+
+/// An error of ours about an argument.
+pub(super) fn invalid(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(call.name(), 1, DriverErrorKind::InvalidValue, message)
+}
+
+/// An error of ours about something that this driver or device lacks.
+pub(super) fn lacking(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
+    DriverError::new(call.name(), 801, DriverErrorKind::NotSupported, message)
+}

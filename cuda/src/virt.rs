@@ -5,9 +5,8 @@
 //! in docs/ordering.md). This file does not know pools of handles or windows of addresses.
 
 use super::Cuda;
-use super::context::{invalid, lacking};
 use super::ranges::Kind;
-use super::table::{AccessDesc, AllocationProp, Call, Location};
+use super::table::{AccessDesc, AllocationProp, Call, Location, invalid, lacking};
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverResult, Mapping};
 

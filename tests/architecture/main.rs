@@ -86,7 +86,7 @@ const MOST_LINES: usize = 14_000;
 const CIRCLES: &[(&str, usize)] = &[
     ("driver/src", 3),
     ("core/src", 3),
-    ("cuda/src", 7),
+    ("cuda/src", 3),
     ("sim/src", 3),
     ("trace/src", 3),
     ("src", 3),
