@@ -14,6 +14,7 @@
 //! | `counting` | a host allocator that counts what is held, on accounts |
 //! | `counted` | the simulated device, whose memory is counted apart |
 //! | `compiled` | allocators behind a trait object, so that all of their code is made here |
+//! | `quiet` | panics that are expected, of which nothing is printed |
 //! | `worlds` | every small program of a family, up to symmetry |
 //!
 //! It knows neither which tests there are nor which bugs are planted. The model checkers' builds, and those with
@@ -45,6 +46,8 @@ pub mod flight;
 pub mod on_cuda;
 #[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod on_sim;
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
+pub mod quiet;
 #[cfg(not(loom))]
 pub mod rig;
 #[cfg(not(any(loom, shuttle, millpond_rig_only)))]

@@ -13,9 +13,9 @@ use millpond::transfer::Part;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DeviceArray, Error, PinnedArray, Shape, Trim};
 use millpond_sim::Sim;
+use millpond_testkit::quiet;
 use proptest::prelude::*;
 use std::ops::Bound;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The device's memory, and what of the host's can be pinned: none of it is ever touched.
 const DEVICE: u64 = GIB;
@@ -123,7 +123,7 @@ fn fixed<const N: usize>(lengths: &[usize]) -> Shape {
 
 /// What a call comes to that panics where a range does not lie in what it names; `None` there.
 fn lies<R>(call: impl FnOnce() -> R) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(call))
+    quiet::catch(call)
         .map_err(|panic| {
             let said = panic.downcast_ref::<String>().map_or("", |said| said);
             assert!(said.contains(" does not lie in 0.."), "another panic: {said:?}");

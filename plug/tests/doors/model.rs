@@ -183,8 +183,8 @@ impl Stats {
         (there != Status::UnknownAllocator).then(|| Stats::of(door))
     }
     pub(crate) fn of(door: u32) -> Stats {
-        let (mut needed, mut text) = (1, Vec::new());
-        // Beside other threads it grows from one call to the next.
+        // Most are shorter, and written at once. Beside other threads it grows from one call to the next.
+        let (mut needed, mut text) = (1 << 14, Vec::new());
         while needed > text.len() {
             text = vec![b'x'; needed];
             let status =

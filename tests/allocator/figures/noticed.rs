@@ -3,9 +3,9 @@
 //! The numbers are those of the report's JSON, so that a new one is among them without being named here: it fails until a model has it.
 
 use millpond::report::Report;
+use millpond_testkit::quiet;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The numbers that were changed: in how many reports by one more and by one less, and how often nobody saw that.
 #[derive(Default)]
@@ -58,7 +58,7 @@ impl Noticed {
                     // It follows from others.
                     continue;
                 }
-                let seen = catch_unwind(AssertUnwindSafe(|| check(&changed))).is_err();
+                let seen = quiet::catch(|| check(&changed)).is_err();
                 let counts = self.0.entry(name.clone()).or_default();
                 let count = if less { &mut counts.less } else { &mut counts.more };
                 *count = (count.0 + 1, count.1 + u64::from(!seen));
