@@ -401,7 +401,8 @@ fn watch(
 }
 
 macro_rules! programs {
-    ($($name:ident: $options:literal, $program:expr;)*) => {$(
+    ($($(#[$long:meta])? $name:ident: $options:literal, $program:expr;)*) => {$(
+        $(#[$long])?
         #[test]
         fn $name() {
             soak(stringify!($name), $options, |door, context| Steady::of(door, ($program)(door, context)));
@@ -423,6 +424,7 @@ programs! {
     frees_by_nobody_knows_whom: "", free_unknown;
     what_is_held_back_is_all_that_grows: "growth=exact", held_back;
     streams_that_come_and_go: "", streams_come_and_go;
+    #[ignore = "takes long: run by .ci/soak"]
     streams_that_come_and_go_and_are_named: "", named_streams_come_and_go;
     threads_that_come_and_go: "", threads_come_and_go;
     pinned_memory: "", pinned;
@@ -439,7 +441,8 @@ fn the_pair_for_pytorch_beside_captures_of_another_device() {
 }
 
 macro_rules! random {
-    ($($name:ident: $seed:literal, $beyond:ident;)*) => {$(
+    ($($(#[$long:meta])? $name:ident: $seed:literal, $beyond:ident;)*) => {$(
+        $(#[$long])?
         #[test]
         fn $name() {
             let options = match Beyond::$beyond {
@@ -453,26 +456,39 @@ macro_rules! random {
 }
 random! {
     random_0: 0, Nothing;
+    #[ignore = "takes long: run by .ci/soak"]
     random_1: 1, Nothing;
+    #[ignore = "takes long: run by .ci/soak"]
     random_2: 2, Nothing;
+    #[ignore = "takes long: run by .ci/soak"]
     random_3: 3, Nothing;
+    #[ignore = "takes long: run by .ci/soak"]
     random_4: 4, Nothing;
+    #[ignore = "takes long: run by .ci/soak"]
     random_5: 5, Nothing;
+    #[ignore = "takes long: run by .ci/soak"]
     random_6: 6, Nothing;
     random_captures_1: 1, Captures;
+    #[ignore = "takes long: run by .ci/soak"]
     random_captures_3: 3, Captures;
     random_threads_that_end_0: 0, ThreadEnds;
     random_turns_0: 0, Turns;
     random_untold_0: 0, Untold;
+    #[ignore = "takes long: run by .ci/soak"]
     random_untold_7: 7, Untold;
     random_trims_0: 0, Tidies;
+    #[ignore = "takes long: run by .ci/soak"]
     random_trims_1: 1, Tidies;
     random_allocators_0: 0, Allocators;
+    #[ignore = "takes long: run by .ci/soak"]
     random_allocators_1: 1, Allocators;
+    #[ignore = "takes long: run by .ci/soak"]
     random_allocators_2: 2, Allocators;
     random_captures_and_threads_that_end_3: 3, CapturesAndThreadEnds;
+    #[ignore = "takes long: run by .ci/soak"]
     random_captures_and_threads_that_end_6: 6, CapturesAndThreadEnds;
     random_captures_and_allocators_0: 0, CapturesAndAllocators;
+    #[ignore = "takes long: run by .ci/soak"]
     random_captures_and_allocators_1: 1, CapturesAndAllocators;
 }
 

@@ -71,12 +71,14 @@ fn are_named(every: u64) {
     }
 }
 
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn what_grows_is_named() {
     are_named(1);
 }
 
 /// Of 10,000 rounds these keep 200 things and 100: less than a quarter of what is pending.
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn what_grows_slowly_is_named() {
     are_named(50);
@@ -84,6 +86,7 @@ fn what_grows_slowly_is_named() {
 }
 
 /// So it does beside threads that run at once, whose highest numbers hang on how they are scheduled.
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn what_grows_beside_threads_at_once_is_named() {
     let seed = 57;
@@ -116,6 +119,7 @@ fn what_does_not_grow_in_each_run_is_no_leak() {
 }
 
 /// What leaps once is no leak in a longer run; what goes on leaking is, however many rounds there are.
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn what_leaps_once_is_no_leak() {
     let run = Run::steady(Pace::AtOnce).of_rounds(10_000);

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// Each program at each pace, and the list of them.
 macro_rules! programs {
-    ($($name:ident: $config:expr;)*) => {
+    ($($(#[$long:meta])? $name:ident: $config:expr;)*) => {
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
         /// Runs one of them by its name.
         pub fn run(name: &str, run: super::run::Run) -> super::run::Soaked {
@@ -36,18 +36,22 @@ macro_rules! programs {
         $(
         mod $name {
             use super::*;
+            $(#[$long])?
             #[test]
             fn at_once() {
                 soak(stringify!($name), Pace::AtOnce, $config, super::$name);
             }
+            $(#[$long])?
             #[test]
             fn behind() {
                 soak(stringify!($name), Pace::Behind, $config, super::$name);
             }
+            $(#[$long])?
             #[test]
             fn late() {
                 soak(stringify!($name), Pace::Late, $config, super::$name);
             }
+            $(#[$long])?
             #[test]
             fn by_a_coin() {
                 soak(stringify!($name), Pace::Coin(7), $config, super::$name);
@@ -103,7 +107,9 @@ programs! {
     freed_by_another_thread: Config::default();
     adopted_streams: Config::default();
     bursts: Config::default();
+    #[ignore = "takes long: run by .ci/soak"]
     a_hundred_streams: a_hundred(Policy::Latency);
+    #[ignore = "takes long: run by .ci/soak"]
     a_hundred_streams_and_a_small_footprint: a_hundred(Policy::Footprint);
 }
 
