@@ -203,7 +203,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Makes the plan of a log.
+    /// Makes the acts of a log.
     pub(super) fn plan(&self, log: &Log) -> Result<Plan, ReplayError> {
         self.check()?;
         let info = log.info();
@@ -251,7 +251,7 @@ impl Workload {
         Ok(plan)
     }
 
-    /// Which streams of the plan stand for each stream of the log, and how many there are in all.
+    /// Which streams stand for each stream of the log, and how many there are in all.
     fn groups(&self, log: &Log) -> (Vec<Option<Runs>>, u16) {
         let mut allocations: Vec<u64> = Vec::new();
         for call in &log.calls {

@@ -251,10 +251,8 @@ impl Rules {
             Op::Use { block, .. } | Op::RecordUse { block, .. } | Op::RecordUseUntil { block, .. } => {
                 self.block(block)?;
             }
-            Op::ShareWith { block, .. } => {
-                if self.block(block)?.pinned {
-                    return Err(Reason::PinnedShare { block });
-                }
+            Op::ShareWith { block, .. } if self.block(block)?.pinned => {
+                return Err(Reason::PinnedShare { block });
             }
             Op::Copy { to, from, bytes, .. } => {
                 let (t, s) = (self.block(to)?, self.block(from)?);

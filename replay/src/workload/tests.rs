@@ -23,7 +23,7 @@ fn plan(workload: &Workload) -> Plan {
 
 #[test]
 fn the_default_is_the_log_itself() {
-    let d = workload(&Workload::default());
+    let d = plan(&Workload::default());
     assert_eq!((d.streams, d.threads, d.uses.len()), (2, 1, 0), "stream 1 is never named");
     assert_eq!(d.acts.len(), log(400).calls.len());
     for (act, call) in d.acts.iter().zip(&log(400).calls) {
@@ -34,7 +34,7 @@ fn the_default_is_the_log_itself() {
 
 #[test]
 fn own_streams_stay_apart_and_share_by_weight() {
-    let d = workload(&Workload { streams: Some(9), ..Workload::default() });
+    let d = plan(&Workload { streams: Some(9), ..Workload::default() });
     let mut used: HashMap<u16, HashSet<u16>> = HashMap::new();
     for (act, call) in d.acts.iter().zip(&log(400).calls) {
         used.entry(call.stream().0).or_default().insert(act.stream);
@@ -47,23 +47,23 @@ fn own_streams_stay_apart_and_share_by_weight() {
 
 #[test]
 fn too_few_streams_are_shared() {
-    let d = workload(&Workload { streams: Some(1), ..Workload::default() });
+    let d = plan(&Workload { streams: Some(1), ..Workload::default() });
     assert_eq!(d.streams, 1);
     assert!(d.acts.iter().all(|a| a.stream == 0));
 }
 
 #[test]
 fn streams_and_threads_come_in_runs() {
-    let d = workload(&Workload { streams: Some(8), threads: Some(4), ..Workload::default() });
+    let d = plan(&Workload { streams: Some(8), threads: Some(4), ..Workload::default() });
     let changes = d.acts.windows(2).filter(|w| w[0].thread != w[1].thread).count();
     assert!(changes > 10 && changes < d.acts.len() / 4, "{changes} of {}", d.acts.len());
     assert_eq!(d.acts.iter().map(|a| a.thread).collect::<HashSet<_>>().len(), 4);
 }
 
 #[test]
-fn the_same_seed_deals_the_same_and_another_does_not() {
+fn the_same_seed_gives_the_same_and_another_does_not() {
     let with = |seed| {
-        format!("{:?}", workload(&Workload { streams: Some(4), uses: 0.3, seed, ..Workload::default() }).acts)
+        format!("{:?}", plan(&Workload { streams: Some(4), uses: 0.3, seed, ..Workload::default() }).acts)
     };
     assert_eq!(with(1), with(1));
     assert_ne!(with(1), with(2));
@@ -72,15 +72,15 @@ fn the_same_seed_deals_the_same_and_another_does_not() {
 #[test]
 fn threads_change_nothing_but_threads() {
     let acts = |threads| {
-        let plan = workload(&Workload { streams: Some(4), threads, uses: 0.3, ..Workload::default() });
+        let plan = plan(&Workload { streams: Some(4), threads, uses: 0.3, ..Workload::default() });
         plan.acts.into_iter().map(|a| format!("{:?}", Act { thread: 0, ..a })).collect::<Vec<_>>()
     };
     assert_eq!(acts(None), acts(Some(7)));
 }
 
 #[test]
-fn a_visit_lies_in_its_blocks_life_on_another_stream() {
-    let d = workload(&Workload { streams: Some(3), uses: 0.5, ..Workload::default() });
+fn a_use_lies_in_its_blocks_life_on_another_stream() {
+    let d = plan(&Workload { streams: Some(3), uses: 0.5, ..Workload::default() });
     assert!(d.uses.len() > 150, "half of 400 blocks, one or two each: {}", d.uses.len());
     let mut home: HashMap<u32, u16> = HashMap::new();
     let mut seen = HashSet::new();
@@ -102,16 +102,16 @@ fn a_visit_lies_in_its_blocks_life_on_another_stream() {
 }
 
 #[test]
-fn one_stream_gets_another_for_its_visits() {
-    let d = workload(&Workload { streams: Some(1), uses: 1.0, ..Workload::default() });
+fn one_stream_gets_another_for_its_uses() {
+    let d = plan(&Workload { streams: Some(1), uses: 1.0, ..Workload::default() });
     assert_eq!(d.streams, 2);
     assert!(d.uses.iter().all(|v| v.stream == 1));
     assert!(d.acts.iter().all(|a| a.stream == 0), "no block lives there");
 }
 
 #[test]
-fn flaws_come_in_all_kinds_and_only_where_they_break_something() {
-    let d = workload(&Workload { streams: Some(3), uses: 1.0, broken: 1.0, ..Workload::default() });
+fn injected_bugs_come_in_all_kinds_and_only_where_they_break_something() {
+    let d = plan(&Workload { streams: Some(3), uses: 1.0, broken: 1.0, ..Workload::default() });
     let kinds: HashSet<_> = d.uses.iter().map(|v| format!("{:?}", v.bug)).collect();
     assert_eq!(kinds.len(), 3, "{kinds:?}");
     for v in &d.uses {
@@ -126,7 +126,7 @@ fn flaws_come_in_all_kinds_and_only_where_they_break_something() {
 #[test]
 fn acts_of_a_slot_are_counted() {
     for racy in [false, true] {
-        let d = workload(&Workload { uses: 0.5, threads: Some(3), racy, ..Workload::default() });
+        let d = plan(&Workload { uses: 0.5, threads: Some(3), racy, ..Workload::default() });
         let mut turns = vec![0; d.slots as usize];
         for act in &d.acts {
             assert_eq!(act.turn, turns[act.slot as usize]);
@@ -145,7 +145,7 @@ fn a_free_on_another_stream_of_the_log_stays_one() {
         Call::free(BlockNo(0), 512, StreamNo(1), ThreadNo(0), 2),
     ];
     let log = Log { name: String::new(), calls, streams: vec![0, 1], threads: vec![0], skipped: 0 };
-    let d = Workload::default().workload(&log).unwrap();
+    let d = Workload::default().plan(&log).unwrap();
     assert!(matches!(d.acts[2].what, What::FreeOn { other: 1 }), "{:?}", d.acts[2]);
     assert_eq!(d.acts[2].stream, 0, "the last read is at home");
 }

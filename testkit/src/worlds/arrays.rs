@@ -582,7 +582,7 @@ impl Family for Arrays {
             }
             w.end()
         });
-        let told = || steps.iter().map(|s| format!("\n  {s:?}")).collect::<String>();
-        outcome.map_err(|wrong| format!("{wrong}\nby this program:{}", told()))
+        let told = || steps.iter().map(|s| format!("  {s:?}")).collect::<Vec<_>>().join("\n");
+        outcome.map_err(|wrong| format!("{wrong}\nby this program:\n{}", told()))
     }
 }

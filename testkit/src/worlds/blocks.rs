@@ -87,7 +87,7 @@ impl Shape {
     }
 
     /// A recorded use of a block by the stream that is not its home, behind what it conflicts with.
-    fn other(&self, block: BlockNo, life: Life, access: Access) -> Vec<Op> {
+    fn other(block: BlockNo, life: Life, access: Access) -> Vec<Op> {
         let mut ops = Vec::with_capacity(2);
         if !life.written && !life.read || (access == Access::Write && life.home_read) {
             ops.push(wait(1 - life.home, life.home));
@@ -122,7 +122,7 @@ impl Shape {
             if self.open(life.home) {
                 next.push(self.home(b, life));
                 if self.open(1 - life.home) {
-                    next.extend([self.other(b, life, Access::Write), self.other(b, life, Access::Read)]);
+                    next.extend([Shape::other(b, life, Access::Write), Shape::other(b, life, Access::Read)]);
                 }
             }
         }
