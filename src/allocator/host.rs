@@ -92,7 +92,7 @@ pub(crate) fn alloc<D: Driver>(
     let want = Want::new(len, segments);
     let hit = core.host.lock().pool.hit_rare(&want, bytes, false);
     let taken = hit.map_or_else(|| miss(core, want, bytes), Ok)?;
-    let id = core.host.id_of(taken.chunk, taken.generation);
+    let id = core.host.id_of(taken.chunk(), taken.generation());
     core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream: None });
     Ok(PinnedAllocation::new(core, taken.addr, id, bytes))
 }
