@@ -24,7 +24,7 @@ use crate::driver::{Driver, HostKind, Note};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Taken, Want};
 use crate::laws;
-use crate::order::{Completed, Entry, Pending, TimelineId};
+use crate::order::{Completed, Entry, Pending};
 use crate::sync::{Arc, assert_unlocked};
 use crate::units::{AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
@@ -171,7 +171,7 @@ impl<D: Driver> Miss<'_, D> {
             questions = usize::MAX;
             core.deferred_drops.sweep();
             if let Err(e) = core.registry.mark_all(&core.driver) {
-                self.refused(None, e)?;
+                self.one_refused(None, e)?;
             }
         }
         let requested =
@@ -183,23 +183,9 @@ impl<D: Driver> Miss<'_, D> {
         // What was drained before somebody could not be asked serves all the same.
         let taken = self.again(&mut self.pool.lock().pool);
         match (taken, requested) {
-            (None, Err(e)) => self.refused(None, e),
+            (None, Err(e)) => self.one_refused(None, e),
             (taken, _) => Ok(taken),
         }
-    }
-
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered. That one stream captures, or is gone,
-    /// says nothing of memory, and is told beside it.
-    fn refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
-        if error.is_context_lost() {
-            return Err(Error::Driver(error));
-        }
-        if error.is_of_one_stream() {
-            self.pass_over(on, error);
-        } else {
-            self.refusal = Some(error);
-        }
-        Ok(None)
     }
 
     fn grow(&mut self) -> Step {
@@ -239,7 +225,7 @@ impl<D: Driver> Miss<'_, D> {
             }
             Err(e) => {
                 host.lock().backing.unclaim(len);
-                self.refused(None, e)
+                self.one_refused(None, e)
             }
         }
     }
@@ -262,7 +248,7 @@ impl<D: Driver> Miss<'_, D> {
             let done: Result<usize, Error> =
                 wait_for_some(device, waiting, enough, &mut patience, told, |p, e| {
                     // Nobody can wait for what a capturing stream holds, or what no marker could be made for; the others may be done.
-                    self.refused(Some(p.on), e)?;
+                    self.one_refused(Some(p.on), e)?;
                     Ok(None)
                 });
             self.patience = patience;

@@ -181,6 +181,31 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         self.passed_over = Some(why);
     }
 
+    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
+    /// tried. The rung has put everything back.
+    pub(crate) fn refused(&mut self, error: DriverError) -> Step {
+        if error.is_context_lost() {
+            return Err(Error::Driver(error));
+        }
+        if error.kind == DriverErrorKind::Capturing {
+            // It says nothing of memory, and is told beside it.
+            self.pass_over(None, error);
+        } else {
+            self.refusal = Some(error);
+        }
+        Ok(None)
+    }
+
+    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
+    /// others' memory is to be had all the same; that is told if there is none.
+    pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
+        if error.is_of_one_stream() && !error.is_context_lost() {
+            self.pass_over(on, error);
+            return Ok(None);
+        }
+        self.refused(error)
+    }
+
     /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.
     pub(crate) fn transit(&self) -> TransitGuard<'a> {
         self.in_transit.take(self.own)

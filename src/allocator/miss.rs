@@ -28,10 +28,10 @@ use super::pool::{Pool, PoolState};
 use super::registry::QUESTIONS;
 use super::waiting::{Patience, wait_for_some};
 use crate::driver::Driver;
-use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
+use crate::error::{Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
 use crate::laws;
-use crate::order::{Pending, TimelineId};
+use crate::order::Pending;
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
@@ -164,31 +164,6 @@ impl<D: Driver> Miss<'_, D> {
         self.core.registry.run_maintenance(&self.core.driver);
         self.core.deferred_drops.run();
         self.climb()
-    }
-
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
-    /// tried. The rung has put everything back.
-    pub(crate) fn refused(&mut self, error: DriverError) -> Step {
-        if error.is_context_lost() {
-            return Err(Error::Driver(error));
-        }
-        if error.kind == DriverErrorKind::Capturing {
-            // It says nothing of memory, and is told beside it.
-            self.pass_over(None, error);
-        } else {
-            self.refusal = Some(error);
-        }
-        Ok(None)
-    }
-
-    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
-    /// others' memory is to be had all the same; that is told if there is none.
-    pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
-        if error.is_of_one_stream() && !error.is_context_lost() {
-            self.pass_over(on, error);
-            return Ok(None);
-        }
-        self.refused(error)
     }
 
     /// Looks again in the own pool. A large request may take small segments' space before the pool grows; a small one
