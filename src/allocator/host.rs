@@ -9,18 +9,20 @@
 //! learns what is complete, grows, and waits. It never unpins: that waits for the whole device, so only an explicit trim does.
 //! Cached and write-combined memory never share a segment.
 
+use super::backing::Backing;
 use super::core::Core;
+use super::grow::Grows;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::oom_facts::{Holding, in_flight_by_segment};
 use super::pinned::PinnedAllocation;
-use super::pinned::pool::{HostPool, HostState, drain};
+use super::pinned::pool::{HostPool, HostState, drain, kind_of, segments_of};
 use super::pool::{AfterFree, PoolState};
 use super::registry::QUESTIONS;
 use super::registry::uses::{note_pending, release_open};
 use super::trim::Trimmed;
 use super::undo::Undo;
 use super::waiting::{Patience, wait_for_some};
-use crate::driver::{Driver, HostKind, Note};
+use crate::driver::{Driver, DriverResult, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Taken, Want};
 use crate::laws;
@@ -85,11 +87,7 @@ pub(crate) fn alloc<D: Driver>(
     let Some(len) = Granules::holding(bytes) else {
         return Err(Error::TooLarge { requested: bytes, max: Granules::MAX.bytes() });
     };
-    let segments = match kind {
-        HostKind::Cached => Kind::CACHED,
-        HostKind::WriteCombined => Kind::WRITE_COMBINED,
-    };
-    let want = Want::new(len, segments);
+    let want = Want::new(len, segments_of(kind));
     let hit = core.host.lock().pool.hit_rare(&want, bytes, false);
     let taken = hit.map_or_else(|| miss(core, want, bytes), Ok)?;
     let id = core.host.id_of(taken.chunk(), taken.generation());
@@ -194,40 +192,13 @@ impl<D: Driver> Miss<'_, D> {
         let mut sizes = vec![rounded.max(SEGMENT), rounded, least];
         sizes.dedup();
         for len in sizes.into_iter().filter_map(Granules::exactly) {
-            if let Some(taken) = self.grow_by(len)? {
-                return Ok(Some(taken));
+            match self.grow_by(len, u64::MAX) {
+                Ok(None) => {}
+                Ok(taken) => return Ok(taken),
+                Err(e) => _ = self.one_refused(None, e)?,
             }
         }
         Ok(None)
-    }
-
-    fn grow_by(&mut self, len: Granules) -> Step {
-        let (host, driver) = (self.pool, &self.core.driver);
-        let kind = if self.want.kind == Kind::CACHED { HostKind::Cached } else { HostKind::WriteCombined };
-        let _transit = {
-            let mut state = host.lock();
-            if !state.backing.claim(len, u64::MAX) {
-                return Ok(None);
-            }
-            self.transit()
-        };
-        assert_unlocked("host memory is pinned");
-        let unclaim = Undo::new(|| host.lock().backing.unclaim(len));
-        let pinned = self.core.registry.watch(driver.relaxed(|| driver.pin(len.bytes(), kind)));
-        unclaim.forget();
-        match pinned {
-            Ok(range) => {
-                let (base, state) = (range.addr(), &mut *host.lock());
-                let id = state.backing.add(range, len.bytes());
-                state.enter(id, base, len, self.want.kind);
-                let taken = self.again(&mut state.pool);
-                Ok(Some(taken.expect("a new segment holds the request")))
-            }
-            Err(e) => {
-                host.lock().backing.unclaim(len);
-                self.one_refused(None, e)
-            }
-        }
     }
 
     /// Waits until something that was in flight fits, as long as there is patience.
@@ -265,6 +236,25 @@ impl<D: Driver> Miss<'_, D> {
             }
             enough *= 2;
         }
+    }
+}
+
+impl<D: Driver> Grows<D> for HostPool<D> {
+    type Segment = OwnedHost<D>;
+
+    fn backing<R>(&self, _: &Core<D>, of: impl FnOnce(&mut Backing<OwnedHost<D>>) -> R) -> R {
+        of(&mut self.lock().backing)
+    }
+
+    fn acquire(driver: &D, len: Granules, kind: Kind) -> DriverResult<OwnedHost<D>> {
+        driver.pin(len.bytes(), kind_of(kind))
+    }
+
+    fn bring(request: &Miss<'_, D>, segment: OwnedHost<D>, len: Granules) -> Taken {
+        let (base, state) = (segment.addr(), &mut *request.pool.lock());
+        let id = state.backing.add(segment, len.bytes());
+        state.enter(id, base, len, request.want.kind);
+        request.again(&mut state.pool).expect("a new segment holds the request")
     }
 }
 

@@ -89,8 +89,8 @@ use segment::Segments;
 use snapshot::Totals;
 use std::collections::BTreeMap;
 
-/// Which requests a segment serves. On a device small ones live apart, so that long-lived small chunks do not pin large ranges. A heap of
-/// pinned memory separates two other kinds, which have names of their own, [`Kind::CACHED`] and [`Kind::WRITE_COMBINED`].
+/// Which requests a segment serves: a heap keeps two kinds of them apart. On a device small ones live apart, so that long-lived small chunks do
+/// not pin large ranges; a pool of pinned memory has names of its own for the two kinds that it separates.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
     /// Small requests.
@@ -100,10 +100,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Pinned memory that the CPU writes past its caches.
-    pub const WRITE_COMBINED: Kind = Kind::Small;
-    /// Pinned memory that the CPU caches.
-    pub const CACHED: Kind = Kind::Large;
     /// Both, in the order of their bins.
     pub const ALL: [Kind; 2] = [Kind::Small, Kind::Large];
 

@@ -7,7 +7,7 @@ use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
 use crate::allocator::pool::state::{PoolState, Watch, next_pool_number};
 use crate::allocator::registry::Registry;
-use crate::driver::{Driver, OwnedHost};
+use crate::driver::{Driver, HostKind, OwnedHost};
 use crate::heap::{ChunkId, Heap, Kind};
 use crate::laws;
 use crate::order::{Access, Completed, InFlight, PendingSet, TimelineId, Uses};
@@ -17,6 +17,22 @@ use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 
 /// The CPU's timeline, which is none.
 const NOBODY: TimelineId = TimelineId(u32::MAX);
+
+/// The segments of each kind of pinned memory, by the two names that a heap has for those that it keeps apart.
+pub(in super::super) const fn segments_of(kind: HostKind) -> Kind {
+    match kind {
+        HostKind::Cached => Kind::Large,
+        HostKind::WriteCombined => Kind::Small,
+    }
+}
+
+/// What segments of this name are.
+pub(in super::super) const fn kind_of(segments: Kind) -> HostKind {
+    match segments {
+        Kind::Large => HostKind::Cached,
+        Kind::Small => HostKind::WriteCombined,
+    }
+}
 
 /// An allocator's pinned memory.
 pub(crate) struct HostPool<D: Driver> {
