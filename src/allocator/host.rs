@@ -21,7 +21,6 @@ use super::registry::QUESTIONS;
 use super::registry::uses::{note_pending, release_open};
 use super::trim::Trimmed;
 use super::undo::Undo;
-use super::waiting::{Patience, wait_for_some};
 use crate::driver::{Driver, DriverResult, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Taken, Want};
@@ -30,7 +29,6 @@ use crate::order::{Completed, Entry, Pending};
 use crate::sync::{Arc, assert_unlocked};
 use crate::units::{AllocationId, Epoch, Granules, SegmentId};
 use core::cell::Cell;
-use core::time::Duration;
 use hashbrown::HashMap;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
@@ -209,21 +207,8 @@ impl<D: Driver> Miss<'_, D> {
             let mut waiting: Vec<Pending> = core.host.lock().pool.in_flight.oldest().collect();
             // Kept sources are pinned memory, most of them.
             waiting.extend(core.deferred_drops.oldest());
-            waiting.sort_unstable();
-            waiting.dedup();
-            let waitable = core.registry.waitable(&core.driver);
-            waiting.retain(|&p| waitable.by_host(p));
             let told = |_| core.host.lock().pool.counters.host_waits += 1;
-            let device = (&*core.registry, &core.driver);
-            let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
-            let done: Result<usize, Error> =
-                wait_for_some(device, waiting, enough, &mut patience, told, |p, e| {
-                    // Nobody can wait for what a capturing stream holds, or what no marker could be made for; the others may be done.
-                    self.one_refused(Some(p.on), e)?;
-                    Ok(None)
-                });
-            self.patience = patience;
-            let done = done?;
+            let done = self.wait_for(waiting, enough, told, |_| None)?;
             let dropped = core.deferred_drops.drop_all_known();
             let state = &mut core.host.lock().pool;
             let drained = drain(state, &core.registry.seen()) | dropped;
