@@ -15,19 +15,20 @@ use super::grow::Grows;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::oom_facts::{Holding, in_flight_by_segment};
 use super::pinned::PinnedAllocation;
-use super::pinned::pool::{HostPool, HostState, drain, kind_of, segments_of};
+use super::pinned::pool::{HostPool, HostState, kind_of, segments_of};
+use super::pool::store::Store;
 use super::pool::{AfterFree, PoolState};
 use super::registry::QUESTIONS;
-use super::registry::uses::{note_pending, release_open};
+use super::registry::uses::release_open;
 use super::trim::Trimmed;
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Taken, Want};
-use crate::laws;
-use crate::order::{Completed, Entry, Pending};
+use crate::laws::steps;
+use crate::order::Pending;
 use crate::sync::{Arc, assert_unlocked};
-use crate::units::{AllocationId, Epoch, Granules, SegmentId};
+use crate::units::{AllocationId, Granules, SegmentId};
 use core::cell::Cell;
 use hashbrown::HashMap;
 
@@ -39,34 +40,18 @@ const MULTIPLE: u64 = 2 << 20;
 impl<D: Driver> HostPool<D> {
     /// An allocation's bytes come back: at once if every use is complete, else when they are.
     pub(crate) fn free(&self, core: &Core<D>, id: AllocationId) {
-        let (chunk, generation) = (ChunkId::from_index(id.chunk), id.generation);
+        let which = (ChunkId::from_index(id.chunk), id.generation);
         let mut guard = self.lock();
-        let state = &mut guard.pool;
-        let (view, uses) = state.end_uses(chunk, generation);
-        let (pending, complete) = {
-            let seen = core.registry.seen();
-            let pending = uses
-                .at_free(None, |on| seen.timeline(on).map_or(Epoch::COMPLETE, |timeline| timeline.stamp()));
-            let complete = laws::pinned_is_free(pending.iter().all(|&p| seen.is_complete(p)));
-            (pending, complete)
-        };
-        if complete {
-            state.heap.give(chunk, generation, Epoch::COMPLETE);
-        } else {
-            state.heap.hold(chunk, generation, Epoch::COMPLETE);
-            state.counters.in_flight_frees += 1;
-            for p in &pending {
-                note_pending(&core.registry, *p, view.len.bytes(), false);
-            }
-            let (len, home) = (view.len, Epoch::COMPLETE);
-            state.in_flight.insert(Entry { chunk: chunk.index(), generation, len, uses: pending, home });
-            if state.in_flight.is_crowded() {
-                drain(state, &core.registry.seen());
-            }
-        }
-        let after = state.after_free();
-        drop(guard);
-        release_open(&core.registry, &uses);
+        let (view, uses) = guard.pool.end_uses(which.0, which.1);
+        let after = steps::seal_then_release(
+            || {
+                let mut guard = guard;
+                let state = &mut guard.pool;
+                self.free_behind(&core.registry, state, which, (&view, &uses), false);
+                state.after_free()
+            },
+            || release_open(&core.registry, &uses),
+        );
         if after == AfterFree::Orphaned {
             core.pinned_done();
         }
@@ -173,7 +158,7 @@ impl<D: Driver> Miss<'_, D> {
         let requested =
             core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
                 let state = &mut core.host.lock().pool;
-                drain(state, &core.registry.seen());
+                core.host.drain_in_flight(&core.registry, state);
                 state.in_flight.oldest().collect()
             });
         // What was drained before somebody could not be asked serves all the same.
@@ -211,7 +196,7 @@ impl<D: Driver> Miss<'_, D> {
             let done = self.wait_for(waiting, enough, told, |_| None)?;
             let dropped = core.deferred_drops.drop_all_known();
             let state = &mut core.host.lock().pool;
-            let drained = drain(state, &core.registry.seen()) | dropped;
+            let drained = core.host.drain_in_flight(&core.registry, state) | dropped;
             *progress |= drained;
             if drained && let Some(taken) = self.again(state) {
                 return Ok(Some(taken));
@@ -250,7 +235,7 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let mut idle = Vec::new();
     let _transit = {
         let HostState { pool, backing } = &mut *core.host.lock();
-        drain(pool, &core.registry.seen());
+        core.host.drain_in_flight(&core.registry, pool);
         let wholly: Vec<(SegmentId, Granules, Kind)> =
             pool.heap.segments().filter(|s| s.free == s.len).map(|s| (s.id, s.len, s.kind)).collect();
         for (id, len, kind) in wholly {
